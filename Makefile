@@ -1,0 +1,61 @@
+# Five words: test, lint, bench, demo, fuzz. Each makes what it needs; Python 3.11+ must be there.
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+N ?= 1000
+# `make bench ARGS="--quick"`, `make test ARGS="tests/ir -k verify"`, ...
+ARGS ?=
+
+VENV := .venv
+BENCH := .bench-venv
+PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
+STAMP := $(VENV)/.installed
+BENCH_STAMP := $(BENCH)/.installed
+PEERS := numba taichi quadrants warp-lang
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint bench demo fuzz
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make test          run the tests             (ARGS="tests/ir -k verify" for some of them)'
+	@echo 'make lint          ruff and pyright'
+	@echo 'make demo          the two examples on real input, checked and timed; writes out/'
+	@echo 'make bench         tables beside PyTorch, Numba, Taichi, Quadrants, Warp (ARGS=--quick)'
+	@echo 'make fuzz N=5000   N random kernels against the undecorated Python'
+
+test: $(STAMP)
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
+
+demo: $(STAMP)
+	$(VENV)/bin/python -m examples.demo $(ARGS)
+
+fuzz: $(STAMP)
+	WEFT_FUZZ_EXAMPLES=$(N) $(VENV)/bin/python -m pytest -m fuzz -q $(ARGS)
+
+bench: $(BENCH_STAMP)
+	$(BENCH)/bin/python -m benchmarks $(ARGS)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n '$(PYTHON)' || { echo 'weft needs Python 3.11 or newer on the PATH' >&2; exit 1; }
+	@echo 'setting up $(VENV) (once)'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[cli,demo,plot,test,lint]'
+	@touch $@
+
+# Each peer is installed by itself: one that has no wheel for this Python must not stop the others.
+$(BENCH_STAMP): pyproject.toml constraints.txt
+	@test -n '$(PYTHON)' || { echo 'weft needs Python 3.11 or newer on the PATH' >&2; exit 1; }
+	@echo 'setting up $(BENCH) with the peers (once)'
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install $(PIP_FLAGS) --editable '.[cli]'
+	@for peer in $(PEERS); do \
+		$(BENCH)/bin/python -m pip install $(PIP_FLAGS) $$peer \
+			|| echo "$$peer cannot be installed here: its rows will say so"; \
+	done
+	@touch $@

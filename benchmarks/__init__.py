@@ -1,0 +1,1 @@
+"""weft beside its peers: ``make bench``, or ``python -m benchmarks [--quick] [subject ...]``."""

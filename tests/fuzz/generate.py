@@ -1,0 +1,231 @@
+"""Random well-typed kernels, as Python source.
+
+The text of a kernel is drawn from a ``random.Random``, so hypothesis can shrink what it draws. Every
+kernel is free of races and in range by construction. Branches and trip counts depend on integers and on
+elements as they were loaded, never on computed floats: rounding must not decide which way a kernel goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+FLOAT_DTYPES = ("f32", "f64", "f16", "bf16")
+INT_DTYPES = ("i32", "i64", "i16", "i8", "u8")
+
+
+@dataclass
+class Kernel:
+    """A kernel's source and what to call it with."""
+
+    text: str
+    rank: int
+    dtypes: dict[str, str]  # of the tensors x, y (read), m (an integer tensor, read) and out
+    histogram: bool
+    reduces: bool
+
+
+@dataclass
+class Generator:
+    random: Random
+    rank: int = 1
+    dtypes: dict[str, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    floats: list[str] = field(default_factory=list)
+    ints: list[str] = field(default_factory=list)
+    frozen: list[str] = field(default_factory=list)  # loop indices: read, never assigned
+    loops: int = 0
+    breakable: int = 0
+    fresh: int = 0
+
+    # --- expressions ------------------------------------------------------------------------------
+    def pick(self, *choices: str) -> str:
+        return self.random.choice(choices)
+
+    def place(self) -> str:
+        return ", ".join("ij"[: self.rank])
+
+    def int_expression(self, depth: int = 0) -> str:
+        """A Python or 32/64-bit integer that stays small."""
+        if depth > 2 or self.random.random() < 0.3:
+            leaves = [*self.ints, *self.frozen, *"ij"[: self.rank], str(self.random.randint(0, 9)), "n"]
+            return self.random.choice(leaves)
+        a, b = self.int_expression(depth + 1), self.int_expression(depth + 1)
+        kind = self.random.randrange(11)
+        if kind < 3:
+            return f"({a} {self.pick('+', '-', '*')} {b}) % {self.random.randint(2, 23)}"
+        if kind == 3:
+            return f"{a} // {self.random.choice([-3, 2, 3, 4, 7])}" if depth else f"({a}) // 3"
+        if kind == 4:
+            return f"{self.pick('min', 'max')}({a}, {b})"
+        if kind == 5:
+            return f"abs({a} - {b})"
+        if kind == 6:
+            return f"({a} if {self.condition(depth + 1)} else {b})"
+        if kind == 7:
+            return f"int({self.loaded()} * 4) % 11"
+        if kind == 8:
+            return f"(({a}) {self.pick('&', '|', '^')} {self.random.randint(0, 15)}) % 19"
+        if kind == 9:
+            return f"int(m[{self.place()}]) % {self.random.randint(2, 9)}"
+        return f"({a} - {b})"
+
+    def condition(self, depth: int = 0) -> str:
+        compare = self.pick("<", "<=", ">", ">=", "==", "!=")
+        kind = self.random.randrange(6)
+        if kind == 0 and depth < 2:
+            return f"({self.condition(depth + 1)} {self.pick('and', 'or')} {self.condition(depth + 1)})"
+        if kind == 1 and depth < 2:
+            return f"(not {self.condition(depth + 1)})"
+        if kind == 2:
+            return f"({self.loaded()} {compare} {self.random.choice([-0.5, 0.25, 1.0])})"
+        if kind == 3:
+            return f"({self.int_expression(2)} < {self.int_expression(2)} <= {self.random.randint(3, 12)})"
+        return f"({self.int_expression(2)} {compare} {self.int_expression(2)})"
+
+    def loaded(self) -> str:
+        """An element of x or y as a float that is the same everywhere."""
+        return f"float({self.pick('x', 'y')}[{self.place()}])"
+
+    def float_expression(self, depth: int = 0) -> str:
+        if depth > 2 or self.random.random() < 0.25:
+            leaves = [*self.floats, f"x[{self.place()}]", f"y[{self.place()}]", "a"]
+            leaf = self.random.choice([*leaves, str(self.random.choice([0.5, -1.25, 2.0, 0.1]))])
+            return f"weft.f32({leaf})" if "[" in leaf and self.dtypes[leaf[0]] in ("f16", "bf16") else leaf
+        a, b = self.float_expression(depth + 1), self.float_expression(depth + 1)
+        kind = self.random.randrange(10)
+        if kind < 4:
+            return f"({a} {self.pick('+', '-', '*')} {b})"
+        if kind == 4:
+            return f"({a} / (abs({b}) + 1.0))"
+        if kind == 5:
+            return f"{self.pick('min', 'max')}({a}, {b})"
+        if kind == 6:
+            return f"weft.math.{self.pick('sin', 'tanh', 'cos')}({a})"
+        if kind == 7:
+            return f"weft.math.sqrt(abs({a}))"
+        if kind == 8:
+            return f"({a} if {self.condition(depth + 1)} else {b})"
+        return f"({a} * {self.int_expression(2)})"
+
+    # --- statements -------------------------------------------------------------------------------
+    def emit(self, indent: int, line: str) -> None:
+        self.lines.append("    " * indent + line)
+
+    def statement(self, indent: int, depth: int) -> None:
+        kind = self.random.randrange(12 if depth < 3 else 6)
+        if kind <= 1:
+            name = self.random.choice(self.floats)
+            if self.random.random() < 0.5:
+                self.emit(indent, f"{name} {self.pick('+=', '-=')} {self.float_expression(1)}")
+            else:
+                self.emit(indent, f"{name} = 0.5 * {self.float_expression()}")
+        elif kind <= 3:
+            name = self.random.choice(self.ints)
+            if self.random.random() < 0.4:
+                self.emit(indent, f"{name} {self.pick('+=', '-=')} ({self.int_expression(1)}) % 7")
+            else:
+                self.emit(indent, f"{name} = ({self.int_expression()}) % 101")
+        elif kind == 4:
+            f, k = self.random.choice(self.floats), self.random.choice(self.ints)
+            self.emit(indent, f"{f}, {k} = 0.25 * {f}, ({k} + {self.int_expression(2)}) % 13")
+        elif kind == 5:
+            self.emit(indent, f"out[{self.place()}] {self.pick('=', '+=')} {self.float_expression(1)}")
+        elif kind <= 7:
+            self.branch(indent, depth)
+        elif kind <= 9:
+            self.for_loop(indent, depth)
+        elif kind == 10:
+            self.while_loop(indent, depth)
+        elif self.breakable and self.random.random() < 0.8:
+            self.emit(indent, f"if {self.condition()}:")
+            self.emit(indent + 1, self.pick("break", "continue"))
+        else:
+            self.emit(indent, f"if {self.condition()}:")
+            self.emit(indent + 1, f"{self.random.choice(self.floats)} = {self.float_expression(1)}")
+
+    def body(self, indent: int, depth: int) -> None:
+        for _ in range(self.random.randint(1, 3)):
+            self.statement(indent, depth)
+
+    def branch(self, indent: int, depth: int) -> None:
+        self.emit(indent, f"if {self.condition()}:")
+        self.body(indent + 1, depth + 1)
+        if self.random.random() < 0.3:
+            self.emit(indent, f"elif {self.condition()}:")
+            self.body(indent + 1, depth + 1)
+        if self.random.random() < 0.5:
+            self.emit(indent, "else:")
+            self.body(indent + 1, depth + 1)
+
+    def for_loop(self, indent: int, depth: int) -> None:
+        self.fresh += 1
+        name = f"k{self.fresh}"
+        top = self.int_expression(2)
+        form = self.random.randrange(4)
+        if form == 0:
+            span = f"abs({top}) % 5"
+        elif form == 1:
+            span = f"{self.random.randint(-1, 2)}, abs({top}) % 6"
+        elif form == 2:
+            span = f"abs({top}) % 7, -2, -{self.random.randint(1, 3)}"
+        else:
+            span = f"0, {self.random.randint(0, 8)}, {self.random.randint(1, 3)}"
+        self.emit(indent, f"for {name} in range({span}):")
+        self.frozen.append(name)
+        self.breakable += 1
+        self.body(indent + 1, depth + 1)
+        self.breakable -= 1
+        self.frozen.pop()
+
+    def while_loop(self, indent: int, depth: int) -> None:
+        self.fresh += 1
+        name = f"w{self.fresh}"
+        self.emit(indent, f"{name} = abs({self.int_expression(2)}) % 6")
+        self.emit(indent, f"while {name} > 0{' and ' + self.condition() if self.random.random() < 0.3 else ''}:")
+        self.emit(indent + 1, f"{name} -= 1")
+        self.frozen.append(name)
+        self.breakable += 1
+        self.body(indent + 1, depth + 1)
+        self.breakable -= 1
+        self.frozen.pop()
+
+
+def kernel(random: Random) -> Kernel:
+    """Draws one kernel; it is called ``kernel(x, y, m, out, h, n, a)``."""
+    g = Generator(random)
+    g.rank = random.choice((1, 1, 2))
+    for name in ("x", "y"):
+        g.dtypes[name] = random.choice(FLOAT_DTYPES if random.random() < 0.75 else INT_DTYPES)
+    g.dtypes["m"] = random.choice(INT_DTYPES)
+    g.dtypes["out"] = random.choice(("f32", "f64"))
+    histogram, reduces = random.random() < 0.3, random.random() < 0.3
+    g.emit(0, "def kernel(x, y, m, out, h, n, a):")
+    if reduces:
+        g.emit(1, random.choice(("total = 0", "total = 0.0", "total = 1.5")))
+    form = random.randrange(3)
+    place = g.place()
+    if form == 0:
+        g.emit(1, f"for {place} in out:" if g.rank > 1 else "for i in out:")
+    else:
+        extents = ", ".join(f"out.shape[{k}]" for k in range(g.rank))
+        g.emit(1, f"for {place} in weft.ndrange({extents}):")
+    g.floats = ["f0", "f1"]
+    g.ints = ["c0", "c1"]
+    g.emit(2, f"f0 = {random.choice(['0', '0.0', 'a'])}")
+    g.emit(2, f"f1 = weft.f32(x[{place}])" if g.dtypes["x"] in ("f16", "bf16") else f"f1 = x[{place}] * 1.0")
+    g.emit(2, "c0 = 1")
+    g.emit(2, f"c1 = {random.choice(['i', 'n', 'i * 2 + 1', '-3'])}")
+    if random.random() < 0.2:
+        g.emit(2, f"if {g.condition()}:")
+        g.emit(3, "continue")
+    for _ in range(random.randint(1, 4)):
+        g.statement(2, 0)
+    g.emit(2, f"out[{place}] {random.choice(('=', '+='))} f0 + f1 * c0 - c1")
+    if histogram:
+        g.emit(2, f"h[({g.int_expression()}) % 5] += {random.choice(('1', 'c0 % 3', '2'))}")
+    if reduces:
+        g.emit(2, random.choice(("total += f1", "total = max(total, f0 + f1)", "total -= 0.5 * f0",
+                                 "total = total + (f0 if c0 > 2 else f1)")))  # fmt: skip
+        g.emit(1, "return total")
+    return Kernel("\n".join(g.lines) + "\n", g.rank, g.dtypes, histogram, reduces)

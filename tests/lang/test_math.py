@@ -1,0 +1,173 @@
+"""Scalar functions, dtypes, loops, atomics, arrays and the table of names."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from weft.errors import KernelTypeError, KernelValueError
+from weft.lang import atomics, dtypes, field, loops, markers, names, types
+from weft.lang import math as wm
+from weft.lang.vectors import Vector
+
+random = np.random.default_rng()
+SAME = ["sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "atanh", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "erf", "erfc", "floor", "ceil", "round", "trunc", "abs", "sign", "isnan", "isinf", "sigmoid"]
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_functions_match_torch(name):
+    x = random.uniform(0.05, 0.95)
+    function, reference = getattr(wm, name), getattr(torch, name)
+    expected = reference(torch.tensor(x, dtype=torch.float64))
+    assert function(x) == expected.item()
+    half = torch.tensor(x, dtype=torch.float16)
+    assert function(half).dtype == reference(half).dtype
+    assert function(Vector([x, -x]))[1] == pytest.approx(
+        reference(torch.tensor(-x, dtype=torch.float64)).item(), nan_ok=True
+    )
+
+
+def test_functions_of_several_arguments():
+    a, b, t = random.uniform(0.1, 2.0, size=3)
+    assert wm.atan2(a, b) == pytest.approx(math.atan2(a, b))
+    assert wm.mod(-a, b) == pytest.approx(-a % b)
+    assert wm.fmod(-a, b) == pytest.approx(math.fmod(-a, b))
+    assert wm.mix(a, b, t) == pytest.approx(a + (b - a) * t)
+    assert wm.fract(-a) == pytest.approx(-a - math.floor(-a))
+    assert wm.step(1.0, a) == float(a >= 1.0)
+    assert wm.clamp(a, 0.5, 0.75) == min(max(a, 0.5), 0.75)
+    assert wm.smoothstep(0.0, 2.0, a) == pytest.approx((a / 2) ** 2 * (3 - a))
+    assert wm.fma(dtypes.f32(a), b, t).dtype == torch.float32
+    assert wm.cbrt(-27.0) == pytest.approx(-3.0)
+    assert wm.max(1, 2.5, dtypes.f32(2)).dtype == torch.float32
+    assert math.isnan(wm.max(math.nan, 1.0)) and math.isnan(wm.sqrt(-1.0))
+    assert wm.select(dtypes.i32(3) > 2, 1, dtypes.f32(2)).item() == 1.0
+    assert wm.pow(2, 10) == 1024 and wm.floor(3) == 3 and isinstance(wm.floor(2.5), float)
+    assert (wm.bit_count(-1), wm.bit_count(dtypes.u8(255)).item()) == (64, 8)
+
+
+def test_casts_are_values_of_a_definite_dtype():
+    assert dtypes.i32(-2.7).item() == -2 and dtypes.i8(300).item() == 44
+    assert (dtypes.f16(1) * 2.0).dtype == torch.float16
+    s = dtypes.f32(1.5)
+    t = s
+    s += 1
+    assert (s.item(), t.item()) == (2.5, 1.5)
+    assert (divmod(s, 2)[0].item(), round(s), math.floor(s), int(s)) == (1.0, 2, 2, 2)
+    x = torch.zeros(2)
+    y = dtypes.f32(x[0])
+    y.add_(1)
+    assert x[0] == 0
+    for t in dtypes.DTYPES.values():
+        assert dtypes.from_torch(t.torch) is t and t(1).dtype == t.torch
+    assert dtypes.from_numpy(np.float32) is dtypes.f32
+    with pytest.raises(KernelTypeError) as error:
+        dtypes.f32(torch.zeros(2))
+    assert str(error.value) == (
+        "weft.f32(...) casts a scalar, this tensor has shape (2,)\n"
+        "help: write x.to(torch.float32) for a whole tensor"
+    )
+
+
+def test_loops():
+    assert list(loops.ndrange(3)) == [0, 1, 2]
+    assert list(loops.ndrange((1, 3), 2)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert loops.ndrange((1, 3), 2).shape == (2, 2) and len(loops.ndrange(2, 0)) == 0
+    assert [tuple(i) for i in loops.grouped(torch.zeros(2, 1))] == [(0, 0), (1, 0)]
+    assert list(loops.serial(range(2))) == [0, 1]
+    assert loops.static(range(2)) == (0, 1) and loops.static(True) is True
+    assert loops.loop_config(block_dim=64).block_dim == 64
+    with pytest.raises(KernelTypeError) as error:
+        loops.ndrange(2.5)
+    assert str(error.value) == (
+        "ndrange() takes ints and (begin, end) pairs, not 2.5\nhelp: write weft.ndrange(n, (1, m))"
+    )
+
+
+@pytest.mark.parametrize("make", [torch.clone, lambda x: x.as_subclass(field.Array)])
+def test_atomics_write_the_element_and_give_the_one_before(make):
+    x = make(torch.tensor([5, 5, 5, 5, 6, 6, 6, 6]))
+    before = [
+        atomics.atomic_add(x[0], 2), atomics.atomic_sub(x[1], 2), atomics.atomic_min(x[2], 1),
+        atomics.atomic_max(x[3], 9), atomics.atomic_and_(x[4], 3), atomics.atomic_or_(x[5], 9),
+        atomics.atomic_xor(x[6], 1), atomics.atomic_exchange(x[7], 0),
+    ]  # fmt: skip
+    assert [int(b) for b in before] == [5, 5, 5, 5, 6, 6, 6, 6]
+    assert x.tolist() == [7, 3, 1, 9, 2, 15, 7, 0]
+    assert atomics.atomic_cas(x[0], 7, 1) == 7 and atomics.atomic_cas(x[1], 7, 1) == 3
+    assert x.tolist()[:2] == [1, 3]
+    with pytest.raises(KernelTypeError) as error:
+        atomics.atomic_add(x[0] + 1 if type(x) is field.Array else 1.0, 2)
+    assert str(error.value) == (
+        "atomic_add() updates an element of a tensor, not a value\n"
+        "help: write weft.atomic_add(x[i], v)"
+    )
+
+
+def test_elements_of_local_arrays_are_values():
+    a = field.zeros((2, 3), dtypes.f64)
+    s = a[0, 1]
+    s += 1
+    a[1, 2] += 4
+    a[0][0] += 2
+    assert a.tolist() == [[2, 0, 0], [0, 0, 4]] and a.dtype == torch.float64
+
+
+def test_fields():
+    values = random.normal(size=(2, 3)).astype(np.float32)
+    x = field.field(dtypes.f32, (2, 3))
+    x.from_numpy(values)
+    np.testing.assert_array_equal(x.to_numpy(), values)
+    assert type(x.to_torch()) is torch.Tensor and list(x)[1] == (0, 1)
+    x.fill(3)
+    assert x.sum() == 18
+    count = field.field(int)
+    count[None] += 2
+    assert count[None] == 2 and count.dtype == torch.int32
+    v = Vector.field(2, dtypes.f32, 3)
+    v[1] = Vector([1, 2])
+    v[1, 0] += 1
+    assert v[1].to_list() == [2, 2] and v.shape == (3, 2)
+    with pytest.raises(KernelTypeError) as error:
+        v[1].x = 3
+    assert str(error.value) == (
+        "`x[i]` of a field of vectors is a copy: setting its elements would not reach the field\n"
+        "help: write x[i, k] = value, or x[i] = vector; Vector(x[i]) makes a copy that can be set"
+    )
+    with pytest.raises(KernelValueError) as error:
+        x.from_numpy(values.T)
+    assert str(error.value) == "this field has shape (2, 3), the values have (3, 2)"
+    grown = field.field(dtypes.f32, 2, needs_grad=True)
+    grown[0] = 2.0
+    (grown[0] * 3).backward()
+    assert grown.grad.tolist() == [3, 0]
+
+
+def test_init_sets_defaults_only(monkeypatch):
+    monkeypatch.setattr(field, "DEFAULTS", field.Defaults())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        field.init(arch=field.gpu, default_fp=dtypes.f64, debug=True)
+    assert field.field(float, 2, device="cpu").dtype == torch.float64
+    field.sync()
+
+
+def test_annotations_and_markers():
+    assert types.is_template(types.template) and types.is_template(types.template())
+    assert types.ndarray(dtype=wm.vec3, ndim=2).rank == 3
+    assert types.vector(3, dtypes.f64)(1, 2, 3)[0].dtype == torch.float64
+    assert markers.is_func(markers.func(lambda: 0)) and not markers.is_func(test_loops)
+
+
+def test_every_canonical_name_has_an_object_and_no_object_an_unknown_name():
+    assert set(names.BUILTINS.values()) == names.CANONICAL
+    for value, name in [
+        (math.sin, "sin"), (torch.sin, "sin"), (wm.sin, "sin"), (min, "min"), (wm.min, "minimum"),
+        (torch.maximum, "maximum"), (math.floor, "floor_int"), (wm.floor, "floor"),
+        (round, "round_int"), (loops.ndrange, "ndrange"), (range, "range"), (Vector, "Vector"),
+        (Vector.zero, "Vector.zero"), (torch.where, "select"), (int, "int"),
+        (atomics.atomic_or_, "atomic_or"), (field.zeros, "zeros"), ([], None), (object(), None),
+    ]:  # fmt: skip
+        assert names.canonical(value) == name

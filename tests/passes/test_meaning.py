@@ -1,0 +1,45 @@
+"""Every pass, and the pipeline, keeps the meaning of random functions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.passes.generate import outcome, random_function
+from weft.ir.text import print_function, same
+from weft.ir.verify import verify
+from weft.passes.run import PIPELINE, run
+
+SEEDS = st.integers(0, 2**32 - 1)
+PASSES = list(dict.fromkeys(PIPELINE))
+
+
+@pytest.mark.parametrize("step", [*PASSES, PIPELINE], ids=lambda p: getattr(p, "__name__", "all"))
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, alias=st.booleans())
+def test_meaning_is_kept(step, seed, alias):
+    function = random_function(seed)
+    verify(function)
+    before = print_function(function)
+    better = run(function, step if isinstance(step, list) else [step], verify=True)
+    assert outcome(better, seed, alias) == outcome(function, seed, alias)
+    assert print_function(function) == before, "the pass changed the function that it was given"
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS)
+def test_meaning_is_kept_without_aliasing(seed):
+    function = random_function(seed)
+    function.attrs["noalias"] = True
+    assert outcome(run(function, PIPELINE, verify=True), seed) == outcome(function, seed)
+
+
+@pytest.mark.parametrize("step", PASSES, ids=lambda p: p.__name__)
+@settings(max_examples=10, deadline=None)
+@given(seed=SEEDS)
+def test_pass_twice_is_pass_once(step, seed):
+    once = step(random_function(seed))
+    if step.__name__ == "simplify":  # what one walk uncovers may be simplified by another
+        return
+    assert same(step(once), once)

@@ -1,0 +1,89 @@
+"""The CPU back end: LLVM IR of a kernel, optimised for this machine, as object code."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+from weft import timing
+from weft.codegen.host import Check
+from weft.codegen.threads import Kernel, Slot, argument_slots
+from weft.ir.core import Function
+
+
+@dataclass(frozen=True, slots=True)
+class CpuCode:
+    """A compiled kernel. ``prints`` holds (parts, kinds of the values) of each weft.print."""
+
+    llvm: str
+    object: bytes
+    symbol: str
+    slots: tuple[Slot, ...]
+    checks: tuple[Check, ...]
+    prints: tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]
+
+
+def compile_cpu(
+    function: Function, *, strict_math: bool = False, noalias: bool = False
+) -> CpuCode:
+    """Machine code of ``function`` for this machine.
+
+    ``strict_math`` turns contraction and reassociation off. ``noalias`` says that no memory written
+    through one argument is accessed through another.
+    """
+    with timing.stage("emit"):
+        generator = Kernel(function, strict_math=strict_math, noalias=noalias)
+        text = generator.emit()
+    with timing.stage("llvm"):
+        code = _to_object(text)
+    return CpuCode(
+        text, code, generator.symbol, argument_slots(function), generator.cpu.check_table,
+        generator.cpu.print_table,
+    )  # fmt: skip
+
+
+def optimized(code: CpuCode) -> str:
+    """The LLVM IR of a kernel after optimisation."""
+    return str(_optimize(code.llvm))
+
+
+def assembly(code: CpuCode) -> str:
+    """The machine code of a kernel, as assembly."""
+    return machine().emit_assembly(_optimize(code.llvm))
+
+
+# -- LLVM's side
+
+
+@functools.cache
+def machine() -> llvm.TargetMachine:
+    """The description of this machine that LLVM works with."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3,
+        reloc="pic", codemodel="small",
+    )  # fmt: skip
+
+
+def host() -> str:
+    """The CPU that code is made for, its name and features: part of a cache's key."""
+    return f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+
+
+def _optimize(text: str) -> llvm.ModuleRef:
+    module = llvm.parse_assembly(text)
+    module.triple = machine().triple
+    module.data_layout = str(machine().target_data)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.slp_vectorization = True
+    builder = llvm.create_pass_builder(machine(), options)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def _to_object(text: str) -> bytes:
+    return machine().emit_object(_optimize(text))

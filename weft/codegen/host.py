@@ -1,0 +1,126 @@
+"""The host CPU as a target of the rule table: vector mathematics, checks and prints."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+from weft.codegen import libraries
+from weft.codegen.emit import Emitter, llvm_type
+from weft.codegen.llvm import scalar, word
+from weft.codegen.vectormath import scalar_name, sleef_name, variants
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.types import ScalarType, f32
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A weft.assert or weft.bounds: record[0] == 1 + its position in ``CpuCode.checks`` says that
+    it failed. ``values`` are the kinds ("int", "float", "bool") of record[1:]."""
+
+    kind: str
+    message: str
+    tensor: str
+    axis: int
+    values: tuple[str, ...]
+    span: tuple[str, int, int, int, int, str, str] | None  # the fields of source.Span
+
+
+@functools.cache
+def features() -> frozenset[str]:
+    return frozenset(name for name, there in llvm.get_host_cpu_features().items() if there)
+
+
+class Cpu:
+    """What the rules ask of the machine: mathematics, checks and prints."""
+
+    def __init__(self, function: Function) -> None:
+        self.checks = {op: k for k, op in enumerate(
+            op for op in walk(function.body) if op.name in ("weft.assert", "weft.bounds"))}  # fmt: skip
+        self.prints = {op: k for k, op in enumerate(
+            op for op in walk(function.body) if op.name == "weft.print")}  # fmt: skip
+        self.record = ""  # the error record's name in the function that is being written
+        self.leave = ""  # the label that ends it
+
+    @property
+    def check_table(self) -> tuple[Check, ...]:
+        return tuple(_check(op) for op in self.checks)
+
+    @property
+    def print_table(self) -> tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]:
+        return tuple((tuple(op.attrs["parts"]), _kinds(op.operands)) for op in self.prints)
+
+    def lanes(self, t: ScalarType) -> tuple[int, ...]:
+        """The vector lengths for which SLEEF's functions can be called here."""
+        if not libraries.load().sleef:
+            return ()
+        available = features()
+        if "avx512f" in available:
+            return (16, 8) if t is f32 else (8, 4)
+        if "avx2" in available and "fma" in available:
+            return (8,) if t is f32 else (4,)
+        return ()
+
+    def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
+        ty, scalar_ty = e.type(t), llvm_type(t)
+        lanes = self.lanes(t)
+        name = scalar_name(function, t)
+        pure = "nounwind willreturn memory(none)"
+        if lanes:
+            for n in lanes:
+                vector = sleef_name(function, t, n)
+                operand_types = ", ".join([f"<{n} x {scalar_ty}>"] * len(operands))
+                e.declare(f"declare <{n} x {scalar_ty}> @{vector}({operand_types})")
+                e.module.used[vector] = None
+            mappings = ",".join(variants(function, t, lanes))
+            pure += f' "vector-function-abi-variant"="{mappings}"'
+        e.declare(f"declare {ty} @{name}({', '.join([ty] * len(operands))})")
+        args = ", ".join(f"{ty} {operand}" for operand in operands)
+        return e.inst(f"call {ty} @{name}({args}) {e.module.attribute(pure)}")
+
+    def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
+        good, bad, write = e.label("good"), e.label("bad"), e.label("record")
+        e.branch(ok, good, bad)
+        e.start(bad)
+        pair = e.inst(f"cmpxchg ptr {self.record}, i64 0, i64 {self.checks[op] + 1}"
+                      " monotonic monotonic")  # fmt: skip
+        e.branch(e.inst(f"extractvalue {{ i64, i1 }} {pair}, 1"), write, self.leave)
+        e.start(write)
+        values = op.operands if op.name == "weft.bounds" else op.operands[1:]
+        for k, (value, name) in enumerate(zip(values, operands, strict=True)):
+            if k >= 15:  # the record holds 16 words
+                break
+            place = e.inst(f"getelementptr i64, ptr {self.record}, i64 {k + 1}")
+            e.line(f"store i64 {word(e, name, scalar(value))}, ptr {place}")
+        e.jump(self.leave)
+        e.start(good)
+
+    def print(self, e: Emitter, op: Op, operands: Sequence[str]) -> None:
+        words = e.fresh("words")
+        e.allocas.append(f"{words} = alloca [{max(len(operands), 1)} x i64]")
+        for k, (value, name) in enumerate(zip(op.operands, operands, strict=True)):
+            place = e.inst(f"getelementptr i64, ptr {words}, i64 {k}")
+            e.line(f"store i64 {word(e, name, scalar(value))}, ptr {place}")
+        e.declare("declare void @weft_print(i64, ptr)")
+        e.line(f"call void @weft_print(i64 {self.prints[op]}, ptr {words})")
+
+
+def _kinds(values: Sequence[Value]) -> tuple[str, ...]:
+    kinds = {"float": "float", "bool": "bool", "int": "int", "index": "int"}
+    return tuple(kinds[scalar(v).kind] for v in values)
+
+
+def _check(op: Op) -> Check:
+    bounds = op.name == "weft.bounds"
+    values = op.operands if bounds else op.operands[1:]
+    s = op.span
+    span = None
+    if s is not None:
+        span = (s.file, s.line, s.column, s.end_line, s.end_column, s.text, s.kernel)
+    return Check(
+        "bounds" if bounds else "assert", str(op.attrs.get("message", "")),
+        str(op.attrs.get("tensor", "")), int(op.attrs.get("axis", 0)), _kinds(values), span,
+    )  # fmt: skip

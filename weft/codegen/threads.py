@@ -1,0 +1,443 @@
+"""Threads: a kernel as functions that share its iterations.
+
+A kernel becomes three LLVM functions. The *entry* computes the sizes, decides between the calling
+thread and OpenMP's pool, and combines what chunks reduced. The *worker*, run by each thread, takes
+chunks from a counter. The *chunk* is a range of the flattened iteration space, run as a real nest
+of loops: only its two ends are taken apart by division. Where chunks begin depends on the sizes
+alone, so a reduction gives the same bits with any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.codegen.emit import INDEX_BITS, Emitter, Module, View
+from weft.codegen.host import Cpu
+from weft.codegen.llvm import (
+    combine, emit_block, emit_op, from_word, identity, loop, scalar, word,
+)  # fmt: skip
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.ops import OPS
+from weft.ir.types import MemRefType, ScalarType, index
+
+MAX_CHUNKS = 256
+CHUNK_COST = 32_768  # operations: about a microsecond or more, below which sharing is not worth it
+UNKNOWN_TRIPS = 16.0  # iterations assumed of a loop whose bounds are not known beforehand
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One 8-byte word of the argument block. ``kind`` is "pointer", "int", "float", "size",
+    "stride" or "record"; ``arg`` is the position among the function's arguments."""
+
+    kind: str
+    arg: int
+    axis: int = 0
+
+
+def argument_slots(function: Function) -> tuple[Slot, ...]:
+    """The layout of the argument block that the compiled function takes."""
+    memrefs = [(k, v.type) for k, v in enumerate(function.args) if isinstance(v.type, MemRefType)]
+    slots = [Slot("pointer", k) for k, _ in memrefs]
+    for k, value in enumerate(function.args):
+        if isinstance(value.type, ScalarType):
+            slots.append(Slot("float" if value.type.is_float else "int", k))
+    for k, type in memrefs:
+        slots += [Slot("size", k, axis) for axis in range(type.rank)]
+        slots += [Slot("stride", k, axis) for axis in range(_stored_strides(type))]
+    slots.append(Slot("record", -1))
+    return tuple(slots)
+
+
+def _stored_strides(type: MemRefType) -> int:
+    return {"contiguous": 0, "unit": max(type.rank - 1, 0), "strided": type.rank}[type.layout]
+
+
+# Words of the frame that the entry shares with workers and chunks. Trip counts, and values computed
+# before the loop, follow.
+_SLOTS, _COUNTER, _CHUNKS, _SIZE, _TOTAL, _PARTIALS, _FIRST = range(7)
+
+
+class Kernel:
+    """The LLVM module of one kernel while it is written."""
+
+    def __init__(self, function: Function, *, strict_math: bool, noalias: bool) -> None:
+        self.function = function
+        self.strict_math = strict_math
+        self.noalias = noalias
+        self.cpu = Cpu(function)
+        self.module = Module()
+        self.symbol = "weft_" + "".join(c if c.isalnum() else "_" for c in function.name)
+        self.slots = argument_slots(function)
+        self.memrefs = [v for v in function.args if isinstance(v.type, MemRefType)]
+        ops = function.body.ops
+        places = [k for k, op in enumerate(ops) if op.name == "scf.parallel" and op.attrs["dims"]]
+        self.parallel = ops[places[0]] if places else None
+        self.split = places[0] if places else 0
+        self.shared = _shared_values(function, self.parallel) if self.parallel else []
+        self.traits = self.module.attribute(
+            'nounwind "prefer-vector-width"="512" "no-trapping-math"="true"')  # fmt: skip
+
+    def emit(self) -> str:
+        """The module's text."""
+        if self.parallel is not None:
+            self._chunk(self.parallel)
+            self._worker(self.parallel)
+        self._entry()
+        return str(self.module)
+
+    # -- what a function starts with
+
+    def _emitter(self) -> Emitter:
+        return Emitter(self.module, self.cpu, strict_math=self.strict_math)
+
+    def _arguments(self, e: Emitter, pointers: Sequence[str] | None = None) -> None:
+        """Binds the kernel's arguments: what is not a pointer is loaded from ``%slots``."""
+        args = self.function.args
+        for k, slot in enumerate(self.slots):
+            value = args[slot.arg]
+            if slot.kind == "pointer":
+                assert isinstance(value.type, MemRefType)
+                pointer = pointers[k] if pointers else _load(e, "%slots", k, "ptr")
+                e.views[value] = View(pointer, value.type, [], [])
+            elif slot.kind in ("int", "float"):
+                e.names[value] = from_word(e, _load(e, "%slots", k), scalar(value))
+            elif slot.kind == "size":
+                e.views[value].sizes.append(_load(e, "%slots", k))
+            elif slot.kind == "stride":
+                e.views[value].strides.append(_load(e, "%slots", k))
+        for value in self.memrefs:
+            assert isinstance(value.type, MemRefType)
+            if value.type.layout == "unit" and value.type.rank:
+                e.views[value].strides.append("1")
+        if self.cpu.checks:
+            self.cpu.record = _load(e, "%slots", len(self.slots) - 1, "ptr")
+            self.cpu.leave = e.label("leave")
+
+    def _finish(self, e: Emitter, header: str) -> None:
+        """Ends a function that returns nothing, with the place where failed checks go."""
+        if self.cpu.checks:
+            e.jump(self.cpu.leave)
+            e.start(self.cpu.leave)
+        e.line("ret void")
+        e.finish(f"{header} {self.traits}")
+
+    # -- the entry
+
+    def _entry(self) -> None:
+        e = self._emitter()
+        self._arguments(e)
+        ops = self.function.body.ops
+        for op in ops[: self.split]:
+            emit_op(e, op)
+        if self.parallel is not None:
+            self._launch(e, self.parallel)
+            self.split += 1
+        for op in ops[self.split :]:
+            emit_op(e, op)
+        self._finish(e, f"define void @{self.symbol}(ptr %slots)")
+
+    def _launch(self, e: Emitter, op: Op) -> None:
+        dims = op.attrs["dims"]
+        lowers, uppers, steps = (op.operands[k * dims : (k + 1) * dims] for k in range(3))
+        trips = [_trip_count(e, *bounds) for bounds in zip(lowers, uppers, steps, strict=True)]
+        total = trips[0]
+        for trip in trips[1:]:
+            total = e.inst(f"mul nsw i64 {total}, {trip}")
+        work = self._work(e, op, trips, total)
+        size, chunks = _chunk_size(e, total, trips, work)
+        kinds: tuple[str, ...] = op.attrs["kinds"]
+        frame = e.fresh("frame")
+        e.allocas.append(f"{frame} = alloca [{_FIRST + dims + len(self.shared)} x i64], align 64")
+        partials = "null"
+        if kinds:
+            partials = e.fresh("partials")
+            e.allocas.append(f"{partials} = alloca [{MAX_CHUNKS * len(kinds)} x i64], align 64")
+        words = [("ptr", "%slots"), ("i64", "0"), ("i64", chunks), ("i64", size), ("i64", total),
+                 ("ptr", partials), *(("i64", trip) for trip in trips)]  # fmt: skip
+        for value in self.shared:
+            if isinstance(value.type, MemRefType):
+                words.append(("ptr", e.name(value)))
+            else:
+                words.append(("i64", word(e, e.name(value), scalar(value))))
+        for k, (ty, value) in enumerate(words):
+            e.line(f"store {ty} {value}, ptr {_place(e, frame, k)}")
+        self._dispatch(e, frame, chunks, work)
+        if kinds:
+            self._combine(e, op, partials, chunks)
+
+    def _dispatch(self, e: Emitter, frame: str, chunks: str, work: str) -> None:
+        """Runs the worker here, or on the threads of OpenMP's pool."""
+        here, pool, out = e.label("serial"), e.label("pool"), e.label("joined")
+        if self.cpu.prints:
+            e.line(f"call void @worker(ptr {frame})")
+            return
+        e.declare("declare i32 @omp_get_max_threads()")
+        e.declare("declare i32 @omp_in_parallel()")
+        e.declare("declare void @GOMP_parallel(ptr, ptr, i32, i32)")
+        ask = e.label("ask")
+        several = e.inst(f"icmp sgt i64 {chunks}, 1")
+        e.branch(several, ask, here)
+        e.start(ask)
+        available = e.inst("sext i32 " + e.inst("call i32 @omp_get_max_threads()") + " to i64")
+        wanted = e.intrinsic("llvm.smin.i64", "i64", ("i64", available), ("i64", chunks))
+        nested = e.inst("icmp ne i32 " + e.inst("call i32 @omp_in_parallel()") + ", 0")
+        alone = e.inst(f"icmp slt i64 {wanted}, 2")
+        e.branch(e.inst(f"or i1 {nested}, {alone}"), here, pool)
+        e.start(pool)
+        threads = e.inst(f"trunc i64 {wanted} to i32")
+        e.line(f"call void @GOMP_parallel(ptr @worker, ptr {frame}, i32 {threads}, i32 0)")
+        e.jump(out)
+        e.start(here)
+        e.line(f"call void @worker(ptr {frame})")
+        e.jump(out)
+        e.start(out)
+
+    def _combine(self, e: Emitter, op: Op, partials: str, chunks: str) -> None:
+        """The initial values with what each chunk reduced, in the order of the chunks."""
+        kinds = op.attrs["kinds"]
+        types = [scalar(v) for v in op.results]
+        inits = [e.name(v) for v in op.operands[3 * op.attrs["dims"] :]]
+
+        def body(chunk: str, carried: list[str]) -> list[str]:
+            first = e.inst(f"mul nsw i64 {chunk}, {len(kinds)}")
+            row = e.inst(f"getelementptr i64, ptr {partials}, i64 {first}")
+            parts = [from_word(e, _load(e, row, k), t) for k, t in enumerate(types)]
+            return [combine(e, kind, t, a, b)
+                    for kind, t, a, b in zip(kinds, types, carried, parts, strict=True)]  # fmt: skip
+
+        results = loop(e, "0", chunks, "1", inits, types, body)
+        e.names.update(zip(op.results, results, strict=True))
+
+    def _work(self, e: Emitter, op: Op, trips: list[str], total: str) -> str:
+        """A guess of the number of operations, as a double."""
+        body = op.regions[0]
+        for value, trip in zip(body.args, trips, strict=True):
+            e.names[value] = e.inst(f"ashr i64 {trip}, 1")  # the iteration in the middle
+        each = _cost(e, body)
+        for value in body.args:
+            del e.names[value]
+        return e.inst(f"fmul double {e.inst(f'sitofp i64 {total} to double')}, {each}")
+
+    # -- the worker
+
+    def _worker(self, op: Op) -> None:
+        e = self._emitter()
+        slots = _load(e, "%frame", _SLOTS, "ptr")
+        pointers = [_load(e, slots, k, "ptr") for k in range(len(self.memrefs))]
+        chunks, size, total = (_load(e, "%frame", k) for k in (_CHUNKS, _SIZE, _TOTAL))
+        partials = _load(e, "%frame", _PARTIALS, "ptr")
+        counter = _place(e, "%frame", _COUNTER)
+        take, run, out = e.label("take"), e.label("run"), e.label("out")
+        e.jump(take)
+        e.start(take)
+        if self.cpu.checks:
+            go_on = e.label("fine")
+            record = _load(e, slots, len(self.slots) - 1, "ptr")
+            failed = e.inst(f"load atomic i64, ptr {record} monotonic, align 8")
+            e.branch(e.inst(f"icmp eq i64 {failed}, 0"), go_on, out)
+            e.start(go_on)
+        chunk = e.inst(f"atomicrmw add ptr {counter}, i64 1 monotonic, align 8")
+        e.branch(e.inst(f"icmp slt i64 {chunk}, {chunks}"), run, out)
+        e.start(run)
+        begin = e.inst(f"mul nsw i64 {chunk}, {size}")
+        end = e.intrinsic("llvm.smin.i64", "i64", ("i64", total),
+                          ("i64", e.inst(f"add nsw i64 {begin}, {size}")))  # fmt: skip
+        first = e.inst(f"mul nsw i64 {chunk}, {len(op.attrs['kinds'])}")
+        partial = e.inst(f"getelementptr i64, ptr {partials}, i64 {first}")
+        pairs = [("ptr", slots), ("ptr", "%frame"), ("i64", begin), ("i64", end), ("ptr", partial)]
+        pairs += [("ptr", p) for p in pointers]
+        e.line(f"call void @chunk({', '.join(f'{t} {v}' for t, v in pairs)})")
+        e.jump(take)
+        e.start(out)
+        e.line("ret void")
+        e.finish(f"define internal void @worker(ptr noalias %frame) {self.traits}")
+
+    # -- the chunk
+
+    def _chunk(self, op: Op) -> None:
+        e = self._emitter()
+        pointers = [f"%m{k}" for k in range(len(self.memrefs))]
+        self._arguments(e, pointers)
+        dims = op.attrs["dims"]
+        trips = [_load(e, "%frame", _FIRST + k) for k in range(dims)]
+        e.line("%last = sub nsw i64 %end, 1")
+        self._bind_shared(e, _FIRST + dims)
+        firsts, lasts = _prefixes(e, "%begin", trips), _prefixes(e, "%last", trips)
+        body, kinds = op.regions[0], op.attrs["kinds"]
+        types = [scalar(v) for v in op.results]
+        plain = not any(inner.regions and inner.name != "scf.if" for inner in walk(body))
+        group = self.module.node("!{}") if plain else ""
+        lowers, _, steps = (op.operands[k * dims : (k + 1) * dims] for k in range(3))
+
+        def nest(depth: int, prefix: str, carried: list[str]) -> list[str]:
+            begin, end = firsts[depth], e.inst(f"add nsw i64 {lasts[depth]}, 1")
+            passed = "0"  # iterations of this depth in rows that come before this one
+            if depth:  # no branches on "first row?": LLVM would write the loops twice for them
+                passed = e.inst(f"mul nsw i64 {prefix}, {trips[depth]}")
+                begin = _clamp(e, "smax", "0", e.inst(f"sub nsw i64 {begin}, {passed}"))
+                end = _clamp(e, "smin", trips[depth], e.inst(f"sub nsw i64 {end}, {passed}"))
+
+            def inside(count: str, values: list[str]) -> list[str]:
+                self._index(e, body.args[depth], count, lowers[depth], steps[depth])
+                if depth + 1 < dims:
+                    flat = e.inst(f"add nsw i64 {passed}, {count}") if depth else count
+                    return nest(depth + 1, flat, values)
+                e.groups = [group] if group else []
+                parts = emit_block(e, body)
+                e.groups = []
+                return [combine(e, kind, t, a, b)
+                        for kind, t, a, b in zip(kinds, types, values, parts, strict=True)]  # fmt: skip
+
+            metadata = ""
+            if depth + 1 == dims and group:
+                accesses = self.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}')
+                metadata = self.module.node(f"!{{{{self}}, {accesses}}}")
+            return loop(e, begin, end, "1", carried, types, inside, metadata=metadata)
+
+        neutral = [e.literal(identity(kind, t), t) for kind, t in zip(kinds, types, strict=True)]
+        results = nest(0, "", neutral)
+        for k, (value, t) in enumerate(zip(results, types, strict=True)):
+            e.line(f"store i64 {word(e, value, t)}, ptr {_place(e, '%partial', k)}")
+        alias = "noalias " if self.noalias else ""
+        memrefs = "".join(f", ptr {alias}{p}" for p in pointers)
+        self._finish(e, "define internal void @chunk(ptr noalias readonly %slots, ptr noalias readonly"
+                     f" %frame, i64 %begin, i64 %end, ptr noalias %partial{memrefs}) noinline")  # fmt: skip
+
+    def _index(self, e: Emitter, value: Value, count: str, lower: Value, step: Value) -> None:
+        """Binds a parallel index: lower + count * step."""
+        name = count
+        if e.constants.get(step) != 1:
+            name = e.inst(f"mul nsw i64 {name}, {e.name(step)}")
+        if e.constants.get(lower) != 0:
+            name = e.inst(f"add nsw i64 {name}, {e.name(lower)}")
+        e.names[value] = name
+        if lower in e.bits:
+            e.bits[value] = INDEX_BITS
+
+    def _bind_shared(self, e: Emitter, first: int) -> None:
+        """Binds what was computed before the loop: constants and sizes anew, the rest from the frame."""
+        shared = {value: first + k for k, value in enumerate(self.shared)}
+        for op in self.function.body.ops[: self.split]:
+            if op.name in ("arith.constant", "memref.dim"):
+                emit_op(e, op)
+                continue
+            for value in op.results:
+                if value not in shared:
+                    continue
+                if isinstance(value.type, MemRefType):
+                    assert value.type.shape is not None
+                    sizes = [str(n) for n in value.type.shape]
+                    pointer = _load(e, "%frame", shared[value], "ptr")
+                    e.views[value] = View(pointer, value.type, sizes, [])
+                else:
+                    e.names[value] = from_word(e, _load(e, "%frame", shared[value]), scalar(value))
+
+
+def _shared_values(function: Function, parallel: Op) -> list[Value]:
+    """Values computed before the loop that its iterations use, in order of definition."""
+    used = set(parallel.operands)
+    for op in walk(parallel.regions[0]):
+        used.update(op.operands)
+    found = []
+    for op in function.body.ops:
+        if op is parallel:
+            break
+        if op.name not in ("arith.constant", "memref.dim"):
+            found += [v for v in op.results if v in used]
+    return found
+
+
+def _place(e: Emitter, block: str, k: int) -> str:
+    return block if k == 0 else e.inst(f"getelementptr inbounds i64, ptr {block}, i64 {k}")
+
+
+def _load(e: Emitter, block: str, k: int, ty: str = "i64") -> str:
+    """Loads word ``k`` of a block of words."""
+    return e.inst(f"load {ty}, ptr {_place(e, block, k)}, align 8")
+
+
+def _trip_count(e: Emitter, lower: Value, upper: Value, step: Value) -> str:
+    """max(0, ceil((upper - lower) / step)) for a positive step."""
+    length = e.name(upper)
+    if e.constants.get(lower) != 0:
+        length = e.inst(f"sub nsw i64 {length}, {e.name(lower)}")
+    if e.constants.get(step) != 1:
+        raised = e.inst(f"add nsw i64 {length}, {e.inst(f'sub nsw i64 {e.name(step)}, 1')}")
+        length = e.inst(f"sdiv i64 {raised}, {e.name(step)}")
+    return e.intrinsic("llvm.smax.i64", "i64", ("i64", length), ("i64", "0"))
+
+
+def _chunk_size(e: Emitter, total: str, trips: list[str], work: str) -> tuple[str, str]:
+    """How many iterations a chunk has, and how many chunks there are. Chunks of more than a row
+    are made of whole rows, so that vector loops run along whole rows."""
+    smax = "llvm.smax.i64"
+    wished = e.inst(f"fmul double {work}, {1 / CHUNK_COST!r}")
+    wished = e.intrinsic("llvm.minnum.f64", "double", ("double", wished), ("double", f"{MAX_CHUNKS}.0"))
+    count = e.intrinsic(smax, "i64", ("i64", e.inst(f"fptosi double {wished} to i64")), ("i64", "1"))
+    size = _ceil_div(e, total, count)
+    row = trips[-1] if len(trips) > 1 else "64"
+    row = e.intrinsic(smax, "i64", ("i64", row), ("i64", "1"))
+    rows = e.inst(f"mul i64 {_ceil_div(e, size, row)}, {row}")
+    whole = e.inst(f"icmp sgt i64 {size}, {row}")
+    size = e.inst(f"select i1 {whole}, i64 {rows}, i64 {size}")
+    size = e.intrinsic(smax, "i64", ("i64", size), ("i64", "1"))
+    return size, _ceil_div(e, total, size)
+
+
+def _ceil_div(e: Emitter, a: str, b: str) -> str:
+    raised = e.inst(f"add i64 {a}, {e.inst(f'sub i64 {b}, 1')}")
+    return e.inst(f"udiv i64 {raised}, {b}")
+
+
+def _prefixes(e: Emitter, flat: str, trips: list[str]) -> list[str]:
+    """For each dimension: which row of that depth holds iteration ``flat``, counting all rows."""
+    found = [flat]
+    for trip in reversed(trips[1:]):
+        found.insert(0, e.inst(f"udiv i64 {found[0]}, {trip}"))
+    return found
+
+
+def _clamp(e: Emitter, function: str, limit: str, value: str) -> str:
+    return e.intrinsic(f"llvm.{function}.i64", "i64", ("i64", limit), ("i64", value))
+
+
+def _cost(e: Emitter, block: Block) -> str:
+    """A guess of the operations in a block, as a double that the code computes."""
+    own, parts = 0.0, []
+    for op in block.ops:
+        for region in op.regions:
+            inside = _cost(e, region)
+            trips = _trips(e, op)
+            parts.append(inside if trips is None else e.inst(f"fmul double {inside}, {trips}"))
+        if op.name.startswith("math.") or op.name in ("memref.atomic_rmw", "arith.divf"):
+            own += 8.0
+        elif op.name not in ("arith.constant", "memref.dim") and not OPS[op.name].terminator:
+            own += 1.0
+    total = repr(own)
+    for part in parts:
+        total = e.inst(f"fadd double {total}, {part}")
+    return total
+
+
+def _trips(e: Emitter, op: Op) -> str | None:
+    """How often an operation's regions run, as a double; None: once."""
+    if op.name == "scf.if":
+        return None
+    if op.name != "scf.for" or not all(_known(e, v) for v in op.operands[:3]):
+        return repr(UNKNOWN_TRIPS)
+    return e.inst(f"sitofp i64 {_trip_count(e, *op.operands[:3])} to double")
+
+
+def _known(e: Emitter, value: Value) -> bool:
+    """Makes a value known in this function, if it follows from what is: index arithmetic only."""
+    if value in e.names or value in e.constants:
+        return True
+    op = value.owner
+    if not isinstance(op, Op) or not OPS[op.name].pure or scalar(value) is not index:
+        return False
+    if op.name != "memref.dim" and not all(_known(e, v) for v in op.operands):
+        return False
+    emit_op(e, op)
+    return True

@@ -1,0 +1,109 @@
+"""The pipeline: a device loop of a kernel to machine code, from top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from weft import timing
+from weft.codegen import cpu
+from weft.frontend.lower import Lowered, lower
+from weft.frontend.specs import Spec
+from weft.frontend.split import Region
+from weft.index.describe import describe
+from weft.index.races import check_races
+from weft.ir.core import Function
+from weft.ir.text import print_function
+from weft.ir.verify import verify as check
+from weft.passes.bounds import bounds
+from weft.passes.cse import cse
+from weft.passes.dce import dce
+from weft.passes.demote import demote
+from weft.passes.forward import forward
+from weft.passes.hoist import hoist
+from weft.passes.run import Pass, run
+from weft.passes.simplify import simplify
+from weft.passes.strength import strength
+from weft.source import FunctionSource
+
+# What every kernel goes through, from top to bottom.
+PIPELINE: list[Pass] = [
+    simplify,  # constants and algebra
+    cse,  # equal subscripts become one value, which the next passes compare by identity
+    bounds,  # checks of debug mode that index sets prove needless
+    demote,  # an accumulation that no two iterations share becomes an ordinary update
+    forward,  # loads of what was just stored or loaded
+    hoist,  # invariants out of loops
+    cse,  # what met outside of the loops
+    strength,  # only now, because index sets read divisions more easily than shifts
+    dce,  # all that is left without a use
+]
+
+Listener = Callable[[str, str], None]
+
+
+def to_ir(
+    region: Region, specs: dict[str, Spec], source: FunctionSource, *, debug: bool, verify: bool
+) -> Lowered:
+    """Python's syntax tree to IR, checked for races. Raises ``CompileError``s."""
+    with timing.stage("frontend"):
+        lowered = lower(region, specs, source, debug=debug)
+    if verify:
+        check(lowered.function)
+    return lowered
+
+
+def to_code(
+    function: Function, *, strict_math: bool, noalias: bool, verify: bool,
+    listener: Callable[[str, Function], None] | None = None,
+) -> cpu.CpuCode:  # fmt: skip
+    """IR to object code of this machine. Raises ``RaceError`` where iterations are proven to meet."""
+    with timing.stage("races"):
+        check_races(function)
+    function.attrs["noalias"] = noalias
+    function = run(function, PIPELINE, verify=verify, listener=listener)
+    return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias)
+
+
+@dataclass(slots=True)
+class Stages:
+    """Every stage of a compilation as text, in order: what ``kernel.inspect`` shows."""
+
+    name: str
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, stage: str) -> str:
+        return self.texts[stage]
+
+    def text(self, *stages: str) -> str:
+        """The named stages (all if none is named) below each other, with headings."""
+        wanted = stages or tuple(self.texts)
+        return "\n\n".join(f"=== {self.name}: {s} ===\n{self.texts[s].rstrip()}" for s in wanted)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def stages(
+    region: Region, specs: dict[str, Spec], source: FunctionSource, *, debug: bool,
+    strict_math: bool, noalias: bool = True,
+) -> Stages:  # fmt: skip
+    """Compiles once more, keeping what each stage made. Nothing is loaded or cached."""
+    lowered = to_ir(region, specs, source, debug=debug, verify=True)
+    shown = Stages(lowered.function.name)
+    shown.texts["source"] = lowered.typed_source
+    shown.texts["ir"] = print_function(lowered.function, spans=True)
+    shown.texts["index sets"] = describe(lowered.function)
+
+    def listener(name: str, function: Function) -> None:
+        key, k = f"ir after {name}", 2
+        while key in shown.texts:
+            key, k = f"ir after {name} ({k})", k + 1
+        shown.texts[key] = print_function(function)
+
+    code = to_code(lowered.function, strict_math=strict_math, noalias=noalias, verify=True,
+                   listener=listener)  # fmt: skip
+    shown.texts["llvm"] = code.llvm
+    shown.texts["llvm optimized"] = cpu.optimized(code)
+    shown.texts["assembly"] = cpu.assembly(code)
+    return shown

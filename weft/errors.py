@@ -1,0 +1,99 @@
+"""The errors that weft raises. Each is in the Python family where a person would look for it, and
+each that comes from a kernel's source carries a ``span`` and shows the line with carets.
+
+A message reads::
+
+    model.py:12: in kernel `blur`: `w` has 2 dimensions, but 3 subscripts are given
+        s += w[c, t, 0]
+             ^^^^^^^^^^
+    help: write w[i, j]
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft.source import Span
+
+
+class WeftError(Exception):
+    """Everything that weft raises on purpose."""
+
+
+class CompileError(WeftError):
+    """A kernel that cannot be compiled. ``span`` is the source text it is about."""
+
+    def __init__(self, message: str, span: Span | None = None, help: str = "") -> None:
+        self.message = message
+        self.span = span
+        self.help = help
+        super().__init__(render(message, span, help))
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+class KernelSyntaxError(CompileError, SyntaxError):
+    """Syntax that a kernel may not use. Filled as Python's own SyntaxError is, for editors."""
+
+    def __init__(self, message: str, span: Span | None = None, help: str = "") -> None:
+        CompileError.__init__(self, message, span, help)
+        if span is not None:
+            self.filename, self.lineno, self.text = span.file, span.line, span.text
+            self.offset, self.end_lineno, self.end_offset = (
+                span.column + 1, span.end_line, span.end_column + 1,
+            )  # fmt: skip
+
+
+class KernelTypeError(CompileError, TypeError):
+    """Types that do not fit each other, wrong argument counts or kinds."""
+
+
+class KernelNameError(CompileError, NameError):
+    """A name that is not known."""
+
+
+class KernelIndexError(CompileError, IndexError):
+    """A subscript that is wrong in number or out of range."""
+
+
+class KernelValueError(CompileError, ValueError):
+    """A value that a kernel cannot be run with: devices, shapes, dtypes that do not agree."""
+
+
+class KernelAssertionError(CompileError, AssertionError):
+    """An ``assert`` in a kernel that did not hold."""
+
+
+class RaceError(CompileError, ValueError):
+    """Two iterations of a parallel loop that are proven to touch one element, at least one writing."""
+
+
+class SourceUnavailableError(CompileError, OSError):
+    """A function whose source text cannot be found."""
+
+
+class InternalError(WeftError, AssertionError):
+    """weft broke a promise to itself (a pass made invalid IR). Please report it."""
+
+
+def render(message: str, span: Span | None, help: str = "") -> str:
+    """The whole text of an error: place, message, the source line with carets, what to write."""
+    lines = []
+    if span is None:
+        lines.append(message)
+    else:
+        where = f"in kernel `{span.kernel}`: " if span.kernel else ""
+        lines.append(f"{span.file}:{span.line}: {where}{message}")
+        if span.text.strip():
+            stripped = span.text.strip()
+            shift = len(span.text) - len(span.text.lstrip())
+            begin = max(span.column - shift, 0)
+            end = span.end_column - shift if span.end_line == span.line else len(stripped)
+            end = min(max(end, begin + 1), len(stripped))
+            lines.append(f"    {stripped}")
+            lines.append("    " + " " * begin + "^" * max(end - begin, 1))
+    if help:
+        lines.append(f"help: {help}")
+    return "\n".join(lines)

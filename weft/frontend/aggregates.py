@@ -1,0 +1,324 @@
+"""Small vectors and matrices: they are taken apart into scalars while a kernel is lowered."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from weft.errors import KernelIndexError, KernelTypeError
+from weft.frontend.kinds import Operand, Scalar, Static, Tup, Vec, describe, dtype_of, is_float
+from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.frontend.lower import Lowering
+
+SWIZZLES = ("xyzw", "rgba", "stpq")
+MOST_ITEMS = 256
+
+
+def rows(x: Vec) -> Iterator[Operand]:
+    """What iterating over a vector (its items) or a matrix (its rows) gives."""
+    if len(x.shape) == 1:
+        yield from x.items
+    else:
+        width = x.shape[1]
+        for k in range(x.shape[0]):
+            yield Vec(x.items[k * width : (k + 1) * width], (width,))
+
+
+def build(x: Operand, span: Span) -> Vec:
+    """A vector from a tuple of numbers, a matrix from a tuple of rows."""
+    if isinstance(x, Vec):
+        return Vec(list(x.items), x.shape)
+    if isinstance(x, Static) and isinstance(x.value, (tuple, list)):
+        x = Tup([Static(v) for v in x.value])
+    if isinstance(x, Tup) and x.items:
+        if all(dtype_of(item) for item in x.items):
+            return Vec(list(x.items), (len(x.items),))
+        parts = [build(item, span) for item in x.items]
+        if all(len(p.shape) == 1 and p.shape == parts[0].shape for p in parts):
+            return Vec([i for p in parts for i in p.items], (len(parts), parts[0].shape[0]))
+    raise KernelTypeError(f"a vector cannot be made of {describe(x)}", span,
+                          help="write weft.Vector([a, b, c]) or weft.Matrix([[a, b], [c, d]])")  # fmt: skip
+
+
+def elementwise(
+    f: Callable[..., Operand], arguments: list[Operand], span: Span
+) -> Operand:
+    """``f`` on each element; scalars stand for all elements, vectors must have one shape."""
+    shapes = {a.shape for a in arguments if isinstance(a, Vec)}
+    if not shapes:
+        return f(*arguments)
+    if len(shapes) > 1:
+        a, b = sorted(shapes)[:2]
+        raise KernelTypeError(f"shapes {'x'.join(map(str, a))} and {'x'.join(map(str, b))} do not fit",
+                              span, help="element by element needs equal shapes; `@` multiplies matrices")  # fmt: skip
+    shape = shapes.pop()
+    count = shape[0] * (shape[1] if len(shape) == 2 else 1)
+    columns = [a.items if isinstance(a, Vec) else [a] * count for a in arguments]
+    items = [f(*each) for each in zip(*columns, strict=True)]
+    return Vec(items, shape)  # type: ignore[arg-type]
+
+
+def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
+    if isinstance(a, Tup):
+        a = build(a, span)
+    if isinstance(b, Tup):
+        b = build(b, span)
+    if symbol == "@":
+        return matmul(cx, a, b, span)
+    return elementwise(lambda x, y: cx.scalars.binary(symbol, x, y, span), [a, b], span)
+
+
+def compare(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
+    return elementwise(lambda x, y: cx.scalars.compare(symbol, x, y, span), [a, b], span)
+
+
+def unary(cx: Lowering, op: ast.unaryop, x: Vec, span: Span) -> Operand:
+    if isinstance(op, ast.USub):
+        return elementwise(lambda v: cx.scalars.negate(v, span), [x], span)
+    if isinstance(op, ast.Invert):
+        return elementwise(lambda v: cx.scalars.invert(v, span), [x], span)
+    return x
+
+
+def fold(cx: Lowering, f: Callable[[Operand, Operand], Operand], items: list[Operand]) -> Operand:
+    result = items[0]
+    for item in items[1:]:
+        result = f(result, item)
+    return result
+
+
+def dot(cx: Lowering, a: Operand, b: Operand, span: Span) -> Operand:
+    product = binary(cx, "*", a, b, span)
+    assert isinstance(product, Vec)
+    return fold(cx, lambda x, y: cx.scalars.binary("+", x, y, span), list(product.items))
+
+
+def matmul(cx: Lowering, a: Operand, b: Operand, span: Span) -> Operand:
+    if not (isinstance(a, Vec) and isinstance(b, Vec)):
+        raise KernelTypeError("`@` needs two vectors or matrices", span, help="use `*` with a scalar")
+    if len(a.shape) == 1 and len(b.shape) == 1:
+        return dot(cx, a, b, span)
+    left = list(rows(a)) if len(a.shape) == 2 else [a]
+    if len(b.shape) == 2:
+        right = [Vec(b.items[k :: b.shape[1]], (b.shape[0],)) for k in range(b.shape[1])]
+    else:
+        right = [b]
+    items = [dot(cx, row, column, span) for row in left for column in right]
+    if len(a.shape) == 2 and len(b.shape) == 2:
+        return Vec(items, (a.shape[0], b.shape[1]))  # type: ignore[arg-type]
+    return Vec(items, (len(items),))  # type: ignore[arg-type]
+
+
+def swizzle(x: Vec, name: str) -> list[int] | None:
+    for letters in SWIZZLES:
+        if len(x.shape) == 1 and all(c in letters[: x.shape[0]] for c in name):
+            return [letters.index(c) for c in name]
+    return None
+
+
+def get_attribute(cx: Lowering, x: Vec, name: str, span: Span) -> Operand | None:
+    """``v.x``, ``v.xy``, ``v.n``; None for anything else (a method)."""
+    if name == "n":
+        return Static(x.shape[0])
+    if name == "m" and len(x.shape) == 2:
+        return Static(x.shape[1])
+    if name == "shape":
+        return Tup([Static(n) for n in x.shape])
+    places = swizzle(x, name)
+    if places is None:
+        return None
+    items = [x.items[k] for k in places]
+    return items[0] if len(items) == 1 else Vec(items, (len(items),))
+
+
+def set_attribute(cx: Lowering, target: ast.Attribute, value: Operand, span: Span) -> None:
+    """``v.x = 1.0``, ``v.xy = w``: makes a new vector of ``v``."""
+    base = cx.expression(target.value)
+    places = swizzle(base, target.attr) if isinstance(base, Vec) else None
+    if places is None or not isinstance(target.value, ast.Name):
+        raise KernelTypeError(f"cannot assign to `.{target.attr}` of {describe(base)}", span,
+                              help="assign to elements of a tensor or of a vector variable")  # fmt: skip
+    assert isinstance(base, Vec)
+    values = [value] if len(places) == 1 else cx.unpack(value, len(places), span)
+    items = list(base.items)
+    for place, item in zip(places, values, strict=True):
+        items[place] = item  # type: ignore[assignment]
+    cx.assign(target.value.id, Vec(items, base.shape), span)
+
+
+def _positions(cx: Lowering, x: Vec, node: ast.expr, span: Span) -> list[Operand]:
+    nodes = node.elts if isinstance(node, ast.Tuple) else [node]
+    if len(nodes) > len(x.shape):
+        raise KernelIndexError(f"{len(nodes)} subscripts of {describe(x)}", span,
+                               help=f"write {len(x.shape)}")  # fmt: skip
+    positions = [cx.expression(n) for n in nodes]
+    for position, extent in zip(positions, x.shape, strict=False):
+        if isinstance(position, Static) and not (
+            isinstance(position.value, int) and -extent <= position.value < extent
+        ):
+            raise KernelIndexError(f"subscript {position.value!r} of {extent} elements", span,
+                                   help=f"the last one is {extent - 1}")  # fmt: skip
+    return positions
+
+
+def item(cx: Lowering, x: Vec, node: ast.expr, span: Span) -> Operand:
+    """``v[i]``, ``m[i, j]``, ``m[i]`` (a row)."""
+    positions = _positions(cx, x, node, span)
+    items: list[Operand] = list(rows(x))
+    chosen = pick(cx, items, positions[0], span)
+    if len(positions) == 2:
+        assert isinstance(chosen, Vec)
+        return pick(cx, list(chosen.items), positions[1], span)
+    return chosen
+
+
+def pick(cx: Lowering, items: list[Operand], position: Operand, span: Span) -> Operand:
+    """``items[position]``; a run-time position selects among all of them."""
+    if isinstance(position, Static):
+        return items[position.value]
+    index = cx.scalars.cast(position, "int", span)
+    result = items[-1]
+    for k in range(len(items) - 2, -1, -1):
+        here = cx.scalars.compare("==", index, Static(k), span)
+        condition = cx.scalars.truth(here, span)
+        result = elementwise(
+            lambda a, b, c=condition: cx.scalars.select(c, a, b, span), [items[k], result], span
+        )
+    return result
+
+
+def replace(cx: Lowering, x: Vec, node: ast.expr, value: Operand, span: Span) -> Vec:
+    """``v`` with ``v[i] = value`` done."""
+    positions = _positions(cx, x, node, span)
+    width = x.shape[1] if len(x.shape) == 2 else 1
+    row = isinstance(value, (Vec, Tup))
+    values = cx.unpack(value, width, span) if row else [value]
+    items: list[Operand] = list(x.items)
+    whole_row = len(x.shape) == 2 and len(positions) == 1
+    for place in range(len(items)):
+        at = [place // width, place % width][: len(positions)] if width > 1 or len(x.shape) == 2 else [place]
+        new = values[place % width] if whole_row and row else values[0]
+        condition: Operand = Static(True)
+        for position, k in zip(positions, at, strict=True):
+            if isinstance(position, Static):
+                extent = x.shape[positions.index(position)]
+                same: Operand = Static(position.value % extent == k)
+            else:
+                same = cx.scalars.compare("==", position, Static(k), span)
+            if isinstance(condition, Static):
+                condition = same if condition.value else condition
+            elif isinstance(same, Static):
+                condition = condition if same.value else same
+            else:
+                condition = cx.scalars.binary("&", condition, same, span)
+        if isinstance(condition, Static):
+            items[place] = new if condition.value else items[place]
+        else:
+            items[place] = cx.scalars.select(cx.scalars.truth(condition, span), new, items[place], span)
+    return Vec(items, x.shape)  # type: ignore[arg-type]
+
+
+def method(cx: Lowering, x: Vec, name: str, arguments: list[Operand], span: Span) -> Operand:
+    """``v.norm()`` and the like."""
+    s = cx.scalars
+    items: list[Operand] = list(x.items)
+
+    def plus(a: Operand, b: Operand) -> Operand:
+        return s.binary("+", a, b, span)
+
+    if name in ("norm", "norm_sqr", "length"):
+        square = dot(cx, Vec(x.items, (len(items),)), Vec(x.items, (len(items),)), span)
+        return square if name == "norm_sqr" else s.function("sqrt", [square], span)
+    if name == "normalized":
+        norm = method(cx, x, "norm", [], span)
+        if arguments:
+            norm = plus(norm, arguments[0])
+        return binary(cx, "/", x, norm, span)
+    if name == "dot":
+        return dot(cx, x, arguments[0], span)
+    if name == "cross":
+        return cross(cx, x, build(arguments[0], span), span)
+    if name == "sum":
+        return fold(cx, plus, items)
+    if name in ("min", "max"):
+        return fold(cx, lambda a, b: s.extreme("<" if name == "min" else ">", a, b, span), items)
+    if name in ("any", "all"):
+        truths = [s.cast(i, "bool", span) for i in items]
+        return fold(cx, lambda a, b: s.binary("|" if name == "any" else "&", a, b, span), truths)  # type: ignore[arg-type]
+    if name == "transpose" and len(x.shape) == 2:
+        n, m = x.shape
+        return Vec([x.items[i * m + j] for j in range(m) for i in range(n)], (m, n))
+    if name == "trace" and len(x.shape) == 2:
+        return fold(cx, plus, items[:: x.shape[1] + 1])
+    if name == "outer_product":
+        other = build(arguments[0], span)
+        products = [s.binary("*", a, b, span) for a in items for b in other.items]
+        return Vec(products, (len(items), len(other.items)))
+    if name in ("determinant", "inverse") and len(x.shape) == 2 and x.shape[0] == x.shape[1]:
+        return determinant(cx, x, span) if name == "determinant" else inverse(cx, x, span)
+    raise KernelTypeError(f"{describe(x)} has no method `{name}`", span, help="check the spelling")
+
+
+def cross(cx: Lowering, a: Vec, b: Vec, span: Span) -> Operand:
+    s = cx.scalars
+
+    def minor(i: int, j: int) -> Operand:
+        left = s.binary("*", a.items[i], b.items[j], span)
+        return s.binary("-", left, s.binary("*", a.items[j], b.items[i], span), span)
+
+    if a.shape == b.shape == (2,):
+        return minor(0, 1)
+    if a.shape == b.shape == (3,):
+        return Vec([minor(1, 2), minor(2, 0), minor(0, 1)], (3,))  # type: ignore[list-item]
+    raise KernelTypeError("cross() needs two vectors of 2 or of 3 elements", span,
+                          help="pass vectors of 3 elements")  # fmt: skip
+
+
+def determinant(cx: Lowering, x: Vec, span: Span) -> Operand:
+    """By expansion along the first row."""
+    s, n = cx.scalars, x.shape[0]
+    if n == 1:
+        return x.items[0]
+    result: Operand | None = None
+    for k in range(n):
+        term = s.binary("*", x.items[k], determinant(cx, _minor(x, 0, k), span), span)
+        result = term if result is None else s.binary("-" if k % 2 else "+", result, term, span)
+    assert result is not None
+    return result
+
+
+def _minor(x: Vec, row: int, column: int) -> Vec:
+    n = x.shape[0]
+    items = [x.items[i * n + j] for i in range(n) for j in range(n) if i != row and j != column]
+    return Vec(items, (n - 1, n - 1))
+
+
+def inverse(cx: Lowering, x: Vec, span: Span) -> Operand:
+    """The adjugate over the determinant."""
+    s, n = cx.scalars, x.shape[0]
+    over = s.binary("/", Static(1.0), determinant(cx, x, span), span)
+    if n == 1:
+        return Vec([over], (1, 1))
+    items = []
+    for i in range(n):
+        for j in range(n):
+            cofactor: Operand = determinant(cx, _minor(x, j, i), span)
+            if (i + j) % 2:
+                cofactor = s.negate(cofactor, span)
+            items.append(s.binary("*", cofactor, over, span))
+    return Vec(items, (n, n))
+
+
+def cast(cx: Lowering, x: Vec, convert: Callable[[Operand], Operand]) -> Vec:
+    return Vec([convert(i) for i in x.items], x.shape)  # type: ignore[misc]
+
+
+def floats(cx: Lowering, x: Operand, span: Span) -> Operand:
+    """A float stays as it is, an integer becomes the kernel's own float."""
+    dtype = dtype_of(x)
+    if dtype is not None and is_float(dtype):
+        return x
+    return cx.scalars.cast(x, "float", span)

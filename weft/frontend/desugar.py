@@ -1,0 +1,221 @@
+"""Removes jumps from a body: ``continue``, ``break`` and ``return`` become structure and flags.
+
+The IR has structured control flow only. Where a branch always jumps, the statements after the
+``if`` move into its other branch; elsewhere a boolean flag, a variable whose name starts with a dot,
+guards them. A loop that can be left early carries its flag in ``node.weft_break`` (the flag's name): the
+lowering makes it a while loop that also asks the flag. After desugaring no Continue and no Break is
+left; a function's Return statements have become assignments to ``.value``.
+
+The statements given are not changed: what has to differ is copied.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+from dataclasses import dataclass, field
+
+RETURN_VALUE = ".value"
+
+
+@dataclass(slots=True)
+class _Loop:
+    """What the statements of one loop body (or of a function's body) may jump to."""
+
+    broken: str = ""  # the flag of this loop's `break`, made when first needed
+    skip: str = ""  # the flag of this iteration's `continue`
+    in_loop: bool = True
+    counter: itertools.count = field(default_factory=itertools.count)  # type: ignore[type-arg]
+
+
+def desugar_body(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The body of a device loop's iteration: ``continue`` ends the iteration."""
+    scope = _Loop()
+    statements = _statements(body, scope, None)
+    return _with_flags(statements, scope)
+
+
+def desugar_function(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The body of an inlined function: its value is what ``.value`` holds at the end."""
+    function = _Loop(in_loop=False)
+    statements = _statements(body, function, function)
+    return _with_flags(statements, function)
+
+
+def jumps(node: ast.AST) -> set[type]:
+    """Which of Return, Break, Continue leave ``node``; those of loops inside it stay inside."""
+    found: set[type] = set()
+    if isinstance(node, (ast.Return, ast.Break, ast.Continue)):
+        found.add(type(node))
+    elif isinstance(node, (ast.For, ast.While)):
+        for child in node.body:
+            found |= jumps(child) & {ast.Return}
+    elif isinstance(node, ast.If):
+        for child in (*node.body, *node.orelse):
+            found |= jumps(child)
+    return found
+
+
+def leaving(node: ast.AST, nested: bool = False) -> list[ast.stmt]:
+    """The ``break`` and ``return`` statements in ``node`` that leave the loop around it."""
+    if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and not nested):
+        return [node]
+    inside = nested or isinstance(node, (ast.For, ast.While))
+    return [j for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)
+            for j in leaving(child, inside)]  # fmt: skip
+
+
+def _always(body: list[ast.stmt]) -> bool:
+    """Whether the end of ``body`` is never reached."""
+    for node in body:
+        if isinstance(node, (ast.Return, ast.Break, ast.Continue)):
+            return True
+        if isinstance(node, ast.If) and node.orelse and _always(node.body) and _always(node.orelse):
+            return True
+    return False
+
+
+def _set(name: str, value: bool, at: ast.AST) -> ast.stmt:
+    target = ast.Name(name, ast.Store())
+    return _at(ast.Assign([target], ast.Constant(value)), at)
+
+
+def _unless(flag: str, body: list[ast.stmt], at: ast.AST) -> ast.stmt:
+    test = ast.UnaryOp(ast.Not(), ast.Name(flag, ast.Load()))
+    node = _at(ast.If(test, body, []), at)
+    node.weft_guard = True  # type: ignore[attr-defined]
+    return node
+
+
+def _at(node: ast.stmt, at: ast.AST) -> ast.stmt:
+    for child in ast.walk(node):
+        if isinstance(child, (ast.stmt, ast.expr)) and not hasattr(child, "lineno"):
+            ast.copy_location(child, at)
+    return node
+
+
+def _with_flags(statements: list[ast.stmt], scope: _Loop) -> list[ast.stmt]:
+    at = statements[0] if statements else ast.Pass(lineno=1, col_offset=0)
+    return [_set(f, False, at) for f in (scope.skip,) if f] + statements
+
+
+def _statements(body: list[ast.stmt], scope: _Loop, function: _Loop | None) -> list[ast.stmt]:
+    result: list[ast.stmt] = []
+    for k, node in enumerate(body):
+        rest = body[k + 1 :]
+        if isinstance(node, ast.Return):
+            value = node.value if node.value is not None else ast.copy_location(ast.Constant(None), node)
+            result.append(_at(ast.Assign([ast.Name(RETURN_VALUE, ast.Store())], value), node))
+            if scope.in_loop:
+                assert function is not None
+                result += [_set(_returned(function), True, node), _set(_broken(scope, node), True, node)]
+            return result
+        if isinstance(node, ast.Break):
+            result.append(_set(_broken(scope, node), True, node))
+            return result
+        if isinstance(node, ast.Continue):
+            return result
+        if isinstance(node, (ast.For, ast.While)):
+            result.append(_loop(node, scope, function))
+            if ast.Return in jumps(node):
+                return result + _after_return(rest, scope, function, node)
+            continue
+        if isinstance(node, ast.If) and jumps(node):
+            return result + _branch(node, rest, scope, function)
+        result.append(node)
+    return result
+
+
+def _branch(
+    node: ast.If, rest: list[ast.stmt], scope: _Loop, function: _Loop | None
+) -> list[ast.stmt]:
+    new = copy.copy(node)
+    if _always(node.body) or _always(node.orelse) or not rest:
+        new.body = _statements(node.body + ([] if _always(node.body) else rest), scope, function)
+        new.orelse = _statements(node.orelse + ([] if _always(node.orelse) else rest), scope, function)
+        new.body = new.body or [ast.copy_location(ast.Pass(), node)]
+        return [new]
+    # Some paths jump and some go on to `rest`: a flag tells.
+    flag = _skip(scope, function)
+    new.body = _flagged(node.body, flag, scope, function)
+    new.orelse = _flagged(node.orelse, flag, scope, function)
+    return [new, _unless(flag, _statements(rest, scope, function) or [ast.copy_location(ast.Pass(), node)], node)]
+
+
+def _flagged(
+    body: list[ast.stmt], flag: str, scope: _Loop, function: _Loop | None
+) -> list[ast.stmt]:
+    """``body`` with the flag set wherever it jumps."""
+    result: list[ast.stmt] = []
+    for k, node in enumerate(body):
+        rest = body[k + 1 :]
+        if isinstance(node, (ast.Return, ast.Break, ast.Continue)):
+            return [*result, *_statements([node], scope, function), _set(flag, True, node)]
+        if isinstance(node, ast.If) and jumps(node):
+            new = copy.copy(node)
+            new.body = _flagged(node.body, flag, scope, function)
+            new.orelse = _flagged(node.orelse, flag, scope, function)
+            result.append(new)
+            if rest:
+                result.append(_unless(flag, _flagged(rest, flag, scope, function), node))
+            return result
+        if isinstance(node, (ast.For, ast.While)):
+            result.append(_loop(node, scope, function))
+            if ast.Return in jumps(node):
+                assert function is not None
+                leave = [_set(flag, True, node)]
+                if scope.in_loop:
+                    leave.append(_set(_broken(scope, node), True, node))
+                returned = ast.Name(_returned(function), ast.Load())
+                result.append(_at(ast.If(returned, leave, []), node))
+                if rest:
+                    result.append(_unless(flag, _flagged(rest, flag, scope, function), node))
+                return result
+            continue
+        result.append(node)
+    return result
+
+
+def _after_return(
+    rest: list[ast.stmt], scope: _Loop, function: _Loop | None, at: ast.AST
+) -> list[ast.stmt]:
+    """What follows a loop that may have returned from the function."""
+    assert function is not None
+    flag = _returned(function)
+    result: list[ast.stmt] = []
+    if scope.in_loop:
+        leave = _at(ast.If(ast.Name(flag, ast.Load()), [_set(_broken(scope, at), True, at)], []), at)
+        result.append(leave)
+    if rest:
+        result.append(_unless(flag, _statements(rest, scope, function), at))
+    return result
+
+
+def _loop(node: ast.For | ast.While, outer: _Loop, function: _Loop | None) -> ast.stmt:
+    inner = _Loop(counter=outer.counter)
+    new = copy.copy(node)
+    body = _statements(node.body, inner, function)
+    new.body = _with_flags(body, inner) or [ast.copy_location(ast.Pass(), node)]
+    new.weft_break = inner.broken  # type: ignore[union-attr]
+    return new
+
+
+def _broken(scope: _Loop, at: ast.AST) -> str:
+    if not scope.broken:
+        scope.broken = f".broken{next(scope.counter)}"
+    return scope.broken
+
+
+def _skip(scope: _Loop, function: _Loop | None) -> str:
+    if not scope.in_loop:
+        assert function is not None
+        return _returned(function)
+    if not scope.skip:
+        scope.skip = f".skip{next(scope.counter)}"
+    return scope.skip
+
+
+def _returned(function: _Loop) -> str:
+    function.skip = ".returned"
+    return function.skip

@@ -1,0 +1,502 @@
+"""Expressions of a kernel, from syntax tree to operands and IR."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError
+from weft.frontend import aggregates, calls
+from weft.frontend.kinds import (
+    Method,
+    Operand,
+    OpaqueKind,
+    Part,
+    Scalar,
+    Static,
+    Tensor,
+    Tup,
+    Vec,
+    describe,
+    dtype_of,
+    join,
+    kind_of,
+    number_dtype,
+)
+from weft.frontend.scope import Guard, dotted
+from weft.ir import types as ir
+from weft.ir.core import Block, Op, Value
+from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.frontend.lower import Lowering
+
+BINARY: dict[type, str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
+    ast.Pow: "**", ast.LShift: "<<", ast.RShift: ">>", ast.BitAnd: "&", ast.BitOr: "|",
+    ast.BitXor: "^", ast.MatMult: "@",
+}  # fmt: skip
+COMPARE: dict[type, str] = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+}  # fmt: skip
+# Evaluated without a branch in `a and b` and `a if c else b`: nothing in them can fault.
+_CHEAP = (ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Attribute)
+_CHEAP_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
+
+
+def expression(cx: Lowering, node: ast.expr) -> Operand:
+    handler = EXPRESSIONS.get(type(node))
+    if handler is None:
+        message, help = _REFUSED.get(
+            type(node), (f"`{type(node).__name__}` cannot be compiled", "do it in the host part")
+        )
+        raise KernelSyntaxError(message, cx.span(node), help)
+    saved = cx.builder.span
+    cx.builder.span = cx.span(node)
+    result = handler(cx, node)
+    cx.builder.span = saved
+    return result
+
+
+def read_scalar(cx: Lowering, x: Operand, span: Span) -> Scalar | Static:
+    """``x`` as a number: a 0-d tensor is read."""
+    if isinstance(x, (Scalar, Static)) and dtype_of(x) is not None:
+        return x
+    if isinstance(x, Tensor) and x.rank == 0:
+        return load_element(cx, x, [], span)
+    if isinstance(x, Part):
+        wrong_subscripts(x.tensor, len(x.indices), span)
+    cx.scalars.number(x, span)
+    raise AssertionError("unreachable")
+
+
+def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
+    if isinstance(a, Vec) or isinstance(b, Vec):
+        return aggregates.binary(cx, symbol, a, b, span)
+    if isinstance(a, Tup) and isinstance(b, Tup) and symbol == "+":
+        return Tup([*a.items, *b.items])
+    if symbol == "@":
+        raise KernelTypeError("`@` needs small vectors or matrices", span,
+                              help="write the loop of the product over the tensors' elements")  # fmt: skip
+    return cx.scalars.binary(symbol, read_scalar(cx, a, span), read_scalar(cx, b, span), span)
+
+
+def no_operator(name: str, span: Span) -> NoReturn:
+    raise KernelSyntaxError(f"the operator `{name}` cannot be compiled", span, help="use another one")
+
+
+# --- tensors ------------------------------------------------------------------------------------
+def wrong_subscripts(tensor: Tensor, given: int, span: Span) -> NoReturn:
+    what, rank = f"`{tensor.name}`" if not tensor.local else tensor.name, tensor.rank
+    names = ", ".join("ijklmnopqr"[:rank]) if rank else "None"
+    raise KernelIndexError(
+        f"{what} has {rank} dimension{'' if rank == 1 else 's'}, but {given} "
+        f"subscript{' is' if given == 1 else 's are'} given", span,
+        help=f"write {tensor.name if not tensor.local else 'a'}[{names}]",
+    )  # fmt: skip
+
+
+def element(
+    cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Span
+) -> tuple[Tensor, list[Value]]:
+    """The tensor and the indices that ``base[subscript]`` names; all dimensions must be given."""
+    part = subscripted(cx, base, subscript, span)
+    if len(part.indices) != part.tensor.rank:
+        wrong_subscripts(part.tensor, len(part.indices), span)
+    return part.tensor, part.indices
+
+
+def subscripted(cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Span) -> Part:
+    if isinstance(base, Tensor):
+        base = Part(base, [])
+    tensor, indices = base.tensor, list(base.indices)
+    nodes = subscript.elts if isinstance(subscript, ast.Tuple) else [subscript]
+    for node in nodes:
+        if isinstance(node, ast.Slice) or (isinstance(node, ast.Constant) and node.value is Ellipsis):
+            raise KernelSyntaxError(
+                "a slice in a device loop: elements are read and written one by one", cx.span(node),
+                help="loop over the elements, or take the view in the host part",
+            )  # fmt: skip
+        operand = expression(cx, node)
+        if isinstance(operand, Static) and operand.value is None and tensor.rank == 0:
+            continue
+        items = operand.items if isinstance(operand, (Vec, Tup)) else [operand]
+        for item in items:
+            if len(indices) >= tensor.rank:
+                wrong_subscripts(tensor, len(indices) + 1, span)
+            indices.append(_subscript(cx, tensor, len(indices), item, cx.span(node)))
+    return Part(tensor, indices)
+
+
+def _subscript(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span) -> Value:
+    b = cx.builder
+    if isinstance(item, Static) and isinstance(item.value, int) and item.value < 0:
+        extent = b.op("memref.dim", tensor.memref, axis=axis)
+        return b.op("arith.addi", extent, b.constant(item.value, ir.index))
+    value = cx.scalars.index(read_scalar(cx, item, span), span)
+    if cx.debug:
+        extent = b.op("memref.dim", tensor.memref, axis=axis)
+        b.span = span
+        b.do("weft.bounds", value, extent, tensor=tensor.name, axis=axis)
+    return value
+
+
+def load_element(cx: Lowering, tensor: Tensor, indices: list[Value], span: Span) -> Scalar:
+    value = cx.builder.load(tensor.memref, indices)
+    if tensor.dtype in ("f16", "bf16"):
+        value = cx.builder.op("arith.extf", value, type=ir.f32)
+    return Scalar(value, tensor.dtype)
+
+
+def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
+    """``x.name``."""
+    if isinstance(x, Static):
+        try:
+            value = getattr(x.value, name)
+        except AttributeError:
+            raise KernelTypeError(f"{describe(x)} has no attribute `{name}`", span,
+                                  help="check the spelling") from None  # fmt: skip
+        owner = x.value
+        if not hasattr(owner, "__path__") and not hasattr(owner, "__spec__"):
+            cx.guards.append(Guard(name, lambda: getattr(owner, name, None), value))
+        return Static(value)
+    if isinstance(x, Tensor):
+        if name == "shape":
+            dims = [cx.builder.op("memref.dim", x.memref, axis=k) for k in range(x.rank)]
+            return Tup([Scalar(d, "int") for d in dims])
+        if name == "ndim":
+            return Static(x.rank)
+        if name == "dtype":
+            return Static(calls.dtype_object(x.dtype))
+        return Method(x, name)
+    if isinstance(x, Vec):
+        found = aggregates.get_attribute(cx, x, name, span)
+        return found if found is not None else Method(x, name)
+    if isinstance(x, Scalar):
+        if name == "dtype":
+            return Static(calls.dtype_object(x.dtype))
+        return Method(x, name)
+    raise KernelTypeError(f"{describe(x)} has no attribute `{name}`", span, help="check the spelling")
+
+
+# --- nodes --------------------------------------------------------------------------------------
+def _constant(cx: Lowering, node: ast.Constant) -> Operand:
+    if isinstance(node.value, complex):
+        raise KernelTypeError("complex numbers cannot be compiled", cx.span(node),
+                              help="use two floats, or weft.math.vec2")  # fmt: skip
+    return Static(node.value)
+
+
+def _name(cx: Lowering, node: ast.Name) -> Operand:
+    return cx.frame.lookup(node.id, cx.span(node), cx.guards)
+
+
+def _attribute(cx: Lowering, node: ast.Attribute) -> Operand:
+    name = dotted(node)
+    root = name.partition(".")[0]
+    if name in cx.frame.arguments and root not in cx.frame.env:
+        return cx.frame.arguments[name]
+    return attribute(cx, expression(cx, node.value), node.attr, cx.span(node))
+
+
+def _tuple(cx: Lowering, node: ast.Tuple | ast.List) -> Operand:
+    items: list[Operand] = []
+    for element_node in node.elts:
+        if isinstance(element_node, ast.Starred):
+            value = expression(cx, element_node.value)
+            items += calls.static_items(value) or cx.unpack(value, -1, cx.span(element_node))
+        else:
+            items.append(expression(cx, element_node))
+    return Tup(items)
+
+
+def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
+    span = cx.span(node)
+    base = expression(cx, node.value)
+    if isinstance(base, (Tensor, Part)):
+        part = subscripted(cx, base, node.slice, span)
+        if len(part.indices) < part.tensor.rank:
+            return part
+        return load_element(cx, part.tensor, part.indices, span)
+    if isinstance(base, Vec):
+        return aggregates.item(cx, base, node.slice, span)
+    if isinstance(base, Static) and isinstance(base.value, (tuple, list)):
+        base = Tup([Static(v) for v in base.value])
+    if isinstance(base, Tup):
+        if isinstance(node.slice, ast.Slice):
+            bounds = [None if p is None else expression(cx, p) for p in
+                      (node.slice.lower, node.slice.upper, node.slice.step)]  # fmt: skip
+            if all(b is None or isinstance(b, Static) for b in bounds):
+                return Tup(base.items[slice(*(b.value if isinstance(b, Static) else None for b in bounds))])
+        else:
+            position = expression(cx, node.slice)
+            if isinstance(position, Static) and isinstance(position.value, int):
+                if not -len(base.items) <= position.value < len(base.items):
+                    raise KernelIndexError(
+                        f"subscript {position.value} of a tuple of {len(base.items)}", span,
+                        help=f"the last one is {len(base.items) - 1}",
+                    )  # fmt: skip
+                return base.items[position.value]
+            if isinstance(position, Scalar) and base.items and all(dtype_of(i) for i in base.items):
+                return aggregates.pick(cx, base.items, position, span)
+        raise KernelTypeError("a tuple is subscripted by a constant", span,
+                              help="use a tensor, or a weft.Vector")  # fmt: skip
+    raise KernelTypeError(f"{describe(base)} cannot be subscripted", span,
+                          help="subscript a tensor, a local array, a vector or a tuple")  # fmt: skip
+
+
+def _binary(cx: Lowering, node: ast.BinOp) -> Operand:
+    a, b = expression(cx, node.left), expression(cx, node.right)
+    return binary(cx, BINARY[type(node.op)], a, b, cx.span(node))
+
+
+def _unary(cx: Lowering, node: ast.UnaryOp) -> Operand:
+    span = cx.span(node)
+    if isinstance(node.op, ast.Not):
+        x = test(cx, node.operand)
+        return cx.scalars.negation(x, span)
+    x = expression(cx, node.operand)
+    if isinstance(x, Vec):
+        return aggregates.unary(cx, node.op, x, span)
+    x = read_scalar(cx, x, span)
+    if isinstance(node.op, ast.USub):
+        return cx.scalars.negate(x, span)
+    if isinstance(node.op, ast.Invert):
+        return cx.scalars.invert(x, span)
+    return x
+
+
+def _compare(cx: Lowering, node: ast.Compare) -> Operand:
+    span = cx.span(node)
+    left = expression(cx, node.left)
+    result: Operand | None = None
+    for op, right_node in zip(node.ops, node.comparators, strict=True):
+        right = expression(cx, right_node)
+        one = _comparison(cx, op, left, right, span)
+        if result is None:
+            result = one
+        elif isinstance(result, Static) or isinstance(one, Static):
+            both = (result, one)
+            known = next(x for x in both if isinstance(x, Static))
+            result = next(x for x in both if x is not known) if known.value else Static(False)
+        else:
+            result = binary(cx, "&", result, one, span)
+        left = right
+    assert result is not None
+    return result
+
+
+def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span: Span) -> Operand:
+    if isinstance(op, (ast.Is, ast.IsNot)):
+        for x in (left, right):
+            if isinstance(x, Static) and x.value is None:
+                other = right if x is left else left
+                same = isinstance(other, Static) and other.value is None
+                return Static(same if isinstance(op, ast.Is) else not same)
+        no_operator("is", span)
+    if isinstance(op, (ast.In, ast.NotIn)):
+        items = calls.static_items(right)
+        if items is None:
+            no_operator("in", span)
+        result: Operand = Static(False)
+        for item in items:
+            equal = cx.scalars.compare("==", read_scalar(cx, left, span), read_scalar(cx, item, span), span)
+            result = equal if isinstance(result, Static) and not result.value else binary(cx, "|", result, equal, span)
+        return result if isinstance(op, ast.In) else cx.scalars.negation(result, span)
+    symbol = COMPARE[type(op)]
+    if isinstance(left, Vec) or isinstance(right, Vec):
+        return aggregates.compare(cx, symbol, left, right, span)
+    if isinstance(left, Static) and isinstance(right, Static):
+        return Static(bool(_static_compare(symbol, left.value, right.value, span)))
+    return cx.scalars.compare(symbol, read_scalar(cx, left, span), read_scalar(cx, right, span), span)
+
+
+def _static_compare(symbol: str, a: Any, b: Any, span: Span) -> Any:
+    from_table = {"==": a.__class__.__eq__, "!=": a.__class__.__ne__}
+    if symbol in from_table:
+        return (a == b) if symbol == "==" else (a != b)
+    try:
+        return {"<": lambda: a < b, "<=": lambda: a <= b, ">": lambda: a > b, ">=": lambda: a >= b}[symbol]()
+    except TypeError as error:
+        raise KernelTypeError(str(error), span, help="compare numbers") from None
+
+
+def cheap(node: ast.expr) -> bool:
+    """Whether ``node`` may be evaluated although Python would not: it cannot fault and costs little."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, _CHEAP_OPERATORS) and cheap(node.left) and cheap(node.right)
+    if not isinstance(node, _CHEAP):
+        return False
+    return all(cheap(c) for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr))
+
+
+def test(cx: Lowering, node: ast.expr) -> Static | Scalar:
+    """``node`` as a condition: a compile-time value, or an i1."""
+    span = cx.span(node)
+    if isinstance(node, ast.BoolOp):
+        return _boolean(cx, node)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return cx.scalars.negation(test(cx, node.operand), span)
+    x = expression(cx, node)
+    if isinstance(x, Static):
+        return Static(bool(x.value))
+    if isinstance(x, Tup):
+        return Static(bool(x.items))
+    if isinstance(x, Vec):
+        raise KernelTypeError("a vector is neither true nor false", span,
+                              help="write .any() or .all() on it")  # fmt: skip
+    return Scalar(cx.scalars.truth(read_scalar(cx, x, span), span), "bool")
+
+
+def _boolean(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
+    """``and`` / ``or`` as a condition; the right side is evaluated only where Python would."""
+    span, conjunction = cx.span(node), isinstance(node.op, ast.And)
+    result = test(cx, node.values[0])
+    for value in node.values[1:]:
+        if isinstance(result, Static):
+            if bool(result.value) != conjunction:
+                return result
+            result = test(cx, value)
+            continue
+        left = result
+        if cheap(value):
+            right = test(cx, value)
+            if isinstance(right, Static):
+                result = left if bool(right.value) == conjunction else right
+            else:
+                name = "arith.andi" if conjunction else "arith.ori"
+                result = Scalar(cx.builder.op(name, left.value, right.value), "bool")
+            continue
+
+        def lazy(value: ast.expr = value) -> Scalar:
+            x = test(cx, value)
+            return cx.scalars.cast(x, "bool", span)
+
+        def known() -> Scalar:
+            return cx.scalars.constant(not conjunction, "bool")
+
+        chosen = choose(cx, left, lazy, known, span) if conjunction else choose(cx, left, known, lazy, span)
+        assert isinstance(chosen, (Scalar, Static))
+        result = chosen
+    return result
+
+
+def _boolop(cx: Lowering, node: ast.BoolOp) -> Operand:
+    """``a and b`` as a value: Python gives one of the operands."""
+    span, conjunction = cx.span(node), isinstance(node.op, ast.And)
+    if all(isinstance(v, (ast.Compare, ast.BoolOp)) or (isinstance(v, ast.UnaryOp) and isinstance(v.op, ast.Not))
+           for v in node.values):  # fmt: skip
+        return _boolean(cx, node)
+    left = expression(cx, node.values[0])
+    for value in node.values[1:]:
+        if isinstance(left, Static):
+            if bool(left.value) != conjunction:
+                return left
+            left = expression(cx, value)
+            continue
+        first = read_scalar(cx, left, span)
+        condition = Scalar(cx.scalars.truth(first, span), "bool")
+        rest: Callable[[], Operand] = lambda value=value: expression(cx, value)  # noqa: E731
+        same: Callable[[], Operand] = lambda first=first: first  # noqa: E731
+        left = choose(cx, condition, rest, same, span) if conjunction else choose(cx, condition, same, rest, span)
+    return left
+
+
+def _conditional(cx: Lowering, node: ast.IfExp) -> Operand:
+    span = cx.span(node)
+    condition = test(cx, node.test)
+    if isinstance(condition, Static):
+        return expression(cx, node.body if condition.value else node.orelse)
+    if cheap(node.body) and cheap(node.orelse):
+        a, b = expression(cx, node.body), expression(cx, node.orelse)
+        if dtype_of(a) and dtype_of(b):
+            return cx.scalars.select(condition.value, a, b, span)
+        return choose(cx, condition, lambda: a, lambda: b, span)
+    return choose(cx, condition, lambda: expression(cx, node.body), lambda: expression(cx, node.orelse), span)
+
+
+def choose(
+    cx: Lowering, condition: Scalar | Static, then: Callable[[], Operand],
+    otherwise: Callable[[], Operand], span: Span,
+) -> Operand:  # fmt: skip
+    """``then()`` where the condition holds, else ``otherwise()``: only that one is evaluated."""
+    from weft.frontend.lower import flatten
+
+    if isinstance(condition, Static):
+        return then() if condition.value else otherwise()
+    b = cx.builder
+    op = b.if_(condition.value)
+    sides: list[Operand] = []
+    for region, side in zip(op.regions, (then, otherwise), strict=True):
+        with b.at(region):
+            x = side()
+            if isinstance(x, Tensor) and x.rank == 0:
+                x = read_scalar(cx, x, span)
+            sides.append(x)
+    kind = join(kind_of(sides[0]), kind_of(sides[1]), "this", span)
+    if isinstance(kind, OpaqueKind):
+        _end(op, b, [[], []])
+        return sides[0]
+    values: list[list[Value]] = []
+    for region, x in zip(op.regions, sides, strict=True):
+        with b.at(region):
+            values.append(flatten(cx.coerce(x, kind, span)))
+    _end(op, b, values)
+    op.results += [Value(t, owner=op) for t in cx.types(kind)]
+    return cx.rebuild(kind, iter(op.results))
+
+
+def _end(op: Op, b: Any, values: list[list[Value]]) -> None:
+    region: Block
+    for region, yielded in zip(op.regions, values, strict=True):
+        with b.at(region):
+            b.do("scf.yield", *yielded)
+
+
+def _named(cx: Lowering, node: ast.NamedExpr) -> Operand:
+    span = cx.span(node)
+    cx.bind(node.target, expression(cx, node.value), span)
+    return expression(cx, ast.copy_location(ast.Name(node.target.id, ast.Load()), node))
+
+
+def _joined(cx: Lowering, node: ast.JoinedStr) -> Operand:
+    raise KernelSyntaxError("an f-string outside of print", cx.span(node),
+                            help="f-strings can be printed: print(f\"...\")")  # fmt: skip
+
+
+def _call(cx: Lowering, node: ast.Call) -> Operand:
+    return calls.call(cx, node)
+
+
+_LOOP = "write a for loop"
+_REFUSED: dict[type, tuple[str, str]] = {
+    ast.Lambda: ("`lambda` cannot be compiled", "define a function outside of the kernel: it will be inlined"),
+    ast.ListComp: ("a list comprehension cannot be compiled", _LOOP),
+    ast.SetComp: ("a set comprehension cannot be compiled", _LOOP),
+    ast.DictComp: ("a dict comprehension cannot be compiled", _LOOP),
+    ast.GeneratorExp: ("a generator expression cannot be compiled", _LOOP),
+    ast.Yield: ("`yield` cannot be compiled", "store the values in a tensor"),
+    ast.YieldFrom: ("`yield from` cannot be compiled", "store the values in a tensor"),
+    ast.Await: ("`await` cannot be compiled", "do it in the host part"),
+    ast.Dict: ("a dict cannot be compiled", "use variables, or a tensor"),
+    ast.Set: ("a set cannot be compiled", "use variables, or a tensor"),
+    ast.Starred: ("`*` cannot be compiled here", "write the items one by one"),
+}  # fmt: skip
+
+EXPRESSIONS: dict[type, Callable[[Lowering, Any], Operand]] = {
+    ast.Constant: _constant,
+    ast.Name: _name,
+    ast.Attribute: _attribute,
+    ast.Tuple: _tuple,
+    ast.List: _tuple,
+    ast.Subscript: _subscript_node,
+    ast.BinOp: _binary,
+    ast.UnaryOp: _unary,
+    ast.Compare: _compare,
+    ast.BoolOp: _boolop,
+    ast.IfExp: _conditional,
+    ast.NamedExpr: _named,
+    ast.JoinedStr: _joined,
+    ast.Call: _call,
+}

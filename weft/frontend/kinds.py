@@ -1,0 +1,297 @@
+"""What an expression of a kernel can be while it is lowered, and how kinds join.
+
+Scalars have a *dtype*: a torch-like name (``f32``, ``u8``, ``bool``, ...), which is strong, or
+``int`` / ``float``, which is weak, as Python's numbers are in torch: a weak scalar takes the dtype of
+the tensor element that it meets. A weak ``int`` is an ``index`` in the IR; a weak ``float`` is the
+kernel's own float.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weft.errors import KernelTypeError
+from weft.ir import types as ir
+from weft.ir.core import Value
+from weft.source import Span
+
+FLOATS = ("f16", "bf16", "f32", "f64")
+SIGNED = ("i8", "i16", "i32", "i64")
+INTS = (*SIGNED, "u8")
+BITS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64, "u8": 8, "f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+
+STORAGE = {
+    "f16": ir.f16, "bf16": ir.bf16, "f32": ir.f32, "f64": ir.f64, "i8": ir.i8, "i16": ir.i16,
+    "i32": ir.i32, "i64": ir.i64, "u8": ir.i8, "bool": ir.i1,
+}  # fmt: skip
+
+
+def is_float(dtype: str) -> bool:
+    return dtype == "float" or dtype in FLOATS
+
+
+def is_int(dtype: str) -> bool:
+    return dtype == "int" or dtype in INTS
+
+
+def is_weak(dtype: str) -> bool:
+    return dtype in ("int", "float")
+
+
+def int_range(dtype: str) -> tuple[int, int]:
+    if dtype == "u8":
+        return 0, 255
+    bits = BITS.get(dtype, 64)
+    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+
+def promote(a: str, b: str) -> str:
+    """The dtype that torch's promotion gives for 0-d tensors (strong) and Python numbers (weak)."""
+    if a == b:
+        return a
+    if is_float(a) or is_float(b):
+        floats = [d for d in (a, b) if is_float(d)]
+        if len(floats) == 1:
+            return floats[0]
+        strong = [d for d in floats if not is_weak(d)]
+        if len(strong) < 2:
+            return strong[0]
+        if set(strong) == {"f16", "bf16"}:
+            return "f32"
+        return max(strong, key=lambda d: BITS[d])
+    if a == "bool":
+        return b
+    if b == "bool":
+        return a
+    if a == "int":
+        return b
+    if b == "int":
+        return a
+    if "u8" in (a, b):
+        other = b if a == "u8" else a
+        return "i16" if other == "i8" else other
+    return max(a, b, key=lambda d: BITS[d])
+
+
+@dataclass(slots=True, eq=False)
+class Scalar:
+    """A run-time number: an SSA value of the dtype's compute type."""
+
+    value: Value
+    dtype: str
+
+
+@dataclass(slots=True, eq=False)
+class Static:
+    """Something known at compile time: a Python number, a function, a dtype, a module, ..."""
+
+    value: Any
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A tensor argument (rank >= 0) or a local array."""
+
+    memref: Value
+    dtype: str
+    name: str
+    local: bool = False
+
+    @property
+    def rank(self) -> int:
+        return self.memref.type.rank  # type: ignore[union-attr]
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A tensor with fewer subscripts than dimensions: ``x[i]`` in ``x[i][j]``."""
+
+    tensor: Tensor
+    indices: list[Value]
+
+
+@dataclass(slots=True, eq=False)
+class Vec:
+    """A small vector (``shape`` is ``(n,)``) or matrix (``(n, m)``, row by row) in registers."""
+
+    items: list[Scalar | Static]
+    shape: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Tup:
+    """A Python tuple of anything."""
+
+    items: list[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Range:
+    """``range(lower, upper, step)`` of run-time integers."""
+
+    lower: Scalar | Static
+    upper: Scalar | Static
+    step: Scalar | Static
+
+
+@dataclass(slots=True, eq=False)
+class Box:
+    """``ndrange(...)``: one (lower, upper) pair for each dimension; ``grouped`` gives one vector."""
+
+    bounds: list[tuple[Any, Any]]
+    grouped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Method:
+    """``receiver.name``, about to be called."""
+
+    receiver: Any
+    name: str
+
+
+@dataclass(slots=True, eq=False)
+class Unbound:
+    """A name that is not, or perhaps not, assigned at this point."""
+
+    reason: str
+
+
+Operand = Scalar | Static | Tensor | Part | Vec | Tup | Range | Box | Method | Unbound
+
+
+# --- what a variable can hold -------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class ScalarKind:
+    dtype: str
+
+    def __str__(self) -> str:
+        return self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class VecKind:
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} x {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class TupKind:
+    items: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.items))})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpaqueKind:
+    """A tensor, an array or a compile-time object: a variable may only ever hold this one."""
+
+    operand: Any
+
+    def __str__(self) -> str:
+        return describe(self.operand)
+
+
+Kind = ScalarKind | VecKind | TupKind | OpaqueKind
+
+
+def number_dtype(value: Any) -> str | None:
+    """The dtype of a compile-time Python number, None for anything else."""
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int"
+    if isinstance(value, float):
+        return "float"
+    return None
+
+
+def dtype_of(x: Operand) -> str | None:
+    """The dtype of a scalar or of a compile-time number, None for anything else."""
+    if isinstance(x, Scalar):
+        return x.dtype
+    if isinstance(x, Static):
+        return number_dtype(x.value)
+    return None
+
+
+def kind_of(x: Operand) -> Kind:
+    dtype = dtype_of(x)
+    if dtype is not None:
+        return ScalarKind(dtype)
+    if isinstance(x, Vec):
+        dtype = "bool"
+        for k, item in enumerate(x.items):
+            d = dtype_of(item)
+            assert d is not None
+            dtype = d if k == 0 else promote(dtype, d)
+        return VecKind(x.shape, dtype)
+    if isinstance(x, Tup):
+        return TupKind(tuple(kind_of(item) for item in x.items))
+    return OpaqueKind(x)
+
+
+def same_operand(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.memref is b.memref
+    if isinstance(a, Static) and isinstance(b, Static):
+        return a.value is b.value or (type(a.value) is type(b.value) and bool(a.value == b.value))
+    return a is b
+
+
+def join(a: Kind, b: Kind, name: str, span: Span) -> Kind:
+    """The kind of a variable that is assigned both; ``KernelTypeError`` if there is none."""
+    if isinstance(a, ScalarKind) and isinstance(b, ScalarKind):
+        return ScalarKind(promote(a.dtype, b.dtype))
+    if isinstance(a, VecKind) and isinstance(b, VecKind) and a.shape == b.shape:
+        return VecKind(a.shape, promote(a.dtype, b.dtype))
+    if isinstance(a, TupKind) and isinstance(b, TupKind) and len(a.items) == len(b.items):
+        return TupKind(tuple(join(x, y, name, span) for x, y in zip(a.items, b.items, strict=True)))
+    if isinstance(a, OpaqueKind) and isinstance(b, OpaqueKind) and same_operand(a.operand, b.operand):
+        return a
+    raise KernelTypeError(
+        f"`{name}` is {article(a)} here and {article(b)} elsewhere",
+        span,
+        help=f"a variable of a kernel has one type: use another name than `{name}`",
+    )
+
+
+def article(kind: Kind) -> str:
+    if isinstance(kind, ScalarKind):
+        return f"a scalar ({kind})"
+    if isinstance(kind, VecKind):
+        return f"a {'matrix' if len(kind.shape) == 2 else 'vector'} ({kind})"
+    if isinstance(kind, TupKind):
+        return f"a tuple of {len(kind.items)}"
+    return str(kind)
+
+
+def describe(x: Any) -> str:
+    """What an operand is, in words, for messages."""
+    if isinstance(x, Tensor):
+        return f"a local array of {x.rank} dimensions" if x.local else f"a tensor of {x.rank} dimensions"
+    if isinstance(x, Part):
+        return f"a part of the tensor `{x.tensor.name}`"
+    if isinstance(x, Static):
+        if x.value is None:
+            return "None"
+        if number_dtype(x.value):
+            return f"the number {x.value!r}"
+        if isinstance(x.value, str):
+            return "a string"
+        name = getattr(x.value, "__name__", None)
+        return f"`{name}`" if name else f"a {type(x.value).__name__}"
+    if isinstance(x, Range):
+        return "a range"
+    if isinstance(x, Box):
+        return "an ndrange"
+    if isinstance(x, Method):
+        return f"the method `{x.name}`"
+    if isinstance(x, Unbound):
+        return "an unbound name"
+    return article(kind_of(x))

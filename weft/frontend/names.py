@@ -1,0 +1,254 @@
+"""Which names a piece of a kernel reads and assigns, and what a global or closure name stands for."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.lang.dtypes import DType
+from weft.lang.vectors import MatrixType, VectorType
+
+MISSING: Any = object()
+SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# Attributes of a constant's module whose members the compiler knows itself.
+KNOWN_MODULES = ("math", "cmath", "torch", "numpy", "weft", "builtins", "operator", "functools")
+
+
+@dataclass(slots=True)
+class Scope:
+    """What the names that a function does not define stand for: its closure cells, its globals and
+    the builtins, looked up now."""
+
+    globals: dict[str, Any]
+    cells: dict[str, types.CellType] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Scope:
+        code = getattr(function, "__code__", None)
+        names = code.co_freevars if code else ()
+        cells = getattr(function, "__closure__", None) or ()
+        return cls(getattr(function, "__globals__", {}), dict(zip(names, cells, strict=True)))
+
+    def lookup(self, name: str) -> Any:
+        """The value of ``name``, or ``MISSING`` (an empty closure cell counts as missing)."""
+        if name in self.cells:
+            try:
+                return self.cells[name].cell_contents
+            except ValueError:
+                return MISSING
+        if name in self.globals:
+            return self.globals[name]
+        return getattr(builtins, name, MISSING)
+
+    def resolve(self, node: ast.expr) -> Any:
+        """The value of a dotted name, or ``MISSING`` where it is anything else."""
+        if isinstance(node, ast.Name):
+            return self.lookup(node.id)
+        if isinstance(node, ast.Attribute):
+            base = self.resolve(node.value)
+            if base is not MISSING:
+                return inspect.getattr_static(base, node.attr, MISSING) if not isinstance(
+                    base, types.ModuleType
+                ) else getattr(base, node.attr, MISSING)
+        return MISSING
+
+    def called(self, node: ast.expr, locals: frozenset[str] = frozenset()) -> str:
+        """The name of the function that ``node`` (the ``func`` of a call) stands for, or ""."""
+        root = root_name(node)
+        if root is not None and root not in locals:
+            value = self.resolve(node)
+            if value is not MISSING:
+                return getattr(value, "__name__", "") or ""
+        return dotted(node).rpartition(".")[2] if root is not None else ""
+
+
+def root_name(node: ast.AST) -> str | None:
+    """``a`` of ``a.b.c``; None where ``node`` is no dotted name."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def dotted(node: ast.AST) -> str:
+    """``"a.b.c"`` of a dotted name."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    assert isinstance(node, ast.Name)
+    return ".".join([node.id, *reversed(parts)])
+
+
+def is_known(value: Any) -> bool:
+    """True for what a kernel names but does not capture: modules, classes, builtins, and functions
+    of weft itself."""
+    if isinstance(value, types.ModuleType | type | types.BuiltinFunctionType | types.GenericAlias):
+        return True
+    if isinstance(value, DType | VectorType | MatrixType):
+        return True
+    if isinstance(value, types.FunctionType):
+        module = value.__module__ or ""
+        inner = getattr(value, "__wrapped__", None)
+        return inner is None and module.partition(".")[0] in KNOWN_MODULES
+    return type(value).__module__.startswith("torch._C") and callable(value)
+
+
+def is_known_module(value: Any) -> bool:
+    """True for a module whose members the compiler knows (so that they are no captured values)."""
+    return (
+        isinstance(value, types.ModuleType)
+        and value.__name__.partition(".")[0] in KNOWN_MODULES
+    )
+
+
+def bound_names(node: ast.AST) -> Iterator[str]:
+    """Names that ``node`` assigns in the enclosing function's scope, in order of appearance."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+            yield name
+        case ast.alias(name=name, asname=asname):
+            yield asname or name.partition(".")[0]
+        case ast.ExceptHandler(name=str(name)):
+            yield name
+        case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            yield name
+        case ast.MatchMapping(rest=str(name)):
+            yield name
+    if isinstance(node, SCOPES):
+        for child in ast.walk(node):
+            if isinstance(child, ast.NamedExpr):
+                yield child.target.id
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from bound_names(child)
+
+
+@dataclass(slots=True)
+class Reads:
+    """What a statement list reads that it has not certainly assigned before.
+
+    ``chains`` are the expressions read: names, and the longest dotted names that are not called.
+    """
+
+    chains: list[ast.expr] = field(default_factory=list)
+
+    def statements(self, body: list[ast.stmt], assigned: frozenset[str]) -> frozenset[str]:
+        """Walks ``body``; returns the names certainly assigned after it."""
+        for statement in body:
+            assigned = self.statement(statement, assigned)
+        return assigned
+
+    def statement(self, node: ast.stmt, assigned: frozenset[str]) -> frozenset[str]:
+        match node:
+            case ast.For():
+                self.expression(node.iter, assigned)
+                inside = assigned | frozenset(bound_names(node.target))
+                self.target(node.target, assigned)
+                self.statements(node.body, inside)
+                self.statements(node.orelse, assigned)
+                return assigned
+            case ast.While():
+                self.expression(node.test, assigned)
+                self.statements(node.body, assigned)
+                self.statements(node.orelse, assigned)
+                return assigned
+            case ast.If():
+                self.expression(node.test, assigned)
+                then = self.statements(node.body, assigned)
+                otherwise = self.statements(node.orelse, assigned)
+                if _leaves(node.body):
+                    return otherwise
+                if node.orelse and _leaves(node.orelse):
+                    return then
+                return then & otherwise
+            case ast.Assign():
+                self.expression(node.value, assigned)
+                for target in node.targets:
+                    self.target(target, assigned)
+                return assigned | frozenset(n for t in node.targets for n in bound_names(t))
+            case ast.AnnAssign():
+                self.expression(node.annotation, assigned)
+                if node.value is None:
+                    return assigned
+                self.expression(node.value, assigned)
+                self.target(node.target, assigned)
+                return assigned | frozenset(bound_names(node.target))
+            case ast.AugAssign():
+                if isinstance(node.target, ast.Name):
+                    read = ast.Name(node.target.id, ast.Load())
+                    self.name(ast.copy_location(read, node.target), assigned)
+                self.target(node.target, assigned)
+                self.expression(node.value, assigned)
+                return assigned | frozenset(bound_names(node.target))
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt):
+                self.statement(child, assigned)
+            else:
+                self.expression(child, assigned)
+        return assigned | frozenset(
+            name for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr) for name in bound_names(c)
+        )
+
+    def target(self, node: ast.expr, assigned: frozenset[str]) -> None:
+        """The reads within an assignment's target: tensors and subscripts."""
+        if isinstance(node, ast.Name):
+            return
+        if isinstance(node, ast.Tuple | ast.List):
+            for item in node.elts:
+                self.target(item, assigned)
+        elif isinstance(node, ast.Starred):
+            self.target(node.value, assigned)
+        elif isinstance(node, ast.Attribute):
+            self.expression(node.value, assigned)
+        else:
+            self.expression(node, assigned)
+
+    def expression(self, node: ast.AST, assigned: frozenset[str]) -> None:
+        match node:
+            case ast.Name():
+                if isinstance(node.ctx, ast.Load):
+                    self.name(node, assigned)
+                return
+            case ast.Attribute() if (root := root_name(node)) is not None:
+                self.chain(node, root, assigned)
+                return
+            case ast.Call(func=ast.Attribute() as func) if (root := root_name(func)) is not None:
+                self.chain(func.value, root, assigned)
+                for argument in [*node.args, *(k.value for k in node.keywords)]:
+                    self.expression(argument, assigned)
+                return
+            case ast.NamedExpr():
+                self.expression(node.value, assigned)
+                return
+        if isinstance(node, SCOPES):
+            assigned |= frozenset(_own_names(node))
+        for child in ast.iter_child_nodes(node):
+            self.expression(child, assigned)
+
+    def chain(self, node: ast.expr, root: str, assigned: frozenset[str]) -> None:
+        if root not in assigned:
+            self.chains.append(node)
+
+    def name(self, node: ast.Name, assigned: frozenset[str]) -> None:
+        self.chain(node, node.id, assigned)
+
+
+def _own_names(scope: ast.AST) -> Iterator[str]:
+    """The names that a lambda or a comprehension binds for itself."""
+    if isinstance(scope, ast.Lambda):
+        arguments = scope.args
+        for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
+            yield a.arg
+    else:
+        for generator in scope.generators:  # type: ignore[attr-defined]
+            yield from bound_names(generator.target)
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    """True where the end of ``body`` is never reached."""
+    return bool(body) and isinstance(body[-1], ast.Continue | ast.Break | ast.Return | ast.Raise)

@@ -1,0 +1,90 @@
+"""A kernel's parameters and what their annotations ask for."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.frontend.names import Scope
+from weft.lang.dtypes import DType
+from weft.lang.types import NDArrayType, is_template
+
+EMPTY = inspect.Parameter.empty
+SCALARS = {float: "float", int: "int", bool: "bool"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """``kind`` is "tensor", "float", "int", "bool", "template" or "" (not said).
+
+    ``dtype`` is set for a scalar annotated with a weft dtype (a strong scalar). ``annotation`` is
+    the annotation itself, ``optional`` says whether None is allowed besides.
+    """
+
+    name: str
+    kind: str = ""
+    dtype: str | None = None
+    optional: bool = False
+    annotation: Any = None
+    default: Any = EMPTY
+    position: inspect._ParameterKind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of ``function``; those that are text are evaluated where that is possible."""
+    scope = Scope.of(function)
+    cells = {n: v for n in scope.cells if (v := scope.lookup(n)) is not inspect.Parameter.empty}
+    result: dict[str, Any] = {}
+    for name, value in getattr(function, "__annotations__", {}).items():
+        if isinstance(value, str):
+            try:
+                # As typing.get_type_hints does, but one name that is unknown hides no other.
+                value = eval(value, scope.globals, cells)
+            except (NameError, AttributeError, TypeError, SyntaxError):
+                continue
+        result[name] = value
+    return result
+
+
+def parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """The parameters of ``function`` in order."""
+    hints = annotations(function)
+    return tuple(
+        _parameter(p, hints.get(p.name)) for p in inspect.signature(function).parameters.values()
+    )
+
+
+def _parameter(parameter: inspect.Parameter, annotation: Any) -> Parameter:
+    kind, dtype, optional = "", None, False
+    members = [a for a in typing.get_args(annotation) if a is not type(None)]
+    if type(None) in typing.get_args(annotation) and len(members) == 1:
+        annotation, optional = members[0], True
+    if annotation in SCALARS if isinstance(annotation, type) else False:
+        kind = SCALARS[annotation]
+    elif isinstance(annotation, DType):
+        kind, dtype = annotation.kind, annotation.name
+    elif is_template(annotation):
+        kind = "template"
+    elif is_tensor_annotation(annotation):
+        kind = "tensor"
+    return Parameter(
+        parameter.name, kind, dtype, optional or parameter.default is None, annotation,
+        parameter.default, parameter.kind,
+    )  # fmt: skip
+
+
+def is_tensor_annotation(annotation: Any) -> bool:
+    """True for ``torch.Tensor``, ``weft.types.ndarray(...)`` and jaxtyping's ``Float[Tensor, ..]``."""
+    if isinstance(annotation, NDArrayType) or is_jaxtyping(annotation):
+        return True
+    return isinstance(annotation, type) and issubclass(annotation, torch.Tensor)
+
+
+def is_jaxtyping(annotation: Any) -> bool:
+    """True for jaxtyping's annotations, which are classes with these attributes."""
+    return all(hasattr(annotation, name) for name in ("dtypes", "dim_str", "array_type"))

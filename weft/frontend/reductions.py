@@ -1,0 +1,169 @@
+"""Scalars that a parallel loop accumulates into: which combiner, and what must not be done to them."""
+
+from __future__ import annotations
+
+import ast
+import math
+
+from weft.errors import KernelSyntaxError
+from weft.frontend.kinds import is_float
+from weft.ir import types as ir
+from weft.source import FunctionSource
+
+# The combiner that `x op= v` accumulates with.
+AUGMENTED = {"+": "add", "-": "add", "*": "mul", "/": "mul", "&": "and", "|": "or", "^": "xor"}
+_OPERATORS = {
+    ast.Add: "add", ast.Sub: "add", ast.Mult: "mul", ast.Div: "mul",
+    ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
+}  # fmt: skip
+_KINDS = {
+    "add": ("addf", "addi", "addi"), "mul": ("mulf", "muli", "muli"),
+    "max": ("maximumf", "maxsi", "maxui"), "min": ("minimumf", "minsi", "minui"),
+    "and": ("", "andi", "andi"), "or": ("", "ori", "ori"), "xor": ("", "xori", "xori"),
+}  # fmt: skip
+
+
+def kind(combiner: str, dtype: str) -> str:
+    """The IR's combiner for values of ``dtype``."""
+    column = 0 if is_float(dtype) else 2 if dtype in ("u8", "bool") else 1
+    return _KINDS[combiner][column]
+
+
+def identity(kind: str, type: ir.ScalarType) -> bool | int | float:
+    """The value that changes nothing when it is combined."""
+    unsigned, bits = kind.endswith("ui"), type.bits
+    low = 0 if unsigned else -(1 << (bits - 1))
+    high = (1 << bits) - 1 if unsigned else (1 << (bits - 1)) - 1
+    ones = True if type is ir.i1 else -1
+    return {
+        "addf": 0.0, "mulf": 1.0, "maximumf": -math.inf, "minimumf": math.inf, "addi": 0, "muli": 1,
+        "maxsi": low, "maxui": low, "minsi": high, "minui": high, "andi": ones, "ori": 0, "xori": 0,
+    }[kind]  # fmt: skip
+
+
+def rewrite(body: list[ast.stmt], names: list[str]) -> list[ast.stmt]:
+    """``if x > m: m = x`` becomes ``m = max(m, x)`` for the reduced ``names``."""
+    if not names:
+        return body
+    rewriter = _Extremes(set(names))
+    return [rewriter.visit(node) for node in body]
+
+
+class _Extremes(ast.NodeTransformer):
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+
+    def visit_If(self, node: ast.If) -> ast.stmt:
+        match node:
+            case ast.If(
+                test=ast.Compare(left=left, ops=[op], comparators=[right]),
+                body=[ast.Assign(targets=[ast.Name(id=name)], value=value)],
+                orelse=[],
+            ) if name in self.names:
+                function = _extreme(left, op, right, name, value)
+                if function:
+                    old = ast.Name(name, ast.Load())
+                    call = ast.Call(ast.Name(function, ast.Load()), [old, value], [])
+                    new = ast.Assign([ast.Name(name, ast.Store())], call)
+                    for child in ast.walk(new):
+                        if not hasattr(child, "lineno"):
+                            ast.copy_location(child, node)
+                    return new
+        new_node = ast.If(
+            node.test, [self.visit(n) for n in node.body], [self.visit(n) for n in node.orelse]
+        )
+        return ast.copy_location(new_node, node)
+
+
+def _extreme(left: ast.expr, op: ast.cmpop, right: ast.expr, name: str, value: ast.expr) -> str:
+    """"max" or "min" if the comparison asks whether ``value`` is beyond ``name``."""
+    text = ast.dump(value)
+    if isinstance(right, ast.Name) and right.id == name and ast.dump(left) == text:
+        return "max" if isinstance(op, ast.Gt) else "min" if isinstance(op, ast.Lt) else ""
+    if isinstance(left, ast.Name) and left.id == name and ast.dump(right) == text:
+        return "max" if isinstance(op, ast.Lt) else "min" if isinstance(op, ast.Gt) else ""
+    return ""
+
+
+def combiner(body: list[ast.stmt], name: str, source: FunctionSource) -> str:
+    """How ``name`` is accumulated into: one of add, mul, max, min, and, or, xor.
+
+    Raises ``KernelSyntaxError`` where it is updated in two ways, or read besides.
+    """
+    found: dict[str, ast.stmt] = {}
+    for node in (n for statement in body for n in ast.walk(statement)):
+        if isinstance(node, ast.stmt):
+            update = _update(node, name)
+            if update is None:
+                continue
+            way, rest = update
+            if not way:
+                raise KernelSyntaxError(
+                    f"`{name}` comes from before the parallel loop and is assigned in it",
+                    source.span(node),
+                    help=f"only an accumulation may leave a parallel loop: `{name} += ...`, "
+                    f"`{name} = max({name}, ...)`; use another name for a temporary",
+                )  # fmt: skip
+            found.setdefault(way, node)
+            if any(_reads(part, name) for part in rest):
+                _refuse_read(node, name, source)
+    for statement in body:
+        _check_reads(statement, name, source)
+    if len(found) > 1:
+        first, second = list(found)[:2]
+        raise KernelSyntaxError(
+            f"`{name}` is accumulated in two ways, by {first} and by {second}",
+            source.span(found[second]), help="use one variable for each",
+        )  # fmt: skip
+    return next(iter(found))
+
+
+def _update(node: ast.stmt, name: str) -> tuple[str, list[ast.expr]] | None:
+    """(combiner, the other operands) if ``node`` assigns ``name``; combiner "" if by no known one."""
+    if isinstance(node, ast.AugAssign) and _is(node.target, name):
+        return _OPERATORS.get(type(node.op), ""), [node.value]
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if not any(_is(t, name) for t in targets for t in ast.walk(t)):
+            return None
+        value = node.value
+        match value:
+            case ast.BinOp(left=left, op=op, right=right) if _is(left, name):
+                return _OPERATORS.get(type(op), ""), [right]
+            case ast.BinOp(left=left, op=ast.Add() | ast.Mult() | ast.BitAnd() | ast.BitOr() | ast.BitXor() as op,
+                           right=right) if _is(right, name):  # fmt: skip
+                return _OPERATORS[type(op)], [left]
+            case ast.Call(func=ast.Name(id="max" | "min" as way) | ast.Attribute(attr="max" | "min" as way),
+                          args=args) if any(_is(a, name) for a in args):  # fmt: skip
+                return way, [a for a in args if not _is(a, name)]
+            case ast.BoolOp(op=op, values=values) if any(_is(v, name) for v in values):
+                way = "and" if isinstance(op, ast.And) else "or"
+                return way, [v for v in values if not _is(v, name)]
+        return "", []
+    if isinstance(node, ast.For) and any(_is(t, name) for t in ast.walk(node.target)):
+        return "", []
+    return None
+
+
+def _check_reads(node: ast.AST, name: str, source: FunctionSource) -> None:
+    if isinstance(node, ast.stmt) and _update(node, name) is not None:
+        return
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr) and _reads(child, name):
+            _refuse_read(child, name, source)
+        _check_reads(child, name, source)
+
+
+def _refuse_read(node: ast.AST, name: str, source: FunctionSource) -> None:
+    raise KernelSyntaxError(
+        f"`{name}` is read in the parallel loop that accumulates into it", source.span(node),
+        help="other iterations are still adding to it: read it after the loop, or use weft.serial(...)",
+    )  # fmt: skip
+
+
+def _is(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    return any(_is(n, name) for n in ast.walk(node))

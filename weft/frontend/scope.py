@@ -1,0 +1,132 @@
+"""Names while a kernel is lowered: frames, environments, and which names a piece of code assigns."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from weft.errors import KernelNameError
+from weft.frontend.kinds import Operand, Static, Unbound
+from weft.source import FunctionSource, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A value that was read at compile time from something that may change: recompile if it has.
+
+    ``read`` gives the present value; the specialisation holds while it equals ``value``.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    value: Any
+
+    def holds(self) -> bool:
+        now = self.read()
+        return now is self.value or (type(now) is type(self.value) and bool(now == self.value))
+
+
+@dataclass(slots=True)
+class Frame:
+    """One function being lowered: the kernel's loop, or a function that is inlined into it."""
+
+    source: FunctionSource
+    path: tuple[Any, ...]  # the call sites that led here: names variables across repeated lowering
+    env: dict[str, Operand] = field(default_factory=dict)
+    arguments: dict[str, Operand] = field(default_factory=dict)  # a region's arguments
+    counts: dict[str, int] = field(default_factory=dict)  # how often each name is assigned
+
+    def lookup(self, name: str, span: Span, guards: list[Guard]) -> Operand:
+        operand = self.env.get(name)
+        if operand is None:
+            operand = self.arguments.get(name)
+        if operand is None:
+            return self._outer(name, span, guards)
+        if isinstance(operand, Unbound):
+            raise KernelNameError(
+                f"`{name}` may have no value here: {operand.reason}", span,
+                help=f"give `{name}` a value before",
+            )  # fmt: skip
+        return operand
+
+    def _outer(self, name: str, span: Span, guards: list[Guard]) -> Operand:
+        """A closure variable, a global or a builtin: its value now, guarded against change."""
+        function = self.source.function
+        code = function.__code__
+        if function.__closure__ and name in code.co_freevars:
+            cell = function.__closure__[code.co_freevars.index(name)]
+            value = cell.cell_contents
+            if not isinstance(value, ModuleType):
+                guards.append(Guard(name, lambda: cell.cell_contents, value))
+            return Static(value)
+        scope = function.__globals__
+        if name in scope:
+            value = scope[name]
+            if not isinstance(value, ModuleType):
+                guards.append(Guard(name, lambda: scope.get(name), value))
+            return Static(value)
+        if hasattr(builtins, name):
+            return Static(getattr(builtins, name))
+        raise KernelNameError(
+            f"the name `{name}` is not known", span,
+            help="a kernel sees its parameters, its own variables, and the names of its module",
+        )  # fmt: skip
+
+
+def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
+    """The names that statements assign, in order of first appearance, with how often they do."""
+    counts: dict[str, int] = {}
+
+    def target(node: ast.expr) -> None:
+        if isinstance(node, ast.Name):
+            counts[node.id] = counts.get(node.id, 0) + 1
+        elif isinstance(node, (ast.Tuple, ast.List)):
+            for item in node.elts:
+                target(item)
+        elif isinstance(node, ast.Starred):
+            target(node.value)
+        elif isinstance(node, (ast.Subscript, ast.Attribute)):
+            # v[0] = x and v.x = y make a new vector of v; stores to tensors do no harm here.
+            base = node.value
+            if isinstance(base, ast.Name):
+                counts[base.id] = counts.get(base.id, 0) + 2
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.Assign):
+            for t in node.targets:
+                target(t)
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                target(node.target)
+        elif isinstance(node, ast.AugAssign):
+            target(node.target)
+            target(node.target)
+        elif isinstance(node, ast.For):
+            target(node.target)
+        elif isinstance(node, ast.NamedExpr):
+            target(node.target)
+        flag = getattr(node, "weft_break", "")
+        if flag:
+            counts[flag] = counts.get(flag, 0) + 2
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.stmt, ast.NamedExpr)):
+                visit(child)
+
+    for node in nodes:
+        visit(node)
+    return counts
+
+
+def dotted(node: ast.AST) -> str:
+    """``a.b.c`` as text, or "" if ``node`` is not a chain of attributes of a name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([node.id, *reversed(parts)])

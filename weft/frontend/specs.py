@@ -1,0 +1,126 @@
+"""What is known of a kernel argument when its region is compiled. Free of torch.
+
+The runtime computes specs from values (``runtime/signature.py``); the frontend reads them.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+# torch dtypes that a kernel can load and store, by weft's names.
+TENSOR_DTYPES = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor: element type (one of ``TENSOR_DTYPES``), rank, and how much is known of its strides
+    (one of ``ir.types.LAYOUTS``)."""
+
+    dtype: str
+    rank: int
+    layout: str = "contiguous"
+
+    def __str__(self) -> str:
+        dims = ", ".join([":"] * self.rank)
+        return f"{self.dtype}[{dims}]" + ("" if self.layout == "contiguous" else f" {self.layout}")
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarSpec:
+    """A Python scalar whose value is known only at run time: ``kind`` is "int", "float" or "bool".
+
+    ``dtype`` is None for a weak scalar, or the dtype that the parameter is annotated with.
+    """
+
+    kind: str
+    dtype: str | None = None
+
+    def __str__(self) -> str:
+        return self.dtype or self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class TupleSpec:
+    """A tuple, list or ``torch.Size`` of arguments; it is passed flattened."""
+
+    items: tuple[Spec, ...]
+
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.items))})"
+
+
+class ConstSpec:
+    """A value that is compiled in. Equal where type and value are equal, floats by their bits."""
+
+    __slots__ = ("_key", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._key = constant_key(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ConstSpec) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return f"ConstSpec({self.value!r})"
+
+    def __str__(self) -> str:
+        name = getattr(self.value, "__qualname__", None) if callable(self.value) else None
+        return f"={name or repr(self.value)}"
+
+
+Spec = TensorSpec | ScalarSpec | TupleSpec | ConstSpec
+
+
+def constant_key(value: Any) -> Hashable:
+    """A hashable key that is equal exactly where two constants may share compiled code.
+
+    Plain data (numbers, strings, enums, and tuples, lists, sets and dicts of them) compares by type
+    and value; functions, classes and any other object by identity.
+    """
+    kind = type(value)
+    if kind in (int, bool, str, bytes, type(None), type(Ellipsis)):
+        return (kind, value)
+    if kind is float:
+        return (float, struct.pack("d", value))
+    if kind is complex:
+        return (complex, struct.pack("dd", value.real, value.imag))
+    if isinstance(value, enum.Enum):
+        return (kind, value.name)
+    if isinstance(value, tuple | list):
+        return (kind, *map(constant_key, value))
+    if kind is dict:
+        return (dict, *((constant_key(k), constant_key(v)) for k, v in value.items()))
+    if kind in (set, frozenset):
+        return (kind, frozenset(map(constant_key, value)))
+    return Identity(value)
+
+
+class Identity:
+    """Compares by identity, and keeps its object alive, so that an ``id`` is not used twice.
+
+    A bound method is a new object at each access: it is the same where function and object are.
+    """
+
+    __slots__ = ("ids", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        function = getattr(value, "__func__", None)
+        if function is not None and hasattr(value, "__self__"):
+            self.ids = (id(function), id(value.__self__))
+        else:
+            self.ids = (id(value), 0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self.ids == other.ids
+
+    def __hash__(self) -> int:
+        return hash(self.ids)

@@ -1,0 +1,410 @@
+"""Cuts a kernel in two: the host part, which Python runs, and its device loops (regions).
+
+Top-level ``for`` statements over ``range``, ``weft.ndrange``, ``weft.grouped`` or a tensor are
+regions. In the host function, region k is replaced by a call of launcher k with the values that
+the region reads; all else is left as it is written.
+"""
+
+from __future__ import annotations
+
+import __future__
+
+import ast
+import copy
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.errors import KernelNameError, KernelSyntaxError
+from weft.frontend.mutation import mutated
+from weft.frontend.names import (
+    MISSING,
+    Reads,
+    Scope,
+    bound_names,
+    dotted,
+    is_known,
+    is_known_module,
+    root_name,
+)
+from weft.frontend.parameters import Parameter, parameters
+from weft.source import FunctionSource, Span
+
+LAUNCHERS = "__weft__"  # the host function's hidden first parameter: a tuple of launchers
+DEVICE_LOOPS = ("range", "ndrange", "grouped")
+HOST_LOOPS = ("serial", "static")
+# Attributes that a specialisation knows of a tensor: not passed where the tensor itself is.
+SELF_EVIDENT = ("shape", "ndim", "dtype")
+_FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionArg:
+    """One value that a region reads. ``name`` may be dotted (``cfg.eps``).
+
+    ``captured``: a global or closure value, constant for a specialisation. ``template``: the value
+    of a ``weft.template()`` parameter. ``parameter``: the kernel's parameter that it is, where the
+    host part does not reassign it. ``fresh``: shares no memory with what the caller can see.
+    """
+
+    name: str
+    expr: ast.expr
+    captured: bool = False
+    template: bool = False
+    parameter: Parameter | None = None
+    fresh: bool = False
+
+    @property
+    def annotation(self) -> Any:
+        return self.parameter.annotation if self.parameter else None
+
+
+@dataclass(slots=True)
+class Region:
+    """One device loop. ``results`` are the scalars that it reduces into, which the host defined."""
+
+    index: int
+    node: ast.For
+    args: list[RegionArg]
+    results: list[str]
+    span: Span
+
+
+@dataclass(slots=True)
+class HostPart:
+    """``host(launchers, *args, **kwargs)`` runs the kernel. ``mutated``: parameters (and captured
+    tensors) that are written to. ``returns``: one entry for each ``return`` statement: the names of
+    its items if they are plain parameters, else "" (a bare ``return`` or none at all: no entry)."""
+
+    host: Callable[..., Any]
+    regions: list[Region]
+    mutated: frozenset[str]
+    returns: list[tuple[str, ...]]
+    parameters: tuple[Parameter, ...]
+    captured: tuple[str, ...] = ()
+    lines: dict[int, str] = field(default_factory=dict)
+
+
+def split(source: FunctionSource, function: Callable[..., Any]) -> HostPart:
+    """Splits the kernel ``function``. Raises ``KernelSyntaxError`` and ``KernelNameError``."""
+    splitter = _Splitter(source, function)
+    tree = splitter.tree()
+    host = _host_function(source, function, tree)
+    captured = {a.name.partition(".")[0] for r in splitter.regions for a in r.args if a.captured}
+    return HostPart(
+        host, splitter.regions, splitter.written, splitter.returns, splitter.parameters,
+        tuple(sorted(captured)), source.lines,
+    )  # fmt: skip
+
+
+class _Splitter:
+    def __init__(self, source: FunctionSource, function: Callable[..., Any]) -> None:
+        self.source = source
+        self.scope = Scope.of(function)
+        self.parameters = parameters(function)
+        self.by_name = {p.name: p for p in self.parameters}
+        self.regions: list[Region] = []
+        self.returns: list[tuple[str, ...]] = []
+        self.region_nodes: set[ast.AST] = set()
+        _refuse(source)
+        body = source.tree.body
+        self.stored = set(self._host_names(body))
+        self.locals = frozenset(self.stored | set(self.by_name))
+        self.written, self.aliases = mutated(source.tree, self.scope, self.region_nodes)
+
+    def tree(self) -> ast.FunctionDef:
+        """The host function's syntax tree, its first parameter not yet added."""
+        for statement in ast.walk(self.source.tree):
+            if isinstance(statement, ast.Return) and statement.value is not None:
+                self.returns.append(self._returned(statement.value))
+        new = copy.copy(self.source.tree)
+        new.body = self._block(self.source.tree.body)
+        self._check_reads_after(self.source.tree.body)
+        return new
+
+    # --- which statements are what -------------------------------------------------------------
+    def is_region(self, node: ast.stmt) -> bool:
+        """Whether ``node``, a statement of the host part, is a device loop."""
+        if not isinstance(node, ast.For):
+            return False
+        over = node.iter
+        if isinstance(over, ast.Call):
+            called = self.scope.called(over.func, frozenset(self.by_name))
+            if called in DEVICE_LOOPS:
+                return True
+            if called in HOST_LOOPS:
+                return False
+        elif root_name(over) is not None:
+            return True
+        raise KernelSyntaxError(
+            f"a kernel cannot loop over `{ast.unparse(over)}`", self.source.span(over),
+            help="a device loop goes over range(...), weft.ndrange(...) or a tensor; write "
+            "`for ... in weft.serial(...)` for a loop of the host part",
+        )  # fmt: skip
+
+    def _blocks(self, node: ast.stmt) -> list[list[ast.stmt]]:
+        """The statement lists inside a host statement."""
+        blocks = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
+        blocks += [handler.body for handler in getattr(node, "handlers", [])]
+        blocks += [case.body for case in getattr(node, "cases", [])]
+        return [block for block in blocks if isinstance(block, list) and block]
+
+    def _host_names(self, body: Iterable[ast.stmt]) -> Iterable[str]:
+        """The names that the host part assigns."""
+        for node in body:
+            if self.is_region(node):
+                self.region_nodes.add(node)
+                continue
+            blocks = self._blocks(node)
+            if not blocks:
+                yield from bound_names(node)
+                continue
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.ExceptHandler):
+                    yield from [child.name] if child.name else []
+                elif isinstance(child, ast.match_case):
+                    yield from bound_names(child.pattern)
+                elif not isinstance(child, ast.stmt):
+                    yield from bound_names(child)
+            for block in blocks:
+                yield from self._host_names(block)
+
+    def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        return [self._statement(node) for node in body]
+
+    def _statement(self, node: ast.stmt) -> ast.stmt:
+        if self.is_region(node):
+            assert isinstance(node, ast.For)
+            return self._region(node)
+        if not self._blocks(node):
+            return node
+        new = copy.copy(node)
+        for name in ("body", "orelse", "finalbody"):
+            if isinstance(getattr(node, name, None), list):
+                setattr(new, name, self._block(getattr(node, name)))
+        for name in ("handlers", "cases"):
+            if hasattr(node, name):
+                parts = [copy.copy(part) for part in getattr(node, name)]
+                for part in parts:
+                    part.body = self._block(part.body)
+                setattr(new, name, parts)
+        return new
+
+    # --- one region -----------------------------------------------------------------------------
+    def _region(self, node: ast.For) -> ast.stmt:
+        span = self.source.span(node)
+        if node.orelse:
+            raise KernelSyntaxError(
+                "`else` of a device loop", self.source.span(node.orelse[0]),
+                help="write the statements after the loop: it cannot be left by `break`",
+            )  # fmt: skip
+        reads = Reads()
+        reads.statement(node, frozenset())
+        stored = set(bound_names(node))
+        read = {root_name(chain) for chain in reads.chains}
+        results = [n for n in dict.fromkeys(bound_names(node)) if n in self.locals and n in read]
+        args: dict[str, RegionArg] = {}
+        for chain in reads.chains:
+            arg = self._arg(chain, stored)
+            if arg is not None:
+                args.setdefault(arg.name, arg)
+        for name in [n for n in args if n.rpartition(".")[2] in SELF_EVIDENT]:
+            if name.rpartition(".")[0] in args:
+                del args[name]
+        region = Region(len(self.regions), node, list(args.values()), results, span)
+        self.regions.append(region)
+        function = ast.Subscript(ast.Name(LAUNCHERS, ast.Load()), ast.Constant(region.index), ast.Load())
+        call = ast.Call(function, [copy.deepcopy(a.expr) for a in region.args], [])
+        statement: ast.stmt = ast.Expr(call)
+        if results:
+            names: list[ast.expr] = [ast.Name(name, ast.Store()) for name in results]
+            target = names[0] if len(names) == 1 else ast.Tuple(names, ast.Store())
+            statement = ast.Assign([target], call)
+        head = ast.copy_location(ast.Pass(), node)
+        head.end_lineno, head.end_col_offset = node.iter.end_lineno, node.iter.end_col_offset
+        for child in ast.walk(statement):
+            if isinstance(child, ast.expr | ast.stmt):
+                ast.copy_location(child, head)
+        return statement
+
+    def _arg(self, chain: ast.expr, stored: set[str]) -> RegionArg | None:
+        """What the host has to pass for a name that the region reads; None if nothing."""
+        root = root_name(chain)
+        assert root is not None
+        if root in self.locals:
+            parameter = self.by_name.get(root) if root not in self.stored else None
+            whole = isinstance(chain, ast.Name)
+            template = parameter is not None and parameter.kind == "template"
+            return RegionArg(
+                dotted(chain), chain, template=template, parameter=parameter if whole else None,
+                fresh=not self.aliases.get(root, True),
+            )  # fmt: skip
+        if root in stored:
+            return None
+        value = self.scope.lookup(root)
+        if value is MISSING:
+            raise KernelNameError(
+                f"the name `{root}` is not known", self.source.span(chain),
+                help="a kernel sees its parameters, its own variables, and the names of its module",
+            )  # fmt: skip
+        if isinstance(value, types.ModuleType) and not is_known_module(value):
+            return self._module_constant(chain)
+        return None if is_known(value) else RegionArg(dotted(chain), chain, captured=True)
+
+    def _module_constant(self, chain: ast.expr) -> RegionArg | None:
+        """``config.N`` of a module of the user's: passed, so that a change is noticed."""
+        value = self.scope.resolve(chain)
+        if value is MISSING or is_known(value):
+            return None
+        return RegionArg(dotted(chain), chain, captured=True)
+
+    # --- names that a region assigns and the host reads -----------------------------------------
+    def _check_reads_after(self, body: list[ast.stmt]) -> None:
+        regions = {id(region.node): region for region in self.regions}
+        private: dict[str, ast.For] = {}
+        self._reads_after(body, regions, private)
+
+    def _reads_after(
+        self, body: list[ast.stmt], regions: dict[int, Region], private: dict[str, ast.For]
+    ) -> None:
+        """Walks in program order; ``private`` are the names last assigned by a region."""
+        for node in body:
+            region = regions.get(id(node))
+            if region is not None:
+                for arg in region.args:
+                    self._refuse_private(arg.expr, private)
+                for name in bound_names(node):
+                    if name in region.results:
+                        private.pop(name, None)
+                    else:
+                        private[name] = region.node
+                continue
+            blocks = self._blocks(node)
+            if not blocks:
+                self._host_reads(node, private)
+                continue
+            for child in ast.iter_child_nodes(node):
+                if not isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+                    self._host_reads(child, private)
+            repeats = 2 if isinstance(node, ast.For | ast.While) else 1
+            for _ in range(repeats):
+                after: dict[str, ast.For] = {}
+                for block in blocks:
+                    inner = dict(private)
+                    self._reads_after(block, regions, inner)
+                    after |= inner
+                private.clear()
+                private |= after
+
+    def _host_reads(self, node: ast.AST, private: dict[str, ast.For]) -> None:
+        reads = Reads()
+        if isinstance(node, ast.stmt):
+            reads.statement(node, frozenset())
+        elif isinstance(node, ast.withitem):
+            reads.expression(node.context_expr, frozenset())
+        else:
+            reads.expression(node, frozenset())
+        for chain in reads.chains:
+            self._refuse_private(chain, private)
+        for name in bound_names(node):
+            private.pop(name, None)
+
+    def _refuse_private(self, chain: ast.expr, private: dict[str, ast.For]) -> None:
+        name = root_name(chain)
+        if name in private:
+            raise KernelNameError(
+                f"`{name}` is read after the device loop that assigns it "
+                f"(line {private[name].lineno})", self.source.span(chain),
+                help=f"each iteration has a `{name}` of its own: store it in a tensor, or give "
+                f"`{name}` a value before the loop and accumulate into it (`{name} += ...`)",
+            )  # fmt: skip
+
+    def _returned(self, value: ast.expr) -> tuple[str, ...]:
+        items = value.elts if isinstance(value, ast.Tuple) else [value]
+        names = []
+        for item in items:
+            plain = isinstance(item, ast.Name) and item.id in self.by_name
+            names.append(item.id if plain and item.id not in self.stored else "")  # type: ignore[attr-defined]
+        return (*names, "") if isinstance(value, ast.Tuple) and not names else tuple(names)
+
+
+_REFUSED: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Yield: ("`yield` in a kernel", "a kernel runs to its end: return tensors"),
+    ast.YieldFrom: ("`yield from` in a kernel", "a kernel runs to its end: return tensors"),
+    ast.Await: ("`await` in a kernel", "a kernel is an ordinary function"),
+    ast.AsyncFor: ("`async for` in a kernel", "a kernel is an ordinary function"),
+    ast.AsyncWith: ("`async with` in a kernel", "a kernel is an ordinary function"),
+    ast.Global: ("`global` in a kernel", "return the value, or write it into a tensor"),
+    ast.Nonlocal: ("`nonlocal` in a kernel", "return the value, or write it into a tensor"),
+    ast.FunctionDef: (
+        "a function defined inside a kernel",
+        "define it outside of the kernel: it is inlined where a device loop calls it",
+    ),
+    ast.AsyncFunctionDef: ("a function defined inside a kernel", "define it outside of the kernel"),
+    ast.ClassDef: ("a class defined inside a kernel", "define it outside of the kernel"),
+}
+
+
+def _refuse(source: FunctionSource) -> None:
+    for statement in source.tree.body:
+        for node in ast.walk(statement):
+            if type(node) in _REFUSED:
+                message, help = _REFUSED[type(node)]
+                raise KernelSyntaxError(message, source.span(node), help=help)
+
+
+def _host_function(
+    source: FunctionSource, function: Callable[..., Any], tree: ast.FunctionDef
+) -> Callable[..., Any]:
+    """Compiles ``tree`` with the globals, closure, defaults and place in the file of ``function``.
+
+    The definition is nested in a function whose locals are the closure variables (so that they are
+    free in it), and in a class where it was one (so that ``__private`` names are mangled).
+    """
+    tree = copy.deepcopy(tree)
+    tree.decorator_list, tree.returns = [], None
+    arguments = tree.args
+    arguments.posonlyargs = [ast.arg(LAUNCHERS), *arguments.posonlyargs]
+    for argument in ast.walk(arguments):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    for node in ast.walk(tree):
+        if hasattr(node, "col_offset"):
+            node.col_offset += source.indent
+        if getattr(node, "end_col_offset", None) is not None:
+            node.end_col_offset += source.indent  # type: ignore[attr-defined]
+    code: types.CodeType = function.__code__
+    owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
+    inner: ast.stmt = tree
+    if owner.isidentifier():
+        inner = ast.ClassDef(owner, [], [], [tree], [], type_params=[])
+    free = [ast.arg(name) for name in code.co_freevars if name != "__class__" or inner is tree]
+    outer = ast.FunctionDef(
+        "__weft_outer__", ast.arguments([], free, None, [], [], None, []), [inner], [], type_params=[]
+    )
+    module = ast.fix_missing_locations(ast.Module([outer], []))
+    compiled = compile(module, source.file, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
+    found = _find_code(compiled, tree.name)
+    found = found.replace(co_qualname=code.co_qualname) if hasattr(code, "co_qualname") else found
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    host = types.FunctionType(
+        found, function.__globals__, function.__name__, function.__defaults__,
+        tuple(cells[name] for name in found.co_freevars),
+    )  # fmt: skip
+    host.__kwdefaults__ = function.__kwdefaults__
+    host.__qualname__, host.__module__ = function.__qualname__, function.__module__
+    host.__doc__ = function.__doc__
+    return host
+
+
+def _find_code(code: types.CodeType, name: str) -> types.CodeType:
+    """The code object called ``name`` whose first parameter is the launchers."""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            if constant.co_name == name and constant.co_varnames[:1] == (LAUNCHERS,):
+                return constant
+            found = _find_code(constant, name)
+            if found is not code and found.co_varnames[:1] == (LAUNCHERS,):
+                return found
+    return code

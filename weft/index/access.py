@@ -1,0 +1,398 @@
+"""Every access of a function: what is touched, with which subscripts, under which loops and ifs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from weft.index.expression import (
+    FALSE,
+    ONE,
+    TRUE,
+    Both,
+    Choice,
+    Condition,
+    Dim,
+    Either,
+    Poly,
+    atom,
+    compare,
+    condition_polys,
+    floor,
+    known,
+    negate,
+    number,
+    pick,
+    substituted_condition,
+)
+from weft.ir.core import Block, Function, Op, Value
+from weft.ir.types import MemRefType, ScalarType
+
+KINDS = {
+    "memref.load": "load",
+    "memref.store": "store",
+    "memref.atomic_rmw": "rmw",
+    "memref.atomic_cas": "cas",
+}
+# Operands in front of the memref.
+_MEMREF_AT = {"load": 0, "store": 1, "rmw": 1, "cas": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop index with ``lower <= iv < upper``; None where a bound is not known.
+
+    ``step`` is positive: ``iv`` is ``lower`` plus a multiple of it.
+    """
+
+    iv: Value
+    lower: Poly | None
+    upper: Poly | None
+    step: Poly | None
+    parallel: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """One operation that touches memory.
+
+    ``kind`` is "load", "store", "rmw" or "cas". ``subscripts`` has an expression for each
+    dimension, None where it is unknown (it depends on data, or on arithmetic that is not followed).
+    ``loops`` are the indices around it, outermost first; ``guards`` the conditions that hold where
+    it is carried out, None among them for one that is not known. ``exact`` says that the iterations
+    which carry it out, and the elements, are known without approximation. ``local``: the array
+    belongs to one iteration (an alloca inside of the parallel loop).
+    """
+
+    op: Op
+    kind: str
+    memref: Value
+    subscripts: tuple[Poly | None, ...]
+    loops: tuple[Loop, ...]
+    guards: tuple[Condition | None, ...]
+    exact: bool
+    local: bool = False
+
+    @property
+    def combiner(self) -> str | None:
+        """The kind of an atomic_rmw."""
+        return self.op.attrs["kind"] if self.kind == "rmw" else None
+
+    @property
+    def writes(self) -> bool:
+        return self.kind != "load"
+
+    @property
+    def parallel(self) -> tuple[Value, ...]:
+        return tuple(loop.iv for loop in self.loops if loop.parallel)
+
+    @property
+    def serial(self) -> tuple[Value, ...]:
+        return tuple(loop.iv for loop in self.loops if not loop.parallel)
+
+    def ranges(self) -> list[tuple[Value, Poly | None, Poly | None]]:
+        """Index, least value and end of each loop, innermost first (see ``expression.extreme``)."""
+        return [(loop.iv, loop.lower, loop.upper) for loop in reversed(self.loops)]
+
+    def polys(self) -> Iterator[Poly]:
+        """Every expression that takes part: subscripts, bounds, conditions."""
+        yield from (s for s in self.subscripts if s is not None)
+        for loop in self.loops:
+            yield from (p for p in (loop.lower, loop.upper, loop.step) if p is not None)
+        for guard in self.guards:
+            yield from condition_polys(guard)
+
+    def substitute(self, change: Callable[[Value | Dim], Poly | None]) -> Access:
+        """The same access with symbols replaced in all its expressions."""
+
+        def of(poly: Poly | None) -> Poly | None:
+            return None if poly is None else poly.substitute(change)
+
+        return replace(
+            self,
+            subscripts=tuple(map(of, self.subscripts)),
+            loops=tuple(
+                Loop(x.iv, of(x.lower), of(x.upper), of(x.step), x.parallel) for x in self.loops
+            ),
+            guards=tuple(substituted_condition(g, change) for g in self.guards),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelUse:
+    """How one parallel index occurs in the subscripts of an access.
+
+    ``dim`` is the dimension where it appears as itself (coefficient 1, nowhere else), or None.
+    ``stride`` is its coefficient in the last dimension, or None where that is not a number.
+    """
+
+    iv: Value
+    dim: int | None
+    stride: int | None
+
+
+def accesses(function: Function) -> list[Access]:
+    """Every load, store, atomic_rmw and atomic_cas of ``function``, in program order."""
+    return Extraction(function).found
+
+
+def parallel_dims_of(access: Access) -> tuple[ParallelUse, ...]:
+    """For each parallel index around ``access``: where it is a plain subscript, its last stride.
+
+    A stride of 0 means that neighbouring iterations touch the same element of a row, 1 that they
+    touch neighbours (what vector loads and coalescing want).
+    """
+    uses = []
+    for iv in access.parallel:
+        dims = []
+        stride: int | None = 0 if access.subscripts else None
+        for dim, poly in enumerate(access.subscripts):
+            last = dim == len(access.subscripts) - 1
+            if poly is None:
+                dims.append(None)
+                stride = None if last else stride
+            elif any(leaf is iv for leaf in poly.leaves()):
+                factor = poly.coefficient(iv).constant
+                alone = factor is not None and not any(
+                    leaf is iv for leaf in (poly - atom(iv).scaled(factor)).leaves()
+                )
+                dims.append(dim if alone and factor == 1 else None)
+                if last:
+                    stride = factor if alone else None
+        uses.append(ParallelUse(iv, dims[0] if len(dims) == 1 else None, stride))
+    return tuple(uses)
+
+
+class Extraction:
+    """One walk over a function, following integer arithmetic back to indices and symbols."""
+
+    def __init__(self, function: Function) -> None:
+        self.found: list[Access] = []
+        self.bounds: list[tuple[Op, Access]] = []  # weft.bounds operations, as accesses in shape
+        self._args = set(function.args)
+        self._symbols: set[Value] = set(function.args)
+        self._locals: set[Value] = set()
+        self._ivs: set[Value] = set()
+        self._polys: dict[Value, Poly | None] = {}
+        self._walk(function.body, (), ())
+
+    def _walk(
+        self, block: Block, loops: tuple[Loop, ...], guards: tuple[Condition | None, ...]
+    ) -> None:
+        inside = any(loop.parallel for loop in loops)
+        for op in block.ops:
+            if not inside:
+                self._symbols.update(op.results)
+            match op.name:
+                case "scf.parallel":
+                    n = op.attrs["dims"]
+                    triples = zip(
+                        op.operands[:n], op.operands[n : 2 * n], op.operands[2 * n : 3 * n],
+                        op.regions[0].args, strict=True,
+                    )  # fmt: skip
+                    new = [self._loop(iv, a, b, c, True) for a, b, c, iv in triples]
+                    self._walk(op.regions[0], (*loops, *new), guards)
+                case "scf.for":
+                    lower, upper, step = op.operands[:3]
+                    loop = self._loop(op.regions[0].args[0], lower, upper, step, False)
+                    self._walk(op.regions[0], (*loops, loop), guards)
+                case "scf.if":
+                    condition = self._condition(op.operands[0])
+                    self._walk(op.regions[0], loops, (*guards, condition))
+                    self._walk(op.regions[1], loops, (*guards, negate(condition)))
+                case "scf.while":
+                    for region in op.regions:
+                        self._walk(region, loops, (*guards, None))
+                case "memref.alloca":
+                    if inside:
+                        self._locals.add(op.result)
+                case "weft.bounds":
+                    pair = tuple(map(self.poly, op.operands))
+                    self.bounds.append((op, Access(op, "load", op.operands[0], pair, loops, guards,
+                                                   self._exact(pair, loops, guards))))  # fmt: skip
+                case name if name in KINDS:
+                    kind = KINDS[name]
+                    at = _MEMREF_AT[kind]
+                    subscripts = tuple(map(self.poly, op.operands[at + 1 :]))
+                    exact = self._exact(subscripts, loops, guards)
+                    memref = op.operands[at]
+                    self.found.append(
+                        Access(op, kind, memref, subscripts, loops, guards, exact,
+                               memref in self._locals)
+                    )  # fmt: skip
+                case _:
+                    pass
+
+    def _loop(self, iv: Value, lower: Value, upper: Value, step: Value, parallel: bool) -> Loop:
+        loop = Loop(iv, self.poly(lower), self.poly(upper), self.poly(step), parallel)
+        self._ivs.add(iv)
+        return loop
+
+    def _exact(
+        self,
+        subscripts: tuple[Poly | None, ...],
+        loops: tuple[Loop, ...],
+        guards: tuple[Condition | None, ...],
+    ) -> bool:
+        """Everything is known, and the symbols are sizes and arguments that may have any value."""
+        polys: list[Poly | None] = [*subscripts]
+        for loop in loops:
+            polys += [loop.lower, loop.upper, loop.step]
+        if not all(map(known, guards)):
+            return False
+        for guard in guards:
+            polys += condition_polys(guard)
+        for poly in polys:
+            if poly is None:
+                return False
+            for leaf in poly.leaves():
+                if isinstance(leaf, Value) and leaf not in self._args and leaf not in self._ivs:
+                    return False
+        return all(loop.step is not None and loop.step.constant is not None for loop in loops)
+
+    def poly(self, value: Value) -> Poly | None:
+        """The integer ``value`` as an expression, None where it cannot be followed."""
+        if value in self._polys:
+            return self._polys[value]
+        result = None
+        if isinstance(value.type, ScalarType) and value.type.is_integer:
+            if isinstance(value.owner, Op):
+                if value.owner.name == "scf.if":
+                    result = self._branches(value.owner, value)
+                else:
+                    result = self._from_op(value.owner)
+            elif value in self._ivs:
+                result = atom(value)
+            if result is None and value in self._symbols:
+                result = atom(value)
+        self._polys[value] = result
+        return result
+
+    def _from_op(self, op: Op) -> Poly | None:
+        if op.name == "arith.constant":
+            return number(int(op.attrs["value"]))
+        if op.name == "memref.dim":
+            memref, axis = op.operands[0], op.attrs["axis"]
+            assert isinstance(memref.type, MemRefType)
+            shape = memref.type.shape
+            return atom(Dim(memref, axis)) if shape is None else number(shape[axis])
+        if op.name == "arith.select":
+            return self._choice(*op.operands)
+        if op.name == "arith.extui":
+            condition = self._condition(op.operands[0])
+            if condition is None or not known(condition):
+                return None
+            return atom(Choice(condition, ONE, number(0)))
+        rule = _RULES.get(op.name)
+        if rule is None or len(op.results) != 1 or not _wide(op):
+            return None
+        operands = [self.poly(v) for v in op.operands]
+        if any(p is None for p in operands):
+            return None
+        return rule(*operands)
+
+    def _branches(self, op: Op, value: Value) -> Poly | None:
+        """An integer result of an ``scf.if``."""
+        k = op.results.index(value)
+        return self._choice(op.operands[0], *(r.terminator.operands[k] for r in op.regions))
+
+    def _choice(self, test: Value, yes: Value, no: Value) -> Poly | None:
+        condition = self._condition(test)
+        left, right = self.poly(yes), self.poly(no)
+        if left is None or right is None:
+            return None
+        if left == right:
+            return left
+        if condition is None or not known(condition):
+            return None
+        return atom(Choice(condition, left, right))
+
+    def _condition(self, value: Value) -> Condition | None:
+        op = value.owner
+        if not isinstance(op, Op):
+            return None
+        match op.name:
+            case "arith.constant":
+                return TRUE if op.attrs["value"] else FALSE
+            case "arith.cmpi":
+                left, right = self.poly(op.operands[0]), self.poly(op.operands[1])
+                if left is None or right is None:
+                    return None
+                return compare(op.attrs["predicate"], left, right)
+            case "arith.andi":
+                return Both((self._condition(op.operands[0]), self._condition(op.operands[1])))
+            case "arith.ori":
+                return Either((self._condition(op.operands[0]), self._condition(op.operands[1])))
+            case "arith.xori":
+                left, right = self._condition(op.operands[0]), self._condition(op.operands[1])
+                if right == TRUE:
+                    return negate(left)
+                return negate(right) if left == TRUE else None
+            case "arith.select":
+                return self._either(*op.operands)
+            case "scf.if":
+                k = op.results.index(value)
+                return self._either(op.operands[0], *(r.terminator.operands[k] for r in op.regions))
+            case _:
+                return None
+
+    def _either(self, test: Value, yes: Value, no: Value) -> Condition:
+        """``yes if test else no``, all of them conditions (this is how `and` and `or` arrive)."""
+        condition = self._condition(test)
+        return Either((
+            Both((condition, self._condition(yes))),
+            Both((negate(condition), self._condition(no))),
+        ))  # fmt: skip
+
+
+def _wide(op: Op) -> bool:
+    """Integers of fewer than 32 bits do wrap in practice: they are not followed."""
+    values = [*op.operands, *op.results]
+    return all(isinstance(v.type, ScalarType) and v.type.bits >= 32 for v in values)
+
+
+def _multiply(a: Poly, b: Poly) -> Poly | None:
+    # Large factors are hashes, and hashes wrap.
+    big = any(abs(f) >= 1 << 20 for p in (a, b) for f in p.terms.values())
+    return None if big else a * b
+
+
+def _floor(a: Poly, b: Poly) -> Poly | None:
+    by = b.constant
+    return None if by is not None and by <= 0 else floor(a, b)
+
+
+def _shift_left(a: Poly, b: Poly) -> Poly | None:
+    by = b.constant
+    return a.scaled(1 << by) if by is not None and 0 <= by < 20 else None
+
+
+def _shift_right(a: Poly, b: Poly) -> Poly | None:
+    by = b.constant
+    return floor(a, number(1 << by)) if by is not None and 0 <= by < 31 else None
+
+
+def _mask(a: Poly, b: Poly) -> Poly | None:
+    """``a & (2**k - 1)`` is a remainder, also of negative numbers."""
+    if a.constant is not None:
+        a, b = b, a
+    by = None if b.constant is None else b.constant + 1
+    if by is None or by <= 0 or by & (by - 1):
+        return None
+    return a - floor(a, number(by)).scaled(by)
+
+
+_RULES: dict[str, Callable[..., Poly | None]] = {
+    "arith.addi": lambda a, b: a + b,
+    "arith.subi": lambda a, b: a - b,
+    "arith.muli": _multiply,
+    "arith.floordivsi": _floor,
+    "arith.minsi": lambda a, b: pick("min", a, b),
+    "arith.maxsi": lambda a, b: pick("max", a, b),
+    "arith.shli": _shift_left,
+    "arith.shrsi": _shift_right,
+    "arith.andi": _mask,
+    "arith.index_cast": lambda a: a,
+    "arith.extsi": lambda a: a,
+    "arith.trunci": lambda a: a,
+}

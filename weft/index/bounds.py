@@ -1,0 +1,67 @@
+"""Is an access always in range? Proven from loop bounds, or with isl from conditions as well."""
+
+from __future__ import annotations
+
+from weft.index.access import Access, Extraction, accesses
+from weft.index.expression import Dim, Poly, atom, number
+from weft.index.meeting import inside
+from weft.index.relation import Text, context
+from weft.ir.core import Function, Op
+from weft.ir.types import MemRefType
+
+
+def in_range(access: Access, subscript: Poly | None, extent: Poly | None, *, isl: bool) -> bool:
+    """Proves ``0 <= subscript < extent`` wherever ``access`` is carried out.
+
+    ``isl=False`` looks at the ranges of loop indices only, and costs microseconds.
+    """
+    if subscript is None or extent is None:
+        return False
+    if inside(subscript, extent, access.ranges()):
+        return True
+    return isl and _isl_in_range(access, subscript, extent)
+
+
+def _isl_in_range(access: Access, subscript: Poly, extent: Poly) -> bool:
+    import islpy  # 50 ms: only in debug mode or when asked for
+
+    text = Text()
+    indices = {loop.iv: text.fresh(loop.iv.name or "i") for loop in access.loops}
+    constraints = text.domain(access, indices)
+    value, end = text.affine(subscript, indices), text.affine(extent, indices)
+    if value is None or end is None:
+        return False
+    constraints.append(f"({value} < 0 or {value} >= {end})")
+    outside = text.finish(f"[{', '.join(indices.values())}]", constraints)
+    try:
+        return islpy.Set.read_from_str(context(), outside).is_empty()
+    except islpy.Error:  # more work than isl may do
+        return False
+
+
+def always_in_range(access: Access, *, isl: bool = True) -> tuple[bool, ...]:
+    """For each dimension of ``access``: is the subscript proven to be within the array's extent?"""
+    return tuple(
+        in_range(access, poly, _extent(access, axis), isl=isl)
+        for axis, poly in enumerate(access.subscripts)
+    )
+
+
+def _extent(access: Access, axis: int) -> Poly:
+    assert isinstance(access.memref.type, MemRefType)
+    shape = access.memref.type.shape
+    return atom(Dim(access.memref, axis)) if shape is None else number(shape[axis])
+
+
+def all_in_range(function: Function, *, isl: bool = True) -> bool:
+    """Proves that no access of ``function`` is out of range."""
+    return all(all(always_in_range(a, isl=isl)) for a in accesses(function))
+
+
+def needless_checks(function: Function, *, isl: bool = True) -> set[Op]:
+    """The ``weft.bounds`` operations that are proven to hold."""
+    return {
+        op
+        for op, access in Extraction(function).bounds
+        if in_range(access, access.subscripts[0], access.subscripts[1], isl=isl)
+    }

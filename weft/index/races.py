@@ -1,0 +1,338 @@
+"""Do two iterations of a parallel loop touch one element, at least one of them writing?
+
+For each array the answer is "free" (proven), "conflict" (proven: with two iterations and sizes as a
+witness) or "unknown" (subscripts or conditions depend on data, or on sizes that only the caller
+knows). A conflict counts as proven when it happens for all sizes and arguments from ``LARGE`` on,
+so that a kernel which is right for the sizes it was written for is not refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from weft.errors import RaceError
+from weft.index.access import Access, accesses
+from weft.index.expression import Dim, Floor, Poly, evaluate, number
+from weft.index.meeting import apart, meet_somewhere, varies
+from weft.index.relation import Text, meeting_set
+from weft.ir.core import Function, Value
+
+if TYPE_CHECKING:
+    import islpy
+
+Verdict = Literal["free", "conflict", "unknown"]
+
+LARGE = 1024
+
+_WORDS = {
+    "addf": "+=", "addi": "+=", "mulf": "*=", "muli": "*=", "maximumf": "max", "maxsi": "max",
+    "maxui": "max", "minimumf": "min", "minsi": "min", "minui": "min", "andi": "&=", "ori": "|=",
+    "xori": "^=",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Two iterations that meet: index names and values of each, the element, the sizes it needs."""
+
+    first: tuple[tuple[str, int], ...]
+    second: tuple[tuple[str, int], ...]
+    element: tuple[int | None, ...]  # None: a subscript that is not known
+    sizes: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRaces:
+    """The verdict for one array, with the pair of accesses that decided it unless it is free."""
+
+    memref: Value
+    verdict: Verdict
+    pair: tuple[Access, Access] | None = None
+    witness: Witness | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RaceReport:
+    """The verdicts of all arrays that are written in a parallel loop."""
+
+    arrays: tuple[ArrayRaces, ...] = field(default=())
+
+    @property
+    def verdict(self) -> Verdict:
+        return _worst([array.verdict for array in self.arrays])
+
+    def of(self, name: str) -> Verdict:
+        """The verdict for the array called ``name``; "free" for one that is only read."""
+        return _worst([array.verdict for array in self.arrays if array.memref.name == name])
+
+
+def _worst(verdicts: list[Verdict]) -> Verdict:
+    if "conflict" in verdicts:
+        return "conflict"
+    return "unknown" if "unknown" in verdicts else "free"
+
+
+def check_races(function: Function) -> RaceReport:
+    """The report on ``function``. Raises ``RaceError`` on the first array that has a conflict."""
+    report = find_races(function)
+    for array in report.arrays:
+        if array.verdict == "conflict":
+            raise race_error(array)
+    return report
+
+
+def find_races(function: Function) -> RaceReport:
+    """As ``check_races``, without raising."""
+    arrays = [_judge(memref, group) for memref, group in shared_arrays(function)]
+    return RaceReport(tuple(arrays))
+
+
+def shared_arrays(function: Function) -> Iterator[tuple[Value, list[Access]]]:
+    """The accesses in each parallel loop to each array that it writes and its iterations share."""
+    groups: dict[tuple[Value, Value], list[Access]] = {}
+    for a in accesses(function):
+        if a.parallel and not a.local:
+            groups.setdefault((a.parallel[0], a.memref), []).append(a)
+    for (_, memref), group in groups.items():
+        if any(a.writes for a in group):
+            yield memref, group
+
+
+def compatible(a: Access, b: Access) -> bool:
+    """Whether the pair may meet: two reads, accumulations of one kind, or atomics with a cas."""
+    if not a.writes and not b.writes:
+        return True
+    if "cas" in (a.kind, b.kind):
+        return a.kind in ("cas", "rmw") and b.kind in ("cas", "rmw")
+    return a.kind == b.kind == "rmw" and a.combiner == b.combiner
+
+
+def _judge(memref: Value, group: list[Access]) -> ArrayRaces:
+    """Goes through the pairs; a conflict decides, else one that is unknown."""
+    open_pair: tuple[Access, Access] | None = None
+    for k, a in enumerate(group):
+        for b in group[k:]:
+            if compatible(a, b):
+                continue
+            verdict, witness = _judge_pair(a, b)
+            if verdict == "conflict":
+                return ArrayRaces(memref, "conflict", (a, b), witness)
+            if verdict == "unknown" and open_pair is None:
+                open_pair = a, b
+    if open_pair:
+        return ArrayRaces(memref, "unknown", open_pair)
+    return ArrayRaces(memref, "free")
+
+
+def proven_apart(a: Access, b: Access) -> bool:
+    """Proves, with isl if need be, that different iterations never meet through ``a`` and ``b``."""
+    if a.parallel != b.parallel:
+        return False  # nested parallel loops
+    return apart(a, b) or (not meet_somewhere(a, b) and _isl_apart(a, b))
+
+
+def _isl_apart(a: Access, b: Access) -> bool:
+    import islpy  # 50 ms: only for what the quick arguments do not settle
+
+    try:
+        return meeting_set(a, b, Text()).is_empty()
+    except islpy.Error:  # more work than isl may do
+        return False
+
+
+def _judge_pair(a: Access, b: Access) -> tuple[Verdict, Witness | None]:
+    if proven_apart(a, b):
+        return "free", None
+    if not (a.exact and b.exact) or a.parallel != b.parallel or "cas" in (a.kind, b.kind):
+        return "unknown", None
+    witness = _conflict(a, b)
+    return ("unknown", None) if witness is None else ("conflict", witness)
+
+
+# -------------------------------------------------------------------------- proving that they meet
+
+
+def _conflict(a: Access, b: Access) -> Witness | None:
+    """A witness, if the accesses meet for all sizes from ``LARGE`` on."""
+    import islpy  # 50 ms: the kernel is about to be refused, or is an unusual one
+
+    try:
+        fixed = _nonlinear(a) | _nonlinear(b)
+        if not all(_always_meet(a, b, values) for values in _assignments(sorted_leaves(fixed))):
+            return None
+        for size in (2, 3, 5, 8, LARGE):
+            witness = _witness(a, b, dict.fromkeys(sorted_leaves(fixed), size))
+            if witness is not None:
+                return witness
+    except islpy.Error:  # more work than isl may do
+        return None
+    return None
+
+
+def sorted_leaves(leaves: set[Value | Dim]) -> list[Value | Dim]:
+    """In an order that does not change from run to run."""
+    return sorted(leaves, key=_size_name)
+
+
+def _nonlinear(access: Access) -> set[Value | Dim]:
+    """The symbols to be fixed for the access to become affine: those multiplied or divided by."""
+    indices = {loop.iv for loop in access.loops}
+    found: set[Value | Dim] = set()
+
+    def visit(poly: Poly) -> None:
+        for monomial in poly.terms:
+            if len(monomial) > 1:
+                found.update(leaf for a in monomial for leaf in Poly({(a,): 1}).leaves())
+            for a in monomial:
+                if isinstance(a, Floor):
+                    found.update(a.divisor.leaves())
+                    visit(a.numerator)
+
+    for poly in access.polys():
+        visit(poly)
+    return {leaf for leaf in found if not varies(leaf, indices)}
+
+
+def _assignments(leaves: list[Value | Dim]) -> list[dict[Value | Dim, int]]:
+    """A few ways to give large values to ``leaves``: equal, rising, falling."""
+    if not leaves:
+        return [{}]
+    rising = {leaf: LARGE + 7 * k for k, leaf in enumerate(leaves)}
+    falling = {leaf: LARGE + 7 * k for k, leaf in enumerate(reversed(leaves))}
+    return [dict.fromkeys(leaves, LARGE), rising, falling]
+
+
+def _with(access: Access, values: dict[Value | Dim, int]) -> Access:
+    if not values:
+        return access
+    return access.substitute(lambda leaf: number(values[leaf]) if leaf in values else None)
+
+
+def _always_meet(a: Access, b: Access, values: dict[Value | Dim, int]) -> bool:
+    import islpy  # 50 ms, see _conflict
+
+    first = _with(a, values)
+    text = Text()
+    meetings = meeting_set(first, first if a is b else _with(b, values), text, at_least_zero=True)
+    if not text.exact:
+        return False
+    large = " and ".join(f"{name} >= {LARGE}" for name in text.parameters) or "true"
+    box = islpy.Set.read_from_str(
+        meetings.get_ctx(), f"[{', '.join(text.parameters)}] -> {{ : {large} }}"
+    )
+    return box.is_subset(meetings.params())
+
+
+def _witness(a: Access, b: Access, values: dict[Value | Dim, int]) -> Witness | None:
+    """The meeting with the least sizes, then the least indices."""
+    import islpy  # 50 ms, see _conflict
+
+    first = _with(a, values)
+    second = first if a is b else _with(b, values)
+    text = Text()
+    meetings = meeting_set(first, second, text, at_least_zero=True)
+    positive = " and ".join(f"{name} >= 1" for name in text.parameters) or "true"
+    box = islpy.Set.read_from_str(
+        meetings.get_ctx(), f"[{', '.join(text.parameters)}] -> {{ : {positive} }}"
+    )
+    count = len(text.parameters)
+    flat = meetings.intersect_params(box).move_dims(
+        islpy.dim_type.set, 0, islpy.dim_type.param, 0, count
+    )
+    if flat.is_empty():
+        return None
+    point = _coordinates(flat.lexmin().sample_point())
+    symbols = dict(values)
+    for (_, symbol), value in zip(text.parameters.items(), point[:count], strict=True):
+        if symbol is not None:
+            symbols[symbol] = value
+    rest, n, s = point[count:], len(a.parallel), len(a.serial)
+    one = dict(zip((*a.parallel, *a.serial), (*rest[:n], *rest[2 * n : 2 * n + s]), strict=True))
+    two = dict(zip(b.parallel, rest[n : 2 * n], strict=True))
+    element = tuple(None if p is None else evaluate(p, {**symbols, **one}) for p in a.subscripts)
+    return Witness(
+        tuple((_index_name(iv, k), one[iv]) for k, iv in enumerate(a.parallel)),
+        tuple((_index_name(iv, k), two[iv]) for k, iv in enumerate(b.parallel)),
+        element,
+        tuple((_size_name(symbol), value) for symbol, value in symbols.items()),
+    )
+
+
+def _coordinates(point: islpy.Point) -> list[int]:
+    import islpy  # 50 ms, see _conflict
+
+    count = point.get_space().dim(islpy.dim_type.set)
+    return [
+        point.get_coordinate_val(islpy.dim_type.set, k).to_python() for k in range(count)
+    ]
+
+
+def _index_name(iv: Value, position: int) -> str:
+    return iv.name or f"index {position}"
+
+
+def _size_name(symbol: Value | Dim) -> str:
+    return f"{symbol.memref.name}.shape[{symbol.axis}]" if isinstance(symbol, Dim) else symbol.name
+
+
+# ------------------------------------------------------------------------------- what is said of it
+
+
+def race_error(array: ArrayRaces) -> RaceError:
+    """The error for a proven conflict, at the operation that writes."""
+    assert array.pair is not None
+    assert array.witness is not None
+    a, b = array.pair
+    one, two = _iteration(array.witness.first), _iteration(array.witness.second)
+    name = array.memref.name or "the array"
+    element = f"{name}[{', '.join('?' if e is None else str(e) for e in array.witness.element)}]"
+    if not array.witness.element:
+        element = name
+    if a.kind == b.kind == "store":
+        message = f"iterations {one} and {two} both write {element}"
+        return RaceError(message, a.op.span, _help_for_stores(name, a, b))
+    if a.kind == b.kind:
+        kinds = f"`{_WORDS[a.combiner or '']}` and `{_WORDS[b.combiner or '']}`"
+        message = f"iterations {one} and {two} accumulate into {element} with {kinds}"
+        return RaceError(message, b.op.span, "the result would depend on the order of iterations: "
+                         "use two loops, or an array for each")  # fmt: skip
+    # The one that writes comes first in the sentence; of store and accumulation, the store.
+    if a.kind == "load" or b.kind == "store":
+        a, b, one, two = b, a, two, one
+    does = "writes" if a.kind == "store" else "accumulates into"
+    other = f"which iteration {two} reads"
+    if b.kind == "rmw":
+        other = f"into which iteration {two} accumulates"
+    message = f"iteration {one} {does} {element}, {other}"
+    advice = (
+        f"read from a copy made before the loop (`old = {name}.clone()`), write to another tensor, "
+        "or run the loop in order with weft.serial(...)"
+    )
+    if b.kind == "rmw":
+        advice = f"initialise `{name}` in a loop of its own, before the one that accumulates"
+    return RaceError(message, a.op.span, advice)
+
+
+def _iteration(indices: tuple[tuple[str, int], ...]) -> str:
+    text = ", ".join(f"{name}={value}" for name, value in indices)
+    return f"({text})" if len(indices) > 1 else text
+
+
+def _help_for_stores(name: str, a: Access, b: Access) -> str:
+    used = {leaf for x in (a, b) for p in x.subscripts if p is not None for leaf in p.leaves()}
+    missing = [iv.name for iv in a.parallel if iv not in used and iv.name]
+    accumulate = f"accumulate with `{name}[...] += ...`" if a.subscripts else "accumulate with `+=`"
+    if not missing:
+        return (f"{accumulate}, give each iteration elements of its own, or run the loop in order "
+                "with weft.serial(...)")  # fmt: skip
+    indices = " and ".join(f"`{iv}`" for iv in missing)
+    if len(missing) == len(a.parallel):
+        serial = "run the loop in order with weft.serial(...)"
+    else:
+        serial = f"make the loop over {indices} serial (a nested `for ... in range(...)`)"
+    index = f", or index `{name}` by {indices} too" if a.subscripts else ""
+    comma = "," if index else " or"
+    return f"{accumulate}{comma} {serial}{index}"
+

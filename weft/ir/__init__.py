@@ -1,0 +1,1 @@
+"""The intermediate representation: structured, typed, SSA. See README.md in this folder."""

@@ -1,0 +1,227 @@
+"""Building operations: ``Builder`` appends to a block, ``Rewriter`` rebuilds a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from weft.ir.core import Block, Function, Op, Value
+from weft.ir.ops import OPS
+from weft.ir.types import MemRefType, ScalarType, Type, compute_type, i1, index
+
+
+class Builder:
+    """Appends operations to ``block``; ``span`` is put on each."""
+
+    def __init__(self, block: Block, span: Any = None) -> None:
+        self.block = block
+        self.span = span
+
+    @contextmanager
+    def at(self, block: Block) -> Iterator[Block]:
+        """Appends to ``block`` for the length of a ``with``."""
+        saved, self.block = self.block, block
+        try:
+            yield block
+        finally:
+            self.block = saved
+
+    def append(self, op: Op) -> Op:
+        if op.span is None:
+            op.span = self.span
+        self.block.ops.append(op)
+        return op
+
+    def op(self, name: str, *operands: Value, type: Type | None = None, **attrs: Any) -> Value:
+        """One operation with one result, whose type follows from the table or is ``type``."""
+        if type is None:
+            type = result_type(name, operands)
+        return self.append(Op(name, list(operands), [type], attrs)).result
+
+    def do(self, name: str, *operands: Value, **attrs: Any) -> Op:
+        """One operation without a result."""
+        return self.append(Op(name, list(operands), (), attrs))
+
+    def constant(self, value: bool | int | float, type: ScalarType) -> Value:
+        value = bool(value) if type is i1 else float(value) if type.is_float else int(value)
+        return self.op("arith.constant", type=type, value=value)
+
+    def load(self, memref: Value, indices: Sequence[Value]) -> Value:
+        assert isinstance(memref.type, MemRefType)
+        return self.op("memref.load", memref, *indices, type=memref.type.element)
+
+    def store(self, value: Value, memref: Value, indices: Sequence[Value]) -> Op:
+        return self.do("memref.store", value, memref, *indices)
+
+    def atomic_rmw(self, kind: str, value: Value, memref: Value, indices: Sequence[Value]) -> Value:
+        assert isinstance(memref.type, MemRefType)
+        return self.op(
+            "memref.atomic_rmw", value, memref, *indices,
+            type=compute_type(memref.type.element), kind=kind, atomic=True,
+        )  # fmt: skip
+
+    def alloca(self, element: ScalarType, shape: tuple[int, ...]) -> Value:
+        return self.op("memref.alloca", type=MemRefType(element, len(shape), "contiguous", shape))
+
+    def for_(self, lower: Value, upper: Value, step: Value, inits: Sequence[Value] = ()) -> Op:
+        """An ``scf.for`` whose region is still empty: fill ``op.regions[0]``, end it with scf.yield."""
+        block = Block([index, *(v.type for v in inits)])
+        operands = [lower, upper, step, *inits]
+        return self.append(Op("scf.for", operands, [v.type for v in inits], {}, [block]))
+
+    def if_(self, condition: Value, types: Sequence[Type] = ()) -> Op:
+        return self.append(Op("scf.if", [condition], list(types), {}, [Block(), Block()]))
+
+    def while_(self, inits: Sequence[Value], types: Sequence[Type]) -> Op:
+        """An ``scf.while``; ``types`` are those that scf.condition hands on (and the results)."""
+        before = Block([v.type for v in inits])
+        return self.append(Op("scf.while", list(inits), list(types), {}, [before, Block(list(types))]))
+
+    def parallel(
+        self,
+        lowers: Sequence[Value],
+        uppers: Sequence[Value],
+        steps: Sequence[Value],
+        inits: Sequence[Value] = (),
+        kinds: Sequence[str] = (),
+    ) -> Op:
+        block = Block([index] * len(lowers))
+        operands = [*lowers, *uppers, *steps, *inits]
+        attrs = {"dims": len(lowers), "kinds": tuple(kinds)}
+        return self.append(Op("scf.parallel", operands, [v.type for v in inits], attrs, [block]))
+
+
+def result_type(name: str, operands: Sequence[Value]) -> Type:
+    """The type of the result of operation ``name``; ValueError where the table leaves it open."""
+    words = OPS[name].operands.split()
+    result = OPS[name].results
+    if result == "i1":
+        return i1
+    if result == "index":
+        return index
+    if result == "T":
+        position = next(k for k, word in enumerate(words) if word.startswith("T"))
+        return operands[position].type
+    raise ValueError(f"{name}: the result type must be given")
+
+
+class Rewriter(Builder):
+    """Rebuilds a function in one forward walk.
+
+    ``visit(op, rewriter)`` sees each operation after its operands were replaced and its regions
+    rebuilt. It returns None to keep it, or the list of values that stand for its results (which it
+    built itself by calling the rewriter's methods, or which were there already).
+    ``enter(op, rewriter)`` and ``leave(op, rewriter)``, if given, are called around the rebuilding
+    of an operation's regions.
+    ``around(op, rewriter)``, if given, sees each *old* operation that has regions before anything
+    is done with it. It returns None for the usual rebuilding, or the values that stand for its
+    results, after it did all by itself (with ``copy``, ``region``, ``inline`` and ``append``).
+    The old function is left untouched.
+    """
+
+    def __init__(
+        self,
+        visit: Callable[[Op, Rewriter], Sequence[Value] | None],
+        enter: Callable[[Op, Rewriter], None] | None = None,
+        leave: Callable[[Op, Rewriter], None] | None = None,
+        around: Callable[[Op, Rewriter], Sequence[Value] | None] | None = None,
+    ) -> None:
+        super().__init__(Block())
+        self.visit = visit
+        self.enter = enter
+        self.leave = leave
+        self.around = around
+        self.replacement: dict[Value, Value] = {}
+        self.depth = 0
+
+    def lookup(self, value: Value) -> Value:
+        return self.replacement.get(value, value)
+
+    def function(self, function: Function) -> Function:
+        new = Function(function.name, [a.type for a in function.args],
+                       [a.name for a in function.args], dict(function.attrs), function.span)  # fmt: skip
+        self._rebuild(function.body, new.body)
+        return new
+
+    def copy(self, op: Op) -> Op:
+        """``op`` with its operands replaced and with regions that are still empty."""
+        # Most of a pass's time is spent here: hence no calls that a simple operation can do without.
+        replacement = self.replacement
+        operands = op.operands
+        if operands:
+            operands = [replacement.get(v, v) for v in operands]
+        else:
+            operands = []
+        attrs = op.attrs.copy() if op.attrs else {}
+        copy = Op(op.name, operands, (), attrs, None, op.span)
+        results = op.results
+        if len(results) == 1:
+            old = results[0]
+            copy.results.append(Value(old.type, old.name, copy))
+        elif results:
+            copy.results = [Value(v.type, v.name, copy) for v in results]
+        if op.regions:
+            copy.regions = [Block([a.type for a in r.args]) for r in op.regions]
+        return copy
+
+    def region(self, old: Block, new: Block) -> None:
+        """Rebuilds the old block ``old`` into the empty block ``new``."""
+        self.depth += 1
+        self._rebuild(old, new)
+        self.depth -= 1
+
+    def inline(self, old: Block, args: Sequence[Value]) -> list[Value]:
+        """Rebuilds the operations of ``old`` in place, ``args`` standing for its arguments.
+
+        Returns what its terminator hands on; the terminator itself is dropped.
+        """
+        self.replacement.update(zip(old.args, args, strict=True))
+        for op in old.ops[:-1]:
+            self.rewrite(op)
+        return [self.lookup(v) for v in old.terminator.operands]
+
+    def _rebuild(self, old: Block, new: Block) -> None:
+        for before, after in zip(old.args, new.args, strict=True):
+            after.name = before.name
+            self.replacement[before] = after
+        saved, self.block = self.block, new
+        for op in old.ops:
+            self.rewrite(op)
+        self.block = saved
+
+    def rewrite(self, op: Op) -> None:
+        """Rebuilds one old operation at the end of the current block."""
+        values = None
+        if not op.regions:
+            copy = self.copy(op)
+        else:
+            if self.around:
+                values = self.around(op, self)
+            if values is not None:
+                self._stand_for(op.results, values)
+                return
+            copy = self.copy(op)
+            if self.enter:
+                self.enter(copy, self)
+            for before, after in zip(op.regions, copy.regions, strict=True):
+                self.region(before, after)
+            if self.leave:
+                self.leave(copy, self)
+        self.span = op.span
+        values = self.visit(copy, self)
+        if values is None:
+            self.block.ops.append(copy)
+            results = op.results
+            if len(results) == 1:
+                self.replacement[results[0]] = copy.results[0]
+            elif results:
+                self.replacement.update(zip(results, copy.results, strict=True))
+        else:
+            self._stand_for(op.results, values)
+
+    def _stand_for(self, old: Sequence[Value], new: Sequence[Value]) -> None:
+        for before, after in zip(old, new, strict=True):
+            if not after.name:
+                after.name = before.name
+            self.replacement[before] = after

@@ -1,0 +1,113 @@
+"""The objects that the IR is made of: values, operations, blocks and functions.
+
+Plain slotted objects. There are no use lists: a pass walks a function once, from top to bottom,
+carries a substitution and builds a new one (see ``builder.Rewriter``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from weft.ir.types import Type
+
+
+class Value:
+    """An SSA value: the result of an operation or an argument of a block.
+
+    ``name`` is a hint for printing (the Python variable it came from), not an identity.
+    """
+
+    __slots__ = ("name", "owner", "type")
+
+    def __init__(self, type: Type, name: str = "", owner: Op | Block | None = None) -> None:
+        self.type = type
+        self.name = name
+        self.owner = owner
+
+    def __repr__(self) -> str:
+        return f"<%{self.name or '?'}: {self.type}>"
+
+
+class Op:
+    """One operation. ``name`` is a key of ``ops.OPS``; ``span`` says which source text it is."""
+
+    __slots__ = ("attrs", "name", "operands", "regions", "results", "span")
+
+    def __init__(
+        self,
+        name: str,
+        operands: list[Value],
+        result_types: list[Type] | tuple[Type, ...] = (),
+        attrs: dict[str, Any] | None = None,
+        regions: list[Block] | None = None,
+        span: Any = None,
+    ) -> None:
+        self.name = name
+        self.operands = operands
+        self.results = [Value(t, owner=self) for t in result_types]
+        self.attrs = attrs if attrs is not None else {}
+        self.regions = regions if regions is not None else []
+        self.span = span
+
+    @property
+    def result(self) -> Value:
+        (value,) = self.results
+        return value
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+class Block:
+    """A list of operations that ends with a terminator, and the arguments it is entered with.
+
+    A region of an operation is always exactly one block: control flow is structured.
+    """
+
+    __slots__ = ("args", "ops")
+
+    def __init__(self, arg_types: list[Type] | tuple[Type, ...] = ()) -> None:
+        self.args = [Value(t, owner=self) for t in arg_types]
+        self.ops: list[Op] = []
+
+    @property
+    def terminator(self) -> Op:
+        return self.ops[-1]
+
+
+class Function:
+    """One device loop: arguments (memrefs and scalars), a body, no results.
+
+    What a loop reduces into is a memref argument of rank 0. ``attrs`` may hold ``"kernel"`` (the
+    Python function's name) and ``"float"`` (the kernel's own float, ``"f32"`` or ``"f64"``).
+    """
+
+    __slots__ = ("attrs", "body", "name", "span")
+
+    def __init__(
+        self,
+        name: str,
+        arg_types: list[Type] | tuple[Type, ...],
+        arg_names: list[str] | tuple[str, ...] = (),
+        attrs: dict[str, Any] | None = None,
+        span: Any = None,
+    ) -> None:
+        self.name = name
+        self.body = Block(arg_types)
+        for value, hint in zip(self.body.args, arg_names, strict=False):
+            value.name = hint
+        self.attrs = attrs if attrs is not None else {}
+        self.span = span
+
+    @property
+    def args(self) -> list[Value]:
+        return self.body.args
+
+
+def walk(block: Block) -> Iterator[Op]:
+    """Every operation below ``block`` in program order, an operation before what is inside it."""
+    for op in block.ops:
+        yield op
+        for region in op.regions:
+            yield from walk(region)

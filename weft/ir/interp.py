@@ -1,0 +1,352 @@
+"""The reference interpreter: slow, obvious, the oracle that passes and back ends are held to.
+
+Values are Python objects: ``bool`` for i1, ``int`` (signed, wrapped to its width) for iN and
+index, ``numpy.float16/32/64`` for f16/f32/f64; a bf16 is a ``numpy.float32`` that bf16 can hold.
+Memrefs are numpy arrays with any strides; a bf16 memref is a ``uint16`` array of the bits.
+Every operation is computed in its own type. ``RULES`` has one rule for each row of the table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.errors import KernelAssertionError, KernelIndexError, KernelTypeError, RaceError
+from weft.ir.core import Block, Function, Op, Value
+from weft.ir.ops import COMBINERS
+from weft.ir.scalar import SCALAR_RULES, bits_of, from_bits, literal, to_float, wrap
+from weft.ir.types import MemRefType, ScalarType, Type, bf16, f16
+
+_NUMPY: dict[str, tuple[str, ...]] = {
+    "i1": ("bool",), "i8": ("int8", "uint8"), "i16": ("int16", "uint16"),
+    "i32": ("int32", "uint32"), "i64": ("int64", "uint64"), "index": ("int64",),
+    "f16": ("float16",), "bf16": ("uint16",), "f32": ("float32",), "f64": ("float64",),
+}  # fmt: skip
+_UNDEFINED = {"float": np.nan, "int": 77, "index": 7777777, "bool": True}
+
+
+def run(
+    function: Function,
+    args: Sequence[Any],
+    *,
+    races: bool = False,
+    order: str = "forward",
+    seed: int = 0,
+) -> None:
+    """Runs ``function`` on ``args``: a numpy array for each memref, a number for each scalar.
+
+    ``order`` is the order in which scf.parallel's iterations run: "forward", "reverse" or "random"
+    (by ``seed``). With ``races``, two iterations of one scf.parallel that touch one element raise
+    ``RaceError`` if one of them at least writes it non-atomically.
+    Raises ``KernelIndexError`` for a subscript out of range, whether or not the function checks it,
+    ``KernelAssertionError`` for a failing assertion, and ``KernelTypeError`` for arguments that do
+    not fit.
+    """
+    if len(args) != len(function.args):
+        raise KernelTypeError(f"{len(function.args)} arguments are needed, got {len(args)}")
+    if order not in ("forward", "reverse", "random"):
+        raise ValueError(f"order is {order!r}, must be forward, reverse or random")
+    machine = Machine(races, order, random.Random(seed))
+    pairs = zip(function.args, args, strict=True)
+    checked = [_argument(value.type, arg, value.name) for value, arg in pairs]
+    with np.errstate(all="ignore"):
+        machine.block(function.body, checked)
+
+
+def evaluate(op: Op, operands: Sequence[Any]) -> Any:
+    """The result of one pure arith or math operation on values as this module has them.
+
+    Constant folding calls it, so that folding and running agree in every bit.
+    """
+    with np.errstate(all="ignore"):
+        return SCALAR_RULES[op.name](op, *operands)
+
+
+class Machine:
+    """The state of one run: values by SSA value, the parallel loops around this point."""
+
+    def __init__(self, races: bool, order: str, random: random.Random) -> None:
+        self.values: dict[Value, Any] = {}
+        self.races = races
+        self.order = order
+        self.random = random
+        self.loops: list[_Touched] = []
+        # Local arrays stay alive to the end: an address is never used for two of them.
+        self.locals: list[np.ndarray[Any, Any]] = []
+
+    def block(self, block: Block, args: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """Runs ``block`` and gives the operands of its terminator."""
+        self.values.update(zip(block.args, args, strict=True))
+        result: Any = ()
+        for op in block.ops:
+            operands = [self.values[v] for v in op.operands]
+            result = RULES[op.name](self, op, *operands)
+            if len(op.results) == 1:
+                result = (result,)
+            if op.results:
+                self.values.update(zip(op.results, result, strict=True))
+        return result
+
+    def element(
+        self, op: Op, memref: Any, subscripts: Sequence[int], writes: bool
+    ) -> tuple[int, ...]:
+        """The checked subscripts; notes the access. ``writes`` means non-atomically."""
+        for axis, (subscript, extent) in enumerate(zip(subscripts, memref.shape, strict=True)):
+            if not 0 <= subscript < extent:
+                raise KernelIndexError(
+                    f"subscript {subscript} is out of range for axis {axis} of size {extent}",
+                    op.span,
+                )
+        if self.loops:
+            pairs = zip(subscripts, memref.strides, strict=True)
+            address = memref.__array_interface__["data"][0] + sum(s * t for s, t in pairs)
+            for loop in self.loops:
+                loop.touch(op, address, writes)
+        return tuple(subscripts)
+
+
+class _Touched:
+    """Which iterations of one execution of an scf.parallel touched each address."""
+
+    def __init__(self) -> None:
+        self.iteration: tuple[int, ...] = ()
+        self.touched: dict[int, list[tuple[int, ...]]] = {}  # the first two iterations that did
+        self.written: dict[int, tuple[int, ...]] = {}
+
+    def touch(self, op: Op, address: int, writes: bool) -> None:
+        mine = self.iteration
+        others = [self.written[address]] if address in self.written else []
+        if writes:
+            others += self.touched.get(address, [])
+        for other in others:
+            if other != mine:
+                raise RaceError(
+                    f"iterations {other} and {mine} touch the same element, and one writes it",
+                    op.span,
+                )
+        seen = self.touched.setdefault(address, [])
+        if len(seen) < 2 and mine not in seen:
+            seen.append(mine)
+        if writes:
+            self.written[address] = mine
+
+
+# --- arguments and elements --------------------------------------------------------------------
+
+
+def _argument(type: Type, arg: Any, name: str) -> Any:
+    if isinstance(type, ScalarType):
+        return np.dtype(_NUMPY[type.name][0]).type(arg) if type.is_float else wrap(int(arg), type)
+    if not isinstance(arg, np.ndarray) or arg.dtype.name not in _NUMPY[type.element.name]:
+        got = arg.dtype if isinstance(arg, np.ndarray) else arg.__class__.__name__
+        raise KernelTypeError(f"`{name}` must be a numpy array for {type}, got {got}")
+    if arg.ndim != type.rank or type.shape not in (None, arg.shape):
+        raise KernelTypeError(f"`{name}` must be a {type}, got shape {arg.shape}")
+    steps = [s for s, n in zip(arg.strides, arg.shape, strict=True) if n != 1]
+    unit = not arg.size or not type.rank or arg.shape[-1] == 1 or steps[-1] == arg.itemsize
+    if type.layout == "contiguous" and not arg.flags.c_contiguous:
+        raise KernelTypeError(f"`{name}` must be contiguous, as {type} says")
+    if type.layout == "unit" and not unit:
+        raise KernelTypeError(f"the last stride of `{name}` must be 1, as {type} says")
+    return arg
+
+
+def _read(type: ScalarType, element: Any) -> Any:
+    """A numpy scalar from memory as a value of the interpreter."""
+    if type is bf16:
+        return from_bits(int(element), bf16)
+    return element if type.is_float else wrap(int(element), type)
+
+
+def _written(type: ScalarType, dtype: Any, value: Any) -> Any:
+    """A value as numpy scalar to be put into memory of ``dtype``."""
+    if type is bf16:
+        return dtype.type(bits_of(value, bf16))
+    if type.kind in ("int", "index"):
+        return np.array(value, dtype=np.int64).astype(dtype)[()]  # astype wraps
+    return dtype.type(value)
+
+
+def _memref_type(op: Op, k: int) -> MemRefType:
+    type = op.operands[k].type
+    assert isinstance(type, MemRefType)
+    return type
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def _load(m: Machine, op: Op, memref: Any, *subscripts: int) -> Any:
+    at = m.element(op, memref, subscripts, writes=False)
+    return _read(_memref_type(op, 0).element, memref[at])
+
+
+def _store(m: Machine, op: Op, value: Any, memref: Any, *subscripts: int) -> tuple[()]:
+    at = m.element(op, memref, subscripts, writes=True)
+    memref[at] = _written(_memref_type(op, 1).element, memref.dtype, value)
+    return ()
+
+
+def _atomic_rmw(m: Machine, op: Op, value: Any, memref: Any, *subscripts: int) -> Any:
+    at = m.element(op, memref, subscripts, writes=not op.attrs["atomic"])
+    element, type = _memref_type(op, 1).element, op.result.type
+    old = _widened(element, _read(element, memref[at]))
+    new = _narrowed(element, combine(op.attrs["kind"], type, old, value))
+    memref[at] = _written(element, memref.dtype, new)
+    return old
+
+
+def _atomic_cas(m: Machine, op: Op, expected: Any, desired: Any, memref: Any, *subs: int) -> Any:
+    at = m.element(op, memref, subs, writes=False)
+    element = _memref_type(op, 2).element
+    old = _read(element, memref[at])
+    # Equal means equal bits, as the processor compares: -0.0 is not 0.0, and a NaN is itself.
+    if bits_of(old, element) == bits_of(_narrowed(element, expected), element):
+        memref[at] = _written(element, memref.dtype, _narrowed(element, desired))
+    return _widened(element, old)
+
+
+def _widened(element: ScalarType, value: Any) -> Any:
+    """An element's value in its compute type: f16 and bf16 are computed with in f32."""
+    return np.float32(value) if element in (f16, bf16) else value
+
+
+def _narrowed(element: ScalarType, value: Any) -> Any:
+    return to_float(value, element) if element in (f16, bf16) else value
+
+
+def _alloca(m: Machine, op: Op) -> Any:
+    type = op.result.type
+    assert isinstance(type, MemRefType)
+    assert type.shape is not None
+    # "contents undefined": something that a test will notice.
+    value = _written(type.element, np.dtype(_NUMPY[type.element.name][0]),
+                     literal(_UNDEFINED[type.element.kind], type.element))  # fmt: skip
+    array = np.full(type.shape, value)
+    m.locals.append(array)
+    return array
+
+
+def combine(kind: str, type: Type, a: Any, b: Any) -> Any:
+    """One step of a reduction of values of ``type`` by the combiner ``kind``."""
+    assert kind in COMBINERS
+    assert isinstance(type, ScalarType)
+    return SCALAR_RULES[f"arith.{kind}"](Op(f"arith.{kind}", [], [type]), a, b)
+
+
+# --- control -----------------------------------------------------------------------------------
+
+
+def _terminator(m: Machine, op: Op, *operands: Any) -> tuple[Any, ...]:
+    return operands
+
+
+def _unpacked(op: Op, values: tuple[Any, ...]) -> Any:
+    """One result stands for itself, several are a tuple: as ``Machine.block`` expects."""
+    return values[0] if len(op.results) == 1 else values
+
+
+def _parallel(m: Machine, op: Op, *operands: Any) -> Any:
+    dims, kinds = op.attrs["dims"], op.attrs["kinds"]
+    bounds = zip(*(operands[k * dims : (k + 1) * dims] for k in range(3)), strict=True)
+    iterations = list(itertools.product(*(range(*b) for b in bounds)))
+    if m.order == "reverse":
+        iterations.reverse()
+    elif m.order == "random":
+        m.random.shuffle(iterations)
+    totals = list(operands[3 * dims :])
+    touched = _Touched()
+    if m.races:
+        m.loops.append(touched)
+    for iteration in iterations:
+        touched.iteration = iteration
+        contributions = m.block(op.regions[0], iteration)
+        for k, (kind, part) in enumerate(zip(kinds, contributions, strict=True)):
+            totals[k] = combine(kind, op.results[k].type, totals[k], part)
+    if m.races:
+        m.loops.pop()
+    return _unpacked(op, tuple(totals))
+
+
+def _for(m: Machine, op: Op, lower: int, upper: int, step: int, *carried: Any) -> Any:
+    for i in range(lower, upper, step):
+        carried = m.block(op.regions[0], (i, *carried))
+    return _unpacked(op, carried)
+
+
+def _if(m: Machine, op: Op, condition: bool) -> Any:
+    return _unpacked(op, m.block(op.regions[0 if condition else 1]))
+
+
+def _while(m: Machine, op: Op, *carried: Any) -> Any:
+    while True:
+        go_on, *values = m.block(op.regions[0], carried)
+        if not go_on:
+            return _unpacked(op, tuple(values))
+        carried = m.block(op.regions[1], values)
+
+
+# --- checks and printing -------------------------------------------------------------------------
+
+
+def shown(value: Any) -> str:
+    """A value as Python prints it."""
+    return str(float(value)) if isinstance(value, np.floating) else str(value)
+
+
+def _assert(m: Machine, op: Op, condition: bool, *operands: Any) -> tuple[()]:
+    if not condition:
+        message = op.attrs["message"]
+        for value in operands:
+            message = message.replace("{}", shown(value), 1)
+        raise KernelAssertionError(message, op.span)
+    return ()
+
+
+def _bounds(m: Machine, op: Op, subscript: int, extent: int) -> tuple[()]:
+    if not 0 <= subscript < extent:
+        raise KernelIndexError(
+            f"subscript {subscript} is out of range for axis {op.attrs['axis']} "
+            f"of `{op.attrs['tensor']}`, which has size {extent}",
+            op.span,
+        )
+    return ()
+
+
+def _print(m: Machine, op: Op, *operands: Any) -> tuple[()]:
+    values = iter(operands)
+    print("".join(shown(next(values)) if part is None else part for part in op.attrs["parts"]))
+    return ()
+
+
+def _scalar(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def run(m: Machine, op: Op, *operands: Any) -> Any:
+        return rule(op, *operands)
+
+    return run
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    **{name: _scalar(rule) for name, rule in SCALAR_RULES.items()},
+    "memref.load": _load,
+    "memref.store": _store,
+    "memref.atomic_rmw": _atomic_rmw,
+    "memref.atomic_cas": _atomic_cas,
+    "memref.dim": lambda m, op, memref: memref.shape[op.attrs["axis"]],
+    "memref.alloca": _alloca,
+    "scf.parallel": _parallel,
+    "scf.reduce": _terminator,
+    "scf.for": _for,
+    "scf.if": _if,
+    "scf.while": _while,
+    "scf.condition": _terminator,
+    "scf.yield": _terminator,
+    "func.return": _terminator,
+    "weft.assert": _assert,
+    "weft.bounds": _bounds,
+    "weft.print": _print,
+}

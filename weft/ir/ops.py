@@ -1,0 +1,167 @@
+"""The one table of operations.
+
+Each row gives an operation's name, what its operands and results are, and what a pass may do with
+it. Printer, parser, verifier, builder, interpreter and code generators are driven by this table;
+``tests/ir/test_totality.py`` holds that each of them has a rule for each row.
+
+Signatures are written with these words (``T`` is one and the same type throughout a row):
+    T:int  any integer type, ``index`` and ``i1`` included     T:float  ``f32`` or ``f64``
+    i1, index                                        exactly that type
+    any    any scalar type                           memref  a memref
+    ...    any number more of the word before it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OpDef:
+    name: str
+    operands: str  # space-separated words, see above
+    results: str  # likewise; "?" where the types are given when the operation is built
+    attrs: tuple[str, ...] = ()
+    regions: int = 0
+    pure: bool = True  # no effect, does not read memory: may be moved, merged and removed
+    commutative: bool = False
+    terminator: bool = False
+    doc: str = ""
+
+
+OPS: dict[str, OpDef] = {}
+
+
+def _row(name: str, operands: str, results: str, doc: str = "", **traits: object) -> None:
+    OPS[name] = OpDef(name, operands, results, doc=doc, **traits)  # type: ignore[arg-type]
+
+
+# Predicates, MLIR's spelling. Floats: o.. is false when an operand is NaN, u.. is true.
+CMPI = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
+CMPF = ("oeq", "one", "olt", "ole", "ogt", "oge", "ord", "ueq", "une", "ult", "ule", "ugt", "uge", "uno")
+
+# Combiners of scf.parallel reductions and of memref.atomic_rmw: the arith operation of that name.
+COMBINERS = (
+    "addf", "mulf", "maximumf", "minimumf",
+    "addi", "muli", "maxsi", "minsi", "maxui", "minui", "andi", "ori", "xori",
+)  # fmt: skip
+
+_row("arith.constant", "", "?", attrs=("value",), doc="A literal: bool, int or float by its type.")
+
+for _name, _doc, _comm in (
+    ("addi", "a + b, wrapping", True),
+    ("subi", "a - b, wrapping", False),
+    ("muli", "a * b, wrapping", True),
+    ("floordivsi", "Python's a // b, signed; b != 0 (debug mode checks)", False),
+    ("divui", "a // b, unsigned", False),
+    ("remsi", "C's a % b, signed: the sign of a", False),
+    ("remui", "a % b, unsigned", False),
+    ("andi", "a & b", True),
+    ("ori", "a | b", True),
+    ("xori", "a ^ b", True),
+    ("shli", "a << b", False),
+    ("shrsi", "a >> b, arithmetic", False),
+    ("shrui", "a >> b, logical", False),
+    ("minsi", "signed minimum", True),
+    ("maxsi", "signed maximum", True),
+    ("minui", "unsigned minimum", True),
+    ("maxui", "unsigned maximum", True),
+):
+    _row(f"arith.{_name}", "T:int T:int", "T", _doc, commutative=_comm)
+
+for _name, _doc, _comm in (
+    ("addf", "a + b", True),
+    ("subf", "a - b", False),
+    ("mulf", "a * b", True),
+    ("divf", "a / b", False),
+    ("remf", "C's fmod(a, b): the sign of a", False),
+    ("maximumf", "maximum; NaN if either is NaN (torch.maximum)", True),
+    ("minimumf", "minimum; NaN if either is NaN (torch.minimum)", True),
+):
+    _row(f"arith.{_name}", "T:float T:float", "T", _doc, commutative=_comm)
+_row("arith.negf", "T:float", "T", "-a")
+
+_row("arith.cmpi", "T:int T:int", "i1", "integer comparison", attrs=("predicate",))
+_row("arith.cmpf", "T:float T:float", "i1", "float comparison", attrs=("predicate",))
+_row("arith.select", "i1 T T", "T", "a if condition else b; both are evaluated")
+
+_row("arith.extsi", "T:int", "?", "widen, keeping the sign")
+_row("arith.extui", "T:int", "?", "widen with zeros (also from i1: 0 or 1)")
+_row("arith.trunci", "T:int", "?", "keep the low bits")
+_row("arith.index_cast", "T:int", "?", "between index and iN: sign-extends or keeps the low bits")
+_row("arith.sitofp", "T:int", "?", "signed integer (not index) to f32 or f64")
+_row("arith.uitofp", "T:int", "?", "unsigned integer (also i1) to f32 or f64")
+_row("arith.fptosi", "T:float", "?", "to a signed integer, towards zero, saturating; NaN gives 0")
+_row("arith.fptoui", "T:float", "?", "to an unsigned integer, towards zero, saturating; NaN gives 0")
+_row("arith.extf", "any", "?", "widen a float (f16 or bf16 to f32, f32 to f64)")
+_row("arith.truncf", "any", "?", "narrow a float, to nearest even")
+_row("arith.bitcast", "any", "?", "the same bits as another type of that width")
+
+for _name in (
+    "absf", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "cbrt",
+    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+    "erf", "erfc", "floor", "ceil", "trunc", "roundeven",
+):  # fmt: skip
+    _row(f"math.{_name}", "T:float", "T", f"{_name}(a)")
+for _name in ("powf", "atan2", "copysign"):
+    _row(f"math.{_name}", "T:float T:float", "T", f"{_name}(a, b)")
+_row("math.fma", "T:float T:float T:float", "T", "a * b + c, rounded once")
+_row("math.absi", "T:int", "T", "|a|, wrapping")
+_row("math.isnan", "T:float", "i1", "true where a is NaN")
+_row("math.isinf", "T:float", "i1", "true where a is an infinity")
+_row("math.ctpop", "T:int", "T", "number of one bits")
+
+_row("memref.load", "memref index...", "?", "the element; its type is the memref's", pure=False)
+_row("memref.store", "any memref index...", "", "writes the element", pure=False)
+_row(
+    "memref.atomic_rmw", "any memref index...", "?",
+    "element = combine(element, value), gives the element before. The value has the element's "
+    "compute type. `atomic` is false where no two iterations can meet.",
+    attrs=("kind", "atomic"), pure=False,
+)  # fmt: skip
+_row(
+    "memref.atomic_cas", "any any memref index...", "?",
+    "(expected, desired): writes desired where the element equals expected, gives the element before",
+    pure=False,
+)  # fmt: skip
+_row("memref.dim", "memref", "index", "the extent of one dimension", attrs=("axis",))
+_row("memref.alloca", "", "?", "a local array of static shape, contents undefined", pure=False)
+
+_row(
+    "scf.parallel", "index... any...", "?",
+    "Iterations in any order or at once. Operands: `dims` lower bounds, `dims` upper bounds, `dims` "
+    "steps (positive), one initial value for each reduction. Block arguments: the indices. Ends with "
+    "scf.reduce, whose operands are what the iteration contributes (the combiner's identity if "
+    "nothing). Result k is the combination by `kinds[k]` of the initial value and all contributions.",
+    attrs=("dims", "kinds"), regions=1, pure=False,
+)  # fmt: skip
+_row("scf.reduce", "any...", "", "ends scf.parallel", terminator=True, pure=False)
+_row(
+    "scf.for", "index index index any...", "?",
+    "(lower, upper, step, initial values). Block arguments: the index, the carried values. Ends with "
+    "scf.yield of the next carried values. Step is positive. Results: the last carried values.",
+    regions=1, pure=False,
+)  # fmt: skip
+_row("scf.if", "i1", "?", "then and else regions, each ends with scf.yield", regions=2, pure=False)
+_row(
+    "scf.while", "any...", "?",
+    "Region 0 takes the carried values and ends with scf.condition(go on?, values); region 1 takes "
+    "these values and ends with scf.yield of the next carried ones. Results: the values of the last "
+    "scf.condition.",
+    regions=2, pure=False,
+)  # fmt: skip
+_row("scf.condition", "i1 any...", "", "ends region 0 of scf.while", terminator=True, pure=False)
+_row("scf.yield", "any...", "", "ends the regions of for, if and region 1 of while", terminator=True, pure=False)
+_row("func.return", "", "", "ends a function", terminator=True, pure=False)
+
+_row("weft.assert", "i1 any...", "", "stops the kernel with `message` if false", attrs=("message",), pure=False)
+_row(
+    "weft.bounds", "index index", "",
+    "(subscript, extent): stops the kernel unless 0 <= subscript < extent (debug mode)",
+    attrs=("tensor", "axis"), pure=False,
+)  # fmt: skip
+_row(
+    "weft.print", "any...", "",
+    "prints; `parts` is a tuple of strings, with None where the next operand's value stands",
+    attrs=("parts",), pure=False,
+)  # fmt: skip

@@ -1,0 +1,206 @@
+"""Element types, and scalars of a definite type.
+
+``weft.f32(x)`` casts: a number or 0-d tensor becomes a ``Scalar``, a vector's elements are cast one
+by one. A cast is *strong*: what it gives takes part in torch's type promotion as a tensor does,
+while a Python number is *weak* and adopts the other operand's type.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.errors import KernelTypeError
+from weft.lang.elements import Elementwise
+
+# Inside weft's own bookkeeping torch functions must not be seen by subclasses or modes.
+quietly = torch._C.DisableTorchFunction
+
+
+class Scalar(torch.Tensor):
+    """A 0-d tensor that behaves as a value: ``s += 1`` makes a new one and never writes in place.
+
+    ``home`` is (array, position) where the scalar was just read from an array's element: the atomic
+    functions write there. ``updated`` is the home of the element that an augmented assignment
+    (``x[i] += v``) is about to write back. What is computed from a Scalar has neither.
+    """
+
+    home: tuple[Any, tuple[int, ...]] | None = None
+    updated: tuple[Any, tuple[int, ...], str] | None = None
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if not all(issubclass(t, Scalar) or t is torch.Tensor for t in types):
+            return NotImplemented
+        with quietly():
+            return _as_values(func(*args, **(kwargs or {})))
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.item(), digits)
+
+    def __floor__(self) -> int:
+        return math.floor(self.item())
+
+    def __ceil__(self) -> int:
+        return math.ceil(self.item())
+
+    def __trunc__(self) -> int:
+        return math.trunc(self.item())
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        with quietly():
+            return repr(self.as_subclass(torch.Tensor))
+
+
+def _augmented(name: str) -> Callable[[Scalar, Any], Any]:
+    operation = getattr(operator, name)
+
+    def update(self: Scalar, other: Any) -> Any:
+        result = operation(self, other)
+        if self.home is not None and isinstance(result, Scalar):
+            result.updated = (*self.home, name)
+        return result
+
+    return update
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(Scalar, f"__i{_name}__", _augmented(_name))
+for _name in ("and_", "or_", "xor", "lshift", "rshift"):
+    setattr(Scalar, f"__i{_name.rstrip('_')}__", _augmented(_name))
+
+
+def _as_values(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        if type(result) is torch.Tensor and result.dim() == 0:
+            return result.as_subclass(Scalar)
+        return result
+    if type(result) in (tuple, list):
+        return type(result)(_as_values(item) for item in result)
+    return result
+
+
+def scalar(value: Any) -> Scalar:
+    """``value`` (a 0-d tensor) as a Scalar sharing its memory."""
+    with quietly():
+        return value.as_subclass(Scalar)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DType:
+    """An element type: callable as a cast, usable as an annotation. Compared by identity."""
+
+    name: str  # "f16", "i32", "u8", "bool"
+    torch: torch.dtype
+    ir: str  # the name of the IR's signless type: u8 is "i8", bool is "i1"
+    kind: str  # "float", "int" or "bool"
+    bits: int
+    signed: bool
+
+    def __repr__(self) -> str:
+        return f"weft.{self.name if self.kind != 'bool' else 'bool_'}"
+
+    def __call__(self, value: Any = 0) -> Any:
+        """Casts ``value``. Floats become integers by dropping the fraction, integers wrap."""
+        if isinstance(value, Elementwise):
+            return value.map(self)
+        if isinstance(value, bool | int | float | np.generic):
+            # Through the widest type, so that integers that do not fit wrap instead of failing.
+            wide = torch.float64 if isinstance(value, float | np.floating) else torch.int64
+            with quietly():
+                return torch.tensor(value, dtype=wide).to(self.torch).as_subclass(Scalar)
+        if isinstance(value, torch.Tensor):
+            if value.dim() != 0:
+                raise KernelTypeError(
+                    f"{self!r}(...) casts a scalar, this tensor has shape {tuple(value.shape)}",
+                    help=f"write x.to({self.torch}) for a whole tensor",
+                )
+            with quietly():
+                # A copy also where the dtype fits already: a value must not share memory.
+                plain = value.as_subclass(torch.Tensor)
+                return plain.to(self.torch, copy=True).as_subclass(Scalar)
+        raise KernelTypeError(
+            f"{self!r}(...) casts a number, not {type(value).__name__}",
+            help="pass a number, an element of a tensor, or a vector",
+        )
+
+
+f16 = DType("f16", torch.float16, "f16", "float", 16, True)
+bf16 = DType("bf16", torch.bfloat16, "bf16", "float", 16, True)
+f32 = DType("f32", torch.float32, "f32", "float", 32, True)
+f64 = DType("f64", torch.float64, "f64", "float", 64, True)
+i8 = DType("i8", torch.int8, "i8", "int", 8, True)
+i16 = DType("i16", torch.int16, "i16", "int", 16, True)
+i32 = DType("i32", torch.int32, "i32", "int", 32, True)
+i64 = DType("i64", torch.int64, "i64", "int", 64, True)
+u8 = DType("u8", torch.uint8, "i8", "int", 8, False)
+bool_ = DType("bool", torch.bool, "i1", "bool", 1, False)
+
+# Other spellings.
+half = float16 = f16
+bfloat16 = bf16
+float32 = f32
+float64 = double = f64
+int8, int16, int32, int64, uint8, u1 = i8, i16, i32, i64, u8, bool_
+
+DTYPES: dict[str, DType] = {
+    t.name: t for t in (f16, bf16, f32, f64, i8, i16, i32, i64, u8, bool_)
+}  # fmt: skip
+_BY_TORCH = {t.torch: t for t in DTYPES.values()}
+_BY_NUMPY = {
+    "float16": f16, "float32": f32, "float64": f64, "int8": i8, "int16": i16, "int32": i32,
+    "int64": i64, "uint8": u8, "bool": bool_,
+}  # fmt: skip
+
+
+def from_torch(dtype: torch.dtype) -> DType:
+    """The element type of torch tensors of ``dtype``. Raises KernelTypeError for others."""
+    if dtype not in _BY_TORCH:
+        raise KernelTypeError(f"weft has no {dtype}", help=f"use one of {', '.join(DTYPES)}")
+    return _BY_TORCH[dtype]
+
+
+def from_numpy(dtype: Any) -> DType:
+    """The element type of a numpy dtype. Raises KernelTypeError where weft has none."""
+    name = np.dtype(dtype).name
+    if name not in _BY_NUMPY:
+        raise KernelTypeError(f"weft has no numpy.{name}", help=f"use one of {', '.join(DTYPES)}")
+    return _BY_NUMPY[name]
+
+
+def to_numpy(dtype: DType) -> np.dtype[Any]:
+    """The numpy dtype. Raises KernelTypeError for bf16, which numpy does not have."""
+    for name, candidate in _BY_NUMPY.items():
+        if candidate is dtype:
+            return np.dtype(name)
+    raise KernelTypeError("numpy has no bfloat16", help="cast to weft.f32 first")
+
+
+def as_dtype(dtype: Any, *, default_fp: DType = f32, default_ip: DType = i32) -> DType:
+    """A DType from a DType, a ``torch.dtype``, or Python's ``float``, ``int`` and ``bool``."""
+    if isinstance(dtype, DType):
+        return dtype
+    if isinstance(dtype, torch.dtype):
+        return from_torch(dtype)
+    python = {float: default_fp, int: default_ip, bool: bool_}
+    if isinstance(dtype, type) and dtype in python:
+        return python[dtype]
+    raise KernelTypeError(f"{dtype!r} is not a dtype", help="write weft.f32, or torch.float32")

@@ -1,0 +1,240 @@
+"""Tensors whose elements are values: local arrays and Taichi-style fields; ``weft.init``.
+
+``s = x[i]`` on a plain torch tensor is a *view*: ``s += 1`` then writes into ``x``. In a kernel it is
+a value, and so it is on the arrays of this module.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.errors import KernelTypeError, KernelValueError
+from weft.lang.dtypes import DType, Scalar, as_dtype, f32, i32, quietly
+from weft.lang.elements import Elementwise
+
+
+def subscripts(index: Any) -> tuple[Any, ...]:
+    """The subscripts of ``x[index]`` as a flat tuple; an index vector stands for its elements."""
+    if isinstance(index, Elementwise):
+        return tuple(index.entries())
+    if not isinstance(index, tuple):
+        return (index,)
+    flat: list[Any] = []
+    for part in index:
+        flat.extend(part.entries() if isinstance(part, Elementwise) else (part,))
+    return tuple(flat)
+
+
+def is_number(part: Any) -> bool:
+    """Whether ``part`` selects one element along an axis (not a slice, mask or list)."""
+    if isinstance(part, torch.Tensor):
+        return part.dim() == 0
+    return isinstance(part, int | float | np.generic) and not isinstance(part, bool)
+
+
+def indices(array: torch.Tensor) -> Iterator[Any]:
+    """What ``for i, j in array`` goes through in a kernel: ints if 1-d, else tuples of ints."""
+    if array.dim() == 1:
+        return iter(range(array.shape[0]))
+    return itertools.product(*map(range, array.shape))
+
+
+class Array(torch.Tensor):
+    """A tensor whose elements are values and which iterates over its indices, as in a kernel."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __getitem__(self, index: Any) -> Any:
+        parts = subscripts(index)
+        if self.dim() == 0 and parts == (None,):
+            parts = ()
+        with quietly():
+            plain = self.as_subclass(torch.Tensor)
+            if len(parts) == self.dim() and all(map(is_number, parts)):
+                position = tuple(map(operator.index, parts))
+                element = plain[position].clone().as_subclass(Scalar)
+                element.home = (self, position)
+                return element
+            return plain[parts].as_subclass(type(self))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        parts = subscripts(index)
+        if self.dim() == 0 and parts == (None,):
+            parts = ()
+        if isinstance(value, Elementwise):
+            value = torch.tensor(value.entries(), dtype=self.dtype).reshape(value.shape)
+        with quietly(), torch.set_grad_enabled(torch.is_grad_enabled() and not self.is_leaf):
+            self.as_subclass(torch.Tensor)[parts] = value
+
+    def update(
+        self, position: tuple[int, ...], function: Callable[[Any], Any], kind: str
+    ) -> Scalar:
+        """Replaces one element by ``function`` of it, as one step. Gives the element before."""
+        before = Array.__getitem__(self, position)
+        Array.__setitem__(self, position, function(before))
+        before.home = None
+        return before
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return indices(self)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        with quietly():
+            return repr(self.as_subclass(torch.Tensor))
+
+
+class Field(Array):
+    """A tensor with Taichi's methods. It is an ordinary tensor to everything else.
+
+    A field of vectors or matrices has the element's dimensions last; ``x[i]`` then gives a
+    read-only copy of the vector, ``x[i] = v`` and ``x[i, 0] = a`` write.
+    """
+
+    element: Any = None  # the VectorType or MatrixType of a field of these
+
+    def __getitem__(self, index: Any) -> Any:
+        parts = subscripts(index)
+        if self.element is None:
+            return super().__getitem__(index)
+        lattice = self.dim() - len(self.element.shape)
+        if lattice == 0 and parts == (None,):
+            parts = ()
+        if len(parts) != lattice or not all(map(is_number, parts)):
+            return super().__getitem__(parts)
+        # Exactly the lattice's subscripts: a whole vector, element by element.
+        inner = itertools.product(*map(range, self.element.shape))
+        return self.element.frozen([Array.__getitem__(self, (*parts, *k)) for k in inner])
+
+    def fill(self, value: Any) -> None:
+        """Sets every element to ``value``."""
+        with torch.no_grad():
+            self.fill_(value)
+
+    def to_numpy(self) -> np.ndarray[Any, Any]:
+        """A numpy copy."""
+        return self.as_subclass(torch.Tensor).detach().cpu().numpy().copy()
+
+    def from_numpy(self, array: np.ndarray[Any, Any]) -> None:
+        """Copies ``array`` (of this shape) into the field."""
+        self.from_torch(torch.from_numpy(np.ascontiguousarray(array)))
+
+    def to_torch(self, device: torch.device | str | None = None) -> torch.Tensor:
+        """A copy as a plain tensor, on ``device`` if given."""
+        return self.as_subclass(torch.Tensor).detach().clone().to(device or self.device)
+
+    def from_torch(self, tensor: torch.Tensor) -> None:
+        """Copies ``tensor`` (of this shape) into the field."""
+        if tensor.shape != self.shape:
+            raise KernelValueError(
+                f"this field has shape {tuple(self.shape)}, the values have {tuple(tensor.shape)}"
+            )
+        with torch.no_grad():
+            self.copy_(tensor)
+
+    def copy_from(self, other: torch.Tensor) -> None:
+        """Copies another field or tensor of this shape into the field."""
+        self.from_torch(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """A name for ``weft.init(arch=...)``."""
+
+    name: str
+    device: str  # the torch device that new fields are made on
+
+
+cpu = x64 = arm64 = Arch("cpu", "cpu")
+gpu = Arch("gpu", "cuda")
+cuda = Arch("cuda", "cuda")
+vulkan = Arch("vulkan", "cuda")
+metal = Arch("metal", "cuda")
+opengl = Arch("opengl", "cuda")
+
+
+@dataclass(slots=True)
+class Defaults:
+    """What ``weft.init`` sets: where fields are made, and what ``float`` and ``int`` are there."""
+
+    device: str = "cpu"
+    fp: DType = f32
+    ip: DType = i32
+
+
+DEFAULTS = Defaults()
+
+
+def init(
+    arch: Arch = cpu, *, default_fp: Any = f32, default_ip: Any = i32, **ignored: Any
+) -> None:
+    """Accepts Taichi's ``init``. It sets defaults for new fields and nothing else.
+
+    weft needs no initialisation: a kernel runs where its tensors live. Without a GPU, fields are
+    made on the CPU (with a warning where a GPU was named). Other options are accepted, unused.
+    """
+    device = arch.device
+    if device == "cuda" and not torch.cuda.is_available():
+        if arch is not gpu:
+            warnings.warn(f"no CUDA device for arch={arch.name}: fields are on the CPU", stacklevel=2)
+        device = "cpu"
+    DEFAULTS.device = device
+    DEFAULTS.fp = as_dtype(default_fp)
+    DEFAULTS.ip = as_dtype(default_ip)
+
+
+def sync() -> None:
+    """Waits for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(shape, int | torch.Tensor):
+        return (operator.index(shape),)
+    return tuple(operator.index(extent) for extent in shape)
+
+
+def field(
+    dtype: Any = None,
+    shape: int | Sequence[int] = (),
+    *,
+    needs_grad: bool = False,
+    device: Any = None,
+    dt: Any = None,
+    element: Any = None,
+) -> Field:
+    """A tensor of zeros with the methods of ``Field``.
+
+    ``dtype`` (or ``dt``) is a weft or torch dtype, or ``float``/``int`` for ``weft.init``'s
+    defaults. ``element`` is a vector or matrix type, whose dimensions come last. ``needs_grad`` is
+    ``requires_grad_()``. The device is that of ``weft.init``, or ``device``.
+    """
+    chosen = dtype if dtype is not None else dt
+    if chosen is None:
+        raise KernelTypeError("field() needs a dtype", help="write weft.field(weft.f32, shape=128)")
+    kind = as_dtype(chosen, default_fp=DEFAULTS.fp, default_ip=DEFAULTS.ip)
+    extents = _extents(shape) + (element.shape if element is not None else ())
+    made = torch.zeros(extents, dtype=kind.torch, device=device or DEFAULTS.device)
+    result = made.as_subclass(Field)
+    result.element = element
+    return result.requires_grad_() if needs_grad else result
+
+
+def var(dt: Any, shape: int | Sequence[int] = (), *, needs_grad: bool = False) -> Field:
+    """``field`` by its name in early Taichi."""
+    return field(dt, shape, needs_grad=needs_grad)
+
+
+def zeros(shape: int | Sequence[int], dtype: Any = f32) -> Array:
+    """A local array of zeros: each iteration of a kernel has its own, of a fixed shape."""
+    extents, kind = _extents(shape), as_dtype(dtype)
+    with quietly():
+        return torch.zeros(extents, dtype=kind.torch).as_subclass(Array)

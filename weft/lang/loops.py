@@ -1,0 +1,163 @@
+"""What a kernel's loops go over.
+
+In plain Python ``for i, j in x`` over a plain torch tensor goes through its *rows*, as torch has it.
+So a kernel that loops over a tensor runs undecorated only with fields (``weft.field``), and with any
+tensor through ``kernel.interpret`` (``weft.runtime.watch``), where it means what it does compiled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.errors import KernelTypeError
+from weft.lang.elements import Elementwise
+from weft.lang.field import indices
+
+
+class Index(Elementwise, tuple):  # type: ignore[misc]
+    """An index vector: ``x[I]``, ``I[0]``, ``I + offset``. A tuple, so that torch takes it too."""
+
+    __slots__ = ()
+    # tuple's own + and * would join and repeat; Elementwise comes first and wins.
+    __len__ = tuple.__len__
+    __iter__ = tuple.__iter__
+    __hash__ = tuple.__hash__
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (len(self),)
+
+    @property
+    def n(self) -> int:
+        return len(self)
+
+    def entries(self) -> list[Any]:
+        return list(tuple.__iter__(self))
+
+    def with_entries(self, entries: list[Any]) -> Index:
+        return Index(entries)
+
+    def __getattr__(self, name: str) -> Any:
+        if len(name) == 1 and name in "xyzw"[: len(self)]:
+            return self["xyzw".index(name)]
+        raise AttributeError(f"an index vector of {len(self)} elements has no {name!r}")
+
+    def __repr__(self) -> str:
+        return f"Index({', '.join(map(repr, self))})"
+
+
+@dataclass(frozen=True, slots=True)
+class NDRange:
+    """A box of integers: one (begin, end) for each dimension. Iterates in row-major order."""
+
+    bounds: tuple[tuple[int, int], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(max(end - begin, 0) for begin, end in self.bounds)
+
+    def __iter__(self) -> Iterator[Any]:
+        if len(self.bounds) == 1:
+            return iter(range(*self.bounds[0]))
+        return itertools.product(*itertools.starmap(range, self.bounds))
+
+    def __len__(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+def ndrange(*bounds: Any) -> NDRange:
+    """The integers below each argument: ``for i, j in ndrange(n, (1, m))``.
+
+    An argument is an end, or a pair (begin, end). Gives ints for one dimension, else tuples.
+    """
+    if not bounds:
+        raise KernelTypeError("ndrange() needs at least one extent", help="write weft.ndrange(n)")
+    return NDRange(tuple(map(_bound, bounds)))
+
+
+def _bound(bound: Any) -> tuple[int, int]:
+    pair = tuple(bound) if isinstance(bound, tuple | list) else (0, bound)
+    try:
+        begin, end = map(operator.index, pair)
+    except (TypeError, ValueError):
+        raise KernelTypeError(
+            f"ndrange() takes ints and (begin, end) pairs, not {bound!r}",
+            help="write weft.ndrange(n, (1, m))",
+        ) from None
+    return begin, end
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """The indices of a tensor or of an ndrange, each as one ``Index``."""
+
+    over: Any
+
+    def __iter__(self) -> Iterator[Index]:
+        source = indices(self.over) if isinstance(self.over, torch.Tensor) else iter(self.over)
+        return (Index(i) if isinstance(i, tuple) else Index((i,)) for i in source)
+
+
+def grouped(over: torch.Tensor | NDRange | range) -> Grouped:
+    """``for I in grouped(x)``: goes through the indices of ``x``, as index vectors (``x[I]``)."""
+    if not isinstance(over, torch.Tensor | NDRange | range):
+        raise KernelTypeError(
+            f"grouped() takes a tensor or an ndrange, not {type(over).__name__}",
+            help="write weft.grouped(x) or weft.grouped(weft.ndrange(n, m))",
+        )
+    return Grouped(over)
+
+
+@dataclass(frozen=True, slots=True)
+class Serial:
+    """A loop whose iterations run one after the other."""
+
+    over: Iterable[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return indices(self.over) if isinstance(self.over, torch.Tensor) else iter(self.over)
+
+
+def serial(over: Iterable[Any]) -> Serial:
+    """``for t in serial(range(T))``: this loop is not parallel; at the top it is a host loop."""
+    return Serial(over)
+
+
+def static(*values: Any) -> Any:
+    """Evaluated when the kernel is compiled: unrolls a loop, prunes a branch.
+
+    In plain Python: the value itself; of a range or ndrange, a tuple of what it goes through.
+    """
+    if len(values) != 1:
+        return values
+    value = values[0]
+    return tuple(value) if isinstance(value, range | NDRange | Grouped) else value
+
+
+@dataclass(frozen=True, slots=True)
+class LoopConfig:
+    """Hints for the next loop."""
+
+    block_dim: int | None = None
+    serialize: bool = False
+    parallelize: int | None = None
+
+
+def loop_config(
+    *,
+    block_dim: int | None = None,
+    serialize: bool = False,
+    parallelize: int | None = None,
+    **ignored: Any,
+) -> LoopConfig:
+    """Hints for the next loop of a kernel. They change no result; plain Python ignores them."""
+    return LoopConfig(block_dim, serialize, parallelize)

@@ -1,0 +1,268 @@
+"""``weft.math``: functions of scalars and vectors.
+
+Arguments are Python numbers, 0-d tensors, or vectors and matrices (element by element). Of Python
+numbers the result is a Python number, computed in float64; of tensors it has the dtype that torch
+gives. Outside their domain functions give NaN or infinity, as torch does, and never raise.
+"""
+
+from __future__ import annotations
+
+import math as python_math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import torch
+
+from weft.lang.dtypes import Scalar, i32, quietly
+from weft.lang.elements import Elementwise
+from weft.lang.vectors import Matrix, MatrixType, Vector, VectorType
+
+pi = python_math.pi
+tau = python_math.tau
+e = python_math.e
+inf = python_math.inf
+nan = python_math.nan
+
+vec2, vec3, vec4 = VectorType(2), VectorType(3), VectorType(4)
+ivec2, ivec3, ivec4 = (VectorType(n, "int", i32) for n in (2, 3, 4))
+mat2, mat3, mat4 = MatrixType(2, 2), MatrixType(3, 3), MatrixType(4, 4)
+
+
+def _weak(value: Any) -> torch.Tensor:
+    """A Python number as a tensor of Python's own width."""
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+
+def _spread(function: Callable[..., Any], *args: Any) -> Any:
+    """``function`` element by element where an argument is a vector or matrix."""
+    for k, arg in enumerate(args):
+        if isinstance(arg, Elementwise):
+            others = [*args[:k], *args[k + 1 :]]
+
+            def at(item: Any, *rest: Any, place: int = k) -> Any:
+                return function(*rest[:place], item, *rest[place:])
+
+            return arg.map(at, *others)
+    return function(*args)
+
+
+def _unary(torch_function: Callable[..., Any], *, float_of_int: bool, doc: str) -> Any:
+    def scalar(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return torch_function(x)
+        with quietly():
+            return torch_function(_weak(float(x) if float_of_int else x)).item()
+
+    def function(x: Any) -> Any:
+        return _spread(scalar, x)
+
+    function.__name__ = function.__qualname__ = torch_function.__name__.lstrip("_")
+    function.__doc__ = doc
+    return function
+
+
+def _float_unary(torch_function: Callable[..., Any], doc: str = "") -> Any:
+    return _unary(torch_function, float_of_int=True, doc=doc or f"{torch_function.__name__}(x)")
+
+
+def _cbrt(x: torch.Tensor) -> torch.Tensor:
+    x = x if x.dtype.is_floating_point else x.to(torch.float32)
+    return torch.copysign(torch.pow(torch.abs(x), 1.0 / 3.0), x)
+
+
+sin, cos, tan = _float_unary(torch.sin), _float_unary(torch.cos), _float_unary(torch.tan)
+asin, acos, atan = _float_unary(torch.asin), _float_unary(torch.acos), _float_unary(torch.atan)
+sinh, cosh, tanh = _float_unary(torch.sinh), _float_unary(torch.cosh), _float_unary(torch.tanh)
+asinh, acosh = _float_unary(torch.asinh), _float_unary(torch.acosh)
+atanh = _float_unary(torch.atanh)
+exp, exp2, expm1 = _float_unary(torch.exp), _float_unary(torch.exp2), _float_unary(torch.expm1)
+log, log2, log10 = _float_unary(torch.log), _float_unary(torch.log2), _float_unary(torch.log10)
+log1p = _float_unary(torch.log1p)
+sqrt, rsqrt = _float_unary(torch.sqrt), _float_unary(torch.rsqrt)
+cbrt = _float_unary(_cbrt, "The real cube root.")
+sigmoid = _float_unary(torch.sigmoid, "1 / (1 + exp(-x)).")
+erf, erfc = _float_unary(torch.erf), _float_unary(torch.erfc)
+radians = _float_unary(torch.deg2rad, "Degrees to radians.")
+degrees = _float_unary(torch.rad2deg, "Radians to degrees.")
+isnan = _float_unary(torch.isnan, "Whether x is NaN.")
+isinf = _float_unary(torch.isinf, "Whether x is an infinity.")
+
+_KEEPS = "Rounds {}. A float stays a float, an integer is kept."
+floor = _unary(torch.floor, float_of_int=False, doc=_KEEPS.format("down"))
+ceil = _unary(torch.ceil, float_of_int=False, doc=_KEEPS.format("up"))
+round = _unary(torch.round, float_of_int=False, doc=_KEEPS.format("to nearest, halves to even"))
+trunc = _unary(torch.trunc, float_of_int=False, doc=_KEEPS.format("towards zero"))
+abs = _unary(torch.abs, float_of_int=False, doc="The absolute value.")
+sign = _unary(torch.sign, float_of_int=False, doc="-1, 0 or 1, in the type of x.")
+
+
+def _pair(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two scalars, at least one a tensor, as tensors of the dtype that torch's promotion gives."""
+    dtype = torch.result_type(a, b)
+    anchor = a if isinstance(a, torch.Tensor) else b
+    with quietly():
+        plain = [torch.as_tensor(x, device=anchor.device).to(dtype) for x in (a, b)]
+    return plain[0], plain[1]
+
+
+def _binary(torch_function: Callable[..., Any], *args: Any, floats: bool = False) -> Any:
+    def scalar(a: Any, b: Any) -> Any:
+        if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+            x, y = _pair(a, b)
+            if floats and not x.dtype.is_floating_point:
+                x, y = x.float(), y.float()
+            return _value(torch_function(x, y))
+        weak = float if floats or isinstance(a, float) or isinstance(b, float) else int
+        with quietly():
+            return torch_function(_weak(weak(a)), _weak(weak(b))).item()
+
+    return _spread(scalar, *args)
+
+
+def _value(result: torch.Tensor) -> Any:
+    return result.as_subclass(Scalar) if result.dim() == 0 else result
+
+
+def min(*values: Any) -> Any:
+    """The smallest; NaN if one is NaN. Of vectors, element by element."""
+    return reduce(lambda a, b: _binary(torch.minimum, a, b), values)
+
+
+def max(*values: Any) -> Any:
+    """The largest; NaN if one is NaN. Of vectors, element by element."""
+    return reduce(lambda a, b: _binary(torch.maximum, a, b), values)
+
+
+def atan2(y: Any, x: Any) -> Any:
+    """The angle of the point (x, y), between -pi and pi."""
+    return _binary(torch.atan2, y, x, floats=True)
+
+
+def copysign(x: Any, y: Any) -> Any:
+    """The magnitude of x with the sign of y."""
+    return _binary(torch.copysign, x, y, floats=True)
+
+
+def pow(x: Any, y: Any) -> Any:
+    """``x ** y``. Integers to a negative power are an error, as in torch."""
+    return _binary(torch.pow, x, y)
+
+
+def mod(x: Any, y: Any) -> Any:
+    """``x - y * floor(x / y)``: Python's ``%``, with the sign of y."""
+    return _binary(torch.remainder, x, y)
+
+
+def fmod(x: Any, y: Any) -> Any:
+    """C's remainder, with the sign of x."""
+    return _binary(torch.fmod, x, y)
+
+
+def clamp(x: Any, low: Any, high: Any) -> Any:
+    """``min(max(x, low), high)``."""
+    return min(max(x, low), high)
+
+
+def fract(x: Any) -> Any:
+    """``x - floor(x)``."""
+    return x - floor(x)
+
+
+def mix(x: Any, y: Any, a: Any) -> Any:
+    """``x * (1 - a) + y * a``."""
+    return x * (1.0 - a) + y * a
+
+
+def step(edge: Any, x: Any) -> Any:
+    """0.0 where ``x < edge``, else 1.0."""
+    return select(x < edge, 0.0, 1.0)
+
+
+def smoothstep(low: Any, high: Any, x: Any) -> Any:
+    """``t * t * (3 - 2 t)``, t being ``(x - low) / (high - low)`` clamped to 0..1."""
+    t = clamp((x - low) / (high - low), 0.0, 1.0)
+    return t * t * (3.0 - 2.0 * t)
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c``, rounded once: computed in float64, exact enough for f32 and narrower."""
+
+    def scalar(a: Any, b: Any, c: Any) -> Any:
+        plain = a * b + c
+        if not isinstance(plain, torch.Tensor) or not plain.dtype.is_floating_point:
+            return plain
+        x, y, z = (torch.as_tensor(v, dtype=torch.float64, device=plain.device) for v in (a, b, c))
+        return _value((x * y + z).to(plain.dtype))
+
+    return _spread(scalar, a, b, c)
+
+
+def select(condition: Any, a: Any, b: Any) -> Any:
+    """``a`` where ``condition`` holds, else ``b``; both are evaluated."""
+
+    def scalar(condition: Any, a: Any, b: Any) -> Any:
+        if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
+            weak = float if isinstance(a, float) or isinstance(b, float) else type(a)
+            return weak(a if bool(condition) else b)
+        return _value(_pair(a, b)[0 if bool(condition) else 1].clone())
+
+    return _spread(scalar, condition, a, b)
+
+
+def bit_count(x: Any) -> Any:
+    """The number of one bits: of two's complement in the width of x (64 for a Python int)."""
+
+    def scalar(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return (int(x) & (2**64 - 1)).bit_count()
+        bits = 1 if x.dtype is torch.bool else 8 * x.element_size()
+        count = (int(x) & (2**bits - 1)).bit_count()
+        return _value(torch.tensor(count, dtype=x.dtype, device=x.device))
+
+    return _spread(scalar, x)
+
+
+popcnt = bit_count
+
+
+def dot(a: Vector, b: Vector) -> Any:
+    return a.dot(b)
+
+
+def cross(a: Vector, b: Vector) -> Any:
+    return a.cross(b)
+
+
+def length(v: Vector) -> Any:
+    """``v.norm()``."""
+    return v.norm()
+
+
+def distance(a: Vector, b: Vector) -> Any:
+    """``(a - b).norm()``."""
+    return (a - b).norm()
+
+
+def normalize(v: Vector) -> Vector:
+    """``v.normalized()``."""
+    return v.normalized()
+
+
+def reflect(v: Vector, normal: Vector) -> Vector:
+    """``v`` mirrored at the plane with this unit normal."""
+    return v - 2.0 * normal.dot(v) * normal
+
+
+def determinant(m: Matrix) -> Any:
+    return m.determinant()
+
+
+def inverse(m: Matrix) -> Matrix:
+    return m.inverse()
+
+
+def eye(n: int) -> Matrix:
+    """The ``n`` by ``n`` identity, of weak floats."""
+    return Matrix([[float(i == j) for j in range(n)] for i in range(n)])
+

@@ -1,0 +1,104 @@
+"""``weft.types``: element types, and annotations of kernel parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weft.lang.dtypes import (
+    DTYPES,
+    DType,
+    as_dtype,
+    bf16,
+    bfloat16,
+    bool_,
+    double,
+    f16,
+    f32,
+    f64,
+    float16,
+    float32,
+    float64,
+    from_numpy,
+    from_torch,
+    half,
+    i8,
+    i16,
+    i32,
+    i64,
+    int8,
+    int16,
+    int32,
+    int64,
+    to_numpy,
+    u1,
+    u8,
+    uint8,
+)
+from weft.lang.vectors import MatrixType, VectorType
+
+__all__ = [
+    "DTYPES", "DType", "MatrixType", "NDArrayType", "Template", "VectorType", "as_dtype", "bf16",
+    "bfloat16", "bool_", "double", "f16", "f32", "f64", "float16", "float32", "float64",
+    "from_numpy", "from_torch", "half", "i8", "i16", "i32", "i64", "int8", "int16", "int32",
+    "int64", "matrix", "ndarray", "template", "to_numpy", "u1", "u8", "uint8", "vector",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NDArrayType:
+    """A tensor parameter. What is None is not checked. ``element_shape`` counts as last dims."""
+
+    dtype: DType | None = None
+    ndim: int | None = None
+    element_shape: tuple[int, ...] = ()
+
+    @property
+    def rank(self) -> int | None:
+        """Dimensions of the torch tensor, those of the elements included."""
+        return None if self.ndim is None else self.ndim + len(self.element_shape)
+
+
+def ndarray(
+    dtype: Any = None,
+    ndim: int | None = None,
+    *,
+    element_dim: int | None = None,
+    element_shape: tuple[int, ...] = (),
+    **ignored: Any,
+) -> NDArrayType:
+    """Annotates a tensor parameter: ``x: weft.types.ndarray(dtype=weft.f32, ndim=2)``.
+
+    ``dtype`` may be a vector or matrix type: its dimensions are the last of the torch tensor.
+    ``element_dim``, ``needs_grad`` and ``boundary`` are accepted for Taichi's sake.
+    """
+    if isinstance(dtype, VectorType | MatrixType):
+        return NDArrayType(dtype.dtype, ndim, dtype.shape)
+    return NDArrayType(None if dtype is None else as_dtype(dtype), ndim, tuple(element_shape))
+
+
+def vector(n: int, dtype: Any) -> VectorType:
+    """The type of vectors of ``n`` elements of ``dtype``."""
+    kind = as_dtype(dtype)
+    return VectorType(n, kind.kind, kind)
+
+
+def matrix(n: int, m: int, dtype: Any) -> MatrixType:
+    """The type of ``n`` by ``m`` matrices of ``dtype``."""
+    kind = as_dtype(dtype)
+    return MatrixType(n, m, kind.kind, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What ``template()`` gives."""
+
+
+def template(*_: Any, **__: Any) -> Template:
+    """Annotates a parameter whose value specialises the kernel; ``template`` alone does too."""
+    return Template()
+
+
+def is_template(annotation: object) -> bool:
+    """Whether ``annotation`` is ``template()``, ``template`` or ``Template``."""
+    return annotation is template or annotation is Template or isinstance(annotation, Template)

@@ -1,0 +1,82 @@
+"""Options of a kernel, and the environment variables that set their defaults.
+
+The only module that reads the environment:
+
+    WEFT_DEBUG=1         check every access and assertion        WEFT_VERIFY=1     verify IR after each pass
+    WEFT_STRICT_MATH=1   no contraction, no reassociation        WEFT_INTERPRET=1  run kernels as plain Python
+    WEFT_CACHE=0         no disk cache                           WEFT_CACHE_DIR    where it is
+    WEFT_CACHE_MB        its size limit (512)                    WEFT_LOGS         see ``set_up_logs``
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+LOG_NAMES = ("specialize", "source", "ir", "passes", "llvm", "asm", "cache", "races", "launch", "time")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How kernels are compiled. ``debug`` and ``strict_math`` are part of a specialisation."""
+
+    debug: bool = False
+    strict_math: bool = False
+    interpret: bool = False
+    verify: bool = False
+    cache: bool = True
+    cache_dir: Path | None = None  # None: the user's cache folder
+    cache_bytes: int = 512 << 20
+
+    @property
+    def key(self) -> tuple[bool, bool]:
+        """What of the options changes the code that is made."""
+        return (self.debug, self.strict_math)
+
+
+def _flag(name: str, default: bool) -> bool:
+    text = os.environ.get(name, "").strip().lower()
+    if text in ("", "1", "0", "true", "false", "yes", "no", "on", "off"):
+        return default if not text else text in ("1", "true", "yes", "on")
+    raise ValueError(f"{name}={text!r}: write {name}=1 or {name}=0")
+
+
+@cache
+def default_options() -> Options:
+    """The options that the environment asks for; it is read once."""
+    set_up_logs(os.environ.get("WEFT_LOGS", ""))
+    folder = os.environ.get("WEFT_CACHE_DIR", "")
+    return Options(
+        debug=_flag("WEFT_DEBUG", False),
+        strict_math=_flag("WEFT_STRICT_MATH", False),
+        interpret=_flag("WEFT_INTERPRET", False),
+        verify=_flag("WEFT_VERIFY", False),
+        cache=_flag("WEFT_CACHE", True),
+        cache_dir=Path(folder).expanduser() if folder else None,
+        cache_bytes=int(os.environ.get("WEFT_CACHE_MB", "512")) << 20,
+    )
+
+
+def set_up_logs(names: str) -> None:
+    """Turns on the loggers named in ``names`` (``"specialize,ir"`` or ``"all"``), to stderr.
+
+    Each is a logger of the standard library, ``weft.specialize`` and so on.
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if not wanted:
+        return
+    root = logging.getLogger("weft")
+    if not root.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+        root.addHandler(handler)
+        root.propagate = False
+    for name in LOG_NAMES if "all" in wanted else wanted:
+        if name not in LOG_NAMES:
+            root.warning("WEFT_LOGS: no log is called %r; there are %s", name, ", ".join(LOG_NAMES))
+            continue
+        logging.getLogger(f"weft.{name}").setLevel(logging.DEBUG)

@@ -1,0 +1,59 @@
+"""Constants: canonical values, bit-exact keys, and operations carried out at compile time."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from weft.ir.core import Op, Value
+from weft.ir.interp import evaluate
+from weft.ir.scalar import SCALAR_RULES, literal, to_float
+from weft.ir.types import ScalarType
+
+Number = bool | int | float
+
+
+def constant_of(value: Value) -> Number | None:
+    """The number that ``value`` is a constant of, or None."""
+    owner = value.owner
+    if isinstance(owner, Op) and owner.name == "arith.constant":
+        return owner.attrs["value"]
+    return None
+
+
+def canonical(value: Number, type: ScalarType) -> Number:
+    """``value`` as constants of ``type`` are written: floats rounded, iN signed, i1 a bool."""
+    return _python(literal(value, type), type)
+
+
+def key(value: Number, type: ScalarType) -> tuple[str, bytes | int]:
+    """Equal for the same bits only: tells -0.0 from 0.0, and finds NaN equal to itself."""
+    if type.is_float:
+        return type.name, struct.pack("<d", value)
+    return type.name, int(value)
+
+
+def fold(op: Op, values: Sequence[Number]) -> Number | None:
+    """What the pure operation ``op`` gives for constant operands; None where it must stay.
+
+    The interpreter's rules are used, so f32 is folded in f32. A result that is NaN is left to the
+    machine, as are divisions by zero, and f16 and bf16, which are storage types.
+    """
+    type = op.results[0].type
+    if op.name not in SCALAR_RULES or not isinstance(type, ScalarType) or type.name in ("f16", "bf16"):
+        return None
+    operands = [
+        literal(number, value.type) for number, value in zip(values, op.operands, strict=True)
+    ]
+    try:
+        result = _python(evaluate(op, operands), type)
+    except ZeroDivisionError:
+        return None
+    return None if result != result else result
+
+
+def _python(value: object, type: ScalarType) -> Number:
+    """A value of the interpreter as the Python number that constants hold."""
+    if type.is_float:
+        return float(to_float(value, type))
+    return bool(value) if type.bits == 1 else int(value)  # type: ignore[call-overload]

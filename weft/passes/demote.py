@@ -1,0 +1,48 @@
+"""Atomic demotion: an accumulation is plain where no two iterations can meet on its element.
+
+Precondition: none. Non-goals: accumulations that meet are not turned into reductions, and
+``memref.atomic_cas`` is left alone. What depends on data stays atomic.
+"""
+
+from __future__ import annotations
+
+from weft.index.access import Access, accesses
+from weft.index.races import proven_apart
+from weft.ir.builder import Rewriter
+from weft.ir.core import Function, Op, Value, walk
+
+
+def demote(function: Function) -> Function:
+    """Sets ``atomic`` to False on every ``memref.atomic_rmw`` that is proven not to need it."""
+    decisions = _decisions(function)
+    if not any(decisions.values()):
+        return function
+    # The rewriter hands over copies, but in program order, for operations without regions.
+    plain = iter([decisions.get(op, False) for op in _accumulations(function)])
+
+    def visit(op: Op, rewriter: Rewriter) -> None:
+        if op.name == "memref.atomic_rmw" and next(plain):
+            op.attrs["atomic"] = False
+
+    return Rewriter(visit).function(function)
+
+
+def _accumulations(function: Function) -> list[Op]:
+    return [op for op in walk(function.body) if op.name == "memref.atomic_rmw"]
+
+
+def _decisions(function: Function) -> dict[Op, bool]:
+    """Which of the accumulations that are atomic now can be plain."""
+    if not _accumulations(function):
+        return {}
+    by_array: dict[tuple[Value | None, Value], list[Access]] = {}
+    for access in accesses(function):
+        loop = access.parallel[0] if access.parallel else None
+        by_array.setdefault((loop, access.memref), []).append(access)
+    decisions = {}
+    for (loop, _), group in by_array.items():
+        for access in group:
+            if access.kind == "rmw" and access.op.attrs["atomic"]:
+                alone = loop is None or access.local
+                decisions[access.op] = alone or all(proven_apart(access, b) for b in group)
+    return decisions

@@ -1,0 +1,113 @@
+"""Store-to-load forwarding, and loads of what was loaded before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from weft.ir.builder import Rewriter
+from weft.ir.core import Function, Op, Value
+from weft.passes.constants import constant_of
+from weft.passes.memory import WRITES, may_alias, writes
+
+
+def forward(function: Function) -> Function:
+    """Replaces loads of elements whose value is known from a store or load before.
+
+    Precondition: a verified function, best after simplify and cse (subscripts are the same if they
+    are the same SSA values).
+    Holds for local arrays and arguments. What is known ends with a write that may hit the element:
+    a write to the same memref unless a subscript provably differs, or to another argument unless
+    the function's ``noalias`` attribute says that arguments do not overlap. What is known before a loop
+    holds inside it unless the loop writes it; what is learnt in a region ends with the region.
+    Non-goals: turning local arrays into carried values (LLVM does); removing stores (dce removes
+    arrays that are only stored to).
+    """
+    return _Memory(function).function(function)
+
+
+Elements = dict[tuple[Value, ...], Value]  # subscripts -> the element's value
+
+
+class _Memory(Rewriter):
+    def __init__(self, function: Function) -> None:
+        super().__init__(_visit, around=_around)
+        self.known: dict[Value, Elements] = {}
+        self.noalias = bool(function.attrs.get("noalias"))
+        self.writes = writes(function)
+
+    def forget(self, memrefs: Iterable[Value]) -> None:
+        """Anything may have been written to ``memrefs``."""
+        for memref in memrefs:
+            for other in list(self.known):
+                if may_alias(memref, other, self.noalias):
+                    del self.known[other]
+
+    def forget_element(self, memref: Value, subscripts: tuple[Value, ...]) -> None:
+        """Something may have been written to one element."""
+        for other in list(self.known):
+            if other is memref:
+                self.known[other] = {
+                    s: v for s, v in self.known[other].items() if _differ(s, subscripts)
+                }
+            elif may_alias(memref, other, self.noalias):
+                del self.known[other]
+
+
+def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    name = op.name
+    if name == "memref.load":
+        assert isinstance(rewriter, _Memory)
+        memref, *subscripts = op.operands
+        elements = rewriter.known.setdefault(memref, {})
+        found = elements.get(tuple(subscripts))
+        if found is not None:
+            return (found,)
+        elements[tuple(subscripts)] = op.results[0]
+        return None
+    position = WRITES.get(name)
+    if position is not None:
+        assert isinstance(rewriter, _Memory)
+        memref, subscripts = op.operands[position], tuple(op.operands[position + 1 :])
+        rewriter.forget_element(memref, subscripts)
+        if name == "memref.store":
+            rewriter.known.setdefault(memref, {})[subscripts] = op.operands[0]
+    return None
+
+
+def _around(op: Op, rewriter: Rewriter) -> Sequence[Value]:
+    assert isinstance(rewriter, _Memory)
+    copy = rewriter.copy(op)
+    changed = [rewriter.lookup(memref) for memref in rewriter.writes[op]]
+    if op.name != "scf.if":
+        # Earlier iterations have written before a later one reads.
+        rewriter.forget(changed)
+    before = rewriter.known
+    for old, new in zip(op.regions, copy.regions, strict=True):
+        rewriter.known = {memref: dict(elements) for memref, elements in before.items()}
+        rewriter.region(old, new)
+    rewriter.known = before
+    rewriter.forget(changed)
+    return rewriter.append(copy).results
+
+
+def _differ(a: tuple[Value, ...], b: tuple[Value, ...]) -> bool:
+    """True if some subscript of ``a`` certainly differs from that of ``b``: i and i + 1."""
+    return any(x is not y and _offsets_differ(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _offsets_differ(x: Value, y: Value) -> bool:
+    (x_base, x_offset), (y_base, y_offset) = _offset(x), _offset(y)
+    return x_base is y_base and x_offset != y_offset
+
+
+def _offset(value: Value) -> tuple[Value | None, int]:
+    """(base, n) of a value base + n; the base of a constant is None."""
+    number = constant_of(value)
+    if number is not None:
+        return None, int(number)
+    owner = value.owner
+    if isinstance(owner, Op) and owner.name == "arith.addi":
+        number = constant_of(owner.operands[1])
+        if number is not None:
+            return owner.operands[0], int(number)
+    return value, 0

@@ -1,0 +1,165 @@
+"""Loop-invariant code motion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.ir.builder import Rewriter
+from weft.ir.core import Block, Function, Op, Value
+from weft.ir.ops import OPS
+from weft.ir.types import MemRefType
+from weft.passes.constants import constant_of
+from weft.passes.memory import is_local, may_alias, writes
+
+_LOOPS = ("scf.for", "scf.while", "scf.parallel")
+_DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui")
+
+
+def hoist(function: Function) -> Function:
+    """Moves what every iteration would compute alike in front of the loop.
+
+    Precondition: a verified function.
+    A pure operation goes in front of the outermost loop that its operands do not depend on, also
+    out of ifs on the way, but never out of an if alone: it would be computed in vain where the
+    condition is false. Integer divisions go only if the divisor is a constant that cannot trap.
+    Loads go if nothing in the loop may write the memref, and if they cannot fault: from arguments of
+    rank 0, from local arrays with constant subscripts, and any load that the loop is certain to
+    execute (a constant, positive number of iterations, not inside an if, nothing before it that
+    may stop the kernel or wait).
+    Non-goals: whole ifs and loops; sinking; stores.
+    """
+    return _Nest(function).function(function)
+
+
+@dataclass(slots=True)
+class _Loop:
+    """A loop around the current operation."""
+
+    before: Block  # the block that the loop will be appended to
+    changed: list[Value]  # the memrefs that are written in it
+    certain: bool  # what comes next in the body is executed whenever the loop is reached
+
+
+class _Nest(Rewriter):
+    def __init__(self, function: Function) -> None:
+        super().__init__(_visit, around=_around)
+        self.loops: list[_Loop] = []
+        # The number of loops that a value changes with; 0 where there is no entry.
+        self.level: dict[Value, int] = {}
+        self.writes = writes(function)
+        self.noalias = bool(function.attrs.get("noalias"))
+        self.stops = 0  # how many operations so far may stop the kernel, or not come to an end
+
+    def nothing_is_certain(self) -> None:
+        for loop in self.loops:
+            loop.certain = False
+
+
+def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    assert isinstance(rewriter, _Nest)
+    loops, level = rewriter.loops, rewriter.level
+    depth = len(loops)
+    if not depth or OPS[op.name].terminator:
+        return None
+    target = depth
+    if OPS[op.name].pure:
+        if op.name not in _DIVISIONS or _cannot_trap(op):
+            target = _invariant_level(op, level)
+    elif op.name == "memref.load":
+        target = _load_level(op, rewriter)
+    elif op.name in ("weft.assert", "weft.bounds"):
+        rewriter.stops += 1
+        rewriter.nothing_is_certain()
+    for result in op.results:
+        level[result] = target
+    if target == depth:
+        return None
+    loops[target].before.ops.append(op)
+    return op.results
+
+
+def _invariant_level(op: Op, level: dict[Value, int]) -> int:
+    highest = 0
+    for operand in op.operands:
+        found = level.get(operand, 0)
+        if found > highest:
+            highest = found
+    return highest
+
+
+def _cannot_trap(op: Op) -> bool:
+    divisor = constant_of(op.operands[1])
+    # The least integer divided by -1 traps as well.
+    return divisor is not None and divisor not in (0, -1)
+
+
+def _load_level(op: Op, nest: _Nest) -> int:
+    """How many loops a load must stay in."""
+    memref, target = op.operands[0], len(nest.loops)
+    invariant = _invariant_level(op, nest.level)
+    safe = _cannot_fault(op)
+    while target > invariant:
+        loop = nest.loops[target - 1]
+        if not (safe or loop.certain):
+            break
+        if any(may_alias(memref, other, nest.noalias) for other in loop.changed):
+            break
+        target -= 1
+    return target
+
+
+def _cannot_fault(op: Op) -> bool:
+    memref, *subscripts = op.operands
+    if not subscripts:
+        return True
+    if not is_local(memref):
+        return False
+    assert isinstance(memref.type, MemRefType)
+    assert memref.type.shape is not None
+    numbers = [constant_of(s) for s in subscripts]
+    return all(
+        number is not None and 0 <= number < extent
+        for number, extent in zip(numbers, memref.type.shape, strict=True)
+    )
+
+
+def _around(op: Op, rewriter: Rewriter) -> Sequence[Value]:
+    assert isinstance(rewriter, _Nest)
+    copy = rewriter.copy(op)
+    loops = rewriter.loops
+    certain = [loop.certain for loop in loops]
+    stops = rewriter.stops
+    is_loop = op.name in _LOOPS
+    if is_loop:
+        changed = [rewriter.lookup(memref) for memref in rewriter.writes[op]]
+        loops.append(_Loop(rewriter.block, changed, _surely_runs(copy)))
+    for position, (old, new) in enumerate(zip(op.regions, copy.regions, strict=True)):
+        if op.name == "scf.if" or position == 1:  # the body of a while is not certain to run
+            rewriter.nothing_is_certain()
+        for arg in new.args:
+            rewriter.level[arg] = len(loops)
+        rewriter.region(old, new)
+    if is_loop:
+        loops.pop()
+    if op.name == "scf.while" or rewriter.stops != stops:
+        rewriter.stops += 1
+        rewriter.nothing_is_certain()
+    else:
+        for loop, before in zip(loops, certain, strict=True):
+            loop.certain = before
+    for result in copy.results:
+        rewriter.level[result] = len(loops)
+    return rewriter.append(copy).results
+
+
+def _surely_runs(loop: Op) -> bool:
+    """True if the first region is entered at least once."""
+    if loop.name == "scf.while":
+        return True
+    dims = loop.attrs.get("dims", 1)
+    for lower, upper in zip(loop.operands[:dims], loop.operands[dims : 2 * dims], strict=True):
+        first, last = constant_of(lower), constant_of(upper)
+        if first is None or last is None or first >= last:
+            return False
+    return True

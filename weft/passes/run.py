@@ -1,0 +1,52 @@
+"""Runs passes over a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft import timing
+from weft.ir.core import Function
+from weft.ir.verify import verify as check
+from weft.passes.cse import cse
+from weft.passes.dce import dce
+from weft.passes.forward import forward
+from weft.passes.hoist import hoist
+from weft.passes.simplify import simplify
+from weft.passes.strength import strength
+
+Pass = Callable[[Function], Function]
+
+# What every kernel goes through, from top to bottom.
+PIPELINE: list[Pass] = [
+    simplify,  # constants and algebra
+    cse,  # equal subscripts become one value, which the next passes compare by identity
+    forward,  # loads of what was just stored or loaded
+    hoist,  # invariants out of loops
+    cse,  # what met outside of the loops
+    # demote belongs here: atomic_rmw that no two iterations share becomes an ordinary update
+    strength,  # only now, because index analysis reads divisions more easily than shifts
+    dce,  # all that is left without a use
+]
+
+
+def run(
+    function: Function,
+    passes: Sequence[Pass],
+    *,
+    verify: bool = False,
+    listener: Callable[[str, Function], None] | None = None,
+) -> Function:
+    """``function`` after ``passes``, one after the other. ``function`` itself is not changed.
+
+    Each is timed as stage ``passes.<name>``. With ``verify``, the verifier runs after each and
+    raises what it raises. ``listener(name, function)`` is called after each.
+    """
+    for step in passes:
+        name = step.__name__
+        with timing.stage(f"passes.{name}"):
+            function = step(function)
+        if verify:
+            check(function)
+        if listener is not None:
+            listener(name, function)
+    return function

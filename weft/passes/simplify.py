@@ -1,0 +1,168 @@
+"""Constant folding and algebra that is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weft.ir.builder import Rewriter, result_type
+from weft.ir.core import Block, Function, Op, Value
+from weft.ir.ops import OPS
+from weft.ir.types import ScalarType, Type
+from weft.passes.algebra import RULES
+from weft.passes.constants import Number, canonical, constant_of, fold, key
+
+
+def simplify(function: Function) -> Function:
+    """Folds constants and applies algebraic identities that change no bit of a result.
+
+    Precondition: a verified function.
+    * Operations on constants are carried out, in the operation's own precision. Each constant is
+      made once, at the top of the function.
+    * ``algebra.RULES``: x + 0, x * 1, x - x of integers; not not; casts back and forth; division
+      by a power of two; select, comparisons; constants go to the right of commutative operations.
+    * ``scf.if`` with a known condition, and ``scf.for`` with no or one iteration, are inlined; an
+      if without operations becomes selects; a for does not carry what no iteration changes.
+    * ``weft.assert`` of true and ``weft.bounds`` of constants within bounds are dropped.
+    Non-goals: what is right in exact arithmetic only (x + 0.0, x * 0.0, reassociation of floats:
+    the code generator has flags for that); unrolling; removing what is left unused (dce).
+    """
+    return _Simplifier().function(function)
+
+
+class _Simplifier(Rewriter):
+    def __init__(self) -> None:
+        super().__init__(_visit, around=_around)
+        self.constants: dict[tuple[str, bytes | int], Value] = {}
+        self.top: list[Op] = []
+
+    def function(self, function: Function) -> Function:
+        new = super().function(function)
+        new.body.ops[:0] = self.top
+        return new
+
+    def constant(self, value: Number, type: ScalarType) -> Value:
+        value = canonical(value, type)
+        identity = key(value, type)
+        found = self.constants.get(identity)
+        if found is None:
+            op = Op("arith.constant", [], [type], {"value": value}, span=self.span)
+            self.top.append(op)
+            found = self.constants[identity] = op.result
+        return found
+
+    def op(self, name: str, *operands: Value, type: Type | None = None, **attrs: Any) -> Value:
+        """As ``Builder.op``, and simplified in turn."""
+        built = Op(name, list(operands), [type or result_type(name, operands)], attrs)
+        better = _better(built, self)
+        return self.append(built).result if better is None else better
+
+
+def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    if op.name in ("weft.assert", "weft.bounds"):
+        return () if _never_fails(op) else None
+    if op.name == "scf.if":
+        return _merged_branches(op, rewriter)
+    if len(op.results) != 1:
+        return None
+    better = _better(op, rewriter)
+    return None if better is None else (better,)
+
+
+def _better(op: Op, rewriter: Rewriter) -> Value | None:
+    """A value equal to the result of the pure operation ``op``, or None."""
+    operands = op.operands
+    if op.name == "arith.constant":
+        return rewriter.constant(op.attrs["value"], op.result.type)  # type: ignore[arg-type]
+    right = constant_of(operands[-1]) if operands else None
+    if right is not None:
+        values = [constant_of(v) for v in operands]
+        if None not in values:
+            value = fold(op, values)  # type: ignore[arg-type]
+            if value is not None:
+                return rewriter.constant(value, op.result.type)  # type: ignore[arg-type]
+    elif len(operands) == 2 and OPS[op.name].commutative and constant_of(operands[0]) is not None:
+        operands.reverse()
+        right = constant_of(operands[1])
+    rules = RULES.get(op.name)
+    if rules is not None:
+        for rule in rules:
+            value = rule(op, operands, right, rewriter)
+            if value is not None:
+                return value
+    return None
+
+
+def _never_fails(op: Op) -> bool:
+    first = constant_of(op.operands[0])
+    if op.name == "weft.assert":
+        return first is True
+    extent = constant_of(op.operands[1])
+    return first is not None and extent is not None and 0 <= first < extent
+
+
+def _merged_branches(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    """An if whose branches do nothing, as selects."""
+    then, otherwise = op.regions
+    if len(then.ops) > 1 or len(otherwise.ops) > 1:
+        return None
+    pairs = zip(then.terminator.operands, otherwise.terminator.operands, strict=True)
+    return [a if a is b else rewriter.op("arith.select", op.operands[0], a, b) for a, b in pairs]
+
+
+def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    if op.name == "scf.if":
+        condition = constant_of(rewriter.lookup(op.operands[0]))
+        return None if condition is None else rewriter.inline(op.regions[0 if condition else 1], ())
+    return _for(op, rewriter) if op.name == "scf.for" else None
+
+
+def _for(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    lower, upper, step, *inits = map(rewriter.lookup, op.operands)
+    body = op.regions[0]
+    trips = _trips(lower, upper, step)
+    if trips == 0:
+        return inits
+    if trips == 1:
+        return rewriter.inline(body, [lower, *inits])
+    yielded = body.terminator.operands
+    kept = [k for k, arg in enumerate(body.args[1:]) if yielded[k] is not arg]
+    if len(kept) == len(inits):
+        return None
+    return _with_fewer_carried(op, kept, [lower, upper, step, *inits], rewriter)
+
+
+def _trips(lower: Value, upper: Value, step: Value) -> int | None:
+    """How often the loop runs: 0 and 1 are told apart from the rest, which is None if not known."""
+    if lower is upper:
+        return 0
+    first, last, by = constant_of(lower), constant_of(upper), constant_of(step)
+    if first is None or last is None:
+        return None
+    if last <= first:
+        return 0
+    if by is None:
+        return None
+    return int(-(-(last - first) // by))
+
+
+def _with_fewer_carried(
+    op: Op, kept: list[int], operands: list[Value], rewriter: Rewriter
+) -> list[Value]:
+    """The loop ``op`` that carries ``kept`` only: the others always have their initial values."""
+    body, inits = op.regions[0], operands[3:]
+    carried = [inits[k] for k in kept]
+    types = [v.type for v in carried]
+    block = Block([body.args[0].type, *types])
+    new = Op("scf.for", [*operands[:3], *carried], types, dict(op.attrs), [block], op.span)
+    inside, results = list(inits), list(inits)
+    for position, k in enumerate(kept):
+        inside[k] = block.args[position + 1]
+        inside[k].name = body.args[k + 1].name
+        results[k] = new.results[position]
+    block.args[0].name = body.args[0].name
+    with rewriter.at(block):
+        yielded = rewriter.inline(body, [block.args[0], *inside])
+        rewriter.do("scf.yield", *(yielded[k] for k in kept))
+    rewriter.append(new)
+    return results

@@ -1,0 +1,1 @@
+"""What happens at run time: signatures of values, launching, the disk cache."""

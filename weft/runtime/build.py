@@ -1,0 +1,111 @@
+"""One specialisation of one device loop: compiled or taken from the disk cache, and loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+import llvmlite
+
+from weft import compiler, timing
+from weft.codegen.cpu import host
+from weft.codegen.host import Check
+from weft.codegen.threads import Slot
+from weft.frontend.scope import Guard
+from weft.frontend.specs import Spec
+from weft.frontend.split import Region
+from weft.ir.text import print_function
+from weft.options import Options
+from weft.runtime.cache import DiskCache
+from weft.runtime.cpu import LoadedFunction, load
+from weft.source import FunctionSource
+
+FORMAT = 1  # of the header; another number is another key
+log = logging.getLogger("weft.specialize")
+log_ir = logging.getLogger("weft.ir")
+log_llvm = logging.getLogger("weft.llvm")
+
+
+@dataclass(slots=True)
+class Compiled:
+    """A specialisation that can be called: ``loaded.call(packed slots)``.
+
+    ``results``: (name, dtype) of the scalars it reduces into, whose 0-d tensors are the last memref
+    arguments. ``guards``: what was read at compile time and may change. ``origin``: "compiled" or "disk".
+    """
+
+    loaded: LoadedFunction
+    slots: tuple[Slot, ...]
+    checks: tuple[Check, ...]
+    prints: tuple[Any, ...]
+    results: list[tuple[str, str]]
+    guards: list[Guard]
+    origin: str
+    stages: dict[str, float]
+
+
+def compile_region(
+    region: Region, specs: dict[str, Spec], source: FunctionSource, options: Options,
+    cache: DiskCache | None, *, noalias: bool = True,
+) -> Compiled:  # fmt: skip
+    """Compiles ``region`` for arguments as ``specs`` says, or loads it from ``cache``."""
+    with timing.record() as recording:
+        lowered = compiler.to_ir(region, specs, source, debug=options.debug, verify=options.verify)
+        text = print_function(lowered.function)
+        log_ir.debug("%s", text)
+        key = _key(text, options, noalias)
+        entry = cache.load(key) if cache is not None else None
+        header = _decode(entry[0]) if entry is not None else None
+        if entry is not None and header is not None:
+            slots, checks, prints, symbol = header
+            object_code, origin = entry[1], "disk"
+        else:
+            code = compiler.to_code(
+                lowered.function, strict_math=options.strict_math, noalias=noalias, verify=options.verify
+            )
+            log_llvm.debug("%s", code.llvm)
+            slots, checks, prints, symbol = code.slots, code.checks, code.prints, code.symbol
+            object_code, origin = code.object, "compiled"
+            if cache is not None:
+                cache.store(key, _encode(slots, checks, prints, symbol), object_code)
+        with timing.stage("load"):
+            loaded = load(object_code, symbol, prints)
+    stages = recording.stages
+    log.debug("%s: %s for (%s)", lowered.function.name, origin,
+              ", ".join(f"{n}: {s}" for n, s in specs.items()))  # fmt: skip
+    return Compiled(loaded, slots, checks, prints, lowered.results, lowered.guards, origin, dict(stages))
+
+
+def _key(text: str, options: Options, noalias: bool) -> str:
+    parts = (
+        str(FORMAT), metadata.version("weft"), llvmlite.__version__, host(),
+        f"debug={options.debug} strict={options.strict_math} noalias={noalias}", text,
+    )  # fmt: skip
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _encode(slots: Any, checks: Any, prints: Any, symbol: str) -> dict[str, Any]:
+    return {
+        "symbol": symbol,
+        "slots": [[s.kind, s.arg, s.axis] for s in slots],
+        "checks": [asdict(c) for c in checks],
+        "prints": [[list(parts), list(kinds)] for parts, kinds in prints],
+    }
+
+
+def _decode(header: dict[str, Any]) -> tuple[Any, Any, Any, str] | None:
+    """The header's tables; None where it is not of this form (it is then compiled anew)."""
+    try:
+        slots = tuple(Slot(str(k), int(a), int(x)) for k, a, x in header["slots"])
+        checks = tuple(
+            Check(c["kind"], c["message"], c["tensor"], c["axis"], tuple(c["values"]),
+                  tuple(c["span"]) if c["span"] is not None else None)  # type: ignore[arg-type]
+            for c in header["checks"]
+        )  # fmt: skip
+        prints = tuple((tuple(parts), tuple(kinds)) for parts, kinds in header["prints"])
+        return slots, checks, prints, str(header["symbol"])
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,118 @@
+"""Object code in this process: loading it, calling it, and the prints that it makes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from weft.codegen import libraries
+from weft.codegen.cpu import machine
+
+Prints = Sequence[tuple[Sequence[str | None], Sequence[str]]]
+
+# Without OpenMP there is one thread. The object code calls these, so they must exist.
+_SERIAL = """
+define i32 @omp_get_max_threads() { ret i32 1 }
+define i32 @omp_in_parallel() { ret i32 0 }
+define void @GOMP_parallel(ptr %body, ptr %frame, i32 %threads, i32 %flags) {
+  call void %body(ptr %frame)
+  ret void
+}
+"""
+
+
+class LoadedFunction:
+    """A compiled kernel in memory. ``call`` and ``call_holding_gil`` take the argument block as one
+    bytes object or pointer; the latter keeps the interpreter's lock, for work of microseconds."""
+
+    __slots__ = ("_keep", "address", "call", "call_holding_gil")
+
+    def __init__(self, address: int, keep: object, prints: Prints = ()) -> None:
+        self.address = address
+        self._keep = keep
+        call: Callable[[Any], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        holding: Callable[[Any], None] = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)
+        self.call = _printing(call, prints) if prints else call
+        self.call_holding_gil = _printing(holding, prints) if prints else holding
+
+
+def load(object: bytes, symbol: str, prints: Prints = ()) -> LoadedFunction:
+    """Links object code into this process. ``prints`` is ``CpuCode.prints``.
+
+    Raises ``RuntimeError`` if the code needs a function that is not there.
+    """
+    library = f"{symbol}.{next(_numbers)}"
+    builder = llvm.JITLibraryBuilder().add_object_img(object).add_current_process()
+    with _lock:
+        _prepare()
+        tracker = builder.export_symbol(symbol).link(_jit(), library)
+    return LoadedFunction(tracker[symbol], tracker, prints)
+
+
+_numbers = itertools.count()
+_lock = threading.Lock()
+
+
+@functools.cache
+def _jit() -> llvm.LLJIT:
+    return llvm.create_lljit_compiler(machine(), use_jit_link=False, suppress_errors=False)
+
+
+@functools.cache
+def _prepare() -> None:
+    """Makes the functions that compiled kernels call known to the linker, once."""
+    llvm.add_symbol("weft_print", ctypes.cast(_print_callback, ctypes.c_void_p).value)
+    if not libraries.load().openmp:
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_SERIAL), machine())
+        engine.finalize_object()
+        for name in ("omp_get_max_threads", "omp_in_parallel", "GOMP_parallel"):
+            llvm.add_symbol(name, engine.get_function_address(name))
+        _engines.append(engine)
+
+
+_engines: list[llvm.ExecutionEngine] = []
+
+
+# -- prints: a kernel that prints runs on the calling thread, so that its table is this thread's
+
+_table = threading.local()
+
+
+@contextmanager
+def _prints_of(prints: Prints) -> Iterator[None]:
+    saved = getattr(_table, "prints", ())
+    _table.prints = prints
+    try:
+        yield
+    finally:
+        _table.prints = saved
+
+
+def _printing(function: Callable[[Any], None], prints: Prints) -> Callable[[Any], None]:
+    def call(block: Any) -> None:
+        with _prints_of(prints):
+            function(block)
+
+    return call
+
+
+def _print(number: int, words: int) -> None:
+    parts, kinds = _table.prints[number]
+    raw = ctypes.string_at(words, 8 * len(kinds))
+    values: list[int | float | bool] = []
+    for k, kind in enumerate(kinds):
+        value = struct.unpack_from("d" if kind == "float" else "q", raw, 8 * k)[0]
+        values.append(bool(value) if kind == "bool" else value)
+    remaining = iter(values)
+    print("".join(str(next(remaining)) if part is None else part for part in parts), end="")
+
+
+_print_callback = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(_print)

@@ -1,0 +1,441 @@
+"""Launching a device loop: from argument values to a call of compiled code, in about 2 µs.
+
+For each *exact* set of arguments (dtype, shape, strides of each tensor, type of each scalar, value of
+each constant) a plan is remembered. The function that builds the key, finds the plan and calls the
+code is generated as Python text for the kinds of arguments that a loop was first called with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import struct
+import threading
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from weft.errors import CompileError, KernelAssertionError, KernelIndexError, KernelValueError
+from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
+from weft.frontend.split import Region
+from weft.ir.core import Block, Function, walk
+from weft.ir.types import MemRefType
+from weft.options import Options
+from weft.runtime.signature import TORCH_DTYPES, check_devices, spec_of
+from weft.source import FunctionSource, Span
+
+log = logging.getLogger("weft.specialize")
+
+MOST_PLANS = 4096  # per launcher: a program of ever new shapes must not grow without end
+TINY = 4096  # elements of all tensors together, below which the GIL is kept during the call
+RECORD_WORDS = 16
+_WORD = struct.Struct("<q")
+
+
+class Code(Protocol):
+    """Compiled code, loaded: each function takes one packed bytes object of 8-byte slots."""
+
+    call: Callable[[bytes], Any]
+    call_holding_gil: Callable[[bytes], Any]
+
+
+class Compiled(Protocol):
+    """What ``compile_region(region, source, specs, options, noalias=...)`` has to give."""
+
+    function: Function  # as lowered; its arguments are those of the slots
+    results: Sequence[tuple[str, str]]  # (name, tensor dtype) of what the loop reduces into
+    guards: Sequence[Any]  # each has holds()
+    checks: Sequence[Any]
+    prints: Sequence[Any]
+    load: Code
+    stages: dict[str, float]  # milliseconds
+
+
+CompileRegion = Callable[..., Compiled]
+
+
+@dataclass(slots=True)
+class Specialization:
+    """One compiled form of a loop: ``signature`` reads like ``x: f32[:, :], n: int``."""
+
+    region: int
+    line: int
+    signature: str
+    stages: dict[str, float]
+    aliased: bool = False
+    plans: int = 0  # exact argument sets it has served
+    compiled: Any = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class _Generated:
+    """The generated functions for one combination of argument kinds."""
+
+    launch: Callable[..., Any]
+    run: Callable[..., Any]
+    key: Callable[..., tuple[Any, ...]]
+    plans: dict[tuple[Any, ...], tuple[Any, ...]]
+    alias_plans: dict[tuple[Any, ...], tuple[Any, ...]]
+
+
+class Launcher:
+    """Launches one region. Call ``first`` until ``entry`` is set, then ``entry``."""
+
+    def __init__(
+        self, region: Region, source: FunctionSource, compile_region: CompileRegion, options: Options
+    ) -> None:
+        self.region = region
+        self.source = source
+        self.compile_region = compile_region
+        self.options = options
+        self.names = [arg.name for arg in region.args]
+        self.lock = threading.RLock()
+        self.generated: dict[tuple[str, ...], _Generated] = {}
+        self.compiled: dict[tuple[Any, ...], Specialization] = {}
+        self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
+
+    def __call__(self, *args: Any) -> Any:
+        return self.slow(args)
+
+    # --- the slow path ---------------------------------------------------------------------------
+    def slow(self, args: tuple[Any, ...]) -> Any:
+        """A call whose exact arguments are new: checks them, compiles if needed, makes a plan."""
+        span = self.region.span
+        specs = [spec_of(arg, v, span) for arg, v in zip(self.region.args, args, strict=True)]
+        tensors = [(n, v) for n, v in zip(self.names, args, strict=True) if isinstance(v, torch.Tensor)]
+        check_devices(tensors, span)
+        with self.lock:
+            kinds = tuple(_kind(spec, v) for spec, v in zip(specs, args, strict=True))
+            code = self.generated.get(kinds)
+            if code is None:
+                first = not self.generated
+                code = self.generated[kinds] = self._generate(kinds, specs)
+                if first:
+                    self.install(code.launch)
+            return self._planned(code, specs, args)
+
+    def _planned(self, code: _Generated, specs: list[Spec], args: tuple[Any, ...]) -> Any:
+        special = self._specialize(specs, aliased=False)
+        written = _written(special.compiled.function)
+        memory = _memory(specs)
+        aliased = _overlap(args, memory, written, self.names, self.region.span)
+        if aliased:
+            special = self._specialize(specs, aliased=True)
+        plans = code.alias_plans if aliased else code.plans
+        if len(plans) >= MOST_PLANS:
+            plans.clear()
+        plan = self._plan(special, specs, args, written)
+        plans[code.key(*args)] = plan
+        special.plans += 1
+        return code.run(plan, *args)
+
+    def alias(self, args: tuple[Any, ...]) -> Any:
+        """A call in which memory that is written overlaps another argument's."""
+        specs = [spec_of(a, v, self.region.span) for a, v in zip(self.region.args, args, strict=True)]
+        kinds = tuple(_kind(spec, v) for spec, v in zip(specs, args, strict=True))
+        code = self.generated[kinds]
+        plan = code.alias_plans.get(code.key(*args))
+        if plan is not None and _holds(plan[GUARDS]):
+            return code.run(plan, *args)
+        with self.lock:
+            return self._planned(code, specs, args)
+
+    def _specialize(self, specs: list[Spec], aliased: bool) -> Specialization:
+        key = (*specs, aliased)
+        found = self.compiled.get(key)
+        if found is not None and _holds(found.compiled.guards):
+            return found
+        signature = ", ".join(f"{n}: {s}" for n, s in zip(self.names, specs, strict=True))
+        why = "new signature" if found is None else "a value read while compiling has changed"
+        log.debug(
+            "%s, loop at line %d: %s (%s)%s", self.source.name, self.region.span.line, signature,
+            why, ", overlapping memory" if aliased else "",
+        )  # fmt: skip
+        compiled = self.compile_region(
+            self.region, self.source, dict(zip(self.names, specs, strict=True)), self.options,
+            noalias=not aliased,
+        )  # fmt: skip
+        special = Specialization(
+            self.region.index, self.region.span.line, signature, dict(compiled.stages), aliased,
+            compiled=compiled,
+        )  # fmt: skip
+        self.compiled[key] = special
+        return special
+
+    def _plan(
+        self, special: Specialization, specs: list[Spec], args: tuple[Any, ...], written: set[int]
+    ) -> tuple[Any, ...]:
+        """(call, pack, tail, needs grad, guards, stale, bump, extents..., result dtypes...)."""
+        compiled: Compiled = special.compiled
+        memory = _memory(specs)
+        tensors = [args[k] for k in memory]
+        head = ["Q"] * (len(tensors) + len(compiled.results))
+        tail: list[int] = []
+        for spec, value in zip(specs, args, strict=True):
+            head += _scalar_formats(spec)
+            if isinstance(spec, TensorSpec):
+                tail += value.shape
+                if spec.layout != "contiguous":
+                    tail += value.stride()[: -1 if spec.layout == "unit" else None]
+        results = [TORCH_DTYPES[dtype] for _, dtype in compiled.results]
+        elements = sum(t.numel() for t in tensors)
+        tiny = elements <= TINY and not _has_inner_loop(compiled.function.body)
+        call = compiled.load.call_holding_gil if tiny else compiled.load.call
+        rest = struct.pack(f"<{len(tail)}q", *tail)
+        if compiled.checks:
+            call = _checked(call, compiled.checks, self.source)
+        else:
+            rest += _WORD.pack(0)
+        outputs = [tensors[k].dtype for k in written if k < len(tensors)] + results
+        differentiable = any(d.is_floating_point for d in outputs)
+        grad = differentiable and any(t.requires_grad for t in tensors if t.is_floating_point())
+        visible = tuple(
+            position for k, position in enumerate(memory)
+            if k in written and not self.region.args[position].fresh
+        )  # fmt: skip
+        extents = [_extent(t) for t in tensors]
+        pack = struct.Struct("<" + "".join(head)).pack
+        return (call, pack, rest, grad, tuple(compiled.guards), visible, *extents, *results)
+
+    def stale(self, args: tuple[Any, ...]) -> Any:
+        """A guard of the plan that was found does not hold any more: compile again."""
+        with self.lock:
+            for code in self.generated.values():
+                code.plans.clear()
+                code.alias_plans.clear()
+        return self.slow(args)
+
+    def refuse_grad(self, args: tuple[Any, ...]) -> None:
+        """Raises the error about a gradient that is asked for."""
+        name = next(
+            n for n, v in zip(self.names, args, strict=True)
+            if isinstance(v, torch.Tensor) and v.requires_grad
+        )  # fmt: skip
+        raise gradient_error(name, self.region.span)
+
+    # --- the generated functions -----------------------------------------------------------------
+    def _generate(self, kinds: tuple[str, ...], specs: list[Spec]) -> _Generated:
+        text = launcher_text(kinds, specs, len(self.region.results))
+        plans: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        scope: dict[str, Any] = {
+            "plans": plans, "slow": self.slow, "alias": self.alias, "stale": self.stale,
+            "holds": _holds, "refuse_grad": self.refuse_grad, "empty": torch.empty,
+            "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
+            "bump": torch._C._autograd._unsafe_set_version_counter if False else _bump,
+            "types_of": _types_of, "flat": _flat, "PackError": struct.error,
+        }  # fmt: skip
+        name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
+        exec(compile(text, name, "exec"), scope)
+        return _Generated(scope["launch"], scope["run"], scope["key"], plans, {})
+
+
+GUARDS = 4  # position in a plan
+
+
+def launcher_text(kinds: Sequence[str], specs: Sequence[Spec], results: int) -> str:
+    """The Python text of ``key``, ``run`` and ``launch`` for arguments of these kinds."""
+    names = [f"a{k}" for k in range(len(kinds))]
+    everything = f"({''.join(n + ', ' for n in names)})"
+    parts = [_KEYS[kind].format(a=name) for kind, name in zip(kinds, names, strict=True)]
+    key = f"({''.join(p + ', ' for p in parts if p)})"
+    tensors = [k for k, kind in enumerate(kinds) if kind == "tensor"]
+    pointers = [f"p{k}" for k in tensors]
+    extents = [f"e{k}" for k in tensors]
+    dtypes, outs = [f"d{k}" for k in range(results)], [f"r{k}" for k in range(results)]
+    plan = ", ".join(["call", "pack", "tail", "grad", "guards", "visible", *extents, *dtypes])
+    values = [*pointers, *(f"{r}.data_ptr()" for r in outs)]
+    for kind, name in zip(kinds, names, strict=True):
+        values += [_VALUES[kind].format(a=name)] if kind in _VALUES else []
+    read = [f"p{k} = a{k}.data_ptr()" for k in tensors]
+    launch = [f"{r} = empty((), dtype={d})" for r, d in zip(outs, dtypes, strict=True)]
+    launch += [f"if grad and grad_enabled(): refuse_grad({everything})"]
+    launch += ["try:", f"    slots = pack({', '.join(values)}) + tail"]
+    launch += ["except PackError:", f"    return slow({everything})", "call(slots)"]
+    launch += [f"if visible: bump({everything}, visible)"]
+    if results:
+        launch.append("return " + (outs[0] if results == 1 else f"({', '.join(outs)})"))
+    ranges = [
+        f"if not {low} <= {n} <= {high}: return slow({everything})"
+        for spec, n in zip(specs, names, strict=True) if (bounds := _bounds(spec)) for low, high in [bounds]
+    ]  # fmt: skip
+    overlaps = [
+        f"if p{j} < p{i} + e{i} and p{i} < p{j} + e{j}: return alias({everything})"
+        for n, i in enumerate(tensors) for j in tensors[n + 1 :]
+    ]  # fmt: skip
+    lines = [f"def key({', '.join(names)}):", f"    return {key}", ""]
+    lines += [f"def run(plan, {', '.join(names)}):", f"    {plan} = plan"]
+    lines += [f"    {line}" for line in [*read, *launch]]
+    lines += ["", f"def launch({', '.join(names)}):", "    try:", f"        {plan} = plans[{key}]"]
+    lines += ["    except (KeyError, AttributeError, TypeError):", f"        return slow({everything})"]
+    lines += [f"    if guards and not holds(guards): return stale({everything})"]
+    lines += [f"    {line}" for line in [*ranges, *read, *overlaps, *launch]]
+    return "\n".join(lines) + "\n"
+
+
+# What of an argument is in the key, by its kind.
+_KEYS = {
+    "tensor": "{a}.dtype, {a}.shape, {a}.stride(), {a}.is_cpu, {a}.__class__, {a}.requires_grad",
+    "scalar": "{a}.__class__",
+    "number": "{a}.__class__",
+    "size": "{a}.__class__, len({a})",
+    "tuple": "types_of({a})",
+    "identity": "{a}",
+    "plain": "{a}.__class__, {a}",
+    "constant": "constant_key({a})",
+}
+# What of it is packed. ("number": a NumPy scalar, which struct does not take.)
+_VALUES = {"scalar": "{a}", "number": "{a}.item()", "size": "*{a}", "tuple": "*flat({a})"}
+_PLAIN = (int, bool, str, torch.dtype)
+
+
+def _kind(spec: Spec, value: Any) -> str:
+    """How the generated code has to treat an argument."""
+    match spec:
+        case TensorSpec():
+            return "tensor"
+        case ScalarSpec():
+            return "scalar" if type(value) in (int, float, bool) else "number"
+        case TupleSpec():
+            return "size" if type(value) is torch.Size else "tuple"
+    if value is None or isinstance(value, types.FunctionType | type):
+        return "identity"
+    return "plain" if type(value) in _PLAIN else "constant"
+
+
+def _bounds(spec: Spec) -> tuple[int, int] | None:
+    """The range that a strong integer has to be in (64 bits are checked by packing)."""
+    if isinstance(spec, ScalarSpec) and spec.dtype in ("i8", "i16", "i32"):
+        bits = int(spec.dtype[1:]) - 1
+        return -(1 << bits), (1 << bits) - 1
+    return (0, 255) if isinstance(spec, ScalarSpec) and spec.dtype == "u8" else None
+
+
+def _types_of(value: Any) -> Any:
+    """The key of a tuple: types of what is passed at run time, values of what is constant."""
+    if isinstance(value, tuple | list):
+        return (type(value), *map(_types_of, value))
+    if type(value) in (int, float, bool):
+        return type(value)
+    return (type(value), None) if hasattr(value, "item") else constant_key(value)
+
+
+def _flat(value: Any) -> list[Any]:
+    """The scalars in a tuple of tuples, in order."""
+    flat: list[Any] = []
+    for item in value:
+        if isinstance(item, tuple | list):
+            flat += _flat(item)
+        elif type(item) in (int, float, bool):
+            flat.append(item)
+        elif hasattr(item, "item"):
+            flat.append(item.item())
+    return flat
+
+
+def _scalar_formats(spec: Spec) -> list[str]:
+    if isinstance(spec, TupleSpec):
+        return [f for item in spec.items for f in _scalar_formats(item)]
+    if isinstance(spec, ScalarSpec):
+        return ["d" if spec.kind == "float" else "q"]
+    return []
+
+
+def _memory(specs: Sequence[Spec]) -> list[int]:
+    """Positions of the tensors among the arguments."""
+    return [k for k, spec in enumerate(specs) if isinstance(spec, TensorSpec)]
+
+
+def _holds(guards: Sequence[Any]) -> bool:
+    return all(guard.holds() for guard in guards)
+
+
+def _bump(args: tuple[Any, ...], visible: tuple[int, ...]) -> None:
+    """Tells autograd that tensors were written, so that it refuses to use what it had saved."""
+    torch._C._increment_version([args[k] for k in visible if not args[k].is_inference()])
+
+
+# --- what the compiled function says of itself -----------------------------------------------------
+_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+
+
+def _written(function: Function) -> set[int]:
+    """Which of the memref arguments (counted among memrefs) are written."""
+    memrefs = [a for a in function.args if isinstance(a.type, MemRefType)]
+    numbers = {id(a): k for k, a in enumerate(memrefs)}
+    operands = (op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES)
+    return {numbers[id(v)] for v in operands if id(v) in numbers}
+
+
+def _has_inner_loop(body: Block) -> bool:
+    return any(op.name in ("scf.for", "scf.while") for op in walk(body))
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the end of the last element (strides are never negative in torch)."""
+    if tensor.numel() == 0:
+        return 0
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (reach + 1) * tensor.element_size()
+
+
+def _overlap(
+    args: Sequence[Any], memory: list[int], written: set[int], names: list[str], span: Span
+) -> bool:
+    """Whether memory that is written overlaps another tensor's. Raises ``KernelValueError`` where a
+    tensor that is written has several indices for one element."""
+    ranges = []
+    for k, position in enumerate(memory):
+        tensor = args[position]
+        if k in written and tensor.numel() and any(
+            s == 0 and n > 1 for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            raise KernelValueError(
+                f"`{names[position]}` is written, and it is expanded: several of its indices are one "
+                "place in memory", span, help=f"pass {names[position]}.clone()",
+            )  # fmt: skip
+        begin = tensor.data_ptr()
+        ranges.append((begin, begin + _extent(tensor)))
+    return any(
+        ranges[i][0] < ranges[j][1] and ranges[j][0] < ranges[i][1]
+        for i in written if i < len(ranges) for j in range(len(ranges)) if i != j
+    )  # fmt: skip
+
+
+# --- checks of debug mode ----------------------------------------------------------------------------
+def _checked(call: Callable[[bytes], Any], checks: Sequence[Any], source: FunctionSource) -> Callable[[bytes], None]:
+    """``call`` with an error record of its own; raises what the record says."""
+
+    def checked(slots: bytes) -> None:
+        record = (ctypes.c_int64 * RECORD_WORDS)()
+        call(slots + _WORD.pack(ctypes.addressof(record)))
+        if record[0]:
+            raise check_error(checks[record[0] - 1], list(record[1:]), source)
+
+    return checked
+
+
+def check_error(check: Any, values: list[int], source: FunctionSource) -> CompileError:
+    """The error that a failed check stands for; ``values`` are the words that the kernel recorded."""
+    line = check.line
+    span = Span(
+        check.file, line, check.column, check.end_line, check.end_column,
+        source.lines.get(line, "") if check.file == source.file else "", source.kernel or source.name,
+    )  # fmt: skip
+    if check.kind == "bounds":
+        subscript, extent = values[:2]
+        return KernelIndexError(
+            f"subscript {subscript} of `{check.tensor}` is out of range: its dimension {check.axis} "
+            f"has {extent} element{'s' * (extent != 1)}", span,
+        )  # fmt: skip
+    return KernelAssertionError(check.message or "assertion failed", span)
+
+
+def gradient_error(name: str, span: Span | None) -> KernelValueError:
+    """The error about a gradient that is asked for."""
+    return KernelValueError(
+        f"`{name}` requires grad: gradients of weft kernels are not there yet", span,
+        help=f"call the kernel under torch.no_grad(), or pass {name}.detach()",
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""A kernel's function, changed as little as checked interpretation needs.
+
+Every loop's iterable is handed to a hidden function first, and annotated assignments cast. Line and
+column numbers stay those of the file, so that breakpoints, pdb and tracebacks show the user's text.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from weft.errors import InternalError
+from weft.source import FunctionSource
+
+LOOP = "__weft_loop__"
+CAST = "__weft_cast__"
+
+
+class _Instrument(ast.NodeTransformer):
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        node.iter = _call(LOOP, node.iter, node.iter)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        self.generic_visit(node)
+        if node.value is None or not node.simple:
+            return node
+        value = _call(CAST, node.value, node.annotation, node.value)
+        return ast.copy_location(ast.Assign([node.target], value), node)
+
+    def _inner(self, node: Any) -> Any:
+        return node  # functions and classes defined inside are left alone
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _inner
+
+
+def _call(name: str, place: ast.expr, *args: ast.expr) -> ast.Call:
+    called = ast.copy_location(ast.Name(name, ast.Load()), place)
+    return ast.copy_location(ast.Call(called, list(args), []), place)
+
+
+def instrument(
+    function: Callable[..., Any],
+    source: FunctionSource,
+    hidden: Mapping[str, Any],
+    convert: Callable[[Any], Any],
+) -> types.FunctionType:
+    """``function`` with its loops and annotated assignments announced.
+
+    ``hidden`` maps LOOP and CAST to functions. ``convert`` is applied to every global and closed-over
+    value that the function sees. The signature, defaults and name stay.
+    """
+    tree = copy.deepcopy(source.tree)
+    tree.decorator_list = []
+    tree.body = [_Instrument().visit(statement) for statement in tree.body]
+    for node in ast.walk(tree):
+        if hasattr(node, "col_offset"):
+            node.col_offset += source.indent  # type: ignore[attr-defined]
+            node.end_col_offset = (node.end_col_offset or 0) + source.indent  # type: ignore[attr-defined]
+    free = function.__code__.co_freevars
+    # Compiled inside a function that owns the closed-over names; only the inner code is used.
+    arguments = [ast.arg(name) for name in free]
+    outer = ast.FunctionDef(
+        "__weft_outer__",
+        ast.arguments([], arguments, None, [], [], None, []),
+        [tree],
+        [],
+    )
+    module = ast.fix_missing_locations(ast.Module([outer], []))
+    code = _code(_code(compile(module, source.file, "exec"), "__weft_outer__"), tree.name)
+    cells = dict(zip(free, function.__closure__ or (), strict=True))
+    closure = tuple(_converted(cells[name], convert) for name in code.co_freevars)
+    visible = {name: convert(value) for name, value in function.__globals__.items()}
+    made = types.FunctionType(
+        code, {**visible, **hidden}, function.__name__, function.__defaults__, closure
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__qualname__ = function.__qualname__
+    made.__module__ = function.__module__
+    return made
+
+
+def _code(code: types.CodeType, name: str) -> types.CodeType:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType) and constant.co_name == name:
+            return constant
+    raise InternalError(f"no code named {name} in what was compiled for interpretation")
+
+
+def _converted(cell: types.CellType, convert: Callable[[Any], Any]) -> types.CellType:
+    try:
+        value = cell.cell_contents
+    except ValueError:  # not assigned yet: Python raises NameError if it is used
+        return cell
+    changed = convert(value)
+    return cell if changed is value else types.CellType(changed)

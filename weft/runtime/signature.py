@@ -1,0 +1,199 @@
+"""What a kernel is specialised on: from values to specs."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.errors import KernelTypeError, KernelValueError
+from weft.frontend.parameters import Parameter
+from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
+from weft.frontend.split import RegionArg
+from weft.source import Span
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
+    torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
+    torch.uint8: "u8", torch.bool: "bool",
+}  # fmt: skip
+TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}
+_RANGES = {
+    "i8": (-(1 << 7), (1 << 7) - 1), "i16": (-(1 << 15), (1 << 15) - 1),
+    "i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1), "u8": (0, 255),
+}  # fmt: skip
+_SYMBOLIC = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
+
+
+def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
+    """The spec of ``value``, passed for ``arg``. Raises ``KernelTypeError``/``KernelValueError``."""
+    if isinstance(value, torch.Tensor):
+        if arg.parameter is not None and arg.parameter.kind in ("float", "int", "bool") and value.dim():
+            raise KernelTypeError(
+                f"`{arg.name}` is annotated {_annotation_name(arg.parameter)}, and a tensor of shape "
+                f"{tuple(value.shape)} was passed", span,
+            )  # fmt: skip
+        return tensor_spec(arg.name, value, span)
+    if arg.captured or arg.template:
+        return _constant(arg.name, value, span)
+    if arg.parameter is not None and arg.parameter.kind:
+        _check_kind(arg.name, arg.parameter, value, span)
+        if arg.parameter.kind in ("float", "int", "bool") and value is not None:
+            _check_range(arg.name, value, arg.parameter.dtype, span)
+            return ScalarSpec(arg.parameter.kind, arg.parameter.dtype)
+    return value_spec(arg.name, value, span)
+
+
+def value_spec(name: str, value: Any, span: Span | None = None) -> Spec:
+    """The spec of a value that nothing else is known of."""
+    kind = scalar_kind(value)
+    if kind:
+        _check_range(name, value, None, span)
+        return ScalarSpec(kind)
+    if isinstance(value, torch.Tensor):
+        return tensor_spec(name, value, span)
+    if isinstance(value, tuple | list) and not hasattr(value, "entries"):
+        for item in value:
+            if isinstance(item, torch.Tensor):
+                raise KernelTypeError(
+                    f"`{name}` is a {type(value).__name__} that holds tensors", span,
+                    help="give each tensor a name in the host part (`a, b = pair`) and use that",
+                )  # fmt: skip
+        return TupleSpec(tuple(value_spec(name, item, span) for item in value))
+    return _constant(name, value, span)
+
+
+def scalar_kind(value: Any) -> str:
+    """"int", "float" or "bool" for a scalar that is passed at run time, else ""."""
+    if isinstance(value, bool | np.bool_):
+        return "bool"
+    if isinstance(value, int | np.integer):
+        return "int"
+    if isinstance(value, float | np.floating):
+        return "float"
+    return _SYMBOLIC.get(type(value), "")
+
+
+def tensor_spec(name: str, tensor: torch.Tensor, span: Span | None = None) -> TensorSpec:
+    """The spec of a tensor. Raises ``KernelTypeError`` for what a kernel cannot read."""
+    if tensor.layout is not torch.strided:
+        raise KernelTypeError(
+            f"`{name}` is a {str(tensor.layout).removeprefix('torch.')} tensor", span,
+            help=f"kernels take dense tensors: pass {name}.to_dense(), or its values and indices",
+        )  # fmt: skip
+    if tensor.is_quantized:
+        raise KernelTypeError(
+            f"`{name}` is a quantized tensor", span,
+            help=f"pass {name}.dequantize(), or {name}.int_repr() with scale and zero point",
+        )  # fmt: skip
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        help = "kernels take f16, bf16, f32, f64, i8, i16, i32, i64, u8 and bool tensors"
+        if tensor.is_complex():
+            help = f"pass torch.view_as_real({name}): the last dimension is then (real, imaginary)"
+        raise KernelTypeError(
+            f"`{name}` has dtype {str(tensor.dtype).removeprefix('torch.')}, which kernels do not "
+            "take", span, help=help,
+        )  # fmt: skip
+    return TensorSpec(dtype, tensor.dim(), layout(tensor))
+
+
+def layout(tensor: torch.Tensor) -> str:
+    """How much is known of the strides: one of ``ir.types.LAYOUTS``."""
+    if tensor.is_contiguous():
+        return "contiguous"
+    return "unit" if tensor.stride(-1) == 1 else "strided"
+
+
+def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None = None) -> None:
+    """Raises ``KernelValueError`` unless all tensors are on the CPU."""
+    first: tuple[str, torch.Tensor] | None = None
+    for name, tensor in named:
+        if first is None:
+            first = (name, tensor)
+        elif tensor.device != first[1].device:
+            raise KernelValueError(
+                f"`{first[0]}` is on {first[1].device} and `{name}` on {tensor.device}", span,
+                help="tensors of one loop must be on one device: move one with .to(...)",
+            )  # fmt: skip
+        if tensor.device.type == "meta":
+            raise KernelValueError(
+                f"`{name}` is a meta tensor: it has no data", span,
+                help="the loops of a kernel run on tensors with data; shapes alone are computed "
+                "under torch._subclasses.FakeTensorMode or torch.compile",
+            )  # fmt: skip
+        if tensor.device.type != "cpu":
+            raise KernelValueError(
+                f"`{name}` is on {tensor.device}", span,
+                help=f"kernels run on CPU tensors: pass {name}.cpu()",
+            )  # fmt: skip
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise KernelTypeError(
+                f"`{name}` is a {type(tensor).__name__}, whose data a loop cannot reach", span,
+                help="pass it as an argument of the kernel, not by a global or an attribute",
+            )  # fmt: skip
+        if tensor.is_neg():
+            raise KernelValueError(
+                f"`{name}` is a lazily negated view", span, help=f"pass {name}.resolve_neg()"
+            )
+
+
+def _constant(name: str, value: Any, span: Span | None) -> ConstSpec:
+    if isinstance(value, np.ndarray):
+        raise KernelTypeError(
+            f"`{name}` is a NumPy array", span,
+            help=f"pass torch.from_numpy({name}), which shares its memory",
+        )  # fmt: skip
+    return ConstSpec(value)
+
+
+def _check_kind(name: str, parameter: Parameter, value: Any, span: Span | None) -> None:
+    allowed = {"float": ("float", "int", "bool"), "int": ("int", "bool"), "bool": ("bool",)}
+    if value is None and parameter.optional:
+        return
+    wanted = allowed.get(parameter.kind)
+    if wanted is None or scalar_kind(value) in wanted:
+        if parameter.kind != "tensor":
+            return
+    help = ""
+    if isinstance(value, np.ndarray):
+        help = f"pass torch.from_numpy({name}), which shares its memory"
+    raise KernelTypeError(
+        f"`{name}` is annotated {_annotation_name(parameter)}, and {_describe(value)} was passed",
+        span, help=help,
+    )  # fmt: skip
+
+
+def _check_range(name: str, value: Any, dtype: str | None, span: Span | None) -> None:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        return
+    low, high = _RANGES.get(dtype or "i64", _RANGES["i64"])
+    if dtype in ("f16", "bf16", "f32", "f64"):
+        return
+    if not low <= value <= high:
+        raise KernelValueError(
+            f"`{name}` is {value}, which does not fit in {dtype or '64 bits'}", span,
+            help=f"it must be in {low}..{high}",
+        )  # fmt: skip
+
+
+def _annotation_name(parameter: Parameter) -> str:
+    if parameter.dtype is not None:
+        return f"weft.{parameter.dtype}"
+    annotation = parameter.annotation
+    if isinstance(annotation, type):
+        module = "torch." if annotation.__module__.startswith("torch") else ""
+        return f"{module}{annotation.__name__}"
+    return str(annotation)
+
+
+def _describe(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, types.FunctionType):
+        return "a function"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,512 @@
+"""Checked interpretation: the Python itself, run with bounds and race checks on.
+
+``run(function, args, kwargs, source)`` runs the undecorated function of a kernel with every tensor
+replaced by a ``Watched`` one that shares its memory. Element reads are values, subscripts are checked,
+``for i, j in x`` goes through indices, and two iterations of a parallel loop that touch one element,
+at least one writing, raise ``RaceError``. ``x[i] += v`` and the atomics may meet each other.
+
+Not watched: tensors that are attributes of objects, and loops at the top of functions that the
+kernel calls. Annotated locals cast in the kernel and in functions marked by ``weft.func``, in others
+not. What a read conflicts with is known at
+the end of its iteration (it may turn out to be half of ``x[i] += v``), so a race is reported there,
+with the line it is about.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import linecache
+import operator
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from weft.errors import KernelIndexError, KernelTypeError, RaceError
+from weft.lang.dtypes import DType, Scalar, quietly
+from weft.lang.elements import Elementwise
+from weft.lang.field import Array, Field, indices, is_number, subscripts
+from weft.lang.loops import Grouped, NDRange, Serial
+from weft.lang.markers import is_func
+from weft.lang.vectors import MatrixType, VectorType
+from weft.runtime.rewrite import CAST, LOOP, instrument
+from weft.source import FunctionSource, Span, read_function
+
+READ, WRITE = "reads", "writes"
+
+# Updates that may meet each other in any order, by the name of the operation: two iterations may
+# both do what has the same name here. Other augmented assignments (//=, %=, **=) are writes.
+UPDATES = {
+    "add": "+=", "sub": "+=", "mul": "*=", "truediv": "*=", "and_": "&=", "or_": "|=", "xor": "^=",
+    "min": "atomic_min", "max": "atomic_max", "exchange": "atomic_exchange", "cas": "atomic_exchange",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A point of a program: enough to find the line and columns later."""
+
+    code: types.CodeType
+    instruction: int
+
+    def span(self) -> Span:
+        at = next(itertools.islice(self.code.co_positions(), self.instruction // 2, None))
+        line, end_line, column, end_column = at
+        line = line or self.code.co_firstlineno
+        text = linecache.getline(self.code.co_filename, line).rstrip("\n")
+        return Span(
+            self.code.co_filename, line, column or 0, end_line or line, end_column or 0, text,
+            self.code.co_name,
+        )  # fmt: skip
+
+    def subscript(self) -> ast.Subscript | None:
+        """The subscript expression here, where it stands in one line."""
+        span = self.span()
+        if span.end_line != span.line:
+            return None
+        try:
+            tree = ast.parse(span.text[span.column : span.end_column].strip())
+        except SyntaxError:  # a position that is no whole expression
+            return None
+        found = (node for node in ast.walk(tree) if isinstance(node, ast.Subscript))
+        return next(found, None)
+
+
+def _here(depth: int) -> Place:
+    frame = sys._getframe(depth + 1)
+    return Place(frame.f_code, frame.f_lasti)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One element touched by one iteration. ``kind`` is READ, WRITE or one of UPDATES' values."""
+
+    kind: str
+    iteration: Any
+    position: tuple[int, ...]
+    place: Place
+
+
+@dataclass(slots=True)
+class Watch:
+    """What is known while a kernel is interpreted: the iteration, and who touched which element.
+
+    Elements are known by their address, so that views and tensors passed twice are one.
+    """
+
+    active: bool = False
+    iteration: Any = None
+    now: dict[tuple[int, str], Access] = field(default_factory=dict)
+    before: dict[int, dict[str, Access]] = field(default_factory=dict)
+    reads: Counter[int] = field(default_factory=Counter)
+    wrapped: dict[int, Watched] = field(default_factory=dict)
+    callees: dict[types.FunctionType, types.FunctionType] = field(default_factory=dict)
+
+    def loop(self, iterable: Any) -> Iterable[Any]:
+        """What the loop goes through. A parallel loop's iterations are announced and checked."""
+        if isinstance(iterable, Serial):
+            return iter(iterable)
+        parallel = isinstance(iterable, range | NDRange | Grouped | torch.Tensor)
+        if isinstance(iterable, torch.Tensor):
+            iterable = indices(iterable)
+        return self._announced(iterable) if parallel and not self.active else iterable
+
+    def _announced(self, iterable: Iterable[Any]) -> Iterator[Any]:
+        try:
+            for index in iterable:
+                self.active, self.iteration = True, index
+                yield index
+                self._finish()
+        finally:
+            self.active = False
+            self.now.clear()
+            self.reads.clear()
+            self.before.clear()
+
+    def _finish(self) -> None:
+        """Compares what the iteration touched with what earlier ones did, then remembers it."""
+        for (address, kind), access in self.now.items():
+            earlier = self.before.setdefault(address, {})
+            for other in earlier.values():
+                if kind != other.kind or kind == WRITE:
+                    raise _race(other, access)
+        for (address, kind), access in self.now.items():
+            self.before[address][kind] = access
+        self.now.clear()
+        self.reads.clear()
+
+    def touch(self, address: int, kind: str, position: tuple[int, ...], place: Place) -> None:
+        if self.active:
+            key = (address, kind)
+            if key not in self.now:
+                self.now[key] = Access(kind, self.iteration, position, place)
+            self.reads[address] += kind == READ
+
+    def forget_read(self, address: int) -> Access | None:
+        """Takes back the latest read of an element: it was half of an update."""
+        access = self.now.get((address, READ))
+        self.reads[address] -= 1
+        if self.reads[address] <= 0:
+            self.now.pop((address, READ), None)
+        return access
+
+    def adopt(self, tensor: torch.Tensor) -> Any:
+        """A new tensor of the kernel: watched if the host made it, an iteration's own else."""
+        if not self.active:
+            return self.watched(tensor)
+        with quietly():
+            return tensor.as_subclass(Scalar if tensor.dim() == 0 else Array)
+
+    def watched(self, tensor: torch.Tensor) -> Watched:
+        """``tensor``'s memory as a Watched tensor."""
+        with quietly():
+            plain = tensor.as_subclass(torch.Tensor)
+            result = plain.as_subclass(Watched)
+            result.watch, result.plain, result.original = self, plain, tensor
+            result.extents, result.steps = tuple(plain.shape), plain.stride()
+            result.start, result.width = plain.data_ptr(), plain.element_size()
+            result.element = getattr(tensor, "element", None)
+        return result
+
+    def wrap(self, value: Any) -> Any:
+        """Tensors in ``value`` (also inside tuples, lists and dicts) as watched ones."""
+        return _mapped(value, self._wrap_tensor)
+
+    def _wrap_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, Watched | Scalar):
+            return tensor
+        # Of one tensor always the same: `x is y` stays true. `original` keeps the id its own.
+        if id(tensor) not in self.wrapped:
+            self.wrapped[id(tensor)] = self.watched(tensor)
+        return self.wrapped[id(tensor)]
+
+    def wrap_constant(self, value: Any) -> Any:
+        """A captured value. Tensors and marked functions are replaced, containers stay as they are."""
+        if isinstance(value, torch.Tensor):
+            return self._wrap_tensor(value)
+        if isinstance(value, types.FunctionType) and is_func(value):
+            return self._callee(value)
+        return value
+
+    def _callee(self, function: types.FunctionType) -> Callable[..., Any]:
+        """A ``weft.func``: its annotated locals cast; its loops are not parallel loops."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if function not in self.callees:
+                hidden = {LOOP: lambda iterable: iterable, CAST: cast}
+                self.callees[function] = instrument(
+                    function, read_function(function), hidden, self.wrap_constant
+                )
+            return self.callees[function](*args, **kwargs)
+
+        return call
+
+    def unwrap(self, value: Any) -> Any:
+        """The plain tensors, sharing memory; an argument comes back as itself."""
+        return _mapped(value, _unwrap_tensor)
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, tuple) and not isinstance(value, Elementwise | torch.Size):
+        items = [_mapped(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if type(value) is list:
+        return [_mapped(item, function) for item in value]
+    if type(value) is dict:
+        return {key: _mapped(item, function) for key, item in value.items()}
+    return value
+
+
+def _unwrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, Watched):
+        return tensor.original
+    with quietly():
+        plain = isinstance(tensor, Scalar | Array) and not isinstance(tensor, Field)
+        return tensor.as_subclass(torch.Tensor) if plain else tensor
+
+
+class Watched(Field):
+    """A tensor whose elements are checked and recorded. Made by ``Watch.watched``."""
+
+    watch: Watch
+    plain: torch.Tensor
+    original: torch.Tensor
+    extents: tuple[int, ...]
+    steps: tuple[int, ...]
+    start: int
+    width: int
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._read(index, _here(1))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        place = _here(1)
+        parts = self._parts(index)
+        if not all(map(is_number, parts)):
+            if self.watch.active:
+                raise KernelIndexError(
+                    f"a kernel's loop writes single elements of `{_subject(place)}`",
+                    place.span(),
+                    "write one integer subscript for each dimension",
+                )
+            self._set_plain(parts, value)
+        elif self._names_vector(parts) and isinstance(value, Elementwise):
+            inner = itertools.product(*map(range, self.element.shape))
+            for k, item in zip(inner, value.entries(), strict=True):
+                self._write((*parts, *k), item, place)
+        elif len(parts) == len(self.extents):
+            self._write(parts, value, place)
+        elif len(parts) > len(self.extents) or self.watch.active:
+            raise self._wrong_number(len(parts), place)
+        else:
+            self._set_plain(parts, value)
+
+    def _write(self, parts: tuple[Any, ...], value: Any, place: Place) -> None:
+        position = self._checked(parts, place)
+        update = value.updated if isinstance(value, Scalar) else None
+        address = self._address(position)
+        if update is not None and update[0]._address(update[1]) == address:
+            self.watch.forget_read(address)
+            self.watch.touch(address, UPDATES.get(update[2], WRITE), position, place)
+        else:
+            self.watch.touch(address, WRITE, position, place)
+        self._set_plain(position, value)
+
+    def update(
+        self, position: tuple[int, ...], function: Callable[[Any], Any], kind: str
+    ) -> Scalar:
+        address = self._address(position)
+        read = self.watch.forget_read(address)
+        place = read.place if read is not None else _here(3)
+        self.watch.touch(address, UPDATES[kind], position, place)
+        return self._update_plain(position, function)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        with quietly():
+            return repr(self.plain)
+
+    def _update_plain(self, position: tuple[int, ...], function: Callable[[Any], Any]) -> Scalar:
+        with quietly():
+            before = self.plain[position].clone().as_subclass(Scalar)
+        self._set_plain(position, function(before))
+        return before
+
+    def _set_plain(self, parts: tuple[Any, ...], value: Any) -> None:
+        if isinstance(value, Elementwise):
+            Array.__setitem__(self, parts, value)
+            return
+        with quietly():
+            self.plain[parts] = value
+
+    def _parts(self, index: Any) -> tuple[Any, ...]:
+        parts = subscripts(index)
+        return () if not self.extents and parts == (None,) else parts
+
+    def _names_vector(self, parts: tuple[Any, ...]) -> bool:
+        """Whether ``parts`` name a whole vector or matrix of a field of these."""
+        return self.element is not None and len(parts) + len(self.element.shape) == self.dim()
+
+    def _wrong_number(self, count: int, place: Place) -> KernelIndexError:
+        name, rank = _subject(place), len(self.extents)
+        given = "1 subscript is given" if count == 1 else f"{count} subscripts are given"
+        return KernelIndexError(
+            f"`{name}` has {rank} dimension{'s' * (rank != 1)}, but {given}",
+            place.span(),
+            f"write {name}[{', '.join('ijklmnopq'[:rank]) or 'None'}]",
+        )
+
+    def _read(self, index: Any, place: Place) -> Any:
+        parts = self._parts(index)
+        if not all(map(is_number, parts)):
+            with quietly():
+                return self.watch.watched(self.plain[parts])
+        if self._names_vector(parts):
+            inner = itertools.product(*map(range, self.element.shape))
+            return self.element.frozen([self._read((*parts, *k), place) for k in inner])
+        if len(parts) == len(self.extents):
+            position = self._checked(parts, place)
+            self.watch.touch(self._address(position), READ, position, place)
+            with quietly():
+                element = self.plain[position].clone().as_subclass(Scalar)
+            element.home = (self, position)
+            return element
+        if len(parts) > len(self.extents) or self.watch.active:
+            parts = self._checked(parts, place)
+        with quietly():
+            return self.watch.watched(self.plain[parts])
+
+    def _address(self, position: tuple[int, ...]) -> int:
+        return self.start + self.width * sum(map(operator.mul, position, self.steps))
+
+    def _checked(self, parts: tuple[Any, ...], place: Place) -> tuple[int, ...]:
+        """``parts`` as ints in range, literals from the end resolved."""
+        if len(parts) > len(self.extents):
+            raise self._wrong_number(len(parts), place)
+        try:
+            position = tuple(map(operator.index, parts))
+        except TypeError:
+            raise KernelTypeError(
+                f"a subscript of `{_subject(place)}` is not an integer",
+                place.span(),
+                "write int(...) around it",
+            ) from None
+        if any(k < 0 for k in position):
+            literal = _literal_axes(place, len(position))
+            position = tuple(
+                k + n if k < 0 and axis in literal else k
+                for axis, (k, n) in enumerate(zip(position, self.extents, strict=False))
+            )
+        for axis, (k, n) in enumerate(zip(position, self.extents, strict=False)):
+            if not 0 <= k < n:
+                raise self._out_of_range(parts, axis, k, place)
+        return position
+
+    def _out_of_range(
+        self, parts: tuple[Any, ...], axis: int, k: int, place: Place
+    ) -> KernelIndexError:
+        name = _subject(place)
+        shown = ", ".join(str(operator.index(part)) for part in parts)
+        help = "a negative index counts from the end only where it is written as a literal"
+        return KernelIndexError(
+            f"index ({shown}) is out of range: dimension {axis} of `{name}` has {self.extents[axis]} "
+            f"elements (its shape is {self.extents})",
+            place.span(),
+            f"{help}; else write {name}.shape[{axis}] - {-k}" if k < 0 else "",
+        )
+
+
+def _subject(place: Place) -> str:
+    """The tensor that is subscripted at ``place``, as written."""
+    node = place.subscript()
+    return "tensor" if node is None else ast.unparse(node.value)
+
+
+def _literal_axes(place: Place, count: int) -> set[int]:
+    """The axes whose subscript is a negative literal in the source."""
+    node = place.subscript()
+    if node is None:
+        return set()
+    many = isinstance(node.slice, ast.Tuple)
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    if many and len(parts) != count:
+        return set()  # an index vector among them: the places do not match
+    return {
+        axis
+        for axis, part in enumerate(parts)
+        if isinstance(part, ast.UnaryOp)
+        and isinstance(part.op, ast.USub)
+        and isinstance(part.operand, ast.Constant)
+    }
+
+
+def _race(first: Access, second: Access) -> RaceError:
+    place = second.place if second.kind != READ else first.place
+    name = _subject(place)
+    element = f"`{name}[{', '.join(map(str, second.position))}]`"
+    if first.kind == second.kind:
+        what = f"iterations {first.iteration} and {second.iteration} both write {element}"
+    else:
+        what = (
+            f"iteration {first.iteration} {_verb(first.kind)} and "
+            f"iteration {second.iteration} {_verb(second.kind)} {element}"
+        )
+    return RaceError(
+        f"{what}, in a loop whose iterations run at once",
+        place.span(),
+        "write to an element of the iteration's own, add with `+=`, read from a copy, "
+        "or make the loop weft.serial(...)",
+    )
+
+
+def _verb(kind: str) -> str:
+    return kind if kind in (READ, WRITE) else f"updates (by {kind})"
+
+
+class _Adopting(TorchFunctionMode):
+    """Makes every tensor that torch gives to the kernel one that is checked, or a value."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return _mapped(func(*args, **(kwargs or {})), self._adopt)
+
+    def _adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.watch.adopt(tensor) if type(tensor) is torch.Tensor else tensor
+
+
+@contextmanager
+def watching() -> Iterator[Watch]:
+    """A Watch under which torch's factories and views give watched tensors."""
+    watch = Watch()
+    with _Adopting(watch):
+        yield watch
+
+
+def cast(annotation: Any, value: Any) -> Any:
+    """What ``name: annotation = value`` assigns in a kernel. Other annotations change nothing."""
+    if isinstance(annotation, str):
+        return value
+    if isinstance(annotation, DType | VectorType | MatrixType):
+        return annotation(value)
+    if annotation is float and isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value
+    if annotation in (int, float, bool) and not isinstance(value, Elementwise):
+        return annotation(value)
+    return value
+
+
+def _arguments(
+    function: Callable[..., Any], watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.BoundArguments:
+    """The arguments, watched; numbers cast where the parameter is annotated with a dtype."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    try:
+        annotations = inspect.get_annotations(function, eval_str=True)
+    except NameError:  # an annotation of names that exist for type checkers only
+        annotations = {}
+    for name, value in bound.arguments.items():
+        annotation = annotations.get(name)
+        if isinstance(annotation, DType) and isinstance(value, bool | int | float):
+            bound.arguments[name] = annotation(value)
+        else:
+            bound.arguments[name] = watch.wrap(value)
+    return bound
+
+
+def run(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    source: FunctionSource,
+) -> Any:
+    """Runs the undecorated ``function`` (whose text is ``source``) with all checks on.
+
+    The tensors among the arguments are written in place. Gives what the function returns, as plain
+    tensors. Raises KernelIndexError, KernelTypeError and RaceError with the user's line.
+    """
+    with watching() as watch:
+        made = instrument(function, source, {LOOP: watch.loop, CAST: cast}, watch.wrap_constant)
+        bound = _arguments(function, watch, args, kwargs)
+        result = made(*bound.args, **bound.kwargs)
+    return watch.unwrap(result)

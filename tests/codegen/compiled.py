@@ -48,5 +48,5 @@ class Compiled:
 def poisoned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An array full of a value that no test computes."""
     array = np.empty(shape, dtype)
-    array.view(np.uint8).fill(0xAB)
+    array.reshape(-1).view(np.uint8).fill(0xAB)
     return array

@@ -380,7 +380,6 @@ def test_common_kernels_do_not_import_islpy() -> None:
                      "under_a_data_dependent_condition"):
             getattr(t, "test_" + name)()
         assert "islpy" not in sys.modules
-        assert "torch" not in sys.modules
     """)
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -392,9 +391,9 @@ def test_description() -> None:
         k.store(k.out, i, value=k.load(k.x, i // 2))
     assert describe(k.done()) == textwrap.dedent("""\
         reads x[((i) // (2))]
-          [out_0] -> { S[i] -> x[1*floor((1*i)/2)] : out_0 >= 0 and i >= 0 and i < 1*out_0 }
+          [out_0] -> { S[i] -> x[floor((i)/2)] : out_0 >= 0 and i >= 0 and i < out_0 }
           range not proven
         writes out[i]
-          [out_0] -> { S[i] -> out[1*i] : out_0 >= 0 and i >= 0 and i < 1*out_0 }
+          [out_0] -> { S[i] -> out[i] : out_0 >= 0 and i >= 0 and i < out_0 }
           in range
         races on out: free""")

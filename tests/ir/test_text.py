@@ -6,11 +6,13 @@ import math
 import random
 import struct
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import weft.ir.text as text_module
 from tests.ir.kernels import TYPICAL, axpy, causal_conv, function, random_function, tensor
 from weft.errors import KernelSyntaxError
 from weft.ir.builder import Rewriter
@@ -273,3 +275,12 @@ def test_xdsl_reads_what_is_printed() -> None:
         text = print_function(random_function(random.Random(seed), parallel=False))
         if "arith.remf" not in text:
             Parser(context, text).parse_module().verify()
+
+
+def test_the_example_of_the_readme_reads() -> None:
+    readme = Path(text_module.__file__).with_name("README.md").read_text()
+    example = readme.split("```mlir\n")[1].split("```")[0]
+    f = causal_conv()
+    f.attrs = {}
+    assert print_function(f) == example
+    assert same(f, parse_function(example))

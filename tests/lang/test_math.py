@@ -13,7 +13,11 @@ from weft.lang import math as wm
 from weft.lang.vectors import Vector
 
 random = np.random.default_rng()
-SAME = ["sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "atanh", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "erf", "erfc", "floor", "ceil", "round", "trunc", "abs", "sign", "isnan", "isinf", "sigmoid"]
+SAME = [
+    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "atanh", "exp",
+    "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "erf", "erfc", "floor",
+    "ceil", "round", "trunc", "abs", "sign", "isnan", "isinf", "sigmoid",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -42,14 +46,18 @@ def test_functions_of_several_arguments():
     assert wm.fma(dtypes.f32(a), b, t).dtype == torch.float32
     assert wm.cbrt(-27.0) == pytest.approx(-3.0)
     assert wm.max(1, 2.5, dtypes.f32(2)).dtype == torch.float32
-    assert math.isnan(wm.max(math.nan, 1.0)) and math.isnan(wm.sqrt(-1.0))
+    assert math.isnan(wm.max(math.nan, 1.0))
+    assert math.isnan(wm.sqrt(-1.0))
     assert wm.select(dtypes.i32(3) > 2, 1, dtypes.f32(2)).item() == 1.0
-    assert wm.pow(2, 10) == 1024 and wm.floor(3) == 3 and isinstance(wm.floor(2.5), float)
+    assert wm.pow(2, 10) == 1024
+    assert wm.floor(3) == 3
+    assert isinstance(wm.floor(2.5), float)
     assert (wm.bit_count(-1), wm.bit_count(dtypes.u8(255)).item()) == (64, 8)
 
 
 def test_casts_are_values_of_a_definite_dtype():
-    assert dtypes.i32(-2.7).item() == -2 and dtypes.i8(300).item() == 44
+    assert dtypes.i32(-2.7).item() == -2
+    assert dtypes.i8(300).item() == 44
     assert (dtypes.f16(1) * 2.0).dtype == torch.float16
     s = dtypes.f32(1.5)
     t = s
@@ -61,7 +69,8 @@ def test_casts_are_values_of_a_definite_dtype():
     y.add_(1)
     assert x[0] == 0
     for t in dtypes.DTYPES.values():
-        assert dtypes.from_torch(t.torch) is t and t(1).dtype == t.torch
+        assert dtypes.from_torch(t.torch) is t
+        assert t(1).dtype == t.torch
     assert dtypes.from_numpy(np.float32) is dtypes.f32
     with pytest.raises(KernelTypeError) as error:
         dtypes.f32(torch.zeros(2))
@@ -74,10 +83,12 @@ def test_casts_are_values_of_a_definite_dtype():
 def test_loops():
     assert list(loops.ndrange(3)) == [0, 1, 2]
     assert list(loops.ndrange((1, 3), 2)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert loops.ndrange((1, 3), 2).shape == (2, 2) and len(loops.ndrange(2, 0)) == 0
+    assert loops.ndrange((1, 3), 2).shape == (2, 2)
+    assert len(loops.ndrange(2, 0)) == 0
     assert [tuple(i) for i in loops.grouped(torch.zeros(2, 1))] == [(0, 0), (1, 0)]
     assert list(loops.serial(range(2))) == [0, 1]
-    assert loops.static(range(2)) == (0, 1) and loops.static(True) is True
+    assert loops.static(range(2)) == (0, 1)
+    assert loops.static(True) is True
     assert loops.loop_config(block_dim=64).block_dim == 64
     with pytest.raises(KernelTypeError) as error:
         loops.ndrange(2.5)
@@ -96,7 +107,8 @@ def test_atomics_write_the_element_and_give_the_one_before(make):
     ]  # fmt: skip
     assert [int(b) for b in before] == [5, 5, 5, 5, 6, 6, 6, 6]
     assert x.tolist() == [7, 3, 1, 9, 2, 15, 7, 0]
-    assert atomics.atomic_cas(x[0], 7, 1) == 7 and atomics.atomic_cas(x[1], 7, 1) == 3
+    assert atomics.atomic_cas(x[0], 7, 1) == 7
+    assert atomics.atomic_cas(x[1], 7, 1) == 3
     assert x.tolist()[:2] == [1, 3]
     with pytest.raises(KernelTypeError) as error:
         atomics.atomic_add(x[0] + 1 if type(x) is field.Array else 1.0, 2)
@@ -112,7 +124,8 @@ def test_elements_of_local_arrays_are_values():
     s += 1
     a[1, 2] += 4
     a[0][0] += 2
-    assert a.tolist() == [[2, 0, 0], [0, 0, 4]] and a.dtype == torch.float64
+    assert a.tolist() == [[2, 0, 0], [0, 0, 4]]
+    assert a.dtype == torch.float64
 
 
 def test_fields():
@@ -120,16 +133,19 @@ def test_fields():
     x = field.field(dtypes.f32, (2, 3))
     x.from_numpy(values)
     np.testing.assert_array_equal(x.to_numpy(), values)
-    assert type(x.to_torch()) is torch.Tensor and list(x)[1] == (0, 1)
+    assert type(x.to_torch()) is torch.Tensor
+    assert list(x)[1] == (0, 1)
     x.fill(3)
     assert x.sum() == 18
     count = field.field(int)
     count[None] += 2
-    assert count[None] == 2 and count.dtype == torch.int32
+    assert count[None] == 2
+    assert count.dtype == torch.int32
     v = Vector.field(2, dtypes.f32, 3)
     v[1] = Vector([1, 2])
     v[1, 0] += 1
-    assert v[1].to_list() == [2, 2] and v.shape == (3, 2)
+    assert v[1].to_list() == [2, 2]
+    assert v.shape == (3, 2)
     with pytest.raises(KernelTypeError) as error:
         v[1].x = 3
     assert str(error.value) == (
@@ -155,10 +171,12 @@ def test_init_sets_defaults_only(monkeypatch):
 
 
 def test_annotations_and_markers():
-    assert types.is_template(types.template) and types.is_template(types.template())
+    assert types.is_template(types.template)
+    assert types.is_template(types.template())
     assert types.ndarray(dtype=wm.vec3, ndim=2).rank == 3
     assert types.vector(3, dtypes.f64)(1, 2, 3)[0].dtype == torch.float64
-    assert markers.is_func(markers.func(lambda: 0)) and not markers.is_func(test_loops)
+    assert markers.is_func(markers.func(lambda: 0))
+    assert not markers.is_func(test_loops)
 
 
 def test_every_canonical_name_has_an_object_and_no_object_an_unknown_name():

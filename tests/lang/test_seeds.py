@@ -18,7 +18,8 @@ from weft.source import read_function
 
 class ti:  # `import weft as ti`, as far as these kernels go
     types, math, floor = types, wm, staticmethod(floor)
-    f32, i32, ndrange, template = f32, i32, staticmethod(loops.ndrange), staticmethod(types.template)
+    f32, i32 = f32, i32
+    ndrange, template = staticmethod(loops.ndrange), staticmethod(types.template)
     field, var = staticmethod(fields.field), staticmethod(fields.var)
 
 

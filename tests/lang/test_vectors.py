@@ -32,7 +32,9 @@ def test_arithmetic_matches_numpy(n):
         close(found, expected)
     assert (v < w).any() == (a < b).any()
     assert (v < w).all() == (a < b).all()
-    assert (v == v).all() and v.n == len(v) == n and v.m == 1
+    assert (v == v).all()
+    assert v.n == len(v) == n
+    assert v.m == 1
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -88,12 +90,15 @@ def test_augmented_assignment_makes_a_new_vector():
     v = Vector([1, 2])
     w = v
     w += 1
-    assert v.to_list() == [1, 2] and w.to_list() == [2, 3]
+    assert v.to_list() == [1, 2]
+    assert w.to_list() == [2, 3]
 
 
 def test_an_index_vector_subscripts_plain_tensors():
     x, i = torch.arange(6).reshape(2, 3), Index((1, 0))
-    assert x[i] == 3 and x[i + Index((0, 2))] == 5 and x[i - (1, 0)] == 0
+    assert x[i] == 3
+    assert x[i + Index((0, 2))] == 5
+    assert x[i - (1, 0)] == 0
     assert (i.x, i[1], i.n, list(2 * i)) == (1, 0, 2, [2, 0])
 
 

@@ -48,7 +48,9 @@ def test_elements_are_values_and_results_plain_tensors():
     kept = x.clone()
     out, same = run(kernel, x)
     torch.testing.assert_close(out, 2 * (kept + 1) - kept)
-    assert type(out) is torch.Tensor and same is x and torch.equal(x, kept)
+    assert type(out) is torch.Tensor
+    assert same is x
+    assert torch.equal(x, kept)
 
 
 def test_reductions_views_globals_and_negative_literals():
@@ -109,7 +111,8 @@ def test_updates_may_meet_and_atomics_give_the_element_before():
     x = torch.tensor([0, 2, 2, 1])
     hist, top = torch.zeros(3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     run(kernel, x, hist, top)
-    assert hist.tolist() == [7, 1, 2] and top.tolist() == [2]
+    assert hist.tolist() == [7, 1, 2]
+    assert top.tolist() == [2]
 
 
 def test_local_arrays_belong_to_their_iteration():
@@ -274,7 +277,8 @@ def test_fields_of_vectors():
 
     x, out = Vector.field(2, f32, 2), torch.empty(2)
     run(kernel, x, out)
-    assert x.tolist() == [[2.0, 0.0], [1.0, 1.0]] and out.tolist() == [4.0, 2.0]
+    assert x.tolist() == [[2.0, 0.0], [1.0, 1.0]]
+    assert out.tolist() == [4.0, 2.0]
 
 
 def test_breakpoints_stop_in_the_users_source(monkeypatch):
@@ -307,6 +311,36 @@ def test_closures_defaults_and_host_branches():
 
     x = torch.ones(2)
     result = run(kernel, x)
-    assert result["x"] is x and result["n"] == 2 and type(result["rows"][0]) is torch.Tensor
+    assert result["x"] is x
+    assert result["n"] == 2
+    assert type(result["rows"][0]) is torch.Tensor
     assert x.tolist() == [2, 2]
     assert run(kernel, x, twice=False)["x"].tolist() == [2, 2]
+
+
+def test_tensors_held_by_objects_are_checked_too():
+    class Model:
+        def __init__(self):
+            self.table = torch.tensor([1.0, 2.0])
+
+        def apply(self, x):
+            for i in range(len(x)):
+                s = self.table[i]
+                s += 1
+                x[i] = s
+                self.table[0] = s
+
+    model, x = Model(), torch.zeros(1)
+    run(Model.apply, model, x)
+    assert x.tolist() == [2]
+    assert model.table.tolist() == [2, 2]
+    with pytest.raises(RaceError, match=r"`self\.table\[0\]`"):
+        run(Model.apply, model, torch.zeros(2))
+    with pytest.raises(KernelIndexError, match=r"dimension 0 of `model\.table` has 2 elements"):
+        run(look_up, model, torch.zeros(2))
+
+
+def look_up(model, x):
+    for i in weft.serial(range(1)):
+        for j in range(len(x)):
+            x[j] = model.table[j + 1 + i]

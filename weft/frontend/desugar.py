@@ -123,8 +123,18 @@ def _statements(body: list[ast.stmt], scope: _Loop, function: _Loop | None) -> l
             continue
         if isinstance(node, ast.If) and jumps(node):
             return result + _branch(node, rest, scope, function)
-        result.append(node)
+        result.append(_quiet(node, scope, function))
     return result
+
+
+def _quiet(node: ast.stmt, scope: _Loop, function: _Loop | None) -> ast.stmt:
+    """A statement that does not jump; loops inside it may."""
+    if not isinstance(node, ast.If):
+        return node
+    new = copy.copy(node)
+    new.body = _statements(node.body, scope, function)
+    new.orelse = _statements(node.orelse, scope, function)
+    return new
 
 
 def _branch(
@@ -173,7 +183,7 @@ def _flagged(
                     result.append(_unless(flag, _flagged(rest, flag, scope, function), node))
                 return result
             continue
-        result.append(node)
+        result.append(_quiet(node, scope, function))
     return result
 
 

@@ -38,6 +38,10 @@ HOST_LOOPS = ("serial", "static")
 SELF_EVIDENT = ("shape", "ndim", "dtype")
 _FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
+# What a `return` gives: None, one item, or a tuple of items. An item is the name of the parameter
+# that it is, or "" for a value that the kernel made.
+Returned = str | tuple[str, ...] | None
+
 
 @dataclass(frozen=True, slots=True)
 class RegionArg:
@@ -74,13 +78,12 @@ class Region:
 @dataclass(slots=True)
 class HostPart:
     """``host(launchers, *args, **kwargs)`` runs the kernel. ``mutated``: parameters (and captured
-    tensors) that are written to. ``returns``: one entry for each ``return`` statement: the names of
-    its items if they are plain parameters, else "" (a bare ``return`` or none at all: no entry)."""
+    tensors) that are written to. ``returns``: what each ``return`` statement gives."""
 
     host: Callable[..., Any]
     regions: list[Region]
     mutated: frozenset[str]
-    returns: list[tuple[str, ...]]
+    returns: list[Returned]
     parameters: tuple[Parameter, ...]
     captured: tuple[str, ...] = ()
     lines: dict[int, str] = field(default_factory=dict)
@@ -105,7 +108,7 @@ class _Splitter:
         self.parameters = parameters(function)
         self.by_name = {p.name: p for p in self.parameters}
         self.regions: list[Region] = []
-        self.returns: list[tuple[str, ...]] = []
+        self.returns: list[Returned] = []
         self.region_nodes: set[ast.AST] = set()
         _refuse(source)
         body = source.tree.body
@@ -116,8 +119,8 @@ class _Splitter:
     def tree(self) -> ast.FunctionDef:
         """The host function's syntax tree, its first parameter not yet added."""
         for statement in ast.walk(self.source.tree):
-            if isinstance(statement, ast.Return) and statement.value is not None:
-                self.returns.append(self._returned(statement.value))
+            if isinstance(statement, ast.Return):
+                self.returns.append(self._returned(statement.value or ast.Constant(None)))
         new = copy.copy(self.source.tree)
         new.body = self._block(self.source.tree.body)
         self._check_reads_after(self.source.tree.body)
@@ -320,13 +323,18 @@ class _Splitter:
                 f"`{name}` a value before the loop and accumulate into it (`{name} += ...`)",
             )  # fmt: skip
 
-    def _returned(self, value: ast.expr) -> tuple[str, ...]:
-        items = value.elts if isinstance(value, ast.Tuple) else [value]
-        names = []
-        for item in items:
-            plain = isinstance(item, ast.Name) and item.id in self.by_name
-            names.append(item.id if plain and item.id not in self.stored else "")  # type: ignore[attr-defined]
-        return (*names, "") if isinstance(value, ast.Tuple) and not names else tuple(names)
+    def _returned(self, value: ast.expr) -> Returned:
+        if isinstance(value, ast.Constant) and value.value is None:
+            return None
+        if isinstance(value, ast.Tuple):
+            return tuple(map(self._returned_item, value.elts))
+        return self._returned_item(value)
+
+    def _returned_item(self, item: ast.expr) -> str:
+        """The name of a parameter that is returned as it was passed, or ""."""
+        if isinstance(item, ast.Name) and item.id in self.by_name and item.id not in self.stored:
+            return item.id
+        return ""
 
 
 _REFUSED: dict[type[ast.AST], tuple[str, str]] = {

@@ -14,6 +14,7 @@ from weft.index.expression import (
     Condition,
     Dim,
     Either,
+    Pick,
     Poly,
     atom,
     compare,
@@ -224,9 +225,9 @@ class Extraction:
                     pass
 
     def _loop(self, iv: Value, lower: Value, upper: Value, step: Value, parallel: bool) -> Loop:
-        loop = Loop(iv, self.poly(lower), self.poly(upper), self.poly(step), parallel)
         self._ivs.add(iv)
-        return loop
+        begin, end = self.poly(lower), self.poly(upper)
+        return Loop(iv, begin, end and _plain_end(begin, end), self.poly(step), parallel)
 
     def _exact(
         self,
@@ -343,6 +344,21 @@ class Extraction:
             Both((condition, self._condition(yes))),
             Both((negate(condition), self._condition(no))),
         ))  # fmt: skip
+
+
+def _plain_end(begin: Poly | None, end: Poly) -> Poly:
+    """An end of ``max(n, 0)`` is as good as ``n`` for an index that starts at 0."""
+    atoms = list(end.atoms())
+    least = None if begin is None else begin.constant
+    if least is None or len(atoms) != 1 or end != atom(atoms[0]):
+        return end
+    match atoms[0]:
+        case Pick("max", left, right) if right.constant is not None and right.constant <= least:
+            return left
+        case Pick("max", left, right) if left.constant is not None and left.constant <= least:
+            return right
+        case _:
+            return end
 
 
 def _wide(op: Op) -> bool:

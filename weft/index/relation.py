@@ -107,7 +107,7 @@ class Text:
             if body is None:
                 self.exact = False
                 return None
-            pieces.append(f"{factor}{body and '*'}{body}")
+            pieces.append(body if body and factor == 1 else f"{factor}{body and '*'}{body}")
         return " + ".join(pieces) or "0"
 
     def _monomial(self, monomial: Monomial, indices: Mapping[Value, str]) -> str | None:
@@ -203,8 +203,7 @@ def relation_text(access: Access) -> str:
     indices = {loop.iv: text.fresh(loop.iv.name or "i") for loop in access.loops}
     constraints = text.domain(access, indices)
     element = [
-        (poly and text.affine(poly, indices)) or "*" if poly is None or poly.terms else "0"
-        for poly in access.subscripts
+        "*" if poly is None else text.affine(poly, indices) or "*" for poly in access.subscripts
     ]
     memref = text.fresh(access.memref.name or "A")
     body = f"S[{', '.join(indices.values())}] -> {memref}[{', '.join(element)}]"

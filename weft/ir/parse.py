@@ -554,7 +554,7 @@ def _parallel(p: _Parser, name: str) -> Op:
         operands += p.list(p.use, ")")
     types = p.types() if p.accept("->") else []
     p.expect("{")
-    block = Block([index] * len(names))
+    block = Block((index,) * len(names))
     p.kinds = ()
     p.region(block, names)
     kinds, p.kinds = p.kinds, ()

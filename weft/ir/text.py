@@ -95,7 +95,7 @@ class _Printer:
         return name
 
     def type(self, type: Type) -> str:
-        if type.__class__ is ScalarType:
+        if isinstance(type, ScalarType):
             return type.name
         text = self.types.get(id(type))
         if text is None:

@@ -20,7 +20,7 @@ from weft.errors import KernelTypeError
 from weft.lang.elements import Elementwise
 
 # Inside weft's own bookkeeping torch functions must not be seen by subclasses or modes.
-quietly = torch._C.DisableTorchFunction
+quietly = torch._C.DisableTorchFunction  # pyright: ignore[reportPrivateUsage]
 
 
 class Scalar(torch.Tensor):

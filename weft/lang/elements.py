@@ -30,7 +30,8 @@ class Elementwise:
     def map(self, function: Callable[..., Any], *others: Any) -> Any:
         """``function`` of each element and of the matching elements of ``others``."""
         columns = [_matching(self, other) for other in others]
-        return self.with_entries([function(*row) for row in zip(self.entries(), *columns)])
+        rows = zip(self.entries(), *columns, strict=True)
+        return self.with_entries([function(*row) for row in rows])
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -42,7 +43,7 @@ class Elementwise:
         return NotImplemented if _is_foreign(other) else self.map(function, other)
 
     def _reflected(self, function: Callable[..., Any], other: Any) -> Any:
-        return NotImplemented if _is_foreign(other) else self.map(lambda a, b: function(b, a), other)
+        return self._binary(lambda a, b: function(b, a), other)
 
     def __add__(self, other: Any) -> Any:
         return self._binary(operator.add, other)

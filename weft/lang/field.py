@@ -1,7 +1,7 @@
 """Tensors whose elements are values: local arrays and Taichi-style fields; ``weft.init``.
 
-``s = x[i]`` on a plain torch tensor is a *view*: ``s += 1`` then writes into ``x``. In a kernel it is
-a value, and so it is on the arrays of this module.
+``s = x[i]`` on a plain torch tensor is a *view*: ``s += 1`` then writes into ``x``. In a kernel
+it is a value, and so it is on the arrays of this module.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def indices(array: torch.Tensor) -> Iterator[Any]:
 class Array(torch.Tensor):
     """A tensor whose elements are values and which iterates over its indices, as in a kernel."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
     def __getitem__(self, index: Any) -> Any:
         parts = subscripts(index)
@@ -172,9 +172,7 @@ class Defaults:
 DEFAULTS = Defaults()
 
 
-def init(
-    arch: Arch = cpu, *, default_fp: Any = f32, default_ip: Any = i32, **ignored: Any
-) -> None:
+def init(arch: Arch = cpu, *, default_fp: Any = f32, default_ip: Any = i32, **ignored: Any) -> None:
     """Accepts Taichi's ``init``. It sets defaults for new fields and nothing else.
 
     weft needs no initialisation: a kernel runs where its tensors live. Without a GPU, fields are
@@ -183,7 +181,7 @@ def init(
     device = arch.device
     if device == "cuda" and not torch.cuda.is_available():
         if arch is not gpu:
-            warnings.warn(f"no CUDA device for arch={arch.name}: fields are on the CPU", stacklevel=2)
+            warnings.warn(f"no CUDA device for {arch.name}: fields are on the CPU", stacklevel=2)
         device = "cpu"
     DEFAULTS.device = device
     DEFAULTS.fp = as_dtype(default_fp)
@@ -225,7 +223,9 @@ def field(
     made = torch.zeros(extents, dtype=kind.torch, device=device or DEFAULTS.device)
     result = made.as_subclass(Field)
     result.element = element
-    return result.requires_grad_() if needs_grad else result
+    if needs_grad:
+        result.requires_grad_()
+    return result
 
 
 def var(dt: Any, shape: int | Sequence[int] = (), *, needs_grad: bool = False) -> Field:

@@ -1,8 +1,9 @@
 """What a kernel's loops go over.
 
-In plain Python ``for i, j in x`` over a plain torch tensor goes through its *rows*, as torch has it.
-So a kernel that loops over a tensor runs undecorated only with fields (``weft.field``), and with any
-tensor through ``kernel.interpret`` (``weft.runtime.watch``), where it means what it does compiled.
+In plain Python ``for i, j in x`` over a plain torch tensor goes through its *rows*, as torch has
+it. So a kernel that loops over a tensor runs undecorated only with fields (``weft.field``), and
+with any tensor through ``kernel.interpret`` (``weft.runtime.watch``), where it means what it does
+compiled.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Index(Elementwise, tuple):  # type: ignore[misc]
 
     __slots__ = ()
     # tuple's own + and * would join and repeat; Elementwise comes first and wins.
-    __len__ = tuple.__len__
-    __iter__ = tuple.__iter__
+    __len__ = tuple.__len__  # pyright: ignore[reportAssignmentType]
+    __iter__ = tuple.__iter__  # pyright: ignore[reportAssignmentType]
     __hash__ = tuple.__hash__
 
     @property
@@ -107,8 +108,9 @@ class Grouped:
         return (Index(i) if isinstance(i, tuple) else Index((i,)) for i in source)
 
 
-def grouped(over: torch.Tensor | NDRange | range) -> Grouped:
-    """``for I in grouped(x)``: goes through the indices of ``x``, as index vectors (``x[I]``)."""
+def grouped(over: Any) -> Grouped:
+    """``for I in grouped(x)``: goes through the indices of a tensor, an ndrange or a range,
+    as index vectors (``x[I]``)."""
     if not isinstance(over, torch.Tensor | NDRange | range):
         raise KernelTypeError(
             f"grouped() takes a tensor or an ndrange, not {type(over).__name__}",

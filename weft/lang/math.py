@@ -265,4 +265,3 @@ def inverse(m: Matrix) -> Matrix:
 def eye(n: int) -> Matrix:
     """The ``n`` by ``n`` identity, of weak floats."""
     return Matrix([[float(i == j) for j in range(n)] for i in range(n)])
-

@@ -1,13 +1,15 @@
 """Every name that means something to the frontend, by identity of the Python object.
 
 ``BUILTINS[object]`` is the canonical name that the frontend lowers by. What is recognised by class
-instead is not in the table: ``DType``, ``VectorType``, ``MatrixType``, ``NDArrayType``, ``Template``,
-``Arch`` objects, and functions marked by ``weft.func``. A canonical name means one thing:
+instead is not in the table: ``DType``, ``VectorType``, ``MatrixType``, ``NDArrayType``,
+``Template``, ``Arch`` objects, and functions marked by ``weft.func``. A canonical name means one
+thing:
 
 * ``floor``, ``ceil``, ``round``, ``trunc`` keep a float a float; ``floor_int``, ``ceil_int``,
-  ``round_int``, ``trunc_int`` are Python's own, which give an int (``round_int`` with digits: a float);
+  ``round_int``, ``trunc_int`` are Python's own, which give an int (``round_int`` with digits a
+  float);
 * ``min`` and ``max`` are variadic and of Python's order (the first argument wins where comparison
-  is false); ``minimum`` and ``maximum`` are NaN where an argument is; ``fmin`` and ``fmax`` are not;
+  is false); ``minimum`` and ``maximum`` are NaN where an argument is; ``fmin``, ``fmax`` are not;
 * ``mod`` has the sign of the divisor (Python's ``%``), ``fmod`` that of the dividend (C's).
 """
 
@@ -76,7 +78,8 @@ for _module in (torch, python_math, math):
         "radians", "degrees", "bit_count", "sign", "fract", "pow", "atan2", "copysign", "fmod",
         "hypot", "fmin", "fmax", "step", "fma", "select", "clamp", "mix", "smoothstep", "mod",
         "square", "reciprocal", "relu", "neg", "logical_not", "logical_and", "logical_or",
-        "dot", "cross", "length", "distance", "normalize", "reflect", "determinant", "inverse", "eye",
+        "dot", "cross", "length", "distance", "normalize", "reflect", "determinant", "inverse",
+        "eye",
     ):  # fmt: skip
         # torch's dot, cross, inverse, eye, select and fma-like functions work on whole tensors.
         _whole = {"dot", "cross", "inverse", "eye", "select", "normalize", "determinant"}
@@ -127,7 +130,9 @@ for _word in ("lt", "le", "gt", "ge", "eq", "ne"):
 _name("int", int)
 _name("float", float)
 _name("bool", bool)
-for _word in ("len", "print", "sum", "any", "all", "tuple", "list", "enumerate", "zip", "isinstance"):
+for _word in (
+    "len", "print", "sum", "any", "all", "tuple", "list", "enumerate", "zip", "isinstance",
+):  # fmt: skip
     _name(_word, getattr(builtins, _word))
 
 _name("range", range)
@@ -154,12 +159,14 @@ _name("sync", field.sync)
 _name("func", markers.func)
 
 # Methods and attributes of vectors and matrices. Swizzles (``v.xyz``) are in vectors.SWIZZLES.
-VECTOR_METHODS = frozenset(
-    ["dot", "cross", "norm", "norm_sqr", "normalized", "outer_product", "sum", "min", "max", "any", "all", "cast", "to_list"]
-)
-MATRIX_METHODS = frozenset(
-    ["transpose", "determinant", "inverse", "trace", "row", "column", "norm", "norm_sqr", "sum", "min", "max", "any", "all", "cast"]
-)
+VECTOR_METHODS = frozenset([
+    "dot", "cross", "norm", "norm_sqr", "normalized", "outer_product", "sum", "min", "max", "any",
+    "all", "cast", "to_list",
+])  # fmt: skip
+MATRIX_METHODS = frozenset([
+    "transpose", "determinant", "inverse", "trace", "row", "column", "norm", "norm_sqr", "sum",
+    "min", "max", "any", "all", "cast", "to_list",
+])  # fmt: skip
 VECTOR_ATTRIBUTES = frozenset({"n", "m", "shape"})
 
 

@@ -1,9 +1,10 @@
 """Small vectors and matrices of scalars.
 
 Elements are Python numbers or 0-d tensors and keep their own dtypes, unless the type says one:
-``weft.Vector([1, 2.5])`` keeps what it is given, ``weft.math.ivec2(a, b)`` casts to i32 (floats lose
-their fraction), ``vec2..4`` make floats of integers. ``*`` works element by element, ``@`` is
-the matrix product. Assignment ``w = v`` names the same vector, as Python has it; ``Vector(v)`` copies.
+``weft.Vector([1, 2.5])`` keeps what it is given, ``weft.math.ivec2(a, b)`` casts to i32 (floats
+lose their fraction), ``vec2..4`` make floats of integers. ``*`` works element by element, ``@`` is
+the matrix product. Assignment ``w = v`` names the same vector, as Python has it; ``Vector(v)``
+copies.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SWIZZLES = ("xyzw", "rgba", "stpq")
 
 
 def to_float(value: Any) -> Any:
-    """``value`` if it is a float already, else as one: Python's for a weak int, f32 for a strong."""
+    """``value`` if it is a float; else as one: Python's of a weak int, f32 of a strong one."""
     if isinstance(value, torch.Tensor):
         return value if value.dtype.is_floating_point else f32(value)
     return float(value)
@@ -78,6 +79,10 @@ class _Values(Elementwise):
 
     def entries(self) -> list[Any]:
         return list(self._items)
+
+    def freeze(self) -> None:
+        """Makes setting elements an error."""
+        object.__setattr__(self, "_frozen", True)
 
     def __eq__(self, other: Any) -> Any:
         return self._binary(operator.eq, other)
@@ -139,7 +144,7 @@ class _Values(Elementwise):
 
 
 class Vector(_Values):
-    """A vector of a fixed number of scalars: ``Vector([a, b, c])``, optionally cast to ``dtype``."""
+    """A vector of a fixed number of scalars: ``Vector([a, b, c])``, or cast to a ``dtype``."""
 
     __slots__ = ()
 
@@ -321,7 +326,7 @@ class Matrix(_Values):
         i, j = index
         return self._items[_within(i, self.n) * self.m + _within(j, self.m)]
 
-    def __setitem__(self, index: tuple[Any, Any], value: Any) -> None:
+    def __setitem__(self, index: Any, value: Any) -> None:
         if self._frozen:
             raise _refuse_frozen()
         if not isinstance(index, tuple):
@@ -350,6 +355,10 @@ class Matrix(_Values):
         keep = [[self[r, c] for c in range(self.m) if c != j] for r in range(self.n) if r != i]
         return Matrix(keep)
 
+    def _cofactor(self, i: int, j: int) -> Any:
+        minor = self._minor(i, j).determinant() if self.n > 1 else 1
+        return -minor if (i + j) % 2 else minor
+
     def determinant(self) -> Any:
         """By expansion along the first row."""
         _square(self, "determinant")
@@ -361,19 +370,13 @@ class Matrix(_Values):
     def inverse(self) -> Matrix:
         """The adjugate over the determinant; infinite or NaN where that is 0."""
         _square(self, "inverse")
-        if self.n == 1:
-            adjugate = [[1]]
-        else:
-            adjugate = [
-                [self._minor(j, i).determinant() * (-1 if (i + j) % 2 else 1) for j in range(self.n)]
-                for i in range(self.n)
-            ]
-        # torch's division: Python's would raise on a zero determinant.
+        sides = range(self.n)
+        adjugate = Matrix([[self._cofactor(j, i) for j in sides] for i in sides])
         scale = to_float(self.determinant())
-        if not isinstance(scale, torch.Tensor):
-            scale = 1.0 / scale if scale else math.copysign(math.inf, scale)
-            return Matrix(adjugate) * scale
-        return Matrix(adjugate) / scale
+        if isinstance(scale, torch.Tensor):
+            return adjugate / scale
+        # Python's own division would raise on a zero determinant.
+        return adjugate * (1.0 / scale if scale else math.copysign(math.inf, scale))
 
     def __repr__(self) -> str:
         return f"Matrix({self.to_list()})"
@@ -438,7 +441,7 @@ class VectorType:
     def frozen(self, items: list[Any]) -> Vector:
         """A read-only vector, as a field's element is."""
         made = self(*items) if self.n > 1 else Vector(items)
-        object.__setattr__(made, "_frozen", True)
+        made.freeze()
         return made
 
 
@@ -473,7 +476,7 @@ class MatrixType:
     def frozen(self, items: list[Any]) -> Matrix:
         """A read-only matrix, as a field's element is."""
         made = self(*items)
-        made._frozen = True
+        made.freeze()
         return made
 
 

@@ -12,6 +12,9 @@ from weft.ir.types import ScalarType
 
 Number = bool | int | float
 
+# The operations that trap on some machines for some operands.
+DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui")
+
 
 def constant_of(value: Value) -> Number | None:
     """The number that ``value`` is a constant of, or None."""
@@ -42,13 +45,12 @@ def fold(op: Op, values: Sequence[Number]) -> Number | None:
     type = op.results[0].type
     if op.name not in SCALAR_RULES or not isinstance(type, ScalarType) or type.name in ("f16", "bf16"):
         return None
+    if op.name in DIVISIONS and values[1] == 0:
+        return None
     operands = [
         literal(number, value.type) for number, value in zip(values, op.operands, strict=True)
     ]
-    try:
-        result = _python(evaluate(op, operands), type)
-    except ZeroDivisionError:
-        return None
+    result = _python(evaluate(op, operands), type)
     return None if result != result else result
 
 

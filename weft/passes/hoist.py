@@ -9,11 +9,10 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
-from weft.passes.constants import constant_of
+from weft.passes.constants import DIVISIONS, constant_of
 from weft.passes.memory import is_local, may_alias, writes
 
 _LOOPS = ("scf.for", "scf.while", "scf.parallel")
-_DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui")
 
 
 def hoist(function: Function) -> Function:
@@ -64,7 +63,7 @@ def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         return None
     target = depth
     if OPS[op.name].pure:
-        if op.name not in _DIVISIONS or _cannot_trap(op):
+        if op.name not in DIVISIONS or _cannot_trap(op):
             target = _invariant_level(op, level)
     elif op.name == "memref.load":
         target = _load_level(op, rewriter)

@@ -9,6 +9,7 @@ from weft.ir.core import Function
 from weft.ir.verify import verify as check
 from weft.passes.cse import cse
 from weft.passes.dce import dce
+from weft.passes.demote import demote
 from weft.passes.forward import forward
 from weft.passes.hoist import hoist
 from weft.passes.simplify import simplify
@@ -23,7 +24,7 @@ PIPELINE: list[Pass] = [
     forward,  # loads of what was just stored or loaded
     hoist,  # invariants out of loops
     cse,  # what met outside of the loops
-    # demote belongs here: atomic_rmw that no two iterations share becomes an ordinary update
+    demote,  # accumulations that no two iterations share become ordinary ones
     strength,  # only now, because index analysis reads divisions more easily than shifts
     dce,  # all that is left without a use
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import llvmlite
@@ -17,11 +18,14 @@ from weft.codegen.threads import Slot
 from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
+from weft.ir.core import Function
+from weft.ir.core import Function
 from weft.ir.text import print_function
 from weft.options import Options
 from weft.runtime.cache import DiskCache
 from weft.runtime.cpu import LoadedFunction, load
 from weft.source import FunctionSource
+from weft.version import VERSION
 
 FORMAT = 1  # of the header; another number is another key
 log = logging.getLogger("weft.specialize")
@@ -31,13 +35,14 @@ log_llvm = logging.getLogger("weft.llvm")
 
 @dataclass(slots=True)
 class Compiled:
-    """A specialisation that can be called: ``loaded.call(packed slots)``.
+    """A specialisation that can be called: ``load.call(packed slots)``.
 
     ``results``: (name, dtype) of the scalars it reduces into, whose 0-d tensors are the last memref
     arguments. ``guards``: what was read at compile time and may change. ``origin``: "compiled" or "disk".
     """
 
-    loaded: LoadedFunction
+    function: Function  # as lowered: its arguments are those of the slots
+    load: LoadedFunction
     slots: tuple[Slot, ...]
     checks: tuple[Check, ...]
     prints: tuple[Any, ...]
@@ -48,10 +53,14 @@ class Compiled:
 
 
 def compile_region(
-    region: Region, specs: dict[str, Spec], source: FunctionSource, options: Options,
-    cache: DiskCache | None, *, noalias: bool = True,
+    region: Region, source: FunctionSource, specs: dict[str, Spec], options: Options, *,
+    noalias: bool = True,
 ) -> Compiled:  # fmt: skip
-    """Compiles ``region`` for arguments as ``specs`` says, or loads it from ``cache``."""
+    """Compiles ``region`` for arguments as ``specs`` says, or loads it from the disk cache.
+
+    ``noalias``: no memory written through one tensor is accessed through another.
+    """
+    cache = _disk(options.cache_dir, options.cache_bytes) if options.cache else None
     with timing.record() as recording:
         lowered = compiler.to_ir(region, specs, source, debug=options.debug, verify=options.verify)
         text = print_function(lowered.function)
@@ -76,12 +85,18 @@ def compile_region(
     stages = recording.stages
     log.debug("%s: %s for (%s)", lowered.function.name, origin,
               ", ".join(f"{n}: {s}" for n, s in specs.items()))  # fmt: skip
-    return Compiled(loaded, slots, checks, prints, lowered.results, lowered.guards, origin, dict(stages))
+    return Compiled(lowered.function, loaded, slots, checks, prints, lowered.results, lowered.guards,
+                    origin, dict(stages))  # fmt: skip
+
+
+@functools.cache
+def _disk(folder: Path | None, limit: int) -> DiskCache:
+    return DiskCache(folder, limit)
 
 
 def _key(text: str, options: Options, noalias: bool) -> str:
     parts = (
-        str(FORMAT), metadata.version("weft"), llvmlite.__version__, host(),
+        str(FORMAT), VERSION, llvmlite.__version__, host(),
         f"debug={options.debug} strict={options.strict_math} noalias={noalias}", text,
     )  # fmt: skip
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

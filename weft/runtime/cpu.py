@@ -52,7 +52,8 @@ def load(object: bytes, symbol: str, prints: Prints = ()) -> LoadedFunction:
     library = f"{symbol}.{next(_numbers)}"
     builder = llvm.JITLibraryBuilder().add_object_img(object).add_current_process()
     with _lock:
-        _prepare()
+        for name, address in _own_symbols().items():
+            builder.import_symbol(name, address)
         tracker = builder.export_symbol(symbol).link(_jit(), library)
     return LoadedFunction(tracker[symbol], tracker, prints)
 
@@ -67,18 +68,21 @@ def _jit() -> llvm.LLJIT:
 
 
 @functools.cache
-def _prepare() -> None:
-    """Makes the functions that compiled kernels call known to the linker, once."""
-    llvm.add_symbol("weft_print", ctypes.cast(_print_callback, ctypes.c_void_p).value)
+def _own_symbols() -> dict[str, int]:
+    """The functions for compiled kernels that no shared library has, and their addresses."""
+    symbols = {"weft_print": ctypes.cast(_print_callback, ctypes.c_void_p).value or 0}
     if not libraries.load().openmp:
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_SERIAL), machine())
-        engine.finalize_object()
-        for name in ("omp_get_max_threads", "omp_in_parallel", "GOMP_parallel"):
-            llvm.add_symbol(name, engine.get_function_address(name))
-        _engines.append(engine)
+        builder = llvm.JITLibraryBuilder().add_ir(_SERIAL)
+        for name in _SERIAL_NAMES:
+            builder.export_symbol(name)
+        tracker = builder.link(_jit(), "weft.serial")
+        _keep.append(tracker)
+        symbols.update({name: tracker[name] for name in _SERIAL_NAMES})
+    return symbols
 
 
-_engines: list[llvm.ExecutionEngine] = []
+_SERIAL_NAMES = ("omp_get_max_threads", "omp_in_parallel", "GOMP_parallel")
+_keep: list[object] = []  # code that lives as long as the process
 
 
 # -- prints: a kernel that prints runs on the calling thread, so that its table is this thread's

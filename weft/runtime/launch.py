@@ -14,7 +14,7 @@ import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,6 +24,7 @@ from weft.frontend.split import Region
 from weft.ir.core import Block, Function, walk
 from weft.ir.types import MemRefType
 from weft.options import Options
+from weft.runtime.build import Compiled, compile_region
 from weft.runtime.signature import TORCH_DTYPES, check_devices, spec_of
 from weft.source import FunctionSource, Span
 
@@ -35,25 +36,7 @@ RECORD_WORDS = 16
 _WORD = struct.Struct("<q")
 
 
-class Code(Protocol):
-    """Compiled code, loaded: each function takes one packed bytes object of 8-byte slots."""
-
-    call: Callable[[bytes], Any]
-    call_holding_gil: Callable[[bytes], Any]
-
-
-class Compiled(Protocol):
-    """What ``compile_region(region, source, specs, options, noalias=...)`` has to give."""
-
-    function: Function  # as lowered; its arguments are those of the slots
-    results: Sequence[tuple[str, str]]  # (name, tensor dtype) of what the loop reduces into
-    guards: Sequence[Any]  # each has holds()
-    checks: Sequence[Any]
-    prints: Sequence[Any]
-    load: Code
-    stages: dict[str, float]  # milliseconds
-
-
+# build.compile_region, or what a test puts in its place.
 CompileRegion = Callable[..., Compiled]
 
 
@@ -64,7 +47,8 @@ class Specialization:
     region: int
     line: int
     signature: str
-    stages: dict[str, float]
+    origin: str  # "compiled" or "disk"
+    stages: dict[str, float]  # milliseconds
     aliased: bool = False
     plans: int = 0  # exact argument sets it has served
     compiled: Any = field(default=None, repr=False)
@@ -85,8 +69,9 @@ class Launcher:
     """Launches one region. Call ``first`` until ``entry`` is set, then ``entry``."""
 
     def __init__(
-        self, region: Region, source: FunctionSource, compile_region: CompileRegion, options: Options
-    ) -> None:
+        self, region: Region, source: FunctionSource, options: Options,
+        compile_region: CompileRegion = compile_region,
+    ) -> None:  # fmt: skip
         self.region = region
         self.source = source
         self.compile_region = compile_region
@@ -100,11 +85,16 @@ class Launcher:
     def __call__(self, *args: Any) -> Any:
         return self.slow(args)
 
+    def specs(self, args: Sequence[Any]) -> dict[str, Spec]:
+        """What is known of these arguments, by name. Raises ``CompileError``s."""
+        pairs = zip(self.region.args, args, strict=True)
+        return {arg.name: spec_of(arg, value, self.region.span) for arg, value in pairs}
+
     # --- the slow path ---------------------------------------------------------------------------
     def slow(self, args: tuple[Any, ...]) -> Any:
         """A call whose exact arguments are new: checks them, compiles if needed, makes a plan."""
         span = self.region.span
-        specs = [spec_of(arg, v, span) for arg, v in zip(self.region.args, args, strict=True)]
+        specs = list(self.specs(args).values())
         tensors = [(n, v) for n, v in zip(self.names, args, strict=True) if isinstance(v, torch.Tensor)]
         check_devices(tensors, span)
         with self.lock:
@@ -134,7 +124,7 @@ class Launcher:
 
     def alias(self, args: tuple[Any, ...]) -> Any:
         """A call in which memory that is written overlaps another argument's."""
-        specs = [spec_of(a, v, self.region.span) for a, v in zip(self.region.args, args, strict=True)]
+        specs = list(self.specs(args).values())
         kinds = tuple(_kind(spec, v) for spec, v in zip(specs, args, strict=True))
         code = self.generated[kinds]
         plan = code.alias_plans.get(code.key(*args))
@@ -159,7 +149,7 @@ class Launcher:
             noalias=not aliased,
         )  # fmt: skip
         special = Specialization(
-            self.region.index, self.region.span.line, signature, dict(compiled.stages), aliased,
+            self.region.index, self.region.span.line, signature, compiled.origin, dict(compiled.stages), aliased,
             compiled=compiled,
         )  # fmt: skip
         self.compiled[key] = special
@@ -186,7 +176,7 @@ class Launcher:
         call = compiled.load.call_holding_gil if tiny else compiled.load.call
         rest = struct.pack(f"<{len(tail)}q", *tail)
         if compiled.checks:
-            call = _checked(call, compiled.checks, self.source)
+            call = _checked(call, compiled.checks)
         else:
             rest += _WORD.pack(0)
         outputs = [tensors[k].dtype for k in written if k < len(tensors)] + results
@@ -224,7 +214,7 @@ class Launcher:
             "plans": plans, "slow": self.slow, "alias": self.alias, "stale": self.stale,
             "holds": _holds, "refuse_grad": self.refuse_grad, "empty": torch.empty,
             "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
-            "bump": torch._C._autograd._unsafe_set_version_counter if False else _bump,
+            "bump": _bump,
             "types_of": _types_of, "flat": _flat, "PackError": struct.error,
         }  # fmt: skip
         name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
@@ -405,25 +395,21 @@ def _overlap(
 
 
 # --- checks of debug mode ----------------------------------------------------------------------------
-def _checked(call: Callable[[bytes], Any], checks: Sequence[Any], source: FunctionSource) -> Callable[[bytes], None]:
+def _checked(call: Callable[[bytes], Any], checks: Sequence[Any]) -> Callable[[bytes], None]:
     """``call`` with an error record of its own; raises what the record says."""
 
     def checked(slots: bytes) -> None:
         record = (ctypes.c_int64 * RECORD_WORDS)()
         call(slots + _WORD.pack(ctypes.addressof(record)))
         if record[0]:
-            raise check_error(checks[record[0] - 1], list(record[1:]), source)
+            raise check_error(checks[record[0] - 1], list(record[1:]))
 
     return checked
 
 
-def check_error(check: Any, values: list[int], source: FunctionSource) -> CompileError:
+def check_error(check: Any, values: list[int]) -> CompileError:
     """The error that a failed check stands for; ``values`` are the words that the kernel recorded."""
-    line = check.line
-    span = Span(
-        check.file, line, check.column, check.end_line, check.end_column,
-        source.lines.get(line, "") if check.file == source.file else "", source.kernel or source.name,
-    )  # fmt: skip
+    span = Span(*check.span) if check.span is not None else None
     if check.kind == "bounds":
         subscript, extent = values[:2]
         return KernelIndexError(

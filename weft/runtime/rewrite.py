@@ -51,8 +51,8 @@ def instrument(
 ) -> types.FunctionType:
     """``function`` with its loops and annotated assignments announced.
 
-    ``hidden`` maps LOOP and CAST to functions. ``convert`` is applied to every global and closed-over
-    value that the function sees. The signature, defaults and name stay.
+    ``hidden`` maps LOOP and CAST to functions. ``convert`` is applied to every global and
+    closed-over value that the function sees. The signature, defaults and name stay.
     """
     tree = copy.deepcopy(source.tree)
     tree.decorator_list = []

@@ -1,15 +1,14 @@
 """Checked interpretation: the Python itself, run with bounds and race checks on.
 
 ``run(function, args, kwargs, source)`` runs the undecorated function of a kernel with every tensor
-replaced by a ``Watched`` one that shares its memory. Element reads are values, subscripts are checked,
-``for i, j in x`` goes through indices, and two iterations of a parallel loop that touch one element,
-at least one writing, raise ``RaceError``. ``x[i] += v`` and the atomics may meet each other.
+replaced by a ``Watched`` one that shares its memory. Element reads are values, subscripts are
+checked, ``for i, j in x`` goes through indices, and two iterations of a parallel loop that touch
+one element, at least one writing, raise ``RaceError``. ``x[i] += v`` and the atomics may meet.
 
-Not watched: tensors that are attributes of objects, and loops at the top of functions that the
-kernel calls. Annotated locals cast in the kernel and in functions marked by ``weft.func``, in others
-not. What a read conflicts with is known at
-the end of its iteration (it may turn out to be half of ``x[i] += v``), so a race is reported there,
-with the line it is about.
+Not watched: loops of functions that the kernel calls from its host part. Annotated locals cast in
+the kernel and in functions marked by ``weft.func``, in others not. What a read conflicts with is
+known at the end of its iteration (it may turn out to be half of ``x[i] += v``), so a race is
+reported there, with the line that it is about.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import operator
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +46,8 @@ READ, WRITE = "reads", "writes"
 # both do what has the same name here. Other augmented assignments (//=, %=, **=) are writes.
 UPDATES = {
     "add": "+=", "sub": "+=", "mul": "*=", "truediv": "*=", "and_": "&=", "or_": "|=", "xor": "^=",
-    "min": "atomic_min", "max": "atomic_max", "exchange": "atomic_exchange", "cas": "atomic_exchange",
+    "min": "atomic_min", "max": "atomic_max", "exchange": "atomic_exchange",
+    "cas": "atomic_exchange",
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ class Place:
 
 
 def _here(depth: int) -> Place:
-    frame = sys._getframe(depth + 1)
+    frame = sys._getframe(depth + 1)  # pyright: ignore[reportPrivateUsage]
     return Place(frame.f_code, frame.f_lasti)
 
 
@@ -190,7 +190,7 @@ class Watch:
         return self.wrapped[id(tensor)]
 
     def wrap_constant(self, value: Any) -> Any:
-        """A captured value. Tensors and marked functions are replaced, containers stay as they are."""
+        """A captured value. Tensors and marked functions are replaced, containers stay."""
         if isinstance(value, torch.Tensor):
             return self._wrap_tensor(value)
         if isinstance(value, types.FunctionType) and is_func(value):
@@ -249,10 +249,13 @@ class Watched(Field):
     width: int
 
     def __getitem__(self, index: Any) -> Any:
-        return self._read(index, _here(1))
+        return self.read(index, _here(1))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        place = _here(1)
+        self.assign(index, value, _here(1))
+
+    def assign(self, index: Any, value: Any, place: Place) -> None:
+        """``self[index] = value``, at ``place``."""
         parts = self._parts(index)
         if not all(map(is_number, parts)):
             if self.watch.active:
@@ -327,14 +330,15 @@ class Watched(Field):
             f"write {name}[{', '.join('ijklmnopq'[:rank]) or 'None'}]",
         )
 
-    def _read(self, index: Any, place: Place) -> Any:
+    def read(self, index: Any, place: Place) -> Any:
+        """``self[index]``, at ``place``."""
         parts = self._parts(index)
         if not all(map(is_number, parts)):
             with quietly():
                 return self.watch.watched(self.plain[parts])
         if self._names_vector(parts):
             inner = itertools.product(*map(range, self.element.shape))
-            return self.element.frozen([self._read((*parts, *k), place) for k in inner])
+            return self.element.frozen([self.read((*parts, *k), place) for k in inner])
         if len(parts) == len(self.extents):
             position = self._checked(parts, place)
             self.watch.touch(self._address(position), READ, position, place)
@@ -380,8 +384,8 @@ class Watched(Field):
         shown = ", ".join(str(operator.index(part)) for part in parts)
         help = "a negative index counts from the end only where it is written as a literal"
         return KernelIndexError(
-            f"index ({shown}) is out of range: dimension {axis} of `{name}` has {self.extents[axis]} "
-            f"elements (its shape is {self.extents})",
+            f"index ({shown}) is out of range: dimension {axis} of `{name}` has "
+            f"{self.extents[axis]} elements (its shape is {self.extents})",
             place.span(),
             f"{help}; else write {name}.shape[{axis}] - {-k}" if k < 0 else "",
         )
@@ -434,6 +438,9 @@ def _verb(kind: str) -> str:
     return kind if kind in (READ, WRITE) else f"updates (by {kind})"
 
 
+_SUBSCRIPTION = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+
+
 class _Adopting(TorchFunctionMode):
     """Makes every tensor that torch gives to the kernel one that is checked, or a value."""
 
@@ -448,6 +455,12 @@ class _Adopting(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if self.watch.active and func in _SUBSCRIPTION and not isinstance(args[0], Scalar | Array):
+            # An element of a tensor that is held by an object: it is met here first.
+            watched = self.watch.wrap(args[0])
+            if func is torch.Tensor.__getitem__:
+                return watched.read(args[1], _here(1))
+            return watched.assign(args[1], args[2], _here(1))
         return _mapped(func(*args, **(kwargs or {})), self._adopt)
 
     def _adopt(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -455,7 +468,7 @@ class _Adopting(TorchFunctionMode):
 
 
 @contextmanager
-def watching() -> Iterator[Watch]:
+def watching() -> Generator[Watch]:
     """A Watch under which torch's factories and views give watched tensors."""
     watch = Watch()
     with _Adopting(watch):

@@ -1,0 +1,280 @@
+"""The ``kernel`` decorator and the object that it makes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, overload
+
+import torch
+
+from weft import compiler
+from weft.errors import KernelTypeError
+from weft.frontend.parameters import Parameter, annotations
+from weft.frontend.split import HostPart, split
+from weft.options import Options, default_options
+from weft.pytorch.annotations import check_annotations, is_checked
+from weft.pytorch.library import Operators
+from weft.runtime import watch
+from weft.runtime.launch import Launcher, Specialization
+from weft.source import FunctionSource, Span, read_function
+
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_is_compiling = torch.compiler.is_compiling
+_dispatch = torch.Tensor.__torch_dispatch__
+_plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), str}
+
+
+
+class Kernel:
+    """A function whose top-level loops are compiled. Call it as the function is called.
+
+    Nothing is parsed before the first call. ``function`` is the undecorated function.
+    """
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __init__(
+        self, function: Callable[..., Any], options: dict[str, Any], name: str, namespace: str
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self._given = options
+        self._op_name = name or function.__name__
+        self._namespace = namespace
+        self._lock = threading.RLock()
+        self._host: Callable[..., Any] | None = None
+        self._launchers: list[Callable[..., Any]] = []
+        self._regions: list[Launcher] = []
+        self._convert: Callable[[Any], Any] | None = None
+        self._checked: tuple[Parameter, ...] = ()
+        self._seen: set[Any] = set()
+
+    # --- calling ---------------------------------------------------------------------------------
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _is_compiling():
+            return self.operators.traced(args, kwargs)
+        if _modes() or _transforms() is not None:
+            return self.operators(args, kwargs)
+        for value in args:
+            if value.__class__ not in _plain_types and self._is_foreign(value):
+                return self.operators(args, kwargs)
+        for value in kwargs.values():
+            if value.__class__ not in _plain_types and self._is_foreign(value):
+                return self.operators(args, kwargs)
+        return self.direct(*args, **kwargs)
+
+    def direct(self, *args: Any, **kwargs: Any) -> Any:
+        """A call that does not go through PyTorch's dispatcher."""
+        host = self._host
+        if host is None:
+            if self.options.interpret:
+                return self.interpret(*args, **kwargs)
+            host = self._prepare()
+        try:
+            if self._checked:
+                self.check_arguments(args, kwargs)
+            result = host(self._launchers, *args, **kwargs)
+        except TypeError as error:
+            self._explain(error, args, kwargs)
+            raise
+        return result if self._convert is None else self._convert(result)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def _is_foreign(self, value: Any) -> bool:
+        """Whether ``value`` is a tensor that only the dispatcher knows how to treat."""
+        kind = type(value)
+        if not isinstance(value, torch.Tensor) or kind.__torch_dispatch__ is _dispatch:
+            _plain_types.add(kind)
+            return False
+        return True
+
+    def _explain(self, error: TypeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Says what is wrong with a call whose arguments do not fit the parameters."""
+        frames = error.__traceback__.tb_next if error.__traceback__ else None
+        if frames is None:
+            self.bind(args, kwargs, error)
+
+    def bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], cause: BaseException | None = None
+    ) -> inspect.BoundArguments:
+        """The arguments by parameter name, defaults filled in. Raises ``KernelTypeError``."""
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise KernelTypeError(
+                f"{error}", self.span, help=f"the kernel is {self.__name__}{self.signature}"
+            ) from cause
+        bound.apply_defaults()
+        return bound
+
+    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Checks tensors against annotations that give dtype, rank or sizes (once for each set of
+        shapes and dtypes)."""
+        bound = self.bind(args, kwargs).arguments
+        values = [bound[p.name] for p in self._checked]
+        key = tuple((v.shape, v.dtype) if isinstance(v, torch.Tensor) else type(v) for v in values)
+        if key not in self._seen:
+            check_annotations(self._checked, bound, self.span)
+            self._seen.add(key)
+
+    def _prepare(self) -> Callable[..., Any]:
+        """Splits the function and makes the launchers: at the first call."""
+        with self._lock:
+            if self._host is None:
+                parts = self.parts
+                for region in parts.regions:
+                    launcher = Launcher(region, self.source, self.options)
+                    launcher.install = functools.partial(self._launchers.__setitem__, region.index)
+                    self._regions.append(launcher)
+                    self._launchers.append(launcher)
+                self._checked = tuple(p for p in parts.parameters if is_checked(p))
+                if annotations(self.function).get("return") in (float, int, bool):
+                    self._convert = as_scalar
+                self._host = parts.host
+            return self._host
+
+    # --- what is known of it ---------------------------------------------------------------------
+    @functools.cached_property
+    def options(self) -> Options:
+        return replace(default_options(), **self._given)
+
+    @functools.cached_property
+    def source(self) -> FunctionSource:
+        """The parsed source. Raises ``SourceUnavailableError``."""
+        return read_function(self.function, self.__name__)
+
+    @functools.cached_property
+    def parts(self) -> HostPart:
+        """The host part and the device loops. Raises ``CompileError``s."""
+        return split(self.source, self.function)
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        return inspect.signature(self.function)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return self.signature
+
+    @property
+    def span(self) -> Span:
+        """The ``def`` line."""
+        tree = self.source.tree
+        text = self.source.lines.get(tree.lineno, "")
+        return Span(self.source.file, tree.lineno, self.source.indent, tree.lineno, len(text), text,
+                    self.__name__)  # fmt: skip
+
+    @property
+    def mutated(self) -> frozenset[str]:
+        """Parameters that the kernel writes to."""
+        return self.parts.mutated & {p.name for p in self.parts.parameters}
+
+    @property
+    def specializations(self) -> list[Specialization]:
+        """What was compiled so far, loop by loop."""
+        return [s for launcher in self._regions for s in launcher.compiled.values()]
+
+    @functools.cached_property
+    def operators(self) -> Operators:
+        """The PyTorch operators that this kernel is."""
+        return Operators(self, self._namespace, self._op_name)
+
+    @property
+    def op(self) -> Any:
+        """The PyTorch operator (``torch.ops.weft.<name>.default``), if it was made already or can be
+        made from the annotations alone. Raises ``KernelTypeError`` otherwise."""
+        return self.operators.default()
+
+    # --- looking at it ---------------------------------------------------------------------------
+    def interpret(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the Python itself, with bounds and races checked."""
+        return watch.run(self.function, args, kwargs, self.source)
+
+    def inspect(self, *args: Any, **kwargs: Any) -> Inspection:
+        """Every stage of each loop that a call with these arguments runs. The call is carried out
+        on copies of the tensors."""
+        copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in args]
+        named = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
+        self._prepare()
+        shown: list[compiler.Stages] = []
+
+        def recording(launcher: Launcher) -> Callable[..., Any]:
+            def launch(*values: Any) -> Any:
+                shown.append(compiler.stages(
+                    launcher.region, launcher.specs(values), self.source, debug=self.options.debug,
+                    strict_math=self.options.strict_math,
+                ))  # fmt: skip
+                return launcher.slow(values)
+
+            return launch
+
+        with torch.no_grad():
+            self.parts.host([recording(launcher) for launcher in self._regions], *copies, **named)
+        return Inspection(shown)
+
+    def __repr__(self) -> str:
+        return f"<weft.kernel {self.__module__}.{self.__qualname__}{self.signature}>"
+
+
+class Inspection:
+    """The stages of each loop that ran: ``loops[k]["llvm"]``, or ``text("ir", "llvm")`` of all."""
+
+    def __init__(self, loops: list[compiler.Stages]) -> None:
+        self.loops = loops
+
+    def text(self, *stages: str) -> str:
+        """The named stages (all if none is named) of every loop."""
+        return "\n\n".join(loop.text(*stages) for loop in self.loops)
+
+    def __getitem__(self, stage: str) -> str:
+        """One stage of the first loop."""
+        return self.loops[0][stage]
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def as_scalar(result: Any) -> Any:
+    """A 0-d tensor as a Python number, as a return annotation ``-> float`` asks for."""
+    return result.item() if isinstance(result, torch.Tensor) else result
+
+
+@overload
+def kernel(function: Callable[..., Any], /) -> Kernel: ...
+@overload
+def kernel(
+    *, name: str = "", namespace: str = "weft", debug: bool | None = None,
+    strict_math: bool | None = None,
+) -> Callable[[Callable[..., Any]], Kernel]: ...  # fmt: skip
+def kernel(
+    function: Callable[..., Any] | None = None, /, *, name: str = "", namespace: str = "weft",
+    debug: bool | None = None, strict_math: bool | None = None,
+) -> Any:  # fmt: skip
+    """Compiles the top-level loops of a function: ``@weft.kernel`` or ``@weft.kernel(debug=True)``.
+
+    ``name`` and ``namespace`` are those of the PyTorch operator (``torch.ops.weft.<name>``);
+    ``debug`` checks every access; ``strict_math`` forbids contraction and reassociation.
+    """
+    given = {"debug": debug, "strict_math": strict_math}
+    options = {key: value for key, value in given.items() if value is not None}
+
+    def decorate(function: Callable[..., Any]) -> Kernel:
+        if isinstance(function, Kernel):
+            return function
+        if not inspect.isfunction(function):
+            raise KernelTypeError(
+                f"weft.kernel decorates a function, not {type(function).__name__}",
+                help="put it directly above the `def`, below @staticmethod and the like",
+            )
+        return Kernel(function, options, name, namespace)
+
+    return decorate if function is None else decorate(function)

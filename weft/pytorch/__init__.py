@@ -1,0 +1,1 @@
+"""What PyTorch is told of a kernel."""

@@ -1,0 +1,106 @@
+"""Checks tensors against ``weft.types.ndarray(...)`` and jaxtyping annotations.
+
+jaxtyping is understood, not required: its annotations are classes with ``dtypes`` and ``dim_str``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import KernelTypeError, KernelValueError
+from weft.frontend.parameters import Parameter, is_jaxtyping
+from weft.lang.types import NDArrayType
+from weft.source import Span
+
+
+def is_checked(parameter: Parameter) -> bool:
+    """Whether the annotation of ``parameter`` says more than that it is a tensor."""
+    return isinstance(parameter.annotation, NDArrayType) or is_jaxtyping(parameter.annotation)
+
+
+def check_annotations(
+    parameters: Sequence[Parameter], arguments: dict[str, Any], span: Span | None
+) -> None:
+    """Raises ``KernelTypeError`` (dtype, rank) or ``KernelValueError`` (sizes) where a tensor is not
+    as annotated."""
+    sizes: dict[str, tuple[int, str]] = {}
+    for parameter in parameters:
+        value = arguments.get(parameter.name)
+        if value is None and parameter.optional or not is_checked(parameter):
+            continue
+        annotation = parameter.annotation
+        if not isinstance(value, torch.Tensor):
+            raise KernelTypeError(
+                f"`{parameter.name}` is annotated as a tensor, and {type(value).__name__} was passed", span
+            )
+        if isinstance(annotation, NDArrayType):
+            _check_ndarray(parameter.name, annotation, value, span)
+        else:
+            _check_jaxtyping(parameter.name, annotation, value, sizes, span)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_ndarray(name: str, annotation: NDArrayType, tensor: torch.Tensor, span: Span | None) -> None:
+    if annotation.dtype is not None and tensor.dtype is not annotation.dtype.torch:
+        raise KernelTypeError(
+            f"`{name}` is annotated {annotation.dtype.name}, and a tensor of dtype "
+            f"{_name(tensor.dtype)} was passed", span,
+        )  # fmt: skip
+    if annotation.rank is not None and tensor.dim() != annotation.rank:
+        raise KernelTypeError(
+            f"`{name}` is annotated with {annotation.rank} dimensions, and a tensor of shape "
+            f"{tuple(tensor.shape)} was passed", span,
+        )  # fmt: skip
+
+
+def _check_jaxtyping(
+    name: str, annotation: Any, tensor: torch.Tensor, sizes: dict[str, tuple[int, str]], span: Span | None
+) -> None:
+    dtypes = annotation.dtypes
+    if isinstance(dtypes, list | tuple | set | frozenset) and _name(tensor.dtype) not in dtypes:
+        raise KernelTypeError(
+            f"`{name}` is annotated {annotation.__name__}, and a tensor of dtype "
+            f"{_name(tensor.dtype)} was passed", span,
+        )  # fmt: skip
+    words = annotation.dim_str.split()
+    variadic = [k for k, word in enumerate(words) if word == "..." or word.lstrip("#?_").startswith("*")]
+    shape = tuple(tensor.shape)
+    if len(shape) != len(words) if not variadic else len(shape) < len(words) - 1:
+        raise KernelTypeError(
+            f"`{name}` is annotated \"{annotation.dim_str}\", and a tensor of shape {shape} was passed",
+            span,
+        )  # fmt: skip
+    if variadic:
+        k = variadic[0]
+        after = len(words) - k - 1
+        pairs = [*zip(words[:k], shape), *zip(words[k + 1 :], shape[len(shape) - after :])]  # noqa: B905
+    else:
+        pairs = list(zip(words, shape, strict=True))
+    for word, size in pairs:
+        _check_size(name, word, size, sizes, span)
+
+
+def _check_size(
+    name: str, word: str, size: int, sizes: dict[str, tuple[int, str]], span: Span | None
+) -> None:
+    """One dimension: ``B`` binds or compares, ``3`` compares, ``_`` and ``#B`` of size 1 pass."""
+    broadcast = "#" in word[:2]
+    word = word.lstrip("#?").rpartition("=")[2]
+    if word.startswith("_") or (broadcast and size == 1):
+        return
+    if word.isdigit():
+        if int(word) != size:
+            raise KernelValueError(f"`{name}` has size {size} where its annotation says {word}", span)
+    elif word.isidentifier():
+        known = sizes.setdefault(word, (size, name))
+        if known[0] != size:
+            raise KernelValueError(
+                f"`{word}` is {known[0]} in `{known[1]}` and {size} in `{name}`", span,
+                help="dimensions of one name have one size",
+            )  # fmt: skip

@@ -1,0 +1,55 @@
+"""The meta kernel: the host part of a kernel, run with launchers that do nothing.
+
+Shapes, dtypes and devices of what a kernel returns are made by its host part. All that a device loop
+adds is the dtype of what it reduces into, which the frontend infers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from weft import compiler
+from weft.frontend.specs import Spec, TensorSpec
+from weft.frontend.split import HostPart, Region, RegionArg
+from weft.runtime.signature import DTYPES, TORCH_DTYPES, spec_of
+from weft.source import FunctionSource
+
+
+class KernelSource(Protocol):
+    """What is asked of a kernel."""
+
+    parts: HostPart
+    source: FunctionSource
+
+
+def fake_launchers(kernel: KernelSource) -> tuple[Callable[..., Any], ...]:
+    """One launcher for each device loop of ``kernel``."""
+    return tuple(_launcher(region, kernel.source) for region in kernel.parts.regions)
+
+
+def _launcher(region: Region, source: FunctionSource) -> Callable[..., Any]:
+    known: dict[tuple[Spec, ...], list[torch.dtype]] = {}
+
+    def launch(*args: Any) -> Any:
+        if not region.results:
+            return None
+        specs = tuple(_spec(arg, value) for arg, value in zip(region.args, args, strict=True))
+        if specs not in known:
+            named = dict(zip((arg.name for arg in region.args), specs, strict=True))
+            lowered = compiler.to_ir(region, named, source, debug=False, verify=False)
+            known[specs] = [TORCH_DTYPES[dtype] for _, dtype in lowered.results]
+        device = next((v.device for v in args if isinstance(v, torch.Tensor)), None)
+        out = [torch.empty((), dtype=dtype, device=device) for dtype in known[specs]]
+        return out[0] if len(out) == 1 else tuple(out)
+
+    return launch
+
+
+def _spec(arg: RegionArg, value: Any) -> Spec:
+    """As ``spec_of``, but asks a tensor nothing that would fix its strides."""
+    if isinstance(value, torch.Tensor) and value.dtype in DTYPES:
+        return TensorSpec(DTYPES[value.dtype], value.dim(), "strided")
+    return spec_of(arg, value)

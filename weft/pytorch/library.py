@@ -1,0 +1,343 @@
+"""Kernels as PyTorch operators.
+
+A kernel is one operator for each way that it can be called: tensors, numbers and lists of them are
+the operator's arguments; whatever else is passed (functions, dtypes, None, objects) is fixed in it.
+The operator returns the tensors that the kernel made; parameters that it returns are put back by the
+caller.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from weft.errors import KernelTypeError, KernelValueError
+from weft.frontend.parameters import Parameter
+from weft.frontend.specs import constant_key
+from weft.frontend.split import HostPart, Returned
+from weft.pytorch.fake import fake_launchers
+from weft.runtime.launch import gradient_error
+from weft.source import Span
+
+# schema type of a Python value's type
+_SCALARS = {int: "SymInt", float: "float", bool: "bool", torch.SymInt: "SymInt",
+            torch.SymFloat: "float", torch.SymBool: "bool"}  # fmt: skip
+_ANNOTATED = {"tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bool"}
+
+
+class KernelLike(Protocol):
+    """What is asked of a kernel."""
+
+    parts: HostPart
+    span: Span
+    __name__: str
+
+    def direct(self, *args: Any, **kwargs: Any) -> Any: ...
+    def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments: ...
+
+
+@dataclass(slots=True)
+class Operator:
+    """One operator of a kernel. ``types``: the schema type of each parameter, "" where its value is
+    fixed, in which case it is in ``fixed``."""
+
+    overload: Any
+    types: tuple[str, ...]
+    fixed: dict[str, Any]
+
+
+class Operators:
+    """The operators of one kernel, made when they are needed."""
+
+    def __init__(self, kernel: KernelLike, namespace: str, name: str) -> None:
+        self.kernel = kernel
+        self.namespace = namespace
+        self.name = name
+        self.made: dict[Hashable, Operator] = {}
+        self.lock = threading.RLock()
+        self.parameters = kernel.parts.parameters
+        self.returned = one_return(kernel)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the kernel through PyTorch's dispatcher."""
+        values = list(self.kernel.bind(args, kwargs).arguments.values())
+        types = tuple(map(schema_type, self.parameters, values))
+        fixed = [v for v, t in zip(values, types, strict=True) if not t]
+        operator = self.find(types, fixed)
+        passed = [v for v, t in zip(values, types, strict=True) if t]
+        return self.assemble(operator.overload(*passed), values)
+
+    def assemble(self, out: Any, values: list[Any]) -> Any:
+        """What the kernel returns, from what the operator returned and the kernel's arguments."""
+        returned = self.returned
+        if returned is None:
+            return None
+        names = [p.name for p in self.parameters]
+        if isinstance(returned, str):
+            return values[names.index(returned)] if returned else out
+        made = [out] if returned.count("") == 1 else list(out or ())
+        result = []
+        for item in returned:
+            result.append(values[names.index(item)] if item else made.pop(0))
+        return tuple(result)
+
+    def default(self) -> Any:
+        """The operator by annotations, or the one that was made first."""
+        if self.made:
+            return next(iter(self.made.values())).overload
+        types = []
+        for parameter in self.parameters:
+            kind = _ANNOTATED.get(parameter.kind)
+            if kind is None:
+                raise KernelTypeError(
+                    f"the operator of `{self.kernel.__name__}` is not made yet: nothing says what "
+                    f"`{parameter.name}` is", self.kernel.span,
+                    help="annotate every parameter (torch.Tensor, float, int, bool), or call the "
+                    "kernel once through the operator (under torch.compile, say)",
+                )  # fmt: skip
+            types.append(kind + "?" if parameter.optional and kind == "Tensor" else kind)
+        return self.find(tuple(types), []).overload
+
+    def find(self, types: tuple[str, ...], fixed: list[Any]) -> Operator:
+        """The operator for arguments of these schema types and these fixed values."""
+        key = (types, *map(constant_key, fixed))
+        operator = self.made.get(key)
+        if operator is None:
+            with self.lock:
+                operator = self.made.get(key)
+                if operator is None:
+                    operator = self.made[key] = self._make(types, fixed)
+        return operator
+
+    def overload_for(self, types: tuple[str, ...], fixed: tuple[Any, ...]) -> Any:
+        """``find(...).overload``; a constant to Dynamo."""
+        return self.find(types, list(fixed)).overload
+
+    overload_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    # --- making one ------------------------------------------------------------------------------
+    def _make(self, types: tuple[str, ...], fixed: list[Any]) -> Operator:
+        names = [p.name for p in self.parameters]
+        absent = iter(fixed)
+        constants = {n: next(absent) for n, t in zip(names, types, strict=True) if not t}
+        self._check_mutated(constants)
+        library = _library(self.namespace)
+        name = library.free_name(self.name)
+        library.define(name + self._schema(types))
+        implementation = self._implementation(types, constants, None)
+        library.library.impl(name, implementation, "CompositeExplicitAutograd")
+        torch.library.register_fake(
+            f"{self.namespace}::{name}",
+            self._implementation(types, constants, fake_launchers(self.kernel)), lib=library.library,
+        )  # fmt: skip
+        overload = getattr(getattr(torch.ops, self.namespace), name).default
+        library.library.impl(name, self._autograd(overload), "Autograd", with_keyset=True)
+        return Operator(overload, types, constants)
+
+    def _check_mutated(self, constants: dict[str, Any]) -> None:
+        parts = self.kernel.parts
+        hidden = [n for n in parts.mutated if n in constants and constants[n] is not None]
+        hidden += [n for n in parts.captured if n in parts.mutated]
+        if hidden:
+            raise KernelValueError(
+                f"`{hidden[0]}` is written, and it is not a tensor argument of the kernel",
+                self.kernel.span,
+                help="torch.compile and other transforms must see what is written: pass the tensor "
+                "as an argument",
+            )  # fmt: skip
+
+    def _schema(self, types: tuple[str, ...]) -> str:
+        mutated, letters = self.kernel.parts.mutated, iter("abcdefghijklmnopqrstuvwxyz")
+        parts = []
+        for parameter, kind in zip(self.parameters, types, strict=True):
+            if not kind:
+                continue
+            if parameter.name in mutated and kind.startswith("Tensor"):
+                kind = kind.replace("Tensor", f"Tensor({next(letters)}!)")
+            parts.append(f"{kind} {parameter.name}")
+        made = _made_items(self.returned)
+        returns = "Tensor" if made == 1 else f"({', '.join(['Tensor'] * made)})"
+        return f"({', '.join(parts)}) -> {returns}"
+
+    def _implementation(
+        self, types: tuple[str, ...], constants: dict[str, Any], launchers: Any
+    ) -> Callable[..., Any]:
+        kernel, parameters, returned = self.kernel, self.parameters, self.returned
+
+        def implementation(*passed: Any) -> Any:
+            given = iter(passed)
+            values = [next(given) if t else constants[p.name]
+                      for p, t in zip(parameters, types, strict=True)]  # fmt: skip
+            args, kwargs = as_call(parameters, values)
+            with torch.no_grad():
+                if launchers is None:
+                    result = kernel.direct(*args, **kwargs)
+                else:
+                    result = kernel.parts.host(launchers, *args, **kwargs)
+                return list_made(result, returned, passed, kernel)
+
+        return implementation
+
+    def _autograd(self, overload: Any) -> Callable[..., Any]:
+        names = [argument.name for argument in overload._schema.arguments]
+        written = [k for k, a in enumerate(overload._schema.arguments)
+                   if a.alias_info is not None and a.alias_info.is_write]  # fmt: skip
+        span = self.kernel.span
+
+        def autograd(keyset: Any, *passed: Any) -> Any:
+            wanting = ""
+            if torch.is_grad_enabled():
+                wanting = next((n for n, v in zip(names, passed, strict=True) if _needs_grad(v)), "")
+            if wanting and any(_is_floating(passed[k]) for k in written):
+                raise gradient_error(wanting, span)
+            with torch._C._AutoDispatchBelowAutograd():
+                out = overload.redispatch(keyset & torch._C._after_autograd_keyset, *passed)
+            made = out if isinstance(out, tuple | list) else (out,)
+            if wanting and any(map(_is_floating, made)):
+                raise gradient_error(wanting, span)
+            return out
+
+        return autograd
+
+
+def _needs_grad(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_needs_grad, value))
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def schema_type(parameter: Parameter, value: Any) -> str:
+    """The schema type that ``value`` is passed as; "" if it is fixed in the operator."""
+    if isinstance(value, torch.Tensor):
+        return "Tensor?" if parameter.optional and parameter.kind == "tensor" else "Tensor"
+    if value is None:
+        return "Tensor?" if parameter.optional and parameter.kind == "tensor" else ""
+    if parameter.kind == "template":
+        return ""
+    kind = _SCALARS.get(type(value), "")
+    if kind == "SymInt" and parameter.kind == "float":
+        return "float"
+    if kind:
+        return kind
+    if isinstance(value, list | tuple) and value:
+        first = schema_type(parameter, value[0])
+        if first and all(schema_type(parameter, item) == first for item in value):
+            return f"{first}[]" if "[" not in first else ""
+    return ""
+
+
+def as_call(
+    parameters: tuple[Parameter, ...], values: list[Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Values by parameter, as positional and keyword arguments."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for parameter, value in zip(parameters, values, strict=True):
+        if parameter.position is inspect.Parameter.VAR_POSITIONAL:
+            args += value
+        elif parameter.position is inspect.Parameter.VAR_KEYWORD:
+            kwargs |= value
+        elif parameter.position is inspect.Parameter.KEYWORD_ONLY:
+            kwargs[parameter.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+def one_return(kernel: KernelLike) -> Returned:
+    """What all ``return`` statements give. Raises ``KernelTypeError`` where they differ in form."""
+    forms = list(dict.fromkeys(kernel.parts.returns))
+    if len(forms) > 1:
+        raise KernelTypeError(
+            f"`{kernel.__name__}` returns different things in different places", kernel.span,
+            help="an operator has one kind of result: return the same number of tensors everywhere",
+        )  # fmt: skip
+    return forms[0] if forms else None
+
+
+def _made_items(returned: Returned) -> int:
+    if returned is None:
+        return 0
+    return int(not returned) if isinstance(returned, str) else returned.count("")
+
+
+def list_made(result: Any, returned: Returned, passed: tuple[Any, ...], kernel: KernelLike) -> Any:
+    """The tensors among ``result`` that the kernel made, as the operator returns them.
+
+    An operator must not return memory that it was given: views of arguments are copied.
+    """
+    if _made_items(returned) == 0:
+        return None
+    items = [result] if isinstance(returned, str) else list(result)
+    names = [returned] if isinstance(returned, str) else list(returned or ())
+    taken = {_storage(t) for t in _tensors(passed)}
+    made = []
+    for item, name in zip(items, names, strict=True):
+        if name:
+            continue
+        if isinstance(item, bool | int | float):
+            item = torch.tensor(item)
+        if not isinstance(item, torch.Tensor):
+            raise KernelTypeError(
+                f"`{kernel.__name__}` returns {type(item).__name__}", kernel.span,
+                help="as an operator (under torch.compile, say) it can return tensors only; write a "
+                "tuple as `return a, b`",
+            )  # fmt: skip
+        if _storage(item) in taken:
+            item = item.clone()
+        taken.add(_storage(item))
+        made.append(item)
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class _Namespace:
+    """The operators of one namespace; the library lives as long as the process."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.library = torch.library.Library(namespace, "FRAGMENT")
+
+    def free_name(self, name: str) -> str:
+        """``name``, or with a number after it where it is taken."""
+        candidate, number = name, 2
+        while _is_taken(f"{self.namespace}::{candidate}"):
+            candidate, number = f"{name}_{number}", number + 1
+        return candidate
+
+    def define(self, schema: str) -> None:
+        self.library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _is_taken(qualified: str) -> bool:
+    try:
+        torch._C._dispatch_find_schema_or_throw(qualified, "")
+    except RuntimeError:
+        return False
+    return True
+
+
+@functools.cache
+def _library(namespace: str) -> _Namespace:
+    return _Namespace(namespace)

@@ -87,9 +87,12 @@ def numba(case: Case) -> Call:
             b = i // C
             c = i % C
             for t in range(T):
+                # Slices: a computed index might be negative for Numba, and would not vectorise.
+                weights = w[c, T - 1 - t :]
+                samples = k[b, c, : t + 1]
                 s = nb.float32(eps)
                 for u in range(t + 1):
-                    s += w[c, T - 1 - t + u] * k[b, c, u]
+                    s += weights[u] * samples[u]
                 out[b, c, t] = s
 
     return on_arrays(kernel, *inputs(case))
@@ -114,17 +117,20 @@ def numba_tuned(case: Case) -> Call:
                 for u in range(0, t0, 8):
                     k0, k1, k2, k3 = k[b, c, u], k[b, c, u + 1], k[b, c, u + 2], k[b, c, u + 3]
                     k4, k5, k6, k7 = k[b, c, u + 4], k[b, c, u + 5], k[b, c, u + 6], k[b, c, u + 7]
-                    near = weights[t0 - u - 7 : t0 - u + n]
+                    a = t0 - u
+                    w0, w1, w2, w3 = weights[a:], weights[a - 1 :], weights[a - 2 :], weights[a - 3 :]
+                    w4, w5 = weights[a - 4 :], weights[a - 5 :]
+                    w6, w7 = weights[a - 6 :], weights[a - 7 :]
                     for j in range(n):
                         row[j] += (
-                            near[j + 7] * k0
-                            + near[j + 6] * k1
-                            + near[j + 5] * k2
-                            + near[j + 4] * k3
-                            + near[j + 3] * k4
-                            + near[j + 2] * k5
-                            + near[j + 1] * k6
-                            + near[j] * k7
+                            w0[j] * k0
+                            + w1[j] * k1
+                            + w2[j] * k2
+                            + w3[j] * k3
+                            + w4[j] * k4
+                            + w5[j] * k5
+                            + w6[j] * k6
+                            + w7[j] * k7
                         )
                 for j in range(n):
                     s = row[j]

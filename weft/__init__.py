@@ -1,0 +1,117 @@
+"""weft: write the loop, get the PyTorch operator.
+
+    import torch, weft
+
+    @weft.kernel
+    def axpy(a: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in weft.ndrange(x.shape[0]):
+            out[i] = a * x[i] + y[i]
+        return out
+
+``import weft as ti`` runs kernels written for Taichi.
+"""
+
+from weft import errors
+from weft.errors import (
+    CompileError,
+    InternalError,
+    KernelAssertionError,
+    KernelIndexError,
+    KernelNameError,
+    KernelSyntaxError,
+    KernelTypeError,
+    KernelValueError,
+    RaceError,
+    SourceUnavailableError,
+    WeftError,
+)
+from weft.kernel import Kernel, kernel
+from weft.lang import math, types
+from weft.lang.atomics import (
+    atomic_add,
+    atomic_and_,
+    atomic_cas,
+    atomic_exchange,
+    atomic_max,
+    atomic_min,
+    atomic_mul,
+    atomic_or_,
+    atomic_sub,
+    atomic_xor,
+)
+from weft.lang.dtypes import (
+    bf16,
+    bfloat16,
+    bool_,
+    f16,
+    f32,
+    f64,
+    float16,
+    float32,
+    float64,
+    i8,
+    i16,
+    i32,
+    i64,
+    int8,
+    int16,
+    int32,
+    int64,
+    u1,
+    u8,
+    uint8,
+)
+from weft.lang.field import (
+    cpu,
+    cuda,
+    field,
+    gpu,
+    init,
+    metal,
+    opengl,
+    sync,
+    var,
+    vulkan,
+    x64,
+    zeros,
+)
+from weft.lang.loops import grouped, loop_config, ndrange, serial, static
+from weft.lang.markers import data_oriented, func
+from weft.lang.math import (
+    abs,
+    acos,
+    asin,
+    atan2,
+    ceil,
+    cos,
+    exp,
+    floor,
+    log,
+    max,
+    min,
+    pow,
+    round,
+    rsqrt,
+    select,
+    sin,
+    sqrt,
+    tan,
+    tanh,
+)
+from weft.lang.types import template
+from weft.lang.vectors import Matrix, Vector
+from weft.version import VERSION as __version__
+
+__all__ = [
+    "CompileError", "InternalError", "Kernel", "KernelAssertionError", "KernelIndexError",
+    "KernelNameError", "KernelSyntaxError", "KernelTypeError", "KernelValueError", "Matrix",
+    "RaceError", "SourceUnavailableError", "Vector", "WeftError", "__version__", "abs", "acos", "asin",
+    "atan2", "atomic_add", "atomic_and_", "atomic_cas", "atomic_exchange", "atomic_max", "atomic_min",
+    "atomic_mul", "atomic_or_", "atomic_sub", "atomic_xor", "bf16", "bfloat16", "bool_", "ceil", "cos",
+    "cpu", "cuda", "data_oriented", "errors", "exp", "f16", "f32", "f64", "field", "float16", "float32",
+    "float64", "floor", "func", "gpu", "grouped", "i16", "i32", "i64", "i8", "init", "int16", "int32",
+    "int64", "int8", "kernel", "log", "loop_config", "math", "max", "metal", "min", "ndrange", "opengl",
+    "pow", "round", "rsqrt", "select", "serial", "sin", "sqrt", "static", "sync", "tan", "tanh",
+    "template", "types", "u1", "u8", "uint8", "var", "vulkan", "x64", "zeros",
+]  # fmt: skip

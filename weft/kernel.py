@@ -25,7 +25,7 @@ from weft.source import FunctionSource, Span, read_function
 
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
-_is_compiling = torch.compiler.is_compiling
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch = torch.Tensor.__torch_dispatch__
 _plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), str}
 
@@ -49,7 +49,8 @@ class Kernel:
         self._op_name = name or function.__name__
         self._namespace = namespace
         self._lock = threading.RLock()
-        self._host: Callable[..., Any] | None = None
+        self._host: Any = None
+        self._simple = False  # prepared, and a call is the host part and nothing else
         self._launchers: list[Callable[..., Any]] = []
         self._regions: list[Launcher] = []
         self._convert: Callable[[Any], Any] | None = None
@@ -58,25 +59,28 @@ class Kernel:
 
     # --- calling ---------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling():
+        if _is_dynamo_compiling():
             return self.operators.traced(args, kwargs)
         if _modes() or _transforms() is not None:
             return self.operators(args, kwargs)
         for value in args:
             if value.__class__ not in _plain_types and self._is_foreign(value):
                 return self.operators(args, kwargs)
-        for value in kwargs.values():
-            if value.__class__ not in _plain_types and self._is_foreign(value):
-                return self.operators(args, kwargs)
-        return self.direct(*args, **kwargs)
+        if kwargs and any(map(self._is_foreign, kwargs.values())):
+            return self.operators(args, kwargs)
+        if not self._simple:
+            return self.direct(*args, **kwargs)
+        try:
+            return self._host(self._launchers, *args, **kwargs)
+        except TypeError as error:
+            self._explain(error, args, kwargs)
+            raise
 
     def direct(self, *args: Any, **kwargs: Any) -> Any:
         """A call that does not go through PyTorch's dispatcher."""
-        host = self._host
-        if host is None:
-            if self.options.interpret:
-                return self.interpret(*args, **kwargs)
-            host = self._prepare()
+        if self.options.interpret:
+            return self.interpret(*args, **kwargs)
+        host = self._prepare()
         try:
             if self._checked:
                 self.check_arguments(args, kwargs)
@@ -140,6 +144,7 @@ class Kernel:
                 if annotations(self.function).get("return") in (float, int, bool):
                     self._convert = as_scalar
                 self._host = parts.host
+                self._simple = self._convert is None and not self._checked and not self.options.interpret
             return self._host
 
     # --- what is known of it ---------------------------------------------------------------------

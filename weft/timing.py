@@ -7,7 +7,7 @@ is open in the same context (thread or task).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from time import perf_counter
@@ -71,7 +71,7 @@ def stage(name: str) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def record() -> Iterator[Recording]:
+def record() -> Generator[Recording]:
     """Collects the stages inside the ``with``. They are added to an enclosing ``record()``, too."""
     outer = _current.get()
     recording = Recording()

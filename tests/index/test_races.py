@@ -273,6 +273,14 @@ def test_flattened_overlap() -> None:
     assert dict(array.witness.sizes)["m"] == 2
 
 
+def test_serial_loop_of_one_step() -> None:
+    """``u`` is always ``i``: it has one value, but not the same one in all iterations."""
+    k = Make(out=1, n="index")
+    with k.parallel(i=k.n) as i, k.serial(u=(i, i + 1)) as u:
+        k.store(k.out, i - u)
+    assert "iterations i=0 and i=1 both write out[0]" in error(k)
+
+
 def test_diagonals() -> None:
     k = Make(out=1, n="index", m="index")
     with k.parallel(i=k.n, j=k.m) as (i, j):

@@ -96,7 +96,7 @@ def two_loads(attributes: str, target: str) -> str:
           %s = memref.load %r[%x] : memref<?xf32>
           memref.store %s, {target}
           %t = memref.load %r[%x] : memref<?xf32>
-          "weft.print"(%s, %t) {{parts = [none, none]}} : (f32, f32) -> ()
+          "weft.print"(%s, %t) {{parts = [unit, unit]}} : (f32, f32) -> ()
           func.return
         }}"""
 

@@ -60,7 +60,8 @@ def test_an_array_that_only_feeds_itself_goes():
 def test_carried_values_that_only_feed_themselves_go():
     assert result_of([dce], """
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32, %n: index) {
-          %r, %s, %t = scf.for %k = %x to %n step %n iter_args(%u = %a, %v = %a, %w = %a) -> (f32, f32, f32) {
+          %r, %s, %t = scf.for %k = %x to %n step %n
+              iter_args(%u = %a, %v = %a, %w = %a) -> (f32, f32, f32) {
             %uu = arith.addf %u, %u : f32
             %vv = arith.addf %v, %w : f32
             %ww = arith.negf %w : f32
@@ -77,7 +78,7 @@ def test_carried_values_that_only_feed_themselves_go():
           }
           memref.store %s, %m[%x] : memref<?xf32>
           func.return
-        }""")  # fmt: skip
+        }""")
 
 
 def test_ifs_and_loops_without_effects_go_and_unused_results_of_others():

@@ -12,7 +12,8 @@ def loads(body: str, attributes: str = "") -> int:
     """How many loads are left in a function with this body."""
     lines = "\n          ".join(body.split("; "))
     text = f"""
-        func.func @f(%m: memref<?xf32>, %o: memref<?xf32>, %x: index, %y: index, %a: f32, %b: f32, %c: i1){attributes} {{
+        func.func @f(%m: memref<?xf32>, %o: memref<?xf32>, %x: index, %y: index,
+                     %a: f32, %b: f32, %c: i1){attributes} {{
           %c0 = arith.constant 0 : index
           %c1 = arith.constant 1 : index
           %x1 = arith.addi %x, %c1 : index

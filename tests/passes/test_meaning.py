@@ -16,7 +16,7 @@ PASSES = list(dict.fromkeys(PIPELINE))
 
 
 @pytest.mark.parametrize("step", [*PASSES, PIPELINE], ids=lambda p: getattr(p, "__name__", "all"))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=SEEDS, alias=st.booleans())
 def test_meaning_is_kept(step, seed, alias):
     function = random_function(seed)
@@ -27,7 +27,7 @@ def test_meaning_is_kept(step, seed, alias):
     assert print_function(function) == before, "the pass changed the function that it was given"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=SEEDS)
 def test_meaning_is_kept_without_aliasing(seed):
     function = random_function(seed)
@@ -36,7 +36,7 @@ def test_meaning_is_kept_without_aliasing(seed):
 
 
 @pytest.mark.parametrize("step", PASSES, ids=lambda p: p.__name__)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=SEEDS)
 def test_pass_twice_is_pass_once(step, seed):
     once = step(random_function(seed))

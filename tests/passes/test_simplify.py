@@ -253,7 +253,8 @@ def loop(lower: int, upper: int) -> str:
           %lower = arith.constant {lower} : index
           %upper = arith.constant {upper} : index
           %two = arith.constant 2 : index
-          %r, %s = scf.for %k = %lower to %upper step %two iter_args(%t = %a, %u = %a) -> (f32, f32) {{
+          %r, %s = scf.for %k = %lower to %upper step %two
+              iter_args(%t = %a, %u = %a) -> (f32, f32) {{
             %v = arith.mulf %t, %t : f32
             memref.store %v, %m[%k] : memref<?xf32>
             scf.yield %v, %u : f32, f32

@@ -24,7 +24,7 @@ def parsed(text: str) -> Function:
             if code.endswith("{"):
                 opened.append(op)
         elif code.endswith("{"):
-            found = re.search(r"scf\.\w+", code)
+            found = re.search(r"scf\.\w+", code if "scf." in code else f"{lines[-1]} {code}")
             opened.append(found[0] if found else "")
         lines.append(line)
     function = parse_function("\n".join(lines))

@@ -133,6 +133,8 @@ def _floordivsi(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     t = scalar(op.result)
     ty = e.type(t)
     constant = e.constants.get(op.operands[1])
+    if t is i1:  # one bit, the sign: a // -1 wraps to a
+        return [e.inst(f"and {ty} {a}, {b}")]
     if isinstance(constant, int) and constant > 0 and constant & (constant - 1) == 0:
         return [e.inst(f"ashr {ty} {a}, {e.literal(constant.bit_length() - 1, t)}")]
     b, zero = _divisor(e, op, b)
@@ -169,6 +171,8 @@ def _remsi(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     a, b = operands
     t = scalar(op.result)
     ty = e.type(t)
+    if t is i1:
+        return [e.literal(False, t)]
     b, zero = _divisor(e, op, b)
     if op.operands[0] in e.bits and op.operands[1] in e.bits:
         return [_or_zero(e, t, zero, e.inst(f"urem {ty} {a}, {b}"))]

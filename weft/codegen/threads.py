@@ -320,7 +320,7 @@ class Kernel:
         """Binds what was computed before the loop: constants and sizes anew, the rest from the frame."""
         shared = {value: first + k for k, value in enumerate(self.shared)}
         for op in self.function.body.ops[: self.split]:
-            if op.name in ("arith.constant", "memref.dim"):
+            if op.name == "arith.constant" or (op.name == "memref.dim" and op.operands[0] in e.views):
                 emit_op(e, op)
                 continue
             for value in op.results:
@@ -344,7 +344,9 @@ def _shared_values(function: Function, parallel: Op) -> list[Value]:
     for op in function.body.ops:
         if op is parallel:
             break
-        if op.name not in ("arith.constant", "memref.dim"):
+        if op.name == "memref.dim" and op.operands[0] in function.args:
+            continue
+        if op.name != "arith.constant":
             found += [v for v in op.results if v in used]
     return found
 

@@ -700,18 +700,19 @@ def _atomic(name: str) -> Callable[[Lowering, ast.Call], Operand]:
 def _atomic_cas(cx: Lowering, node: ast.Call) -> Operand:
     span = cx.span(node)
     tensor, indices, values = _place(cx, node, 3, "atomic_cas")
-    expected, desired = (_stored(cx, v, tensor.dtype, span) for v in values)
-    return _loaded(cx, cx.builder.op(
+    expected, desired = (cx.scalars.cast(v, tensor.dtype, span).value for v in values)
+    before = cx.builder.op(
         "memref.atomic_cas", expected, desired, tensor.memref, *indices, type=expected.type
-    ), tensor.dtype)  # fmt: skip
+    )
+    return Scalar(before, tensor.dtype)
 
 
 def _atomic_exchange(cx: Lowering, node: ast.Call) -> Operand:
     """By compare and swap, until nobody came between."""
     b, span = cx.builder, cx.span(node)
     tensor, indices, (value,) = _place(cx, node, 2, "atomic_exchange")
-    new = _stored(cx, value, tensor.dtype, span)
-    first = b.load(tensor.memref, indices)
+    new = cx.scalars.cast(value, tensor.dtype, span).value
+    first = expressions.load_element(cx, tensor, indices, span).value
     op = b.while_([first], [first.type])
     with b.at(op.regions[0]):
         (expected,) = op.regions[0].args
@@ -724,20 +725,7 @@ def _atomic_exchange(cx: Lowering, node: ast.Call) -> Operand:
         b.do("scf.condition", again, seen)
     with b.at(op.regions[1]):
         b.do("scf.yield", op.regions[1].args[0])
-    return _loaded(cx, op.results[0], tensor.dtype)
-
-
-def _stored(cx: Lowering, x: Operand, dtype: str, span: Span) -> Any:
-    value = cx.scalars.cast(x, dtype, span).value
-    if dtype in ("f16", "bf16"):
-        return cx.builder.op("arith.truncf", value, type=ir.SCALARS[dtype])
-    return value
-
-
-def _loaded(cx: Lowering, value: Any, dtype: str) -> Scalar:
-    if dtype in ("f16", "bf16"):
-        value = cx.builder.op("arith.extf", value, type=ir.f32)
-    return Scalar(value, dtype)
+    return Scalar(op.results[0], tensor.dtype)
 
 
 def _print(cx: Lowering, node: ast.Call) -> Operand:

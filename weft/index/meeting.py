@@ -128,7 +128,10 @@ def apart(a: Access, b: Access) -> bool:
         return True
     equal = {x for x, y in pairs if x == y}
     indices = {loop.iv for loop in (*a.loops, *b.loops)}
-    fixed: set[Atom] = {loop.iv for loop in a.loops if _single(loop.lower, loop.upper)}
+    fixed: set[Atom] = set()
+    for loop in a.loops:
+        if _single(loop.lower, loop.upper, fixed, indices):
+            fixed.add(loop.iv)
     while True:
         before = len(fixed)
         for poly in equal:
@@ -141,9 +144,13 @@ def apart(a: Access, b: Access) -> bool:
             return False
 
 
-def _single(lower: Poly | None, upper: Poly | None) -> bool:
-    trips = None if lower is None or upper is None else (upper - lower).constant
-    return trips is not None and trips <= 1
+def _single(lower: Poly | None, upper: Poly | None, fixed: set[Atom], indices: set[Value]) -> bool:
+    """Whether an index can have but one value, the same in both iterations."""
+    if lower is None or upper is None:
+        return False
+    trips = (upper - lower).constant
+    same = all(_is_fixed(a, fixed, indices) for a in lower.atoms())
+    return same and trips is not None and trips <= 1
 
 
 def _determined(poly: Poly, fixed: set[Atom], indices: set[Value]) -> Atom | None:
@@ -193,9 +200,7 @@ def meet_somewhere(a: Access, b: Access) -> bool:
     )
 
 
-def _points(
-    access: Access, dims: list[int]
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _points(access: Access, dims: list[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Parallel index vector and element, for the first iterations of a trial run."""
     values: dict[Value | Dim, int] = {
         leaf: TRIAL_SIZE for poly in access.polys() for leaf in poly.leaves()

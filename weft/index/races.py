@@ -264,9 +264,7 @@ def _coordinates(point: islpy.Point) -> list[int]:
     import islpy  # 50 ms, see _conflict
 
     count = point.get_space().dim(islpy.dim_type.set)
-    return [
-        point.get_coordinate_val(islpy.dim_type.set, k).to_python() for k in range(count)
-    ]
+    return [point.get_coordinate_val(islpy.dim_type.set, k).to_python() for k in range(count)]
 
 
 def _index_name(iv: Value, position: int) -> str:
@@ -335,4 +333,3 @@ def _help_for_stores(name: str, a: Access, b: Access) -> str:
     index = f", or index `{name}` by {indices} too" if a.subscripts else ""
     comma = "," if index else " or"
     return f"{accumulate}{comma} {serial}{index}"
-

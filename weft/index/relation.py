@@ -82,9 +82,7 @@ class Text:
 
     def parameter(self, symbol: Value | Dim) -> str:
         if symbol not in self._names:
-            hint = (
-                f"{symbol.memref.name}_{symbol.axis}" if isinstance(symbol, Dim) else symbol.name
-            )
+            hint = f"{symbol.memref.name}_{symbol.axis}" if isinstance(symbol, Dim) else symbol.name
             name = self._names[symbol] = self.fresh(hint or "p")
             self.parameters[name] = symbol
             if isinstance(symbol, Dim):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ class Builder:
         self.span = span
 
     @contextmanager
-    def at(self, block: Block) -> Iterator[Block]:
+    def at(self, block: Block) -> Generator[Block]:
         """Appends to ``block`` for the length of a ``with``."""
         saved, self.block = self.block, block
         try:
@@ -65,7 +65,7 @@ class Builder:
         return self.op("memref.alloca", type=MemRefType(element, len(shape), "contiguous", shape))
 
     def for_(self, lower: Value, upper: Value, step: Value, inits: Sequence[Value] = ()) -> Op:
-        """An ``scf.for`` whose region is still empty: fill ``op.regions[0]``, end it with scf.yield."""
+        """An ``scf.for`` with an empty region: fill ``op.regions[0]``, end it with scf.yield."""
         block = Block([index, *(v.type for v in inits)])
         operands = [lower, upper, step, *inits]
         return self.append(Op("scf.for", operands, [v.type for v in inits], {}, [block]))
@@ -76,7 +76,8 @@ class Builder:
     def while_(self, inits: Sequence[Value], types: Sequence[Type]) -> Op:
         """An ``scf.while``; ``types`` are those that scf.condition hands on (and the results)."""
         before = Block([v.type for v in inits])
-        return self.append(Op("scf.while", list(inits), list(types), {}, [before, Block(list(types))]))
+        regions = [before, Block(list(types))]
+        return self.append(Op("scf.while", list(inits), list(types), {}, regions))
 
     def parallel(
         self,
@@ -86,7 +87,7 @@ class Builder:
         inits: Sequence[Value] = (),
         kinds: Sequence[str] = (),
     ) -> Op:
-        block = Block([index] * len(lowers))
+        block = Block((index,) * len(lowers))
         operands = [*lowers, *uppers, *steps, *inits]
         attrs = {"dims": len(lowers), "kinds": tuple(kinds)}
         return self.append(Op("scf.parallel", operands, [v.type for v in inits], attrs, [block]))
@@ -139,20 +140,16 @@ class Rewriter(Builder):
         return self.replacement.get(value, value)
 
     def function(self, function: Function) -> Function:
-        new = Function(function.name, [a.type for a in function.args],
-                       [a.name for a in function.args], dict(function.attrs), function.span)  # fmt: skip
+        types, names = [a.type for a in function.args], [a.name for a in function.args]
+        new = Function(function.name, types, names, dict(function.attrs), function.span)
         self._rebuild(function.body, new.body)
         return new
 
     def copy(self, op: Op) -> Op:
         """``op`` with its operands replaced and with regions that are still empty."""
-        # Most of a pass's time is spent here: hence no calls that a simple operation can do without.
+        # Most of a pass's time is spent here, hence no calls that simple operations can do without.
         replacement = self.replacement
-        operands = op.operands
-        if operands:
-            operands = [replacement.get(v, v) for v in operands]
-        else:
-            operands = []
+        operands = [replacement.get(v, v) for v in op.operands] if op.operands else []
         attrs = op.attrs.copy() if op.attrs else {}
         copy = Op(op.name, operands, (), attrs, None, op.span)
         results = op.results

@@ -319,7 +319,8 @@ def _bounds(m: Machine, op: Op, subscript: int, extent: int) -> tuple[()]:
 
 def _print(m: Machine, op: Op, *operands: Any) -> tuple[()]:
     values = iter(operands)
-    print("".join(shown(next(values)) if part is None else part for part in op.attrs["parts"]))
+    print("".join(shown(next(values)) if part is None else part for part in op.attrs["parts"]),
+          end="")  # fmt: skip
     return ()
 
 

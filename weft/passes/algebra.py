@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Op, Value
-from weft.ir.types import ScalarType, i1
+from weft.ir.types import MemRefType, ScalarType, i1, index
 from weft.passes.constants import Number, constant_of
 
 Rule = Callable[[Op, list[Value], Number | None, Rewriter], Value | None]
@@ -77,7 +77,9 @@ def ones_absorb(op: Op, operands: Operands, right: Number | None, rw: Rewriter) 
     return operands[1] if _is_ones(right, _scalar(operands[0])) else None
 
 
-def gather_constants(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def gather_constants(
+    op: Op, operands: Operands, right: Number | None, rw: Rewriter
+) -> Value | None:
     """(x + 1) + 2 is x + 3; likewise of * (wrapping arithmetic is associative)."""
     inner = _made_by(operands[0], op.name) if right is not None else None
     if inner is None:
@@ -90,7 +92,9 @@ def gather_constants(op: Op, operands: Operands, right: Number | None, rw: Rewri
     return rw.op(op.name, inner.operands[0], rw.constant(number, type))
 
 
-def subtract_constant(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def subtract_constant(
+    op: Op, operands: Operands, right: Number | None, rw: Rewriter
+) -> Value | None:
     """x - 2 is x + -2: one spelling of an offset."""
     type = _scalar(operands[0])
     if right is None or type.bits == 1:
@@ -267,7 +271,9 @@ def power(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Val
 # ---- casts --------------------------------------------------------------------------------------
 
 
-def cast_to_own_type(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def cast_to_own_type(
+    op: Op, operands: Operands, right: Number | None, rw: Rewriter
+) -> Value | None:
     """A cast to the type that the value has."""
     return operands[0] if operands[0].type is op.results[0].type else None
 
@@ -288,7 +294,9 @@ _WIDENING = {
 }
 
 
-def index_cast_twice(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def index_cast_twice(
+    op: Op, operands: Operands, right: Number | None, rw: Rewriter
+) -> Value | None:
     """iN -> index -> iM is one cast, and nothing if N = M."""
     inner = _made_by(operands[0], "arith.index_cast")
     if inner is None:
@@ -309,9 +317,10 @@ def index_cast_of_extension(
 ) -> Value | None:
     """i8 -> i32 -> index, sign-extended twice, is i8 -> index."""
     inner = _made_by(operands[0], "arith.extsi")
-    if inner is None or op.results[0].type.kind != "index" or inner.operands[0].type is i1:  # type: ignore[union-attr]
+    target = _scalar(op.results[0])
+    if inner is None or target.kind != "index" or inner.operands[0].type is i1:
         return None
-    return rw.op("arith.index_cast", inner.operands[0], type=op.results[0].type)
+    return rw.op("arith.index_cast", inner.operands[0], type=target)
 
 
 def extend_twice(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
@@ -322,12 +331,15 @@ def extend_twice(op: Op, operands: Operands, right: Number | None, rw: Rewriter)
     return None
 
 
-def convert_extended(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def convert_extended(
+    op: Op, operands: Operands, right: Number | None, rw: Rewriter
+) -> Value | None:
     """To float of a widened integer: of the integer itself."""
     inner = operands[0].owner
     if not isinstance(inner, Op):
         return None
-    if op.name == "arith.sitofp" and inner.name == "arith.extsi" and inner.operands[0].type is not i1:
+    signed = op.name == "arith.sitofp" and inner.name == "arith.extsi"
+    if signed and inner.operands[0].type is not i1:
         return rw.op("arith.sitofp", inner.operands[0], type=op.results[0].type)
     if inner.name == "arith.extui":
         return rw.op("arith.uitofp", inner.operands[0], type=op.results[0].type)
@@ -339,8 +351,9 @@ def convert_extended(op: Op, operands: Operands, right: Number | None, rw: Rewri
 
 def local_extent(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
     """The extent of a local array."""
-    shape = operands[0].type.shape  # type: ignore[union-attr]
-    return None if shape is None else rw.constant(shape[op.attrs["axis"]], op.results[0].type)  # type: ignore[arg-type]
+    memref = operands[0].type
+    assert isinstance(memref, MemRefType)
+    return None if memref.shape is None else rw.constant(memref.shape[op.attrs["axis"]], index)
 
 
 RULES: dict[str, tuple[Rule, ...]] = {

@@ -43,9 +43,9 @@ def fold(op: Op, values: Sequence[Number]) -> Number | None:
     machine, as are divisions by zero, and f16 and bf16, which are storage types.
     """
     type = op.results[0].type
-    if op.name not in SCALAR_RULES or not isinstance(type, ScalarType) or type.name in ("f16", "bf16"):
+    if op.name not in SCALAR_RULES or (op.name in DIVISIONS and values[1] == 0):
         return None
-    if op.name in DIVISIONS and values[1] == 0:
+    if not isinstance(type, ScalarType) or type.name in ("f16", "bf16"):
         return None
     operands = [
         literal(number, value.type) for number, value in zip(values, op.operands, strict=True)

@@ -57,7 +57,7 @@ def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     operands = op.operands
     result = op.results[0]
     if not operands:
-        identity: Hashable = key(op.attrs["value"], result.type)
+        identity: Hashable = key(op.attrs["value"], result.type)  # type: ignore[arg-type]
     else:
         if row.commutative and id(operands[0]) > id(operands[1]):
             operands = [operands[1], operands[0], *operands[2:]]

@@ -17,8 +17,8 @@ def forward(function: Function) -> Function:
     are the same SSA values).
     Holds for local arrays and arguments. What is known ends with a write that may hit the element:
     a write to the same memref unless a subscript provably differs, or to another argument unless
-    the function's ``noalias`` attribute says that arguments do not overlap. What is known before a loop
-    holds inside it unless the loop writes it; what is learnt in a region ends with the region.
+    the function's ``noalias`` attribute says that arguments do not overlap. What is known before
+    a loop holds inside it unless the loop writes it; what is learnt in a region ends with it.
     Non-goals: turning local arrays into carried values (LLVM does); removing stores (dce removes
     arrays that are only stored to).
     """

@@ -22,8 +22,8 @@ def hoist(function: Function) -> Function:
     A pure operation goes in front of the outermost loop that its operands do not depend on, also
     out of ifs on the way, but never out of an if alone: it would be computed in vain where the
     condition is false. Integer divisions go only if the divisor is a constant that cannot trap.
-    Loads go if nothing in the loop may write the memref, and if they cannot fault: from arguments of
-    rank 0, from local arrays with constant subscripts, and any load that the loop is certain to
+    Loads go if nothing in the loop may write the memref, and if they cannot fault: from arguments
+    of rank 0, from local arrays with constant subscripts, and any load that the loop is certain to
     execute (a constant, positive number of iterations, not inside an if, nothing before it that
     may stop the kernel or wait).
     Non-goals: whole ifs and loops; sinking; stores.

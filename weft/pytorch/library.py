@@ -73,6 +73,26 @@ class Operators:
         passed = [v for v, t in zip(values, types, strict=True) if t]
         return self.assemble(operator.overload(*passed), values)
 
+    def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same while Dynamo traces it: plain loops, and the operator as a constant."""
+        values: list[Any] = []
+        types: list[str] = []
+        passed: list[Any] = []
+        fixed: list[Any] = []
+        for number, parameter in enumerate(self.parameters):
+            if number < len(args):
+                value = args[number]
+            elif parameter.name in kwargs:
+                value = kwargs[parameter.name]
+            else:
+                value = parameter.default
+            kind = schema_type(parameter, value)
+            values.append(value)
+            types.append(kind)
+            (passed if kind else fixed).append(value)
+        out = self.overload_for(tuple(types), tuple(fixed))(*passed)
+        return self.assemble(out, values)
+
     def assemble(self, out: Any, values: list[Any]) -> Any:
         """What the kernel returns, from what the operator returned and the kernel's arguments."""
         returned = self.returned

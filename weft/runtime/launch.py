@@ -8,6 +8,7 @@ code is generated as Python text for the kinds of arguments that a loop was firs
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import struct
 import threading
@@ -78,7 +79,7 @@ class Launcher:
         self.options = options
         self.names = [arg.name for arg in region.args]
         self.lock = threading.RLock()
-        self.generated: dict[tuple[str, ...], _Generated] = {}
+        self.generated: dict[tuple[tuple[str, ...], frozenset[int]], _Generated] = {}
         self.compiled: dict[tuple[Any, ...], Specialization] = {}
         self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
 
@@ -98,40 +99,25 @@ class Launcher:
         tensors = [(n, v) for n, v in zip(self.names, args, strict=True) if isinstance(v, torch.Tensor)]
         check_devices(tensors, span)
         with self.lock:
-            kinds = tuple(_kind(spec, v) for spec, v in zip(specs, args, strict=True))
-            code = self.generated.get(kinds)
-            if code is None:
-                first = not self.generated
-                code = self.generated[kinds] = self._generate(kinds, specs)
-                if first:
-                    self.install(code.launch)
-            return self._planned(code, specs, args)
-
-    def _planned(self, code: _Generated, specs: list[Spec], args: tuple[Any, ...]) -> Any:
-        special = self._specialize(specs, aliased=False)
-        written = _written(special.compiled.function)
-        memory = _memory(specs)
-        aliased = _overlap(args, memory, written, self.names, self.region.span)
-        if aliased:
-            special = self._specialize(specs, aliased=True)
-        plans = code.alias_plans if aliased else code.plans
-        if len(plans) >= MOST_PLANS:
-            plans.clear()
-        plan = self._plan(special, specs, args, written)
-        plans[code.key(*args)] = plan
-        special.plans += 1
+            special = self._specialize(specs, aliased=False)
+            written = _written(special.compiled.function)
+            code = self._generated(specs, args, written)
+            aliased = _overlap(args, _memory(specs), written, self.names, span)
+            plans = code.alias_plans if aliased else code.plans
+            if aliased:
+                special = self._specialize(specs, aliased=True)
+            if len(plans) >= MOST_PLANS:
+                plans.clear()
+            plan = plans[code.key(*args)] = self._plan(special, specs, args, written)
+            special.plans += 1
         return code.run(plan, *args)
 
-    def alias(self, args: tuple[Any, ...]) -> Any:
+    def alias(self, code: _Generated, args: tuple[Any, ...]) -> Any:
         """A call in which memory that is written overlaps another argument's."""
-        specs = list(self.specs(args).values())
-        kinds = tuple(_kind(spec, v) for spec, v in zip(specs, args, strict=True))
-        code = self.generated[kinds]
         plan = code.alias_plans.get(code.key(*args))
-        if plan is not None and _holds(plan[GUARDS]):
-            return code.run(plan, *args)
-        with self.lock:
-            return self._planned(code, specs, args)
+        if plan is None or not _holds(plan[GUARDS]):
+            return self.slow(args)
+        return code.run(plan, *args)
 
     def _specialize(self, specs: list[Spec], aliased: bool) -> Specialization:
         key = (*specs, aliased)
@@ -156,9 +142,10 @@ class Launcher:
         return special
 
     def _plan(
-        self, special: Specialization, specs: list[Spec], args: tuple[Any, ...], written: set[int]
-    ) -> tuple[Any, ...]:
-        """(call, pack, tail, needs grad, guards, stale, bump, extents..., result dtypes...)."""
+        self, special: Specialization, specs: list[Spec], args: tuple[Any, ...],
+        written: frozenset[int],
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """(call, pack, tail, grad, guards, extents..., result dtypes...): what a call needs to know."""
         compiled: Compiled = special.compiled
         memory = _memory(specs)
         tensors = [args[k] for k in memory]
@@ -182,13 +169,9 @@ class Launcher:
         outputs = [tensors[k].dtype for k in written if k < len(tensors)] + results
         differentiable = any(d.is_floating_point for d in outputs)
         grad = differentiable and any(t.requires_grad for t in tensors if t.is_floating_point())
-        visible = tuple(
-            position for k, position in enumerate(memory)
-            if k in written and not self.region.args[position].fresh
-        )  # fmt: skip
         extents = [_extent(t) for t in tensors]
         pack = struct.Struct("<" + "".join(head)).pack
-        return (call, pack, rest, grad, tuple(compiled.guards), visible, *extents, *results)
+        return (call, pack, rest, grad, tuple(compiled.guards), *extents, *results)
 
     def stale(self, args: tuple[Any, ...]) -> Any:
         """A guard of the plan that was found does not hold any more: compile again."""
@@ -207,26 +190,45 @@ class Launcher:
         raise gradient_error(name, self.region.span)
 
     # --- the generated functions -----------------------------------------------------------------
-    def _generate(self, kinds: tuple[str, ...], specs: list[Spec]) -> _Generated:
-        text = launcher_text(kinds, specs, len(self.region.results))
-        plans: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    def _generated(
+        self, specs: list[Spec], args: tuple[Any, ...], written: frozenset[int]
+    ) -> _Generated:
+        """The generated functions for arguments of these kinds; the first are installed."""
+        kinds = tuple(_kind(spec, value) for spec, value in zip(specs, args, strict=True))
+        known = self.generated.get((kinds, written))
+        if known is not None:
+            return known
+        memory = _memory(specs)
+        writes = [memory[k] for k in sorted(written) if k < len(memory)]
+        bumped = [k for k in writes if not self.region.args[k].fresh]
+        text = launcher_text(kinds, specs, writes, bumped, len(self.region.results))
         scope: dict[str, Any] = {
-            "plans": plans, "slow": self.slow, "alias": self.alias, "stale": self.stale,
-            "holds": _holds, "refuse_grad": self.refuse_grad, "empty": torch.empty,
+            "plans": {}, "slow": self.slow, "stale": self.stale, "holds": _holds,
+            "refuse_grad": self.refuse_grad, "empty": torch.empty,
             "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
-            "bump": _bump,
-            "types_of": _types_of, "flat": _flat, "PackError": struct.error,
+            "increment_version": torch._C._increment_version, "types_of": _types_of,
+            "flat": _flat, "PackError": struct.error,
         }  # fmt: skip
         name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
         exec(compile(text, name, "exec"), scope)
-        return _Generated(scope["launch"], scope["run"], scope["key"], plans, {})
+        made = _Generated(scope["launch"], scope["run"], scope["key"], scope["plans"], {})
+        scope["alias"] = functools.partial(self.alias, made)
+        if not self.generated:
+            self.install(made.launch)
+        self.generated[kinds, written] = made
+        return made
 
 
 GUARDS = 4  # position in a plan
 
 
-def launcher_text(kinds: Sequence[str], specs: Sequence[Spec], results: int) -> str:
-    """The Python text of ``key``, ``run`` and ``launch`` for arguments of these kinds."""
+def launcher_text(
+    kinds: Sequence[str], specs: Sequence[Spec], writes: list[int], bumped: list[int], results: int
+) -> str:
+    """The Python text of ``key``, ``run`` and ``launch`` for arguments of these kinds.
+
+    ``writes``: positions of the tensors that are written; ``bumped``: those that autograd is told of.
+    """
     names = [f"a{k}" for k in range(len(kinds))]
     everything = f"({''.join(n + ', ' for n in names)})"
     parts = [_KEYS[kind].format(a=name) for kind, name in zip(kinds, names, strict=True)]
@@ -235,7 +237,7 @@ def launcher_text(kinds: Sequence[str], specs: Sequence[Spec], results: int) -> 
     pointers = [f"p{k}" for k in tensors]
     extents = [f"e{k}" for k in tensors]
     dtypes, outs = [f"d{k}" for k in range(results)], [f"r{k}" for k in range(results)]
-    plan = ", ".join(["call", "pack", "tail", "grad", "guards", "visible", *extents, *dtypes])
+    plan = ", ".join(["call", "pack", "tail", "grad", "guards", *extents, *dtypes])
     values = [*pointers, *(f"{r}.data_ptr()" for r in outs)]
     for kind, name in zip(kinds, names, strict=True):
         values += [_VALUES[kind].format(a=name)] if kind in _VALUES else []
@@ -244,7 +246,8 @@ def launcher_text(kinds: Sequence[str], specs: Sequence[Spec], results: int) -> 
     launch += [f"if grad and grad_enabled(): refuse_grad({everything})"]
     launch += ["try:", f"    slots = pack({', '.join(values)}) + tail"]
     launch += ["except PackError:", f"    return slow({everything})", "call(slots)"]
-    launch += [f"if visible: bump({everything}, visible)"]
+    if bumped:  # so that autograd refuses to use what it had saved of them
+        launch.append(f"increment_version(({''.join(names[k] + ', ' for k in bumped)}))")
     if results:
         launch.append("return " + (outs[0] if results == 1 else f"({', '.join(outs)})"))
     ranges = [
@@ -253,7 +256,7 @@ def launcher_text(kinds: Sequence[str], specs: Sequence[Spec], results: int) -> 
     ]  # fmt: skip
     overlaps = [
         f"if p{j} < p{i} + e{i} and p{i} < p{j} + e{j}: return alias({everything})"
-        for n, i in enumerate(tensors) for j in tensors[n + 1 :]
+        for i in writes for j in tensors if i != j and not (j in writes and j < i)
     ]  # fmt: skip
     lines = [f"def key({', '.join(names)}):", f"    return {key}", ""]
     lines += [f"def run(plan, {', '.join(names)}):", f"    {plan} = plan"]
@@ -342,21 +345,16 @@ def _holds(guards: Sequence[Any]) -> bool:
     return all(guard.holds() for guard in guards)
 
 
-def _bump(args: tuple[Any, ...], visible: tuple[int, ...]) -> None:
-    """Tells autograd that tensors were written, so that it refuses to use what it had saved."""
-    torch._C._increment_version([args[k] for k in visible if not args[k].is_inference()])
-
-
 # --- what the compiled function says of itself -----------------------------------------------------
 _WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
-def _written(function: Function) -> set[int]:
+def _written(function: Function) -> frozenset[int]:
     """Which of the memref arguments (counted among memrefs) are written."""
     memrefs = [a for a in function.args if isinstance(a.type, MemRefType)]
     numbers = {id(a): k for k, a in enumerate(memrefs)}
     operands = (op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES)
-    return {numbers[id(v)] for v in operands if id(v) in numbers}
+    return frozenset(numbers[id(v)] for v in operands if id(v) in numbers)
 
 
 def _has_inner_loop(body: Block) -> bool:
@@ -372,7 +370,7 @@ def _extent(tensor: torch.Tensor) -> int:
 
 
 def _overlap(
-    args: Sequence[Any], memory: list[int], written: set[int], names: list[str], span: Span
+    args: Sequence[Any], memory: list[int], written: frozenset[int], names: list[str], span: Span
 ) -> bool:
     """Whether memory that is written overlaps another tensor's. Raises ``KernelValueError`` where a
     tensor that is written has several indices for one element."""

@@ -60,6 +60,7 @@ class Operators:
         self.namespace = namespace
         self.name = name
         self.made: dict[Hashable, Operator] = {}
+        self.by_name: dict[str, Any] = {}
         self.lock = threading.RLock()
         self.parameters = kernel.parts.parameters
         self.returned = one_return(kernel)
@@ -90,7 +91,8 @@ class Operators:
             values.append(value)
             types.append(kind)
             (passed if kind else fixed).append(value)
-        out = self.overload_for(tuple(types), tuple(fixed))(*passed)
+        name = self.name_for(tuple(types), tuple(fixed))
+        out = self.by_name[name](*passed)
         return self.assemble(out, values)
 
     def assemble(self, out: Any, values: list[Any]) -> Any:
@@ -135,11 +137,15 @@ class Operators:
                     operator = self.made[key] = self._make(types, fixed)
         return operator
 
-    def overload_for(self, types: tuple[str, ...], fixed: tuple[Any, ...]) -> Any:
-        """``find(...).overload``; a constant to Dynamo."""
-        return self.find(types, list(fixed)).overload
+    def name_for(self, types: tuple[str, ...], fixed: tuple[Any, ...]) -> str:
+        """The name of ``find(...)``'s operator: a constant to Dynamo, which calls this as it is."""
+        overload = self.find(types, list(fixed)).overload
+        name = overload._schema.name.rpartition(":")[2]
+        self.by_name[name] = overload
+        return name
 
-    overload_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    # What torch.compiler.assume_constant_result does, without importing Dynamo.
+    name_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     # --- making one ------------------------------------------------------------------------------
     def _make(self, types: tuple[str, ...], fixed: list[Any]) -> Operator:

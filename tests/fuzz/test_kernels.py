@@ -1,0 +1,22 @@
+"""Random kernels: compiled against the undecorated Python. ``make fuzz N=5000`` draws more."""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.check import check
+
+COUNT = int(os.environ.get("WEFT_FUZZ", "300"))
+
+
+@settings(
+    max_examples=COUNT, deadline=None, phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck), database=None,
+)  # fmt: skip
+@given(st.integers(0, 1 << 40))
+def test_random_kernels_mean_what_the_python_means(seed: int) -> None:
+    check(Random(seed))

@@ -149,7 +149,7 @@ def torch_compiled_allocating(case: Case) -> Call:
 def numba(case: Case) -> Call:
     nb = peers.numba()
 
-    @nb.njit(parallel=True, fastmath=True)
+    @nb.njit(parallel=True, error_model="numpy")
     def plane(tile, offset, ph, pw, out):
         height, width = out.shape
         tile_height, tile_width = tile.shape
@@ -163,7 +163,7 @@ def numba(case: Case) -> Call:
                     tile_height - 1 - (y - v * tile_height), x - v * offset - u * tile_width
                 ]
 
-    @nb.njit(parallel=True, fastmath=True)
+    @nb.njit(parallel=True, error_model="numpy")
     def image(tile, offset, ph, pw, out):
         height, width, channels = out.shape
         tile_height, tile_width, _ = tile.shape
@@ -195,7 +195,7 @@ def rows_and_runs(case: Case) -> tuple[torch.Tensor, torch.Tensor, int, int]:
 def numba_tuned(case: Case) -> Call:
     nb = peers.numba()
 
-    @nb.njit(parallel=True, fastmath=True)
+    @nb.njit(parallel=True, error_model="numpy")
     def kernel(tile, offset, ph, pw, out):
         height, width = out.shape
         tile_height, tile_width = tile.shape

@@ -61,7 +61,9 @@ def to_code(
     with timing.stage("races"):
         check_races(function)
     function.attrs["noalias"] = noalias
-    function = run(function, PIPELINE, verify=verify, listener=listener)
+    # Where buffers overlap, accumulations into two of them may meet: they stay atomic.
+    passes = PIPELINE if noalias else [p for p in PIPELINE if p is not demote]
+    function = run(function, passes, verify=verify, listener=listener)
     return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias)
 
 

@@ -337,6 +337,13 @@ def test_only_for_some_sizes() -> None:
     assert verdict(k) == "unknown"
 
 
+def test_only_for_even_sizes() -> None:
+    k = Make(out=1, m="index")
+    with k.parallel(i=k.m) as i:
+        k.store(k.out, 4 * i, value=k.load(k.out, i * k.m))
+    assert verdict(k) == "unknown"
+
+
 def test_compare_and_swap() -> None:
     k = Make(out=1, n="index")
     with k.parallel(i=k.n):

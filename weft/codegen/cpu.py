@@ -26,15 +26,15 @@ class CpuCode:
 
 
 def compile_cpu(
-    function: Function, *, strict_math: bool = False, noalias: bool = False
+    function: Function, *, strict_math: bool = False, noalias: bool = False, tiles: bool = True
 ) -> CpuCode:
     """Machine code of ``function`` for this machine.
 
     ``strict_math`` turns contraction and reassociation off. ``noalias`` says that no memory written
-    through one argument is accessed through another.
+    through one argument is accessed through another. ``tiles`` allows register tiles.
     """
     with timing.stage("emit"):
-        generator = Kernel(function, strict_math=strict_math, noalias=noalias)
+        generator = Kernel(function, strict_math=strict_math, noalias=noalias, tiles=tiles)
         text = generator.emit()
     with timing.stage("llvm"):
         code = _to_object(text)

@@ -147,7 +147,8 @@ class Emitter:
     def __init__(self, module: Module, target: Target, *, strict_math: bool = False) -> None:
         self.module = module
         self.target = target
-        self.fast = "" if strict_math else "contract reassoc nsz "
+        self.fast = "" if strict_math else "contract "
+        self.sums = "" if strict_math else "contract reassoc "
         self.lanes = 1
         self.lines: list[str] = []
         self.allocas: list[str] = []  # go to the top of the function

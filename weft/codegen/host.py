@@ -53,6 +53,12 @@ class Cpu:
     def print_table(self) -> tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]:
         return tuple((tuple(op.attrs["parts"]), _kinds(op.operands)) for op in self.prints)
 
+    @property
+    def vector_bytes(self) -> int:
+        """The length of vector registers; 0 if there are none with masks or at least AVX2."""
+        available = features()
+        return 64 if "avx512f" in available else 32 if "avx2" in available else 0
+
     def lanes(self, t: ScalarType) -> tuple[int, ...]:
         """The vector lengths for which SLEEF's functions can be called here."""
         if not libraries.load().sleef:
@@ -67,6 +73,9 @@ class Cpu:
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         ty, scalar_ty = e.type(t), llvm_type(t)
         lanes = self.lanes(t)
+        if e.lanes > 1:
+            name = sleef_name(function, t, e.lanes)
+            return e.intrinsic(name, ty, *((ty, operand) for operand in operands))
         name = scalar_name(function, t)
         pure = "nounwind willreturn memory(none)"
         if lanes:

@@ -246,7 +246,9 @@ def _select_rule(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 def _float_binary(instruction: str) -> Rule:
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         a, b = operands
-        return [e.inst(f"{instruction} {e.fast}{e.type(scalar(op.result))} {a}, {b}")]
+        # Sums may be reordered, products and quotients may not: they could overflow on the way.
+        flags = e.sums if instruction in ("fadd", "fsub") else e.fast
+        return [e.inst(f"{instruction} {flags}{e.type(scalar(op.result))} {a}, {b}")]
 
     return emit
 
@@ -322,8 +324,7 @@ def _integer_cast(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 @rule("arith.sitofp", "arith.uitofp")
 def _int_to_float(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     source, target = scalar(op.operands[0]), scalar(op.result)
-    signed = op.name == "arith.sitofp" and source is not i1
-    instruction = "sitofp" if signed else "uitofp"
+    instruction = op.name.removeprefix("arith.")
     return [e.inst(f"{instruction} {e.type(source)} {operands[0]} to {e.type(target)}")]
 
 
@@ -581,7 +582,7 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     if op.operands[0] in e.bits:
         e.bits[body.args[0]] = INDEX_BITS
     return loop(
-        e, lower, upper, step, inits, [scalar(v) for v in op.results],
+        e, lower, upper, step, inits, [llvm_type(v.type) for v in op.results],
         lambda induction, carried: _loop_body(e, body, [induction, *carried]),
     )  # fmt: skip
 
@@ -598,18 +599,19 @@ def loop(
     upper: str,
     step: str,
     inits: Sequence[str],
-    types: Sequence[ScalarType],
+    types: Sequence[str],
     body: Callable[[str, list[str]], Sequence[str]],
     *,
     metadata: str = "",
 ) -> list[str]:
-    """``for i in range(lower, upper, step)`` with carried values; gives the last ones."""
+    """``for i in range(lower, upper, step)`` with carried values of LLVM types ``types``; gives the
+    last ones."""
     head, inside, out = e.label("for"), e.label("body"), e.label("end")
     before = e.block
     e.jump(head)
     e.start(head)
     induction, slot = e.phi("i64")
-    phis = [e.phi(e.type(t)) for t in types]
+    phis = [e.phi(t) for t in types]
     e.branch(e.inst(f"icmp slt i64 {induction}, {upper}"), inside, out)
     e.start(inside)
     nexts = body(induction, [name for name, _ in phis])
@@ -682,7 +684,7 @@ def _parallel(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
             e.names[body.args[depth]] = induction
             return nest(depth + 1, values)
 
-        return loop(e, lowers[depth], uppers[depth], steps[depth], carried, types, inner)
+        return loop(e, lowers[depth], uppers[depth], steps[depth], carried, [llvm_type(t) for t in types], inner)
 
     return nest(0, operands[3 * dims :])
 

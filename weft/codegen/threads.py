@@ -9,14 +9,17 @@ alone, so a reduction gives the same bits with any number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from weft.codegen.emit import INDEX_BITS, Emitter, Module, View
+from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type
 from weft.codegen.host import Cpu
 from weft.codegen.llvm import (
     combine, emit_block, emit_op, from_word, identity, loop, scalar, word,
 )  # fmt: skip
+from weft.codegen.lanes import tile
+from weft.codegen.tile import Plan, plan
+from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, index
@@ -62,7 +65,9 @@ _SLOTS, _COUNTER, _CHUNKS, _SIZE, _TOTAL, _PARTIALS, _FIRST = range(7)
 class Kernel:
     """The LLVM module of one kernel while it is written."""
 
-    def __init__(self, function: Function, *, strict_math: bool, noalias: bool) -> None:
+    def __init__(
+        self, function: Function, *, strict_math: bool, noalias: bool, tiles: bool = True
+    ) -> None:
         self.function = function
         self.strict_math = strict_math
         self.noalias = noalias
@@ -76,8 +81,19 @@ class Kernel:
         self.parallel = ops[places[0]] if places else None
         self.split = places[0] if places else 0
         self.shared = _shared_values(function, self.parallel) if self.parallel else []
+        self.plan = self._plan(self.parallel) if self.parallel and tiles else None
         self.traits = self.module.attribute(
             'nounwind "prefer-vector-width"="512" "no-trapping-math"="true"')  # fmt: skip
+
+    def _plan(self, op: Op) -> Plan | None:
+        """A register tile for the loop, if one pays and the machine has what it takes."""
+        if self.cpu.checks or self.cpu.prints or not self.cpu.vector_bytes:
+            return None
+        found = plan(op, self.cpu.vector_bytes)
+        for inner in walk(op.regions[0]):
+            if found and inner.name.removeprefix("math.") in FUNCTIONS:
+                found = found if found.lanes in self.cpu.lanes(scalar(inner.result)) else None
+        return found
 
     def emit(self) -> str:
         """The module's text."""
@@ -146,16 +162,21 @@ class Kernel:
         for trip in trips[1:]:
             total = e.inst(f"mul nsw i64 {total}, {trip}")
         work = self._work(e, op, trips, total)
+        lengths = self._tiled(e, trips)
+        if lengths:
+            total = trips[0]
+            for trip in trips[1:]:
+                total = e.inst(f"mul nsw i64 {total}, {trip}")
         size, chunks = _chunk_size(e, total, trips, work)
         kinds: tuple[str, ...] = op.attrs["kinds"]
         frame = e.fresh("frame")
-        e.allocas.append(f"{frame} = alloca [{_FIRST + dims + len(self.shared)} x i64], align 64")
+        e.allocas.append(f"{frame} = alloca [{_FIRST + dims + len(lengths) + len(self.shared)} x i64], align 64")
         partials = "null"
         if kinds:
             partials = e.fresh("partials")
             e.allocas.append(f"{partials} = alloca [{MAX_CHUNKS * len(kinds)} x i64], align 64")
         words = [("ptr", "%slots"), ("i64", "0"), ("i64", chunks), ("i64", size), ("i64", total),
-                 ("ptr", partials), *(("i64", trip) for trip in trips)]  # fmt: skip
+                 ("ptr", partials), *(("i64", trip) for trip in (*trips, *lengths))]  # fmt: skip
         for value in self.shared:
             if isinstance(value.type, MemRefType):
                 words.append(("ptr", e.name(value)))
@@ -166,6 +187,18 @@ class Kernel:
         self._dispatch(e, frame, chunks, work)
         if kinds:
             self._combine(e, op, partials, chunks)
+
+    def _tiled(self, e: Emitter, trips: list[str]) -> list[str]:
+        """Makes ``trips`` count tiles; gives the iterations there were along the tile's two sides."""
+        if self.plan is None:
+            return []
+        axis, columns = self.plan.axis, trips[-1]
+        rows = "1"
+        if axis is not None:
+            rows = trips[axis]
+            trips[axis] = _ceil_div(e, rows, str(self.plan.jam))
+        trips[-1] = _ceil_div(e, columns, str(self.plan.lanes * self.plan.vectors))
+        return [rows, columns]
 
     def _dispatch(self, e: Emitter, frame: str, chunks: str, work: str) -> None:
         """Runs the worker here, or on the threads of OpenMP's pool."""
@@ -207,7 +240,7 @@ class Kernel:
             return [combine(e, kind, t, a, b)
                     for kind, t, a, b in zip(kinds, types, carried, parts, strict=True)]  # fmt: skip
 
-        results = loop(e, "0", chunks, "1", inits, types, body)
+        results = loop(e, "0", chunks, "1", inits, [llvm_type(t) for t in types], body)
         e.names.update(zip(op.results, results, strict=True))
 
     def _work(self, e: Emitter, op: Op, trips: list[str], total: str) -> str:
@@ -263,13 +296,21 @@ class Kernel:
         dims = op.attrs["dims"]
         trips = [_load(e, "%frame", _FIRST + k) for k in range(dims)]
         e.line("%last = sub nsw i64 %end, 1")
-        self._bind_shared(e, _FIRST + dims)
+        sides = [_load(e, "%frame", _FIRST + dims + k) for k in range(2 if self.plan else 0)]
+        self._bind_shared(e, _FIRST + dims + len(sides))
         firsts, lasts = _prefixes(e, "%begin", trips), _prefixes(e, "%last", trips)
         body, kinds = op.regions[0], op.attrs["kinds"]
         types = [scalar(v) for v in op.results]
+        names = [llvm_type(t) for t in types]
         plain = not any(inner.regions and inner.name != "scf.if" for inner in walk(body))
         group = self.module.node("!{}") if plain else ""
         lowers, _, steps = (op.operands[k * dims : (k + 1) * dims] for k in range(3))
+
+        counts = [""] * dims
+
+        def index(value: Value, count: str) -> str:
+            axis = body.args.index(value)
+            return self._index(e, value, count, lowers[axis], steps[axis])
 
         def nest(depth: int, prefix: str, carried: list[str]) -> list[str]:
             begin, end = firsts[depth], e.inst(f"add nsw i64 {lasts[depth]}, 1")
@@ -280,10 +321,14 @@ class Kernel:
                 end = _clamp(e, "smin", trips[depth], e.inst(f"sub nsw i64 {end}, {passed}"))
 
             def inside(count: str, values: list[str]) -> list[str]:
-                self._index(e, body.args[depth], count, lowers[depth], steps[depth])
+                counts[depth] = count
+                e.names[body.args[depth]] = index(body.args[depth], count)
                 if depth + 1 < dims:
                     flat = e.inst(f"add nsw i64 {passed}, {count}") if depth else count
                     return nest(depth + 1, flat, values)
+                if self.plan is not None:
+                    self._tile(e, body, counts, (sides[0], sides[1]), index)
+                    return []
                 e.groups = [group] if group else []
                 parts = emit_block(e, body)
                 e.groups = []
@@ -294,7 +339,7 @@ class Kernel:
             if depth + 1 == dims and group:
                 accesses = self.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}')
                 metadata = self.module.node(f"!{{{{self}}, {accesses}}}")
-            return loop(e, begin, end, "1", carried, types, inside, metadata=metadata)
+            return loop(e, begin, end, "1", carried, names, inside, metadata=metadata)
 
         neutral = [e.literal(identity(kind, t), t) for kind, t in zip(kinds, types, strict=True)]
         results = nest(0, "", neutral)
@@ -305,16 +350,32 @@ class Kernel:
         self._finish(e, "define internal void @chunk(ptr noalias readonly %slots, ptr noalias readonly"
                      f" %frame, i64 %begin, i64 %end, ptr noalias %partial{memrefs}) noinline")  # fmt: skip
 
-    def _index(self, e: Emitter, value: Value, count: str, lower: Value, step: Value) -> None:
-        """Binds a parallel index: lower + count * step."""
+    def _tile(
+        self,
+        e: Emitter,
+        body: Block,
+        counts: list[str],
+        sides: tuple[str, str],
+        index: Callable[[Value, str], str],
+    ) -> None:
+        assert self.plan is not None
+        wide = self.plan.lanes * self.plan.vectors
+        column = e.inst(f"mul nsw i64 {counts[-1]}, {wide}")
+        row = "0"
+        if self.plan.axis is not None:
+            row = e.inst(f"mul nsw i64 {counts[self.plan.axis]}, {self.plan.jam}")
+        tile(e, self.plan, body, sides, (row, column), index)
+
+    def _index(self, e: Emitter, value: Value, count: str, lower: Value, step: Value) -> str:
+        """The parallel index ``value`` at an iteration: lower + count * step."""
         name = count
         if e.constants.get(step) != 1:
             name = e.inst(f"mul nsw i64 {name}, {e.name(step)}")
         if e.constants.get(lower) != 0:
             name = e.inst(f"add nsw i64 {name}, {e.name(lower)}")
-        e.names[value] = name
         if lower in e.bits:
             e.bits[value] = INDEX_BITS
+        return name
 
     def _bind_shared(self, e: Emitter, first: int) -> None:
         """Binds what was computed before the loop: constants and sizes anew, the rest from the frame."""

@@ -74,6 +74,7 @@ def lower(
     """Lowers ``region`` for arguments as ``specs`` says (by name). Raises ``CompileError``s."""
     kinds: dict[tuple[Any, ...], Kind] = {}
     for _ in range(MOST_ROUNDS):
+        kinds = {key: kind for key, kind in kinds.items() if not isinstance(kind, OpaqueKind)}
         lowering = Lowering(region, specs, source, kinds, debug)
         lowered = lowering.run()
         if not lowering.widened:
@@ -251,10 +252,11 @@ class Lowering:
         key = (*self.frame.path, name)
         known = self.kinds.get(key)
         kind = kind_of(operand)
+        if isinstance(known, OpaqueKind) and isinstance(kind, OpaqueKind):
+            known = None  # one more object; where control flow joins, they are compared
         if known is not None and known != kind:
             kind = join(known, kind, name.lstrip("."), span)
-            if kind != known and not isinstance(kind, OpaqueKind):
-                self.widened = True
+            self.widened |= kind != known
         self.kinds[key] = kind
         return kind
 
@@ -501,6 +503,8 @@ class Lowering:
             names.setdefault(flag, 2)
         for name in names:
             operand = self.frame.env.get(name)
+            if operand is None and name == RETURN_VALUE:
+                operand = self._return_value(span)
             if operand is None:
                 operand = self.frame.arguments.get(name)
                 if operand is None or not _changes(operand):
@@ -513,6 +517,17 @@ class Lowering:
             self.frame.env[name] = self.coerce(operand, kind, span)
             carried[name] = kind
         return carried
+
+    def _return_value(self, span: Span) -> Operand | None:
+        """Zeros for the value of a function that may return from inside a loop."""
+        kind = self.kinds.get((*self.frame.path, RETURN_VALUE))
+        if kind is None:
+            self.widened = True  # known once the loop was lowered: in the next round
+            return None
+        if isinstance(kind, OpaqueKind):
+            raise KernelTypeError(f"{describe(kind.operand)} is returned from inside a loop", span,
+                                  help="return numbers or vectors")  # fmt: skip
+        return self.rebuild(kind, iter([self.builder.constant(0, t) for t in self.types(kind)]))
 
     def _enter(self, carried: dict[str, Kind], values: Sequence[Value]) -> None:
         remaining = iter(values)
@@ -533,9 +548,13 @@ class Lowering:
 
     def _after(self, node: ast.For | ast.While, before: dict[str, Operand]) -> None:
         """Names that a loop's body made are gone after it (Python would keep the last ones)."""
-        for name in self.frame.env:
+        for name, operand in self.frame.env.items():
             if name not in before:
                 self.frame.env[name] = Unbound("it is assigned inside a loop, which may run zero times")
+            elif operand is not before[name] and isinstance(kind_of(operand), OpaqueKind) \
+                    and not isinstance(operand, Unbound):  # fmt: skip
+                if not same_operand(operand, before[name]):
+                    join(kind_of(before[name]), kind_of(operand), name, self.span(node))
 
     @contextmanager
     def _inside(self) -> Iterator[dict[str, Operand]]:

@@ -6,7 +6,6 @@ the region reads; all else is left as it is written.
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -202,6 +201,12 @@ class _Splitter:
                 "`else` of a device loop", self.source.span(node.orelse[0]),
                 help="write the statements after the loop: it cannot be left by `break`",
             )  # fmt: skip
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Return):
+                raise KernelSyntaxError(
+                    "`return` inside a device loop", self.source.span(inner),
+                    help="store the result in a tensor and return that after the loop",
+                )  # fmt: skip
         reads = Reads()
         reads.statement(node, frozenset())
         stored = set(bound_names(node))
@@ -247,10 +252,7 @@ class _Splitter:
             return None
         value = self.scope.lookup(root)
         if value is MISSING:
-            raise KernelNameError(
-                f"the name `{root}` is not known", self.source.span(chain),
-                help="a kernel sees its parameters, its own variables, and the names of its module",
-            )  # fmt: skip
+            return None  # an error if it is ever lowered: a static branch may leave it out
         if isinstance(value, types.ModuleType) and not is_known_module(value):
             return self._module_constant(chain)
         return None if is_known(value) else RegionArg(dotted(chain), chain, captured=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Verdict = Literal["free", "conflict", "unknown"]
 
 LARGE = 1024
+_PRIMES = (1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069)
 
 _WORDS = {
     "addf": "+=", "addi": "+=", "mulf": "*=", "muli": "*=", "maximumf": "max", "maxsi": "max",
@@ -196,12 +197,16 @@ def _nonlinear(access: Access) -> set[Value | Dim]:
 
 
 def _assignments(leaves: list[Value | Dim]) -> list[dict[Value | Dim, int]]:
-    """A few ways to give large values to ``leaves``: equal, rising, falling."""
+    """A few ways to give large values to ``leaves``: a power of two, a prime, rising, falling."""
     if not leaves:
         return [{}]
-    rising = {leaf: LARGE + 7 * k for k, leaf in enumerate(leaves)}
-    falling = {leaf: LARGE + 7 * k for k, leaf in enumerate(reversed(leaves))}
-    return [dict.fromkeys(leaves, LARGE), rising, falling]
+    rising = [_PRIMES[k % len(_PRIMES)] for k in range(len(leaves))]
+    return [
+        dict.fromkeys(leaves, LARGE),
+        dict.fromkeys(leaves, _PRIMES[0]),
+        dict(zip(leaves, rising, strict=True)),
+        dict(zip(leaves, reversed(rising), strict=True)),
+    ]
 
 
 def _with(access: Access, values: dict[Value | Dim, int]) -> Access:

@@ -29,7 +29,7 @@ def check_annotations(
     sizes: dict[str, tuple[int, str]] = {}
     for parameter in parameters:
         value = arguments.get(parameter.name)
-        if value is None and parameter.optional or not is_checked(parameter):
+        if (value is None and parameter.optional) or not is_checked(parameter):
             continue
         annotation = parameter.annotation
         if not isinstance(value, torch.Tensor):

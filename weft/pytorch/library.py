@@ -60,7 +60,6 @@ class Operators:
         self.namespace = namespace
         self.name = name
         self.made: dict[Hashable, Operator] = {}
-        self.by_name: dict[str, Any] = {}
         self.lock = threading.RLock()
         self.parameters = kernel.parts.parameters
         self.returned = one_return(kernel)
@@ -92,7 +91,7 @@ class Operators:
             types.append(kind)
             (passed if kind else fixed).append(value)
         name = self.name_for(tuple(types), tuple(fixed))
-        out = self.by_name[name](*passed)
+        out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)
         return self.assemble(out, values)
 
     def assemble(self, out: Any, values: list[Any]) -> Any:
@@ -139,10 +138,7 @@ class Operators:
 
     def name_for(self, types: tuple[str, ...], fixed: tuple[Any, ...]) -> str:
         """The name of ``find(...)``'s operator: a constant to Dynamo, which calls this as it is."""
-        overload = self.find(types, list(fixed)).overload
-        name = overload._schema.name.rpartition(":")[2]
-        self.by_name[name] = overload
-        return name
+        return self.find(types, list(fixed)).overload._schema.name.rpartition(":")[2]
 
     # What torch.compiler.assume_constant_result does, without importing Dynamo.
     name_for._dynamo_marked_constant = True  # type: ignore[attr-defined]

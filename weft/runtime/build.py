@@ -94,9 +94,17 @@ def _disk(folder: Path | None, limit: int) -> DiskCache:
     return DiskCache(folder, limit)
 
 
+@functools.cache
+def _fingerprint() -> str:
+    """Sizes and times of weft's own files: an edited compiler does not take what it made before."""
+    root = Path(compiler.__file__).parent
+    stats = ((p, p.stat()) for folder in ("", "codegen", "passes") for p in sorted((root / folder).glob("*.py")))
+    return " ".join(f"{p.name}:{s.st_size}:{s.st_mtime_ns}" for p, s in stats)
+
+
 def _key(text: str, options: Options, noalias: bool) -> str:
     parts = (
-        str(FORMAT), VERSION, llvmlite.__version__, host(),
+        str(FORMAT), VERSION, _fingerprint(), llvmlite.__version__, host(),
         f"debug={options.debug} strict={options.strict_math} noalias={noalias}", text,
     )  # fmt: skip
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from weft.errors import CompileError, KernelAssertionError, KernelIndexError, KernelValueError
-from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
+from weft.frontend.specs import ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
 from weft.frontend.split import Region
 from weft.ir.core import Block, Function, walk
 from weft.ir.types import MemRefType
@@ -145,7 +145,7 @@ class Launcher:
         self, special: Specialization, specs: list[Spec], args: tuple[Any, ...],
         written: frozenset[int],
     ) -> tuple[Any, ...]:  # fmt: skip
-        """(call, pack, tail, grad, guards, extents..., result dtypes...): what a call needs to know."""
+        """(call, pack, tail, grad, guards, odd, extents..., result dtypes...): what a call needs to know."""
         compiled: Compiled = special.compiled
         memory = _memory(specs)
         tensors = [args[k] for k in memory]
@@ -170,8 +170,10 @@ class Launcher:
         differentiable = any(d.is_floating_point for d in outputs)
         grad = differentiable and any(t.requires_grad for t in tensors if t.is_floating_point())
         extents = [_extent(t) for t in tensors]
+        # Lazily negated tensors are imaginary parts: every other float in memory, or fewer.
+        odd = any(t.is_floating_point() and 1 not in t.stride() for t in tensors)
         pack = struct.Struct("<" + "".join(head)).pack
-        return (call, pack, rest, grad, tuple(compiled.guards), *extents, *results)
+        return (call, pack, rest, grad, tuple(compiled.guards), odd, *extents, *results)
 
     def stale(self, args: tuple[Any, ...]) -> Any:
         """A guard of the plan that was found does not hold any more: compile again."""
@@ -237,7 +239,7 @@ def launcher_text(
     pointers = [f"p{k}" for k in tensors]
     extents = [f"e{k}" for k in tensors]
     dtypes, outs = [f"d{k}" for k in range(results)], [f"r{k}" for k in range(results)]
-    plan = ", ".join(["call", "pack", "tail", "grad", "guards", *extents, *dtypes])
+    plan = ", ".join(["call", "pack", "tail", "grad", "guards", "odd", *extents, *dtypes])
     values = [*pointers, *(f"{r}.data_ptr()" for r in outs)]
     for kind, name in zip(kinds, names, strict=True):
         values += [_VALUES[kind].format(a=name)] if kind in _VALUES else []
@@ -264,6 +266,9 @@ def launcher_text(
     lines += ["", f"def launch({', '.join(names)}):", "    try:", f"        {plan} = plans[{key}]"]
     lines += ["    except (KeyError, AttributeError, TypeError):", f"        return slow({everything})"]
     lines += [f"    if guards and not holds(guards): return stale({everything})"]
+    if tensors:
+        negated = " or ".join(f"a{k}.is_neg()" for k in tensors)
+        lines.append(f"    if odd and ({negated}): return slow({everything})")
     lines += [f"    {line}" for line in [*ranges, *read, *overlaps, *launch]]
     return "\n".join(lines) + "\n"
 

@@ -1,0 +1,252 @@
+"""A kernel as a PyTorch operator."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import weft
+from weft.errors import KernelTypeError, KernelValueError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
+
+
+@weft.kernel
+def prefix(x: torch.Tensor, start: float = 0.0) -> torch.Tensor:
+    n, m = x.shape
+    out = torch.empty_like(x)
+    for i, j in weft.ndrange(n, m):
+        s = start
+        for k in range(j + 1):
+            s += x[i, k]
+        out[i, j] = s
+    return out
+
+
+@weft.kernel
+def scale_(x: torch.Tensor, factor: float):
+    for i in range(x.shape[0]):
+        x[i] *= factor
+    return x
+
+
+@weft.kernel
+def both(x, y):
+    a, b = torch.empty_like(x), torch.empty_like(y)
+    for i in range(x.shape[0]):
+        a[i] = x[i] + y[i]
+        b[i] = x[i] - y[i]
+    return a, b
+
+
+@weft.kernel
+def store(x, out):
+    for i in range(x.shape[0]):
+        out[i] = x[i] + 1
+
+
+@weft.kernel
+def total(x):
+    s, most = 0.0, x[0]
+    for i in range(x.shape[0]):
+        s += x[i]
+        most = max(most, x[i])
+    return s, most
+
+
+@weft.kernel
+def apply(x, function: weft.template()):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = function(x[i])
+    return out
+
+
+def square(v):
+    return v * v
+
+
+def cube(v):
+    return v * v * v
+
+
+def schema(kernel):
+    return str(kernel.op._schema)
+
+
+def test_schemas():
+    assert schema(prefix) == "weft::prefix(Tensor x, float start) -> Tensor"
+    assert schema(scale_) == "weft::scale_(Tensor(a!) x, float factor) -> ()"
+    with pytest.raises(KernelTypeError, match="nothing says what `x` is"):
+        weft.kernel(both.function).op
+
+
+def test_names_do_not_clash():
+    again = weft.kernel(prefix.function)
+    assert prefix.op is not again.op
+    assert again.op._schema.name.startswith("weft::prefix_")
+    mine = weft.kernel(namespace="weft_tests", name="mine")(prefix.function)
+    assert mine.op._schema.name == "weft_tests::mine"
+    assert torch.ops.weft_tests.mine.default is mine.op
+
+
+CASES = [
+    (prefix, lambda: (torch.randn(3, 5), 0.5)),
+    (scale_, lambda: (torch.randn(6), 2.0)),
+    (both, lambda: (torch.randn(4), torch.randn(4))),
+    (store, lambda: (torch.randn(4), torch.zeros(4))),
+    (total, lambda: (torch.randn(9),)),
+    (apply, lambda: (torch.randn(4), square)),
+]
+
+
+@pytest.mark.parametrize(("kernel", "make"), CASES, ids=lambda c: getattr(c, "__name__", ""))
+def test_opcheck(kernel, make):
+    args = make()
+    through = kernel.operators(args, {})
+    del through
+    tensors = tuple(a for a in args if not callable(a))
+    torch.library.opcheck(kernel.op, tensors)
+
+
+@pytest.mark.parametrize(("kernel", "make"), CASES, ids=lambda c: getattr(c, "__name__", ""))
+def test_compiled_with_fullgraph_and_dynamic_shapes(kernel, make):
+    torch._dynamo.reset()
+
+    def program(*args):
+        out = kernel(*args)
+        return out, args[0] + 1
+
+    compiled = torch.compile(program, fullgraph=True, dynamic=True, backend="aot_eager")
+    for _ in range(2):
+        args = make()
+        copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+        torch.testing.assert_close(compiled(*args), program(*copies))
+        torch.testing.assert_close(args[:1], tuple(copies[:1]))
+
+
+def test_compiled_by_inductor():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: prefix(x * 2, 0.5).sin(), fullgraph=True)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(compiled(x), prefix(x * 2, 0.5).sin())
+
+
+def test_one_operator_for_each_template_value():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: apply(x, square) + apply(x, cube), fullgraph=True, backend="eager")
+    x = torch.randn(5)
+    torch.testing.assert_close(compiled(x), x**2 + x**3)
+
+
+def test_a_returned_parameter_is_the_parameter():
+    x = torch.ones(3)
+    assert scale_(x, 2.0) is x
+    assert scale_.operators((x, 2.0), {}) is x
+    assert x.tolist() == [4.0] * 3
+
+
+def test_keywords_and_defaults_under_compile():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: prefix(start=1.5, x=x) + prefix(x), fullgraph=True, backend="eager")
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(compiled(x), prefix(x, 1.5) + prefix(x))
+
+
+def test_a_method_under_compile():
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = 3.0
+
+        def forward(self, x):
+            return prefix(x, self.factor)
+
+    torch._dynamo.reset()
+    layer, x = Layer(), torch.randn(2, 3)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x))
+
+
+def test_fake_tensors():
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(torch.randn(3, 4, dtype=torch.float64))
+        out = prefix(x)
+        s, most = total(x[0])
+    assert (out.shape, out.dtype) == ((3, 4), torch.float64)
+    assert (s.shape, s.dtype, most.dtype) == ((), torch.float64, torch.float64)
+    outside = prefix(x)  # a fake tensor without its mode
+    assert type(outside) is type(x)
+
+
+def test_make_fx_and_export():
+    graph = make_fx(lambda x: prefix(x) * 2, tracing_mode="symbolic")(torch.randn(3, 4))
+    assert "torch.ops.weft.prefix" in graph.code
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(graph(x), prefix(x) * 2)
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return prefix(x).relu()
+
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(Model(), (torch.randn(3, 4),), dynamic_shapes=({0: rows},))
+    y = torch.randn(7, 4)
+    torch.testing.assert_close(program.module()(y), prefix(y).relu())
+
+
+def test_a_gradient_is_refused_through_the_operator_too():
+    x = torch.randn(3, 4, requires_grad=True)
+    with pytest.raises(KernelValueError, match="`x` requires grad"):
+        prefix.operators((x,), {})
+    y = torch.ones(3, requires_grad=True)
+    with pytest.raises(KernelValueError, match="`x` requires grad"):
+        scale_.operators((y, 2.0), {})
+    assert y.tolist() == [1.0] * 3
+    with torch.no_grad():
+        prefix.operators((x,), {})
+
+
+def test_a_view_that_is_returned_is_copied_by_the_operator():
+    @weft.kernel
+    def flat(x):
+        for i in range(x.shape[0]):
+            x[i, 0] = 1.0
+        return x.view(-1)
+
+    x = torch.zeros(2, 2)
+    assert flat(x).data_ptr() == x.data_ptr()
+    out = flat.operators((x,), {})
+    assert out.data_ptr() != x.data_ptr()
+    assert out.tolist() == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_a_captured_tensor_that_is_written_is_refused_as_an_operator():
+    state = torch.zeros(3)
+
+    @weft.kernel
+    def step(x):
+        for i in range(3):
+            state[i] += x[i]
+
+    step(torch.ones(3))
+    assert state.tolist() == [1.0] * 3
+    with pytest.raises(KernelValueError, match="`state` is written, and it is not a tensor argument"):
+        step.operators((torch.ones(3),), {})
+
+
+def test_optional_tensors():
+    @weft.kernel
+    def shifted(x: torch.Tensor, bias: torch.Tensor | None = None):
+        out = torch.empty_like(x)
+        if bias is None:
+            for i in range(x.shape[0]):
+                out[i] = x[i]
+        else:
+            for i in range(x.shape[0]):
+                out[i] = x[i] + bias[i]
+        return out
+
+    assert schema(shifted).endswith("(Tensor x, Tensor? bias) -> Tensor")
+    x = torch.randn(3)
+    for bias in (None, x):
+        torch.testing.assert_close(shifted.operators((x, bias), {}), shifted(x, bias))

@@ -1,0 +1,487 @@
+"""Writing a register tile: every operation once for each instance that differs.
+
+A value that no lane and no jammed iteration sees differently is one scalar; one that depends on the
+jammed index alone is a scalar for each of its iterations; an index that grows evenly with the lane
+is the scalar of lane 0 (the vector is made when somebody needs it); everything else is a vector of
+lanes, for each vector of the tile. Serial loops whose bounds differ between lanes run the part that
+all share without masks, and the ragged rest with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft.codegen.emit import Emitter, View, llvm_type, memory_type
+from weft.codegen.llvm import RULES, address, loop, note_range, scalar
+from weft.codegen.tile import Plan, lane_step
+from weft.ir.core import Block, Op, Value
+from weft.ir.types import i64
+
+Instance = tuple[int, int]  # (jammed iteration, vector)
+
+
+class Lanes:
+    """Writes the body of a parallel loop for ``jam`` x ``vectors`` x lanes iterations at once."""
+
+    def __init__(self, e: Emitter, plan: Plan, jam: int, vectors: int) -> None:
+        self.e = e
+        self.plan = plan
+        self.jam = jam
+        self.vectors = vectors
+        self.width = plan.lanes
+        self.names: dict[Value, dict[Instance, str]] = {}
+        self.splats: dict[tuple[str, str], str] = {}  # of the enclosing blocks
+        self.mask: dict[Instance, str] | None = None  # None: every lane is active
+
+    # -- instances
+
+    def bind(self, value: Value, instances: dict[Instance, str]) -> None:
+        self.names[value] = instances
+
+    def copies(self, value: Value) -> list[Instance]:
+        """The instances in which a value exists."""
+        jams = range(self.jam) if self.plan.is_jammed(value) else (0,)
+        vectors = (0,) if self.plan.stride_of(value) == 0 else range(self.vectors)
+        return [(j, m) for j in jams for m in vectors]
+
+    def scalar(self, value: Value, at: Instance) -> str:
+        """The number, or the number in lane 0, as a scalar."""
+        if value not in self.names:
+            return self.e.name(value)
+        j, m = at
+        key = (j if self.plan.is_jammed(value) else 0, m if self.plan.stride_of(value) != 0 else 0)
+        return self.names[value][key]
+
+    def vector(self, value: Value, at: Instance) -> str:
+        """The numbers of all lanes."""
+        t = scalar(value)
+        if value in self.e.constants:
+            with _lanes(self.e, self.width):
+                return self.e.literal(self.e.constants[value], t)
+        stride = self.plan.stride_of(value)
+        name = self.scalar(value, at)
+        if stride is None:
+            return name
+        splat = self.splat(name, llvm_type(t))
+        if stride == 0:
+            return splat
+        return self.e.inst(f"add <{self.width} x i64> {splat}, {self.ramp(stride, 'i64')}")
+
+    def splat(self, name: str, ty: str) -> str:
+        key = (name, ty)
+        if key not in self.splats:
+            vector = f"<{self.width} x {ty}>"
+            one = self.e.inst(f"insertelement {vector} poison, {ty} {name}, i64 0")
+            zeros = f"<{self.width} x i32> zeroinitializer"
+            self.splats[key] = self.e.inst(f"shufflevector {vector} {one}, {vector} poison, {zeros}")
+        return self.splats[key]
+
+    def ramp(self, stride: int, ty: str) -> str:
+        return "<" + ", ".join(f"{ty} {stride * lane}" for lane in range(self.width)) + ">"
+
+    def reverse(self, vector: str, ty: str) -> str:
+        order = ", ".join(f"i32 {lane}" for lane in reversed(range(self.width)))
+        kind = f"<{self.width} x {ty}>"
+        return self.e.inst(f"shufflevector {kind} {vector}, {kind} poison, <{self.width} x i32> <{order}>")
+
+    # -- operations
+
+    def block(self, block: Block) -> None:
+        """Writes a block's operations, its terminator excepted."""
+        for op in block.ops[:-1]:
+            match op.name:
+                case "scf.for":
+                    self.loop(op)
+                case "scf.if":
+                    self.choice(op)
+                case "memref.load":
+                    self.names[op.result] = {at: self.load(op, at) for at in self.copies(op.result)}
+                case "memref.store":
+                    self.store_all(op)
+                case "arith.constant":
+                    RULES[op.name](self.e, op, [])
+                case "memref.dim":
+                    self.names[op.result] = {(0, 0): RULES[op.name](self.e, op, [""])[0]}
+                case _:
+                    self.names[op.result] = {at: self.pure(op, at) for at in self.copies(op.result)}
+                    note_range(self.e, op)
+
+    def pure(self, op: Op, at: Instance) -> str:
+        if self.plan.stride_of(op.result) is not None:  # an operation on lane 0 gives lane 0
+            return RULES[op.name](self.e, op, [self.scalar(v, at) for v in op.operands])[0]
+        operands = [self.vector(v, at) for v in op.operands]
+        with _lanes(self.e, self.width):
+            return RULES[op.name](self.e, op, operands)[0]
+
+    def active(self, at: Instance) -> str | None:
+        return None if self.mask is None else self.mask[at]
+
+    def place(self, op: Op, view: View, indices: Sequence[Value], at: Instance) -> str:
+        """The address of the lane with the lowest one."""
+        pointer = address(self.e, view, [self.scalar(v, at) for v in indices])
+        if lane_step(self.plan, op) == -1:
+            ty = memory_type(view.type.element)
+            pointer = self.e.inst(f"getelementptr {ty}, ptr {pointer}, i64 {1 - self.width}")
+        return pointer
+
+    def load(self, op: Op, at: Instance) -> str:
+        e, view = self.e, self.e.views[op.operands[0]]
+        indices, step = op.operands[1:], lane_step(self.plan, op)
+        ty, size = memory_type(view.type.element), view.type.element.bytes
+        if step == 0:
+            pointer = address(e, view, [self.scalar(v, at) for v in indices])
+            if self.mask is not None:
+                rows = (at[0],) if self.plan.is_jammed(op.result) else range(self.jam)
+                pointer = self.if_any(pointer, rows)
+            return e.inst(f"load {ty}, ptr {pointer}, align {size}")
+        if step not in (1, -1):
+            return self.gather(view, indices, at)
+        kind, mask = f"<{self.width} x {ty}>", self.active(at)
+        pointer = self.place(op, view, indices, at)
+        if mask is None:
+            value = e.inst(f"load {kind}, ptr {pointer}, align {size}")
+        else:
+            if step == -1:
+                mask = self.reverse(mask, "i1")
+            value = e.intrinsic(
+                f"llvm.masked.load.v{self.width}{_suffix(ty)}.p0", kind, ("ptr", pointer),
+                ("i32", str(size)), (f"<{self.width} x i1>", mask), (kind, "zeroinitializer"),
+            )  # fmt: skip
+        return self.reverse(value, ty) if step == -1 else value
+
+    def if_any(self, pointer: str, rows: Sequence[int]) -> str:
+        """``pointer`` where a lane of these jammed iterations is active, or else memory of our own."""
+        e = self.e
+        assert self.mask is not None
+        masks = {self.mask[(j, m)] for j in rows for m in range(self.vectors)}
+        kind = f"<{self.width} x i1>"
+        lanes = [e.intrinsic(f"llvm.vector.reduce.or.v{self.width}i1", "i1", (kind, mask))
+                 for mask in sorted(masks)]  # fmt: skip
+        any_lane = lanes[0]
+        for other in lanes[1:]:
+            any_lane = e.inst(f"or i1 {any_lane}, {other}")
+        if not any("%nowhere =" in line for line in e.allocas):
+            e.allocas.append("%nowhere = alloca i64, align 8")
+        return e.inst(f"select i1 {any_lane}, ptr {pointer}, ptr %nowhere")
+
+    def gather(self, view: View, indices: Sequence[Value], at: Instance) -> str:
+        """Loads an element for each lane on its own."""
+        e = self.e
+        with _lanes(e, self.width):
+            ty64 = e.type(i64)
+        offset = ""
+        for axis, value in enumerate(indices):
+            index = self.vector(value, at)
+            if view.strides:
+                stride = self.splat(view.strides[axis], "i64")
+                index = e.inst(f"mul {ty64} {index}, {stride}")
+            elif offset:
+                size = self.splat(view.sizes[axis], "i64")
+                offset = e.inst(f"mul {ty64} {offset}, {size}")
+            offset = e.inst(f"add {ty64} {offset}, {index}") if offset else index
+        ty, size = memory_type(view.type.element), view.type.element.bytes
+        pointers = e.inst(f"getelementptr {ty}, ptr {view.pointer}, {ty64} {offset}")
+        mask = self.active(at) or "splat (i1 true)"
+        kind = f"<{self.width} x {ty}>"
+        return e.intrinsic(
+            f"llvm.masked.gather.v{self.width}{_suffix(ty)}.v{self.width}p0", kind,
+            (f"<{self.width} x ptr>", pointers), ("i32", str(size)), (f"<{self.width} x i1>", mask),
+            (kind, "zeroinitializer"),
+        )  # fmt: skip
+
+    def store_all(self, op: Op) -> None:
+        for j in range(self.jam):
+            for m in range(self.vectors):
+                self.store(op, (j, m))
+
+    def store(self, op: Op, at: Instance) -> None:
+        e, view = self.e, self.e.views[op.operands[1]]
+        ty, size = memory_type(view.type.element), view.type.element.bytes
+        kind, value, mask = f"<{self.width} x {ty}>", self.vector(op.operands[0], at), self.active(at)
+        pointer = self.place(op, view, op.operands[2:], at)
+        if lane_step(self.plan, op) == -1:
+            value = self.reverse(value, ty)
+            mask = mask and self.reverse(mask, "i1")
+        if mask is None:
+            e.line(f"store {kind} {value}, ptr {pointer}, align {size}")
+            return
+        name = f"llvm.masked.store.v{self.width}{_suffix(ty)}.p0"
+        lanes = f"<{self.width} x i1>"
+        e.declare(f"declare void @{name}({kind}, ptr, i32, {lanes})")
+        e.line(f"call void @{name}({kind} {value}, ptr {pointer}, i32 {size}, {lanes} {mask})")
+
+    # -- choices
+
+    def choice(self, op: Op) -> None:
+        """Both arms are run, each for its lanes."""
+        e, condition = self.e, op.operands[0]
+        everywhere = [(j, m) for j in range(self.jam) for m in range(self.vectors)]
+        kind = f"<{self.width} x i1>"
+        yes = {at: self.vector(condition, at) for at in everywhere}
+        outer = self.mask
+        arms: list[dict[Value, dict[Instance, str]]] = []
+        for number, region in enumerate(op.regions):
+            self.mask = {}
+            for at in everywhere:
+                mask = yes[at] if number == 0 else e.inst(f"xor {kind} {yes[at]}, splat (i1 true)")
+                self.mask[at] = mask if outer is None else e.inst(f"and {kind} {mask}, {outer[at]}")
+            self.block(region)
+            values = dict(zip(op.results, region.terminator.operands, strict=True))
+            arms.append({result: {at: self.vector(v, at) for at in everywhere}
+                         for result, v in values.items()})  # fmt: skip
+        self.mask = outer
+        for result in op.results:
+            ty = f"<{self.width} x {llvm_type(result.type)}>"
+            self.names[result] = {
+                at: e.inst(f"select {kind} {yes[at]}, {ty} {arms[0][result][at]}, {ty} {arms[1][result][at]}")
+                for at in self.copies(result)
+            }  # fmt: skip
+
+    # -- loops
+
+    def loop(self, op: Op) -> None:
+        lower, upper = op.operands[:2]
+        carried = op.regions[0].args[1:]
+        state = [self.start(arg, init, at) for arg, init in zip(carried, op.operands[3:], strict=True)
+                 for at in self.copies(arg)]  # fmt: skip
+        ragged_low, ragged_high = self.ragged(lower), self.ragged(upper)
+        low_min, low_max = self.extremes(lower)
+        high_min, high_max = self.extremes(upper)
+        if ragged_low:
+            end = _pick(self.e, "smin", low_max, high_max)
+            state = self.part(op, low_min, end, state, masked=True)
+        state = self.part(op, low_max, high_min, state, masked=False)
+        if ragged_high:
+            begin = _pick(self.e, "smax", low_max, high_min)
+            state = self.part(op, begin, high_max, state, masked=True)
+        names = iter(state)
+        for arg, result in zip(carried, op.results, strict=True):
+            self.names[result] = {at: next(names) for at in self.copies(arg)}
+
+    def start(self, arg: Value, init: Value, at: Instance) -> str:
+        return self.scalar(init, at) if self.plan.stride_of(arg) == 0 else self.vector(init, at)
+
+    def ragged(self, bound: Value) -> bool:
+        return self.plan.stride_of(bound) != 0 or (self.jam > 1 and self.plan.is_jammed(bound))
+
+    def extremes(self, bound: Value) -> tuple[str, str]:
+        """The least and the greatest of a loop bound over the tile."""
+        if not self.ragged(bound):
+            name = self.scalar(bound, (0, 0))
+            return name, name
+        stride = self.plan.stride_of(bound)
+        least, most = "", ""
+        for at in self.copies(bound):
+            if stride is None:
+                low, high = (self.across(bound, at, f) for f in ("smin", "smax"))
+            else:
+                first = self.scalar(bound, at)
+                last = self.e.inst(f"add nsw i64 {first}, {stride * (self.width - 1)}")
+                low, high = (first, last) if stride >= 0 else (last, first)
+            least = low if not least else _pick(self.e, "smin", least, low)
+            most = high if not most else _pick(self.e, "smax", most, high)
+        return least, most
+
+    def across(self, bound: Value, at: Instance, function: str) -> str:
+        """The extreme of a vector over its active lanes."""
+        kind, value = f"<{self.width} x i64>", self.vector(bound, at)
+        mask = self.active(at)
+        if mask is not None:
+            neutral = (1 << 62) if function == "smin" else -(1 << 62)
+            value = self.e.inst(f"select <{self.width} x i1> {mask}, {kind} {value}, {kind}"
+                                f" splat (i64 {neutral})")  # fmt: skip
+        name = f"llvm.vector.reduce.{function}.v{self.width}i64"
+        return self.e.intrinsic(name, "i64", (kind, value))
+
+    def part(self, op: Op, low: str, high: str, state: list[str], *, masked: bool) -> list[str]:
+        """One of the loops that a serial loop becomes."""
+        body, e = op.regions[0], self.e
+        carried = body.args[1:]
+        types = [self.type(arg) for arg in carried for _ in self.copies(arg)]
+        outer, splats = self.mask, dict(self.splats)
+
+        def inside(induction: str, values: list[str]) -> list[str]:
+            self.splats = dict(splats)
+            self.names[body.args[0]] = {(0, 0): induction}
+            names = iter(values)
+            for arg in carried:
+                self.names[arg] = {at: next(names) for at in self.copies(arg)}
+            before = {arg: self.names[arg] for arg in carried}
+            if masked:
+                self.mask = self.masks(op, induction, outer)
+            self.block(body)
+            nexts = []
+            for arg, following in zip(carried, body.terminator.operands, strict=True):
+                for at in self.copies(arg):
+                    value = self.start(arg, following, at)
+                    if self.mask is not None and self.plan.stride_of(arg) != 0:
+                        ty = self.type(arg)
+                        value = e.inst(f"select <{self.width} x i1> {self.mask[at]}, {ty} {value},"
+                                       f" {ty} {before[arg][at]}")  # fmt: skip
+                    nexts.append(value)
+            self.mask = outer
+            return nexts
+
+        flags = [e.module.node('!{!"llvm.loop.vectorize.enable", i1 false}'),
+                 e.module.node('!{!"llvm.loop.unroll.disable"}')]  # fmt: skip
+        metadata = e.module.node(f"!{{{{self}}, {', '.join(flags)}}}")
+        results = loop(e, low, high, "1", state, types, inside, metadata=metadata)
+        self.splats = splats
+        return results
+
+    def type(self, value: Value) -> str:
+        name = llvm_type(value.type)
+        return name if self.plan.stride_of(value) == 0 else f"<{self.width} x {name}>"
+
+    def masks(
+        self, op: Op, induction: str, outer: dict[Instance, str] | None
+    ) -> dict[Instance, str]:
+        """Which lanes run this iteration of a serial loop."""
+        found: dict[Instance, str] = {}
+        kind = f"<{self.width} x i1>"
+        made: dict[tuple[str, Instance], str] = {}
+        for j in range(self.jam):
+            for m in range(self.vectors):
+                terms = [] if outer is None else [outer[(j, m)]]
+                for bound, predicate in ((op.operands[0], "sge"), (op.operands[1], "slt")):
+                    if not self.ragged(bound):
+                        continue
+                    key = (predicate, (j if self.plan.is_jammed(bound) else 0, m))
+                    if key not in made:
+                        made[key] = self.compare(bound, predicate, induction, (j, m))
+                    terms.append(made[key])
+                mask = terms[0]
+                for term in terms[1:]:
+                    mask = self.e.inst(f"and {kind} {mask}, {term}")
+                found[(j, m)] = mask
+        return found
+
+    def compare(self, bound: Value, predicate: str, induction: str, at: Instance) -> str:
+        """A mask: ``induction <predicate> bound``."""
+        e, stride = self.e, self.plan.stride_of(bound)
+        if stride is None:
+            left = self.splat(induction, "i64")
+            return e.inst(f"icmp {predicate} <{self.width} x i64> {left}, {self.vector(bound, at)}")
+        # In 32 bits, which makes narrower vectors: the distance to lane 0's bound, kept small.
+        limit = abs(stride) * self.width + 1
+        distance = e.inst(f"sub nsw i64 {induction}, {self.scalar(bound, at)}")
+        distance = _pick(e, "smax", _pick(e, "smin", distance, str(limit)), str(-limit))
+        narrow = self.splat(e.inst(f"trunc i64 {distance} to i32"), "i32")
+        return e.inst(f"icmp {predicate} <{self.width} x i32> {narrow}, {self.ramp(stride, 'i32')}")
+
+
+class _lanes:
+    """``with _lanes(e, n):`` rules write vectors of n lanes."""
+
+    def __init__(self, e: Emitter, lanes: int) -> None:
+        self.e, self.lanes = e, lanes
+
+    def __enter__(self) -> None:
+        self.e.lanes = self.lanes
+
+    def __exit__(self, *_: object) -> None:
+        self.e.lanes = 1
+
+
+def _pick(e: Emitter, function: str, a: str, b: str) -> str:
+    if a == b:
+        return a
+    return e.intrinsic(f"llvm.{function}.i64", "i64", ("i64", a), ("i64", b))
+
+
+def _suffix(ty: str) -> str:
+    """What an intrinsic's name says of a type."""
+    return {"float": "f32", "double": "f64", "half": "f16"}.get(ty, ty)
+
+
+def tile(
+    e: Emitter,
+    plan: Plan,
+    body: Block,
+    lengths: tuple[str, str],
+    origins: tuple[str, str],
+    index: Callable[[Value, str], str],
+) -> None:
+    """Writes the code of one tile, whole or at an edge.
+
+    ``origins`` are the tile's first iterations along the jammed and the innermost dimension,
+    ``lengths`` the numbers of iterations there; ``index(value, count)`` gives the parallel index
+    ``value`` at iteration ``count``.
+    """
+    row, column = origins
+    rows, columns = lengths
+    wide = plan.lanes * plan.vectors
+    full, edge, out = e.label("full"), e.label("edge"), e.label("tiled")
+    end = e.inst(f"add nsw i64 {column}, {wide}")
+    fits = e.inst(f"icmp sle i64 {end}, {columns}")
+    whole = fits
+    if plan.jam > 1:
+        last_row = e.inst(f"add nsw i64 {row}, {plan.jam}")
+        whole = e.inst(f"and i1 {fits}, {e.inst(f'icmp sle i64 {last_row}, {rows}')}")
+    e.branch(whole, full, edge)
+    e.start(full)
+    _fill(e, plan, body, (plan.jam, plan.vectors), origins, index, "")
+    e.jump(out)
+    e.start(edge)
+    row_end = _pick(e, "smin", e.inst(f"add nsw i64 {row}, {plan.jam}"), rows)
+
+    def one_row(at: str, _: list[str]) -> list[str]:
+        if plan.jam > 1:
+            line, ragged, done = e.label("line"), e.label("ragged"), e.label("row")
+            e.branch(fits, line, ragged)
+            e.start(line)
+            _fill(e, plan, body, (1, plan.vectors), (at, column), index, "")
+            e.jump(done)
+            e.start(ragged)
+        stop = _pick(e, "smin", end, columns)
+
+        def one_vector(start: str, _: list[str]) -> list[str]:
+            _fill(e, plan, body, (1, 1), (at, start), index, stop)
+            return []
+
+        loop(e, column, stop, str(plan.lanes), [], [], one_vector)
+        if plan.jam > 1:
+            e.jump(done)
+            e.start(done)
+        return []
+
+    loop(e, row, row_end, "1", [], [], one_row)
+    e.jump(out)
+    e.start(out)
+
+
+def _fill(
+    e: Emitter,
+    plan: Plan,
+    body: Block,
+    shape: tuple[int, int],
+    origins: tuple[str, str],
+    index: Callable[[Value, str], str],
+    stop: str,
+) -> None:
+    """Writes ``shape`` (jam, vectors) iterations from ``origins``; where ``stop`` is given, only
+    columns before it (with a mask)."""
+    jam, vectors = shape
+    row, column = origins
+    lanes = Lanes(e, plan, jam, vectors)
+    if plan.axis is not None:
+        value = body.args[plan.axis]
+        lanes.bind(value, {(j, 0): index(value, e.inst(f"add nsw i64 {row}, {j}")) for j in range(jam)})
+    value = body.args[-1]
+    places = {}
+    for m in range(vectors):
+        first = m * plan.lanes
+        if plan.reverse:
+            first = (vectors - m) * plan.lanes - 1
+        places[(0, m)] = index(value, e.inst(f"add nsw i64 {column}, {first}"))
+    lanes.bind(value, places)
+    if stop:
+        stride = -1 if plan.reverse else 1
+        first = plan.lanes - 1 if plan.reverse else 0
+        left = e.inst(f"sub nsw i64 {stop}, {column}")
+        left = _pick(e, "smin", left, str(plan.lanes))
+        narrow = lanes.splat(e.inst(f"trunc i64 {left} to i32"), "i32")
+        ramp = "<" + ", ".join(f"i32 {first + stride * lane}" for lane in range(plan.lanes)) + ">"
+        mask = e.inst(f"icmp slt <{plan.lanes} x i32> {ramp}, {narrow}")
+        lanes.mask = {(j, m): mask for j in range(jam) for m in range(vectors)}
+    lanes.block(body)

@@ -1,7 +1,7 @@
 """The brick wall at the three sizes of the figures to beat: a tile repeated in a running bond.
 
-Rank 3 is a float image with three channels. "tuned" copies runs: inside one brick, a row of the wall
-is a contiguous piece of a row of the tile.
+Rank 3 is a float image with three channels. "tuned" copies runs: inside one brick, a row of the
+wall is a contiguous piece of a row of the tile.
 """
 
 from typing import Any

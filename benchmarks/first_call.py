@@ -1,9 +1,9 @@
 """What a person waits for: import, the first call with nothing cached, and from the disk cache.
 
-Every figure comes from new processes. torch is imported before the clock starts, as every user of
-these tools has imported it already. The kernel is the causal convolution at a tiny size, from a file
-of its own for each tool (`benchmarks.first`). "import" is the tool's own import, "first call" is the
-import of that file (decorator, ``init``) and the first call together.
+Every figure comes from new processes. torch is imported before the clock starts: every user of these
+tools has imported it already. The kernel is the causal convolution at a tiny size, from a file of its
+own for each tool (`benchmarks.first`). "import" is the tool's own import, "first call" is the import
+of that file (decorator, ``init``) and the first call together.
 """
 
 import importlib
@@ -49,7 +49,7 @@ def child(tool: str) -> None:
 
 
 def ask(tool: str, folder: str, threads: int) -> dict[str, float] | str:
-    """`child` in a new process with its caches in ``folder``: its figures, or why there are none."""
+    """`child` in a new process, caching in ``folder``: its figures, or why there are none."""
     result = subprocess.run(
         [sys.executable, "-m", "benchmarks.first_call", "--child", tool],
         env={**environment(threads), **dict.fromkeys(CACHES, folder)},

@@ -53,7 +53,7 @@ class Subject:
 
 @dataclass
 class Row:
-    """One figure. ``value`` is in ``unit``; ``first_ms`` is the first call, compilation included."""
+    """One figure. ``value`` is in ``unit``; ``first_ms`` is the first call with its compilation."""
 
     subject: str
     title: str
@@ -72,7 +72,7 @@ class Process:
     """One peer's worker. Started when first asked; its stderr is kept for the day it dies."""
 
     def __init__(self, threads: int) -> None:
-        self.log = tempfile.TemporaryFile("w+")
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
         self.child = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker"],
             stdin=subprocess.PIPE,
@@ -166,7 +166,7 @@ def measure(
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """GitHub-flavoured tables, one for every subject: medians, and how they stand to the fastest."""
+    """GitHub-flavoured tables, one a subject: medians, and how they stand to the fastest."""
     lines: list[str] = []
     for title in dict.fromkeys(row.title for row in rows):
         mine = [row for row in rows if row.title == title]

@@ -12,9 +12,11 @@ from typing import Any, overload
 
 import torch
 
+# What is asked of torch's dispatcher has no public name.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft import compiler
 from weft.errors import KernelTypeError
-from weft.frontend.parameters import Parameter, annotations
+from weft.frontend.parameters import Parameter, annotations_of
 from weft.frontend.split import HostPart, split
 from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
@@ -28,7 +30,6 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch = torch.Tensor.__torch_dispatch__
 _plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), str}
-
 
 
 class Kernel:
@@ -141,10 +142,12 @@ class Kernel:
                     self._regions.append(launcher)
                     self._launchers.append(launcher)
                 self._checked = tuple(p for p in parts.parameters if is_checked(p))
-                if annotations(self.function).get("return") in (float, int, bool):
+                if annotations_of(self.function).get("return") in (float, int, bool):
                     self._convert = as_scalar
                 self._host = parts.host
-                self._simple = self._convert is None and not self._checked and not self.options.interpret
+                self._simple = (
+                    self._convert is None and not self._checked and not self.options.interpret
+                )
             return self._host
 
     # --- what is known of it ---------------------------------------------------------------------
@@ -195,8 +198,8 @@ class Kernel:
 
     @property
     def op(self) -> Any:
-        """The PyTorch operator (``torch.ops.weft.<name>.default``), if it was made already or can be
-        made from the annotations alone. Raises ``KernelTypeError`` otherwise."""
+        """The PyTorch operator, ``torch.ops.weft.<name>.default``: the one that was made first, or
+        that follows from the annotations alone. Raises ``KernelTypeError`` otherwise."""
         return self.operators.default()
 
     # --- looking at it ---------------------------------------------------------------------------

@@ -2,10 +2,14 @@
 
 The only module that reads the environment:
 
-    WEFT_DEBUG=1         check every access and assertion        WEFT_VERIFY=1     verify IR after each pass
-    WEFT_STRICT_MATH=1   no contraction, no reassociation        WEFT_INTERPRET=1  run kernels as plain Python
-    WEFT_CACHE=0         no disk cache                           WEFT_CACHE_DIR    where it is
-    WEFT_CACHE_MB        its size limit (512)                    WEFT_LOGS         see ``set_up_logs``
+    WEFT_DEBUG=1          check every access
+    WEFT_STRICT_MATH=1    no contraction, no reassociation
+    WEFT_INTERPRET=1      run kernels as plain Python, with checks
+    WEFT_VERIFY=1         verify the IR after each pass
+    WEFT_CACHE=0          no disk cache
+    WEFT_CACHE_DIR=...    where it is
+    WEFT_CACHE_MB=512     its size limit
+    WEFT_LOGS=...         see ``set_up_logs``
 """
 
 from __future__ import annotations
@@ -17,7 +21,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-LOG_NAMES = ("specialize", "source", "ir", "passes", "llvm", "asm", "cache", "races", "launch", "time")
+LOG_NAMES = (
+    "specialize",
+    "source",
+    "ir",
+    "passes",
+    "llvm",
+    "asm",
+    "cache",
+    "races",
+    "launch",
+    "time",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ def test_a_traceback_shows_the_line_and_the_place():
     assert "           ~~^~~" in text
 
 
-# --- what is written ---------------------------------------------------------------------------------
+# --- what is written ------------------------------------------------------------
 def written(function):
     return parts_of(function).mutated
 
@@ -271,7 +271,7 @@ def test_mutation_inside_a_called_function():
     assert written(kernel) == {"x"}
 
 
-# --- what is refused ----------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------
 def test_refused_name_read_after_the_loop():
     def kernel(x):
         for i in range(len(x)):
@@ -284,8 +284,8 @@ def test_refused_name_read_after_the_loop():
         f"in kernel `kernel`: `t` is read after the device loop that assigns it (line {line})\n"
         "    return t\n"
         "           ^\n"
-        "help: each iteration has a `t` of its own: store it in a tensor, or give `t` a value before "
-        "the loop and accumulate into it (`t += ...`)"
+        "help: each iteration has a `t` of its own: store it in a tensor, or give `t` a value "
+        "before the loop and accumulate into it (`t += ...`)"
     )
 
 
@@ -361,7 +361,8 @@ REFUSED = {
     "yield x": ("`yield` in a kernel", "yield x", "a kernel runs to its end: return tensors"),
     "global SCALE; SCALE = 1": (
         "`global` in a kernel", "global SCALE", "return the value, or write it into a tensor"),
-    "class A: pass": ("a class defined inside a kernel", "class A: pass", "define it outside of the kernel"),
+    "class A: pass": (
+        "a class defined inside a kernel", "class A: pass", "define it outside of the kernel"),
     "def f(): pass": (
         "a function defined inside a kernel", "def f(): pass",
         "define it outside of the kernel: it is inlined where a device loop calls it"),

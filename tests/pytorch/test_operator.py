@@ -134,7 +134,9 @@ def test_compiled_by_inductor():
 
 def test_one_operator_for_each_template_value():
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: apply(x, square) + apply(x, cube), fullgraph=True, backend="eager")
+    compiled = torch.compile(
+        lambda x: apply(x, square) + apply(x, cube), fullgraph=True, backend="eager"
+    )
     x = torch.randn(5)
     torch.testing.assert_close(compiled(x), x**2 + x**3)
 
@@ -148,7 +150,9 @@ def test_a_returned_parameter_is_the_parameter():
 
 def test_keywords_and_defaults_under_compile():
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: prefix(start=1.5, x=x) + prefix(x), fullgraph=True, backend="eager")
+    compiled = torch.compile(
+        lambda x: prefix(start=1.5, x=x) + prefix(x), fullgraph=True, backend="eager"
+    )
     x = torch.randn(2, 3)
     torch.testing.assert_close(compiled(x), prefix(x, 1.5) + prefix(x))
 
@@ -230,7 +234,9 @@ def test_a_captured_tensor_that_is_written_is_refused_as_an_operator():
 
     step(torch.ones(3))
     assert state.tolist() == [1.0] * 3
-    with pytest.raises(KernelValueError, match="`state` is written, and it is not a tensor argument"):
+    with pytest.raises(
+        KernelValueError, match="`state` is written, and it is not a tensor argument"
+    ):
         step.operators((torch.ones(3),), {})
 
 

@@ -93,7 +93,9 @@ def test_wrong_arguments():
         scaled(x, wrong=1)
     with pytest.raises(KernelTypeError) as caught:
         scaled(x, "two")
-    assert body(caught).startswith("in kernel `scaled`: `factor` is annotated float, and a str was passed")
+    assert body(caught).startswith(
+        "in kernel `scaled`: `factor` is annotated float, and a str was passed"
+    )
     with pytest.raises(KernelTypeError, match=r"`x` is a NumPy array(.|\n)*from_numpy"):
         add(np.ones(3), x, x)
 
@@ -359,7 +361,9 @@ def test_ndarray_annotations():
             x[i, j] = 1.0
 
     typed(torch.zeros(2, 3))
-    with pytest.raises(KernelTypeError, match="`x` is annotated f32, and a tensor of dtype float64"):
+    with pytest.raises(
+        KernelTypeError, match="`x` is annotated f32, and a tensor of dtype float64"
+    ):
         typed(torch.zeros(2, 3, dtype=torch.float64))
     with pytest.raises(KernelTypeError, match=r"with 2 dimensions, and a tensor of shape \(6,\)"):
         typed(torch.zeros(6))

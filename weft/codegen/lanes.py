@@ -2,7 +2,7 @@
 
 A value that no lane and no jammed iteration sees differently is one scalar; one that depends on the
 jammed index alone is a scalar for each of its iterations; an index that grows evenly with the lane
-is the scalar of lane 0 (the vector is made when somebody needs it); everything else is a vector of
+is the scalar of the first lane (the vector is made when somebody needs it); everything else is a vector of
 lanes, for each vector of the tile. Serial loops whose bounds differ between lanes run the part that
 all share without masks, and the ragged rest with them.
 """
@@ -23,15 +23,17 @@ Instance = tuple[int, int]  # (jammed iteration, vector)
 class Lanes:
     """Writes the body of a parallel loop for ``jam`` x ``vectors`` x lanes iterations at once."""
 
-    def __init__(self, e: Emitter, plan: Plan, jam: int, vectors: int) -> None:
+    def __init__(self, e: Emitter, plan: Plan, jam: int) -> None:
         self.e = e
         self.plan = plan
         self.jam = jam
-        self.vectors = vectors
+        self.vectors = plan.vectors
         self.width = plan.lanes
         self.names: dict[Value, dict[Instance, str]] = {}
         self.splats: dict[tuple[str, str], str] = {}  # of the enclosing blocks
         self.mask: dict[Instance, str] | None = None  # None: every lane is active
+        self.certain = True  # some lane of each jammed iteration is active here
+        self.partial = False  # lanes are off that must keep what they carry
 
     # -- instances
 
@@ -41,15 +43,15 @@ class Lanes:
     def copies(self, value: Value) -> list[Instance]:
         """The instances in which a value exists."""
         jams = range(self.jam) if self.plan.is_jammed(value) else (0,)
-        vectors = (0,) if self.plan.stride_of(value) == 0 else range(self.vectors)
+        vectors = range(self.vectors) if self.plan.stride_of(value) is None else (0,)
         return [(j, m) for j in jams for m in vectors]
 
-    def scalar(self, value: Value, at: Instance) -> str:
-        """The number, or the number in lane 0, as a scalar."""
+    def name(self, value: Value, at: Instance) -> str:
+        """What a value is called: a scalar, the scalar of the tile's first lane, or a vector."""
         if value not in self.names:
             return self.e.name(value)
         j, m = at
-        key = (j if self.plan.is_jammed(value) else 0, m if self.plan.stride_of(value) != 0 else 0)
+        key = (j if self.plan.is_jammed(value) else 0, m if self.plan.stride_of(value) is None else 0)
         return self.names[value][key]
 
     def vector(self, value: Value, at: Instance) -> str:
@@ -59,13 +61,13 @@ class Lanes:
             with _lanes(self.e, self.width):
                 return self.e.literal(self.e.constants[value], t)
         stride = self.plan.stride_of(value)
-        name = self.scalar(value, at)
+        name = self.name(value, at)
         if stride is None:
             return name
         splat = self.splat(name, llvm_type(t))
         if stride == 0:
             return splat
-        return self.e.inst(f"add <{self.width} x i64> {splat}, {self.ramp(stride, 'i64')}")
+        return self.e.inst(f"add <{self.width} x i64> {splat}, {self.ramp(stride, at, 'i64')}")
 
     def splat(self, name: str, ty: str) -> str:
         key = (name, ty)
@@ -76,8 +78,11 @@ class Lanes:
             self.splats[key] = self.e.inst(f"shufflevector {vector} {one}, {vector} poison, {zeros}")
         return self.splats[key]
 
-    def ramp(self, stride: int, ty: str) -> str:
-        return "<" + ", ".join(f"{ty} {stride * lane}" for lane in range(self.width)) + ">"
+    def ramp(self, stride: int, at: Instance, ty: str, start: int = 0) -> str:
+        """What an index is in each lane that is ``start`` in the tile's first lane."""
+        first = at[1] * self.width
+        numbers = (start + stride * (first + k) for k in range(self.width))
+        return "<" + ", ".join(f"{ty} {number}" for number in numbers) + ">"
 
     def reverse(self, vector: str, ty: str) -> str:
         order = ", ".join(f"i32 {lane}" for lane in reversed(range(self.width)))
@@ -95,7 +100,7 @@ class Lanes:
                 case "scf.if":
                     self.choice(op)
                 case "memref.load":
-                    self.names[op.result] = {at: self.load(op, at) for at in self.copies(op.result)}
+                    self.load_all(op)
                 case "memref.store":
                     self.store_all(op)
                 case "arith.constant":
@@ -107,8 +112,8 @@ class Lanes:
                     note_range(self.e, op)
 
     def pure(self, op: Op, at: Instance) -> str:
-        if self.plan.stride_of(op.result) is not None:  # an operation on lane 0 gives lane 0
-            return RULES[op.name](self.e, op, [self.scalar(v, at) for v in op.operands])[0]
+        if self.plan.stride_of(op.result) is not None:  # on the first lane it gives the first lane
+            return RULES[op.name](self.e, op, [self.name(v, at) for v in op.operands])[0]
         operands = [self.vector(v, at) for v in op.operands]
         with _lanes(self.e, self.width):
             return RULES[op.name](self.e, op, operands)[0]
@@ -116,34 +121,49 @@ class Lanes:
     def active(self, at: Instance) -> str | None:
         return None if self.mask is None else self.mask[at]
 
-    def place(self, op: Op, view: View, indices: Sequence[Value], at: Instance) -> str:
-        """The address of the lane with the lowest one."""
-        pointer = address(self.e, view, [self.scalar(v, at) for v in indices])
-        if lane_step(self.plan, op) == -1:
-            ty = memory_type(view.type.element)
-            pointer = self.e.inst(f"getelementptr {ty}, ptr {pointer}, i64 {1 - self.width}")
-        return pointer
+    def places(self, op: Op, view: View, indices: Sequence[Value], step: int) -> dict[Instance, str]:
+        """For each vector of an access with ``step`` 1 or -1, the address of its lowest lane."""
+        ty = memory_type(view.type.element)
+        jams = range(self.jam) if any(map(self.plan.is_jammed, op.operands)) else (0,)
+        found = {}
+        for j in jams:
+            first = address(self.e, view, [self.name(v, (j, 0)) for v in indices])
+            for m in range(self.vectors):
+                offset = m * self.width if step == 1 else 1 - (m + 1) * self.width
+                found[(j, m)] = first if offset == 0 else self.e.inst(
+                    f"getelementptr {ty}, ptr {first}, i64 {offset}")  # fmt: skip
+        return found
 
-    def load(self, op: Op, at: Instance) -> str:
+    def load_all(self, op: Op) -> None:
+        view, step = self.e.views[op.operands[0]], lane_step(self.plan, op)
+        if step in (1, -1):
+            places = self.places(op, view, op.operands[1:], step)
+            self.names[op.result] = {
+                (j, m): self.load_vector(view, places.get((j, m), places[(0, m)]), (j, m), step)
+                for j, m in self.copies(op.result)
+            }  # fmt: skip
+        else:
+            load = self.load_scalar if step == 0 else self.gather
+            self.names[op.result] = {at: load(op, at) for at in self.copies(op.result)}
+
+    def load_scalar(self, op: Op, at: Instance) -> str:
         e, view = self.e, self.e.views[op.operands[0]]
-        indices, step = op.operands[1:], lane_step(self.plan, op)
         ty, size = memory_type(view.type.element), view.type.element.bytes
-        if step == 0:
-            pointer = address(e, view, [self.scalar(v, at) for v in indices])
-            if self.mask is not None:
-                rows = (at[0],) if self.plan.is_jammed(op.result) else range(self.jam)
-                pointer = self.if_any(pointer, rows)
-            return e.inst(f"load {ty}, ptr {pointer}, align {size}")
-        if step not in (1, -1):
-            return self.gather(view, indices, at)
+        pointer = address(e, view, [self.name(v, at) for v in op.operands[1:]])
+        if not self.certain:
+            rows = (at[0],) if self.plan.is_jammed(op.result) else range(self.jam)
+            pointer = self.if_any(pointer, rows)
+        return e.inst(f"load {ty}, ptr {pointer}, align {size}")
+
+    def load_vector(self, view: View, pointer: str, at: Instance, step: int) -> str:
+        ty, size = memory_type(view.type.element), view.type.element.bytes
         kind, mask = f"<{self.width} x {ty}>", self.active(at)
-        pointer = self.place(op, view, indices, at)
         if mask is None:
-            value = e.inst(f"load {kind}, ptr {pointer}, align {size}")
+            value = self.e.inst(f"load {kind}, ptr {pointer}, align {size}")
         else:
             if step == -1:
                 mask = self.reverse(mask, "i1")
-            value = e.intrinsic(
+            value = self.e.intrinsic(
                 f"llvm.masked.load.v{self.width}{_suffix(ty)}.p0", kind, ("ptr", pointer),
                 ("i32", str(size)), (f"<{self.width} x i1>", mask), (kind, "zeroinitializer"),
             )  # fmt: skip
@@ -164,9 +184,9 @@ class Lanes:
             e.allocas.append("%nowhere = alloca i64, align 8")
         return e.inst(f"select i1 {any_lane}, ptr {pointer}, ptr %nowhere")
 
-    def gather(self, view: View, indices: Sequence[Value], at: Instance) -> str:
+    def gather(self, op: Op, at: Instance) -> str:
         """Loads an element for each lane on its own."""
-        e = self.e
+        e, view, indices = self.e, self.e.views[op.operands[0]], op.operands[1:]
         with _lanes(e, self.width):
             ty64 = e.type(i64)
         offset = ""
@@ -190,25 +210,23 @@ class Lanes:
         )  # fmt: skip
 
     def store_all(self, op: Op) -> None:
-        for j in range(self.jam):
-            for m in range(self.vectors):
-                self.store(op, (j, m))
-
-    def store(self, op: Op, at: Instance) -> None:
         e, view = self.e, self.e.views[op.operands[1]]
+        step = lane_step(self.plan, op)
+        assert step in (1, -1)
         ty, size = memory_type(view.type.element), view.type.element.bytes
-        kind, value, mask = f"<{self.width} x {ty}>", self.vector(op.operands[0], at), self.active(at)
-        pointer = self.place(op, view, op.operands[2:], at)
-        if lane_step(self.plan, op) == -1:
-            value = self.reverse(value, ty)
-            mask = mask and self.reverse(mask, "i1")
-        if mask is None:
-            e.line(f"store {kind} {value}, ptr {pointer}, align {size}")
-            return
-        name = f"llvm.masked.store.v{self.width}{_suffix(ty)}.p0"
-        lanes = f"<{self.width} x i1>"
-        e.declare(f"declare void @{name}({kind}, ptr, i32, {lanes})")
-        e.line(f"call void @{name}({kind} {value}, ptr {pointer}, i32 {size}, {lanes} {mask})")
+        kind, lanes = f"<{self.width} x {ty}>", f"<{self.width} x i1>"
+        places = self.places(op, view, op.operands[2:], step)
+        for at, pointer in places.items():
+            value, mask = self.vector(op.operands[0], at), self.active(at)
+            if step == -1:
+                value = self.reverse(value, ty)
+                mask = mask and self.reverse(mask, "i1")
+            if mask is None:
+                e.line(f"store {kind} {value}, ptr {pointer}, align {size}")
+                continue
+            name = f"llvm.masked.store.v{self.width}{_suffix(ty)}.p0"
+            e.declare(f"declare void @{name}({kind}, ptr, i32, {lanes})")
+            e.line(f"call void @{name}({kind} {value}, ptr {pointer}, i32 {size}, {lanes} {mask})")
 
     # -- choices
 
@@ -218,7 +236,8 @@ class Lanes:
         everywhere = [(j, m) for j in range(self.jam) for m in range(self.vectors)]
         kind = f"<{self.width} x i1>"
         yes = {at: self.vector(condition, at) for at in everywhere}
-        outer = self.mask
+        outer, certain, partial = self.mask, self.certain, self.partial
+        self.certain, self.partial = False, True
         arms: list[dict[Value, dict[Instance, str]]] = []
         for number, region in enumerate(op.regions):
             self.mask = {}
@@ -229,7 +248,7 @@ class Lanes:
             values = dict(zip(op.results, region.terminator.operands, strict=True))
             arms.append({result: {at: self.vector(v, at) for at in everywhere}
                          for result, v in values.items()})  # fmt: skip
-        self.mask = outer
+        self.mask, self.certain, self.partial = outer, certain, partial
         for result in op.results:
             ty = f"<{self.width} x {llvm_type(result.type)}>"
             self.names[result] = {
@@ -259,7 +278,7 @@ class Lanes:
             self.names[result] = {at: next(names) for at in self.copies(arg)}
 
     def start(self, arg: Value, init: Value, at: Instance) -> str:
-        return self.scalar(init, at) if self.plan.stride_of(arg) == 0 else self.vector(init, at)
+        return self.name(init, at) if self.plan.stride_of(arg) == 0 else self.vector(init, at)
 
     def ragged(self, bound: Value) -> bool:
         return self.plan.stride_of(bound) != 0 or (self.jam > 1 and self.plan.is_jammed(bound))
@@ -267,7 +286,7 @@ class Lanes:
     def extremes(self, bound: Value) -> tuple[str, str]:
         """The least and the greatest of a loop bound over the tile."""
         if not self.ragged(bound):
-            name = self.scalar(bound, (0, 0))
+            name = self.name(bound, (0, 0))
             return name, name
         stride = self.plan.stride_of(bound)
         least, most = "", ""
@@ -275,8 +294,9 @@ class Lanes:
             if stride is None:
                 low, high = (self.across(bound, at, f) for f in ("smin", "smax"))
             else:
-                first = self.scalar(bound, at)
-                last = self.e.inst(f"add nsw i64 {first}, {stride * (self.width - 1)}")
+                first = self.name(bound, at)
+                reach = stride * (self.width * self.vectors - 1)
+                last = self.e.inst(f"add nsw i64 {first}, {reach}")
                 low, high = (first, last) if stride >= 0 else (last, first)
             least = low if not least else _pick(self.e, "smin", least, low)
             most = high if not most else _pick(self.e, "smax", most, high)
@@ -299,6 +319,10 @@ class Lanes:
         carried = body.args[1:]
         types = [self.type(arg) for arg in carried for _ in self.copies(arg)]
         outer, splats = self.mask, dict(self.splats)
+        certain, partial = self.certain, self.partial
+
+        bounds = op.operands[:2]
+        one_sided = sum(map(self.ragged, bounds)) == 1 and not any(map(self.plan.is_jammed, bounds))
 
         def inside(induction: str, values: list[str]) -> list[str]:
             self.splats = dict(splats)
@@ -309,17 +333,18 @@ class Lanes:
             before = {arg: self.names[arg] for arg in carried}
             if masked:
                 self.mask = self.masks(op, induction, outer)
+                self.certain, self.partial = self.certain and outer is None and one_sided, True
             self.block(body)
             nexts = []
             for arg, following in zip(carried, body.terminator.operands, strict=True):
                 for at in self.copies(arg):
                     value = self.start(arg, following, at)
-                    if self.mask is not None and self.plan.stride_of(arg) != 0:
+                    if self.partial and self.plan.stride_of(arg) != 0:
                         ty = self.type(arg)
                         value = e.inst(f"select <{self.width} x i1> {self.mask[at]}, {ty} {value},"
                                        f" {ty} {before[arg][at]}")  # fmt: skip
                     nexts.append(value)
-            self.mask = outer
+            self.mask, self.certain, self.partial = outer, certain, partial
             return nexts
 
         flags = [e.module.node('!{!"llvm.loop.vectorize.enable", i1 false}'),
@@ -363,11 +388,11 @@ class Lanes:
             left = self.splat(induction, "i64")
             return e.inst(f"icmp {predicate} <{self.width} x i64> {left}, {self.vector(bound, at)}")
         # In 32 bits, which makes narrower vectors: the distance to lane 0's bound, kept small.
-        limit = abs(stride) * self.width + 1
-        distance = e.inst(f"sub nsw i64 {induction}, {self.scalar(bound, at)}")
+        limit = abs(stride) * self.width * self.vectors + 1
+        distance = e.inst(f"sub nsw i64 {induction}, {self.name(bound, at)}")
         distance = _pick(e, "smax", _pick(e, "smin", distance, str(limit)), str(-limit))
         narrow = self.splat(e.inst(f"trunc i64 {distance} to i32"), "i32")
-        return e.inst(f"icmp {predicate} <{self.width} x i32> {narrow}, {self.ramp(stride, 'i32')}")
+        return e.inst(f"icmp {predicate} <{self.width} x i32> {narrow}, {self.ramp(stride, at, 'i32')}")
 
 
 class _lanes:
@@ -420,29 +445,14 @@ def tile(
         whole = e.inst(f"and i1 {fits}, {e.inst(f'icmp sle i64 {last_row}, {rows}')}")
     e.branch(whole, full, edge)
     e.start(full)
-    _fill(e, plan, body, (plan.jam, plan.vectors), origins, index, "")
+    _fill(e, plan, body, plan.jam, origins, index, "")
     e.jump(out)
     e.start(edge)
     row_end = _pick(e, "smin", e.inst(f"add nsw i64 {row}, {plan.jam}"), rows)
+    stop = _pick(e, "smin", end, columns)
 
     def one_row(at: str, _: list[str]) -> list[str]:
-        if plan.jam > 1:
-            line, ragged, done = e.label("line"), e.label("ragged"), e.label("row")
-            e.branch(fits, line, ragged)
-            e.start(line)
-            _fill(e, plan, body, (1, plan.vectors), (at, column), index, "")
-            e.jump(done)
-            e.start(ragged)
-        stop = _pick(e, "smin", end, columns)
-
-        def one_vector(start: str, _: list[str]) -> list[str]:
-            _fill(e, plan, body, (1, 1), (at, start), index, stop)
-            return []
-
-        loop(e, column, stop, str(plan.lanes), [], [], one_vector)
-        if plan.jam > 1:
-            e.jump(done)
-            e.start(done)
+        _fill(e, plan, body, 1, (at, column), index, stop)
         return []
 
     loop(e, row, row_end, "1", [], [], one_row)
@@ -454,34 +464,30 @@ def _fill(
     e: Emitter,
     plan: Plan,
     body: Block,
-    shape: tuple[int, int],
+    jam: int,
     origins: tuple[str, str],
     index: Callable[[Value, str], str],
     stop: str,
 ) -> None:
-    """Writes ``shape`` (jam, vectors) iterations from ``origins``; where ``stop`` is given, only
-    columns before it (with a mask)."""
-    jam, vectors = shape
+    """Writes ``jam`` rows of a tile from ``origins``; where ``stop`` is given, only the columns
+    before it, with a mask."""
     row, column = origins
-    lanes = Lanes(e, plan, jam, vectors)
+    wide = plan.lanes * plan.vectors
+    lanes = Lanes(e, plan, jam)
     if plan.axis is not None:
         value = body.args[plan.axis]
         lanes.bind(value, {(j, 0): index(value, e.inst(f"add nsw i64 {row}, {j}")) for j in range(jam)})
     value = body.args[-1]
-    places = {}
-    for m in range(vectors):
-        first = m * plan.lanes
-        if plan.reverse:
-            first = (vectors - m) * plan.lanes - 1
-        places[(0, m)] = index(value, e.inst(f"add nsw i64 {column}, {first}"))
-    lanes.bind(value, places)
+    first = wide - 1 if plan.reverse else 0
+    lanes.bind(value, {(0, 0): index(value, e.inst(f"add nsw i64 {column}, {first}"))})
     if stop:
         stride = -1 if plan.reverse else 1
-        first = plan.lanes - 1 if plan.reverse else 0
-        left = e.inst(f"sub nsw i64 {stop}, {column}")
-        left = _pick(e, "smin", left, str(plan.lanes))
-        narrow = lanes.splat(e.inst(f"trunc i64 {left} to i32"), "i32")
-        ramp = "<" + ", ".join(f"i32 {first + stride * lane}" for lane in range(plan.lanes)) + ">"
-        mask = e.inst(f"icmp slt <{plan.lanes} x i32> {ramp}, {narrow}")
-        lanes.mask = {(j, m): mask for j in range(jam) for m in range(vectors)}
+        left = e.inst(f"trunc i64 {e.inst(f'sub nsw i64 {stop}, {column}')} to i32")
+        splat = lanes.splat(left, "i32")
+        kind = f"<{plan.lanes} x i32>"
+        masks = {}
+        for m in range(plan.vectors):
+            ramp = lanes.ramp(stride, (0, m), "i32", first)
+            masks[(0, m)] = e.inst(f"icmp slt {kind} {ramp}, {splat}")
+        lanes.mask = {(j, m): masks[(0, m)] for j in range(jam) for m in range(plan.vectors)}
     lanes.block(body)

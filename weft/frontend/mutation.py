@@ -147,7 +147,9 @@ class Mutations:
             if keyword.arg == "out":
                 self.written |= self.roots(keyword.value)
         root = root_name(func)
-        value = self.scope.resolve(func) if root is not None and root not in self.aliases else MISSING
+        value = (
+            self.scope.resolve(func) if root is not None and root not in self.aliases else MISSING
+        )
         if isinstance(func, ast.Attribute) and value is MISSING:
             in_place = name.endswith("_") and not name.endswith("__")
             if in_place or name in ("fill", "from_numpy", "from_torch", "copy_from", "__setitem__"):
@@ -168,9 +170,12 @@ class Mutations:
         inner = function if isinstance(function, types.FunctionType) else inspect.unwrap(function)
         try:
             names = written_parameters(inner, self.device, self.active)
-            bound = inspect.signature(inner).bind(*node.args, **{k.arg or "**": k.value for k in node.keywords})
+            bound = inspect.signature(inner).bind(
+                *node.args, **{k.arg or "**": k.value for k in node.keywords}
+            )
         except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
-            return  # no Python source: a library function, which says with `_` or `out=` if it writes
+            # No Python source: a library function, which says by `_` or `out=` that it writes.
+            return
         for name, value in bound.arguments.items():
             if name in names:
                 for item in value if isinstance(value, tuple) else (value,):

@@ -1,4 +1,4 @@
-"""Which names a piece of a kernel reads and assigns, and what a global or closure name stands for."""
+"""Which names a piece of a kernel reads and assigns, and what the names around it stand for."""
 
 from __future__ import annotations
 
@@ -52,9 +52,11 @@ class Scope:
         if isinstance(node, ast.Attribute):
             base = self.resolve(node.value)
             if base is not MISSING:
-                return inspect.getattr_static(base, node.attr, MISSING) if not isinstance(
-                    base, types.ModuleType
-                ) else getattr(base, node.attr, MISSING)
+                return (
+                    inspect.getattr_static(base, node.attr, MISSING)
+                    if not isinstance(base, types.ModuleType)
+                    else getattr(base, node.attr, MISSING)
+                )
         return MISSING
 
     def called(self, node: ast.expr, locals: frozenset[str] = frozenset()) -> str:
@@ -100,10 +102,7 @@ def is_known(value: Any) -> bool:
 
 def is_known_module(value: Any) -> bool:
     """True for a module whose members the compiler knows (so that they are no captured values)."""
-    return (
-        isinstance(value, types.ModuleType)
-        and value.__name__.partition(".")[0] in KNOWN_MODULES
-    )
+    return isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in KNOWN_MODULES
 
 
 def bound_names(node: ast.AST) -> Iterator[str]:
@@ -191,7 +190,10 @@ class Reads:
             else:
                 self.expression(child, assigned)
         return assigned | frozenset(
-            name for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr) for name in bound_names(c)
+            name
+            for c in ast.iter_child_nodes(node)
+            if isinstance(c, ast.expr)
+            for name in bound_names(c)
         )
 
     def target(self, node: ast.expr, assigned: frozenset[str]) -> None:

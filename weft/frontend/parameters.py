@@ -32,10 +32,10 @@ class Parameter:
     optional: bool = False
     annotation: Any = None
     default: Any = EMPTY
-    position: inspect._ParameterKind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    position: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
-def annotations(function: Callable[..., Any]) -> dict[str, Any]:
+def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of ``function``; those that are text are evaluated where that is possible."""
     scope = Scope.of(function)
     cells = {n: v for n in scope.cells if (v := scope.lookup(n)) is not inspect.Parameter.empty}
@@ -53,7 +53,7 @@ def annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
 def parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:
     """The parameters of ``function`` in order."""
-    hints = annotations(function)
+    hints = annotations_of(function)
     return tuple(
         _parameter(p, hints.get(p.name)) for p in inspect.signature(function).parameters.values()
     )
@@ -79,7 +79,7 @@ def _parameter(parameter: inspect.Parameter, annotation: Any) -> Parameter:
 
 
 def is_tensor_annotation(annotation: Any) -> bool:
-    """True for ``torch.Tensor``, ``weft.types.ndarray(...)`` and jaxtyping's ``Float[Tensor, ..]``."""
+    """True for ``torch.Tensor``, ``weft.types.ndarray(...)`` and jaxtyping's ``Float[...]``."""
     if isinstance(annotation, NDArrayType) or is_jaxtyping(annotation):
         return True
     return isinstance(annotation, type) and issubclass(annotation, torch.Tensor)

@@ -222,7 +222,9 @@ class _Splitter:
                 del args[name]
         region = Region(len(self.regions), node, list(args.values()), results, span)
         self.regions.append(region)
-        function = ast.Subscript(ast.Name(LAUNCHERS, ast.Load()), ast.Constant(region.index), ast.Load())
+        function = ast.Subscript(
+            ast.Name(LAUNCHERS, ast.Load()), ast.Constant(region.index), ast.Load()
+        )
         call = ast.Call(function, [copy.deepcopy(a.expr) for a in region.args], [])
         statement: ast.stmt = ast.Expr(call)
         if results:
@@ -388,13 +390,19 @@ def _host_function(
     owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
     inner: ast.stmt = tree
     if owner.isidentifier():
-        inner = ast.ClassDef(owner, [], [], [tree], [], type_params=[])
+        inner = ast.ClassDef(owner, [], [], [tree], [], type_params=[])  # pyright: ignore[reportCallIssue]
     free = [ast.arg(name) for name in code.co_freevars if name != "__class__" or inner is tree]
     outer = ast.FunctionDef(
-        "__weft_outer__", ast.arguments([], free, None, [], [], None, []), [inner], [], type_params=[]
+        "__weft_outer__",
+        ast.arguments([], free, None, [], [], None, []),
+        [inner],
+        [],
+        type_params=[],  # pyright: ignore[reportCallIssue]
     )
     module = ast.fix_missing_locations(ast.Module([outer], []))
-    compiled = compile(module, source.file, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
+    compiled = compile(
+        module, source.file, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True
+    )
     found = _find_code(compiled, tree.name)
     found = found.replace(co_qualname=code.co_qualname) if hasattr(code, "co_qualname") else found
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))

@@ -24,8 +24,8 @@ def is_checked(parameter: Parameter) -> bool:
 def check_annotations(
     parameters: Sequence[Parameter], arguments: dict[str, Any], span: Span | None
 ) -> None:
-    """Raises ``KernelTypeError`` (dtype, rank) or ``KernelValueError`` (sizes) where a tensor is not
-    as annotated."""
+    """Checks tensors against their annotations. Raises ``KernelTypeError`` (dtype, rank) and
+    ``KernelValueError`` (sizes)."""
     sizes: dict[str, tuple[int, str]] = {}
     for parameter in parameters:
         value = arguments.get(parameter.name)
@@ -34,7 +34,9 @@ def check_annotations(
         annotation = parameter.annotation
         if not isinstance(value, torch.Tensor):
             raise KernelTypeError(
-                f"`{parameter.name}` is annotated as a tensor, and {type(value).__name__} was passed", span
+                f"`{parameter.name}` is annotated as a tensor, and {type(value).__name__} was "
+                "passed",
+                span,
             )
         if isinstance(annotation, NDArrayType):
             _check_ndarray(parameter.name, annotation, value, span)
@@ -46,7 +48,9 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check_ndarray(name: str, annotation: NDArrayType, tensor: torch.Tensor, span: Span | None) -> None:
+def _check_ndarray(
+    name: str, annotation: NDArrayType, tensor: torch.Tensor, span: Span | None
+) -> None:
     if annotation.dtype is not None and tensor.dtype is not annotation.dtype.torch:
         raise KernelTypeError(
             f"`{name}` is annotated {annotation.dtype.name}, and a tensor of dtype "
@@ -60,7 +64,11 @@ def _check_ndarray(name: str, annotation: NDArrayType, tensor: torch.Tensor, spa
 
 
 def _check_jaxtyping(
-    name: str, annotation: Any, tensor: torch.Tensor, sizes: dict[str, tuple[int, str]], span: Span | None
+    name: str,
+    annotation: Any,
+    tensor: torch.Tensor,
+    sizes: dict[str, tuple[int, str]],
+    span: Span | None,
 ) -> None:
     dtypes = annotation.dtypes
     if isinstance(dtypes, list | tuple | set | frozenset) and _name(tensor.dtype) not in dtypes:
@@ -69,11 +77,14 @@ def _check_jaxtyping(
             f"{_name(tensor.dtype)} was passed", span,
         )  # fmt: skip
     words = annotation.dim_str.split()
-    variadic = [k for k, word in enumerate(words) if word == "..." or word.lstrip("#?_").startswith("*")]
+    variadic = [
+        k for k, word in enumerate(words) if word == "..." or word.lstrip("#?_").startswith("*")
+    ]
     shape = tuple(tensor.shape)
     if len(shape) != len(words) if not variadic else len(shape) < len(words) - 1:
         raise KernelTypeError(
-            f"`{name}` is annotated \"{annotation.dim_str}\", and a tensor of shape {shape} was passed",
+            f'`{name}` is annotated "{annotation.dim_str}", and a tensor of shape {shape} was '
+            "passed",
             span,
         )  # fmt: skip
     if variadic:
@@ -96,7 +107,9 @@ def _check_size(
         return
     if word.isdigit():
         if int(word) != size:
-            raise KernelValueError(f"`{name}` has size {size} where its annotation says {word}", span)
+            raise KernelValueError(
+                f"`{name}` has size {size} where its annotation says {word}", span
+            )
     elif word.isidentifier():
         known = sizes.setdefault(word, (size, name))
         if known[0] != size:

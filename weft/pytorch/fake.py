@@ -1,7 +1,7 @@
 """The meta kernel: the host part of a kernel, run with launchers that do nothing.
 
-Shapes, dtypes and devices of what a kernel returns are made by its host part. All that a device loop
-adds is the dtype of what it reduces into, which the frontend infers.
+Shapes, dtypes and devices of what a kernel returns are made by its host part. All that a device
+loop adds is the dtype of what it reduces into, which the frontend infers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from weft.source import FunctionSource
 class KernelSource(Protocol):
     """What is asked of a kernel."""
 
-    parts: HostPart
-    source: FunctionSource
+    @property
+    def parts(self) -> HostPart: ...
+    @property
+    def source(self) -> FunctionSource: ...
 
 
 def fake_launchers(kernel: KernelSource) -> tuple[Callable[..., Any], ...]:

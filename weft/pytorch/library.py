@@ -2,12 +2,14 @@
 
 A kernel is one operator for each way that it can be called: tensors, numbers and lists of them are
 the operator's arguments; whatever else is passed (functions, dtypes, None, objects) is fixed in it.
-The operator returns the tensors that the kernel made; parameters that it returns are put back by the
-caller.
+The operator returns the tensors that the kernel made; parameters that it returns are put back by
+the caller.
 """
 
 from __future__ import annotations
 
+# What is asked of torch's dispatcher has no public name.
+# pyright: reportPrivateUsage=false
 import functools
 import inspect
 import threading
@@ -23,7 +25,7 @@ from weft.frontend.specs import constant_key
 from weft.frontend.split import HostPart, Returned
 from weft.pytorch.fake import fake_launchers
 from weft.runtime.launch import gradient_error
-from weft.source import Span
+from weft.source import FunctionSource, Span
 
 # schema type of a Python value's type
 _SCALARS = {int: "SymInt", float: "float", bool: "bool", torch.SymInt: "SymInt",
@@ -34,9 +36,14 @@ _ANNOTATED = {"tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bo
 class KernelLike(Protocol):
     """What is asked of a kernel."""
 
-    parts: HostPart
-    span: Span
     __name__: str
+
+    @property
+    def parts(self) -> HostPart: ...
+    @property
+    def source(self) -> FunctionSource: ...
+    @property
+    def span(self) -> Span: ...
 
     def direct(self, *args: Any, **kwargs: Any) -> Any: ...
     def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments: ...
@@ -156,7 +163,8 @@ class Operators:
         library.library.impl(name, implementation, "CompositeExplicitAutograd")
         torch.library.register_fake(
             f"{self.namespace}::{name}",
-            self._implementation(types, constants, fake_launchers(self.kernel)), lib=library.library,
+            self._implementation(types, constants, fake_launchers(self.kernel)),
+            lib=library.library,
         )  # fmt: skip
         overload = getattr(getattr(torch.ops, self.namespace), name).default
         library.library.impl(name, self._autograd(overload), "Autograd", with_keyset=True)
@@ -215,7 +223,9 @@ class Operators:
         def autograd(keyset: Any, *passed: Any) -> Any:
             wanting = ""
             if torch.is_grad_enabled():
-                wanting = next((n for n, v in zip(names, passed, strict=True) if _needs_grad(v)), "")
+                wanting = next(
+                    (n for n, v in zip(names, passed, strict=True) if _needs_grad(v)), ""
+                )
             if wanting and any(_is_floating(passed[k]) for k in written):
                 raise gradient_error(wanting, span)
             with torch._C._AutoDispatchBelowAutograd():
@@ -312,8 +322,8 @@ def list_made(result: Any, returned: Returned, passed: tuple[Any, ...], kernel: 
         if not isinstance(item, torch.Tensor):
             raise KernelTypeError(
                 f"`{kernel.__name__}` returns {type(item).__name__}", kernel.span,
-                help="as an operator (under torch.compile, say) it can return tensors only; write a "
-                "tuple as `return a, b`",
+                help="as an operator (under torch.compile, say) it can return tensors only; write "
+                "a tuple as `return a, b`",
             )  # fmt: skip
         if _storage(item) in taken:
             item = item.clone()

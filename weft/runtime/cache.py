@@ -161,13 +161,17 @@ class DiskCache:
         if os.name == "nt":  # the user's folder is protected by its access list there
             return True
         if status.st_uid != os.getuid():
-            self._warn(f"{self.folder} belongs to another user: compiled kernels are not kept there")
+            self._warn(
+                f"{self.folder} belongs to another user: compiled kernels are not kept there"
+            )
             return False
         if stat.S_IMODE(status.st_mode) & 0o022:
             try:
                 os.chmod(self.folder, 0o700)
             except OSError:
-                self._warn(f"others may write to {self.folder}: compiled kernels are not kept there")
+                self._warn(
+                    f"others may write to {self.folder}: compiled kernels are not kept there"
+                )
                 return False
         return True
 

@@ -1,8 +1,8 @@
 """Launching a device loop: from argument values to a call of compiled code, in about 2 µs.
 
-For each *exact* set of arguments (dtype, shape, strides of each tensor, type of each scalar, value of
-each constant) a plan is remembered. The function that builds the key, finds the plan and calls the
-code is generated as Python text for the kinds of arguments that a loop was first called with.
+For each *exact* set of arguments (dtype, shape and strides of each tensor, type of each scalar,
+value of each constant) a plan is remembered. The function that builds the key, finds the plan and
+calls the code is generated as Python text for the kinds of arguments that a loop is called with.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.ir.core import Block, Function, walk
 from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime.build import Compiled, compile_region
-from weft.runtime.signature import TORCH_DTYPES, check_devices, spec_of
+from weft.runtime.signature import TORCH_DTYPES, check_devices, scalar_kind, spec_of
 from weft.source import FunctionSource, Span
 
 log = logging.getLogger("weft.specialize")
@@ -53,6 +53,11 @@ class Specialization:
     aliased: bool = False
     plans: int = 0  # exact argument sets it has served
     compiled: Any = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        time = f"{self.origin}, {sum(self.stages.values()):.1f} ms, {self.plans} exact signature(s)"
+        overlap = ", overlapping memory" if self.aliased else ""
+        return f"loop at line {self.line}: ({self.signature}), {time}{overlap}"
 
 
 @dataclass(slots=True)
@@ -96,7 +101,9 @@ class Launcher:
         """A call whose exact arguments are new: checks them, compiles if needed, makes a plan."""
         span = self.region.span
         specs = list(self.specs(args).values())
-        tensors = [(n, v) for n, v in zip(self.names, args, strict=True) if isinstance(v, torch.Tensor)]
+        tensors = [
+            (n, v) for n, v in zip(self.names, args, strict=True) if isinstance(v, torch.Tensor)
+        ]
         check_devices(tensors, span)
         with self.lock:
             special = self._specialize(specs, aliased=False)
@@ -135,8 +142,8 @@ class Launcher:
             noalias=not aliased,
         )  # fmt: skip
         special = Specialization(
-            self.region.index, self.region.span.line, signature, compiled.origin, dict(compiled.stages), aliased,
-            compiled=compiled,
+            self.region.index, self.region.span.line, signature, compiled.origin,
+            dict(compiled.stages), aliased, compiled=compiled,
         )  # fmt: skip
         self.compiled[key] = special
         return special
@@ -145,7 +152,8 @@ class Launcher:
         self, special: Specialization, specs: list[Spec], args: tuple[Any, ...],
         written: frozenset[int],
     ) -> tuple[Any, ...]:  # fmt: skip
-        """(call, pack, tail, grad, guards, odd, extents..., result dtypes...): what a call needs to know."""
+        """What a call needs to know, in the order in which the generated code unpacks it:
+        (call, pack, tail, grad, guards, odd, extents..., result dtypes...)."""
         compiled: Compiled = special.compiled
         memory = _memory(specs)
         tensors = [args[k] for k in memory]
@@ -229,7 +237,7 @@ def launcher_text(
 ) -> str:
     """The Python text of ``key``, ``run`` and ``launch`` for arguments of these kinds.
 
-    ``writes``: positions of the tensors that are written; ``bumped``: those that autograd is told of.
+    ``writes``: positions of the tensors that are written; ``bumped``: those to tell autograd of.
     """
     names = [f"a{k}" for k in range(len(kinds))]
     everything = f"({''.join(n + ', ' for n in names)})"
@@ -254,7 +262,9 @@ def launcher_text(
         launch.append("return " + (outs[0] if results == 1 else f"({', '.join(outs)})"))
     ranges = [
         f"if not {low} <= {n} <= {high}: return slow({everything})"
-        for spec, n in zip(specs, names, strict=True) if (bounds := _bounds(spec)) for low, high in [bounds]
+        for spec, n in zip(specs, names, strict=True)
+        if (bounds := _bounds(spec))
+        for low, high in [bounds]
     ]  # fmt: skip
     overlaps = [
         f"if p{j} < p{i} + e{i} and p{i} < p{j} + e{j}: return alias({everything})"
@@ -264,7 +274,10 @@ def launcher_text(
     lines += [f"def run(plan, {', '.join(names)}):", f"    {plan} = plan"]
     lines += [f"    {line}" for line in [*read, *launch]]
     lines += ["", f"def launch({', '.join(names)}):", "    try:", f"        {plan} = plans[{key}]"]
-    lines += ["    except (KeyError, AttributeError, TypeError):", f"        return slow({everything})"]
+    lines += [
+        "    except (KeyError, AttributeError, TypeError):",
+        f"        return slow({everything})",
+    ]
     lines += [f"    if guards and not holds(guards): return stale({everything})"]
     if tensors:
         negated = " or ".join(f"a{k}.is_neg()" for k in tensors)
@@ -284,8 +297,8 @@ _KEYS = {
     "plain": "{a}.__class__, {a}",
     "constant": "constant_key({a})",
 }
-# What of it is packed. ("number": a NumPy scalar, which struct does not take.)
-_VALUES = {"scalar": "{a}", "number": "{a}.item()", "size": "*{a}", "tuple": "*flat({a})"}
+# What of it is packed. ("number": a NumPy scalar, an IntEnum and the like.)
+_VALUES = {"scalar": "{a}", "number": "number({a})", "size": "*{a}", "tuple": "*flat({a})"}
 _PLAIN = (int, bool, str, torch.dtype)
 
 
@@ -317,7 +330,14 @@ def _types_of(value: Any) -> Any:
         return (type(value), *map(_types_of, value))
     if type(value) in (int, float, bool):
         return type(value)
-    return (type(value), None) if hasattr(value, "item") else constant_key(value)
+    return (type(value), None) if scalar_kind(value) else constant_key(value)
+
+
+def _number(value: Any) -> int | float | bool:
+    """A plain Python number, which ``struct`` takes."""
+    if hasattr(value, "item"):
+        return value.item()
+    return int(value) if isinstance(value, int) else float(value)
 
 
 def _flat(value: Any) -> list[Any]:
@@ -326,10 +346,8 @@ def _flat(value: Any) -> list[Any]:
     for item in value:
         if isinstance(item, tuple | list):
             flat += _flat(item)
-        elif type(item) in (int, float, bool):
-            flat.append(item)
-        elif hasattr(item, "item"):
-            flat.append(item.item())
+        elif scalar_kind(item):
+            flat.append(_number(item))
     return flat
 
 
@@ -350,7 +368,7 @@ def _holds(guards: Sequence[Any]) -> bool:
     return all(guard.holds() for guard in guards)
 
 
-# --- what the compiled function says of itself -----------------------------------------------------
+# --- what the compiled function says of itself --------------------------------------------------
 _WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
@@ -382,12 +400,14 @@ def _overlap(
     ranges = []
     for k, position in enumerate(memory):
         tensor = args[position]
-        if k in written and tensor.numel() and any(
-            s == 0 and n > 1 for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+        if (
+            k in written
+            and tensor.numel()
+            and any(s == 0 and n > 1 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         ):
             raise KernelValueError(
-                f"`{names[position]}` is written, and it is expanded: several of its indices are one "
-                "place in memory", span, help=f"pass {names[position]}.clone()",
+                f"`{names[position]}` is written, and it is expanded: several of its indices are "
+                "one place in memory", span, help=f"pass {names[position]}.clone()",
             )  # fmt: skip
         begin = tensor.data_ptr()
         ranges.append((begin, begin + _extent(tensor)))
@@ -397,7 +417,7 @@ def _overlap(
     )  # fmt: skip
 
 
-# --- checks of debug mode ----------------------------------------------------------------------------
+# --- checks of debug mode -----------------------------------------------------------------------
 def _checked(call: Callable[[bytes], Any], checks: Sequence[Any]) -> Callable[[bytes], None]:
     """``call`` with an error record of its own; raises what the record says."""
 
@@ -411,13 +431,13 @@ def _checked(call: Callable[[bytes], Any], checks: Sequence[Any]) -> Callable[[b
 
 
 def check_error(check: Any, values: list[int]) -> CompileError:
-    """The error that a failed check stands for; ``values`` are the words that the kernel recorded."""
+    """The error that a failed check stands for; ``values`` are the words that it recorded."""
     span = Span(*check.span) if check.span is not None else None
     if check.kind == "bounds":
         subscript, extent = values[:2]
         return KernelIndexError(
-            f"subscript {subscript} of `{check.tensor}` is out of range: its dimension {check.axis} "
-            f"has {extent} element{'s' * (extent != 1)}", span,
+            f"subscript {subscript} of `{check.tensor}` is out of range: its dimension "
+            f"{check.axis} has {extent} element{'s' * (extent != 1)}", span,
         )  # fmt: skip
     return KernelAssertionError(check.message or "assertion failed", span)
 

@@ -29,12 +29,19 @@ _SYMBOLIC = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"
 
 
 def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
-    """The spec of ``value``, passed for ``arg``. Raises ``KernelTypeError``/``KernelValueError``."""
+    """The spec of ``value``, passed for ``arg``.
+
+    Raises ``KernelTypeError`` and ``KernelValueError`` for what a kernel cannot be called with.
+    """
     if isinstance(value, torch.Tensor):
-        if arg.parameter is not None and arg.parameter.kind in ("float", "int", "bool") and value.dim():
+        if (
+            arg.parameter is not None
+            and arg.parameter.kind in ("float", "int", "bool")
+            and value.dim()
+        ):
             raise KernelTypeError(
-                f"`{arg.name}` is annotated {_annotation_name(arg.parameter)}, and a tensor of shape "
-                f"{tuple(value.shape)} was passed", span,
+                f"`{arg.name}` is annotated {_annotation_name(arg.parameter)}, and a tensor of "
+                f"shape {tuple(value.shape)} was passed", span,
             )  # fmt: skip
         return tensor_spec(arg.name, value, span)
     if arg.captured or arg.template:
@@ -67,7 +74,7 @@ def value_spec(name: str, value: Any, span: Span | None = None) -> Spec:
 
 
 def scalar_kind(value: Any) -> str:
-    """"int", "float" or "bool" for a scalar that is passed at run time, else ""."""
+    """ "int", "float" or "bool" for a scalar that is passed at run time, else ""."""
     if isinstance(value, bool | np.bool_):
         return "bool"
     if isinstance(value, int | np.integer):
@@ -147,7 +154,7 @@ def _constant(name: str, value: Any, span: Span | None) -> ConstSpec:
             f"`{name}` is a NumPy array", span,
             help=f"pass torch.from_numpy({name}), which shares its memory",
         )  # fmt: skip
-    return ConstSpec(value)
+    return ConstSpec(value.item() if isinstance(value, np.generic) else value)
 
 
 def _check_kind(name: str, parameter: Parameter, value: Any, span: Span | None) -> None:
@@ -155,9 +162,9 @@ def _check_kind(name: str, parameter: Parameter, value: Any, span: Span | None) 
     if value is None and parameter.optional:
         return
     wanted = allowed.get(parameter.kind)
-    if wanted is None or scalar_kind(value) in wanted:
-        if parameter.kind != "tensor":
-            return
+    fits = wanted is None or scalar_kind(value) in wanted
+    if fits and parameter.kind != "tensor":
+        return
     help = ""
     if isinstance(value, np.ndarray):
         help = f"pass torch.from_numpy({name}), which shares its memory"

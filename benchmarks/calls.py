@@ -42,7 +42,7 @@ def on_warp(kernel: Any, dim: Any, *arguments: Any) -> Call:
 
 
 def compiled(expression: Callable[..., torch.Tensor]) -> Callable[..., None]:
-    """``torch.compile`` of ``out.copy_(expression(...))``: Inductor writes straight into ``out``."""
+    """``torch.compile`` of ``out.copy_(expression(...))``: no copy is left in the code."""
 
     def into(*arguments: Any) -> None:
         arguments[-1].copy_(expression(*arguments[:-1]))

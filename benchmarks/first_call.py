@@ -1,9 +1,9 @@
 """What a person waits for: import, the first call with nothing cached, and from the disk cache.
 
-Every figure comes from new processes. torch is imported before the clock starts: every user of these
-tools has imported it already. The kernel is the causal convolution at a tiny size, from a file of its
-own for each tool (`benchmarks.first`). "import" is the tool's own import, "first call" is the import
-of that file (decorator, ``init``) and the first call together.
+Every figure comes from new processes. torch is imported before the clock starts: every user of
+these tools has done that. The kernel is the causal convolution at a tiny size, from a file
+of its own for each tool (`benchmarks.first`). "import" is the tool's own import, "first call" is
+the import of that file (decorator, ``init``) and the first call together.
 """
 
 import importlib

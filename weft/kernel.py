@@ -61,6 +61,7 @@ class Kernel:
     # --- calling ---------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_dynamo_compiling():
+            self._ready()
             return self.operators.traced(args, kwargs)
         if _modes() or _transforms() is not None:
             return self.operators(args, kwargs)
@@ -76,6 +77,12 @@ class Kernel:
         except TypeError as error:
             self._explain(error, args, kwargs)
             raise
+
+    def _ready(self) -> bool:
+        """Makes ``operators``. Dynamo, which cannot trace that, calls this as it is."""
+        return self.operators is not None
+
+    _ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def direct(self, *args: Any, **kwargs: Any) -> Any:
         """A call that does not go through PyTorch's dispatcher."""

@@ -40,9 +40,13 @@ def elementwise(
     return parallel(types, 1, body, sizes_of=len(operands), name=op.replace(".", "_"))
 
 
-def reduction(kind: str, element: ScalarType, rank: int = 1, layout: str = "contiguous") -> Function:
+def reduction(
+    kind: str, element: ScalarType, rank: int = 1, layout: str = "contiguous"
+) -> Function:
     """result[()] = combination of all elements of x, starting from ``initial``."""
-    function = Function("reduction", [MemRefType(element, rank, layout), element, MemRefType(element, 0)])
+    function = Function(
+        "reduction", [MemRefType(element, rank, layout), element, MemRefType(element, 0)]
+    )
     x, initial, result = function.args
     b = Builder(function.body)
     zero, one = b.constant(0, index), b.constant(1, index)
@@ -72,7 +76,9 @@ def causal_conv(layout: str = "contiguous", element: ScalarType = f32) -> Functi
         with b.at(inner.regions[0]):
             u, s = inner.regions[0].args
             place = b.op("arith.addi", b.op("arith.subi", last, t), u)
-            product = b.op("arith.mulf", b.load(w, [channel, place]), b.load(k, [batch, channel, u]))
+            product = b.op(
+                "arith.mulf", b.load(w, [channel, place]), b.load(k, [batch, channel, u])
+            )
             b.do("scf.yield", b.op("arith.addf", s, product))
         b.store(inner.result, out, [batch, channel, t])
         b.do("scf.reduce")

@@ -7,8 +7,8 @@ import zlib
 
 import numpy as np
 import pytest
-from samples import elementwise
 from compiled import Compiled, poisoned
+from samples import elementwise
 
 from weft.ir.ops import CMPF, CMPI
 from weft.ir.types import SCALARS, ScalarType, bf16, f16, f32, f64, i1, i8, i16, i32, i64, index

@@ -19,7 +19,8 @@ def neighbour(path: str) -> ModuleType:
     """A module of another folder of tests, which is not importable by name."""
     place = pathlib.Path(__file__).parent.parent / path
     spec = importlib.util.spec_from_file_location(f"codegen_{place.stem}", place)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -256,3 +256,15 @@ def test_optional_tensors():
     x = torch.randn(3)
     for bias in (None, x):
         torch.testing.assert_close(shifted.operators((x, bias), {}), shifted(x, bias))
+
+
+def test_the_very_first_call_may_be_traced() -> None:
+    @weft.kernel
+    def scaled(x: torch.Tensor, a: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in x:
+            out[i] = a * x[i]
+        return out
+
+    traced = torch.compile(lambda x: scaled(x, 2.0) + 1, fullgraph=True, backend="eager")
+    assert traced(torch.ones(3)).tolist() == [3.0] * 3

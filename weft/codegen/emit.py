@@ -93,9 +93,7 @@ class View:
 class Target(Protocol):
     """What differs between machines. ``cpu.Cpu`` is one."""
 
-    def math_call(
-        self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]
-    ) -> str:
+    def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         """Emits a call of a transcendental function, gives the name of its result."""
         ...
 
@@ -134,7 +132,8 @@ class Module:
         parts += self.declarations
         if self.used:
             names = ", ".join(f"ptr @{name}" for name in self.used)
-            parts.append(f"@llvm.compiler.used = appending global [{len(self.used)} x ptr] [{names}]"
+            kind = f"[{len(self.used)} x ptr]"
+            parts.append(f"@llvm.compiler.used = appending global {kind} [{names}]"
                          ', section "llvm.metadata"')  # fmt: skip
         parts += (f"attributes #{k} = {{ {text} }}" for text, k in self.attributes.items())
         parts += self.metadata

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import llvmlite.binding as llvm
 
 from weft.codegen import libraries
+from weft.codegen.arith import scalar, word
 from weft.codegen.emit import Emitter, llvm_type
-from weft.codegen.llvm import scalar, word
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import ScalarType, f32
@@ -38,10 +38,8 @@ class Cpu:
     """What the rules ask of the machine: mathematics, checks and prints."""
 
     def __init__(self, function: Function) -> None:
-        self.checks = {op: k for k, op in enumerate(
-            op for op in walk(function.body) if op.name in ("weft.assert", "weft.bounds"))}  # fmt: skip
-        self.prints = {op: k for k, op in enumerate(
-            op for op in walk(function.body) if op.name == "weft.print")}  # fmt: skip
+        self.checks = _numbered(function, "weft.assert", "weft.bounds")
+        self.prints = _numbered(function, "weft.print")
         self.record = ""  # the error record's name in the function that is being written
         self.leave = ""  # the label that ends it
 
@@ -115,6 +113,12 @@ class Cpu:
             e.line(f"store i64 {word(e, name, scalar(value))}, ptr {place}")
         e.declare("declare void @weft_print(i64, ptr)")
         e.line(f"call void @weft_print(i64 {self.prints[op]}, ptr {words})")
+
+
+def _numbered(function: Function, *names: str) -> dict[Op, int]:
+    """The operations of these names, each with its place among them in program order."""
+    found = [op for op in walk(function.body) if op.name in names]
+    return {op: k for k, op in enumerate(found)}
 
 
 def _kinds(values: Sequence[Value]) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 A value that no lane and no jammed iteration sees differently is one scalar; one that depends on the
 jammed index alone is a scalar for each of its iterations; an index that grows evenly with the lane
-is the scalar of the first lane (the vector is made when somebody needs it); everything else is a vector of
-lanes, for each vector of the tile. Serial loops whose bounds differ between lanes run the part that
+is the scalar of the first lane (the vector is made when somebody needs it); everything else is a
+vector of lanes, for each vector of the tile. Serial loops whose bounds differ between lanes run the part that
 all share without masks, and the ragged rest with them.
 """
 
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from weft.codegen.arith import RULES, note_range, scalar
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
-from weft.codegen.llvm import RULES, address, loop, note_range, scalar
+from weft.codegen.llvm import address, loop
 from weft.codegen.tile import Plan, lane_step
 from weft.ir.core import Block, Op, Value
 from weft.ir.types import i64
@@ -51,7 +52,10 @@ class Lanes:
         if value not in self.names:
             return self.e.name(value)
         j, m = at
-        key = (j if self.plan.is_jammed(value) else 0, m if self.plan.stride_of(value) is None else 0)
+        key = (
+            j if self.plan.is_jammed(value) else 0,
+            m if self.plan.stride_of(value) is None else 0,
+        )
         return self.names[value][key]
 
     def vector(self, value: Value, at: Instance) -> str:
@@ -75,7 +79,9 @@ class Lanes:
             vector = f"<{self.width} x {ty}>"
             one = self.e.inst(f"insertelement {vector} poison, {ty} {name}, i64 0")
             zeros = f"<{self.width} x i32> zeroinitializer"
-            self.splats[key] = self.e.inst(f"shufflevector {vector} {one}, {vector} poison, {zeros}")
+            self.splats[key] = self.e.inst(
+                f"shufflevector {vector} {one}, {vector} poison, {zeros}"
+            )
         return self.splats[key]
 
     def ramp(self, stride: int, at: Instance, ty: str, start: int = 0) -> str:
@@ -87,7 +93,9 @@ class Lanes:
     def reverse(self, vector: str, ty: str) -> str:
         order = ", ".join(f"i32 {lane}" for lane in reversed(range(self.width)))
         kind = f"<{self.width} x {ty}>"
-        return self.e.inst(f"shufflevector {kind} {vector}, {kind} poison, <{self.width} x i32> <{order}>")
+        return self.e.inst(
+            f"shufflevector {kind} {vector}, {kind} poison, <{self.width} x i32> <{order}>"
+        )
 
     # -- operations
 
@@ -121,7 +129,9 @@ class Lanes:
     def active(self, at: Instance) -> str | None:
         return None if self.mask is None else self.mask[at]
 
-    def places(self, op: Op, view: View, indices: Sequence[Value], step: int) -> dict[Instance, str]:
+    def places(
+        self, op: Op, view: View, indices: Sequence[Value], step: int
+    ) -> dict[Instance, str]:
         """For each vector of an access with ``step`` 1 or -1, the address of its lowest lane."""
         ty = memory_type(view.type.element)
         jams = range(self.jam) if any(map(self.plan.is_jammed, op.operands)) else (0,)
@@ -170,7 +180,7 @@ class Lanes:
         return self.reverse(value, ty) if step == -1 else value
 
     def if_any(self, pointer: str, rows: Sequence[int]) -> str:
-        """``pointer`` where a lane of these jammed iterations is active, or else memory of our own."""
+        """``pointer`` where a lane of these jammed iterations is active, or else memory of ours."""
         e = self.e
         assert self.mask is not None
         masks = {self.mask[(j, m)] for j in rows for m in range(self.vectors)}
@@ -252,7 +262,9 @@ class Lanes:
         for result in op.results:
             ty = f"<{self.width} x {llvm_type(result.type)}>"
             self.names[result] = {
-                at: e.inst(f"select {kind} {yes[at]}, {ty} {arms[0][result][at]}, {ty} {arms[1][result][at]}")
+                at: e.inst(
+                    f"select {kind} {yes[at]}, {ty} {arms[0][result][at]}, {ty} {arms[1][result][at]}"
+                )
                 for at in self.copies(result)
             }  # fmt: skip
 
@@ -261,8 +273,8 @@ class Lanes:
     def loop(self, op: Op) -> None:
         lower, upper = op.operands[:2]
         carried = op.regions[0].args[1:]
-        state = [self.start(arg, init, at) for arg, init in zip(carried, op.operands[3:], strict=True)
-                 for at in self.copies(arg)]  # fmt: skip
+        inits = zip(carried, op.operands[3:], strict=True)
+        state = [self.start(arg, init, at) for arg, init in inits for at in self.copies(arg)]
         ragged_low, ragged_high = self.ragged(lower), self.ragged(upper)
         low_min, low_max = self.extremes(lower)
         high_min, high_max = self.extremes(upper)
@@ -339,9 +351,10 @@ class Lanes:
             for arg, following in zip(carried, body.terminator.operands, strict=True):
                 for at in self.copies(arg):
                     value = self.start(arg, following, at)
-                    if self.partial and self.plan.stride_of(arg) != 0:
+                    mask = self.active(at)
+                    if self.partial and mask and self.plan.stride_of(arg) != 0:
                         ty = self.type(arg)
-                        value = e.inst(f"select <{self.width} x i1> {self.mask[at]}, {ty} {value},"
+                        value = e.inst(f"select <{self.width} x i1> {mask}, {ty} {value},"
                                        f" {ty} {before[arg][at]}")  # fmt: skip
                     nexts.append(value)
             self.mask, self.certain, self.partial = outer, certain, partial
@@ -392,7 +405,9 @@ class Lanes:
         distance = e.inst(f"sub nsw i64 {induction}, {self.name(bound, at)}")
         distance = _pick(e, "smax", _pick(e, "smin", distance, str(limit)), str(-limit))
         narrow = self.splat(e.inst(f"trunc i64 {distance} to i32"), "i32")
-        return e.inst(f"icmp {predicate} <{self.width} x i32> {narrow}, {self.ramp(stride, at, 'i32')}")
+        return e.inst(
+            f"icmp {predicate} <{self.width} x i32> {narrow}, {self.ramp(stride, at, 'i32')}"
+        )
 
 
 class _lanes:
@@ -476,7 +491,9 @@ def _fill(
     lanes = Lanes(e, plan, jam)
     if plan.axis is not None:
         value = body.args[plan.axis]
-        lanes.bind(value, {(j, 0): index(value, e.inst(f"add nsw i64 {row}, {j}")) for j in range(jam)})
+        lanes.bind(
+            value, {(j, 0): index(value, e.inst(f"add nsw i64 {row}, {j}")) for j in range(jam)}
+        )
     value = body.args[-1]
     first = wide - 1 if plan.reverse else 0
     lanes.bind(value, {(0, 0): index(value, e.inst(f"add nsw i64 {column}, {first}"))})

@@ -31,7 +31,9 @@ def load() -> Libraries:
     folder = _torch_folder()
     openmp = _load_first(
         "GOMP_parallel",
-        lambda: [path for name in ("libgomp*", "libiomp5*", "libomp*") for path in _in(folder, name)],
+        lambda: [
+            path for name in ("libgomp*", "libiomp5*", "libomp*") for path in _in(folder, name)
+        ],
         lambda: [ctypes.util.find_library("gomp") or "", ctypes.util.find_library("omp") or ""],
     )
     sleef = _load_first("Sleef_expf8_u10", lambda: _in(folder, "libtorch_cpu.*"))

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from weft.codegen.arith import combine, from_word, identity, scalar, word
 from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type
 from weft.codegen.host import Cpu
-from weft.codegen.llvm import (
-    combine, emit_block, emit_op, from_word, identity, loop, scalar, word,
-)  # fmt: skip
 from weft.codegen.lanes import tile
+from weft.codegen.llvm import emit_block, emit_op, loop
 from weft.codegen.tile import Plan, plan
 from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Block, Function, Op, Value, walk
@@ -170,7 +169,9 @@ class Kernel:
         size, chunks = _chunk_size(e, total, trips, work)
         kinds: tuple[str, ...] = op.attrs["kinds"]
         frame = e.fresh("frame")
-        e.allocas.append(f"{frame} = alloca [{_FIRST + dims + len(lengths) + len(self.shared)} x i64], align 64")
+        e.allocas.append(
+            f"{frame} = alloca [{_FIRST + dims + len(lengths) + len(self.shared)} x i64], align 64"
+        )
         partials = "null"
         if kinds:
             partials = e.fresh("partials")
@@ -189,7 +190,7 @@ class Kernel:
             self._combine(e, op, partials, chunks)
 
     def _tiled(self, e: Emitter, trips: list[str]) -> list[str]:
-        """Makes ``trips`` count tiles; gives the iterations there were along the tile's two sides."""
+        """Makes ``trips`` count tiles; gives the iterations along a tile's two sides."""
         if self.plan is None:
             return []
         axis, columns = self.plan.axis, trips[-1]
@@ -237,8 +238,7 @@ class Kernel:
             first = e.inst(f"mul nsw i64 {chunk}, {len(kinds)}")
             row = e.inst(f"getelementptr i64, ptr {partials}, i64 {first}")
             parts = [from_word(e, _load(e, row, k), t) for k, t in enumerate(types)]
-            return [combine(e, kind, t, a, b)
-                    for kind, t, a, b in zip(kinds, types, carried, parts, strict=True)]  # fmt: skip
+            return _combine_all(e, op, carried, parts)
 
         results = loop(e, "0", chunks, "1", inits, [llvm_type(t) for t in types], body)
         e.names.update(zip(op.results, results, strict=True))
@@ -332,8 +332,7 @@ class Kernel:
                 e.groups = [group] if group else []
                 parts = emit_block(e, body)
                 e.groups = []
-                return [combine(e, kind, t, a, b)
-                        for kind, t, a, b in zip(kinds, types, values, parts, strict=True)]  # fmt: skip
+                return _combine_all(e, op, values, parts)
 
             metadata = ""
             if depth + 1 == dims and group:
@@ -347,8 +346,9 @@ class Kernel:
             e.line(f"store i64 {word(e, value, t)}, ptr {_place(e, '%partial', k)}")
         alias = "noalias " if self.noalias else ""
         memrefs = "".join(f", ptr {alias}{p}" for p in pointers)
-        self._finish(e, "define internal void @chunk(ptr noalias readonly %slots, ptr noalias readonly"
-                     f" %frame, i64 %begin, i64 %end, ptr noalias %partial{memrefs}) noinline")  # fmt: skip
+        own = "ptr noalias readonly %slots, ptr noalias readonly %frame, i64 %begin, i64 %end"
+        signature = f"@chunk({own}, ptr noalias %partial{memrefs})"
+        self._finish(e, f"define internal void {signature} noinline")
 
     def _tile(
         self,
@@ -378,10 +378,12 @@ class Kernel:
         return name
 
     def _bind_shared(self, e: Emitter, first: int) -> None:
-        """Binds what was computed before the loop: constants and sizes anew, the rest from the frame."""
+        """Binds what was computed before the loop: constants and sizes anew, the rest is loaded."""
         shared = {value: first + k for k, value in enumerate(self.shared)}
         for op in self.function.body.ops[: self.split]:
-            if op.name == "arith.constant" or (op.name == "memref.dim" and op.operands[0] in e.views):
+            if op.name == "arith.constant" or (
+                op.name == "memref.dim" and op.operands[0] in e.views
+            ):
                 emit_op(e, op)
                 continue
             for value in op.results:
@@ -394,6 +396,12 @@ class Kernel:
                     e.views[value] = View(pointer, value.type, sizes, [])
                 else:
                     e.names[value] = from_word(e, _load(e, "%frame", shared[value]), scalar(value))
+
+
+def _combine_all(e: Emitter, op: Op, left: Sequence[str], right: Sequence[str]) -> list[str]:
+    """Combines the values of a loop's reductions, pair by pair."""
+    rows = zip(op.attrs["kinds"], op.results, left, right, strict=True)
+    return [combine(e, kind, scalar(value), a, b) for kind, value, a, b in rows]
 
 
 def _shared_values(function: Function, parallel: Op) -> list[Value]:
@@ -437,8 +445,12 @@ def _chunk_size(e: Emitter, total: str, trips: list[str], work: str) -> tuple[st
     are made of whole rows, so that vector loops run along whole rows."""
     smax = "llvm.smax.i64"
     wished = e.inst(f"fmul double {work}, {1 / CHUNK_COST!r}")
-    wished = e.intrinsic("llvm.minnum.f64", "double", ("double", wished), ("double", f"{MAX_CHUNKS}.0"))
-    count = e.intrinsic(smax, "i64", ("i64", e.inst(f"fptosi double {wished} to i64")), ("i64", "1"))
+    wished = e.intrinsic(
+        "llvm.minnum.f64", "double", ("double", wished), ("double", f"{MAX_CHUNKS}.0")
+    )
+    count = e.intrinsic(
+        smax, "i64", ("i64", e.inst(f"fptosi double {wished} to i64")), ("i64", "1")
+    )
     size = _ceil_div(e, total, count)
     row = trips[-1] if len(trips) > 1 else "64"
     row = e.intrinsic(smax, "i64", ("i64", row), ("i64", "1"))

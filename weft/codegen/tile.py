@@ -25,8 +25,8 @@ _ALLOWED = {"memref.load", "memref.store", "scf.for", "scf.if", "scf.yield", "sc
 class Plan:
     """A tile's shape, and for each value inside how it depends on the lane and on the jam index.
 
-    ``stride`` is what a value grows by from lane to lane: 0 if it is the same for all lanes, VARYING
-    if nothing is known. ``reverse``: lanes count the innermost index downwards.
+    ``stride`` is what a value grows by from lane to lane: 0 if it is the same for all lanes,
+    VARYING if nothing is known. ``reverse``: lanes count the innermost index downwards.
     """
 
     lanes: int
@@ -84,8 +84,8 @@ def _best_axis(found: Plan, op: Op, inside: list[Op]) -> int | None:
         if not _constant(op.operands[2 * op.attrs["dims"] + axis], 1):
             continue
         _analyse(found, op, jam=axis)
-        shared = sum(1 for access in inside
-                     if lane_step(found, access) != 0 and not any(map(found.is_jammed, access.operands)))  # fmt: skip
+        vectors = [access for access in inside if lane_step(found, access) != 0]
+        shared = sum(not any(map(found.is_jammed, access.operands)) for access in vectors)
         bounds = [v for o in walk(op.regions[0]) if o.name == "scf.for" for v in o.operands[:3]]
         if shared > best_shared and not any(map(found.is_jammed, bounds)):
             best, best_shared = axis, shared
@@ -94,7 +94,9 @@ def _best_axis(found: Plan, op: Op, inside: list[Op]) -> int | None:
 
 def _constant(value: Value, number: int) -> bool:
     owner = value.owner
-    return isinstance(owner, Op) and owner.name == "arith.constant" and owner.attrs["value"] == number
+    return (
+        isinstance(owner, Op) and owner.name == "arith.constant" and owner.attrs["value"] == number
+    )
 
 
 def _allowed(op: Op) -> bool:

@@ -416,8 +416,7 @@ def _grouped(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     span = cx.span(node)
     (x,) = arguments
     if isinstance(x, Tensor):
-        dims = [cx.builder.op("memref.dim", x.memref, axis=k) for k in range(x.rank)]
-        return Box([(Static(0), Scalar(d, "int")) for d in dims], grouped=True)
+        return Box([(Static(0), expressions.extent(cx, x, k)) for k in range(x.rank)], grouped=True)
     if isinstance(x, Box):
         return Box(x.bounds, grouped=True)
     if isinstance(x, Range) and isinstance(x.step, Static) and x.step.value == 1:
@@ -462,7 +461,7 @@ def _len(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     if isinstance(x, Static) and hasattr(x.value, "__len__"):
         return Static(len(x.value))
     if isinstance(x, Tensor) and x.rank:
-        return Scalar(cx.builder.op("memref.dim", x.memref, axis=0), "int")
+        return expressions.extent(cx, x, 0)
     raise KernelTypeError(f"{describe(x)} has no len()", cx.span(node), help="use a tensor or a tuple")
 
 
@@ -647,8 +646,7 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
         if name == "numel" and not arguments:
             total: Operand = Static(1)
             for k in range(x.rank):
-                extent = Scalar(cx.builder.op("memref.dim", x.memref, axis=k), "int")
-                total = cx.scalars.binary("*", total, extent, span)
+                total = cx.scalars.binary("*", total, expressions.extent(cx, x, k), span)
             return total
         if name == "item" and x.rank == 0 and not arguments:
             return expressions.read_scalar(cx, x, span)

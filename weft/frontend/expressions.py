@@ -129,16 +129,24 @@ def subscripted(cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Sp
     return Part(tensor, indices)
 
 
+def extent(cx: Lowering, tensor: Tensor, axis: int) -> Scalar | Static:
+    """The size of one dimension."""
+    if tensor.shape is not None:
+        return Static(tensor.shape[axis])
+    return Scalar(cx.builder.op("memref.dim", tensor.memref, axis=axis), "int")
+
+
 def _subscript(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span) -> Value:
     b = cx.builder
     if isinstance(item, Static) and isinstance(item.value, int) and item.value < 0:
-        extent = b.op("memref.dim", tensor.memref, axis=axis)
-        return b.op("arith.addi", extent, b.constant(item.value, ir.index))
-    value = cx.scalars.index(read_scalar(cx, item, span), span)
+        end = cx.scalars.index(extent(cx, tensor, axis), span)
+        value = b.op("arith.addi", end, b.constant(item.value, ir.index))
+    else:
+        value = cx.scalars.index(read_scalar(cx, item, span), span)
     if cx.debug:
-        extent = b.op("memref.dim", tensor.memref, axis=axis)
+        end = cx.scalars.index(extent(cx, tensor, axis), span)
         b.span = span
-        b.do("weft.bounds", value, extent, tensor=tensor.name, axis=axis)
+        b.do("weft.bounds", value, end, tensor=tensor.name, axis=axis)
     return value
 
 
@@ -163,8 +171,7 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         return Static(value)
     if isinstance(x, Tensor):
         if name == "shape":
-            dims = [cx.builder.op("memref.dim", x.memref, axis=k) for k in range(x.rank)]
-            return Tup([Scalar(d, "int") for d in dims])
+            return Tup([extent(cx, x, k) for k in range(x.rank)])
         if name == "ndim":
             return Static(x.rank)
         if name == "dtype":

@@ -97,6 +97,7 @@ class Tensor:
     dtype: str
     name: str
     local: bool = False
+    shape: tuple[int, ...] | None = None  # the sizes, where they are known at compile time
 
     @property
     def rank(self) -> int:

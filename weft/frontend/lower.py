@@ -130,7 +130,7 @@ class Lowering:
             return Tup([self._argument(name, item, values) for item in spec.items])
         value = next(values)
         if isinstance(spec, TensorSpec):
-            return Tensor(value, spec.dtype, name)
+            return Tensor(value, spec.dtype, name, shape=spec.shape)
         assert isinstance(spec, ScalarSpec)
         if spec.dtype is not None:
             return Scalar(value, spec.dtype)
@@ -219,7 +219,7 @@ class Lowering:
             return lowers, uppers, [one] * n, vector
         if isinstance(iterable, Tensor) and iterable.rank:
             rank = iterable.rank
-            dims = [b.op("memref.dim", iterable.memref, axis=k) for k in range(rank)]
+            dims = [index(expressions.extent(self, iterable, k), span) for k in range(rank)]
             return [zero] * rank, dims, [one] * rank, whole
         raise KernelTypeError(
             f"a kernel cannot loop over {describe(iterable)}", span,
@@ -736,7 +736,7 @@ class Lowering:
         for n in shape:
             count *= n
         self._fill(memref, shape, zero, [], count <= MOST_UNROLLED_STORES)
-        return Tensor(memref, dtype, "a local array", local=True)
+        return Tensor(memref, dtype, "a local array", local=True, shape=shape)
 
     def _fill(
         self, memref: Value, shape: tuple[int, ...], zero: Value, indices: list[Value], unrolled: bool

@@ -18,14 +18,16 @@ TENSOR_DTYPES = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A tensor: element type (one of ``TENSOR_DTYPES``), rank, and how much is known of its strides
-    (one of ``ir.types.LAYOUTS``)."""
+    (one of ``ir.types.LAYOUTS``). ``shape``: the sizes, where they are compiled in
+    (``weft.template()``)."""
 
     dtype: str
     rank: int
     layout: str = "contiguous"
+    shape: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
-        dims = ", ".join([":"] * self.rank)
+        dims = ", ".join([":"] * self.rank if self.shape is None else map(str, self.shape))
         return f"{self.dtype}[{dims}]" + ("" if self.layout == "contiguous" else f" {self.layout}")
 
 

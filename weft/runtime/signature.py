@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,8 @@ def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
                 f"`{arg.name}` is annotated {_annotation_name(arg.parameter)}, and a tensor of "
                 f"shape {tuple(value.shape)} was passed", span,
             )  # fmt: skip
-        return tensor_spec(arg.name, value, span)
+        spec = tensor_spec(arg.name, value, span)
+        return replace(spec, shape=tuple(value.shape)) if arg.template else spec
     if arg.captured or arg.template:
         return _constant(arg.name, value, span)
     if arg.parameter is not None and arg.parameter.kind:

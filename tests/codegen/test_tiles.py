@@ -1,0 +1,241 @@
+"""Register tiles: which loops get one, and that they compute what the plain loops compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from compiled import Compiled, poisoned
+from samples import causal_conv, elementwise, parallel
+
+from weft.codegen.host import Cpu
+from weft.codegen.tile import plan
+from weft.ir.builder import Builder
+from weft.ir.core import Function, Value
+from weft.ir.types import MemRefType, ScalarType, bf16, f16, f32, f64, i32, i64, index
+
+RNG = np.random.default_rng(17)
+NO_TILES = not Cpu(causal_conv()).vector_bytes
+Body = Callable[[Builder, list[Value], list[Value]], None]
+
+
+def serial_sum(
+    b: Builder, lower: Value, upper: Value, term: Callable[[Value], Value], t: ScalarType = f32
+) -> Value:
+    """sum of term(u) for u in range(lower, upper)."""
+    loop = b.for_(lower, upper, b.constant(1, index), [b.constant(0, t)])
+    with b.at(loop.regions[0]):
+        u, s = loop.regions[0].args
+        b.do("scf.yield", b.op("arith.addf" if t.is_float else "arith.addi", s, term(u)))
+    return loop.result
+
+
+def product(b: Builder, x: Value, y: Value) -> Value:
+    return b.op("arith.mulf", x, y)
+
+
+def matmul_body(b: Builder, args: list[Value], indices: list[Value]) -> None:
+    """c[i, j] = sum of a[i, k] * b[k, j]; also for types that are only stored."""
+    x, y, out = args
+    (i, j), zero = indices, b.constant(0, index)
+    element = out.type.element
+    wide = f64 if element is f64 else f32
+
+    def number(value: Value) -> Value:
+        return value if value.type is wide else b.op("arith.extf", value, type=wide)
+
+    total = serial_sum(
+        b, zero, b.op("memref.dim", x, axis=1),
+        lambda k: product(b, number(b.load(x, [i, k])), number(b.load(y, [k, j]))), wide,
+    )  # fmt: skip
+    b.store(total if element is wide else b.op("arith.truncf", total, type=element), out, [i, j])
+
+
+def matmul(element: ScalarType = f32) -> Function:
+    return parallel([MemRefType(element, 2)] * 3, 2, matmul_body, sizes_of=2)
+
+
+@pytest.mark.skipif(NO_TILES, reason="this CPU has no vectors that tiles can use")
+def test_which_loops_get_a_tile() -> None:
+    tiled = [causal_conv(), causal_conv("unit"), matmul(), matmul(f64), matmul(f16)]
+    assert all(Compiled(function).code.tiled for function in tiled)
+    plain = [causal_conv("strided"), elementwise("arith.addf", [f32, f32], f32)]
+    assert not any(Compiled(function).code.tiled for function in plain)
+
+
+def test_the_tile_of_a_convolution_shares_the_weights_and_runs_backwards() -> None:
+    (loop,) = [op for op in causal_conv().body.ops if op.name == "scf.parallel"]
+    found = plan(loop, 64)
+    assert found is not None
+    assert (found.lanes, found.axis, found.reverse) == (16, 0, True)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1), (4, 8, 64), (5, 3, 65), (17, 40, 130), (3, 0, 70), (0, 2, 3)]
+)
+@pytest.mark.parametrize("element", [f32, f64, f16], ids=str)
+def test_matmul(element: ScalarType, sizes: tuple[int, int, int]) -> None:
+    rows, inner, columns = sizes
+    kind = element.name.replace("f", "float")
+    a, c = (
+        RNG.standard_normal((rows, inner)).astype(kind),
+        RNG.standard_normal((inner, columns)).astype(kind),
+    )
+    out = poisoned((rows, columns), kind)
+    Compiled(matmul(element))(a, c, out)
+    tolerance = {"f16": 2e-3, "f32": 1e-5, "f64": 1e-12}[element.name]
+    expected = a.astype(np.float64) @ c.astype(np.float64)
+    np.testing.assert_allclose(out, expected, rtol=tolerance, atol=tolerance * 10)
+
+
+def test_matmul_of_bfloat() -> None:
+    bits = (
+        RNG.integers(0x3F00, 0x3FFF, (6, 35)).astype(np.uint16),
+        RNG.integers(0x3F00, 0x3FFF, (35, 67)).astype(np.uint16),
+    )
+    a, c = ((x.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for x in bits)
+    out = poisoned((6, 67), np.uint16)
+    Compiled(matmul(bf16))(*bits, out)
+    np.testing.assert_allclose((out.astype(np.uint32) << 16).view(np.float32), a @ c, rtol=1 / 128)
+
+
+def compare(function: Function, *args: np.ndarray | float, results: int = 1) -> None:
+    """The last ``results`` arrays are the same with tiles and without."""
+    outcomes = []
+    for tiles in (True, False):
+        kernel = Compiled(function, tiles=tiles)
+        assert kernel.code.tiled == (tiles and not NO_TILES)
+        copies = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
+        kernel(*copies)
+        outcomes.append(copies[-results:])
+    for got, expected in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [0, 1, 5, 40])
+@pytest.mark.parametrize("size", [1, 16, 63, 200])
+def test_sliding_windows_with_both_bounds_moving(size: int, width: int) -> None:
+    """out[r, t] = sum of x[r, u] * w[u - t] for u in range(t, t + width), within x."""
+
+    def body(b: Builder, args: list[Value], indices: list[Value]) -> None:
+        x, w, out = args
+        r, t = indices
+        upper = b.op("arith.addi", t, b.op("memref.dim", w, axis=0))
+        total = serial_sum(b, t, upper, lambda u: product(
+            b, b.load(x, [r, u]), b.load(w, [b.op("arith.subi", u, t)])))  # fmt: skip
+        b.store(total, out, [r, t])
+
+    types = [MemRefType(f32, 2), MemRefType(f32, 1), MemRefType(f32, 2)]
+    x = RNG.standard_normal((5, size + width)).astype(np.float32)
+    w = RNG.standard_normal(width).astype(np.float32)
+    compare(parallel(types, 2, body, sizes_of=2), x, w, poisoned((5, size), np.float32))
+
+
+@pytest.mark.parametrize("size", [1, 33, 129])
+def test_triangular_lower_bounds(size: int) -> None:
+    """out[r, t] = sum over u >= t of a[u, t] * x[r, u]"""
+
+    def body(b: Builder, args: list[Value], indices: list[Value]) -> None:
+        a, x, out = args
+        r, t = indices
+        total = serial_sum(b, t, b.op("memref.dim", a, axis=0),
+                           lambda u: product(b, b.load(a, [u, t]), b.load(x, [r, u])))  # fmt: skip
+        b.store(total, out, [r, t])
+
+    a = RNG.standard_normal((size, size)).astype(np.float32)
+    x = RNG.standard_normal((6, size)).astype(np.float32)
+    compare(
+        parallel([MemRefType(f32, 2)] * 3, 2, body, sizes_of=2), a, x, poisoned(x.shape, np.float32)
+    )
+
+
+def test_bounds_that_are_data() -> None:
+    """out[t] = sum of x[u, t] for u < n[t], and a gathered factor after the loop"""
+
+    def body(b: Builder, args: list[Value], indices: list[Value]) -> None:
+        x, n, factor, out = args
+        (t,) = indices
+        count = b.op("arith.index_cast", b.load(n, [t]), type=index)
+        total = serial_sum(b, b.constant(0, index), count, lambda u: b.load(x, [u, t]))
+        b.store(product(b, total, b.load(factor, [count])), out, [t])
+
+    types = [MemRefType(f32, 2), MemRefType(i64, 1), MemRefType(f32, 1), MemRefType(f32, 1)]
+    x = RNG.standard_normal((50, 147)).astype(np.float32)
+    n, factor = RNG.integers(0, 51, 147), RNG.standard_normal(51).astype(np.float32)
+    compare(parallel(types, 1, body, sizes_of=3), x, n, factor, poisoned((147,), np.float32))
+
+
+def test_choices_inside_loops() -> None:
+    """Only some lanes may read x[u, j + 1]: the others would leave the array."""
+
+    def body(b: Builder, args: list[Value], indices: list[Value]) -> None:
+        x, out = args
+        i, j = indices
+        one, last = b.constant(1, index), b.op("memref.dim", x, axis=1)
+        following = b.op("arith.addi", j, one)
+        inside = b.op("arith.cmpi", following, last, predicate="slt")
+
+        def term(u: Value) -> Value:
+            choice = b.if_(inside, [f32])
+            with b.at(choice.regions[0]):
+                b.do("scf.yield", b.load(x, [u, following]))
+            with b.at(choice.regions[1]):
+                b.do("scf.yield", b.op("math.exp", b.load(x, [u, j])))
+            return choice.result
+
+        total = serial_sum(b, b.constant(0, index), i, term)
+        b.store(total, out, [i, j])
+
+    x = RNG.standard_normal((9, 161)).astype(np.float32)
+    compare(
+        parallel([MemRefType(f32, 2)] * 2, 2, body, sizes_of=1), x, poisoned(x.shape, np.float32)
+    )
+
+
+def test_nested_loops_with_two_sums() -> None:
+    """A 3 x 3 sum and the sum of its squares, with stores into the array that is being read."""
+
+    def body(b: Builder, args: list[Value], indices: list[Value]) -> None:
+        x, y, out = args
+        i, j = indices
+        zero, one, three = (b.constant(n, index) for n in (0, 1, 3))
+        start = [b.constant(0.0, f32), b.constant(0.0, f32)]
+        rows = b.for_(zero, three, one, start)
+        with b.at(rows.regions[0]):
+            p, s, q = rows.regions[0].args
+            columns = b.for_(zero, three, one, [s, q])
+            with b.at(columns.regions[0]):
+                r, s, q = columns.regions[0].args
+                value = b.load(x, [b.op("arith.addi", i, p), b.op("arith.addi", j, r)])
+                b.do("scf.yield", b.op("arith.addf", s, value),
+                     b.op("arith.addf", q, product(b, value, value)))  # fmt: skip
+            b.do("scf.yield", *columns.results)
+        b.store(rows.results[0], y, [i, j])
+        b.store(b.op("arith.addf", rows.results[1], b.load(out, [i, j])), out, [i, j])
+
+    function = parallel([MemRefType(f32, 2)] * 3, 2, body, sizes_of=1)
+    x = RNG.standard_normal((13, 102)).astype(np.float32)
+    old = RNG.standard_normal((11, 100)).astype(np.float32)
+    compare(function, x, poisoned(old.shape, np.float32), old, results=2)
+
+
+def test_integers_and_index_arithmetic() -> None:
+    """out[i, j] = sum over k of (a[i, k] ^ b[k, j]) * (k * j // 3)"""
+
+    def body(b: Builder, args: list[Value], indices: list[Value]) -> None:
+        x, y, out = args
+        i, j = indices
+
+        def term(k: Value) -> Value:
+            weight = b.op("arith.floordivsi", b.op("arith.muli", k, j), b.constant(3, index))
+            mixed = b.op("arith.xori", b.load(x, [i, k]), b.load(y, [k, j]))
+            return b.op("arith.muli", mixed, b.op("arith.index_cast", weight, type=i32))
+
+        total = serial_sum(b, b.constant(0, index), b.op("memref.dim", x, axis=1), term, i32)
+        b.store(total, out, [i, j])
+
+    a = RNG.integers(-99, 99, (7, 21)).astype(np.int32)
+    c = RNG.integers(-99, 99, (21, 75)).astype(np.int32)
+    out = poisoned((7, 75), np.int32)
+    compare(parallel([MemRefType(i32, 2)] * 3, 2, body, sizes_of=2), a, c, out)

@@ -1,0 +1,223 @@
+"""The derivative of each scalar operation: one row each, as a function that builds IR.
+
+``RULES[name](d)`` gives, for each operand, the operand's adjoint (None: zero). ``d`` is a ``Local``:
+``d.g`` is the adjoint of the result, ``d.a``, ``d.b``, ``d.c`` the operands, ``d.y`` the result.
+``ZERO`` names the operations whose derivative is zero wherever it exists. An operation that is in
+neither is refused by name. At ties, minimum and maximum share the adjoint, as torch's do; the
+absolute value has derivative 0 at 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from weft.ir.builder import Builder
+from weft.ir.core import Op, Value
+from weft.ir.types import ScalarType, compute_type
+
+
+class Local:
+    """The neighbourhood of one operation, with short names for what rules are made of."""
+
+    def __init__(self, builder: Builder, op: Op, operands: Sequence[Value], y: Value, g: Value):
+        self.builder = builder
+        self.source = op
+        self.operands = operands
+        self.y = y
+        self.g = g
+
+    @property
+    def a(self) -> Value:
+        return self.operands[0]
+
+    @property
+    def b(self) -> Value:
+        return self.operands[1]
+
+    @property
+    def c(self) -> Value:
+        return self.operands[2]
+
+    def number(self, value: float) -> Value:
+        assert isinstance(self.g.type, ScalarType)
+        return self.builder.constant(value, self.g.type)
+
+    def add(self, x: Value, y: Value) -> Value:
+        return self.builder.op("arith.addf", x, y)
+
+    def sub(self, x: Value, y: Value) -> Value:
+        return self.builder.op("arith.subf", x, y)
+
+    def mul(self, x: Value, y: Value) -> Value:
+        return self.builder.op("arith.mulf", x, y)
+
+    def div(self, x: Value, y: Value) -> Value:
+        return self.builder.op("arith.divf", x, y)
+
+    def neg(self, x: Value) -> Value:
+        return self.builder.op("arith.negf", x)
+
+    def math(self, name: str, *operands: Value) -> Value:
+        return self.builder.op(f"math.{name}", *operands)
+
+    def less(self, x: Value, y: Value) -> Value:
+        return self.builder.op("arith.cmpf", x, y, predicate="olt")
+
+    def equal(self, x: Value, y: Value) -> Value:
+        return self.builder.op("arith.cmpf", x, y, predicate="oeq")
+
+    def select(self, condition: Value, x: Value, y: Value) -> Value:
+        return self.builder.op("arith.select", condition, x, y)
+
+
+Rule = Callable[[Local], Sequence[Value | None]]
+
+
+def _scaled(factor: Callable[[Local], Value]) -> Rule:
+    """The adjoint times the derivative."""
+    return lambda d: [d.mul(d.g, factor(d))]
+
+
+def _over(divisor: Callable[[Local], Value]) -> Rule:
+    """The adjoint divided by the derivative's reciprocal."""
+    return lambda d: [d.div(d.g, divisor(d))]
+
+
+def _one_plus_square(d: Local, sign: float) -> Value:
+    return d.add(d.number(1.0), d.mul(d.number(sign), d.mul(d.a, d.a)))
+
+
+def _extremum(d: Local, less: bool) -> list[Value | None]:
+    """All to the operand that is the result, half to each at a tie, all to the NaN."""
+    zero, half = d.number(0.0), d.mul(d.g, d.number(0.5))
+    tie = d.equal(d.a, d.b)
+    x, y = (d.a, d.b) if less else (d.b, d.a)
+    loses_a, loses_b = d.less(y, x), d.less(x, y)
+    return [
+        d.select(tie, half, d.select(loses_a, zero, d.g)),
+        d.select(tie, half, d.select(loses_b, zero, d.g)),
+    ]
+
+
+def _absolute(d: Local) -> list[Value | None]:
+    zero = d.number(0.0)
+    negative = d.select(d.less(d.a, zero), d.neg(d.g), zero)
+    return [d.select(d.less(zero, d.a), d.g, negative)]
+
+
+def _power(d: Local) -> list[Value | None]:
+    """torch's conventions: the base's is 0 where the exponent is 0, the exponent's where the base
+    is 0 (and the exponent is not negative)."""
+    zero = d.number(0.0)
+    below = d.math("powf", d.a, d.sub(d.b, d.number(1.0)))
+    base = d.select(d.equal(d.b, zero), zero, d.mul(d.g, d.mul(d.b, below)))
+    log = d.mul(d.g, d.mul(d.y, d.math("log", d.a)))
+    nothing = d.builder.op("arith.andi", d.equal(d.a, zero),
+                           d.builder.op("arith.cmpf", d.b, zero, predicate="oge"))  # fmt: skip
+    return [base, d.select(nothing, zero, log)]
+
+
+def _quotient(d: Local) -> list[Value | None]:
+    share = d.div(d.g, d.b)
+    return [share, d.neg(d.mul(share, d.y))]
+
+
+def _atan2(d: Local) -> list[Value | None]:
+    share = d.div(d.g, d.add(d.mul(d.a, d.a), d.mul(d.b, d.b)))
+    return [d.mul(share, d.b), d.neg(d.mul(share, d.a))]
+
+
+def _copysign(d: Local) -> list[Value | None]:
+    zero = d.number(0.0)
+    same = d.math("copysign", d.number(1.0), d.a)
+    wanted = d.math("copysign", d.number(1.0), d.b)
+    signed = d.mul(d.g, d.mul(same, wanted))
+    return [d.select(d.equal(d.a, zero), zero, signed), None]
+
+
+def _remainder(d: Local) -> list[Value | None]:
+    whole = d.math("trunc", d.div(d.a, d.b))
+    return [d.g, d.neg(d.mul(d.g, whole))]
+
+
+def _cast(d: Local) -> list[Value | None]:
+    """Widening and narrowing: the adjoint of an f16 is carried in f32."""
+    operand = d.source.operands[0].type
+    assert isinstance(operand, ScalarType)
+    assert isinstance(d.g.type, ScalarType)
+    have, need = d.g.type.bits, max(operand.bits, 32)
+    if have == need:
+        return [d.g]
+    wide = d.builder.op("arith.extf" if need > have else "arith.truncf", d.g,
+                        type=adjoint_type(operand))  # fmt: skip
+    return [wide]
+
+
+def adjoint_type(type: ScalarType) -> ScalarType:
+    """The type in which the adjoint of a value of ``type`` is carried: f32 for f16 and bf16."""
+    return compute_type(type)
+
+
+_ROOT_PI = 2.0 / math.sqrt(math.pi)
+
+RULES: dict[str, Rule] = {
+    "arith.addf": lambda d: [d.g, d.g],
+    "arith.subf": lambda d: [d.g, d.neg(d.g)],
+    "arith.mulf": lambda d: [d.mul(d.g, d.b), d.mul(d.g, d.a)],
+    "arith.divf": _quotient,
+    "arith.remf": _remainder,
+    "arith.negf": lambda d: [d.neg(d.g)],
+    "arith.maximumf": lambda d: _extremum(d, less=False),
+    "arith.minimumf": lambda d: _extremum(d, less=True),
+    "arith.select": lambda d: [
+        None, d.select(d.a, d.g, d.number(0.0)), d.select(d.a, d.number(0.0), d.g),
+    ],
+    "arith.extf": _cast,
+    "arith.truncf": _cast,
+    "math.absf": _absolute,
+    "math.exp": _scaled(lambda d: d.y),
+    "math.exp2": _scaled(lambda d: d.mul(d.y, d.number(math.log(2.0)))),
+    "math.expm1": _scaled(lambda d: d.add(d.y, d.number(1.0))),
+    "math.log": _over(lambda d: d.a),
+    "math.log2": _over(lambda d: d.mul(d.a, d.number(math.log(2.0)))),
+    "math.log10": _over(lambda d: d.mul(d.a, d.number(math.log(10.0)))),
+    "math.log1p": _over(lambda d: d.add(d.a, d.number(1.0))),
+    "math.sqrt": _over(lambda d: d.mul(d.number(2.0), d.y)),
+    "math.rsqrt": _scaled(lambda d: d.mul(d.number(-0.5), d.mul(d.y, d.mul(d.y, d.y)))),
+    "math.cbrt": _over(lambda d: d.mul(d.number(3.0), d.mul(d.y, d.y))),
+    "math.sin": _scaled(lambda d: d.math("cos", d.a)),
+    "math.cos": _scaled(lambda d: d.neg(d.math("sin", d.a))),
+    "math.tan": _scaled(lambda d: d.add(d.number(1.0), d.mul(d.y, d.y))),
+    "math.asin": _over(lambda d: d.math("sqrt", _one_plus_square(d, -1.0))),
+    "math.acos": _over(lambda d: d.neg(d.math("sqrt", _one_plus_square(d, -1.0)))),
+    "math.atan": _over(lambda d: _one_plus_square(d, 1.0)),
+    "math.sinh": _scaled(lambda d: d.math("cosh", d.a)),
+    "math.cosh": _scaled(lambda d: d.math("sinh", d.a)),
+    "math.tanh": _scaled(lambda d: d.sub(d.number(1.0), d.mul(d.y, d.y))),
+    "math.asinh": _over(lambda d: d.math("sqrt", _one_plus_square(d, 1.0))),
+    "math.acosh": _over(lambda d: d.math("sqrt", d.sub(d.mul(d.a, d.a), d.number(1.0)))),
+    "math.atanh": _over(lambda d: _one_plus_square(d, -1.0)),
+    "math.erf": _scaled(lambda d: d.mul(d.number(_ROOT_PI), d.math("exp", d.neg(d.mul(d.a, d.a))))),
+    "math.erfc": _scaled(
+        lambda d: d.mul(d.number(-_ROOT_PI), d.math("exp", d.neg(d.mul(d.a, d.a))))
+    ),
+    "math.powf": _power,
+    "math.atan2": _atan2,
+    "math.copysign": _copysign,
+    "math.fma": lambda d: [d.mul(d.g, d.b), d.mul(d.g, d.a), d.g],
+}  # fmt: skip
+
+# Piecewise constant, or without floats among operands or results.
+ZERO: frozenset[str] = frozenset(
+    """
+    arith.constant arith.addi arith.subi arith.muli arith.floordivsi arith.divui arith.remsi
+    arith.remui arith.andi arith.ori arith.xori arith.shli arith.shrsi arith.shrui arith.minsi
+    arith.maxsi arith.minui arith.maxui arith.cmpi arith.cmpf arith.extsi arith.extui arith.trunci
+    arith.index_cast arith.sitofp arith.uitofp arith.fptosi arith.fptoui math.floor math.ceil
+    math.trunc math.roundeven math.absi math.isnan math.isinf math.ctpop memref.dim
+    """.split()
+)
+
+# Declared without a rule: a float's bits taken as a number have no derivative that means anything.
+REFUSED: frozenset[str] = frozenset({"arith.bitcast"})

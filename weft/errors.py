@@ -70,6 +70,10 @@ class RaceError(CompileError, ValueError):
     """Two iterations of a parallel loop that are proven to touch one element, at least one writing."""
 
 
+class GradientError(CompileError, RuntimeError):
+    """A derivative that is asked for and cannot be given correctly."""
+
+
 class SourceUnavailableError(CompileError, OSError):
     """A function whose source text cannot be found."""
 

@@ -1,6 +1,6 @@
 """The scalar part of the rule table: arithmetic, mathematics, conversions.
 
-Rules ask the emitter for types, so they write scalar code, or code on vectors of lanes, alike. Where
+Rules ask the emitter for types, so they write scalar code or code on vectors of lanes alike. Where
 LLVM leaves something undefined (division by zero, wide shifts), they give it a meaning, without
 branches.
 """

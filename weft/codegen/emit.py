@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from weft.errors import InternalError
 from weft.ir.core import Op, Value
@@ -65,10 +65,8 @@ def round_to_f32(number: float) -> float:
 def bfloat_bits(number: float) -> int:
     """The bits of the nearest bfloat16 of ``number`` (rounded through float32), as a signed i16."""
     bits = struct.unpack("<I", struct.pack("<f", round_to_f32(number)))[0]
-    if math.isnan(number):
-        high = (bits >> 16) | 0x40
-    else:
-        high = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    high = (bits >> 16) | 0x40 if math.isnan(number) else rounded
     return high - (1 << 16) if high >> 15 else high
 
 
@@ -91,7 +89,12 @@ class View:
 
 
 class Target(Protocol):
-    """What differs between machines. ``cpu.Cpu`` is one."""
+    """What differs between machines. ``host.Cpu`` is one."""
+
+    @property
+    def rules(self) -> Mapping[str, Any]:
+        """Rules that take the place of those in the table."""
+        ...
 
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         """Emits a call of a transcendental function, gives the name of its result."""
@@ -149,6 +152,7 @@ class Emitter:
         self.fast = "" if strict_math else "contract "
         self.sums = "" if strict_math else "contract reassoc "
         self.lanes = 1
+        self.offset_type = "i64"  # of subscripts and what addresses are computed from
         self.lines: list[str] = []
         self.allocas: list[str] = []  # go to the top of the function
         self.block = "entry"

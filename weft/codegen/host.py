@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
 from weft.codegen import libraries
-from weft.codegen.arith import scalar, word
+from weft.codegen.arith import Rule, scalar, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
 from weft.ir.core import Function, Op, Value, walk
@@ -36,6 +36,8 @@ def features() -> frozenset[str]:
 
 class Cpu:
     """What the rules ask of the machine: mathematics, checks and prints."""
+
+    rules: Mapping[str, Rule] = {}
 
     def __init__(self, function: Function) -> None:
         self.checks = _numbered(function, "weft.assert", "weft.bounds")

@@ -3,8 +3,8 @@
 A value that no lane and no jammed iteration sees differently is one scalar; one that depends on the
 jammed index alone is a scalar for each of its iterations; an index that grows evenly with the lane
 is the scalar of the first lane (the vector is made when somebody needs it); everything else is a
-vector of lanes, for each vector of the tile. Serial loops whose bounds differ between lanes run the part that
-all share without masks, and the ragged rest with them.
+vector of lanes, for each vector of the tile. Serial loops whose bounds differ between lanes run the
+part that all share without masks, and the ragged rest with them.
 """
 
 from __future__ import annotations
@@ -261,12 +261,11 @@ class Lanes:
         self.mask, self.certain, self.partial = outer, certain, partial
         for result in op.results:
             ty = f"<{self.width} x {llvm_type(result.type)}>"
+            then, other = (arm[result] for arm in arms)
             self.names[result] = {
-                at: e.inst(
-                    f"select {kind} {yes[at]}, {ty} {arms[0][result][at]}, {ty} {arms[1][result][at]}"
-                )
+                at: e.inst(f"select {kind} {yes[at]}, {ty} {then[at]}, {ty} {other[at]}")
                 for at in self.copies(result)
-            }  # fmt: skip
+            }
 
     # -- loops
 

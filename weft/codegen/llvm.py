@@ -25,7 +25,8 @@ def emit_block(e: Emitter, block: Block) -> list[str]:
 def emit_op(e: Emitter, op: Op) -> None:
     """Emits one operation and notes the names of its results."""
     operands = [e.name(v) for v in op.operands]
-    results = RULES[op.name](e, op, operands)
+    emit = e.target.rules.get(op.name) or RULES[op.name]
+    results = emit(e, op, operands)
     for value, name in zip(op.results, results, strict=True):
         if value not in e.constants and value not in e.views:
             e.names[value] = name
@@ -37,22 +38,22 @@ def emit_op(e: Emitter, op: Op) -> None:
 
 def address(e: Emitter, view: View, indices: Sequence[str]) -> str:
     """The address of an element. Subscripts in range cannot wrap, so LLVM may assume it."""
-    rank = len(indices)
+    rank, ty = len(indices), e.offset_type
     if rank == 0:
         return view.pointer
     if view.strides:
-        terms = [index if stride == "1" else e.inst(f"mul nsw i64 {index}, {stride}")
+        terms = [index if stride == "1" else e.inst(f"mul nsw {ty} {index}, {stride}")
                  for index, stride in zip(indices, view.strides, strict=True)]  # fmt: skip
         offset = terms[0]
         for term in terms[1:]:
-            offset = e.inst(f"add nsw i64 {offset}, {term}")
+            offset = e.inst(f"add nsw {ty} {offset}, {term}")
     else:
         offset = indices[0]
         for axis in range(1, rank):
-            scaled = e.inst(f"mul nsw i64 {offset}, {view.sizes[axis]}")
-            offset = e.inst(f"add nsw i64 {scaled}, {indices[axis]}")
+            scaled = e.inst(f"mul nsw {ty} {offset}, {view.sizes[axis]}")
+            offset = e.inst(f"add nsw {ty} {scaled}, {indices[axis]}")
     element = memory_type(view.type.element)
-    return e.inst(f"getelementptr inbounds {element}, ptr {view.pointer}, i64 {offset}")
+    return e.inst(f"getelementptr inbounds {element}, ptr {view.pointer}, {ty} {offset}")
 
 
 def access_tail(e: Emitter, view: View) -> str:
@@ -213,6 +214,7 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return loop(
         e, lower, upper, step, inits, [llvm_type(v.type) for v in op.results],
         lambda induction, carried: _loop_body(e, body, [induction, *carried]),
+        type=llvm_type(body.args[0].type),
     )  # fmt: skip
 
 
@@ -232,19 +234,20 @@ def loop(
     body: Callable[[str, list[str]], Sequence[str]],
     *,
     metadata: str = "",
+    type: str = "i64",
 ) -> list[str]:
     """``for i in range(lower, upper, step)`` with carried values of LLVM types ``types``; gives the
-    last ones."""
+    last ones. ``type`` is that of the index."""
     head, inside, out = e.label("for"), e.label("body"), e.label("end")
     before = e.block
     e.jump(head)
     e.start(head)
-    induction, slot = e.phi("i64")
+    induction, slot = e.phi(type)
     phis = [e.phi(t) for t in types]
-    e.branch(e.inst(f"icmp slt i64 {induction}, {upper}"), inside, out)
+    e.branch(e.inst(f"icmp slt {type} {induction}, {upper}"), inside, out)
     e.start(inside)
     nexts = body(induction, [name for name, _ in phis])
-    after = e.inst(f"add nsw i64 {induction}, {step}")
+    after = e.inst(f"add nsw {type} {induction}, {step}")
     e.fill(slot, (lower, before), (after, e.block))
     for (_, place), init, following in zip(phis, inits, nexts, strict=True):
         e.fill(place, (init, before), (following, e.block))
@@ -348,7 +351,8 @@ def _assert(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 @rule("weft.bounds")
 def _bounds(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     subscript, extent = operands
-    ok = e.inst(f"icmp ult i64 {subscript}, {extent}")  # extent >= 0: negative ones are huge
+    ty = llvm_type(op.operands[0].type)
+    ok = e.inst(f"icmp ult {ty} {subscript}, {extent}")  # extent >= 0: negative ones are huge
     e.target.check(e, op, ok, operands)
     return ()
 

@@ -7,8 +7,7 @@ import functools
 import itertools
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -90,20 +89,14 @@ _keep: list[object] = []  # code that lives as long as the process
 _table = threading.local()
 
 
-@contextmanager
-def _prints_of(prints: Prints) -> Iterator[None]:
-    saved = getattr(_table, "prints", ())
-    _table.prints = prints
-    try:
-        yield
-    finally:
-        _table.prints = saved
-
-
 def _printing(function: Callable[[Any], None], prints: Prints) -> Callable[[Any], None]:
     def call(block: Any) -> None:
-        with _prints_of(prints):
+        saved = getattr(_table, "prints", ())
+        _table.prints = prints
+        try:
             function(block)
+        finally:
+            _table.prints = saved
 
     return call
 

@@ -1,0 +1,132 @@
+"""Arrays that a loop both reads and writes: which contents does each read see?
+
+The adjoint runs after the loop, so it finds the contents from after it. A read that no later write
+of its iteration overwrites may read them again: "after". A read that no earlier write of its
+iteration precedes saw what was there before the loop: "before", of which a copy is kept. Other
+iterations cannot be in the way: that would be a race. A read that is neither is refused.
+"""
+
+from __future__ import annotations
+
+from weft.errors import GradientError
+from weft.index.access import Access, accesses
+from weft.index.meeting import aligned
+from weft.index.relation import Text, context
+from weft.ir.core import Block, Function, Op, Value
+from weft.ir.types import MemRefType
+
+
+def contents(function: Function) -> dict[Op, str]:
+    """"after" or "before" for each load from an argument that ``function`` also writes.
+
+    Raises ``GradientError`` for a load that is neither.
+    """
+    args = set(function.args)
+    found: dict[Op, str] = {}
+    every = accesses(function)
+    written = {a.memref for a in every if a.writes} & args
+    whiles = _in_while(function.body, False)
+    order = {a.op: k for k, a in enumerate(every)}
+    for load in every:
+        if load.kind != "load" or load.memref not in written:
+            continue
+        writes = [a for a in every if a.memref is load.memref and a.writes]
+        loose = [a for a in writes if load.op in whiles and a.op in whiles]
+        if not any(_meets(load, w, order, True, w in loose) for w in writes):
+            found[load.op] = "after"
+        elif not any(_meets(load, w, order, False, w in loose) for w in writes):
+            found[load.op] = "before"
+        else:
+            raise _overwritten(load)
+    return found
+
+
+def _overwritten(load: Access) -> GradientError:
+    name = load.memref.name or "the array"
+    return GradientError(
+        f"`{name}` is read here and overwritten later by the same iteration, so its gradient would "
+        "need values that are gone", load.op.span,
+        help=f"carry the value in a local variable, or write to another tensor than `{name}`",
+    )  # fmt: skip
+
+
+def _in_while(block: Block, inside: bool) -> set[Op]:
+    found: set[Op] = set()
+    for op in block.ops:
+        if inside:
+            found.add(op)
+        for region in op.regions:
+            found |= _in_while(region, inside or op.name == "scf.while")
+    return found
+
+
+def _meets(load: Access, write: Access, order: dict[Op, int], later: bool, loose: bool) -> bool:
+    """Whether ``write`` may touch the element of ``load``, in the same parallel iteration, and after
+    it (``later``) or before it. ``loose``: their order is not known."""
+    common = [iv for iv in load.serial if iv in set(write.serial)]
+    behind = (order[write.op] > order[load.op]) == later
+    if not common and not loose and not behind:
+        return False
+    if any(s is None for s in (*load.subscripts, *write.subscripts)):
+        return True
+    return not _apart(load, write, common, later, behind, loose)
+
+
+def _apart(
+    load: Access, write: Access, common: list[Value], later: bool, behind: bool, loose: bool
+) -> bool:
+    """Proves that there is no such pair."""
+    import islpy  # 50 ms: only where a loop reads what it writes
+
+    text = Text()
+    first = {loop.iv: text.fresh(loop.iv.name or "i") for loop in load.loops}
+    second = {
+        loop.iv: first[loop.iv] if loop.parallel and loop.iv in first
+        else text.fresh((loop.iv.name or "i") + "_")
+        for loop in write.loops
+    }  # fmt: skip
+    constraints = text.domain(load, first) + text.domain(write, second)
+    pairs = aligned(load, write)
+    if pairs is None:
+        return True
+    for left, right in pairs:
+        x, y = text.affine(left, first), text.affine(right, second)
+        if x is not None and y is not None:
+            constraints.append(f"{x} = {y}")
+    if not loose:
+        cases, same = [], ""
+        for iv in common:
+            x, y = first[iv], second[iv]
+            cases.append(f"({same}{y} {'>' if later else '<'} {x})")
+            same += f"{x} = {y} and "
+        if behind:
+            cases.append(f"({same}true)")
+        constraints.append(f"({' or '.join(cases)})")
+    names = [*first.values(), *(n for iv, n in second.items() if n != first.get(iv))]
+    try:
+        return islpy.Set.read_from_str(
+            context(), text.finish(f"[{', '.join(names)}]", constraints)
+        ).is_empty()
+    except islpy.Error:  # more work than isl may do
+        return False
+
+
+def element_written_once(function: Function, memref: Value) -> bool:
+    """Proves that no element of ``memref`` is stored to twice by one iteration, and none is read.
+
+    Its adjoint then needs no resetting on the way back.
+    """
+    touching = [a for a in accesses(function) if a.memref is memref]
+    if len(touching) != 1 or touching[0].kind != "store" or touching[0].op in _in_while(
+        function.body, False
+    ):
+        return False
+    assert isinstance(memref.type, MemRefType)
+    access = touching[0]
+    for iv in access.serial:
+        plain = [p for p in access.subscripts if p is not None and any(x is iv for x in p.leaves())]
+        if not plain or plain[0].coefficient(iv).constant in (None, 0) or list(
+            plain[0].leaves()
+        ).count(iv) != 1 or any(o is not iv and o in access.serial for o in plain[0].leaves()):
+            return False
+    return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from weft import timing
 from weft.codegen import cpu
-from weft.frontend.lower import Lowered, lower
+from weft.frontend.lower import lower
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
 from weft.index.describe import describe
@@ -22,6 +22,7 @@ from weft.passes.demote import demote
 from weft.passes.forward import forward
 from weft.passes.hoist import hoist
 from weft.passes.run import Pass, run
+from weft.passes.runs import runs
 from weft.passes.simplify import simplify
 from weft.passes.strength import strength
 from weft.source import FunctionSource
@@ -33,6 +34,7 @@ PIPELINE: list[Pass] = [
     bounds,  # checks of debug mode that index sets prove needless
     demote,  # an accumulation that no two iterations share becomes an ordinary update
     forward,  # loads of what was just stored or loaded
+    runs,  # loops split where an integer division keeps its value
     hoist,  # invariants out of loops
     cse,  # what met outside of the loops
     strength,  # only now, because index sets read divisions more easily than shifts
@@ -42,22 +44,13 @@ PIPELINE: list[Pass] = [
 Listener = Callable[[str, str], None]
 
 
-def to_ir(
-    region: Region, specs: dict[str, Spec], source: FunctionSource, *, debug: bool, verify: bool
-) -> Lowered:
-    """Python's syntax tree to IR, checked for races. Raises ``CompileError``s."""
-    with timing.stage("frontend"):
-        lowered = lower(region, specs, source, debug=debug)
-    if verify:
-        check(lowered.function)
-    return lowered
-
-
 def to_code(
     function: Function, *, strict_math: bool, noalias: bool, verify: bool,
     listener: Callable[[str, Function], None] | None = None,
 ) -> cpu.CpuCode:  # fmt: skip
     """IR to object code of this machine. Raises ``RaceError`` where iterations are proven to meet."""
+    if verify:
+        check(function)
     with timing.stage("races"):
         check_races(function)
     function.attrs["noalias"] = noalias
@@ -91,7 +84,7 @@ def stages(
     strict_math: bool, noalias: bool = True,
 ) -> Stages:  # fmt: skip
     """Compiles once more, keeping what each stage made. Nothing is loaded or cached."""
-    lowered = to_ir(region, specs, source, debug=debug, verify=True)
+    lowered = lower(region, specs, source, debug=debug)
     shown = Stages(lowered.function.name)
     shown.texts["source"] = lowered.typed_source
     shown.texts["ir"] = print_function(lowered.function, spans=True)

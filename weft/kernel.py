@@ -8,13 +8,12 @@ import threading
 import types
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
-from weft import compiler
 from weft.errors import KernelTypeError
 from weft.frontend.parameters import Parameter, annotations_of
 from weft.frontend.split import HostPart, split
@@ -24,6 +23,9 @@ from weft.pytorch.library import Operators
 from weft.runtime import watch
 from weft.runtime.launch import Launcher, Specialization
 from weft.source import FunctionSource, Span, read_function
+
+if TYPE_CHECKING:
+    from weft import compiler
 
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
@@ -100,6 +102,10 @@ class Kernel:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        """Kernels are pickled and copied as functions are: by name."""
+        return self.__qualname__
 
     def _is_foreign(self, value: Any) -> bool:
         """Whether ``value`` is a tensor that only the dispatcher knows how to treat."""
@@ -185,7 +191,7 @@ class Kernel:
         """The ``def`` line."""
         tree = self.source.tree
         text = self.source.lines.get(tree.lineno, "")
-        return Span(self.source.file, tree.lineno, self.source.indent, tree.lineno, len(text), text,
+        return Span(self.source.file, tree.lineno, tree.col_offset, tree.lineno, len(text), text,
                     self.__name__)  # fmt: skip
 
     @property
@@ -220,6 +226,8 @@ class Kernel:
         copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in args]
         named = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
         self._prepare()
+        from weft import compiler  # the compiler proper is only imported where it is needed
+
         shown: list[compiler.Stages] = []
 
         def recording(launcher: Launcher) -> Callable[..., Any]:
@@ -290,6 +298,11 @@ def kernel(
                 f"weft.kernel decorates a function, not {type(function).__name__}",
                 help="put it directly above the `def`, below @staticmethod and the like",
             )
+        if hasattr(function, "__wrapped__"):
+            raise KernelTypeError(
+                f"`{function.__name__}` is decorated below weft.kernel, and the loops are compiled "
+                "from the function inside", help="put weft.kernel directly above the `def`",
+            )  # fmt: skip
         return Kernel(function, options, name, namespace)
 
     return decorate if function is None else decorate(function)

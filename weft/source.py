@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +34,6 @@ class FunctionSource:
     file: str
     text: str
     tree: ast.FunctionDef
-    indent: int  # columns that were stripped from each line before parsing
     kernel: str = ""
     lines: dict[int, str] = field(default_factory=dict)
 
@@ -43,10 +41,15 @@ class FunctionSource:
         line = getattr(node, "lineno", self.tree.lineno)
         end_line = getattr(node, "end_lineno", None) or line
         return Span(
-            self.file, line, getattr(node, "col_offset", 0) + self.indent, end_line,
-            (getattr(node, "end_col_offset", None) or 0) + self.indent,
+            self.file, line, self._column(line, getattr(node, "col_offset", 0)), end_line,
+            self._column(end_line, getattr(node, "end_col_offset", None) or 0),
             self.lines.get(line, ""), self.kernel or self.name,
         )  # fmt: skip
+
+    def _column(self, line: int, offset: int) -> int:
+        """A column in characters: ``ast`` counts bytes of UTF-8."""
+        text = self.lines.get(line, "")
+        return offset if text.isascii() else len(text.encode()[:offset].decode(errors="ignore"))
 
 
 def read_function(function: Callable[..., Any], kernel: str = "") -> FunctionSource:
@@ -69,14 +72,44 @@ def read_function(function: Callable[..., Any], kernel: str = "") -> FunctionSou
             "(Python 3.13+) the interactive prompt, not through exec or python -c",
         ) from None
     text = "".join(raw)
-    dedented = textwrap.dedent(text)
-    indent = len(raw[0]) - len(raw[0].lstrip())
-    tree = ast.parse(dedented).body[0]
+    if getattr(function, "__name__", "") == "<lambda>":
+        return _read_lambda(function, kernel)
+    indented = raw[0][:1].isspace()
+    # Not textwrap.dedent: a docstring or a comment may have lines that are less indented.
+    body = ast.parse(f"if 1:\n{text}").body[0].body if indented else ast.parse(text).body  # type: ignore[attr-defined]
+    tree = body[0]
     if not isinstance(tree, ast.FunctionDef):
         raise SourceUnavailableError(
             f"`{name}` is not defined by a plain `def` statement",
-            help="a kernel is a `def`; a lambda or an async function cannot be compiled",
+            help="a kernel is a `def`; an async function cannot be compiled",
         )
-    ast.increment_lineno(tree, first - 1)
+    ast.increment_lineno(tree, first - 1 - indented)
     lines = {first + k: line.rstrip("\n") for k, line in enumerate(raw)}
-    return FunctionSource(function, name, code.co_filename, text, tree, indent, kernel, lines)
+    return FunctionSource(function, name, code.co_filename, text, tree, kernel, lines)
+
+
+def _read_lambda(function: Callable[..., Any], kernel: str) -> FunctionSource:
+    """A lambda as a function that returns its expression. It is found by place and parameters."""
+    code = function.__code__  # type: ignore[attr-defined]
+    lines = linecache.getlines(code.co_filename, function.__globals__)  # type: ignore[attr-defined]
+    parameters = code.co_varnames[: code.co_argcount]
+    try:
+        nodes = list(ast.walk(ast.parse("".join(lines))))
+    except SyntaxError:  # an IPython cell with magic commands
+        nodes = []
+    found = [
+        n for n in nodes if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno
+        and tuple(a.arg for a in [*n.args.posonlyargs, *n.args.args]) == parameters
+    ]  # fmt: skip
+    if len(found) != 1:
+        raise SourceUnavailableError(
+            f"the source of a lambda at line {code.co_firstlineno} of {code.co_filename} is not "
+            "available" if not found else f"line {code.co_firstlineno} of {code.co_filename} has "
+            "more than one such lambda", help="write it as a `def`",
+        )  # fmt: skip
+    node = found[0]
+    tree = ast.FunctionDef("lambda", node.args, [ast.Return(node.body)], [], type_params=[])  # pyright: ignore[reportCallIssue]
+    for new in (tree, tree.body[0]):
+        ast.copy_location(new, node.body if new is not tree else node)
+    numbered = {k + 1: line.rstrip("\n") for k, line in enumerate(lines)}
+    return FunctionSource(function, "<lambda>", code.co_filename, "".join(lines), tree, kernel, numbered)

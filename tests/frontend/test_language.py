@@ -698,3 +698,36 @@ def test_comparison_with_a_python_int_beyond_the_tensors_type() -> None:
     out = torch.zeros(2, dtype=torch.int32)
     f(torch.tensor([100, -100], dtype=torch.int8), out, 1000)
     assert out.tolist() == [1, 1]
+
+
+def test_a_loop_index_with_a_value_from_before_keeps_its_last_one() -> None:
+    @weft.kernel
+    def f(out, n: int):
+        for i in range(out.shape[0]):
+            j = 7
+            for j in range(n):
+                if j == 3:
+                    break
+            a, b = 0, 0
+            for a, b in weft.ndrange(n, 2):  # noqa: B007
+                pass
+            for i in range(n):  # noqa: B020
+                out[i] += 1.0
+            out[i] += j * 100 + a * 10 + b
+
+    for n in (1, 2, 6):
+        same(f, torch.zeros(6), n)
+
+
+def test_a_name_that_two_loops_assign_has_no_value_after_them() -> None:
+    @weft.kernel
+    def f(out, n: int):
+        for i in out:
+            for j in range(n):
+                out[i] += j
+            for j in range(n):
+                out[i] -= j
+            out[i] = j
+
+    with pytest.raises(weft.KernelNameError, match="`j` may have no value here"):
+        f(torch.zeros(3), 2)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
-from collections.abc import Generator
 
 from weft.autodiff.activity import activity, holds_floats, is_float
-from weft.autodiff.adjoint import Adjoint, Buffer, Extent, Step
+from weft.autodiff.adjoint import Adjoint, Buffer, Extent
 from weft.autodiff.clean import clean
 from weft.autodiff.gather import gather
 from weft.autodiff.memory import contents, element_written_once
 from weft.autodiff.rules import REFUSED, RULES, ZERO, Local, adjoint_type
+from weft.autodiff.tape import lengths
 from weft.errors import GradientError
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.types import MemRefType, ScalarType, compute_type, index
+from weft.ir.types import MemRefType, ScalarType, compute_type, i64, index
 
 # What the redoing leaves out: the loop itself has done it, and its result stands.
 _DONE = ("weft.assert", "weft.bounds", "weft.print")
@@ -67,6 +67,7 @@ class _Reversal:
         self.buffers: list[Buffer] = []
         self.extents: list[Extent] = []
         self.tapes: dict[Op, _Tape] = {}
+        self.inner: dict[Value, Value] = {}  # adjoints at the end of the iteration just undone
         self.snapshots: dict[Op, list[tuple[Value, Value]]] = {}
         self.parallel: Op | None = None
         self.indices: list[Value] = []  # of the iteration, from 0: where it writes on tapes
@@ -99,19 +100,34 @@ class _Reversal:
         if any(op.regions for op in (*head, *tail)):
             raise GradientError("control flow around the parallel loop cannot be differentiated",
                                 self.primal.span)  # fmt: skip
+        self._check_atomics()
         for op in head:
             self._redo(op)
         self._parallel(self.parallel, tail)
         self._undo_ops(head)
         self.b.do("func.return")
-        for op in self.extents:
-            pass
         main = clean(self.new)
         steps, notes, buffers = gather(main, self._gradients())
+        left = {a.name for step in steps for a in step.args}
+        workspaces = [w for w in (*self.buffers, *buffers) if w.name in left]
+        needed = [x for x in self.extents if any(w.extent is x for w in workspaces)]
+        sizes = lengths(self.primal, [x.op for x in needed]) if workspaces else None
         return Adjoint(
-            self.primal, tuple(self.names), tuple(steps), (*self.buffers, *buffers),
-            tuple(self.extents), notes, {v.name: m.name for m, v in self.before.items()},
+            self.primal, tuple(self.names), tuple(steps), tuple(workspaces), tuple(needed), sizes,
+            notes,
         )  # fmt: skip
+
+    def _check_atomics(self) -> None:
+        used = {v for op in walk(self.primal.body) for v in op.operands}
+        for op in walk(self.primal.body):
+            if op.name in ("memref.atomic_rmw", "memref.atomic_cas") and op.result in used:
+                memref = op.operands[_WRITES[op.name]]
+                if memref in self.written:
+                    raise GradientError(
+                        f"what an atomic operation found in `{memref.name}` is different when the "
+                        "loop is carried out again, as a gradient needs", op.span,
+                        help="compute such numbers in a loop of their own, before",
+                    )  # fmt: skip
 
     def _gradients(self) -> list[str]:
         """The adjoints into which reads accumulate, of arrays that are not written."""
@@ -155,6 +171,9 @@ class _Reversal:
 
     def _tail(self, parallel: Op, tail: Sequence[Op]) -> None:
         """From the gradients of what a loop reduces into to the adjoints of its totals."""
+        for value in parallel.results:  # the rules for casts do not look at it
+            assert isinstance(value.type, ScalarType)
+            self.env[value] = self.b.constant(0, value.type)
         for op in tail:
             if op.name not in ("memref.store", "func.return", "arith.constant") and (
                 op.name not in ("arith.truncf", "arith.extf")
@@ -240,15 +259,15 @@ class _Reversal:
                 and v not in self.frozen]  # fmt: skip
 
     # --- redoing ----------------------------------------------------------------------------------
-    def _redo_block(self, block: Block, *, taping: bool) -> None:
+    def _redo_block(self, block: Block, *, taping: bool, later: Sequence[Op] = ()) -> None:
         """Carries out ``block`` again, without its terminator.
 
         ``taping``: the loops directly in it write down what they carry, because this is the pass
-        that the walk backwards follows.
+        that the walk backwards follows. ``later``: what is carried out after it, before that walk.
         """
         for k, op in enumerate(block.ops[:-1]):
             if taping and op.name in _SCOPES:
-                self._snapshot(op, block.ops[k + 1 :])
+                self._snapshot(op, [*block.ops[k + 1 :], *later])
             self._redo(op, taping=taping)
 
     def _redo(self, op: Op, *, taping: bool = False) -> None:
@@ -557,7 +576,7 @@ class _Reversal:
         starts = [results[c] or self._zero(c) for c in chain]
         starts += [self._adjoint(v) for v in outer]
         # Backwards, unless nothing is handed on from iteration to iteration.
-        plain = not chain and not self._stored_in(op) and all(
+        plain = not chain and not self._stored_in(op) and not self._overwrites(op) and all(
             is_unread(v, given[v], body) for v in body.args[1:] if v not in sums
         )
         n = self._trips(lower, upper, step)
@@ -576,6 +595,12 @@ class _Reversal:
             self._undo_iteration(body, sums, chain, outer, block.args[1:], results)
             self.b.do("scf.yield", *(self._inner_adj(v) for v in (*chain, *outer)))
         self._after(op.operands[3:], body.args[1:], sums, chain, outer, results, loop.results)
+
+    def _overwrites(self, op: Op) -> bool:
+        """Whether an element of an argument may be written by several iterations of ``op``, or
+        written by one and read by another."""
+        stores = (o.operands[1] for o in walk_regions(op) if o.name == "memref.store")
+        return any(m in self.shadow and m in self.written and m not in self.once for m in stores)
 
     def _undo_iteration(
         self, body: Block, sums: Sequence[Value], chain: Sequence[Value], outer: Sequence[Value],
@@ -637,7 +662,7 @@ class _Reversal:
         with self.b.at(loop.regions[0]) as block:
             last = self.b.op("arith.subi", trips, one)
             tape.read(self.b.op("arith.subi", last, block.args[0]), self)
-            self._redo_block(before, taping=True)
+            self._redo_block(before, taping=True, later=after.ops)
             for old, value in zip(after.args, before.terminator.operands[1:], strict=True):
                 self.env[old] = self.env[value]
             incoming = dict(zip(carried, block.args[1:], strict=False))
@@ -699,8 +724,6 @@ class _Tape:
 
 def stored(type: object) -> ScalarType:
     """The element type of a tape for values of ``type``: no tensor has elements of type index."""
-    from weft.ir.types import i64
-
     assert isinstance(type, ScalarType)
     return i64 if type is index else type
 
@@ -723,40 +746,46 @@ def _uses(value: Value, block: Block) -> list[Op]:
 
 
 def passes_through(value: Value, given: Value, block: Block) -> bool:
-    """Whether ``given`` is ``value`` plus something, and ``value`` is used for nothing else: its
-    adjoint is then the same before and after."""
+    """Whether ``given`` is ``value`` plus something, and neither ``value`` nor the sums on the way
+    are used for anything else: the adjoint is then the same before and after."""
+    ends = block.terminator
+    if ends.operands.count(given) != 1:
+        return False
+    chain: set[Op] = {ends}
+    sums: set[Value] = {value, given}
+    if given is not value and not _is_sum(value, given, chain, sums):
+        return False
+    return all(op in chain for v in sums for op in _uses(v, block))
+
+
+def _is_sum(value: Value, given: Value, chain: set[Op], sums: set[Value]) -> bool:
+    """Whether ``given`` is ``value`` plus other things; collects the operations and partial sums."""
     if given is value:
-        return all(op is block.terminator for op in _uses(value, block))
-    chain: set[Op] = set()
-    return _is_sum(value, given, chain) and all(
-        op in chain for op in _uses(value, block)
-    )
-
-
-def _is_sum(value: Value, given: Value, chain: set[Op]) -> bool:
+        return True
     op = given.owner
     if not isinstance(op, Op):
         return False
-    if op.name in ("arith.addf", "arith.subf"):
-        chain.add(op)
-        a, b = op.operands
-        if a is value:
-            return b is not value
-        if b is value:
-            return op.name == "arith.addf"
-        return False
     if op.name == "scf.if":
         k = op.results.index(given)
-        for region in op.regions:
-            inner = region.terminator.operands[k]
-            if inner is value:
-                chain.add(region.terminator)
-                if region.terminator.operands.count(value) != 1:
-                    return False
-            elif not _is_sum(value, inner, chain):
-                return False
+        ends = [region.terminator for region in op.regions]
+        if any(end.operands.count(end.operands[k]) != 1 for end in ends):
+            return False
+        chain.update(ends)
+        sums.update(end.operands[k] for end in ends)
+        return all(_is_sum(value, end.operands[k], chain, sums) for end in ends)
+    if op.name not in ("arith.addf", "arith.subf"):
+        return False
+    chain.add(op)
+    a, b = op.operands
+    if a is b:
+        return False
+    inner_chain, inner_sums = set(chain), {*sums, a}
+    if _is_sum(value, a, inner_chain, inner_sums) and b not in inner_sums:
+        chain |= inner_chain
+        sums |= inner_sums
         return True
-    return False
+    sums.add(b)
+    return op.name == "arith.addf" and _is_sum(value, b, chain, sums) and a not in sums
 
 
 def is_unread(value: Value, given: Value, block: Block) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
 from weft import timing
-from weft.codegen.host import Check
-from weft.codegen.threads import Kernel, Slot, argument_slots
+from weft.codegen.interface import Check, Slot
+from weft.codegen.machine import machine
+from weft.codegen.threads import Kernel, argument_slots
 from weft.ir.core import Function
 
 
@@ -57,27 +57,6 @@ def assembly(code: CpuCode) -> str:
 
 
 # -- LLVM's side
-
-
-@functools.cache
-def machine() -> llvm.TargetMachine:
-    """The description of this machine that LLVM works with.
-
-    ``opt=1`` is about the last steps, from LLVM IR to machine code: it makes code as fast as 3 does
-    in a third of the time (measured on vector loops and register tiles).
-    """
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_default_triple()
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=1,
-        reloc="pic", codemodel="small",
-    )  # fmt: skip
-
-
-def host() -> str:
-    """The CPU that code is made for, its name and features: part of a cache's key."""
-    return f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
 
 
 def _optimize(text: str, *, tiled: bool) -> llvm.ModuleRef:

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
 from weft.codegen import libraries
 from weft.codegen.arith import Rule, scalar, word
 from weft.codegen.emit import Emitter, llvm_type
+from weft.codegen.interface import Check
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import ScalarType, f32
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A weft.assert or weft.bounds: record[0] == 1 + its position in ``CpuCode.checks`` says that
-    it failed. ``values`` are the kinds ("int", "float", "bool") of record[1:]."""
-
-    kind: str
-    message: str
-    tensor: str
-    axis: int
-    values: tuple[str, ...]
-    span: tuple[str, int, int, int, int, str, str] | None  # the fields of source.Span
 
 
 @functools.cache

@@ -211,11 +211,20 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     body = op.regions[0]
     if op.operands[0] in e.bits:
         e.bits[body.args[0]] = INDEX_BITS
-    return loop(
+    metadata = ""
+    if op.attrs.get("independent"):  # iterations of what was a parallel loop: see passes/runs.py
+        group = e.module.node("!{}")
+        accesses = e.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}')
+        metadata = e.module.node(f"!{{{{self}}, {accesses}}}")
+        e.groups.append(group)
+    results = loop(
         e, lower, upper, step, inits, [llvm_type(v.type) for v in op.results],
         lambda induction, carried: _loop_body(e, body, [induction, *carried]),
-        type=llvm_type(body.args[0].type),
+        type=llvm_type(body.args[0].type), metadata=metadata,
     )  # fmt: skip
+    if metadata:
+        e.groups.pop()
+    return results
 
 
 def _loop_body(e: Emitter, body: Block, names: Sequence[str]) -> list[str]:
@@ -324,6 +333,7 @@ def _parallel(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
             carried,
             [llvm_type(t) for t in types],
             inner,
+            type=llvm_type(body.args[depth].type),
         )
 
     return nest(0, operands[3 * dims :])

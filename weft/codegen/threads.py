@@ -10,11 +10,11 @@ alone, so a reduction gives the same bits with any number of threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from weft.codegen.arith import combine, from_word, identity, scalar, word
 from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type
 from weft.codegen.host import Cpu
+from weft.codegen.interface import Slot
 from weft.codegen.lanes import tile
 from weft.codegen.llvm import emit_block, emit_op, loop
 from weft.codegen.tile import Plan, plan
@@ -26,16 +26,6 @@ from weft.ir.types import MemRefType, ScalarType, index
 MAX_CHUNKS = 256
 CHUNK_COST = 32_768  # operations: about a microsecond or more, below which sharing is not worth it
 UNKNOWN_TRIPS = 16.0  # iterations assumed of a loop whose bounds are not known beforehand
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One 8-byte word of the argument block. ``kind`` is "pointer", "int", "float", "size",
-    "stride" or "record"; ``arg`` is the position among the function's arguments."""
-
-    kind: str
-    arg: int
-    axis: int = 0
 
 
 def argument_slots(function: Function) -> tuple[Slot, ...]:

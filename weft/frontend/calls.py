@@ -7,7 +7,9 @@ is not there is a plain Python function, which is inlined, or refused.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
+import math
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -157,8 +159,21 @@ def _check_count(name: str, arguments: list[Operand], node: ast.Call, span: Span
 
 def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
     receiver: list[Operand] = []
+    arguments = _arguments(cx, node)
+    if any(target is f for f in _OF_CONSTANTS) and arguments and all(isinstance(a, Static) for a in arguments):
+        return _of_constants(target, [a.value for a in arguments], node, span)  # type: ignore[union-attr]
+    if target is breakpoint:
+        raise KernelSyntaxError(
+            "`breakpoint()` in compiled code", span,
+            help=f"run the Python itself: WEFT_INTERPRET=1, or {cx.source.name}.interpret(...)",
+        )  # fmt: skip
+    named: dict[str, Operand] = {}
+    while isinstance(target, functools.partial):
+        receiver = [*map(Static, target.args), *receiver]
+        named = {**{k: Static(v) for k, v in target.keywords.items()}, **named}
+        target = target.func
     if isinstance(target, types.MethodType):
-        receiver = [Static(target.__self__)]
+        receiver = [Static(target.__self__), *receiver]
         target = target.__func__
     target = inspect.unwrap(target) if callable(target) else target
     if not isinstance(target, types.FunctionType):
@@ -167,8 +182,7 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
             span, help="use weft.math, math, or a Python function of your own; whole-tensor "
             "functions belong in the host part",
         )  # fmt: skip
-    arguments = [*receiver, *_arguments(cx, node)]
-    named: dict[str, Operand] = {}
+    arguments = [*receiver, *arguments]
     for keyword in node.keywords:
         if keyword.arg is None:
             raise KernelSyntaxError("`**` cannot be compiled", span, help="write the arguments one by one")
@@ -191,6 +205,17 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
         else:
             values[parameter.name] = Tup([])
     return cx.inline(target, values, node)
+
+
+# Functions that are evaluated by Python where all arguments are known at compile time.
+_OF_CONSTANTS = (ord, chr, str, *(f for f in vars(math).values() if callable(f)))
+
+
+def _of_constants(function: Any, values: list[Any], node: ast.Call, span: Span) -> Operand:
+    try:
+        return Static(function(*values))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise KernelTypeError(f"`{ast.unparse(node)}`: {error}", span, help="check the call") from None
 
 
 # --- scalar functions ---------------------------------------------------------------------------

@@ -230,6 +230,8 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
         return aggregates.item(cx, base, node.slice, span)
     if isinstance(base, Static) and isinstance(base.value, (tuple, list)):
         base = Tup([Static(v) for v in base.value])
+    if isinstance(base, Static) and isinstance(base.value, (dict, str, bytes)):
+        return _constant_item(base.value, expression(cx, node.slice), span)
     if isinstance(base, Tup):
         if isinstance(node.slice, ast.Slice):
             bounds = [None if p is None else expression(cx, p) for p in
@@ -251,6 +253,20 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
                               help="use a tensor, or a weft.Vector")  # fmt: skip
     raise KernelTypeError(f"{describe(base)} cannot be subscripted", span,
                           help="subscript a tensor, a local array, a vector or a tuple")  # fmt: skip
+
+
+def _constant_item(value: Any, key: Operand, span: Span) -> Operand:
+    """``value[key]`` of a dict or string that is known at compile time."""
+    if not isinstance(key, Static):
+        raise KernelTypeError(f"a {type(value).__name__} is subscripted by a run-time value", span,
+                              help="use a constant key, or put the values into a tensor")  # fmt: skip
+    try:
+        return Static(value[key.value])
+    except (KeyError, IndexError, TypeError) as error:
+        raise KernelIndexError(
+            f"subscript {key.value!r} of a {type(value).__name__}: {type(error).__name__}: {error}", span,
+            help="use a key that is there when the kernel is called",
+        ) from None  # fmt: skip
 
 
 def _binary(cx: Lowering, node: ast.BinOp) -> Operand:
@@ -301,14 +317,20 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
                 other = right if x is left else left
                 same = isinstance(other, Static) and other.value is None
                 return Static(same if isinstance(op, ast.Is) else not same)
-        no_operator("is", span)
+        if isinstance(left, Static) and isinstance(right, Static):
+            same = left.value is right.value
+            return Static(same if isinstance(op, ast.Is) else not same)
+        raise KernelSyntaxError("`is` between run-time values", span, help="write ==, or compare with None")
     if isinstance(op, (ast.In, ast.NotIn)):
         items = calls.static_items(right)
         if items is None:
-            no_operator("in", span)
+            if isinstance(left, Static) and isinstance(right, Static) and hasattr(right.value, "__contains__"):
+                found = left.value in right.value
+                return Static(found if isinstance(op, ast.In) else not found)
+            raise KernelSyntaxError(f"`in` {describe(right)}", span, help="compare with the elements in a loop")
         result: Operand = Static(False)
         for item in items:
-            equal = cx.scalars.compare("==", read_scalar(cx, left, span), read_scalar(cx, item, span), span)
+            equal = _comparison(cx, ast.Eq(), left, item, span)
             result = equal if isinstance(result, Static) and not result.value else binary(cx, "|", result, equal, span)
         return result if isinstance(op, ast.In) else cx.scalars.negation(result, span)
     symbol = COMPARE[type(op)]

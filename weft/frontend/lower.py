@@ -499,6 +499,8 @@ class Lowering:
             self.assign(flag, Static(False), span)
         carried: dict[str, Kind] = {}
         names = assigned(node.body)
+        if isinstance(node, ast.For):
+            names |= dict.fromkeys(_names(node.target), 2)  # a name from before keeps the last index
         if flag:
             names.setdefault(flag, 2)
         for name in names:
@@ -549,7 +551,7 @@ class Lowering:
     def _after(self, node: ast.For | ast.While, before: dict[str, Operand]) -> None:
         """Names that a loop's body made are gone after it (Python would keep the last ones)."""
         for name, operand in self.frame.env.items():
-            if name not in before:
+            if name not in before or (isinstance(before[name], Unbound) and operand is not before[name]):
                 self.frame.env[name] = Unbound("it is assigned inside a loop, which may run zero times")
             elif operand is not before[name] and isinstance(kind_of(operand), OpaqueKind) \
                     and not isinstance(operand, Unbound):  # fmt: skip
@@ -811,6 +813,11 @@ def _ir_types(spec: Spec) -> list[ir.Type]:
 
 def _static_tuple(values: Sequence[Any]) -> Tup:
     return Tup([_static_tuple(v) if isinstance(v, (tuple, list)) else Static(v) for v in values])
+
+
+def _names(target: ast.expr) -> list[str]:
+    """The names that a loop's target assigns."""
+    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
 
 
 def _target_names(target: ast.expr, count: int) -> list[str]:

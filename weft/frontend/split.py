@@ -381,11 +381,6 @@ def _host_function(
     for argument in ast.walk(arguments):
         if isinstance(argument, ast.arg):
             argument.annotation = None
-    for node in ast.walk(tree):
-        if hasattr(node, "col_offset"):
-            node.col_offset += source.indent
-        if getattr(node, "end_col_offset", None) is not None:
-            node.end_col_offset += source.indent  # type: ignore[attr-defined]
     code: types.CodeType = function.__code__
     owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
     inner: ast.stmt = tree

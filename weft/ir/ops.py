@@ -139,7 +139,8 @@ _row("scf.reduce", "any...", "", "ends scf.parallel", terminator=True, pure=Fals
 _row(
     "scf.for", "index index index any...", "?",
     "(lower, upper, step, initial values). Block arguments: the index, the carried values. Ends with "
-    "scf.yield of the next carried values. Step is positive. Results: the last carried values.",
+    "scf.yield of the next carried values. Step is positive. Results: the last carried values. With "
+    "`independent` the iterations are those of a parallel loop: none meets another.",
     regions=1, pure=False,
 )  # fmt: skip
 _row("scf.if", "i1", "?", "then and else regions, each ends with scf.yield", regions=2, pure=False)

@@ -44,6 +44,15 @@ class Index(Elementwise, tuple):  # type: ignore[misc]
     def with_entries(self, entries: list[Any]) -> Index:
         return Index(entries)
 
+    def sum(self) -> Any:
+        return sum(self.entries())
+
+    def max(self) -> Any:
+        return max(self.entries())
+
+    def min(self) -> Any:
+        return min(self.entries())
+
     def __getattr__(self, name: str) -> Any:
         if len(name) == 1 and name in "xyzw"[: len(self)]:
             return self["xyzw".index(name)]

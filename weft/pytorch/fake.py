@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from weft import compiler
+from weft.frontend.lower import lower
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import HostPart, Region, RegionArg
 from weft.runtime.signature import DTYPES, TORCH_DTYPES, spec_of
@@ -41,7 +41,7 @@ def _launcher(region: Region, source: FunctionSource) -> Callable[..., Any]:
         specs = tuple(_spec(arg, value) for arg, value in zip(region.args, args, strict=True))
         if specs not in known:
             named = dict(zip((arg.name for arg in region.args), specs, strict=True))
-            lowered = compiler.to_ir(region, named, source, debug=False, verify=False)
+            lowered = lower(region, named, source)
             known[specs] = [TORCH_DTYPES[dtype] for _, dtype in lowered.results]
         device = next((v.device for v in args if isinstance(v, torch.Tensor)), None)
         out = [torch.empty((), dtype=dtype, device=device) for dtype in known[specs]]

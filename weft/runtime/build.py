@@ -11,14 +11,14 @@ from typing import Any
 
 import llvmlite
 
-from weft import compiler, timing
-from weft.codegen.cpu import host
-from weft.codegen.host import Check
-from weft.codegen.threads import Slot
+import weft
+from weft import timing
+from weft.codegen.interface import Check, Slot
+from weft.codegen.machine import host
+from weft.frontend.lower import lower
 from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
-from weft.ir.core import Function
 from weft.ir.core import Function
 from weft.ir.text import print_function
 from weft.options import Options
@@ -62,7 +62,8 @@ def compile_region(
     """
     cache = _disk(options.cache_dir, options.cache_bytes) if options.cache else None
     with timing.record() as recording:
-        lowered = compiler.to_ir(region, specs, source, debug=options.debug, verify=options.verify)
+        with timing.stage("frontend"):
+            lowered = lower(region, specs, source, debug=options.debug)
         text = print_function(lowered.function)
         log_ir.debug("%s", text)
         key = _key(text, options, noalias)
@@ -72,6 +73,9 @@ def compile_region(
             slots, checks, prints, symbol = header
             object_code, origin = entry[1], "disk"
         else:
+            # Passes, index sets and code generation are not imported where the cache has the code.
+            from weft import compiler
+
             code = compiler.to_code(
                 lowered.function, strict_math=options.strict_math, noalias=noalias, verify=options.verify
             )
@@ -97,7 +101,7 @@ def _disk(folder: Path | None, limit: int) -> DiskCache:
 @functools.cache
 def _fingerprint() -> str:
     """Sizes and times of weft's own files: an edited compiler does not take what it made before."""
-    root = Path(compiler.__file__).parent
+    root = Path(weft.__file__).parent
     stats = ((p, p.stat()) for folder in ("", "codegen", "passes") for p in sorted((root / folder).glob("*.py")))
     return " ".join(f"{p.name}:{s.st_size}:{s.st_mtime_ns}" for p, s in stats)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from weft.codegen import libraries
-from weft.codegen.cpu import machine
+from weft.codegen.machine import machine
 
 Prints = Sequence[tuple[Sequence[str | None], Sequence[str]]]
 
@@ -69,6 +70,8 @@ def _jit() -> llvm.LLJIT:
 @functools.cache
 def _own_symbols() -> dict[str, int]:
     """The functions for compiled kernels that no shared library has, and their addresses."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_one_thread)
     symbols = {"weft_print": ctypes.cast(_print_callback, ctypes.c_void_p).value or 0}
     if not libraries.load().openmp:
         builder = llvm.JITLibraryBuilder().add_ir(_SERIAL)
@@ -78,6 +81,16 @@ def _own_symbols() -> dict[str, int]:
         _keep.append(tracker)
         symbols.update({name: tracker[name] for name in _SERIAL_NAMES})
     return symbols
+
+
+def _one_thread() -> None:
+    """In a forked child the threads of OpenMP's pool are gone, and waiting for them would be for ever.
+
+    torch hangs there too, so that this tells OpenMP itself, for both.
+    """
+    address = llvm.address_of_symbol("omp_set_num_threads")
+    if address:
+        ctypes.CFUNCTYPE(None, ctypes.c_int)(address)(1)
 
 
 _SERIAL_NAMES = ("omp_get_max_threads", "omp_in_parallel", "GOMP_parallel")

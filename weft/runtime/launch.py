@@ -217,7 +217,7 @@ class Launcher:
             "refuse_grad": self.refuse_grad, "empty": torch.empty,
             "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
             "increment_version": torch._C._increment_version, "types_of": _types_of,
-            "flat": _flat, "PackError": struct.error,
+            "flat": _flat, "number": _number, "PackError": struct.error,
         }  # fmt: skip
         name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
         exec(compile(text, name, "exec"), scope)

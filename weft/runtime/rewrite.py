@@ -57,10 +57,6 @@ def instrument(
     tree = copy.deepcopy(source.tree)
     tree.decorator_list = []
     tree.body = [_Instrument().visit(statement) for statement in tree.body]
-    for node in ast.walk(tree):
-        if hasattr(node, "col_offset"):
-            node.col_offset += source.indent  # type: ignore[attr-defined]
-            node.end_col_offset = (node.end_col_offset or 0) + source.indent  # type: ignore[attr-defined]
     free = function.__code__.co_freevars
     # Compiled inside a function that owns the closed-over names; only the inner code is used.
     arguments = [ast.arg(name) for name in free]

@@ -502,6 +502,8 @@ def _arguments(
         annotation = annotations.get(name)
         if isinstance(annotation, DType) and isinstance(value, bool | int | float):
             bound.arguments[name] = annotation(value)
+        elif annotation is float and isinstance(value, int):
+            bound.arguments[name] = float(value)  # as the compiled kernel, and PyTorch's operators
         else:
             bound.arguments[name] = watch.wrap(value)
     return bound

@@ -1,0 +1,3 @@
+from weft.ir.core import Function
+def gather(function, names):
+    return [function], {}, []

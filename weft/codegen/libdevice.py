@@ -1,0 +1,100 @@
+"""libdevice: CUDA's mathematics as LLVM bitcode, of which a kernel takes the functions it calls."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import llvmlite.binding as llvm
+
+from weft.errors import WeftError
+
+NAME = "libdevice.10.bc"
+
+
+class LibdeviceMissingError(WeftError, FileNotFoundError):
+    """A kernel calls mathematics and CUDA's library of it is not on this machine."""
+
+
+def candidates() -> Iterator[pathlib.Path]:
+    """Places where ``libdevice`` is: Triton's package, NVIDIA's wheels, CUDA toolkits."""
+    for package, inside in (
+        ("triton", "backends/nvidia/lib"),
+        ("nvidia.cu13", "nvvm/libdevice"),
+        ("nvidia.cuda_nvcc", "nvvm/libdevice"),
+        ("nvidia", "cu13/nvvm/libdevice"),
+    ):
+        for folder in _folders(package):
+            yield folder / inside / NAME
+    for root in toolkits():
+        yield root / "nvvm" / "libdevice" / NAME
+
+
+def toolkits() -> Iterator[pathlib.Path]:
+    """Folders of CUDA toolkits."""
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            yield pathlib.Path(os.environ[variable])
+    yield pathlib.Path("/usr/local/cuda")
+    yield from sorted(pathlib.Path("/usr/local").glob("cuda-*"), reverse=True)
+    yield pathlib.Path("/opt/cuda")
+
+
+def _folders(package: str) -> list[pathlib.Path]:
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    return [pathlib.Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
+
+
+@functools.cache
+def path() -> pathlib.Path:
+    """Where it is. Raises ``LibdeviceMissingError``."""
+    for place in candidates():
+        if place.is_file():
+            return place
+    raise LibdeviceMissingError(
+        f"{NAME} is nowhere: a kernel for CUDA calls its mathematics\n"
+        "help: pip install triton, or nvidia-nvvm, or set CUDA_HOME to a CUDA toolkit"
+    )
+
+
+@functools.cache
+def _whole() -> llvm.ModuleRef:
+    return llvm.parse_bitcode(path().read_bytes())
+
+
+@functools.cache
+def extract(names: tuple[str, ...]) -> bytes:
+    """Bitcode of the functions ``names`` (sorted) and what they call."""
+    module = _whole().clone()
+    for function in module.functions:
+        if not function.is_declaration:
+            function.linkage = "external" if function.name in names else "internal"
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(module, _builder())
+    return module.as_bitcode()
+
+
+@functools.cache
+def _builder() -> llvm.PassBuilder:
+    # Passes that drop dead functions ask the machine nothing: the host's description will do.
+    llvm.initialize_native_target()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    return llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(0))
+
+
+def link(module: llvm.ModuleRef, names: Sequence[str]) -> None:
+    """Links the functions ``names`` into ``module``, as internal ones."""
+    if not names:
+        return
+    library = llvm.parse_bitcode(extract(tuple(sorted(names))))
+    library.triple, library.data_layout = module.triple, module.data_layout
+    module.link_in(library)
+    for name in names:
+        module.get_function(name).linkage = "internal"

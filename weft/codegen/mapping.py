@@ -1,0 +1,177 @@
+"""Which thread of a GPU runs which iterations: the one place that decides it.
+
+``plan`` looks at a function's accesses once, when it is compiled: which parallel index runs along
+neighbouring threads, how many neighbours a thread takes, and what may be kept in shared memory.
+``shape`` turns the trip counts of a call into a grid. Code generation (``grid.py``) and the runtime
+follow both; a schedule would replace them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.index.access import Access, accesses, parallel_dims_of
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.types import MemRefType, f16, bf16, f32, i1, i8, i16
+
+THREADS = 256  # of a block
+VECTOR_BYTES = 16  # the longest load and store
+MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
+REDUCTION_BLOCKS = 1024  # at most; a function of the sizes alone, so that sums do not depend on the GPU
+PRIVATE_BYTES = 16384  # of shared memory for a block's own copy of what it accumulates into
+_LIMITS = (2**31 - 1, 65535, 65535)  # blocks of a grid
+
+Dims = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """``order``: the parallel dimensions, the one along neighbouring threads (threadIdx.x) first.
+
+    ``vector``: how many neighbours along it one thread takes; this needs ``aligned``, pairs of a
+    memref argument and bytes: its address, and its rows, must be multiples of them. ``private``:
+    the memref argument that each block accumulates into a copy of, or -1. ``block``: a wish of the
+    kernel's writer for the number of threads, or 0. ``loads``: something is read along the rows of
+    neighbouring outer iterations, so that square blocks find it in the cache.
+    """
+
+    order: tuple[int, ...]
+    vector: int = 1
+    aligned: tuple[tuple[int, int], ...] = ()
+    private: int = -1
+    block: int = 0
+    square: bool = True
+
+
+def plan(function: Function, parallel: Op) -> Mapping:
+    """The mapping of the iterations of ``parallel``, the function's outermost loop."""
+    ivs = parallel.regions[0].args[: parallel.attrs["dims"]]
+    found = [a for a in accesses(function) if any(loop.iv in ivs for loop in a.loops) and not a.local]
+    scores = [_score(found, iv) for iv in ivs]
+    # Ties go to the last index, as loops over row-major arrays are written.
+    fastest = max(range(len(ivs)), key=lambda k: (scores[k], k))
+    order = (fastest, *(k for k in reversed(range(len(ivs))) if k != fastest))
+    vector, aligned = _vector(function, parallel, found, ivs[fastest])
+    return Mapping(order, vector, aligned, _private(function, parallel), int(function.attrs.get("block_dim", 0)))
+
+
+def _score(found: list[Access], iv: Value) -> float:
+    """How much is gained by ``iv`` on neighbouring threads: unit strides, in inner loops more."""
+    score = 0.0
+    for access in found:
+        weight = 4.0 ** len(access.serial) * (1.5 if access.writes else 1.0)
+        for use in parallel_dims_of(access):
+            if use.iv is iv:
+                stride = use.stride
+                gain = 1.0 if stride in (1, -1) else 0.25 if stride == 0 else -0.5
+                score += weight * (gain if _row_major(access) else 0.0)
+    return score
+
+
+def _row_major(access: Access) -> bool:
+    type = access.memref.type
+    return isinstance(type, MemRefType) and type.layout != "strided"
+
+
+# -- several neighbours in one thread
+
+_STRAIGHT = ("memref.load", "memref.store", "memref.dim")
+
+
+def _vector(
+    function: Function, parallel: Op, found: list[Access], iv: Value
+) -> tuple[int, tuple[tuple[int, int], ...]]:
+    body = parallel.regions[0]
+    memory = [op for op in body.ops if op.name in ("memref.load", "memref.store")]
+    if any(op.regions or op.name.startswith(("weft.", "memref.atomic", "memref.alloca"))
+           for op in body.ops):  # fmt: skip
+        return 1, ()
+    along = [(a, use) for a in found for use in parallel_dims_of(a) if use.iv is iv]
+    unit = [a for a, use in along if use.stride == 1 and _row_major(a) and a.memref in function.args]
+    stores = [a for a in found if a.writes]
+    if not unit or any(a not in unit for a in stores):
+        return 1, ()
+    most = max(_bytes(a.memref) for a in unit)
+    copies = min(VECTOR_BYTES // most, 8)
+    while copies > 1 and copies * len(body.ops) > MOST_COPIES:
+        copies //= 2
+    if copies < 2 or len(memory) * copies > 128:
+        return 1, ()
+    args = function.args
+    aligned = {args.index(a.memref): copies * _bytes(a.memref) for a in unit}
+    return copies, tuple(sorted(aligned.items()))
+
+
+def _bytes(memref: Value) -> int:
+    assert isinstance(memref.type, MemRefType)
+    return memref.type.element.bytes
+
+
+# -- accumulation into few elements
+
+_SHARED = ("addi", "addf", "maxsi", "minsi", "maxui", "minui", "andi", "ori", "xori")
+
+
+def _private(function: Function, parallel: Op) -> int:
+    """The argument that is only accumulated into, by one combiner and without asking what was there."""
+    updates: dict[Value, set[str]] = {}
+    barred: set[Value] = set()
+    used = {v for op in walk(function.body) for v in op.operands}
+    for op in walk(function.body):
+        if op.name == "memref.atomic_rmw" and op.attrs["atomic"] and op.result not in used:
+            updates.setdefault(op.operands[1], set()).add(op.attrs["kind"])
+        elif op.name != "memref.dim":
+            barred.update(v for v in op.operands if isinstance(v.type, MemRefType))
+    if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
+        return -1
+    for position, arg in enumerate(function.args):
+        kinds = updates.get(arg, set())
+        if arg in barred or len(kinds) != 1 or not isinstance(arg.type, MemRefType):
+            continue
+        element, (kind,) = arg.type.element, kinds
+        native = kind in _SHARED and element not in (f16, bf16, i1, i8, i16)
+        if native and arg.type.layout == "contiguous" and (kind != "addf" or element is f32):
+            return position
+    return -1
+
+
+# -- the grid of a call
+
+
+def shape(mapping: Mapping, trips: Sequence[int], *, vector: int, few: bool) -> tuple[Dims, Dims]:
+    """(grid, block) for loops of these trip counts, in the order of ``mapping.order``.
+
+    ``vector``: neighbours that a thread takes. ``few``: no more blocks than a reduction may have;
+    each then runs several iterations. Zero iterations give a grid of one block.
+    """
+    counts = [max(n, 1) for n in trips]
+    counts[0] = -(-counts[0] // vector) + (vector > 1)  # one more where rows do not begin aligned
+    sides = [counts[0], counts[1] if len(counts) > 1 else 1, 1]
+    for count in counts[2:]:
+        sides[2] *= count
+    block = _block(sides, mapping.block or THREADS, square=len(counts) > 1, full=few)
+    blocks = [-(-side // b) for side, b in zip(sides, block, strict=True)]
+    grid = [min(n, limit) for n, limit in zip(blocks, _LIMITS, strict=True)]
+    if few:
+        left = REDUCTION_BLOCKS
+        for axis in range(3):
+            grid[axis] = min(grid[axis], left)
+            left //= grid[axis]
+    return (grid[0], grid[1], grid[2]), block
+
+
+def _block(sides: list[int], threads: int, *, square: bool, full: bool) -> Dims:
+    """Threads along each side: powers of two, at least a warp's width along x where there is one."""
+    width = min(threads, 64) if square else threads
+    x = min(_power(sides[0]), width if sides[1] * sides[2] > 1 else threads)
+    y = min(_power(sides[1]), threads // x)
+    z = min(_power(sides[2]), threads // (x * y), 64)
+    if full or x * y * z < min(threads, 32):  # whole warps, for their shuffles
+        x = threads // (y * z)
+    return x, y, z
+
+
+def _power(n: int) -> int:
+    """The smallest power of two that is not below ``n``."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,346 @@
+"""Index arithmetic in 32 bits where it fits.
+
+``index`` is 64-bit, and GPUs compute in 32. A kernel therefore has two forms, and each call takes
+the narrow one if every index of it fits, which intervals say: they are computed from the sizes,
+strides and integers of the call. What is not known beforehand (numbers that a loop carries, that
+come from 64-bit tensors) stays 64-bit in both forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft.ir.core import Block, Function, Op, Value
+from weft.ir.types import MemRefType, ScalarType, Type, i1, i32, index
+
+Interval = tuple[int, int]
+Step = list[int | str]
+
+ANY: Interval = (-(1 << 63), (1 << 63) - 1)
+NOMINAL = 1024  # of every size and number, when it is decided which indices may be 32-bit at all
+_LOW, _HIGH = -(1 << 31), (1 << 31) - 1
+
+
+class Program:
+    """The index arithmetic of a function as numbered steps, which ``evaluate`` runs on intervals.
+
+    A step is ``[operation, operands...]``, numbers of earlier steps; it is data, and cached as JSON.
+    """
+
+    def __init__(self, function: Function, slot_of: Callable[[Value, int], int | None]) -> None:
+        """``slot_of(argument, axis)`` is the word of the argument block that holds a number or a
+        size (strides are not asked for); None where there is none."""
+        self.steps: list[Step] = []
+        self.number: dict[Value, int] = {}
+        self.ends: list[tuple[Value, int]] = []  # indices of loops, and the value they stop at
+        self._slot_of = slot_of
+        self._known: dict[tuple[int | str, ...], int] = {}
+        self._unknown = self._step("any")
+        for arg in function.args:
+            if isinstance(arg.type, ScalarType) and arg.type.is_integer:
+                slot = slot_of(arg, 0)
+                self.number[arg] = self._unknown if slot is None else self._step("slot", slot)
+        self._block(function.body)
+
+    def _step(self, *words: int | str) -> int:
+        found = self._known.get(words)
+        if found is None:
+            found = self._known[words] = len(self.steps)
+            self.steps.append(list(words))
+        return found
+
+    def of(self, value: Value) -> int:
+        return self.number.get(value, self._unknown)
+
+    def _block(self, block: Block) -> None:
+        for op in block.ops:
+            if op.name in ("scf.for", "scf.parallel"):
+                n = op.attrs["dims"] if op.name == "scf.parallel" else 1
+                for k, iv in enumerate(op.regions[0].args[:n]):
+                    low, high, step = (self.of(op.operands[k + j * n]) for j in range(3))
+                    self.number[iv] = self._step("iv", low, high)
+                    self.ends.append((iv, self._step("add", self._step("join", low, high), step)))
+            for region in op.regions:
+                self._block(region)
+            if op.name == "scf.if":
+                for k, result in enumerate(op.results):
+                    arms = [self.of(r.terminator.operands[k]) for r in op.regions]
+                    self.number[result] = self._step("join", *arms)
+            elif len(op.results) == 1 and _integer(op.result.type):
+                self.number[op.result] = self._from(op)
+
+    def _from(self, op: Op) -> int:
+        match op.name:
+            case "arith.constant":
+                return self._step("const", int(op.attrs["value"]))
+            case "memref.dim":
+                memref, axis = op.operands[0], op.attrs["axis"]
+                assert isinstance(memref.type, MemRefType)
+                if memref.type.shape is not None:
+                    return self._step("const", memref.type.shape[axis])
+                slot = self._slot_of(memref, axis)
+                return self._unknown if slot is None else self._step("slot", slot)
+            case "arith.select":
+                return self._step("join", self.of(op.operands[1]), self.of(op.operands[2]))
+            case "arith.index_cast" | "arith.extsi":
+                source = op.operands[0].type
+                assert isinstance(source, ScalarType)
+                if op.operands[0] in self.number and self.of(op.operands[0]) != self._unknown:
+                    return self.of(op.operands[0])
+                return self._step("bits", source.bits)
+            case "arith.extui":
+                source = op.operands[0].type
+                assert isinstance(source, ScalarType)
+                return self._step("ubits", source.bits)
+            case name if name in _RULES and _bits(op.result) >= 32:
+                return self._step(_RULES[name], *map(self.of, op.operands))
+            case _:
+                return self._step("bits", _bits(op.result)) if _bits(op.result) < 64 else self._unknown
+
+
+_RULES = {
+    "arith.addi": "add", "arith.subi": "sub", "arith.muli": "mul", "arith.floordivsi": "div",
+    "arith.minsi": "min", "arith.maxsi": "max", "arith.shrsi": "shr", "arith.shli": "shl",
+    "arith.andi": "and", "arith.remsi": "rem", "math.absi": "abs",
+}  # fmt: skip
+
+
+def evaluate(steps: Sequence[Step], slots: Callable[[int], Interval]) -> list[Interval]:
+    """The interval of each step; ``slots(k)`` is that of word k of the argument block."""
+    found: list[Interval] = []
+    for operation, *operands in steps:
+        if operation == "const":
+            value = int(operands[0])
+            found.append((value, value))
+            continue
+        if operation == "slot":
+            found.append(slots(int(operands[0])))
+            continue
+        if operation in ("bits", "ubits"):
+            bits = int(operands[0])
+            found.append(((0, (1 << bits) - 1) if operation == "ubits" else
+                          (-(1 << bits - 1), (1 << bits - 1) - 1)))  # fmt: skip
+            continue
+        known = [found[int(k)] for k in operands]
+        if operation == "any" or (ANY in known and operation not in _TOLERANT):
+            found.append(ANY)
+            continue
+        low, high = _MEANING[str(operation)](*known)
+        found.append((low, high) if ANY[0] <= low and high <= ANY[1] else ANY)
+    return found
+
+
+_TOLERANT = ("min", "max", "and", "rem")  # they bound what is not known
+
+
+def _hull(values: Sequence[int]) -> Interval:
+    return min(values), max(values)
+
+
+def _corners(f: Callable[[int, int], int]) -> Callable[[Interval, Interval], Interval]:
+    return lambda a, b: _hull([f(x, y) for x in a for y in b])
+
+
+def _div(a: Interval, b: Interval) -> Interval:
+    ends = [y for y in (b[0], b[1], -1, 1) if b[0] <= y <= b[1] and y]
+    values = [x // y for x in a for y in ends]
+    return _hull([*values, 0] if b[0] <= 0 <= b[1] else values)
+
+
+def _and(a: Interval, b: Interval) -> Interval:
+    if a[0] < 0 and b[0] < 0:
+        return ANY
+    return 0, min(x[1] for x in (a, b) if x[0] >= 0)
+
+
+def _rem(a: Interval, b: Interval) -> Interval:
+    most = max(abs(b[0]), abs(b[1]))
+    return (-most if a[0] < 0 else 0), most
+
+
+def _shift(a: Interval, b: Interval, left: bool) -> Interval:
+    if not 0 <= b[0] <= b[1] < 32:
+        return ANY
+    return _hull([x << y if left else x >> y for x in a for y in b])
+
+
+_MEANING: dict[str, Callable[..., Interval]] = {
+    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "mul": _corners(lambda x, y: x * y),
+    "div": _div,
+    "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
+    "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    "shr": lambda a, b: _shift(a, b, left=False),
+    "shl": lambda a, b: _shift(a, b, left=True),
+    "and": _and,
+    "rem": _rem,
+    "abs": lambda a: (0 if a[0] <= 0 <= a[1] else min(map(abs, a)), max(map(abs, a))),
+    "join": lambda a, b: (min(a[0], b[0]), max(a[1], b[1])),
+    "iv": lambda a, b: (a[0], max(a[0], b[1] - 1)),
+}
+
+
+def fits(interval: Interval) -> bool:
+    return _LOW <= interval[0] and interval[1] <= _HIGH
+
+
+def candidates(program: Program) -> tuple[frozenset[Value], list[int]]:
+    """The indices that are 32-bit in the narrow form, and the steps that must fit for it."""
+    found = evaluate(program.steps, lambda _: (-NOMINAL, NOMINAL))
+    ends = dict(program.ends)
+    chosen = frozenset(
+        v for v, k in program.number.items()
+        if v.type is index and fits(found[k]) and (v not in ends or fits(found[ends[v]]))
+    )  # fmt: skip
+    needed = {program.number[v] for v in chosen} | {ends[v] for v in chosen if v in ends}
+    needed |= {k for k, step in enumerate(program.steps) if step[0] == "slot"}
+    return chosen, sorted(needed)
+
+
+# -- the narrow form
+
+# Operations whose low 32 bits depend on the low 32 bits of the operands only.
+_RING = ("arith.addi", "arith.subi", "arith.muli", "arith.andi", "arith.ori", "arith.xori")
+_MEMREF_AT = {"memref.load": 0, "memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+
+
+def narrow(function: Function, chosen: frozenset[Value]) -> Function:
+    """``function`` with the values of ``chosen`` as i32, and 32-bit subscripts everywhere.
+
+    The result is for code generation alone: subscripts and bounds of loops are not ``index``.
+    """
+    types = [a.type for a in function.args]
+    result = Function(function.name, types, [a.name for a in function.args],
+                      dict(function.attrs), function.span)  # fmt: skip
+    _Narrowing(chosen).into(result, function)
+    return result
+
+
+class _Narrowing:
+    def __init__(self, chosen: frozenset[Value]) -> None:
+        self.chosen = chosen
+        self.values: dict[Value, Value] = {}
+        self.ops: list[Op] = []
+
+    def into(self, result: Function, function: Function) -> None:
+        self.values.update(zip(function.args, result.args, strict=True))
+        self.ops = result.body.ops
+        self.block(function.body)
+
+    def type(self, value: Value) -> Type:
+        return i32 if value in self.chosen else value.type
+
+    def get(self, value: Value, wanted: Type) -> Value:
+        """The new ``value``, as an index of the wanted width if it is an index."""
+        if value.type is not index:
+            return self.values[value]
+        owner = value.owner
+        if isinstance(owner, Op) and owner.name == "arith.constant":
+            made = Op("arith.constant", [], [wanted], {"value": _wrapped(owner, wanted)})
+            self.ops.append(made)
+            return made.result
+        new = self.values[value]
+        return new if new.type is wanted else self.cast(new, wanted)
+
+    def cast(self, value: Value, wanted: Type) -> Value:
+        op = Op("arith.index_cast", [value], [wanted])
+        self.ops.append(op)
+        return op.result
+
+    def block(self, block: Block) -> None:
+        for op in block.ops:
+            self.op(op)
+
+    def op(self, op: Op) -> None:
+        if op.name == "arith.constant" and op.result.type is index:
+            return  # made where it is used
+        wide = [v for v in op.operands if v.type is index]
+        small = all(v in self.chosen for v in wide)
+        results = [self.type(v) for v in op.results]
+        wanted: list[Type] = [self.type(v) for v in op.operands]
+        match op.name:
+            case name if name in _MEMREF_AT:
+                at = _MEMREF_AT[name] + 1
+                wanted = [t if k < at else i32 for k, t in enumerate(wanted)]
+            case name if name in _RING or _constant_shift(op, left=True):
+                wanted = [results[0]] * 2
+            case "arith.select":
+                wanted = [i1, results[0], results[0]]
+            case "scf.for" | "scf.parallel":
+                n = op.attrs["dims"] if op.name == "scf.parallel" else 1
+                args = op.regions[0].args
+                wanted = [self.type(args[k % n]) if k < 3 * n else op.operands[k].type
+                          for k in range(len(op.operands))]  # fmt: skip
+            case "scf.while" | "scf.yield" | "scf.condition" | "scf.reduce":
+                wanted = [v.type for v in op.operands]
+            case "arith.index_cast" | "memref.dim" | "scf.if" | "weft.assert" | "weft.print":
+                pass
+            case _ if wide:
+                narrow_op = small and (not op.name.startswith("arith.sh") or _constant_shift(op))
+                width: Type = i32 if narrow_op else index
+                wanted = [width if v.type is index else v.type for v in op.operands]
+                results = [width if v.type is index else v.type for v in op.results]
+            case _:
+                pass
+        operands = [self.get(v, t) for v, t in zip(op.operands, wanted, strict=True)]
+        new = Op(op.name, operands, results, dict(op.attrs), span=op.span)
+        self.ops.append(new)
+        for region in op.regions:
+            new.regions.append(self.region(op, region))
+        for old, made in zip(op.results, new.results, strict=True):
+            self.values[old] = made
+            if old in self.chosen and made.type is not i32:
+                self.values[old] = self.cast(made, i32)
+            elif old.type is index and old not in self.chosen and made.type is i32:
+                self.values[old] = self.cast(made, index)
+
+    def region(self, op: Op, region: Block) -> Block:
+        new = Block([self.type(v) for v in region.args])
+        for old, arg in zip(region.args, new.args, strict=True):
+            arg.name = old.name
+            self.values[old] = arg
+        saved, self.ops = self.ops, new.ops
+        if op.name == "scf.if":
+            for inner in region.ops[:-1]:
+                self.op(inner)
+            end = region.terminator
+            operands = [self.get(v, self.type(r))
+                        for v, r in zip(end.operands, op.results, strict=True)]  # fmt: skip
+            self.ops.append(Op(end.name, operands, (), dict(end.attrs), span=end.span))
+        else:
+            self.block(region)
+        self.ops = saved
+        return new
+
+
+def _wrapped(constant: Op, wanted: Type) -> int:
+    value = int(constant.attrs["value"])
+    if wanted is not i32:
+        return value
+    value &= (1 << 32) - 1
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _constant_shift(op: Op, left: bool = False) -> bool:
+    """A shift by a constant below 32 (to the left, if ``left``)."""
+    if op.name not in (("arith.shli",) if left else ("arith.shli", "arith.shrsi")):
+        return False
+    amount = op.operands[1].owner
+    return (
+        isinstance(amount, Op)
+        and amount.name == "arith.constant"
+        and 0 <= int(amount.attrs["value"]) < 32
+    )
+
+
+def _integer(type: Type) -> bool:
+    return isinstance(type, ScalarType) and type.kind in ("int", "index")
+
+
+def _bits(value: Value) -> int:
+    assert isinstance(value.type, ScalarType)
+    return value.type.bits
+
+
+__all__ = ["ANY", "Interval", "Program", "Step", "candidates", "evaluate", "fits", "narrow"]

@@ -1,0 +1,195 @@
+"""LLVM IR to PTX, and what NVIDIA's assembler says of it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+from weft.codegen import libdevice
+from weft.errors import WeftError
+
+TRIPLE = "nvptx64-nvidia-cuda"
+# Architectures that LLVM 22 knows: a GPU that is newer than all of them runs the last one's PTX.
+KNOWN = (70, 72, 75, 80, 86, 87, 89, 90, 100, 101, 103, 120, 121)
+LEAST = 70
+
+
+class UnsupportedArchitectureError(WeftError, ValueError):
+    """A GPU that is too old, or a name that is none."""
+
+
+def architecture(name: str | tuple[int, int]) -> str:
+    """``sm_90`` for "sm_90", "90" or a capability (9, 0): the newest known one that runs there.
+
+    Raises ``UnsupportedArchitectureError``.
+    """
+    if isinstance(name, tuple):
+        number = 10 * name[0] + name[1]
+    else:
+        match = re.fullmatch(r"(?:sm_|compute_)?(\d+)[af]?", name)
+        if match is None:
+            raise UnsupportedArchitectureError(f"{name!r} is no architecture: write it like 'sm_90'")
+        number = int(match.group(1))
+    usable = [k for k in KNOWN if k <= number]
+    if not usable:
+        raise UnsupportedArchitectureError(
+            f"sm_{number} is too old: kernels run on GPUs of capability {LEAST // 10}.{LEAST % 10} and up"
+        )
+    return f"sm_{usable[-1]}"
+
+
+@functools.cache
+def machine(arch: str) -> llvm.TargetMachine:
+    """LLVM's description of a GPU."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple(TRIPLE)
+    return target.create_target_machine(cpu=arch, features=f"+{_version(arch)}", opt=3)
+
+
+def _version(arch: str) -> str:
+    """The least version of PTX that a driver must take for ``arch``: as low as possible."""
+    number = int(arch.removeprefix("sm_"))
+    for least, version in ((120, "ptx87"), (103, "ptx88"), (100, "ptx86"), (89, "ptx78"), (80, "ptx78")):
+        if number >= least:
+            return "ptx88" if number in (103, 121) else version
+    return "ptx70"
+
+
+def optimized(text: str, arch: str, functions: Sequence[str] = ()) -> llvm.ModuleRef:
+    """The module ``text`` after optimisation, with libdevice's ``functions`` in it."""
+    tm = machine(arch)
+    module = llvm.parse_assembly(text)
+    module.triple = TRIPLE
+    module.data_layout = str(tm.target_data)
+    libdevice.link(module, functions)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    builder = llvm.create_pass_builder(tm, options)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def assemble(module: llvm.ModuleRef, arch: str) -> str:
+    """The PTX of an optimised module."""
+    return machine(arch).emit_assembly(module)
+
+
+# -- NVIDIA's assembler
+
+
+@functools.cache
+def ptxas() -> pathlib.Path | None:
+    """The assembler, from the PATH, a CUDA toolkit, Triton's package or NVIDIA's wheels."""
+    return next((place for place in _assemblers() if place.is_file()), None)
+
+
+def _assemblers() -> Iterator[pathlib.Path]:
+    found = shutil.which("ptxas")
+    if found:
+        yield pathlib.Path(found)
+    for root in libdevice.toolkits():
+        yield root / "bin" / "ptxas"
+    for package, inside in (
+        ("triton", ("backends/nvidia/bin/ptxas-blackwell", "backends/nvidia/bin/ptxas")),
+        ("nvidia.cu13", ("bin/ptxas",)), ("nvidia.cuda_nvcc", ("bin/ptxas",)),
+        ("nvidia", ("cu13/bin/ptxas",)),
+    ):  # fmt: skip
+        try:
+            spec = importlib.util.find_spec(package)
+        except (ImportError, ValueError):
+            continue
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            yield from (pathlib.Path(folder) / place for place in inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one kernel function takes: registers of a thread; bytes of static shared memory of a
+    block, of a thread's stack, and of registers spilled to it."""
+
+    function: str
+    registers: int
+    shared: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+
+    def occupancy(self, threads: int, dynamic: int = 0) -> float:
+        """The part of a multiprocessor's 64 warps that can be there at once (65536 registers, 227 kB)."""
+        warps = -(-threads // 32)
+        registers = -(-max(self.registers, 1) * 32 // 256) * 256 * warps
+        blocks = min(65536 // registers, 32, 64 // warps)
+        if self.shared + dynamic:
+            blocks = min(blocks, 232448 // (self.shared + dynamic + 1024))
+        return min(1.0, blocks * warps / 64)
+
+
+class AssemblerError(WeftError, RuntimeError):
+    """ptxas refused PTX that weft made, or is not there."""
+
+
+def usage(ptx: str, arch: str) -> dict[str, Usage]:
+    """What ptxas says of each kernel. Raises ``AssemblerError``."""
+    return _assemble(ptx, arch)[0]
+
+
+def cubin(ptx: str, arch: str) -> bytes:
+    """Machine code of PTX. Raises ``AssemblerError``."""
+    return _assemble(ptx, arch)[1]
+
+
+def _assemble(ptx: str, arch: str) -> tuple[dict[str, Usage], bytes]:
+    tool = ptxas()
+    if tool is None:
+        raise AssemblerError("ptxas is nowhere: install CUDA, triton or nvidia-cuda-nvcc")
+    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+        source, target = pathlib.Path(folder, "kernel.ptx"), pathlib.Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        command = [str(tool), "-v", f"-arch={arch}", "-o", str(target), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise AssemblerError(f"ptxas for {arch}: {(done.stderr or done.stdout).strip()}")
+        return _read(done.stderr + done.stdout), target.read_bytes()
+
+
+def _read(log: str) -> dict[str, Usage]:
+    found: dict[str, Usage] = {}
+    for part in re.split(r"Compiling entry function ", log)[1:]:
+        name = re.match(r"'([^']+)'", part)
+        if name is None:
+            continue
+        numbers = [
+            int(match.group(1)) if (match := re.search(pattern, part)) else 0
+            for pattern in (r"Used (\d+) registers", r"(\d+) bytes smem", r"(\d+) bytes stack frame",
+                            r"(\d+) bytes spill stores", r"(\d+) bytes spill loads")
+        ]  # fmt: skip
+        found[name.group(1)] = Usage(name.group(1), *numbers)
+    return found
+
+
+def disassembly(ptx: str, arch: str) -> str:
+    """SASS, by cuobjdump or nvdisasm. Raises ``AssemblerError`` where neither is found."""
+    for name, options in (("nvdisasm", ["-c"]), ("cuobjdump", ["--dump-sass"])):
+        beside = ptxas()
+        places = [shutil.which(name), str(beside.parent / name) if beside else None]
+        tool = next((p for p in places if p and pathlib.Path(p).is_file()), None)
+        if tool is None:
+            continue
+        with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+            target = pathlib.Path(folder, "kernel.cubin")
+            target.write_bytes(cubin(ptx, arch))
+            done = subprocess.run([tool, *options, str(target)], capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return done.stdout
+    raise AssemblerError("neither nvdisasm nor cuobjdump is found")

@@ -19,6 +19,7 @@ from weft.passes.bounds import bounds
 from weft.passes.cse import cse
 from weft.passes.dce import dce
 from weft.passes.demote import demote
+from weft.passes.extrema import extrema
 from weft.passes.forward import forward
 from weft.passes.hoist import hoist
 from weft.passes.run import Pass, run
@@ -36,6 +37,7 @@ PIPELINE: list[Pass] = [
     forward,  # loads of what was just stored or loaded
     runs,  # loops split where an integer division keeps its value
     hoist,  # invariants out of loops
+    extrema,  # running maxima that any order of iterations may compute
     cse,  # what met outside of the loops
     strength,  # only now, because index sets read divisions more easily than shifts
     dce,  # all that is left without a use
@@ -55,7 +57,8 @@ def to_code(
         check_races(function)
     function.attrs["noalias"] = noalias
     # Where buffers overlap, accumulations into two of them may meet: they stay atomic.
-    passes = PIPELINE if noalias else [p for p in PIPELINE if p is not demote]
+    left_out = ([] if noalias else [demote]) + ([extrema] if strict_math else [])
+    passes = [p for p in PIPELINE if p not in left_out]
     function = run(function, passes, verify=verify, listener=listener)
     return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias)
 

@@ -15,8 +15,10 @@ import torch
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.errors import KernelTypeError
+from weft.frontend.desugar import in_order
 from weft.frontend.parameters import Parameter, annotations_of
 from weft.frontend.split import HostPart, split
+from weft.lang.dtypes import DType
 from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.library import Operators
@@ -155,7 +157,8 @@ class Kernel:
                     self._regions.append(launcher)
                     self._launchers.append(launcher)
                 self._checked = tuple(p for p in parts.parameters if is_checked(p))
-                if annotations_of(self.function).get("return") in (float, int, bool):
+                returned = annotations_of(self.function).get("return")
+                if isinstance(returned, DType) or returned in (float, int, bool):
                     self._convert = as_scalar
                 self._host = parts.host
                 self._simple = (
@@ -171,7 +174,9 @@ class Kernel:
     @functools.cached_property
     def source(self) -> FunctionSource:
         """The parsed source. Raises ``SourceUnavailableError``."""
-        return read_function(self.function, self.__name__)
+        source = read_function(self.function, self.__name__)
+        source.tree = in_order(source.tree)
+        return source
 
     @functools.cached_property
     def parts(self) -> HostPart:
@@ -232,11 +237,12 @@ class Kernel:
 
         def recording(launcher: Launcher) -> Callable[..., Any]:
             def launch(*values: Any) -> Any:
+                result = launcher.slow(values)
                 shown.append(compiler.stages(
-                    launcher.region, launcher.specs(values), self.source, debug=self.options.debug,
+                    launcher.region, launcher.specs(launcher.extended(values)), self.source, debug=self.options.debug,
                     strict_math=self.options.strict_math,
                 ))  # fmt: skip
-                return launcher.slow(values)
+                return result
 
             return launch
 

@@ -107,7 +107,7 @@ class _Reversal:
         self._undo_ops(head)
         self.b.do("func.return")
         main = clean(self.new)
-        steps, notes, buffers = gather(main, self._gradients())
+        steps, notes, buffers = gather(main, self._gradients(), self.parallel)
         left = {a.name for step in steps for a in step.args}
         workspaces = [w for w in (*self.buffers, *buffers) if w.name in left]
         needed = [x for x in self.extents if any(w.extent is x for w in workspaces)]

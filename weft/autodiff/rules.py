@@ -170,6 +170,8 @@ RULES: dict[str, Rule] = {
     "arith.negf": lambda d: [d.neg(d.g)],
     "arith.maximumf": lambda d: _extremum(d, less=False),
     "arith.minimumf": lambda d: _extremum(d, less=True),
+    "arith.maxnumf": lambda d: _extremum(d, less=False),
+    "arith.minnumf": lambda d: _extremum(d, less=True),
     "arith.select": lambda d: [
         None, d.select(d.a, d.g, d.number(0.0)), d.select(d.a, d.number(0.0), d.g),
     ],

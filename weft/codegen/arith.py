@@ -237,6 +237,8 @@ def _float_binary(instruction: str) -> Rule:
 
 for _name in ("add", "sub", "mul", "div", "rem"):
     RULES[f"arith.{_name}f"] = _float_binary(f"f{_name}")
+RULES["arith.maxnumf"] = _intrinsic("maximumnum")
+RULES["arith.minnumf"] = _intrinsic("minimumnum")
 RULES["arith.maximumf"] = _intrinsic("maximum", fast=True)
 RULES["arith.minimumf"] = _intrinsic("minimum", fast=True)
 for _name, _full in {

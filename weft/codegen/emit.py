@@ -153,6 +153,7 @@ class Emitter:
         self.sums = "" if strict_math else "contract reassoc "
         self.lanes = 1
         self.offset_type = "i64"  # of subscripts and what addresses are computed from
+        self.ordering = "monotonic"  # of atomic operations
         self.lines: list[str] = []
         self.allocas: list[str] = []  # go to the top of the function
         self.block = "entry"

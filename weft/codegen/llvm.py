@@ -134,7 +134,7 @@ def _atomic_rmw(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     if kind in native and element not in (f16, bf16, i1):
         ty, align = memory_type(element), element.bytes
         return [
-            e.inst(f"atomicrmw {native[kind]} ptr {pointer}, {ty} {value} monotonic, align {align}")
+            e.inst(f"atomicrmw {native[kind]} ptr {pointer}, {ty} {value} {e.ordering}, align {align}")
         ]
     return [_cmpxchg_loop(e, view, pointer, kind, value, value_type)]
 
@@ -147,7 +147,7 @@ def _cmpxchg_loop(
     bits = f"i{element.bytes * 8}"
     plain = memory_type(element)
     before = e.block
-    first = e.inst(f"load atomic {bits}, ptr {pointer} monotonic, align {element.bytes}")
+    first = e.inst(f"load atomic {bits}, ptr {pointer} {e.ordering}, align {element.bytes}")
     loop, done = e.label("exchange"), e.label("exchanged")
     e.jump(loop)
     e.start(loop)
@@ -169,7 +169,7 @@ def _cmpxchg_loop(
 
 
 def _cmpxchg(e: Emitter, pointer: str, ty: str, expected: str, new: str) -> tuple[str, str]:
-    pair = e.inst(f"cmpxchg ptr {pointer}, {ty} {expected}, {ty} {new} monotonic monotonic")
+    pair = e.inst(f"cmpxchg ptr {pointer}, {ty} {expected}, {ty} {new} {e.ordering} monotonic")
     kind = f"{{ {ty}, i1 }}"
     return e.inst(f"extractvalue {kind} {pair}, 0"), e.inst(f"extractvalue {kind} {pair}, 1")
 

@@ -29,6 +29,31 @@ class _Loop:
     counter: itertools.count = field(default_factory=itertools.count)  # type: ignore[type-arg]
 
 
+def in_order(tree: ast.FunctionDef) -> ast.FunctionDef:
+    """Runs a loop after ``loop_config(serialize=True)`` as the only iteration of a parallel one."""
+    new = copy.copy(tree)
+    new.body = list(tree.body)
+    for k, (config, loop) in enumerate(itertools.pairwise(tree.body)):
+        if isinstance(loop, ast.For) and isinstance(config, ast.Expr) and _serializes(config.value):
+            once = ast.Call(ast.Name("range", ast.Load()), [ast.Constant(1)], [])
+            new.body[k + 1] = ast.For(ast.Name("_", ast.Store()), once, [loop], [])
+            for node in ast.walk(new.body[k + 1]):
+                if isinstance(node, (ast.stmt, ast.expr)) and not hasattr(node, "lineno"):
+                    ast.copy_location(node, loop)
+    return new
+
+
+def _serializes(call: ast.expr) -> bool:
+    """Whether ``call`` is ``loop_config(..., serialize=True)``."""
+    if not isinstance(call, ast.Call):
+        return False
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
+    return name == "loop_config" and any(
+        k.arg == "serialize" and isinstance(k.value, ast.Constant) and k.value.value is True
+        for k in call.keywords
+    )
+
+
 def desugar_body(body: list[ast.stmt]) -> list[ast.stmt]:
     """The body of a device loop's iteration: ``continue`` ends the iteration."""
     scope = _Loop()

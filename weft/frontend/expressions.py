@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError
 from weft.frontend import aggregates, calls
@@ -165,9 +168,15 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         except AttributeError:
             raise KernelTypeError(f"{describe(x)} has no attribute `{name}`", span,
                                   help="check the spelling") from None  # fmt: skip
-        owner = x.value
+        owner, source = x.value, x.read
+        if isinstance(value, torch.Tensor):
+            key = ("global", id(vars(owner)), name) if isinstance(owner, ModuleType) else (*x.key, name)
+            read = (lambda args: getattr(source(args), name)) if source else lambda _: getattr(owner, name)
+            return cx.reached(name, Static(value, key if x.key else (id(owner), name), read))
         if not hasattr(owner, "__path__") and not hasattr(owner, "__spec__"):
             cx.guards.append(Guard(name, lambda: getattr(owner, name, None), value))
+        if x.key and source:
+            return Static(value, (*x.key, name), lambda args: getattr(source(args), name))
         return Static(value)
     if isinstance(x, Tensor):
         if name == "shape":
@@ -196,7 +205,10 @@ def _constant(cx: Lowering, node: ast.Constant) -> Operand:
 
 
 def _name(cx: Lowering, node: ast.Name) -> Operand:
-    return cx.frame.lookup(node.id, cx.span(node), cx.guards)
+    found = cx.frame.lookup(node.id, cx.span(node), cx.guards)
+    if isinstance(found, Static) and isinstance(found.value, torch.Tensor):
+        return cx.reached(node.id, found)
+    return found
 
 
 def _attribute(cx: Lowering, node: ast.Attribute) -> Operand:

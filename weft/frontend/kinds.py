@@ -8,6 +8,7 @@ kernel's own float.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,9 +85,14 @@ class Scalar:
 
 @dataclass(slots=True, eq=False)
 class Static:
-    """Something known at compile time: a Python number, a function, a dtype, a module, ..."""
+    """Something known at compile time: a Python number, a function, a dtype, a module, ...
+
+    ``key`` says where it was found; ``read`` reads it there again, given a region's arguments.
+    """
 
     value: Any
+    key: tuple[Any, ...] = ()
+    read: Callable[[Sequence[Any]], Any] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -12,6 +12,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, RaceError
@@ -45,9 +46,9 @@ from weft.frontend.kinds import (
     same_operand,
 )
 from weft.frontend.scalars import Scalars
-from weft.frontend.scope import Frame, Guard, assigned
+from weft.frontend.scope import Frame, Guard, TensorReached, assigned
 from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
-from weft.frontend.split import Region
+from weft.frontend.split import Region, RegionArg
 from weft.ir import types as ir
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value
@@ -98,6 +99,7 @@ class Lowering:
     builder: Builder = field(init=False)
     scalars: Scalars = field(init=False)
     frame: Frame = field(init=False)
+    operands: dict[str, Operand] = field(init=False)  # the region's arguments
 
     # --- the region ---------------------------------------------------------------------------
     def run(self) -> Lowered:
@@ -114,8 +116,12 @@ class Lowering:
         self.scalars = Scalars(self.builder, own_float)
         self.frame = Frame(self.source, ())
         values = iter(function.args)
-        for name, spec in self.specs.items():
-            self.frame.arguments[name] = self._argument(name, spec, values)
+        for k, (name, spec) in enumerate(self.specs.items()):
+            operand = self.frame.arguments[name] = self._argument(name, spec, values)
+            if isinstance(operand, Static):
+                operand.key = self._key(self.region.args[k])
+                operand.read = lambda args, k=k: args[k]
+        self.operands = dict(self.frame.arguments)
         self._device_attributes()
         results = self._parallel(node, function)
         self.builder.do("func.return")
@@ -137,6 +143,28 @@ class Lowering:
         if spec.kind == "float":
             return self.scalars.cast(Scalar(value, "f64"), "float", self.builder.span)
         return Scalar(value, spec.kind)
+
+    def _key(self, arg: RegionArg) -> tuple[Any, ...]:
+        """Where an argument comes from: see ``Static.key``."""
+        if arg.key:
+            return arg.key
+        root, *attributes = arg.name.split(".")
+        if not arg.captured:
+            return ("arg", root, *attributes)
+        found = Frame(self.source, ()).lookup(root, self.builder.span, [])
+        assert isinstance(found, Static)
+        key, value = found.key, found.value
+        for name in attributes:
+            key = ("global", id(vars(value)), name) if isinstance(value, ModuleType) else (*key, name)
+            value = getattr(value, name)
+        return key
+
+    def reached(self, name: str, found: Static) -> Operand:
+        """The argument that is the tensor ``found``. Raises ``TensorReached`` where there is none."""
+        for arg in self.region.args:
+            if self._key(arg) == found.key:
+                return self.operands[arg.name]
+        raise TensorReached(name, found)
 
     def _device_attributes(self) -> None:
         """``x.shape``, evaluated by the host, is better known as the dimensions of ``x`` itself."""

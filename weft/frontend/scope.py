@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from weft.errors import KernelNameError
 from weft.frontend.kinds import Operand, Static, Unbound
 from weft.source import FunctionSource, Span
@@ -28,6 +30,16 @@ class Guard:
     def holds(self) -> bool:
         now = self.read()
         return now is self.value or (type(now) is type(self.value) and bool(now == self.value))
+
+
+class TensorReached(Exception):
+    """A region uses a tensor that it does not get as an argument: one that a function that it calls
+    finds among its globals, or in an object. Who called ``lower`` adds it and tries again."""
+
+    def __init__(self, name: str, found: Static) -> None:
+        super().__init__(name)
+        self.name = name
+        self.found = found
 
 
 @dataclass(slots=True)
@@ -60,15 +72,15 @@ class Frame:
         if function.__closure__ and name in code.co_freevars:
             cell = function.__closure__[code.co_freevars.index(name)]
             value = cell.cell_contents
-            if not isinstance(value, ModuleType):
+            if not isinstance(value, ModuleType | torch.Tensor):
                 guards.append(Guard(name, lambda: cell.cell_contents, value))
-            return Static(value)
+            return Static(value, ("cell", id(cell)), lambda _: cell.cell_contents)
         scope = function.__globals__
         if name in scope:
             value = scope[name]
-            if not isinstance(value, ModuleType):
+            if not isinstance(value, ModuleType | torch.Tensor):
                 guards.append(Guard(name, lambda: scope.get(name), value))
-            return Static(value)
+            return Static(value, ("global", id(scope), name), lambda _: scope.get(name))
         if hasattr(builtins, name):
             return Static(getattr(builtins, name))
         raise KernelNameError(

@@ -11,7 +11,7 @@ import __future__
 import ast
 import copy
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,8 @@ class RegionArg:
     ``captured``: a global or closure value, constant for a specialisation. ``template``: the value
     of a ``weft.template()`` parameter. ``parameter``: the kernel's parameter that it is, where the
     host part does not reassign it. ``fresh``: shares no memory with what the caller can see.
+    ``read``: for a tensor that a called function reaches (``scope.TensorReached``), gives it from
+    the arguments before it; ``key`` says where it is.
     """
 
     name: str
@@ -57,6 +59,8 @@ class RegionArg:
     template: bool = False
     parameter: Parameter | None = None
     fresh: bool = False
+    key: tuple[Any, ...] = ()
+    read: Callable[[Sequence[Any]], Any] | None = None
 
     @property
     def annotation(self) -> Any:

@@ -77,6 +77,8 @@ for _name, _doc, _comm in (
     ("remf", "C's fmod(a, b): the sign of a", False),
     ("maximumf", "maximum; NaN if either is NaN (torch.maximum)", True),
     ("minimumf", "minimum; NaN if either is NaN (torch.minimum)", True),
+    ("maxnumf", "maximum; the other one if one is NaN (torch.fmax)", True),
+    ("minnumf", "minimum; the other one if one is NaN (torch.fmin)", True),
 ):
     _row(f"arith.{_name}", "T:float T:float", "T", _doc, commutative=_comm)
 _row("arith.negf", "T:float", "T", "-a")

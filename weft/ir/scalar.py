@@ -166,6 +166,11 @@ def _minimum(a: Any, b: Any) -> Any:
     return -_maximum(-a, -b)
 
 
+def _skipping_nan(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """``rule`` of two numbers; the other operand where one is NaN."""
+    return lambda a, b: b if np.isnan(a) else a if np.isnan(b) else rule(a, b)
+
+
 def _cmpf(op: Op, a: Any, b: Any) -> bool:
     predicate = op.attrs["predicate"]
     unordered = bool(np.isnan(a) or np.isnan(b))
@@ -262,6 +267,8 @@ SCALAR_RULES: dict[str, Rule] = {
     "arith.remf": _float(np.fmod),
     "arith.maximumf": _float(_maximum),
     "arith.minimumf": _float(_minimum),
+    "arith.maxnumf": _float(_skipping_nan(_maximum)),
+    "arith.minnumf": _float(_skipping_nan(_minimum)),
     "arith.negf": _float(lambda a: -a),
     "arith.cmpi": _cmpi,
     "arith.cmpf": _cmpf,

@@ -169,6 +169,11 @@ def fract(x: Any) -> Any:
     return x - floor(x)
 
 
+def cast(value: Any, dtype: Any) -> Any:
+    """``value`` as ``dtype``: Taichi's name for ``dtype(value)``."""
+    return dtype(value)
+
+
 def mix(x: Any, y: Any, a: Any) -> Any:
     """``x * (1 - a) + y * a``."""
     return x * (1.0 - a) + y * a

@@ -7,6 +7,7 @@ calls the code is generated as Python text for the kinds of arguments that a loo
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import functools
 import logging
@@ -20,8 +21,10 @@ from typing import Any
 import torch
 
 from weft.errors import CompileError, KernelAssertionError, KernelIndexError, KernelValueError
+from weft.frontend.kinds import Static
+from weft.frontend.scope import TensorReached
 from weft.frontend.specs import ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
-from weft.frontend.split import Region
+from weft.frontend.split import Region, RegionArg
 from weft.ir.core import Block, Function, walk
 from weft.ir.types import MemRefType
 from weft.options import Options
@@ -99,6 +102,32 @@ class Launcher:
     # --- the slow path ---------------------------------------------------------------------------
     def slow(self, args: tuple[Any, ...]) -> Any:
         """A call whose exact arguments are new: checks them, compiles if needed, makes a plan."""
+        while True:
+            try:
+                return self._slow(self.extended(args))
+            except TensorReached as reached:
+                self._reach(reached.name, reached.found)
+
+    def extended(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The host's arguments, and after them the tensors that called functions reach."""
+        for arg in self.region.args[len(args) :]:
+            assert arg.read is not None
+            args = (*args, arg.read(args))
+        return args
+
+    def _reach(self, name: str, found: Static) -> None:
+        with self.lock:
+            if any(arg.key == found.key for arg in self.region.args):
+                return  # another thread was here
+            while name in self.names:
+                name += "_"
+            self.names.append(name)
+            self.region.args.append(
+                RegionArg(name, ast.Constant(None), captured=True, key=found.key, read=found.read)
+            )
+            self.generated.clear()
+
+    def _slow(self, args: tuple[Any, ...]) -> Any:
         span = self.region.span
         specs = list(self.specs(args).values())
         tensors = [
@@ -199,6 +228,9 @@ class Launcher:
         )  # fmt: skip
         raise gradient_error(name, self.region.span)
 
+    def _extending(self, launch: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: launch(*self.extended(args))
+
     # --- the generated functions -----------------------------------------------------------------
     def _generated(
         self, specs: list[Spec], args: tuple[Any, ...], written: frozenset[int]
@@ -224,7 +256,8 @@ class Launcher:
         made = _Generated(scope["launch"], scope["run"], scope["key"], scope["plans"], {})
         scope["alias"] = functools.partial(self.alias, made)
         if not self.generated:
-            self.install(made.launch)
+            self.install(self._extending(made.launch) if self.region.args[-1:] and self.region.args[-1].read
+                         else made.launch)  # fmt: skip
         self.generated[kinds, written] = made
         return made
 

@@ -1,0 +1,78 @@
+"""extrema: running maxima that may be computed in any order."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.ir import interp
+from weft.ir.core import walk
+from weft.ir.text import parse_function
+from weft.ir.verify import verify
+from weft.passes.extrema import extrema
+
+TEXT = """
+func.func @running(%x: memref<?xf32>, %out: memref<f32>, %start: f32) {{
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = "weft.dim"(%x) {{axis = 0}} : (memref<?xf32>) -> index
+  %r = scf.for %i = %c0 to %n step %c1 iter_args(%m = %start) -> (f32) {{
+    %v = memref.load %x[%i] : memref<?xf32>
+    %better = arith.cmpf {compare} : f32
+    %next = arith.select %better, %v, %m : f32
+    scf.yield %next : f32
+  }}
+  memref.store %r, %out[] : memref<f32>
+  func.return
+}}
+"""
+VALUES = [[], [1.0], [math.nan], [1.0, math.nan, -3.0, 2.0], [math.inf, 5.0], [-math.inf, math.nan]]
+
+
+@pytest.mark.parametrize("compare", ["ogt, %v, %m", "olt, %v, %m", "oge, %m, %v", "olt, %m, %v"])
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("start", [0.5, -math.inf, math.inf, math.nan])
+def test_means_the_same(compare: str, values: list[float], start: float) -> None:
+    before = parse_function(TEXT.format(compare=compare))
+    after = extrema(before)
+    verify(after)
+    assert any(op.name in ("arith.maxnumf", "arith.minnumf") for op in walk(after.body))
+    found, expected = np.full((), 7, np.float32), np.full((), 7, np.float32)
+    x = np.array(values, np.float32)
+    interp.run(before, [x, expected, np.float32(start)])
+    interp.run(after, [x, found, np.float32(start)])
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_leaves_other_uses_alone() -> None:
+    text = TEXT.format(compare="ogt, %v, %m").replace(
+        "scf.yield %next", "memref.store %m, %out[] : memref<f32>\n    scf.yield %next"
+    )
+    before = parse_function(text)
+    assert not any(op.name == "arith.maxnumf" for op in walk(extrema(before).body))
+
+
+@pytest.mark.parametrize("n", [0, 1, 17, 127, 1000])
+def test_compiled(n: int) -> None:
+    @weft.kernel
+    def extremes(x, out):
+        for i in range(x.shape[0]):
+            low, high, start = math.inf, -math.inf, 0.25
+            for j in range(x.shape[1]):
+                low = min(low, x[i, j])
+                high = max(high, x[i, j])
+                start = max(x[i, j], start)
+            out[i, 0] = low
+            out[i, 1] = high
+            out[i, 2] = start
+
+    x = torch.randn(3, n)
+    x[1, ::3] = math.nan
+    out, again = torch.empty(3, 3), torch.empty(3, 3)
+    extremes(x, out)
+    extremes.interpret(x, again)
+    torch.testing.assert_close(out[::2], again[::2], equal_nan=True, rtol=0, atol=0)

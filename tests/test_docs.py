@@ -1,0 +1,70 @@
+"""What the documents say is run: every Python block, every pass and every public name."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from weft.compiler import PIPELINE
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```python(?: raises=(\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass
+class Block:
+    """A block of Python at ``line`` of a document; ``raises`` names the error that ends it."""
+
+    line: int
+    text: str
+    raises: str
+
+
+def blocks(document: Path) -> list[Block]:
+    text = document.read_text()
+    return [
+        Block(text.count("\n", 0, m.start(2)) + 1, m.group(2), m.group(1) or "")
+        for m in FENCE.finditer(text)
+    ]
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d)], ids=lambda d: d.name)
+def test_every_python_block_runs(document: Path, tmp_path: Path) -> None:
+    """The blocks of a document share their names. Each has a file, for kernels need a source; the
+    file's name ends with the line in the document."""
+    names: dict[str, Any] = {"__name__": document.stem}
+    for block in blocks(document):
+        file = tmp_path / f"{document.stem}_{block.line}.py"
+        file.write_text(block.text)
+        expected = pytest.raises(getattr(weft, block.raises)) if block.raises else None
+        with expected or contextlib.nullcontext():
+            exec(compile(block.text, file, "exec"), names)
+
+
+def test_every_fence_is_recognised() -> None:
+    for document in DOCUMENTS:
+        assert document.read_text().count("\n```python") == len(blocks(document)), document.name
+
+
+def test_every_pass_is_in_the_page_of_passes_in_order() -> None:
+    listed = re.findall(r"^\| \d+ \| `(\w+)`", (ROOT / "docs/passes.md").read_text(), re.MULTILINE)
+    assert listed == [step.__name__ for step in PIPELINE]
+
+
+@pytest.mark.parametrize("name", weft.__all__)
+def test_every_public_name_is_in_the_language_page(name: str) -> None:
+    text = (ROOT / "docs/language.md").read_text()
+    assert re.search(rf"\bweft\.{name}\b|`{name}`", text), f"weft.{name}"
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in [*DOCUMENTS, ROOT / "ARCHITECTURE.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"

@@ -1,0 +1,194 @@
+"""The fibre of an access: which iterations touch a given element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from weft.errors import WeftError
+from weft.index.access import Access
+from weft.index.expression import (
+    ONE,
+    ZERO,
+    Both,
+    Compare,
+    Condition,
+    Dim,
+    Floor,
+    Poly,
+    atom,
+    floor,
+    number,
+    show,
+)
+from weft.ir.core import Value
+from weft.ir.types import index
+
+
+class NotAffine(WeftError):
+    """A fibre that is not found; the message says why."""
+
+
+@dataclass(slots=True)
+class Fibre:
+    """``element``: a symbol for each subscript. ``loops``: for each index that is summed over, the
+    expressions that are its lower and upper (inclusive) bounds. ``solved``: what the other indices
+    are. ``outer``: conditions to be checked before the loops, ``inner``: inside them all."""
+
+    element: list[Value]
+    loops: list[tuple[Value, list[Poly], list[Poly]]] = field(default_factory=list)
+    solved: dict[Value, Poly] = field(default_factory=dict)
+    outer: list[Compare] = field(default_factory=list)
+    inner: list[Compare] = field(default_factory=list)
+
+
+def fibre(access: Access) -> Fibre:
+    """Solves ``subscripts = element``. Raises ``NotAffine`` where that is not possible."""
+    for poly in access.subscripts:
+        if poly is None:
+            raise NotAffine(f"data-dependent subscript of {access.memref.name[2:]}")
+    element = [Value(index, f"j{k}") for k in range(len(access.subscripts))]
+    ivs = [loop.iv for loop in access.loops]
+    found = Fibre(element)
+    constraints = _solve(access, element, ivs, found)
+    constraints += list(_domain(access, found))
+    same = _same_sizes(access)
+    clean = [Compare(c.kind, c.poly.substitute(same)) for c in constraints]
+    _bounds(clean, [iv for iv in ivs if iv not in found.solved], found, access)
+    return found
+
+
+def _same_sizes(access: Access):  # type: ignore[no-untyped-def]
+    """A gradient is as large as what it is the gradient of."""
+    name = access.memref.name.removeprefix("d.")
+
+    def change(leaf: Value | Dim) -> Poly | None:
+        if isinstance(leaf, Dim) and leaf.memref.name == name:
+            return atom(Dim(access.memref, leaf.axis))
+        return None
+
+    return change
+
+
+def _replace(poly: Poly, solved: dict[Value, Poly]) -> Poly:
+    while any(leaf in solved for leaf in poly.leaves()):
+        poly = poly.substitute(lambda leaf: solved.get(leaf))  # type: ignore[arg-type]
+    return poly
+
+
+def _linear(poly: Poly, iv: Value) -> int | None:
+    """The coefficient of ``iv`` where it is a number and ``iv`` is nowhere else in ``poly``."""
+    factor = poly.terms.get((iv,))
+    if factor is None or list(poly.leaves()).count(iv) != 1:
+        return None
+    return factor
+
+
+def _solve(access: Access, element: list[Value], ivs: list[Value], found: Fibre) -> list[Compare]:
+    open_ = [s - atom(e) for s, e in zip(access.subscripts, element, strict=True) if s is not None]
+    constraints: list[Compare] = []
+    while open_:
+        best: tuple[int, Value, Poly] | None = None
+        for equation in open_:
+            for iv in reversed(ivs):
+                factor = None if iv in found.solved else _linear(equation, iv)
+                if factor is not None and (best is None or abs(factor) < abs(best[0])):
+                    best = factor, iv, equation
+        if best is None:
+            break
+        factor, iv, equation = best
+        rest = equation - atom(iv).scaled(factor)
+        if abs(factor) == 1:
+            found.solved[iv] = rest.scaled(-factor)
+        else:
+            found.solved[iv] = floor(rest.scaled(-1 if factor > 0 else 1), number(abs(factor)))
+            constraints.append(Compare("eq", equation))
+        open_.remove(equation)
+        for solved, poly in found.solved.items():
+            found.solved[solved] = _replace(poly, {iv: found.solved[iv]}) if solved is not iv else poly
+        open_ = [_replace(e, found.solved) for e in open_]
+    free = set(ivs) - set(found.solved)
+    for equation in open_:
+        inside = [leaf for leaf in equation.leaves() if leaf in free]
+        if not inside:
+            constraints.append(Compare("eq", equation))
+            continue
+        quotients = [a for a in equation.atoms() if isinstance(a, Floor)]
+        if len(quotients) != 1 or equation.terms.get((quotients[0],)) not in (1, -1):
+            raise NotAffine(f"subscript {show(equation)} of {access.memref.name[2:]} is not affine")
+        (quotient,) = quotients
+        sign = equation.terms[(quotient,)]
+        value = (equation - atom(quotient).scaled(sign)).scaled(-sign)
+        by = quotient.divisor.constant
+        if by is None or by <= 0 or any(leaf in free for leaf in value.leaves()):
+            raise NotAffine(f"subscript {show(equation)} of {access.memref.name[2:]} is not affine")
+        low = quotient.numerator - value.scaled(by)
+        constraints += [Compare("ge", low), Compare("ge", number(by - 1) - low)]
+    return [Compare(c.kind, _replace(c.poly, found.solved)) if c.kind != "eq" else c
+            for c in constraints]  # fmt: skip
+
+
+def _domain(access: Access, found: Fibre) -> Iterator[Compare]:
+    for loop in access.loops:
+        if loop.lower is None or loop.upper is None or loop.step is None or loop.step.constant != 1:
+            raise NotAffine(f"the bounds of the loop over {loop.iv.name} are not affine")
+        iv = atom(loop.iv)
+        for poly in (iv - loop.lower, loop.upper - ONE - iv):
+            yield Compare("ge", _replace(poly, found.solved))
+    for guard in access.guards:
+        for part in _conjunction(guard):
+            yield Compare(part.kind, _replace(part.poly, found.solved))
+
+
+def _conjunction(guard: Condition | None) -> Iterator[Compare]:
+    """The parts of a condition that certainly hold; they only make loops shorter."""
+    if isinstance(guard, Compare) and guard.kind == "ge":
+        yield guard
+    elif isinstance(guard, Both):
+        for part in guard.parts:
+            yield from _conjunction(part)
+
+
+def _bounds(constraints: list[Compare], free: list[Value], found: Fibre, access: Access) -> None:
+    place = {iv: k for k, iv in enumerate(free)}
+    bounds: list[tuple[list[Poly], list[Poly]]] = [([], []) for _ in free]
+    for constraint in constraints:
+        if _trivial(constraint, found.element, access):
+            continue
+        last = max((place[x] for x in constraint.poly.leaves() if x in place), default=-1)
+        if last < 0:
+            (found.inner if _mentions(constraint, found.solved) else found.outer).append(constraint)
+            continue
+        factor = _linear(constraint.poly, free[last])
+        if factor is None or constraint.kind != "ge":
+            found.inner.append(constraint)
+            continue
+        rest = constraint.poly - atom(free[last]).scaled(factor)
+        if factor > 0:  # iv >= -rest / factor, rounded up
+            bounds[last][0].append(-floor(rest, number(factor)))
+        else:
+            bounds[last][1].append(floor(rest, number(-factor)))
+    for iv, (lowers, uppers) in zip(free, bounds, strict=True):
+        if not lowers or not uppers:
+            raise NotAffine(f"the iterations over {iv.name} that read one element have no bound")
+        found.loops.append((iv, list(dict.fromkeys(lowers)), list(dict.fromkeys(uppers))))
+
+
+def _mentions(constraint: Compare, solved: dict[Value, Poly]) -> bool:
+    return any(leaf in solved for leaf in constraint.poly.leaves())
+
+
+def _trivial(constraint: Compare, element: list[Value], access: Access) -> bool:
+    if constraint.poly.constant is not None:
+        value = constraint.poly.constant
+        return value >= 0 if constraint.kind == "ge" else value == 0
+    for k, e in enumerate(element):
+        ends = (atom(e), atom(Dim(access.memref, k)) - ONE - atom(e))
+        if constraint.kind == "ge" and any(_at_least(constraint.poly, end) for end in ends):
+            return True
+    return False
+
+
+def _at_least(poly: Poly, end: Poly) -> bool:
+    difference = (poly - end).constant
+    return difference is not None and difference >= ZERO.offset

@@ -1,0 +1,206 @@
+"""What computes a value at one iteration: copied, or found in a workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft.autodiff.write import Writer
+from weft.errors import WeftError
+from weft.index.access import Access
+from weft.ir.builder import Builder, Rewriter
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.ops import OPS
+from weft.ir.types import MemRefType, ScalarType, i64, index
+
+_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+
+
+class Unavailable(WeftError):
+    """A value that another loop cannot have; the message says why."""
+
+
+class Slicer:
+    """Copies what computes values of ``function`` into other loops.
+
+    Arithmetic and reads of arrays that ``function`` does not write are repeated there. Results of
+    loops and of what is written are ``spilled``: ``function`` stores them to a workspace, one number
+    for each iteration of its parallel loop.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.parallel = next(op for op in function.body.ops if op.name == "scf.parallel")
+        self.dims: int = self.parallel.attrs["dims"]
+        self.spilled: list[Value] = []
+        self.written = {op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES}
+        self.depth: dict[Value, Op | None] = {}  # the operation with regions that a value is made in
+        self.parents: dict[Op, Op | None] = {}
+        self._survey(function.body, None)
+
+    def _survey(self, block: Block, parent: Op | None) -> None:
+        for arg in block.args:
+            self.depth[arg] = parent
+        for op in block.ops:
+            self.parents[op] = parent
+            for result in op.results:
+                self.depth[result] = parent
+            for region in op.regions:
+                self._survey(region, op)
+
+    # --- workspaces -------------------------------------------------------------------------------
+    def name(self, k: int) -> str:
+        return f"keep{k}.{self.spilled[k].name or 'v'}.{self.function.name}"
+
+    def element(self, value: Value) -> ScalarType:
+        assert isinstance(value.type, ScalarType)
+        return i64 if value.type is index else value.type
+
+    def type(self, value: Value) -> MemRefType:
+        return MemRefType(self.element(value), self.dims)
+
+    def indices(self, rewriter: Rewriter) -> list[Value]:
+        """The subscripts in workspaces of the iteration that ``rewriter`` rebuilds."""
+        ivs = self.parallel.regions[0].args
+        return self._numbers(rewriter, [rewriter.lookup(v) for v in ivs], rewriter.lookup)
+
+    def _numbers(
+        self, b: Builder, ivs: Sequence[Value], lookup: Callable[[Value], Value]
+    ) -> list[Value]:
+        n = self.dims
+        lowers = [lookup(v) for v in self.parallel.operands[:n]]
+        steps = [lookup(v) for v in self.parallel.operands[2 * n : 3 * n]]
+        return [b.op("arith.floordivsi", b.op("arith.subi", iv, low), step)
+                for iv, low, step in zip(ivs, lowers, steps, strict=True)]  # fmt: skip
+
+    # --- may it be copied? ------------------------------------------------------------------------
+    def is_fixed(self, value: Value) -> bool:
+        """Whether ``value`` is made outside of the parallel loop."""
+        return self.depth[value] is None
+
+    def check(self, access: Access) -> None:
+        """Raises ``Unavailable`` where what ``access`` accumulates cannot be had elsewhere."""
+        self._check(access.op.operands[0])
+        for op, _ in self._around(access.op):
+            if op.name == "scf.if":
+                self._check(op.operands[0])
+            elif op.name == "scf.while":
+                raise Unavailable("it is read in a while loop")
+
+    def _around(self, op: Op) -> list[tuple[Op, Op]]:
+        """The operations with regions around ``op``, innermost first, with what is in them."""
+        found = []
+        inner, parent = op, self.parents[op]
+        while parent is not None:
+            found.append((parent, inner))
+            inner, parent = parent, self.parents[parent]
+        return found
+
+    def _check(self, value: Value) -> None:
+        for v in self._needed(value):
+            if self._spills(v) and self.depth[v] is not self.parallel:
+                what = f"`{v.name}`" if v.name else "a value"
+                raise Unavailable(f"{what} is carried by a sequential loop")
+
+    def _needed(self, value: Value) -> list[Value]:
+        """All that is needed to compute ``value``, itself included, not looking behind spills."""
+        seen: dict[Value, None] = {}
+        todo = [value]
+        while todo:
+            v = todo.pop()
+            if v in seen:
+                continue
+            seen[v] = None
+            if isinstance(v.owner, Op) and not self._spills(v):
+                todo += v.owner.operands
+                inner = [o for region in v.owner.regions for o in walk(region)]
+                own = {r for o in inner for r in o.results}
+                todo += [x for o in inner for x in o.operands if x not in own]
+        return list(seen)
+
+    def _spills(self, value: Value) -> bool:
+        if self.is_fixed(value):
+            return False
+        owner = value.owner
+        if isinstance(owner, Block):
+            parent = self.depth[value]
+            assert parent is not None
+            return not (parent.name == "scf.parallel"
+                        or (parent.name == "scf.for" and value is owner.args[0]))  # fmt: skip
+        assert owner is not None
+        return not self._repeatable(owner)
+
+    def _repeatable(self, op: Op) -> bool:
+        if op.name == "memref.load":
+            return op.operands[0] not in self.written and not isinstance(op.operands[0].owner, Op)
+        if op.name == "scf.if":
+            return all(self._repeatable(o) or OPS[o.name].terminator for r in op.regions for o in walk(r))
+        return OPS[op.name].pure
+
+    # --- copying ----------------------------------------------------------------------------------
+    def copy(
+        self, access: Access, w: Writer, kept: Sequence[Value], use: Callable[[Value], Value],
+        otherwise: Value,
+    ) -> Value:  # fmt: skip
+        """``use(value)`` where ``access`` is carried out, ``otherwise`` where a condition around it
+        does not hold."""
+        conditions = [(op, inner) for op, inner in reversed(self._around(access.op))
+                      if op.name == "scf.if"]  # fmt: skip
+
+        def inside(k: int) -> Value:
+            if k == len(conditions):
+                return use(self._copy(access.op.operands[0], w, kept))
+            op, inner = conditions[k]
+            test = self._copy(op.operands[0], w, kept)
+            branch = w.b.if_(test, [otherwise.type])
+            mine = 0 if inner in op.regions[0].ops else 1
+            saved = dict(w.values)
+            with w.b.at(branch.regions[mine]):
+                w.b.do("scf.yield", inside(k + 1))
+            w.values.clear()
+            w.values.update(saved)
+            with w.b.at(branch.regions[1 - mine]):
+                w.b.do("scf.yield", otherwise)
+            return branch.result
+
+        return inside(0)
+
+    def _copy(self, value: Value, w: Writer, kept: Sequence[Value]) -> Value:
+        known = w.values.get(value)
+        if known is not None:
+            return known
+        owner = value.owner
+        if self._spills(value):
+            if value not in self.spilled:
+                raise AssertionError("spilled values are collected first")
+            ivs = [w.values[v] for v in self.parallel.regions[0].args]
+            at = self._numbers(w.b, ivs, lambda v: self._copy(v, w, kept))
+            result = w.b.load(kept[self.spilled.index(value)], at)
+            if result.type is not value.type:
+                result = w.b.op("arith.index_cast", result, type=value.type)
+            w.values[value] = result
+            return result
+        assert isinstance(owner, Op)
+        if owner.regions:
+            rewriter = Rewriter(lambda op, r: None)
+            own = {r for region in owner.regions for o in walk(region) for r in o.results}
+            for v in [*owner.operands, *(x for r in owner.regions for o in walk(r) for x in o.operands)]:
+                if v not in own:
+                    rewriter.replacement[v] = self._copy(v, w, kept)
+            rewriter.block = w.b.block
+            rewriter.rewrite(owner)
+            w.values.update((r, rewriter.lookup(r)) for r in owner.results)
+            return w.values[value]
+        operands = [self._copy(v, w, kept) for v in owner.operands]
+        copy = Op(owner.name, operands, [r.type for r in owner.results], dict(owner.attrs), span=owner.span)
+        w.b.append(copy)
+        w.values.update(zip(owner.results, copy.results, strict=True))
+        return w.values[value]
+
+    def spill(self, access: Access) -> None:
+        """Notes what ``copy`` will need from workspaces."""
+        roots = [access.op.operands[0], *(
+            op.operands[0] for op, _ in self._around(access.op) if op.name == "scf.if")]  # fmt: skip
+        for root in roots:
+            for v in self._needed(root):
+                if self._spills(v) and v not in self.spilled:
+                    self.spilled.append(v)

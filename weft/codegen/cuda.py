@@ -1,0 +1,161 @@
+"""The CUDA back end: what is known of a kernel before a call, and the PTX of each of its variants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from weft import timing
+from weft.codegen import ptx
+from weft.codegen.grid import Grid, Variant
+from weft.codegen.host import Check, Cpu
+from weft.codegen.mapping import Mapping, plan
+from weft.codegen.narrow import Program, Step, candidates, narrow
+from weft.codegen.threads import Slot, argument_slots
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.types import MemRefType
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What launching needs to know, whichever variant runs.
+
+    ``steps`` compute the index arithmetic from the argument block (see ``narrow.evaluate``);
+    ``bounds`` are, for each parallel dimension, the steps of lower bound, upper bound and step;
+    ``needed`` the steps that must fit for the narrow form. ``mapping`` is None where one thread runs
+    everything. ``kinds``: the combiners that the kernel reduces by.
+    """
+
+    symbol: str
+    slots: tuple[Slot, ...]
+    checks: tuple[Check, ...]
+    prints: tuple[Any, ...]
+    steps: tuple[Step, ...]
+    bounds: tuple[tuple[int, int, int], ...]
+    needed: tuple[int, ...]
+    mapping: Mapping | None
+    kinds: tuple[str, ...]
+
+    @property
+    def serial(self) -> bool:
+        return self.mapping is None
+
+
+@dataclass(frozen=True, slots=True)
+class CudaCode:
+    """One variant of a kernel for one architecture. Its functions are ``symbol`` and, where it reduces,
+    ``symbol`` + "_finish"."""
+
+    arch: str
+    variant: Variant
+    llvm: str
+    optimized: str
+    ptx: str
+    symbol: str
+
+
+def analyse(function: Function, *, noalias: bool) -> Facts:
+    """What is known of ``function``, the result of the passes."""
+    function.attrs["noalias"] = noalias
+    parallel = outermost(function, noalias=noalias)
+    program = _program(function)
+    _, needed = candidates(program)
+    bounds: list[tuple[int, int, int]] = []
+    if parallel is not None:
+        n = parallel.attrs["dims"]
+        low, high, step = ([program.of(v) for v in parallel.operands[j * n : (j + 1) * n]] for j in range(3))
+        bounds = list(zip(low, high, step, strict=True))
+    tables = Cpu(function)
+    return Facts(
+        "weft_" + "".join(c if c.isalnum() else "_" for c in function.name),
+        argument_slots(function), tables.check_table, tables.print_table, tuple(program.steps),
+        tuple(bounds), tuple(needed), plan(function, parallel) if parallel is not None else None,
+        parallel.attrs["kinds"] if parallel is not None else (),
+    )  # fmt: skip
+
+
+def compile_cuda(
+    function: Function, facts: Facts, variant: Variant, arch: str, *, strict_math: bool, noalias: bool
+) -> CudaCode:
+    """PTX of one variant of ``function``. ``arch`` as ``ptx.architecture`` gives it."""
+    with timing.stage("emit"):
+        if variant.narrow:
+            chosen, _ = candidates(_program(function))
+            function = narrow(function, chosen)
+        parallel = outermost(function, noalias=noalias)
+        assert (parallel is None) == facts.serial
+        grid = Grid(function, parallel, facts.mapping, variant, strict_math=strict_math, noalias=noalias)
+        text = grid.emit()
+    with timing.stage("llvm"):
+        module = ptx.optimized(text, arch, sorted(grid.cuda.functions))
+    with timing.stage("ptx"):
+        assembly = ptx.assemble(module, arch)
+    return CudaCode(arch, variant, text, str(module), assembly, grid.symbol)
+
+
+def variants(facts: Facts) -> list[Variant]:
+    """Every form that calls may take: for tests, and to look at."""
+    if facts.mapping is None:
+        return [Variant(narrow=wide, covers=False) for wide in (True, False)]
+    found = []
+    for narrow_form in (True, False):
+        for vector in sorted({1, facts.mapping.vector}, reverse=True):
+            base = Variant(narrow_form, vector, covers=not facts.kinds)
+            found.append(base)
+            if base.covers:
+                found.append(replace(base, covers=False))
+            if facts.mapping.private >= 0:
+                found.append(replace(base, covers=False, private=True))
+    return found
+
+
+# -- what runs on the grid
+
+_EFFECTS = {
+    "memref.store", "memref.atomic_rmw", "memref.atomic_cas", "memref.alloca", "weft.print",
+    "scf.parallel",
+}  # fmt: skip
+_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+
+
+def outermost(function: Function, *, noalias: bool) -> Op | None:
+    """The parallel loop that the grid runs; None if one thread has to run the function as written.
+
+    Every thread computes for itself what comes before the loop: that must write nothing, and read
+    nothing that the function writes.
+    """
+    ops = function.body.ops
+    places = [k for k, op in enumerate(ops) if op.name == "scf.parallel" and op.attrs["dims"]]
+    if len(places) != 1:
+        return None
+    place = places[0]
+    before = [inner for op in ops[:place] for inner in (op, *_below(op))]
+    after = [inner for op in ops[place + 1 :] for inner in (op, *_below(op))]
+    if any(op.name in _EFFECTS for op in before):
+        return None
+    if not ops[place].attrs["kinds"] and any(op.name in _EFFECTS or op.name in ("weft.assert", "weft.bounds") for op in after):
+        return None
+    written = {op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES}
+    read = {op.operands[0] for op in before if op.name == "memref.load"}
+    if read & written or (read and written and not noalias):
+        return None
+    return ops[place]
+
+
+def _below(op: Op) -> Sequence[Op]:
+    return [inner for region in op.regions for inner in walk(region)]
+
+
+def _program(function: Function) -> Program:
+    places = {(s.kind, s.arg, s.axis): k for k, s in enumerate(argument_slots(function))}
+    positions = {arg: k for k, arg in enumerate(function.args)}
+
+    def slot_of(value: Value, axis: int) -> int | None:
+        position = positions.get(value)
+        if position is None:
+            return None
+        kind = "size" if isinstance(value.type, MemRefType) else "int"
+        return places.get((kind, position, axis))
+
+    return Program(function, slot_of)

@@ -1,0 +1,105 @@
+"""An NVIDIA GPU as a target of the rule table: libdevice, checks and prints in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from weft.codegen.arith import Rule, scalar, widen, word
+from weft.codegen.emit import Emitter
+from weft.codegen.host import Cpu
+from weft.codegen.vectormath import FUNCTIONS
+from weft.ir.core import Function, Op
+from weft.ir.types import ScalarType, f32, f64, i1
+
+ORDERING = 'syncscope("device") monotonic'
+
+
+def _call(name: str) -> Rule:
+    """A rule that calls libdevice's ``name``, with an f behind it for float32."""
+
+    def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+        assert isinstance(e.target, Cuda)
+        return [e.target.library_call(e, name, scalar(op.result), operands)]
+
+    return emit
+
+
+class Cuda(Cpu):
+    """What the rules ask of a GPU. ``functions`` collects the names that libdevice has to give."""
+
+    rules: Mapping[str, Rule] = {
+        "arith.remf": _call("fmod"),  # frem would be x - y * trunc(x / y), which is not exact
+        "math.rsqrt": _call("rsqrt"),
+    }
+
+    def __init__(self, function: Function) -> None:
+        super().__init__(function)
+        self.functions: set[str] = set()
+        self.failed: list[str] = []  # blocks that jump to ``leave``
+
+    def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
+        return self.library_call(e, FUNCTIONS[function][0], t, operands)
+
+    def library_call(self, e: Emitter, name: str, t: ScalarType, operands: Sequence[str]) -> str:
+        full = f"__nv_{name}{'f' if t is f32 else ''}"
+        self.functions.add(full)
+        ty = e.type(t)
+        return e.intrinsic(full, ty, *((ty, operand) for operand in operands))
+
+    def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
+        """The first thread that fails writes the record; each that fails leaves its iteration."""
+        good, bad, write, out = e.label("good"), e.label("bad"), e.label("record"), e.label("stop")
+        e.branch(ok, good, bad)
+        e.start(bad)
+        pair = e.inst(f"cmpxchg ptr {self.record}, i64 0, i64 {self.checks[op] + 1}"
+                      f" {e.ordering} monotonic")  # fmt: skip
+        e.branch(e.inst(f"extractvalue {{ i64, i1 }} {pair}, 1"), write, out)
+        e.start(write)
+        values = op.operands if op.name == "weft.bounds" else op.operands[1:]
+        for k, (value, name) in enumerate(zip(values, operands, strict=True)):
+            if k >= 15:  # the record holds 16 words
+                break
+            place = e.inst(f"getelementptr i64, ptr {self.record}, i64 {k + 1}")
+            e.line(f"store i64 {word(e, name, scalar(value))}, ptr {place}")
+        e.jump(out)
+        e.start(out)
+        self.failed.append(out)
+        e.jump(self.leave)
+        e.start(good)
+
+    def print(self, e: Emitter, op: Op, operands: Sequence[str]) -> None:
+        """CUDA's printf: lines of the driver's buffer come out when the device is waited for."""
+        number = self.prints[op]
+        form, words = "", []
+        remaining = iter(zip(op.operands, operands, strict=True))
+        for part in op.attrs["parts"]:
+            if part is not None:
+                form += part.replace("%", "%%")
+                continue
+            value, name = next(remaining)
+            t = scalar(value)
+            if t is i1:
+                yes, no = (_text(e, f"weft_{w}", w) for w in ("True", "False"))
+                form += "%s"
+                words.append(("ptr", e.inst(f"select i1 {name}, ptr {yes}, ptr {no}")))
+            elif t.is_float:
+                form += "%.17g" if t is f64 else "%.9g"
+                words.append(("double", widen(e, t, f64, name)))
+            else:
+                form += "%lld"
+                words.append(("i64", word(e, name, t)))
+        block = e.fresh("words")
+        e.allocas.append(f"{block} = alloca [{max(len(words), 1)} x i64], align 8")
+        for k, (ty, name) in enumerate(words):
+            place = e.inst(f"getelementptr i64, ptr {block}, i64 {k}")
+            e.line(f"store {ty} {name}, ptr {place}, align 8")
+        text = _text(e, f"weft_format{number}", form)
+        e.declare("declare i32 @vprintf(ptr, ptr)")
+        e.inst(f"call i32 @vprintf(ptr {text}, ptr {block})")
+
+
+def _text(e: Emitter, name: str, text: str) -> str:
+    data = text.encode() + b"\0"
+    body = "".join(f"\\{byte:02X}" for byte in data)
+    e.declare(f'@{name} = internal constant [{len(data)} x i8] c"{body}"')
+    return f"@{name}"

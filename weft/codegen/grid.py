@@ -1,0 +1,615 @@
+"""Grids: a kernel as a function that each thread of a GPU runs, for its iterations.
+
+A thread finds its iterations from its place in the grid, along the dimensions that ``mapping`` put
+on it. Where the grid covers the iterations there are no loops over them, and no division but one
+for each block of a fourth dimension. A reduction ends in each block with shuffles and shared memory;
+what blocks leave is combined by a second function of one block, in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from weft.codegen.arith import combine, from_word, identity, narrow, scalar, word
+from weft.codegen.device import ORDERING, Cuda
+from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type
+from weft.codegen.llvm import emit_block, emit_op, loop
+from weft.codegen.mapping import THREADS, Mapping
+from weft.codegen.threads import argument_slots
+from weft.ir.core import Function, Op, Value
+from weft.ir.types import MemRefType, ScalarType, f64
+
+SREG = "llvm.nvvm.read.ptx.sreg."
+_SHARED = "weft_warps"  # what the warps of a block hand over
+_PRIVATE = "weft_private"  # a block's own copy of what it accumulates into
+_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One form of a kernel: ``narrow`` indices of 32 bits, ``vector`` neighbours a thread, ``covers``
+    if each thread has one iteration at most, ``private`` if blocks accumulate into shared memory."""
+
+    narrow: bool
+    vector: int = 1
+    covers: bool = True
+    private: bool = False
+
+    def __str__(self) -> str:
+        words = [f"i{32 if self.narrow else 64}", f"v{self.vector}"]
+        return "-".join(words + ["covers"] * self.covers + ["private"] * self.private)
+
+
+class Grid:
+    """The LLVM module of one kernel while it is written. ``mapping`` is None where the whole function
+    runs in one thread."""
+
+    def __init__(
+        self, function: Function, parallel: Op | None, mapping: Mapping | None, variant: Variant, *,
+        strict_math: bool, noalias: bool,
+    ) -> None:  # fmt: skip
+        self.function = function
+        self.parallel = parallel
+        self.mapping = mapping
+        self.variant = variant
+        self.strict_math = strict_math
+        self.noalias = noalias
+        self.cuda = Cuda(function)
+        self.module = Module()
+        self.symbol = "weft_" + "".join(c if c.isalnum() else "_" for c in function.name)
+        self.slots = argument_slots(function)
+        self.written = _written(function)
+        threads = max(THREADS, mapping.block if mapping else 0)
+        self.traits = self.module.attribute(f'nounwind "nvvm.maxntid"="{threads}"')
+        self.kinds: tuple[str, ...] = parallel.attrs["kinds"] if parallel and mapping else ()
+        ops = function.body.ops
+        self.split = ops.index(parallel) if parallel and mapping else len(ops)
+
+    def emit(self) -> str:
+        """The module's text: the kernel, and what finishes a reduction."""
+        self._main()
+        if self.kinds:
+            self._finish_kernel()
+        return str(self.module)
+
+    # -- what both functions start with
+
+    def _begin(self) -> Emitter:
+        e = Emitter(self.module, self.cuda, strict_math=self.strict_math)
+        e.ordering = ORDERING
+        e.offset_type = "i32" if self.variant.narrow else "i64"
+        args = self.function.args
+        for k, slot in enumerate(self.slots):
+            value = args[slot.arg]
+            match slot.kind:
+                case "pointer":
+                    assert isinstance(value.type, MemRefType)
+                    e.views[value] = View(self._generic(e, k), value.type, [], [])
+                case "int":
+                    e.names[value] = from_word(e, f"%s{k}", scalar(value))
+                case "float":
+                    e.names[value] = narrow(e, f64, scalar(value), f"%s{k}")
+                case "size":
+                    e.views[value].sizes.append(self._extent(e, k, value, slot.axis))
+                case "stride":
+                    e.views[value].strides.append(self._extent(e, k, value, slot.axis))
+                case _:
+                    self.cuda.record = self._generic(e, k) if self.cuda.checks else ""
+        for value in args:
+            if isinstance(value.type, MemRefType) and value.type.layout == "unit" and value.type.rank:
+                e.views[value].strides.append("1")
+        self.cuda.leave, self.cuda.failed = "leave", []
+        for op in self.function.body.ops[: self.split]:
+            emit_op(e, op)
+        return e
+
+    def _generic(self, e: Emitter, k: int) -> str:
+        return e.inst(f"addrspacecast ptr addrspace(1) %s{k} to ptr")
+
+    def _extent(self, e: Emitter, k: int, value: Value, axis: int) -> str:
+        """A size or stride. Those that rows of aligned vectors depend on are multiples of vectors."""
+        name = f"%s{k}"
+        type = value.type
+        assert isinstance(type, MemRefType)
+        if self.variant.narrow:
+            name = e.inst(f"trunc i64 {name} to i32")
+        aligned = dict(self.mapping.aligned) if self.mapping and self.variant.vector > 1 else {}
+        position = self.function.args.index(value)
+        slot = self.slots[k]
+        row = slot.kind == "stride" if type.layout == "unit" else axis == type.rank - 1
+        if position in aligned and type.rank > 1 and row:
+            name = e.inst(f"and {e.offset_type} {name}, {-(aligned[position] // type.element.bytes)}")
+        return name
+
+    def _end(self, e: Emitter, name: str) -> None:
+        if self.cuda.checks:
+            e.jump("leave")
+            e.start("leave")
+        e.line("ret void")
+        types = {"pointer": "ptr addrspace(1)", "record": "ptr addrspace(1)", "float": "double"}
+        params = []
+        for k, slot in enumerate(self.slots):
+            traits = ""
+            if slot.kind == "pointer":
+                traits = " noalias" if self.noalias else ""
+                traits += "" if slot.arg in self.written else " readonly"
+                traits += f" align {self._alignment(slot.arg)}"
+            params.append(f"{types.get(slot.kind, 'i64')}{traits} %s{k}")
+        params += ["ptr addrspace(1) noalias %partials", "i64 %blocks"]
+        e.finish(f"define ptx_kernel void @{name}({', '.join(params)}) {self.traits}")
+
+    def _alignment(self, position: int) -> int:
+        type = self.function.args[position].type
+        assert isinstance(type, MemRefType)
+        aligned = dict(self.mapping.aligned) if self.mapping and self.variant.vector > 1 else {}
+        return aligned.get(position, type.element.bytes)
+
+    # -- the kernel
+
+    def _main(self) -> None:
+        e = self._begin()
+        if self.parallel is None or self.mapping is None:
+            self._end(e, self.symbol)
+            return
+        if self.variant.private:
+            self._private(e)
+        accumulators = self._nest(e, self.parallel, self.mapping)
+        if self.variant.private:
+            self._flush(e)
+        if self.kinds:
+            self._reduce(e, self.parallel, accumulators)
+        else:
+            for op in self.function.body.ops[self.split + 1 :]:
+                emit_op(e, op)
+        self._end(e, self.symbol)
+
+    def _nest(self, e: Emitter, op: Op, mapping: Mapping) -> list[str]:
+        """The thread's iterations: along z (all dimensions but two), y and x. Gives what it reduced."""
+        dims = op.attrs["dims"]
+        bounds = [[op.operands[k + j * dims] for j in range(3)] for k in range(dims)]
+        args = op.regions[0].args
+        trips = {k: _trip_count(e, *bounds[k], llvm_type(args[k].type)) for k in range(dims)}
+        types = [scalar(v) for v in op.results]
+        neutral = [e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)]
+        names = [llvm_type(t) for t in types]
+        x, *outer = mapping.order
+
+        def bind(axis: int, count: str) -> None:
+            e.names[args[axis]] = _index(e, count, bounds[axis], llvm_type(args[axis].type))
+
+        def along_x(carried: list[str]) -> list[str]:
+            return self._along_x(e, op, x, trips[x], bounds[x], carried, names, bind)
+
+        def along_y(carried: list[str]) -> list[str]:
+            if not outer:
+                return along_x(carried)
+
+            def inside(count: str, values: list[str]) -> list[str]:
+                bind(outer[0], count)
+                return along_x(values)
+
+            return self._span(e, "y", trips[outer[0]], llvm_type(args[outer[0]].type), carried, names, inside)
+
+        def along_z(carried: list[str]) -> list[str]:
+            rest = outer[1:]
+            if not rest:
+                return along_y(carried)
+            ty = "i32" if all(llvm_type(args[k].type) == "i32" for k in rest) and len(rest) == 1 else "i64"
+            wide = {k: _to(e, trips[k], llvm_type(args[k].type), ty) for k in rest}
+            total = wide[rest[0]]
+            for k in rest[1:]:
+                total = e.inst(f"mul nsw {ty} {total}, {wide[k]}")
+
+            def inside(count: str, values: list[str]) -> list[str]:
+                left = count
+                for k in rest[:-1]:
+                    quotient = e.inst(f"udiv {ty} {left}, {wide[k]}")
+                    part = e.inst(f"sub {ty} {left}, {e.inst(f'mul {ty} {quotient}, {wide[k]}')}")
+                    bind(k, _to(e, part, ty, llvm_type(args[k].type)))
+                    left = quotient
+                bind(rest[-1], _to(e, left, ty, llvm_type(args[rest[-1]].type)))
+                return along_y(values)
+
+            return self._span(e, "z", total, ty, carried, names, inside)
+
+        return along_z(neutral)
+
+    def _span(
+        self, e: Emitter, side: str, trip: str, ty: str, carried: list[str], names: list[str],
+        body: Callable[[str, list[str]], list[str]],
+    ) -> list[str]:  # fmt: skip
+        """Runs ``body`` for the thread's iterations along y or z."""
+        start, stride = self._place(e, side, ty)
+        if self.variant.covers:
+            self._guarded(e, e.inst(f"icmp slt {ty} {start}, {trip}"), lambda: body(start, []))
+            return []
+        return loop(e, start, trip, stride, carried, names, body, metadata=self._rolled(), type=ty)
+
+    def _guarded(self, e: Emitter, condition: str, body: Callable[[], object]) -> None:
+        yes, out = e.label("mine"), e.label("past")
+        e.branch(condition, yes, out)
+        e.start(yes)
+        body()
+        e.jump(out)
+        e.start(out)
+
+    def _rolled(self) -> str:
+        """Metadata of a loop that is not worth unrolling: it mostly runs once."""
+        off = self.module.node('!{!"llvm.loop.unroll.disable"}')
+        return self.module.node(f"!{{{{self}}, {off}}}")
+
+    def _along_x(
+        self, e: Emitter, op: Op, axis: int, trip: str, bounds: list[Value], carried: list[str],
+        names: list[str], bind: Callable[[int, str], None],
+    ) -> list[str]:  # fmt: skip
+        """The thread's iterations along x, where neighbours are neighbouring threads."""
+        ty, wide = llvm_type(op.regions[0].args[axis].type), self.variant.vector
+        start, stride = self._place(e, "x", ty)
+        one = lambda count, values: self._iteration(e, op, lambda: bind(axis, count), values)  # noqa: E731
+        if wide == 1:
+            if self.variant.covers:
+                self._guarded(e, e.inst(f"icmp slt {ty} {start}, {trip}"), lambda: one(start, []))
+                return []
+            return loop(e, start, trip, stride, carried, names, one, type=ty)
+        lower, step = (e.constants.get(v) for v in (bounds[0], bounds[2]))
+        shift = int(lower) % wide if lower is not None and step == 1 else 0
+        base = e.inst(f"mul nsw {ty} {start}, {wide}")
+        if shift:  # so that vectors begin at multiples of their length in memory, not in the loop
+            base = e.inst(f"sub nsw {ty} {base}, {shift}")
+
+        def several(first: str, values: list[str]) -> list[str]:
+            return self._neighbours(e, op, axis, first, trip, ty, values, names, bind)
+
+        if self.variant.covers:
+            several(base, [])
+            return []
+        stride = e.inst(f"mul nsw {ty} {stride}, {wide}")
+        return loop(e, base, trip, stride, carried, names, several, type=ty)
+
+    def _neighbours(
+        self, e: Emitter, op: Op, axis: int, first: str, trip: str, ty: str, carried: list[str],
+        names: list[str], bind: Callable[[int, str], None],
+    ) -> list[str]:  # fmt: skip
+        """``vector`` iterations from ``first`` on: without branches if all of them exist."""
+        wide = self.variant.vector
+        end = e.inst(f"add nsw {ty} {first}, {wide}")
+        inside = e.inst(f"and i1 {e.inst(f'icmp sge {ty} {first}, 0')}, "
+                        f"{e.inst(f'icmp sle {ty} {end}, {trip}')}")  # fmt: skip
+        full, part, out = e.label("full"), e.label("part"), e.label("joined")
+        e.branch(inside, full, part)
+        e.start(full)
+        types = [scalar(v) for v in op.results]
+        parts: list[list[str]] = []
+        for k in range(wide):
+            bind(axis, first if k == 0 else e.inst(f"add nsw {ty} {first}, {k}"))
+            parts.append(emit_block(e, op.regions[0]))
+        while len(parts) > 1:
+            parts = [self._combined(e, types, parts[k], parts[k + 1]) if k + 1 < len(parts) else parts[k]
+                     for k in range(0, len(parts), 2)]  # fmt: skip
+        whole, block = self._combined(e, types, carried, parts[0]) if carried else [], e.block
+        e.jump(out)
+        e.start(part)
+        low = e.intrinsic(f"llvm.smax.{ty}", ty, (ty, first), (ty, "0"))
+        high = e.intrinsic(f"llvm.smin.{ty}", ty, (ty, end), (ty, trip))
+        one = lambda count, values: self._iteration(e, op, lambda: bind(axis, count), values)  # noqa: E731
+        single = loop(e, low, high, "1", carried, names, one, metadata=self._rolled(), type=ty)
+        other = e.block
+        e.jump(out)
+        e.start(out)
+        results = []
+        for name, a, b in zip(names, whole, single, strict=True):
+            phi, slot = e.phi(name)
+            e.fill(slot, (a, block), (b, other))
+            results.append(phi)
+        return results
+
+    def _iteration(
+        self, e: Emitter, op: Op, bind: Callable[[], None], carried: list[str]
+    ) -> list[str]:
+        types = [scalar(v) for v in op.results]
+        outer, before = self.cuda.leave, self.cuda.failed
+        self.cuda.leave, self.cuda.failed = e.label("leave"), []
+        bind()
+        parts = emit_block(e, op.regions[0])
+        new = self._combined(e, types, carried, parts) if carried else []
+        failed, label = self.cuda.failed, self.cuda.leave
+        self.cuda.leave, self.cuda.failed = outer, before
+        if not failed:
+            return new
+        block = e.block
+        e.jump(label)
+        e.start(label)
+        results = []
+        for t, old, value in zip(types, carried, new, strict=True):
+            phi, slot = e.phi(llvm_type(t))
+            e.fill(slot, (value, block), *((old, b) for b in failed))
+            results.append(phi)
+        return results
+
+    def _combined(self, e: Emitter, types: Sequence[ScalarType], a: list[str], b: list[str]) -> list[str]:
+        return [combine(e, kind, t, x, y) for kind, t, x, y in zip(self.kinds, types, a, b, strict=True)]
+
+    # -- places in the grid
+
+    def _register(self, e: Emitter, name: str) -> str:
+        return e.intrinsic(SREG + name, "i32")
+
+    def _place(self, e: Emitter, side: str, ty: str) -> tuple[str, str]:
+        """The thread's first position along a side of the grid, and the length of that side."""
+        thread, block, size, blocks = (
+            _to(e, self._register(e, f"{name}.{side}"), "i32", ty, unsigned=True)
+            for name in ("tid", "ctaid", "ntid", "nctaid")
+        )
+        first = e.inst(f"mul nuw nsw {ty} {block}, {size}")
+        return (e.inst(f"add nuw nsw {ty} {first}, {thread}"),
+                e.inst(f"mul nuw nsw {ty} {blocks}, {size}"))  # fmt: skip
+
+    def _in_block(self, e: Emitter) -> tuple[str, str]:
+        """The number of the thread in its block, and how many there are."""
+        ids = [self._register(e, f"tid.{side}") for side in "xyz"]
+        sizes = [self._register(e, f"ntid.{side}") for side in "xyz"]
+        number = ids[2]
+        for side in (1, 0):
+            scaled = e.inst(f"mul nuw nsw i32 {number}, {sizes[side]}")
+            number = e.inst(f"add nuw nsw i32 {scaled}, {ids[side]}")
+        count = e.inst(f"mul nuw nsw i32 {sizes[0]}, {sizes[1]}")
+        return number, e.inst(f"mul nuw nsw i32 {count}, {sizes[2]}")
+
+    def _block_number(self, e: Emitter) -> str:
+        number = self._register(e, "ctaid.z")
+        for side in "yx":
+            scaled = e.inst(f"mul i32 {number}, {self._register(e, f'nctaid.{side}')}")
+            number = e.inst(f"add i32 {scaled}, {self._register(e, f'ctaid.{side}')}")
+        return number
+
+    def _barrier(self, e: Emitter) -> None:
+        e.declare("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
+        e.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+
+    # -- reductions
+
+    def _reduce(self, e: Emitter, op: Op, values: list[str]) -> None:
+        """Combines the block's ``values``; its first thread finishes, or hands over what they are."""
+        types = [scalar(v) for v in op.results]
+        thread, threads = self._in_block(e)
+        values = self._block_combined(e, types, values, thread, threads)
+
+        def first() -> None:
+            done, more, out = e.label("alone"), e.label("several"), e.label("stored")
+            e.branch(e.inst("icmp eq i64 %blocks, 1"), done, more)
+            e.start(done)
+            self._conclude(e, op, types, values)
+            e.jump(out)
+            e.start(more)
+            number = e.inst(f"zext i32 {self._block_number(e)} to i64")
+            row = e.inst(f"mul nuw nsw i64 {number}, {len(types)}")
+            for k, (value, t) in enumerate(zip(values, types, strict=True)):
+                place = e.inst(f"add nuw nsw i64 {row}, {k}")
+                pointer = e.inst(f"getelementptr i64, ptr addrspace(1) %partials, i64 {place}")
+                e.line(f"store i64 {word(e, value, t)}, ptr addrspace(1) {pointer}")
+            e.jump(out)
+            e.start(out)
+
+        self._guarded(e, e.inst(f"icmp eq i32 {thread}, 0"), first)
+
+    def _conclude(self, e: Emitter, op: Op, types: list[ScalarType], values: list[str]) -> None:
+        """The initial values join, and the rest of the function runs: in one thread of all."""
+        inits = [e.name(v) for v in op.operands[3 * op.attrs["dims"] :]]
+        for value, name in zip(op.results, self._combined(e, types, inits, values), strict=True):
+            e.names[value] = name
+        for rest in self.function.body.ops[self.split + 1 :]:
+            emit_op(e, rest)
+
+    def _block_combined(
+        self, e: Emitter, types: list[ScalarType], values: list[str], thread: str, threads: str
+    ) -> list[str]:
+        """What a block's threads hold, combined: by shuffles in each warp, then in the first warp."""
+        shared = f"@{_SHARED}"
+        words = 32 * len(types)
+        e.declare(f"{shared} = internal addrspace(3) global [{words} x i64] undef, align 16")
+        lane = e.inst(f"and i32 {thread}, 31")
+        warp = e.inst(f"lshr i32 {thread}, 5")
+        values = self._warp_combined(e, types, values)
+
+        def leave() -> None:
+            for k, (value, t) in enumerate(zip(values, types, strict=True)):
+                place = e.inst(f"add nuw nsw i32 {warp}, {32 * k}")
+                pointer = e.inst(f"getelementptr i64, ptr addrspace(3) {shared}, i32 {place}")
+                e.line(f"store i64 {word(e, value, t)}, ptr addrspace(3) {pointer}")
+
+        self._guarded(e, e.inst(f"icmp eq i32 {lane}, 0"), leave)
+        self._barrier(e)
+        there = e.inst(f"icmp ult i32 {lane}, {e.inst(f'lshr i32 {threads}, 5')}")
+        taken = []
+        for k, (kind, t) in enumerate(zip(self.kinds, types, strict=True)):
+            place = e.inst(f"add nuw nsw i32 {lane}, {32 * k}")
+            pointer = e.inst(f"getelementptr i64, ptr addrspace(3) {shared}, i32 {place}")
+            bits = e.inst(f"load i64, ptr addrspace(3) {pointer}")
+            neutral = e.literal(identity(kind, t), t)
+            value = from_word(e, bits, t)
+            taken.append(e.inst(f"select i1 {there}, {llvm_type(t)} {value}, {llvm_type(t)} {neutral}"))
+        return self._warp_combined(e, types, taken)
+
+    def _warp_combined(self, e: Emitter, types: list[ScalarType], values: list[str]) -> list[str]:
+        for offset in (16, 8, 4, 2, 1):
+            others = [_shuffle(e, t, v, offset) for t, v in zip(types, values, strict=True)]
+            values = self._combined(e, types, values, others)
+        return values
+
+    def _finish_kernel(self) -> None:
+        """The second stage of a reduction: one block combines what the blocks left, in their order."""
+        assert self.parallel is not None
+        e = self._begin()
+        op = self.parallel
+        types = [scalar(v) for v in op.results]
+        thread, threads = self._in_block(e)
+        neutral = [e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)]
+
+        def body(block: str, carried: list[str]) -> list[str]:
+            row = e.inst(f"mul nuw nsw i64 {block}, {len(types)}")
+            parts = []
+            for k, t in enumerate(types):
+                place = e.inst(f"add nuw nsw i64 {row}, {k}")
+                pointer = e.inst(f"getelementptr i64, ptr addrspace(1) %partials, i64 {place}")
+                parts.append(from_word(e, e.inst(f"load i64, ptr addrspace(1) {pointer}"), t))
+            return self._combined(e, types, carried, parts)
+
+        first, stride = (e.inst(f"zext i32 {v} to i64") for v in (thread, threads))
+        values = loop(e, first, "%blocks", stride, neutral, [llvm_type(t) for t in types], body)
+        values = self._block_combined(e, types, values, thread, threads)
+        self._guarded(e, e.inst(f"icmp eq i32 {thread}, 0"), lambda: self._conclude(e, op, types, values))
+        self._end(e, f"{self.symbol}_finish")
+
+    # -- accumulation in shared memory
+
+    def _private_view(self) -> tuple[Value, MemRefType]:
+        assert self.mapping is not None
+        value = self.function.args[self.mapping.private]
+        assert isinstance(value.type, MemRefType)
+        return value, value.type
+
+    def _each(self, e: Emitter, view: View, body: Callable[[str], None]) -> None:
+        """Shares the elements of ``view`` among the block's threads."""
+        ty = e.offset_type
+        count = "1"
+        for size in view.sizes:
+            count = e.inst(f"mul nsw {ty} {count}, {size}")
+        thread, threads = (_to(e, v, "i32", ty, unsigned=True) for v in self._in_block(e))
+
+        def one(k: str, _: list[str]) -> list[str]:
+            body(k)
+            return []
+
+        loop(e, thread, count, threads, [], [], one, metadata=self._rolled(), type=ty)
+
+    def _private(self, e: Emitter) -> None:
+        """Lets the block accumulate into a copy of its own, which starts at the identity."""
+        value, type = self._private_view()
+        e.declare(f"@{_PRIVATE} = external addrspace(3) global [0 x i8], align 16")
+        self.public = e.views[value]
+        pointer = e.inst(f"addrspacecast ptr addrspace(3) @{_PRIVATE} to ptr")
+        e.views[value] = View(pointer, type, self.public.sizes, [])
+        ty = memory_type(type.element)
+        neutral = e.literal(identity(self._private_kind(), type.element), type.element)
+
+        def clear(k: str) -> None:
+            place = e.inst(f"getelementptr {ty}, ptr addrspace(3) @{_PRIVATE}, {e.offset_type} {k}")
+            e.line(f"store {ty} {neutral}, ptr addrspace(3) {place}")
+
+        self._each(e, self.public, clear)
+        self._barrier(e)
+
+    def _private_kind(self) -> str:
+        assert self.parallel is not None
+        value, _ = self._private_view()
+        return next(kind for kind, memref in _updates(self.parallel.regions[0].ops) if memref is value)
+
+    def _flush(self, e: Emitter) -> None:
+        """Adds the block's copy to the argument, element by element."""
+        self._barrier(e)
+        value, type = self._private_view()
+        e.views[value] = self.public
+        element = type.element
+        ty, kind = memory_type(element), self._private_kind()
+        neutral = e.literal(identity(kind, element), element)
+        name = _ATOMIC[kind]
+
+        def add(k: str) -> None:
+            place = e.inst(f"getelementptr {ty}, ptr addrspace(3) @{_PRIVATE}, {e.offset_type} {k}")
+            part = e.inst(f"load {ty}, ptr addrspace(3) {place}")
+            differs = f"fcmp une {ty}" if element.is_float else f"icmp ne {ty}"
+
+            def change() -> None:
+                target = e.inst(f"getelementptr {ty}, ptr {self.public.pointer}, {e.offset_type} {k}")
+                e.inst(f"atomicrmw {name} ptr {target}, {ty} {part} {e.ordering}, align {element.bytes}")
+
+            self._guarded(e, e.inst(f"{differs} {part}, {neutral}"), change)
+
+        self._each(e, self.public, add)
+
+
+_ATOMIC = {
+    "addi": "add", "maxsi": "max", "minsi": "min", "maxui": "umax", "minui": "umin",
+    "andi": "and", "ori": "or", "xori": "xor", "addf": "fadd",
+}  # fmt: skip
+
+
+def _updates(ops: list[Op]) -> list[tuple[str, Value]]:
+    """Combiner and memref of each accumulation in ``ops`` and below."""
+    found = []
+    for op in ops:
+        if op.name == "memref.atomic_rmw":
+            found.append((op.attrs["kind"], op.operands[1]))
+        for region in op.regions:
+            found += _updates(region.ops)
+    return found
+
+
+def _written(function: Function) -> set[int]:
+    """Positions of the arguments that are written."""
+    positions = {arg: k for k, arg in enumerate(function.args)}
+
+    def below(ops: list[Op]) -> set[int]:
+        found = set()
+        for op in ops:
+            if op.name in _WRITES:
+                found.add(positions.get(op.operands[_WRITES[op.name]], -1))
+            for region in op.regions:
+                found |= below(region.ops)
+        return found
+
+    return below(function.body.ops)
+
+
+def _to(e: Emitter, value: str, source: str, target: str, *, unsigned: bool = False) -> str:
+    """An integer in another width."""
+    if source == target:
+        return value
+    if target == "i32":
+        return e.inst(f"trunc {source} {value} to {target}")
+    return e.inst(f"{'zext' if unsigned else 'sext'} {source} {value} to {target}")
+
+
+def _trip_count(e: Emitter, lower: Value, upper: Value, step: Value, ty: str) -> str:
+    """max(0, ceil((upper - lower) / step)) for a positive step."""
+    length = e.name(upper)
+    if e.constants.get(lower) != 0:
+        length = e.inst(f"sub nsw {ty} {length}, {e.name(lower)}")
+    if e.constants.get(step) != 1:
+        length = e.intrinsic(f"llvm.smax.{ty}", ty, (ty, length), (ty, "0"))
+        raised = e.inst(f"add {ty} {length}, {e.inst(f'sub nsw {ty} {e.name(step)}, 1')}")
+        length = e.inst(f"udiv {ty} {raised}, {e.name(step)}")
+    return length
+
+
+def _index(e: Emitter, count: str, bounds: list[Value], ty: str) -> str:
+    """The parallel index at an iteration: lower + count * step."""
+    lower, _, step = bounds
+    if e.constants.get(step) != 1:
+        count = e.inst(f"mul nsw {ty} {count}, {e.name(step)}")
+    if e.constants.get(lower) != 0:
+        count = e.inst(f"add nsw {ty} {count}, {e.name(lower)}")
+    return count
+
+
+def _shuffle(e: Emitter, t: ScalarType, value: str, offset: int) -> str:
+    """The value of the lane that is ``offset`` further up."""
+    bits = word(e, value, t) if t.bits == 64 or t.bits < 32 else ""
+    name = "llvm.nvvm.shfl.sync.down.i32"
+
+    def one(part: str) -> str:
+        return e.intrinsic(name, "i32", ("i32", "-1"), ("i32", part), ("i32", str(offset)), ("i32", "31"))
+
+    if t.bits == 32:
+        raw = e.inst(f"bitcast float {value} to i32") if t.is_float else value
+        other = one(raw)
+        return e.inst(f"bitcast i32 {other} to float") if t.is_float else other
+    low = one(e.inst(f"trunc i64 {bits} to i32"))
+    if t.bits < 32 and not t.is_float:
+        return from_word(e, e.inst(f"sext i32 {low} to i64"), t)
+    high = one(e.inst(f"trunc i64 {e.inst(f'lshr i64 {bits}, 32')} to i32"))
+    lifted = e.inst(f"zext i32 {high} to i64")
+    upper, lower = e.inst(f"shl i64 {lifted}, 32"), e.inst(f"zext i32 {low} to i64")
+    whole = e.inst(f"or i64 {upper}, {lower}")
+    return from_word(e, whole, t)

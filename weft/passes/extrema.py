@@ -1,0 +1,83 @@
+"""Running maxima and minima, freed from the order of their iterations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from weft.ir.builder import Rewriter
+from weft.ir.core import Block, Function, Op, Value, walk
+
+# The operation that a carried value is updated with where `x predicate carried` chooses x.
+_COMBINERS = {"ogt": "arith.maxnumf", "oge": "arith.maxnumf", "olt": "arith.minnumf", "ole": "arith.minnumf"}
+_MIRRORED = {"ogt": "olt", "oge": "ole", "olt": "ogt", "ole": "oge"}
+
+
+def extrema(function: Function) -> Function:
+    """``m = x if x > m else m``, carried through a ``scf.for``, becomes a ``maxnumf`` reduction that
+    starts at minus infinity; the value from before the loop is compared with the result after it.
+
+    The comparison keeps ``m`` where x is NaN, and so does ``maxnumf``; unlike the comparison it may be
+    applied in any order, which lets the loop be vectorised. A value from before the loop that is NaN
+    stays, as it did. Which of 0.0 and -0.0 is kept may differ: not used with ``strict_math``.
+
+    Precondition: a verified function. Non-goals: values that the loop uses in any other way.
+    """
+    if not any(op.name == "scf.for" and op.results for op in walk(function.body)):
+        return function
+    return Rewriter(lambda op, rewriter: None, around=_around).function(function)
+
+
+def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    if op.name != "scf.for" or not op.results:
+        return None
+    found = {k: match for k in range(len(op.results)) if (match := _extremum(op.regions[0], k))}
+    if not found:
+        return None
+    rewriter.span = op.span
+    lower, upper, step, *inits = [rewriter.lookup(v) for v in op.operands]
+    starts = list(inits)
+    for k, (name, _, _, _) in found.items():
+        type = op.results[k].type
+        starts[k] = rewriter.constant(-math.inf if name == "arith.maxnumf" else math.inf, type)  # type: ignore[arg-type]
+    new = rewriter.for_(lower, upper, step, starts)
+    new.attrs.update(op.attrs)
+    old, block = op.regions[0], new.regions[0]
+    for before, after in zip(old.args, block.args, strict=True):
+        after.name = before.name
+        rewriter.replacement[before] = after
+    selects = {select: (name, x, old.args[1 + k]) for k, (name, _, x, select) in found.items()}
+    with rewriter.at(block):
+        for inner in old.ops:
+            if inner in selects:
+                name, x, carried = selects[inner]
+                value = rewriter.op(name, rewriter.lookup(carried), rewriter.lookup(x))
+                rewriter.replacement[inner.result] = value
+            else:
+                rewriter.rewrite(inner)
+    results = list(new.results)
+    for k, (_, predicate, _, _) in found.items():
+        better = rewriter.op("arith.cmpf", results[k], inits[k], predicate=predicate)
+        results[k] = rewriter.op("arith.select", better, results[k], inits[k])
+    return results
+
+
+def _extremum(body: Block, k: int) -> tuple[str, str, Value, Op] | None:
+    """(combiner, predicate, the new element, the select) if carried value k is a running extremum."""
+    carried, following = body.args[1 + k], body.terminator.operands[k]
+    select = following.owner
+    if not isinstance(select, Op) or select.name != "arith.select" or select not in body.ops:
+        return None
+    condition, x, kept = select.operands
+    compare = condition.owner
+    if kept is not carried or not isinstance(compare, Op) or compare.name != "arith.cmpf":
+        return None
+    predicate = compare.attrs["predicate"]
+    if compare.operands == [carried, x]:
+        predicate = _MIRRORED.get(predicate, "")
+    elif compare.operands != [x, carried]:
+        return None
+    users = [o for o in walk(body) if carried in o.operands or following in o.operands]
+    if predicate not in _COMBINERS or users != [compare, select, body.terminator]:
+        return None
+    return _COMBINERS[predicate], predicate, x, select

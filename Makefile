@@ -25,7 +25,7 @@ help:
 	@echo 'make fuzz N=5000   N random kernels against the undecorated Python'
 
 test: $(STAMP)
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n auto -m 'not slow' $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -106,7 +106,7 @@ class Generator:
             return f"weft.math.sqrt(abs({a}))"
         if kind == 8:
             return f"({a} if {self.condition(depth + 1)} else {b})"
-        return f"({a} * {self.int_expression(2)})"
+        return f"({a} * ({self.int_expression(2)}))"
 
     # --- statements -------------------------------------------------------------------------------
     def emit(self, indent: int, line: str) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.check import check
 
-COUNT = int(os.environ.get("WEFT_FUZZ", "300"))
+COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "300"))
 
 
+@pytest.mark.fuzz
 @settings(
     max_examples=COUNT, deadline=None, phases=(Phase.generate,),
     suppress_health_check=list(HealthCheck), database=None,

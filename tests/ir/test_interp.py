@@ -412,7 +412,7 @@ def test_checks_in_the_function() -> None:
 
 def test_print(capsys: pytest.CaptureFixture[str]) -> None:
     f, b, (a, c) = function("f", a=f64, c=i1)
-    b.do("weft.print", a, c, parts=("a = ", None, " ", None))
+    b.do("weft.print", a, c, parts=("a = ", None, " ", None, "\n"))
     b.do("func.return")
     run(f, [0.5, True])
     assert capsys.readouterr().out == "a = 0.5 True\n"

@@ -50,9 +50,13 @@ class CudaCode:
     arch: str
     variant: Variant
     llvm: str
-    optimized: str
+    functions: tuple[str, ...]  # of libdevice
     ptx: str
     symbol: str
+
+    def optimized(self) -> str:
+        """The LLVM IR after optimisation."""
+        return str(ptx.optimized(self.llvm, self.arch, self.functions))
 
 
 def analyse(function: Function, *, noalias: bool) -> Facts:
@@ -88,10 +92,11 @@ def compile_cuda(
         grid = Grid(function, parallel, facts.mapping, variant, strict_math=strict_math, noalias=noalias)
         text = grid.emit()
     with timing.stage("llvm"):
-        module = ptx.optimized(text, arch, sorted(grid.cuda.functions))
+        functions = tuple(sorted(grid.cuda.functions))
+        module = ptx.optimized(text, arch, functions)
     with timing.stage("ptx"):
         assembly = ptx.assemble(module, arch)
-    return CudaCode(arch, variant, text, str(module), assembly, grid.symbol)
+    return CudaCode(arch, variant, text, functions, assembly, grid.symbol)
 
 
 def variants(facts: Facts) -> list[Variant]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from weft.codegen.arith import Rule, scalar, widen, word
-from weft.codegen.emit import Emitter
+from weft.codegen.emit import Emitter, memory_type
 from weft.codegen.host import Cpu
+from weft.codegen.llvm import address
 from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Function, Op
 from weft.ir.types import ScalarType, f32, f64, i1
@@ -24,18 +25,43 @@ def _call(name: str) -> Rule:
     return emit
 
 
+def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    view = e.views[op.operands[0]]
+    element = view.type.element
+    pointer = address(e, view, operands[1:])
+    assert isinstance(e.target, Cuda)
+    align = e.target.aligned.get(op, element.bytes)
+    value = e.inst(f"load {memory_type(element)}, ptr {pointer}, align {align}")
+    return [e.inst(f"icmp ne i8 {value}, 0") if element is i1 else value]
+
+
+def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    view = e.views[op.operands[1]]
+    element, value = view.type.element, operands[0]
+    pointer = address(e, view, operands[2:])
+    if element is i1:
+        value = e.inst(f"zext i1 {value} to i8")
+    assert isinstance(e.target, Cuda)
+    align = e.target.aligned.get(op, element.bytes)
+    e.line(f"store {memory_type(element)} {value}, ptr {pointer}, align {align}")
+    return ()
+
+
 class Cuda(Cpu):
     """What the rules ask of a GPU. ``functions`` collects the names that libdevice has to give."""
 
     rules: Mapping[str, Rule] = {
         "arith.remf": _call("fmod"),  # frem would be x - y * trunc(x / y), which is not exact
         "math.rsqrt": _call("rsqrt"),
+        "memref.load": _load,
+        "memref.store": _store,
     }
 
     def __init__(self, function: Function) -> None:
         super().__init__(function)
         self.functions: set[str] = set()
         self.failed: list[str] = []  # blocks that jump to ``leave``
+        self.aligned: dict[Op, int] = {}  # loads and stores at addresses with more than their own
 
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         return self.library_call(e, FUNCTIONS[function][0], t, operands)

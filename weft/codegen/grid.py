@@ -8,6 +8,7 @@ what blocks leave is combined by a second function of one block, in a fixed orde
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type
 from weft.codegen.llvm import emit_block, emit_op, loop
 from weft.codegen.mapping import THREADS, Mapping
 from weft.codegen.threads import argument_slots
-from weft.ir.core import Function, Op, Value
+from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import MemRefType, ScalarType, f64
 
 SREG = "llvm.nvvm.read.ptx.sreg."
@@ -60,6 +61,7 @@ class Grid:
         self.symbol = "weft_" + "".join(c if c.isalnum() else "_" for c in function.name)
         self.slots = argument_slots(function)
         self.written = _written(function)
+        self.unaligned = False  # the first of several neighbours is not at a whole vector
         threads = max(THREADS, mapping.block if mapping else 0)
         self.traits = self.module.attribute(f'nounwind "nvvm.maxntid"="{threads}"')
         self.kinds: tuple[str, ...] = parallel.attrs["kinds"] if parallel and mapping else ()
@@ -253,7 +255,9 @@ class Grid:
                 return []
             return loop(e, start, trip, stride, carried, names, one, type=ty)
         lower, step = (e.constants.get(v) for v in (bounds[0], bounds[2]))
-        shift = int(lower) % wide if lower is not None and step == 1 else 0
+        known = lower is not None and step == 1
+        shift = int(lower) % wide if lower is not None and known else 0
+        self.unaligned = not known
         base = e.inst(f"mul nsw {ty} {start}, {wide}")
         if shift:  # so that vectors begin at multiples of their length in memory, not in the loop
             base = e.inst(f"sub nsw {ty} {base}, {shift}")
@@ -280,10 +284,7 @@ class Grid:
         e.branch(inside, full, part)
         e.start(full)
         types = [scalar(v) for v in op.results]
-        parts: list[list[str]] = []
-        for k in range(wide):
-            bind(axis, first if k == 0 else e.inst(f"add nsw {ty} {first}, {k}"))
-            parts.append(emit_block(e, op.regions[0]))
+        parts = self._abreast(e, op, axis, first, ty, bind)
         while len(parts) > 1:
             parts = [self._combined(e, types, parts[k], parts[k + 1]) if k + 1 < len(parts) else parts[k]
                      for k in range(0, len(parts), 2)]  # fmt: skip
@@ -303,6 +304,47 @@ class Grid:
             e.fill(slot, (a, block), (b, other))
             results.append(phi)
         return results
+
+    def _abreast(
+        self, e: Emitter, op: Op, axis: int, first: str, ty: str, bind: Callable[[int, str], None]
+    ) -> list[list[str]]:
+        """The neighbours' iterations in step, so that their loads and stores lie side by side: LLVM
+        makes them one. (Iterations of a parallel loop do not depend on each other.)"""
+        names, body = e.names, op.regions[0]
+        own: list[dict[Value, str]] = [{} for _ in range(self.variant.vector)]
+        for k, local in enumerate(own):
+            e.names = ChainMap(local, names)  # type: ignore[assignment]
+            bind(axis, first if k == 0 else e.inst(f"add nsw {ty} {first}, {k}"))
+        aligned = self._aligned_accesses(body, body.args[axis])
+        for inner in body.ops[:-1]:
+            for k, local in enumerate(own):
+                e.names = ChainMap(local, names)  # type: ignore[assignment]
+                self.cuda.aligned = aligned if k == 0 and not self.unaligned else {}
+                emit_op(e, inner)
+        self.cuda.aligned = {}
+        parts = []
+        for local in own:
+            e.names = ChainMap(local, names)  # type: ignore[assignment]
+            parts.append([e.name(v) for v in body.terminator.operands])
+        e.names = names
+        return parts
+
+    def _aligned_accesses(self, body: Block, iv: Value) -> dict[Op, int]:
+        """Loads and stores that begin at a whole vector when ``iv`` does."""
+        assert self.mapping is not None
+        limits = dict(self.mapping.aligned)
+        found = {}
+        for op in body.ops:
+            at = {"memref.load": 0, "memref.store": 1}.get(op.name)
+            if at is None or op.operands[at] not in self.function.args:
+                continue
+            limit = limits.get(self.function.args.index(op.operands[at]))
+            type = op.operands[at].type
+            assert isinstance(type, MemRefType)
+            offset = _offset(op.operands[-1], iv) if limit and type.rank else None
+            if limit and offset is not None and offset * type.element.bytes % limit == 0:
+                found[op] = limit
+        return found
 
     def _iteration(
         self, e: Emitter, op: Op, bind: Callable[[], None], carried: list[str]
@@ -560,6 +602,21 @@ def _written(function: Function) -> set[int]:
         return found
 
     return below(function.body.ops)
+
+
+def _offset(value: Value, iv: Value) -> int | None:
+    """``value - iv`` where that is a number that can be read off."""
+    if value is iv:
+        return 0
+    op = value.owner
+    if not isinstance(op, Op) or op.name not in ("arith.addi", "arith.subi"):
+        return None
+    for a, b in ((0, 1), (1, 0)) if op.name == "arith.addi" else ((0, 1),):
+        constant = op.operands[b].owner
+        if op.operands[a] is iv and isinstance(constant, Op) and constant.name == "arith.constant":
+            number = int(constant.attrs["value"])
+            return number if op.name == "arith.addi" else -number
+    return None
 
 
 def _to(e: Emitter, value: str, source: str, target: str, *, unsigned: bool = False) -> str:

@@ -100,6 +100,8 @@ def _vector(
         return 1, ()
     args = function.args
     aligned = {args.index(a.memref): copies * _bytes(a.memref) for a in unit}
+    if parallel.attrs["kinds"]:  # two vectors on their way at a time
+        copies *= 2
     return copies, tuple(sorted(aligned.items()))
 
 

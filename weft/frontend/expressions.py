@@ -193,6 +193,14 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         if name == "dtype":
             return Static(calls.dtype_object(x.dtype))
         return Method(x, name)
+    if isinstance(x, Part):
+        if name == "shape":
+            rest = range(len(x.indices), x.tensor.rank)
+            return Tup([Scalar(cx.builder.op("memref.dim", x.tensor.memref, axis=k), "int") for k in rest])
+        raise KernelTypeError(
+            f"{describe(x)} has no `{name}` in a device loop", span,
+            help="loop over its elements; whole-tensor methods belong in the host part",
+        )  # fmt: skip
     raise KernelTypeError(f"{describe(x)} has no attribute `{name}`", span, help="check the spelling")
 
 

@@ -289,8 +289,6 @@ class Lowering:
         return kind
 
     def assign(self, name: str, operand: Operand, span: Span) -> None:
-        if isinstance(operand, Part):
-            expressions.wrong_subscripts(operand.tensor, len(operand.indices), span)
         if isinstance(operand, Tensor) and operand.rank == 0 and not operand.local:
             operand = expressions.read_scalar(self, operand, span)
         if self.frame.counts.get(name, 0) <= 1 and isinstance(operand, Static):

@@ -13,6 +13,7 @@ import torch
 
 from weft.errors import KernelNameError
 from weft.frontend.kinds import Operand, Static, Unbound
+from weft.frontend.specs import constant_key
 from weft.source import FunctionSource, Span
 
 
@@ -26,10 +27,16 @@ class Guard:
     name: str
     read: Callable[[], Any]
     value: Any
+    key: Any = field(init=False)  # of a container, which may change and stay the same object
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", constant_key(self.value))
 
     def holds(self) -> bool:
         now = self.read()
-        return now is self.value or (type(now) is type(self.value) and bool(now == self.value))
+        if now is self.value and type(now) not in (tuple, list, dict, set):
+            return True
+        return constant_key(now) == self.key
 
 
 class TensorReached(Exception):

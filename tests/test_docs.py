@@ -64,7 +64,14 @@ def test_every_public_name_is_in_the_language_page(name: str) -> None:
     assert re.search(rf"\bweft\.{name}\b|`{name}`", text), f"weft.{name}"
 
 
+def test_every_error_class_is_in_the_page_of_errors() -> None:
+    text = (ROOT / "docs/errors.md").read_text()
+    classes = [n for n, v in vars(weft.errors).items() if isinstance(v, type)]
+    for name in classes:
+        assert re.search(rf"`weft\.(errors\.)?{name}`", text), name
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for document in [*DOCUMENTS, ROOT / "ARCHITECTURE.md"]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+        for target in re.findall(r"\]\(([^)#:\s]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"

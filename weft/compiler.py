@@ -51,16 +51,32 @@ def to_code(
     listener: Callable[[str, Function], None] | None = None,
 ) -> cpu.CpuCode:  # fmt: skip
     """IR to object code of this machine. Raises ``RaceError`` where iterations are proven to meet."""
+    without = [extrema] if strict_math else []
+    function = _passed(function, without, noalias=noalias, verify=verify, listener=listener)
+    return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias)
+
+
+def optimize(
+    function: Function, *, noalias: bool, verify: bool,
+    listener: Callable[[str, Function], None] | None = None,
+) -> Function:  # fmt: skip
+    """IR after the passes, for a GPU: its loops are not cut up. Raises ``RaceError``."""
+    return _passed(function, [runs, extrema], noalias=noalias, verify=verify, listener=listener)
+
+
+def _passed(
+    function: Function, without: list[Pass], *, noalias: bool, verify: bool,
+    listener: Callable[[str, Function], None] | None,
+) -> Function:  # fmt: skip
     if verify:
         check(function)
     with timing.stage("races"):
         check_races(function)
     function.attrs["noalias"] = noalias
     # Where buffers overlap, accumulations into two of them may meet: they stay atomic.
-    left_out = ([] if noalias else [demote]) + ([extrema] if strict_math else [])
+    left_out = without if noalias else [*without, demote]
     passes = [p for p in PIPELINE if p not in left_out]
-    function = run(function, passes, verify=verify, listener=listener)
-    return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias)
+    return run(function, passes, verify=verify, listener=listener)
 
 
 @dataclass(slots=True)

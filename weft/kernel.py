@@ -154,6 +154,7 @@ class Kernel:
                 for region in parts.regions:
                     launcher = Launcher(region, self.source, self.options)
                     launcher.install = functools.partial(self._launchers.__setitem__, region.index)
+                    launcher.differentiate = functools.partial(_differentiate, launcher)
                     self._regions.append(launcher)
                     self._launchers.append(launcher)
                 self._checked = tuple(p for p in parts.parameters if is_checked(p))
@@ -252,6 +253,12 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<weft.kernel {self.__module__}.{self.__qualname__}{self.signature}>"
+
+
+def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
+    from weft.pytorch.autograd import differentiate  # only where a gradient is asked for
+
+    return differentiate(launcher, args)
 
 
 class Inspection:

@@ -24,9 +24,8 @@ def expect(
     assert span is not None
     assert LINES[span.line - 1].strip() == line
     underline = " " * line.index(carets) + "^" * len(carets)
-    assert str(info.value) == (
-        f"{HERE}:{span.line}: in kernel `{kernel}`: {message}\n    {line}\n    {underline}\nhelp: {help}"
-    )
+    text = f"{HERE}:{span.line}: in kernel `{kernel}`: {message}\n    {line}\n    {underline}"
+    assert str(info.value) == text + (f"\nhelp: {help}" if help else "")
 
 
 x = torch.ones(4)
@@ -125,8 +124,11 @@ def test_recursion() -> None:
         for i in range(4):
             x[i] = recursive(i)
 
-    with pytest.raises(weft.KernelSyntaxError, match="`recursive` calls itself: recursion cannot be compiled"):
-        f(x)
+    expect(
+        weft.KernelSyntaxError, lambda: f(x), "`recursive` calls itself: recursion cannot be compiled",
+        "return recursive(n - 1) + 1 if n > 0 else 0", "recursive(n - 1)",
+        "write a loop, or a stack in a local array",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("given", [1, 3])
@@ -164,7 +166,7 @@ def test_types_that_do_not_join() -> None:
 
     expect(
         weft.KernelTypeError, lambda: f(x),
-        "`v` is a scalar (float) here and a tensor of 1 dimensions elsewhere", "v = x", "v = x",
+        "`v` is a scalar (float) here and a tensor of 1 dimension elsewhere", "v = x", "v = x",
         "a variable of a kernel has one type: use another name than `v`",
     )  # fmt: skip
 
@@ -175,10 +177,10 @@ def test_return_in_loop() -> None:
         for i in range(4):
             return x[i]
 
-    with pytest.raises(weft.KernelSyntaxError) as info:
-        f(x)
-    assert "return" in str(info.value)
-    assert "return x[i]" in str(info.value)
+    expect(
+        weft.KernelSyntaxError, lambda: f(x), "`return` inside a device loop", "return x[i]",
+        "return x[i]", "store the result in a tensor and return that after the loop",
+    )  # fmt: skip
 
 
 def test_break_out_of_parallel_loop() -> None:
@@ -288,10 +290,26 @@ def test_proven_race() -> None:
         for i in range(x.shape[0]):
             out[0] = x[i]
 
-    with pytest.raises(weft.RaceError) as info:
-        f(x, torch.zeros(1))
-    assert "out[0] = x[i]" in str(info.value)
-    assert "both" in str(info.value)
+    expect(
+        weft.RaceError, lambda: f(x, torch.zeros(1)), "iterations i=0 and i=1 both write out[0]",
+        "out[0] = x[i]", "out[0] = x[i]",
+        "accumulate with `out[...] += ...`, run the loop in order with weft.serial(...), or index "
+        "`out` by `i` too",
+    )  # fmt: skip
+
+
+def test_proven_race_between_a_read_and_a_write() -> None:
+    @weft.kernel
+    def f(x):
+        for i in range(1, x.shape[0]):
+            x[i] += x[i - 1]
+
+    expect(
+        weft.RaceError, lambda: f(x.clone()),
+        "iteration i=1 accumulates into x[1], which iteration i=2 reads", "x[i] += x[i - 1]",
+        "x[i] += x[i - 1]", "read from a copy made before the loop (`old = x.clone()`), write to "
+        "another tensor, or run the loop in order with weft.serial(...)",
+    )  # fmt: skip
 
 
 def test_float_into_integer_tensor() -> None:
@@ -351,12 +369,11 @@ def test_index_out_of_range_in_debug_mode() -> None:
         for i in range(n):
             x[i] = 1.0
 
-    with pytest.raises(weft.KernelIndexError) as info:
-        f(x.clone(), 5)
-    text = str(info.value)
-    assert "in kernel `f`" in text
-    assert "x[i] = 1.0" in text
-    assert "4" in text
+    expect(
+        weft.KernelIndexError, lambda: f(x.clone(), 5),
+        "subscript 4 of `x` is out of range: its dimension 0 has 4 elements", "x[i] = 1.0", "i",
+        "narrow the loop, or test the subscript before",
+    )  # fmt: skip
 
 
 def test_assert_in_kernel() -> None:
@@ -366,7 +383,163 @@ def test_assert_in_kernel() -> None:
             assert x[i] > 2, "x must be large"
             x[i] = 1.0
 
-    with pytest.raises(weft.KernelAssertionError) as info:
-        f(x.clone())
-    assert "x must be large" in str(info.value)
-    assert 'assert x[i] > 2, "x must be large"' in str(info.value)
+    expect(
+        weft.KernelAssertionError, lambda: f(x.clone()), "x must be large",
+        'assert x[i] > 2, "x must be large"', 'assert x[i] > 2, "x must be large"', "",
+    )  # fmt: skip
+
+
+@weft.kernel
+def copied(x, out):
+    for i in range(4):
+        out[i] = x[i]
+
+
+@pytest.mark.parametrize(
+    ("error", "args", "message", "help"),
+    [
+        (
+            weft.KernelValueError, lambda: (x, torch.zeros(1).expand(4)),
+            "`out` is written, and it is expanded: several of its indices are one place in memory",
+            "pass out.clone()",
+        ),
+        (
+            weft.KernelValueError, lambda: (x.to("meta"), x),
+            "`out` is on cpu and `x` on meta",
+            "tensors of one loop must be on one device: move one with .to(...)",
+        ),
+        (
+            weft.KernelValueError, lambda: (x.to("meta"), x.to("meta")),
+            "`x` is a meta tensor: it has no data",
+            "the loops of a kernel run on tensors with data; shapes alone are computed under "
+            "torch._subclasses.FakeTensorMode or torch.compile",
+        ),
+        (
+            weft.KernelTypeError, lambda: (x.to(torch.complex64), x),
+            "`x` has dtype complex64, which kernels do not take",
+            "pass torch.view_as_real(x): the last dimension is then (real, imaginary)",
+        ),
+        (
+            weft.KernelTypeError, lambda: (x.to(torch.float8_e4m3fn), x),
+            "`x` has dtype float8_e4m3fn, which kernels do not take",
+            "kernels take f16, bf16, f32, f64, i8, i16, i32, i64, u8 and bool tensors",
+        ),
+        (
+            weft.KernelTypeError, lambda: (x.numpy(), x), "`x` is a NumPy array",
+            "pass torch.from_numpy(x), which shares its memory",
+        ),
+        (
+            weft.KernelTypeError, lambda: (x.to_sparse(), x), "`x` is a sparse_coo tensor",
+            "kernels take dense tensors: pass x.to_dense(), or its values and indices",
+        ),
+        (
+            weft.KernelTypeError, lambda: ([x], x), "`x` is a list that holds tensors",
+            "give each tensor a name in the host part (`a, b = pair`) and use that",
+        ),
+    ],
+)  # fmt: skip
+def test_tensors_that_a_kernel_cannot_take(error, args, message: str, help: str) -> None:
+    line = "for i in range(4):"
+    expect(error, lambda: copied(*args()), message, line, line, help, "copied")
+
+
+@weft.kernel
+def filled(x: torch.Tensor, n: int, value: float = 1.0):
+    for i in range(n):
+        x[i] = value
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((x, 2.5), "`n` is annotated int, and a float was passed"),
+        ((x, "3"), "`n` is annotated int, and a str was passed"),
+        (([1.0], 3), "`x` is annotated torch.Tensor, and a list was passed"),
+        ((x, 3, None), "`value` is annotated float, and None was passed"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(args, message: str) -> None:
+    name = message.split("`")[1]
+    expect(
+        weft.KernelTypeError, lambda: filled(*args), message, "for i in range(n):", "for i in range(n):",
+        f"pass what the annotation says, or change the annotation of `{name}`", "filled",
+    )  # fmt: skip
+
+
+def test_a_tensor_for_a_number() -> None:
+    expect(
+        weft.KernelTypeError, lambda: filled(x, x),
+        "`n` is annotated int, and a tensor of shape (4,) was passed", "for i in range(n):",
+        "for i in range(n):", "pass a number, or annotate `n: torch.Tensor`", "filled",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((x,), "missing a required argument: 'n'"),
+        ((x, 1, 2.0, 3), "too many positional arguments"),
+    ],
+)
+def test_wrong_number_of_arguments(args, message: str) -> None:
+    line = "def filled(x: torch.Tensor, n: int, value: float = 1.0):"
+    signature = "(x: torch.Tensor, n: int, value: float = 1.0)"
+    if "from __future__ import annotations" in LINES:
+        signature = "(x: 'torch.Tensor', n: 'int', value: 'float' = 1.0)"
+    expect(
+        weft.KernelTypeError, lambda: filled(*args), message, line, line,
+        f"the kernel is filled{signature}", "filled",
+    )  # fmt: skip
+
+
+def test_shape_names_that_disagree() -> None:
+    jaxtyping = pytest.importorskip("jaxtyping")
+    row = jaxtyping.Float[torch.Tensor, "N"]
+
+    @weft.kernel
+    def f(a: row, b: row):
+        for i in range(a.shape[0]):
+            a[i] = b[i]
+
+    expect(
+        weft.KernelValueError, lambda: f(x, torch.ones(5)), "`N` is 4 in `a` and 5 in `b`",
+        "def f(a: row, b: row):", "def f(a: row, b: row):", "dimensions of one name have one size",
+    )  # fmt: skip
+
+
+def test_two_sides_of_a_conditional() -> None:
+    @weft.kernel
+    def f(x):
+        for i in range(4):
+            x[i] = x[i] if i > 2 else x
+
+    expect(
+        weft.KernelTypeError, lambda: f(x),
+        "one side is a scalar (f32) and the other a tensor of 1 dimension", "x[i] = x[i] if i > 2 else x",
+        "x[i] if i > 2 else x", "make both sides of one type",
+    )  # fmt: skip
+
+
+def test_part_of_a_tensor_has_no_methods() -> None:
+    @weft.kernel
+    def f(x):
+        for i in range(3):
+            x[i, 0] = x[i].sum()
+
+    expect(
+        weft.KernelTypeError, lambda: f(x2), "a part of the tensor `x` has no `sum` in a device loop",
+        "x[i, 0] = x[i].sum()", "x[i].sum",
+        "loop over its elements; whole-tensor methods belong in the host part",
+    )  # fmt: skip
+
+
+def test_division_of_constants_by_zero() -> None:
+    @weft.kernel
+    def f(x):
+        for i in range(4):
+            x[i] = 1 // 0
+
+    expect(
+        weft.KernelValueError, lambda: f(x), "ZeroDivisionError: integer division or modulo by zero",
+        "x[i] = 1 // 0", "1 // 0", "change the constants",
+    )  # fmt: skip

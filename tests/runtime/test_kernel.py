@@ -337,7 +337,8 @@ def test_debug_mode_names_line_index_and_shape():
     assert body(caught) == (
         "in kernel `reach`: subscript 5 of `x` is out of range: its dimension 0 has 5 elements\n"
         "    x[i + 2] = 1.0\n"
-        "      ^^^^^"
+        "      ^^^^^\n"
+        "help: narrow the loop, or test the subscript before"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from weft.errors import WeftError
@@ -46,7 +46,7 @@ def fibre(access: Access) -> Fibre:
     """Solves ``subscripts = element``. Raises ``NotAffine`` where that is not possible."""
     for poly in access.subscripts:
         if poly is None:
-            raise NotAffine(f"data-dependent subscript of {access.memref.name[2:]}")
+            raise NotAffine(f"data-dependent subscript of {_primal(access)}")
     element = [Value(index, f"j{k}") for k in range(len(access.subscripts))]
     ivs = [loop.iv for loop in access.loops]
     found = Fibre(element)
@@ -58,9 +58,14 @@ def fibre(access: Access) -> Fibre:
     return found
 
 
-def _same_sizes(access: Access):  # type: ignore[no-untyped-def]
+def _primal(access: Access) -> str:
+    """The name of what ``access`` accumulates the gradient of."""
+    return access.memref.name.partition(".")[2]
+
+
+def _same_sizes(access: Access) -> Callable[[Value | Dim], Poly | None]:
     """A gradient is as large as what it is the gradient of."""
-    name = access.memref.name.removeprefix("d.")
+    name = _primal(access)
 
     def change(leaf: Value | Dim) -> Poly | None:
         if isinstance(leaf, Dim) and leaf.memref.name == name:
@@ -115,13 +120,13 @@ def _solve(access: Access, element: list[Value], ivs: list[Value], found: Fibre)
             continue
         quotients = [a for a in equation.atoms() if isinstance(a, Floor)]
         if len(quotients) != 1 or equation.terms.get((quotients[0],)) not in (1, -1):
-            raise NotAffine(f"subscript {show(equation)} of {access.memref.name[2:]} is not affine")
+            raise NotAffine(f"subscript {show(equation)} of {_primal(access)} is not affine")
         (quotient,) = quotients
         sign = equation.terms[(quotient,)]
         value = (equation - atom(quotient).scaled(sign)).scaled(-sign)
         by = quotient.divisor.constant
         if by is None or by <= 0 or any(leaf in free for leaf in value.leaves()):
-            raise NotAffine(f"subscript {show(equation)} of {access.memref.name[2:]} is not affine")
+            raise NotAffine(f"subscript {show(equation)} of {_primal(access)} is not affine")
         low = quotient.numerator - value.scaled(by)
         constraints += [Compare("ge", low), Compare("ge", number(by - 1) - low)]
     return [Compare(c.kind, _replace(c.poly, found.solved)) if c.kind != "eq" else c

@@ -40,7 +40,7 @@ def gather(
     """Takes the accumulations into the arguments ``names`` out of ``function`` where that makes them
     deterministic. Gives the functions to be launched in order, a note on each gradient, and the
     workspaces for what the sums need of ``function``. ``parallel`` is the primal's loop."""
-    function = clean(lift(function))
+    function = clean(lift(function, names))
     every = accesses(function)
     plans = []
     slicer = Slicer(function)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import ScalarType
 
 
-def lift(function: Function) -> Function:
-    """Where a ``scf.for`` accumulates into one and the same element, it sums in a carried value, and
-    adds that to the element when it is done (and has run at all).
+def lift(function: Function, names: Collection[str]) -> Function:
+    """Where a ``scf.for`` accumulates into one element of one of ``names``, it sums in a carried value,
+    and adds that to the element when it is done (and has run at all).
 
     Precondition: nothing reads, in the loop, what is accumulated into: so it is with gradients. Lifting makes more loops' sums liftable:
     inner loops come first.
@@ -19,7 +21,7 @@ def lift(function: Function) -> Function:
             return None
         body = op.regions[0]
         inside = _defined(body)
-        sums = [o for o in body.ops if _is_sum(o) and not inside & set(o.operands[1:])]
+        sums = [o for o in body.ops if _is_sum(o, names) and not inside & set(o.operands[1:])]
         if not sums:
             return None
         count = len(op.results)
@@ -58,9 +60,9 @@ def lift(function: Function) -> Function:
     return Rewriter(visit).function(function)
 
 
-def _is_sum(op: Op) -> bool:
+def _is_sum(op: Op, names: Collection[str]) -> bool:
     return (op.name == "memref.atomic_rmw" and op.attrs["kind"] == "addf"
-            and op.operands[1].name.startswith("d."))  # fmt: skip
+            and op.operands[1].name in names)  # fmt: skip
 
 
 def _defined(block: Block) -> set[Value]:

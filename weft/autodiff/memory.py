@@ -43,6 +43,11 @@ def contents(function: Function) -> dict[Op, str]:
 
 def _overwritten(load: Access) -> GradientError:
     name = load.memref.name or "the array"
+    if name.startswith(("tape", "d.", "d2.")):
+        return GradientError(
+            "derivatives of this order are not there for values that nested sequential loops carry",
+            load.op.span, help="ask for a lower derivative (create_graph=False)",
+        )  # fmt: skip
     return GradientError(
         f"`{name}` is read here and overwritten later by the same iteration, so its gradient would "
         "need values that are gone", load.op.span,
@@ -112,21 +117,31 @@ def _apart(
 
 
 def element_written_once(function: Function, memref: Value) -> bool:
-    """Proves that no element of ``memref`` is stored to twice by one iteration, and none is read.
+    """Proves that no iteration writes an element of ``memref`` twice, and that it only stores.
 
-    Its adjoint then needs no resetting on the way back.
+    The adjoint of such an array needs no resetting on the way back.
     """
-    touching = [a for a in accesses(function) if a.memref is memref]
-    if len(touching) != 1 or touching[0].kind != "store" or touching[0].op in _in_while(
-        function.body, False
-    ):
+    writes = [a for a in accesses(function) if a.memref is memref and a.writes]
+    whiles = _in_while(function.body, False)
+    if any(a.kind != "store" or a.op in whiles or not _distinct(a) for a in writes):
         return False
-    assert isinstance(memref.type, MemRefType)
-    access = touching[0]
+    pairs = [(a, b) for k, a in enumerate(writes) for b in writes[k + 1 :]]
+    return all(_apart(a, b, [], True, True, True) for a, b in pairs)
+
+
+def _distinct(access: Access) -> bool:
+    """Whether different serial iterations write different elements, seen from the subscripts: each
+    serial index is in one of its own."""
+    serial = set(access.serial)
     for iv in access.serial:
-        plain = [p for p in access.subscripts if p is not None and any(x is iv for x in p.leaves())]
-        if not plain or plain[0].coefficient(iv).constant in (None, 0) or list(
-            plain[0].leaves()
-        ).count(iv) != 1 or any(o is not iv and o in access.serial for o in plain[0].leaves()):
+        alone = False
+        for poly in access.subscripts:
+            if poly is None:
+                continue
+            leaves = list(poly.leaves())
+            others = serial - {iv}
+            if poly.terms.get((iv,)) and leaves.count(iv) == 1 and not others & set(leaves):
+                alone = True
+        if not alone:
             return False
     return True

@@ -20,6 +20,8 @@ from weft.ir.types import MemRefType, ScalarType, compute_type, i64, index
 # What the redoing leaves out: the loop itself has done it, and its result stands.
 _DONE = ("weft.assert", "weft.bounds", "weft.print")
 _WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+# What may follow the parallel loop: totals are converted and written.
+_TAIL = ("memref.store", "memref.atomic_rmw", "arith.truncf", "arith.extf")
 _SCOPES = ("scf.for", "scf.while", "scf.if")
 
 
@@ -41,6 +43,17 @@ def unique_names(function: Function) -> list[str]:
     return names
 
 
+def adjoint_prefix(function: Function) -> str:
+    """What the names of adjoints begin with: ``d.``, and ``d2.`` where ``function`` is an adjoint."""
+    order = function.attrs.get("order", 0) + 1
+    return "d." if order == 1 else f"d{order}."
+
+
+def before_name(name: str) -> str:
+    """The argument that holds the contents of ``name`` from before the loop."""
+    return f"before.{name}"
+
+
 class _Reversal:
     def __init__(
         self, function: Function, wanted: Collection[int], kept: Collection[int]
@@ -56,8 +69,10 @@ class _Reversal:
         self.kept = {args[k] for k in kept}
         self.once = {m for m in self.written & self.activity.arrays & self.kept
                      if element_written_once(function, m)}  # fmt: skip
+        self.order = function.attrs.get("order", 0) + 1
+        self.prefix = adjoint_prefix(function)
         self.new = Function(f"{function.name}_adjoint", [a.type for a in args], self.names,
-                            dict(function.attrs), function.span)  # fmt: skip
+                            {**function.attrs, "order": self.order}, function.span)  # fmt: skip
         self.b = Builder(self.new.body, function.span)
         self.env: dict[Value, Value] = dict(zip(args, self.new.args, strict=True))
         self.adj: dict[Value, Value] = {}
@@ -74,12 +89,12 @@ class _Reversal:
         for op, which in self.contents.items():
             memref = op.operands[0]
             if which == "before" and memref not in self.before:
-                self.before[memref] = self._argument(f"{self._name(memref)}.before", memref.type)
+                self.before[memref] = self._argument(before_name(self._name(memref)), memref.type)
         for k, memref in enumerate(args):
             if memref in self.activity.arrays:
                 assert isinstance(memref.type, MemRefType)
                 type = MemRefType(compute_type(memref.type.element), memref.type.rank)
-                self.shadow[memref] = self._argument(f"d.{self.names[k]}", type)
+                self.shadow[memref] = self._argument(self.prefix + self.names[k], type)
 
     def _name(self, memref: Value) -> str:
         return self.names[self.primal.args.index(memref)]
@@ -175,9 +190,7 @@ class _Reversal:
             assert isinstance(value.type, ScalarType)
             self.env[value] = self.b.constant(0, value.type)
         for op in tail:
-            if op.name not in ("memref.store", "func.return", "arith.constant") and (
-                op.name not in ("arith.truncf", "arith.extf")
-            ) and any(v in self.activity.values for v in op.results):
+            if op.name not in _TAIL and any(v in self.activity.values for v in op.results):
                 raise GradientError("what follows the parallel loop cannot be differentiated",
                                     op.span)  # fmt: skip
             self._redo(op)
@@ -431,7 +444,7 @@ class _Reversal:
                 shape: tuple[int, ...] = ()
                 if isinstance(element, MemRefType):
                     element, shape = element.element, element.shape or ()
-                name = f"tape{len(self.buffers)}.{value.name or 'v'}"
+                name = f"tape{self.order}.{len(self.buffers)}.{value.name or 'v'}"
                 rank = len(self.indices) + 1 + len(shape)
                 tape.buffers.append(self._argument(name, MemRefType(stored(element), rank)))
                 self.buffers.append(Buffer(name, stored(element).name, self.parallel, extent, shape))
@@ -599,8 +612,13 @@ class _Reversal:
     def _overwrites(self, op: Op) -> bool:
         """Whether an element of an argument may be written by several iterations of ``op``, or
         written by one and read by another."""
-        stores = (o.operands[1] for o in walk_regions(op) if o.name == "memref.store")
-        return any(m in self.shadow and m in self.written and m not in self.once for m in stores)
+        inner = walk_regions(op)
+        read = {o.operands[0] for o in inner if o.name == "memref.load"}
+        stores = {o.operands[1] for o in inner if o.name in _WRITES}
+        return any(
+            m in self.shadow and m in self.written and (m not in self.once or m in read)
+            for m in stores
+        )
 
     def _undo_iteration(
         self, body: Block, sums: Sequence[Value], chain: Sequence[Value], outer: Sequence[Value],

@@ -262,7 +262,7 @@ class _Narrowing:
         match op.name:
             case name if name in _MEMREF_AT:
                 at = _MEMREF_AT[name] + 1
-                wanted = [t if k < at else i32 for k, t in enumerate(wanted)]
+                wanted = [v.type if k < at else i32 for k, v in enumerate(op.operands)]
             case name if name in _RING or _constant_shift(op, left=True):
                 wanted = [results[0]] * 2
             case "arith.select":

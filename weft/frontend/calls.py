@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, expressions
+from weft.frontend import aggregates, expressions, reductions
 from weft.frontend.kinds import (
     Box,
     Method,
@@ -701,8 +701,6 @@ def _place(cx: Lowering, node: ast.Call, count: int, name: str) -> tuple[Tensor,
 
 def _atomic(name: str) -> Callable[[Lowering, ast.Call], Operand]:
     def handler(cx: Lowering, node: ast.Call) -> Operand:
-        from weft.frontend import reductions
-
         span = cx.span(node)
         tensor, indices, (value,) = _place(cx, node, 2, name)
         if name == "atomic_sub":

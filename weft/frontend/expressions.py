@@ -23,6 +23,7 @@ from weft.frontend.kinds import (
     Vec,
     describe,
     dtype_of,
+    flatten,
     join,
     kind_of,
     number_dtype,
@@ -470,8 +471,6 @@ def choose(
     otherwise: Callable[[], Operand], span: Span,
 ) -> Operand:  # fmt: skip
     """``then()`` where the condition holds, else ``otherwise()``: only that one is evaluated."""
-    from weft.frontend.lower import flatten
-
     if isinstance(condition, Static):
         return then() if condition.value else otherwise()
     b = cx.builder
@@ -483,7 +482,7 @@ def choose(
             if isinstance(x, Tensor) and x.rank == 0:
                 x = read_scalar(cx, x, span)
             sides.append(x)
-    kind = join(kind_of(sides[0]), kind_of(sides[1]), "this", span)
+    kind = join(kind_of(sides[0]), kind_of(sides[1]), "", span)
     if isinstance(kind, OpaqueKind):
         _end(op, b, [[], []])
         return sides[0]

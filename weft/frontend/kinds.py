@@ -243,6 +243,15 @@ def kind_of(x: Operand) -> Kind:
     return OpaqueKind(x)
 
 
+def flatten(x: Operand) -> list[Value]:
+    """The SSA values that an operand is made of."""
+    if isinstance(x, Scalar):
+        return [x.value]
+    if isinstance(x, (Vec, Tup)):
+        return [v for item in x.items for v in flatten(item)]
+    return []
+
+
 def same_operand(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.memref is b.memref
@@ -262,10 +271,11 @@ def join(a: Kind, b: Kind, name: str, span: Span) -> Kind:
     if isinstance(a, OpaqueKind) and isinstance(b, OpaqueKind) and same_operand(a.operand, b.operand):
         return a
     raise KernelTypeError(
-        f"`{name}` is {article(a)} here and {article(b)} elsewhere",
-        span,
-        help=f"a variable of a kernel has one type: use another name than `{name}`",
-    )
+        f"`{name}` is {article(a)} here and {article(b)} elsewhere" if name else
+        f"one side is {article(a)} and the other {article(b)}", span,
+        help=f"a variable of a kernel has one type: use another name than `{name}`" if name else
+        "make both sides of one type",
+    )  # fmt: skip
 
 
 def article(kind: Kind) -> str:
@@ -281,7 +291,8 @@ def article(kind: Kind) -> str:
 def describe(x: Any) -> str:
     """What an operand is, in words, for messages."""
     if isinstance(x, Tensor):
-        return f"a local array of {x.rank} dimensions" if x.local else f"a tensor of {x.rank} dimensions"
+        rank = f"{x.rank} dimension{'' if x.rank == 1 else 's'}"
+        return f"a local array of {rank}" if x.local else f"a tensor of {rank}"
     if isinstance(x, Part):
         return f"a part of the tensor `{x.tensor.name}`"
     if isinstance(x, Static):

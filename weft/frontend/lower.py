@@ -37,6 +37,7 @@ from weft.frontend.kinds import (
     VecKind,
     describe,
     dtype_of,
+    flatten,
     is_float,
     is_int,
     join,
@@ -794,15 +795,6 @@ class Lowering:
                 text = f"{text:<60}  # {shown}" if shown else text
             lines.append(text)
         return "\n".join(lines)
-
-
-def flatten(x: Operand) -> list[Value]:
-    """The SSA values that an operand is made of."""
-    if isinstance(x, Scalar):
-        return [x.value]
-    if isinstance(x, (Vec, Tup)):
-        return [v for item in x.items for v in flatten(item)]
-    return []
 
 
 def b_float(scalars: Scalars) -> str:

@@ -370,4 +370,5 @@ def fold(symbol: str, a: Static, b: Static, span: Span) -> Static:
     try:
         return Static(PYTHON[symbol](a.value, b.value))
     except Exception as error:
-        raise KernelValueError(f"{type(error).__name__}: {error}", span) from None
+        raise KernelValueError(f"{type(error).__name__}: {error}", span,
+                               help="change the constants") from None  # fmt: skip

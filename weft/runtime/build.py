@@ -60,7 +60,7 @@ def compile_region(
 
     ``noalias``: no memory written through one tensor is accessed through another.
     """
-    cache = _disk(options.cache_dir, options.cache_bytes) if options.cache else None
+    cache = disk(options.cache_dir, options.cache_bytes) if options.cache else None
     with timing.record() as recording:
         with timing.stage("frontend"):
             lowered = lower(region, specs, source, debug=options.debug)
@@ -94,12 +94,12 @@ def compile_region(
 
 
 @functools.cache
-def _disk(folder: Path | None, limit: int) -> DiskCache:
+def disk(folder: Path | None, limit: int) -> DiskCache:
     return DiskCache(folder, limit)
 
 
 @functools.cache
-def _fingerprint() -> str:
+def fingerprint() -> str:
     """Sizes and times of weft's own files: an edited compiler does not take what it made before."""
     root = Path(weft.__file__).parent
     stats = ((p, p.stat()) for folder in ("", "codegen", "passes") for p in sorted((root / folder).glob("*.py")))
@@ -108,7 +108,7 @@ def _fingerprint() -> str:
 
 def _key(text: str, options: Options, noalias: bool) -> str:
     parts = (
-        str(FORMAT), VERSION, _fingerprint(), llvmlite.__version__, host(),
+        str(FORMAT), VERSION, fingerprint(), llvmlite.__version__, host(),
         f"debug={options.debug} strict={options.strict_math} noalias={noalias}", text,
     )  # fmt: skip
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -84,7 +84,7 @@ def _own_symbols() -> dict[str, int]:
 
 
 def _one_thread() -> None:
-    """In a forked child the threads of OpenMP's pool are gone, and waiting for them would be for ever.
+    """In a forked child the threads of OpenMP's pool are gone: waiting for them has no end.
 
     torch hangs there too, so that this tells OpenMP itself, for both.
     """

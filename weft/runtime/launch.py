@@ -56,6 +56,7 @@ class Specialization:
     aliased: bool = False
     plans: int = 0  # exact argument sets it has served
     compiled: Any = field(default=None, repr=False)
+    derived: Any = field(default=None, repr=False)  # what autograd keeps of it
 
     def __str__(self) -> str:
         time = f"{self.origin}, {sum(self.stages.values()):.1f} ms, {self.plans} exact signature(s)"
@@ -90,6 +91,8 @@ class Launcher:
         self.generated: dict[tuple[tuple[str, ...], frozenset[int]], _Generated] = {}
         self.compiled: dict[tuple[Any, ...], Specialization] = {}
         self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
+        # What launches the loop where a gradient is asked for; autograd is a layer above.
+        self.differentiate: Callable[[tuple[Any, ...]], Any] = self.refuse_grad
 
     def __call__(self, *args: Any) -> Any:
         return self.slow(args)
@@ -135,13 +138,13 @@ class Launcher:
         ]
         check_devices(tensors, span)
         with self.lock:
-            special = self._specialize(specs, aliased=False)
+            special = self.specialize(specs, aliased=False)
             written = _written(special.compiled.function)
             code = self._generated(specs, args, written)
             aliased = _overlap(args, _memory(specs), written, self.names, span)
             plans = code.alias_plans if aliased else code.plans
             if aliased:
-                special = self._specialize(specs, aliased=True)
+                special = self.specialize(specs, aliased=True)
             if len(plans) >= MOST_PLANS:
                 plans.clear()
             plan = plans[code.key(*args)] = self._plan(special, specs, args, written)
@@ -155,7 +158,8 @@ class Launcher:
             return self.slow(args)
         return code.run(plan, *args)
 
-    def _specialize(self, specs: list[Spec], aliased: bool) -> Specialization:
+    def specialize(self, specs: list[Spec], aliased: bool = False) -> Specialization:
+        """The compiled form for arguments of these specs."""
         key = (*specs, aliased)
         found = self.compiled.get(key)
         if found is not None and _holds(found.compiled.guards):
@@ -228,6 +232,12 @@ class Launcher:
         )  # fmt: skip
         raise gradient_error(name, self.region.span)
 
+    def entry(self, *args: Any) -> Any:
+        """A call that does not ask whether a gradient is wanted."""
+        with torch.no_grad():
+            made = next(iter(self.generated.values()), None)
+            return self.slow(args) if made is None else made.launch(*args)
+
     def _extending(self, launch: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: launch(*self.extended(args))
 
@@ -246,18 +256,18 @@ class Launcher:
         text = launcher_text(kinds, specs, writes, bumped, len(self.region.results))
         scope: dict[str, Any] = {
             "plans": {}, "slow": self.slow, "stale": self.stale, "holds": _holds,
-            "refuse_grad": self.refuse_grad, "empty": torch.empty,
+            "differentiate": lambda args: self.differentiate(args), "empty": torch.empty,
             "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
             "increment_version": torch._C._increment_version, "types_of": _types_of,
-            "flat": _flat, "number": _number, "PackError": struct.error,
+            "flat": flat, "number": _number, "PackError": struct.error,
         }  # fmt: skip
         name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
         exec(compile(text, name, "exec"), scope)
         made = _Generated(scope["launch"], scope["run"], scope["key"], scope["plans"], {})
         scope["alias"] = functools.partial(self.alias, made)
         if not self.generated:
-            self.install(self._extending(made.launch) if self.region.args[-1:] and self.region.args[-1].read
-                         else made.launch)  # fmt: skip
+            reaches = any(arg.read is not None for arg in self.region.args)
+            self.install(self._extending(made.launch) if reaches else made.launch)
         self.generated[kinds, written] = made
         return made
 
@@ -286,7 +296,7 @@ def launcher_text(
         values += [_VALUES[kind].format(a=name)] if kind in _VALUES else []
     read = [f"p{k} = a{k}.data_ptr()" for k in tensors]
     launch = [f"{r} = empty((), dtype={d})" for r, d in zip(outs, dtypes, strict=True)]
-    launch += [f"if grad and grad_enabled(): refuse_grad({everything})"]
+    launch += [f"if grad and grad_enabled(): return differentiate({everything})"]
     launch += ["try:", f"    slots = pack({', '.join(values)}) + tail"]
     launch += ["except PackError:", f"    return slow({everything})", "call(slots)"]
     if bumped:  # so that autograd refuses to use what it had saved of them
@@ -373,15 +383,15 @@ def _number(value: Any) -> int | float | bool:
     return int(value) if isinstance(value, int) else float(value)
 
 
-def _flat(value: Any) -> list[Any]:
+def flat(value: Any) -> list[Any]:
     """The scalars in a tuple of tuples, in order."""
-    flat: list[Any] = []
+    numbers: list[Any] = []
     for item in value:
         if isinstance(item, tuple | list):
-            flat += _flat(item)
+            numbers += flat(item)
         elif scalar_kind(item):
-            flat.append(_number(item))
-    return flat
+            numbers.append(_number(item))
+    return numbers
 
 
 def _scalar_formats(spec: Spec) -> list[str]:
@@ -450,6 +460,13 @@ def _overlap(
     )  # fmt: skip
 
 
+def overlaps(
+    launcher: Launcher, specs: Sequence[Spec], args: Sequence[Any], function: Function
+) -> bool:
+    """Whether memory that the loop writes is also that of another argument."""
+    return _overlap(args, _memory(specs), _written(function), launcher.names, launcher.region.span)
+
+
 # --- checks of debug mode -----------------------------------------------------------------------
 def _checked(call: Callable[[bytes], Any], checks: Sequence[Any]) -> Callable[[bytes], None]:
     """``call`` with an error record of its own; raises what the record says."""
@@ -471,6 +488,7 @@ def check_error(check: Any, values: list[int]) -> CompileError:
         return KernelIndexError(
             f"subscript {subscript} of `{check.tensor}` is out of range: its dimension "
             f"{check.axis} has {extent} element{'s' * (extent != 1)}", span,
+            help="narrow the loop, or test the subscript before",
         )  # fmt: skip
     return KernelAssertionError(check.message or "assertion failed", span)
 

@@ -43,6 +43,7 @@ def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
             raise KernelTypeError(
                 f"`{arg.name}` is annotated {_annotation_name(arg.parameter)}, and a tensor of "
                 f"shape {tuple(value.shape)} was passed", span,
+                help=f"pass a number, or annotate `{arg.name}: torch.Tensor`",
             )  # fmt: skip
         spec = tensor_spec(arg.name, value, span)
         return replace(spec, shape=tuple(value.shape)) if arg.template else spec
@@ -118,7 +119,7 @@ def layout(tensor: torch.Tensor) -> str:
 
 
 def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None = None) -> None:
-    """Raises ``KernelValueError`` unless all tensors are on the CPU."""
+    """Raises ``KernelValueError`` unless all tensors are on the CPU, or all on one CUDA device."""
     first: tuple[str, torch.Tensor] | None = None
     for name, tensor in named:
         if first is None:
@@ -134,10 +135,10 @@ def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None =
                 help="the loops of a kernel run on tensors with data; shapes alone are computed "
                 "under torch._subclasses.FakeTensorMode or torch.compile",
             )  # fmt: skip
-        if tensor.device.type != "cpu":
+        if tensor.device.type not in ("cpu", "cuda"):
             raise KernelValueError(
                 f"`{name}` is on {tensor.device}", span,
-                help=f"kernels run on CPU tensors: pass {name}.cpu()",
+                help=f"kernels run on CPU and CUDA tensors: pass {name}.cpu()",
             )  # fmt: skip
         if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise KernelTypeError(
@@ -167,7 +168,7 @@ def _check_kind(name: str, parameter: Parameter, value: Any, span: Span | None) 
     fits = wanted is None or scalar_kind(value) in wanted
     if fits and parameter.kind != "tensor":
         return
-    help = ""
+    help = f"pass what the annotation says, or change the annotation of `{name}`"
     if isinstance(value, np.ndarray):
         help = f"pass torch.from_numpy({name}), which shares its memory"
     raise KernelTypeError(

@@ -1,0 +1,421 @@
+"""What a person who used weft for the first time ran into: one small kernel for each finding."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+import math
+import multiprocessing
+import os
+import pickle
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+
+
+def doubled(x):
+    return 2 * x
+
+
+GRID = weft.field(weft.f32, shape=8)
+LUT = torch.tensor([3.0, 1.0, 4.0, 1.0])
+NUMBERS = {"a": 1.5, "b": 2.0}
+RATIO = np.float32(0.5)
+
+
+@weft.func
+def deposit(i, amount):
+    GRID[i % 4] += amount
+
+
+@weft.func
+def looked_up(i):
+    return LUT[i % 4]
+
+
+@weft.kernel
+def plus_one(x):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] + 1
+    return out
+
+
+def test_a_called_function_reads_and_writes_global_tensors() -> None:
+    @weft.kernel
+    def fill(n: int):
+        for i in range(n):
+            deposit(i, 1.0)
+
+    @weft.kernel
+    def both(x):
+        for i in range(x.shape[0]):
+            x[i] = looked_up(i) + LUT[0]
+
+    GRID.fill(0.0)
+    for n in (100, 4):
+        fill(n)
+    assert GRID.to_numpy().tolist() == [26.0] * 4 + [0.0] * 4
+    x = torch.zeros(5)
+    both(x)
+    assert x.tolist() == [6.0, 4.0, 7.0, 4.0, 6.0]
+    (special,) = both.specializations
+    assert special.signature.count("LUT") == 1  # the kernel's own, not a second argument
+    assert "LUT" in both.inspect(x)["ir"]
+
+
+def test_a_global_tensor_of_a_called_function_is_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    @weft.kernel
+    def f(x):
+        for i in range(x.shape[0]):
+            x[i] = looked_up(i)
+
+    x = torch.zeros(2)
+    f(x)
+    monkeypatch.setitem(globals(), "LUT", torch.tensor([7, 8, 9, 10]))
+    f(x)
+    assert x.tolist() == [7.0, 8.0]
+
+
+@dataclass
+class Simulation:
+    n: int
+    dt: float = 0.5
+    x: torch.Tensor = field(default_factory=lambda: torch.arange(4.0))
+    y: torch.Tensor = field(default_factory=lambda: torch.zeros(4))
+
+    def force(self, i):
+        return self.x[i] * self.dt
+
+    def kick(self, i, v):
+        self.y[i] = v
+
+    @weft.kernel
+    def step(self):
+        for i in range(self.n):
+            self.kick(i, self.force(i) + self.x[i])
+
+    @weft.kernel
+    def steps(self):
+        for i in range(self.n):
+            self.y[i] += self.force(i)
+
+
+def test_methods_reach_the_tensors_of_their_object() -> None:
+    first, second = Simulation(4), Simulation(3, dt=2.0)
+    for simulation in (first, second, first):
+        simulation.step()
+    assert first.y.tolist() == [0.0, 1.5, 3.0, 4.5]
+    assert second.y.tolist() == [0.0, 3.0, 6.0, 0.0]
+    first.y = torch.ones(4)
+    first.steps()
+    assert first.y.tolist() == [1.0, 1.5, 2.0, 2.5]
+
+
+def test_containers_that_change_in_place_are_never_stale() -> None:
+    numbers = [1.0, 2.0]
+    config = Simulation(1)
+    config.x = {"scale": 1.0}  # type: ignore[assignment]
+
+    def total():
+        return numbers[0] + len(numbers) + config.x["scale"]
+
+    @weft.kernel
+    def f(x):
+        for i in range(x.shape[0]):
+            x[i] = total()
+
+    x = torch.zeros(1)
+    results = []
+    for change in (lambda: None, lambda: numbers.append(0.0), lambda: config.x.update(scale=-0.5)):  # type: ignore[attr-defined]
+        change()
+        f(x)
+        results.append(x.item())
+    assert results == [4.0, 5.0, 3.5]
+
+
+def test_a_zero_that_changes_its_sign_is_never_stale() -> None:
+    sign = [0.0]
+
+    def zero():
+        return sign[0]
+
+    @weft.kernel
+    def f(x):
+        for i in range(x.shape[0]):
+            x[i] = zero()
+
+    x = torch.ones(1)
+    f(x)
+    sign[0] = -0.0
+    f(x)
+    assert math.copysign(1.0, x.item()) == -1.0
+
+
+def test_numpy_scalars_are_numbers() -> None:
+    @weft.kernel
+    def f(x, a, n):
+        for i in range(n):
+            x[i] = x[i] * a + RATIO
+
+    for a in (np.float32(2.0), np.float64(2.0), np.int32(2), 2):
+        for _ in range(2):
+            x = torch.ones(3)
+            f(x, a, np.int64(2))
+            assert x.tolist() == [2.5, 2.5, 1.0]
+
+
+def test_constant_dicts_strings_and_characters() -> None:
+    @weft.kernel
+    def upper(text, mode):
+        out = torch.empty_like(text)
+        for i in range(text.shape[0]):
+            c = text[i]
+            if mode in ("upper", "both") and ord("a") <= c <= ord("z"):
+                c -= 32
+            out[i] = c
+        return out
+
+    @weft.kernel
+    def scaled(x):
+        for i in range(x.shape[0]):
+            x[i] = NUMBERS["a"] * x[i] + NUMBERS["b"]
+
+    text = torch.tensor(list(b"Hi, z{`"), dtype=torch.uint8)
+    assert bytes(upper(text, "upper").tolist()) == b"HI, Z{`"
+    assert bytes(upper(text, "as is").tolist()) == b"Hi, z{`"
+    x = torch.ones(1)
+    scaled(x)
+    assert x.item() == 3.5
+
+
+class Mode(enum.Enum):
+    ADD = 1
+    SUB = 2
+
+
+def test_enums_and_strings_are_compared() -> None:
+    @weft.kernel
+    def f(x, mode):
+        for i in range(x.shape[0]):
+            if mode is Mode.ADD:
+                x[i] += 1
+            elif mode == Mode.SUB:
+                x[i] -= 1
+
+    x = torch.zeros(1)
+    f(x, Mode.ADD)
+    assert x.item() == 1
+    f(x, Mode.SUB)
+    assert x.item() == 0
+
+
+SQUARE = lambda v: v * v  # noqa: E731
+
+
+def test_lambdas_and_partial_functions_are_inlined() -> None:
+    shift = 3.0
+    cube = lambda v, s=1.0: v * v * v + s * shift  # noqa: E731
+    third = functools.partial(pow_of, n=3)
+
+    @weft.kernel
+    def f(x, g):
+        for i in range(x.shape[0]):
+            x[i] = SQUARE(x[i]) + cube(x[i], s=2.0) + third(x[i]) + g(x[i])
+
+    x = torch.tensor([2.0])
+    f(x, lambda v: v + 0.25)
+    assert x.item() == 4 + (8 + 6) + 8 + 2.25
+
+
+def pow_of(x, n):
+    result = 1.0
+    for _ in weft.static(range(n)):
+        result *= x
+    return result
+
+
+def test_one_of_two_alike_lambdas_on_one_line_is_refused() -> None:
+    pair = (lambda v: v + 1, lambda v: v + 2)
+    first = pair[0]
+
+    @weft.kernel
+    def f(x):
+        for i in range(x.shape[0]):
+            x[i] = first(x[i])
+
+    with pytest.raises(weft.SourceUnavailableError, match="has more than one such lambda"):
+        f(torch.zeros(1))
+
+
+def test_rows_have_names() -> None:
+    def row_sum(row):
+        s = 0.0
+        for j in range(row.shape[0]):
+            s += row[j]
+        return s
+
+    @weft.kernel
+    def f(x, out):
+        for i in range(x.shape[0]):
+            plane = x[i]
+            for k in range(plane.shape[0]):
+                row = plane[k]
+                for j in range(x[i].shape[1]):
+                    row[j] += 1
+                out[i] += row_sum(row)
+
+    x, out = torch.randn(3, 2, 4), torch.zeros(3)
+    expected = x + 1
+    f(x, out)
+    torch.testing.assert_close(x, expected)
+    torch.testing.assert_close(out, expected.sum((1, 2)))
+
+
+def test_text_that_is_less_indented_than_its_function() -> None:
+    @weft.kernel
+    def f(x):
+        """A docstring
+with a line at the margin.
+        """
+        for i in range(x.shape[0]):
+            x[i] += 1
+# and a comment there
+
+    x = torch.zeros(2)
+    f(x)
+    f.interpret(x)
+    assert x.tolist() == [2.0, 2.0]
+
+
+def test_carets_count_characters_not_bytes() -> None:
+    @weft.kernel
+    def f(größe):
+        for i in range(größe.shape[0]):
+            größe[i] = unbekannt  # noqa: F821
+
+    with pytest.raises(weft.KernelNameError) as info:
+        f(torch.zeros(1))
+    _, line, carets, _ = str(info.value).split("\n")
+    assert line.index("unbekannt") == carets.index("^")
+
+
+def test_a_kernel_is_pickled_and_copied_by_name() -> None:
+    assert pickle.loads(pickle.dumps(plus_one)) is plus_one
+    assert copy.deepcopy({"kernel": plus_one})["kernel"] is plus_one
+
+
+def test_a_decorator_below_the_kernels_is_refused() -> None:
+    with pytest.raises(weft.KernelTypeError) as info:
+        weft.kernel(torch.no_grad()(doubled))
+    assert str(info.value) == (
+        "`doubled` is decorated below weft.kernel, and the loops are compiled from the function "
+        "inside\nhelp: put weft.kernel directly above the `def`"
+    )
+
+
+def test_loops_that_are_told_to_be_serial() -> None:
+    @weft.kernel
+    def prefix(x):
+        weft.loop_config(serialize=True)
+        for i in range(1, x.shape[0]):
+            x[i] += x[i - 1]
+
+    for call in (prefix, prefix.interpret):
+        x = torch.ones(5)
+        call(x)
+        assert x.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_taichi_casts_and_return_types() -> None:
+    @weft.kernel
+    def total(x: weft.types.ndarray()) -> weft.f32:
+        s = 0.0
+        for i in x:
+            s += weft.cast(x[i], weft.i32) + weft.cast(i, float) / 2
+        return s
+
+    result = total(torch.tensor([1.9, 2.9]))
+    assert isinstance(result, float)
+    assert result == 3.5
+
+
+def test_index_vectors_have_methods_when_interpreted() -> None:
+    @weft.kernel
+    def f(x):
+        for index in weft.grouped(x):
+            x[index] = index.sum() * 10 + index.max()
+
+    compiled, interpreted = torch.zeros(2, 3), torch.zeros(2, 3)
+    f(compiled)
+    f.interpret(interpreted)
+    torch.testing.assert_close(compiled, interpreted)
+
+
+def test_an_int_for_a_float_parameter_is_a_float_when_interpreted() -> None:
+    @weft.kernel
+    def f(x, a: float):
+        for i in range(x.shape[0]):
+            x[i] = a // 2 + x[i] / 4 * a
+
+    compiled, interpreted = torch.full((2,), 3), torch.full((2,), 3)
+    f(compiled, 3)
+    f.interpret(interpreted, 3)
+    assert compiled.tolist() == interpreted.tolist()
+
+
+def test_breakpoint_says_how_to_stop() -> None:
+    @weft.kernel
+    def f(x):
+        for i in range(x.shape[0]):
+            breakpoint()
+            x[i] = 1.0
+
+    with pytest.raises(weft.KernelSyntaxError, match=r"WEFT_INTERPRET=1, or f.interpret\(...\)"):
+        f(torch.zeros(1))
+
+
+def _sum_in_child(queue: Any) -> None:
+    queue.put(plus_one(torch.zeros(300_000)).sum().item())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_runs_kernels() -> None:
+    plus_one(torch.zeros(300_000))  # the threads of the pool exist now, and not in the child
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: fork with threads
+        child = context.Process(target=_sum_in_child, args=(queue,))
+        child.start()
+    child.join(30)
+    hangs = child.is_alive()
+    child.kill()
+    assert not hangs
+    assert queue.get() == 300_000
+
+
+@pytest.mark.slow
+def test_more_elements_than_fit_in_32_bits() -> None:
+    @weft.kernel
+    def mark(x, step: int):
+        n = x.shape[0]
+        for i in range(0, n, step):
+            x[i] += 1
+        for i in range(n - 3, n):
+            x[i] += 2
+
+    n = 3_000_000_000
+    x = torch.zeros(n, dtype=torch.int8)
+    mark(x, 1_000_000_007 // 3)
+    places = list(range(0, n, 1_000_000_007 // 3))
+    assert x[places].tolist() == [1] * len(places)
+    assert x[-3:].tolist() == [2, 2, 2]
+    assert x[2**31 - 2 : 2**31 + 2].tolist() == [0] * 4

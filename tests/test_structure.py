@@ -1,0 +1,163 @@
+"""The house rules: who imports whom, how long files and functions may be, what every example has."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "weft"
+
+# Lower layers first; a module imports only its own layer and lower ones.
+LAYERS = (
+    ("errors", "source", "options", "timing", "version"),
+    ("ir",),
+    ("lang",),
+    ("index",),
+    ("frontend",),
+    ("passes",),
+    ("autodiff",),
+    ("codegen",),
+    ("compiler",),
+    ("runtime",),
+    ("pytorch",),
+    ("kernel",),
+    ("tools",),
+)
+WITHOUT_TORCH = ("ir", "index", "passes", "codegen", "autodiff")
+LINES_OF_A_MODULE, LINES_OF_A_FUNCTION = 600, 80
+
+# What is longer, and why it stays in one piece.
+LONG_MODULES = {
+    "frontend/lower.py": "statements: one class whose methods share the state of one round",
+    "frontend/calls.py": "the table of what the language's functions mean, a handler each",
+    "codegen/llvm.py": "the table of rules from operation to LLVM text",
+}
+LONG_FUNCTIONS: dict[str, str] = {}
+
+MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
+
+
+def parsed(module: str) -> tuple[ast.Module, list[str]]:
+    text = (PACKAGE / module).read_text()
+    return ast.parse(text), text.splitlines()
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The dotted names of the modules that an import statement may load."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        assert node.level == 0, "absolute imports only"
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def imports(tree: ast.AST, inside: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """Every import that is carried out, and whether it is in a function."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node, inside
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        else:
+            function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from imports(node, inside or function)
+
+
+def layer(name: str) -> int | None:
+    """The layer of a dotted name of the package; None for ``weft`` itself."""
+    parts = name.split(".")
+    found = [k for k, names in enumerate(LAYERS) if len(parts) > 1 and parts[1] in names]
+    return found[0] if found else None
+
+
+def test_every_module_has_a_layer() -> None:
+    missing = [m for m in MODULES if m != "__init__.py" and layer(f"weft.{name_of(m)}") is None]
+    assert missing == []
+
+
+def name_of(module: str) -> str:
+    return module.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "__init__.py"])
+def test_a_layer_imports_only_lower_ones(module: str) -> None:
+    own = layer(f"weft.{name_of(module)}")
+    assert own is not None
+    tree, _ = parsed(module)
+    wrong = [
+        f"line {node.lineno}: {name}"
+        for node, _ in imports(tree)
+        for name in imported(node)
+        if name.startswith("weft.") and (other := layer(name)) is not None and other > own
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.split("/")[0] in WITHOUT_TORCH])
+def test_inner_layers_do_not_import_torch(module: str) -> None:
+    tree, _ = parsed(module)
+    wrong = [
+        node.lineno
+        for node, _ in imports(tree)
+        for name in imported(node)
+        if name.partition(".")[0] == "torch"
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_local_imports_say_why(module: str) -> None:
+    tree, lines = parsed(module)
+    silent = [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node, local in imports(tree)
+        if local and "#" not in lines[node.lineno - 1] and not commented(lines, node.lineno - 2)
+    ]
+    assert silent == []
+
+
+def commented(lines: list[str], number: int) -> bool:
+    """Whether this line is a comment, or an import under one."""
+    while number >= 0 and lines[number].strip().startswith(("import ", "from ")):
+        if "#" in lines[number]:
+            return True
+        number -= 1
+    return lines[number].strip().startswith("#")
+
+
+def test_modules_are_short() -> None:
+    long = {m for m in MODULES if len(parsed(m)[1]) > LINES_OF_A_MODULE}
+    assert long - set(LONG_MODULES) == set(), "split it, or say in LONG_MODULES why not"
+    assert set(LONG_MODULES) - long == set(), "no longer long: take it out of LONG_MODULES"
+
+
+def test_functions_are_short() -> None:
+    long = set()
+    for module in MODULES:
+        for node in ast.walk(parsed(module)[0]):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
+                length = node.end_lineno - node.lineno + 1
+                if length > LINES_OF_A_FUNCTION:
+                    long.add(f"{module}:{node.name}")
+    assert long - set(LONG_FUNCTIONS) == set(), "split it, or say in LONG_FUNCTIONS why not"
+    assert set(LONG_FUNCTIONS) - long == set(), "no longer long: take it out of LONG_FUNCTIONS"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_say_what_they_are_for(module: str) -> None:
+    tree, lines = parsed(module)
+    assert not lines or ast.get_docstring(tree)
+
+
+EXAMPLES = {p.name for p in (ROOT / "examples").glob("[!_]*.py")} - {"photograph.py"}  # theirs
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_every_example_has_a_main(name: str) -> None:
+    tree = ast.parse((ROOT / "examples" / name).read_text())
+    assert any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)

@@ -1,0 +1,282 @@
+"""Device loops as functions that autograd knows.
+
+Each launch is an ``autograd.Function`` of the tensors that the loop reads and writes; what the host
+part does between loops is ordinary PyTorch, which torch differentiates itself. The backward of a
+launch launches the steps of its adjoint, in the same way: hence second derivatives.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.autodiff.adjoint import Adjoint
+from weft.autodiff.memory import contents
+from weft.autodiff.reverse import adjoint_prefix, before_name, reverse, unique_names
+from weft.errors import GradientError
+from weft.frontend.specs import ConstSpec, Spec, TupleSpec
+from weft.index.expression import Dim, Poly, evaluate
+from weft.ir.core import Function, Value, walk
+from weft.ir.types import MemRefType
+from weft.options import Options
+from weft.runtime.function import CompiledFunction
+from weft.runtime.launch import Launcher, flat, overlaps
+from weft.runtime.signature import TORCH_DTYPES
+
+_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+_COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_IR_DTYPES = {"i1": "bool"}
+
+
+class Loop:
+    """A device loop: its IR, and its adjoints, made when they are asked for.
+
+    ``run(values)`` carries it out on values for the arguments of ``function``.
+    """
+
+    def __init__(self, function: Function, run: Callable[[Sequence[Any]], None], options: Options) -> None:
+        self.function = function
+        self.run = run
+        self.options = options
+        self.names = unique_names(function)
+        self.memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
+        self._adjoints: dict[tuple[frozenset[int], frozenset[int]], Reversed] = {}
+        self._lock = threading.RLock()
+        written = {op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES}
+        self.written = [k for k in self.memrefs if function.args[k] in written]
+
+    @functools.cached_property
+    def before(self) -> list[int]:
+        """The arguments of whose contents from before the loop a copy is needed."""
+        loads = {op.operands[0] for op, which in contents(self.function).items() if which == "before"}
+        return [k for k in self.memrefs if self.function.args[k] in loads]
+
+    def reversed(self, wanted: frozenset[int], kept: frozenset[int]) -> Reversed:
+        with self._lock:
+            found = self._adjoints.get((wanted, kept))
+            if found is None:
+                adjoint = reverse(self.function, wanted, kept)
+                found = self._adjoints[wanted, kept] = Reversed(adjoint, self.options)
+            return found
+
+
+class Reversed:
+    """An adjoint with its steps ready to be launched."""
+
+    def __init__(self, adjoint: Adjoint, options: Options) -> None:
+        self.adjoint = adjoint
+        self.steps = [loop_of(step, options) for step in adjoint.steps]
+        lengths = adjoint.lengths
+        self.measure = loop_of(lengths.measure, options) if lengths and lengths.measure else None
+        loops = [*self.steps, *([self.measure] if self.measure else [])]
+        self.reads = {name for loop in loops for name in loop.names}
+        self.writes = {loop.names[k] for loop in self.steps for k in loop.written}
+
+
+def loop_of(function: Function, options: Options) -> Loop:
+    return Loop(function, CompiledFunction(function, options), options)
+
+
+@dataclass(slots=True)
+class _Call:
+    """One launch: ``values`` for the arguments, with None where ``tensors`` go, in this order: the
+    memref arguments, then copies of those in ``loop.before``."""
+
+    loop: Loop
+    values: list[Any]
+    reversed: Reversed
+    wanted: frozenset[int]
+    run: Callable[[Sequence[Any]], None]
+    saved: list[str]
+
+    def carry_out(self, tensors: Sequence[torch.Tensor]) -> None:
+        values = list(self.values)
+        for k, tensor in zip(self.loop.memrefs, tensors, strict=False):
+            values[k] = tensor
+        self.run(values)
+
+    def named(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """Everything by the name that the steps know it by."""
+        names = [self.loop.names[k] for k in self.loop.memrefs]
+        names += [before_name(self.loop.names[k]) for k in self.loop.before]
+        env = dict(zip(names, tensors, strict=True))
+        for name, value in zip(self.loop.names, self.values, strict=True):
+            if name not in env:
+                env[name] = value
+        return env
+
+
+class Launch(torch.autograd.Function):
+    """``forward(call, *tensors)`` gives the tensors that the loop has written."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        call.carry_out(tensors)
+        places = {k: n for n, k in enumerate(call.loop.memrefs)}
+        return tuple(tensors[places[k]] for k in call.loop.written)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        call, *tensors = inputs
+        ctx.mark_dirty(*output)
+        ctx.call = call
+        env = call.named(tensors)
+        env.update(zip((call.loop.names[k] for k in call.loop.written), output, strict=True))
+        ctx.save_for_backward(*(env[name] for name in call.saved))
+        ctx.shapes = [t.shape for t in tensors]
+        ctx.dtypes = [t.dtype for t in tensors]
+        ctx.device = tensors[0].device
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        call: _Call = ctx.call
+        loop, made = call.loop, call.reversed
+        prefix = adjoint_prefix(loop.function)
+        places = {k: n for n, k in enumerate(loop.memrefs)}
+        env: dict[str, Any] = dict(zip(loop.names, call.values, strict=True))
+        env |= dict(zip(call.saved, ctx.saved_tensors, strict=True))
+        for k, grad in zip(loop.written, grads, strict=True):
+            name = prefix + loop.names[k]
+            if not grad.is_floating_point():
+                continue
+            g = grad.to(_COMPUTE.get(grad.dtype, grad.dtype)).contiguous()
+            env[name] = g.clone() if g is grad and name in made.writes else g
+        for k in call.wanted:
+            if k not in loop.written:
+                n = places[k]
+                dtype = _COMPUTE.get(ctx.dtypes[n], ctx.dtypes[n])
+                env[prefix + loop.names[k]] = torch.zeros(ctx.shapes[n], dtype=dtype, device=ctx.device)
+        shapes = {loop.function.args[k]: ctx.shapes[n] for k, n in places.items()}
+        env |= _workspaces(call, env, shapes, ctx.device)
+        for step in made.steps:
+            launch(step, [env[name] for name in step.names])
+        found: list[Any] = [None] * len(ctx.shapes)
+        for k in call.wanted:
+            n = places[k]
+            found[n] = env[prefix + loop.names[k]].to(ctx.dtypes[n])
+        return (None, *found)
+
+
+def _workspaces(
+    call: _Call, env: dict[str, Any], shapes: dict[Value, torch.Size], device: torch.device
+) -> dict[str, torch.Tensor]:
+    adjoint = call.reversed.adjoint
+    lengths = adjoint.lengths
+    if lengths is None:
+        return {}
+    values: dict[Value | Dim, int] = {}
+    for value, given in zip(call.loop.function.args, call.values, strict=True):
+        if value in shapes:
+            values.update((Dim(value, axis), n) for axis, n in enumerate(shapes[value]))
+        else:
+            values[value] = given
+    counted: list[int] = []
+    if call.reversed.measure is not None:
+        trips = torch.zeros(len(adjoint.extents), dtype=torch.int64, device=device)
+        measure = call.reversed.measure
+        with torch.no_grad():
+            measure.run([trips if n == "trips" else env[n] for n in measure.names])
+        counted = trips.tolist()
+
+    def length(poly: Poly | None, k: int) -> int:
+        return max(counted[k] if poly is None else evaluate(poly, values), 0)
+
+    space = [max(evaluate(p, values), 0) for p in lengths.space]
+    trips_of = {id(x): length(p, k)
+                for k, (x, p) in enumerate(zip(adjoint.extents, lengths.trips, strict=True))}  # fmt: skip
+    made = {}
+    for w in adjoint.taped:
+        time = [] if w.extent is None else [trips_of[id(w.extent)]]
+        dtype = TORCH_DTYPES[_IR_DTYPES.get(w.element, w.element)]
+        made[w.name] = torch.empty([*space, *time, *w.shape], dtype=dtype, device=device)
+    return made
+
+
+def launch(
+    loop: Loop, values: list[Any], run: Callable[[Sequence[Any]], None] | None = None
+) -> None:
+    """Launches ``loop`` on ``values`` for its function's arguments; autograd gets to know of it.
+
+    ``run``: how to carry it out, if not as the loop itself does.
+    """
+    run = run or loop.run
+    tensors = [values[k] for k in loop.memrefs]
+    wanted = frozenset(
+        k for k in loop.memrefs if values[k].requires_grad and values[k].is_floating_point()
+    )
+    if not wanted or not torch.is_grad_enabled():
+        with torch.no_grad():
+            run(values)
+        return
+    for k in loop.written:
+        _check_written(loop, k, values[k])
+    made = loop.reversed(wanted, frozenset(loop.written) - wanted)
+    if not made.steps:
+        with torch.no_grad():
+            run(values)
+        return
+    tensors += [values[k].clone() for k in loop.before]
+    fixed = [None if isinstance(v, torch.Tensor) else v for v in values]
+    call = _Call(loop, fixed, made, wanted, run, [])
+    call.saved = [n for n, v in call.named(tensors).items()
+                  if n in made.reads and isinstance(v, torch.Tensor)]  # fmt: skip
+    Launch.apply(call, *tensors)
+
+
+def _check_written(loop: Loop, k: int, tensor: torch.Tensor) -> None:
+    base = tensor if tensor._base is None else tensor._base
+    if base.requires_grad and base.is_leaf:
+        name = loop.names[k]
+        raise GradientError(
+            f"`{name}` requires grad and is written by the loop", loop.function.span,
+            help=f"write to a new tensor, or to a copy: `{name} = {name}.clone()` in the host part",
+        )  # fmt: skip
+
+
+def differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
+    """A launch of a kernel's loop while gradients are recorded. Gives what the launcher gives."""
+    specs = list(launcher.specs(args).values())
+    loop = _loop_of(launcher, specs)
+    values: list[Any] = []
+    for spec, value in zip(specs, args, strict=True):
+        if isinstance(spec, TupleSpec):
+            values += flat(value)
+        elif not isinstance(spec, ConstSpec):
+            values.append(value)
+    if overlaps(launcher, specs, args, loop.function):
+        raise GradientError(
+            "memory that the loop writes is also read or written through another argument, and a "
+            "gradient is asked for", loop.function.span, help="pass a copy: x.clone()",
+        )  # fmt: skip
+    device = next(v.device for v in values if isinstance(v, torch.Tensor))
+    results = []
+    for argument in loop.function.args[len(values) :]:
+        assert isinstance(argument.type, MemRefType)
+        name = argument.type.element.name
+        dtype = TORCH_DTYPES[_IR_DTYPES.get(name, name)]
+        results.append(torch.empty((), dtype=dtype, device=device))
+
+    def run(values: Sequence[Any]) -> None:
+        found = launcher.entry(*args)
+        for made, result in zip(results, (found,) if len(results) == 1 else found or (), strict=True):
+            made.copy_(result)
+
+    launch(loop, [*values, *results], run)
+    if not results:
+        return None
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _loop_of(launcher: Launcher, specs: Sequence[Spec]) -> Loop:
+    """The loop for arguments of these specs."""
+    special = launcher.specialize(list(specs))
+    if special.derived is None:
+        special.derived = loop_of(special.compiled.function, launcher.options)
+    return special.derived

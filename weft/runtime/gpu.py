@@ -1,0 +1,478 @@
+"""A specialisation for CUDA: its variants, compiled when a call first needs them, and its calls."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import llvmlite
+import torch
+
+from weft import compiler, timing
+from weft.codegen import cuda as backend
+from weft.codegen import ptx
+from weft.codegen.cuda import Facts
+from weft.codegen.grid import Variant
+from weft.codegen.host import Check
+from weft.codegen.mapping import PRIVATE_BYTES, THREADS, Dims, Mapping, shape
+from weft.codegen.narrow import Interval, evaluate, fits
+from weft.codegen.threads import Slot
+from weft.frontend.lower import lower
+from weft.frontend.scope import Guard
+from weft.frontend.specs import Spec
+from weft.frontend.split import Region
+from weft.ir.core import Function
+from weft.ir.text import print_function
+from weft.ir.types import MemRefType
+from weft.options import Options
+from weft.runtime import build
+from weft.runtime.cache import DiskCache
+from weft.runtime.cuda import CudaError, Frame, Module, driver, load, make_current
+from weft.source import FunctionSource
+from weft.version import VERSION
+
+FORMAT = 1  # of the cached header; another number is another key
+RECORD_WORDS = 16
+UNKNOWN_GRID = 1024  # blocks, where the trip counts are known on the GPU only
+SMALL = 8192  # iterations of a reduction that one block does alone
+_MARGIN = 1 << 24  # what is left of 32 bits for a thread's place beyond the last iteration
+_WORD = struct.Struct("<q")
+_TAIL = struct.Struct("<Qq")  # the address of what blocks leave, and how many blocks there are
+
+log = logging.getLogger("weft.specialize")
+log_ir = logging.getLogger("weft.ir")
+log_llvm = logging.getLogger("weft.llvm")
+log_asm = logging.getLogger("weft.asm")
+
+
+@dataclass(slots=True)
+class GpuCompiled:
+    """A specialisation for CUDA devices. ``function`` is as lowered; ``optimized`` is made where a
+    variant has to be compiled."""
+
+    function: Function
+    facts: Facts
+    results: list[tuple[str, str]]
+    guards: list[Guard]
+    origin: str
+    stages: dict[str, float]
+    options: Options
+    noalias: bool
+    key: str
+    optimized: Function | None = None
+    texts: dict[tuple[Variant, str], str] = field(default_factory=dict)
+    modules: dict[tuple[Variant, int], Module] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return self.facts.checks
+
+    @property
+    def prints(self) -> tuple[Any, ...]:
+        return self.facts.prints
+
+    def ptx(self, variant: Variant, arch: str) -> str:
+        """The PTX of a variant: from memory, the disk cache, or compiled."""
+        with self.lock:
+            found = self.texts.get((variant, arch))
+            if found is None:
+                found = self.texts[variant, arch] = self._made(variant, arch)
+            return found
+
+    def _made(self, variant: Variant, arch: str) -> str:
+        cache = _cache(self.options)
+        key = hashlib.sha256(f"{self.key} {variant} {arch}".encode()).hexdigest()
+        entry = cache.load(key) if cache is not None else None
+        if entry is not None:
+            return entry[1].decode()
+        with timing.record() as recording:
+            if self.optimized is None:
+                self.optimized = compiler.optimize(
+                    self.function, noalias=self.noalias, verify=self.options.verify
+                )
+            code = backend.compile_cuda(
+                self.optimized, self.facts, variant, arch,
+                strict_math=self.options.strict_math, noalias=self.noalias,
+            )  # fmt: skip
+        for stage, milliseconds in recording.stages.items():
+            self.stages[stage] = self.stages.get(stage, 0.0) + milliseconds
+        log.debug("%s: compiled for %s as %s", self.function.name, arch, variant)
+        log_llvm.debug("%s", code.llvm)
+        log_asm.debug("%s", code.ptx)
+        if cache is not None:
+            cache.store(key, {"variant": str(variant), "arch": arch}, code.ptx.encode())
+        return code.ptx
+
+    def module(self, variant: Variant, device: int) -> Module:
+        """A variant, loaded on a device."""
+        with self.lock:
+            found = self.modules.get((variant, device))
+            if found is None:
+                text = self.ptx(variant, architecture(device))
+                names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(self.facts.kinds)
+                with timing.stage("load"):
+                    found = load(text, names, device, f"kernel `{self.function.name}`")
+                self.modules[variant, device] = found
+            return found
+
+
+@functools.cache
+def architecture(device: int) -> str:
+    """The architecture that code is made for on a device."""
+    return ptx.architecture(torch.cuda.get_device_capability(device))
+
+
+def compile_region(
+    region: Region, source: FunctionSource, specs: dict[str, Spec], options: Options, *,
+    noalias: bool = True,
+) -> GpuCompiled:  # fmt: skip
+    """What calls of ``region`` with arguments as ``specs`` says have in common. Variants are compiled
+    when they are needed. Raises ``CompileError``s."""
+    cache = _cache(options)
+    optimized = None
+    with timing.record() as recording:
+        with timing.stage("frontend"):
+            lowered = lower(region, specs, source, debug=options.debug)
+        text = print_function(lowered.function)
+        log_ir.debug("%s", text)
+        key = _key(text, options, noalias)
+        entry = cache.load(key) if cache is not None else None
+        facts = _decode(entry[0]) if entry is not None else None
+        origin = "disk"
+        if facts is None:
+            optimized = compiler.optimize(lowered.function, noalias=noalias, verify=options.verify)
+            with timing.stage("mapping"):
+                facts = backend.analyse(optimized, noalias=noalias)
+            origin = "compiled"
+            if cache is not None:
+                cache.store(key, asdict(facts), b"")
+    log.debug("%s: %s for CUDA, (%s)", lowered.function.name, origin,
+              ", ".join(f"{n}: {s}" for n, s in specs.items()))  # fmt: skip
+    return GpuCompiled(lowered.function, facts, lowered.results, lowered.guards, origin,
+                       dict(recording.stages), options, noalias, key, optimized)  # fmt: skip
+
+
+def _cache(options: Options) -> DiskCache | None:
+    return build.disk(options.cache_dir, options.cache_bytes) if options.cache else None
+
+
+def _key(text: str, options: Options, noalias: bool) -> str:
+    parts = (
+        "cuda", str(FORMAT), VERSION, build.fingerprint(), llvmlite.__version__,
+        f"debug={options.debug} strict={options.strict_math} noalias={noalias}", text,
+    )  # fmt: skip
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _decode(header: dict[str, Any]) -> Facts | None:
+    """The facts in a cached header; None where it is not of this form."""
+    try:
+        mapping = header["mapping"]
+        return Facts(
+            str(header["symbol"]),
+            tuple(Slot(str(s["kind"]), int(s["arg"]), int(s["axis"])) for s in header["slots"]),
+            tuple(
+                Check(c["kind"], c["message"], c["tensor"], c["axis"], tuple(c["values"]),
+                      tuple(c["span"]) if c["span"] is not None else None)  # type: ignore[arg-type]
+                for c in header["checks"]
+            ),
+            tuple((tuple(parts), tuple(kinds)) for parts, kinds in header["prints"]),
+            tuple(list(step) for step in header["steps"]),
+            tuple((int(a), int(b), int(c)) for a, b, c in header["bounds"]),
+            tuple(map(int, header["needed"])),
+            None if mapping is None else Mapping(
+                tuple(mapping["order"]), mapping["vector"],
+                tuple((int(a), int(b)) for a, b in mapping["aligned"]), mapping["private"],
+                mapping["block"], mapping["square"],
+            ),
+            tuple(map(str, header["kinds"])),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+# -- calls
+
+
+@dataclass(slots=True)
+class Launch:
+    """How one set of sizes and numbers runs: ``frames`` are free for the taking."""
+
+    function: Any
+    finish: Any
+    grid: Dims
+    block: Dims
+    shared: int
+    blocks: int
+    frames: list[Frame] = field(default_factory=list)
+
+
+class Call:
+    """Calls a kernel for one exact set of shapes, on one device: ``call(slots)`` with the packed
+    argument block. The grid follows from the shapes, and from integers where loops depend on them."""
+
+    def __init__(
+        self, compiled: GpuCompiled, tensors: Sequence[torch.Tensor], device: int,
+        error: Callable[[Check, list[int]], Exception],
+    ) -> None:  # fmt: skip
+        """``tensors``: those of the call, then those of the results. ``error`` words a failed check."""
+        self.compiled = compiled
+        self.error = error
+        self.facts = compiled.facts
+        self.device = device
+        self.api = driver()
+        facts = compiled.facts
+        self.size = 8 * len(facts.slots)
+        numbers = [k for k, slot in enumerate(facts.slots) if slot.kind == "int"]
+        used = {int(step[1]) for step in facts.steps if step[0] == "slot"}
+        self.numbers = [k for k in numbers if k in used]
+        self.within = slice(8 * min(self.numbers, default=0), 8 * max(self.numbers, default=-1) + 8)
+        self.reach = all(_reach(t) < (1 << 31) - 1 for t in tensors)
+        mapping = facts.mapping
+        aligned = dict(mapping.aligned) if mapping is not None else {}
+        pointers = [(k, slot.arg) for k, slot in enumerate(facts.slots) if slot.kind == "pointer"]
+        self.places = [(8 * k, aligned[arg] - 1) for k, arg in pointers if arg in aligned]
+        self.rows = all(_rows(tensors[k], compiled.function, arg, aligned[arg])
+                        for k, arg in pointers if arg in aligned)  # fmt: skip
+        self.launches: dict[tuple[bytes, bool], Launch | None] = {}
+
+    def __call__(self, slots: bytes) -> None:
+        straight = True
+        for place, mask in self.places:
+            if slots[place] & mask:
+                straight = False
+        key = (slots[self.within], straight)
+        try:
+            launch = self.launches[key]
+        except KeyError:
+            launch = self._launch(slots, key)
+        if launch is None:
+            return
+        if self.facts.checks:
+            self._checked(launch, slots)
+        elif launch.blocks > 1 and self.facts.kinds:
+            self._reduce(launch, slots)
+        else:
+            self._run(launch, launch.function, slots + _ALONE)
+
+    def _run(self, launch: Launch, function: Any, block: bytes) -> None:
+        api, device = self.api, self.device
+        try:
+            frame = launch.frames.pop()
+        except IndexError:
+            frame = Frame(self.size + 16, launch.grid, launch.block, launch.shared)
+        if api.device() != device:
+            with torch.cuda.device(device):
+                code = self._submit(frame, function, block)
+        else:
+            frame.block.raw = block
+            frame.config.stream = api.stream(device)
+            code = api.launch(frame.reference, function, None, frame.extra)
+        if code:
+            self._failed(code, frame, function, block)
+        launch.frames.append(frame)
+
+    def _submit(self, frame: Frame, function: Any, block: bytes) -> int:
+        frame.block.raw = block
+        frame.config.stream = self.api.stream(self.device)
+        return self.api.launch(frame.reference, function, None, frame.extra)
+
+    def _failed(self, code: int, frame: Frame, function: Any, block: bytes) -> None:
+        """Tries again where the thread has no context yet. Raises ``CudaError``."""
+        if code in (3, 201):  # not initialised, invalid context
+            with torch.cuda.device(self.device):
+                make_current(self.device)
+                code = self._submit(frame, function, block)
+        if code:
+            name = self.compiled.function.name
+            late = code in (700, 710, 715, 716, 717, 718, 719, 214)
+            hint = (
+                "\nthe error was made by an earlier launch, of this kernel or another: "
+                "debug=True checks every access" if late else ""
+            )  # fmt: skip
+            raise CudaError(f"kernel `{name}` cannot be launched: {self.api.error(code)}{hint}", code)
+
+    def _reduce(self, launch: Launch, slots: bytes) -> None:
+        """Two stages. What the blocks leave is torch's memory, freed in the order of the stream."""
+        with torch.cuda.device(self.device):
+            left = torch.empty(
+                launch.blocks * len(self.facts.kinds), dtype=torch.int64, device=f"cuda:{self.device}"
+            )
+        block = slots + _TAIL.pack(left.data_ptr(), launch.blocks)
+        self._run(launch, launch.function, block)
+        end = launch.finish
+        self._run(end, end.function, block)
+
+    def _checked(self, launch: Launch, slots: bytes) -> None:
+        """Runs with an error record. Debug mode waits and raises; otherwise the error is raised by
+        a later launch that finds it, or by ``synchronize``."""
+        place = f"cuda:{self.device}"
+        record = torch.zeros(RECORD_WORDS, dtype=torch.int64, device=place)
+        block = slots[:-8] + _WORD.pack(record.data_ptr())
+        if launch.blocks > 1 and self.facts.kinds:
+            self._reduce(launch, block)
+        else:
+            self._run(launch, launch.function, block + _ALONE)
+        if torch.cuda.is_current_stream_capturing():
+            return  # a graph's launches are recorded, not run: there is nothing to read
+        pending.add(record, self.facts.checks, self.device, self.error)
+        pending.poll(wait=self.compiled.options.debug)
+
+    # -- what runs
+
+    def _launch(self, slots: bytes, key: tuple[bytes, bool]) -> Launch | None:
+        if len(self.launches) > 1024:
+            self.launches.clear()
+        with self.compiled.lock:
+            made = self.launches[key] = self._made(slots, straight=key[1])
+        return made
+
+    def _made(self, slots: bytes, *, straight: bool) -> Launch | None:
+        facts = self.facts
+
+        def word(k: int) -> Interval:
+            value = _WORD.unpack_from(slots, 8 * k)[0]
+            return value, value
+
+        found = evaluate(facts.steps, word)
+        narrow = self.reach and all(fits(found[k]) for k in facts.needed)
+        if facts.mapping is None:
+            module = self.compiled.module(Variant(narrow, covers=False), self.device)
+            return Launch(module.functions[facts.symbol], None, (1, 1, 1), (1, 1, 1), 0, 1)
+        trips = [trip_count(*(found[k] for k in bounds)) for bounds in facts.bounds]
+        variant, grid, block, shared = self._chosen(slots, trips, narrow, straight)
+        if 0 in trips and not facts.kinds:
+            return None
+        module = self.compiled.module(variant, self.device)
+        blocks = grid[0] * grid[1] * grid[2]
+        finish = None
+        if facts.kinds:
+            end = module.functions[f"{facts.symbol}_finish"]
+            finish = Launch(end, None, (1, 1, 1), (THREADS, 1, 1), 0, 1)
+        return Launch(module.functions[facts.symbol], finish, grid, block, shared, blocks)
+
+    def _chosen(
+        self, slots: bytes, trips: list[int | None], narrow: bool, straight: bool
+    ) -> tuple[Variant, Dims, Dims, int]:
+        """The variant for these trip counts, its grid and block, and bytes of shared memory."""
+        facts, mapping = self.facts, self.facts.mapping
+        assert mapping is not None
+        known = [n for n in trips if n is not None]
+        if len(known) < len(trips):
+            block = (mapping.block or THREADS, 1, 1)
+            return Variant(narrow, covers=False), (UNKNOWN_GRID, 1, 1), block, 0
+        narrow = narrow and all(n < (1 << 31) - _MARGIN for n in known)
+        total = 1
+        for n in known:
+            total *= n
+        ordered = [known[k] for k in mapping.order]
+        vector = mapping.vector if straight and self.rows and ordered[0] >= mapping.vector else 1
+        shared = self._private_bytes(slots, total)
+        few = bool(facts.kinds) or shared > 0
+        grid, block = shape(mapping, ordered, vector=vector, few=few)
+        if facts.kinds and total <= SMALL:
+            grid = (1, 1, 1)
+        covers = not few and _covers(ordered, grid, block, vector)
+        return Variant(narrow, vector, covers, shared > 0), grid, block, shared
+
+    def _private_bytes(self, slots: bytes, total: int) -> int:
+        """Bytes of a block's own copy of what is accumulated into; 0 where it does not pay."""
+        mapping = self.facts.mapping
+        assert mapping is not None
+        if mapping.private < 0:
+            return 0
+        type = self.compiled.function.args[mapping.private].type
+        assert isinstance(type, MemRefType)
+        count = 1
+        for k, slot in enumerate(self.facts.slots):
+            if slot.kind == "size" and slot.arg == mapping.private:
+                count *= _WORD.unpack_from(slots, 8 * k)[0]
+        size = count * type.element.bytes
+        return size if 0 < size <= PRIVATE_BYTES and total >= max(16 * count, 1 << 14) else 0
+
+
+_ALONE = _TAIL.pack(0, 1)
+
+
+def trip_count(lower: Interval, upper: Interval, step: Interval) -> int | None:
+    """Iterations of a loop whose bounds are known; None where one of them is not."""
+    if any(a != b for a, b in (lower, upper, step)):
+        return None
+    return max(0, -(-(upper[0] - lower[0]) // step[0]))
+
+
+def _covers(trips: Sequence[int], grid: Dims, block: Dims, vector: int) -> bool:
+    """Whether every iteration has a thread of its own."""
+    counts = [trips[0], trips[1] if len(trips) > 1 else 1, 1]
+    for n in trips[2:]:
+        counts[2] *= n
+    sides = [g * b for g, b in zip(grid, block, strict=True)]
+    sides[0] = (sides[0] - (vector > 1)) * vector
+    return all(side >= n for side, n in zip(sides, counts, strict=True))
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """The offset of the last element, in elements."""
+    if not tensor.numel():
+        return 0
+    return sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _rows(tensor: torch.Tensor, function: Function, arg: int, limit: int) -> bool:
+    """Whether every row begins at a multiple of ``limit`` bytes if the first does."""
+    type = function.args[arg].type
+    assert isinstance(type, MemRefType)
+    per = limit // type.element.bytes
+    if type.rank < 2:
+        return True
+    if type.layout == "contiguous":
+        return tensor.shape[-1] % per == 0
+    return all(s % per == 0 for s in tensor.stride()[:-1])
+
+
+# -- checks that failed
+
+
+class Pending:
+    """Error records of launches that may still run."""
+
+    def __init__(self) -> None:
+        self.records: deque[tuple[Any, ...]] = deque()
+
+    def add(
+        self, record: torch.Tensor, checks: tuple[Check, ...], device: int,
+        error: Callable[[Check, list[int]], Exception],
+    ) -> None:  # fmt: skip
+        with torch.cuda.device(device):
+            event = torch.cuda.Event()
+            event.record()
+        self.records.append((record, event, checks, error))
+
+    def poll(self, *, wait: bool) -> None:
+        """Reads the records of launches that are done, of all if ``wait``. Raises what they say."""
+        while self.records:
+            record, event, checks, error = self.records[0]
+            if not wait and not event.query():
+                return
+            self.records.popleft()
+            words = record.tolist()
+            if words[0]:
+                raise error(checks[words[0] - 1], words[1:])
+
+
+pending = Pending()
+
+
+def synchronize() -> None:
+    """Waits for all launches. Raises the first check of a kernel that failed."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    pending.poll(wait=True)

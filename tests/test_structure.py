@@ -1,4 +1,4 @@
-"""The house rules: who imports whom, how long files and functions may be, what every example has."""
+"""The house rules: who imports whom, how long files and functions are, what examples have."""
 
 from __future__ import annotations
 

@@ -106,6 +106,15 @@ from weft.lang.types import template
 from weft.lang.vectors import Matrix, Vector
 from weft.version import VERSION as __version__
 
+
+def __getattr__(name: str) -> object:
+    """What is imported when it is first asked for."""
+    if name == "compile_for":
+        from weft.tools.cross import compile_for
+
+        return compile_for
+    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+
 __all__ = [
     "CompileError", "InternalError", "Kernel", "KernelAssertionError", "KernelIndexError",
     "KernelNameError", "KernelSyntaxError", "KernelTypeError", "KernelValueError", "Matrix",

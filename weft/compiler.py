@@ -100,9 +100,10 @@ class Stages:
 
 def stages(
     region: Region, specs: dict[str, Spec], source: FunctionSource, *, debug: bool,
-    strict_math: bool, noalias: bool = True,
+    strict_math: bool, noalias: bool = True, arch: str = "",
 ) -> Stages:  # fmt: skip
-    """Compiles once more, keeping what each stage made. Nothing is loaded or cached."""
+    """Compiles once more, for this machine or the GPU ``arch``, keeping what each stage made.
+    Nothing is loaded or cached."""
     lowered = lower(region, specs, source, debug=debug)
     shown = Stages(lowered.function.name)
     shown.texts["source"] = lowered.typed_source
@@ -115,9 +116,33 @@ def stages(
             key, k = f"ir after {name} ({k})", k + 1
         shown.texts[key] = print_function(function)
 
+    if arch:
+        function = optimize(lowered.function, noalias=noalias, verify=True, listener=listener)
+        shown.texts.update(_gpu_texts(function, arch, strict_math=strict_math, noalias=noalias))
+        return shown
     code = to_code(lowered.function, strict_math=strict_math, noalias=noalias, verify=True,
                    listener=listener)  # fmt: skip
     shown.texts["llvm"] = code.llvm
     shown.texts["llvm optimized"] = cpu.optimized(code)
     shown.texts["assembly"] = cpu.assembly(code)
     return shown
+
+
+def _gpu_texts(
+    function: Function, arch: str, *, strict_math: bool, noalias: bool
+) -> dict[str, str]:
+    """The stages behind the passes, for the variant that a large call takes."""
+    from weft.codegen import cuda, ptx  # code generation for GPUs is not needed without one
+
+    facts = cuda.analyse(function, noalias=noalias)
+    variant = cuda.variants(facts)[0]
+    code = cuda.compile_cuda(function, facts, variant, arch, strict_math=strict_math, noalias=noalias)
+    texts = {"mapping": f"{facts.mapping}\nvariant {variant} for {arch}", "llvm": code.llvm,
+             "llvm optimized": code.optimized(), "ptx": code.ptx}  # fmt: skip
+    if ptx.ptxas() is None:
+        return texts
+    threads = facts.mapping.threads if facts.mapping is not None else 1
+    used = ptx.usage(code.ptx, arch).values()
+    texts["resources"] = "\n".join(use.describe(threads) for use in used)
+    sass = ptx.disassembly(code.ptx, arch)
+    return {**texts, "sass": sass} if sass is not None else texts

@@ -239,9 +239,15 @@ class Kernel:
         def recording(launcher: Launcher) -> Callable[..., Any]:
             def launch(*values: Any) -> Any:
                 result = launcher.slow(values)
+                on_gpu = [v for v in values if isinstance(v, torch.Tensor) and v.is_cuda]
+                arch = ""
+                if on_gpu:
+                    from weft.runtime import gpu  # imported by the call already
+
+                    arch = gpu.architecture(on_gpu[0].get_device())
                 shown.append(compiler.stages(
                     launcher.region, launcher.specs(launcher.extended(values)), self.source, debug=self.options.debug,
-                    strict_math=self.options.strict_math,
+                    strict_math=self.options.strict_math, arch=arch,
                 ))  # fmt: skip
                 return result
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from weft.errors import SourceUnavailableError
@@ -66,11 +68,13 @@ def read_function(function: Callable[..., Any], kernel: str = "") -> FunctionSou
         linecache.checkcache(code.co_filename)
         raw, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
+        raw, first = _typed(code), 1
+    if code is None or not raw:
         raise SourceUnavailableError(
             f"the source of `{name}` is not available",
             help="weft compiles a function's source text: define it in a file, a notebook cell or "
-            "(Python 3.13+) the interactive prompt, not through exec or python -c",
-        ) from None
+            "the interactive prompt, not through exec or python -c",
+        )
     text = "".join(raw)
     if getattr(function, "__name__", "") == "<lambda>":
         return _read_lambda(function, kernel)
@@ -86,6 +90,36 @@ def read_function(function: Callable[..., Any], kernel: str = "") -> FunctionSou
     ast.increment_lineno(tree, first - 1 - indented)
     lines = {first + k: line.rstrip("\n") for k, line in enumerate(raw)}
     return FunctionSource(function, name, code.co_filename, text, tree, kernel, lines)
+
+
+def _typed(code: CodeType | None) -> list[str]:
+    """The lines of a function that was typed at the prompt, from the line editor's history.
+
+    Python 3.13 keeps them itself. What is found is only taken if it compiles to the same code.
+    """
+    readline = sys.modules.get("readline")
+    if code is None or code.co_filename != "<stdin>" or readline is None:
+        return []
+    length = readline.get_current_history_length()
+    history = [readline.get_history_item(k) or "" for k in range(1, length + 1)]
+    for start in reversed(range(len(history))):
+        if not history[start].startswith(f"def {code.co_name}"):
+            continue
+        end = start + 1
+        while end < len(history) and history[end][:1] in (" ", "\t"):
+            end += 1
+        while start and history[start - 1].startswith("@"):
+            start -= 1
+        lines = [line + "\n" for line in history[start:end]]
+        try:
+            compiled = compile("".join(lines), code.co_filename, "exec", dont_inherit=True)
+        except SyntaxError:
+            continue
+        what = (code.co_name, code.co_code, code.co_names, code.co_consts)
+        made = [c for c in compiled.co_consts if isinstance(c, CodeType)]
+        if any((c.co_name, c.co_code, c.co_names, c.co_consts) == what for c in made):
+            return lines
+    return []
 
 
 def _read_lambda(function: Callable[..., Any], kernel: str) -> FunctionSource:
@@ -112,4 +146,5 @@ def _read_lambda(function: Callable[..., Any], kernel: str) -> FunctionSource:
     for new in (tree, tree.body[0]):
         ast.copy_location(new, node.body if new is not tree else node)
     numbered = {k + 1: line.rstrip("\n") for k, line in enumerate(lines)}
-    return FunctionSource(function, "<lambda>", code.co_filename, "".join(lines), tree, kernel, numbered)
+    text = "".join(lines)
+    return FunctionSource(function, "<lambda>", code.co_filename, text, tree, kernel, numbered)

@@ -172,14 +172,14 @@ def test_types_that_do_not_join() -> None:
 
 
 def test_return_in_loop() -> None:
-    @weft.kernel
+    @weft.kernel  # noqa: RET503
     def f(x):
         for i in range(4):
             return x[i]
 
     expect(
-        weft.KernelSyntaxError, lambda: f(x), "`return` inside a device loop", "return x[i]",
-        "return x[i]", "store the result in a tensor and return that after the loop",
+        weft.KernelSyntaxError, lambda: f(x), "`return` inside a device loop",
+        "return x[i]", "return x[i]", "store the result in a tensor and return that after the loop",
     )  # fmt: skip
 
 
@@ -359,7 +359,7 @@ def test_exec_has_no_source() -> None:
     assert str(info.value) == (
         "the source of `f` is not available\n"
         "help: weft compiles a function's source text: define it in a file, a notebook cell or "
-        "(Python 3.13+) the interactive prompt, not through exec or python -c"
+        "the interactive prompt, not through exec or python -c"
     )
 
 
@@ -405,7 +405,7 @@ def copied(x, out):
         ),
         (
             weft.KernelValueError, lambda: (x.to("meta"), x),
-            "`out` is on cpu and `x` on meta",
+            "`x` is on meta and `out` on cpu",
             "tensors of one loop must be on one device: move one with .to(...)",
         ),
         (
@@ -493,17 +493,17 @@ def test_wrong_number_of_arguments(args, message: str) -> None:
 
 
 def test_shape_names_that_disagree() -> None:
-    jaxtyping = pytest.importorskip("jaxtyping")
-    row = jaxtyping.Float[torch.Tensor, "N"]
+    global Row
+    Row = pytest.importorskip("jaxtyping").Float[torch.Tensor, "N"]
 
     @weft.kernel
-    def f(a: row, b: row):
+    def f(a: Row, b: Row):
         for i in range(a.shape[0]):
             a[i] = b[i]
 
     expect(
         weft.KernelValueError, lambda: f(x, torch.ones(5)), "`N` is 4 in `a` and 5 in `b`",
-        "def f(a: row, b: row):", "def f(a: row, b: row):", "dimensions of one name have one size",
+        "def f(a: Row, b: Row):", "def f(a: Row, b: Row):", "dimensions of one name have one size",
     )  # fmt: skip
 
 
@@ -542,4 +542,20 @@ def test_division_of_constants_by_zero() -> None:
     expect(
         weft.KernelValueError, lambda: f(x), "ZeroDivisionError: integer division or modulo by zero",
         "x[i] = 1 // 0", "1 // 0", "change the constants",
+    )  # fmt: skip
+
+
+def test_reduction_into_a_vector() -> None:
+    @weft.kernel
+    def f(x):
+        v = weft.Vector([0.0, 0.0])
+        for i in x:
+            v += weft.Vector([x[i], 1.0])
+        return v
+
+    expect(
+        weft.KernelTypeError, lambda: f(x),
+        "`v` is a vector (2 x float), and a parallel loop accumulates into scalars",
+        "for i in x:", "for i in x:",
+        "use one scalar for each element, or accumulate into a tensor",
     )  # fmt: skip

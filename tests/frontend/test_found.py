@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import enum
 import functools
@@ -9,8 +10,11 @@ import math
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import warnings
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,7 +75,9 @@ def test_a_called_function_reads_and_writes_global_tensors() -> None:
     assert "LUT" in both.inspect(x)["ir"]
 
 
-def test_a_global_tensor_of_a_called_function_is_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_global_tensor_of_a_called_function_is_never_stale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     @weft.kernel
     def f(x):
         for i in range(x.shape[0]):
@@ -117,6 +123,36 @@ def test_methods_reach_the_tensors_of_their_object() -> None:
     first.y = torch.ones(4)
     first.steps()
     assert first.y.tolist() == [1.0, 1.5, 2.0, 2.5]
+
+
+def test_tensors_in_a_dict() -> None:
+    @weft.kernel
+    def f(parameters, out):
+        for i in range(out.shape[0]):
+            out[i] = parameters["w"][i] * parameters["scale"]
+
+    out = torch.zeros(3)
+    for scale in (2.0, 3.0):
+        f({"w": torch.arange(3.0), "scale": scale}, out)
+        assert out.tolist() == [0.0, scale, 2 * scale]
+
+
+def test_many_threads_find_the_tensors_of_a_called_function() -> None:
+    target = torch.zeros(64)
+
+    def bump(i):
+        target[i] += 1 + looked_up(i) * 0
+
+    @weft.kernel
+    def f(n: int):
+        for i in range(n):
+            bump(i)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(f, [64] * 40))
+    # Calls at the same time may write over each other, but every element was written.
+    assert target.min() >= 1
+    assert target.max() <= 40
 
 
 def test_containers_that_change_in_place_are_never_stale() -> None:
@@ -400,6 +436,137 @@ def test_a_forked_process_runs_kernels() -> None:
     child.kill()
     assert not hangs
     assert queue.get() == 300_000
+
+
+GRAVITY = weft.Vector([0.0, -10.0])
+
+
+def drift(v, dt):
+    return v + GRAVITY * dt
+
+
+def test_fields_of_vectors() -> None:
+    position = weft.Vector.field(2, dtype=weft.f32, shape=8)
+    velocity = weft.Vector.field(2, weft.f32, 8)
+
+    @weft.kernel
+    def start(n: int):
+        for i in range(n):
+            position[i] = [i * 0.5, 1.0]
+            velocity[i] = weft.Vector([1.0, 0.0])
+
+    @weft.kernel
+    def step(dt: float):
+        for i in position:
+            velocity[i] = drift(velocity[i], dt)
+            position[i] += velocity[i] * dt
+            if position[i].y < 0.5:
+                position[i, 1] = 0.5
+                velocity[i] *= -1.0
+
+    start(8)
+    for _ in range(3):
+        step(0.1)
+    expected = torch.stack([torch.arange(8) * 0.5 + 0.3, torch.full((8,), 0.5)], 1)
+    torch.testing.assert_close(position.to_torch(), expected)
+    torch.testing.assert_close(velocity.to_torch(), torch.tensor([-1.0, 3.0]).expand(8, 2))
+    before = position.to_torch(), velocity.to_torch()
+    step(0.1)
+    after = position.to_torch(), velocity.to_torch()
+    position.from_torch(before[0])
+    velocity.from_torch(before[1])
+    step.interpret(0.1)
+    torch.testing.assert_close((position.to_torch(), velocity.to_torch()), after)
+
+
+def test_a_field_of_vectors_and_one_of_scalars_in_the_same_shape() -> None:
+    @weft.kernel
+    def rank(x: weft.template(), out):
+        for index in weft.grouped(x):
+            weft.atomic_max(out[index[0], 0], index.n)
+
+    out = torch.zeros(3, 2)
+    for made, expected in (
+        (weft.field(weft.f32, (3, 2)), 2.0), (weft.Vector.field(2, weft.f32, 3), 1.0),
+        (weft.field(weft.f32, (3, 2)), 2.0),
+    ):  # fmt: skip
+        out.zero_()
+        rank(made, out)
+        assert out[:, 0].tolist() == [expected] * 3
+
+
+def test_vectors_of_another_size_are_refused() -> None:
+    position = weft.Vector.field(2, dtype=weft.f32, shape=8)
+
+    @weft.kernel
+    def f(n: int):
+        for i in range(n):
+            position[i] = weft.Vector([1.0, 2.0, 3.0])
+
+    with pytest.raises(weft.KernelTypeError) as info:
+        f(3)
+    found = "an element of `position` has 2 numbers, and this is a vector (3 x float)"
+    assert found in str(info.value)
+
+
+def test_vectors_are_arguments_and_constants_that_are_never_stale() -> None:
+    @weft.kernel
+    def f(x, v):
+        for i in range(x.shape[0]):
+            x[i] = v[0] + v.y * i + drift(v, 0.5).y
+
+    x = torch.zeros(2)
+    f(x, weft.math.vec2(1.0, 2.0))
+    assert x.tolist() == [-2.0, 0.0]
+    f(x, weft.math.vec2(2.0, 2.0))
+    assert x.tolist() == [-1.0, 1.0]
+    GRAVITY[1] = -20.0
+    f(x, weft.math.vec2(2.0, 2.0))
+    GRAVITY[1] = -10.0
+    assert x.tolist() == [-6.0, -4.0]
+
+
+TYPED = """\
+import torch, weft
+@weft.kernel
+def f(x):
+    for i in range(x.shape[0]):
+        x[i] += 1
+
+first = f
+@weft.kernel
+def f(x):
+    for i in range(x.shape[0]):
+        x[i] += 2
+
+x = torch.zeros(2)
+f(x)
+first(x)
+print("RESULT", x.tolist())
+exit()
+"""
+
+
+def test_the_interactive_prompt() -> None:
+    pty = pytest.importorskip("pty")
+    pytest.importorskip("readline")
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"PYTHONPATH": str(Path(weft.__file__).parents[1]), "TERM": "dumb"}
+    command = [sys.executable, "-i", "-q"]
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    ) as child:
+        os.close(theirs)
+        os.write(ours, TYPED.encode())
+        said = b""
+        try:
+            while part := os.read(ours, 4096):
+                said += part
+        except OSError:  # how the end of a terminal is told
+            pass
+        child.wait(30)
+    os.close(ours)
+    assert b"RESULT [3.0, 3.0]" in said
 
 
 @pytest.mark.slow

@@ -108,6 +108,10 @@ class Generator:
             return f"({a} if {self.condition(depth + 1)} else {b})"
         return f"({a} * ({self.int_expression(2)}))"
 
+    def bounded(self, depth: int) -> str:
+        """A float expression that no loop can make grow until it overflows."""
+        return f"weft.math.tanh({self.float_expression(depth)})"
+
     # --- statements -------------------------------------------------------------------------------
     def emit(self, indent: int, line: str) -> None:
         self.lines.append("    " * indent + line)
@@ -117,9 +121,9 @@ class Generator:
         if kind <= 1:
             name = self.random.choice(self.floats)
             if self.random.random() < 0.5:
-                self.emit(indent, f"{name} {self.pick('+=', '-=')} {self.float_expression(1)}")
+                self.emit(indent, f"{name} {self.pick('+=', '-=')} {self.bounded(1)}")
             else:
-                self.emit(indent, f"{name} = 0.5 * {self.float_expression()}")
+                self.emit(indent, f"{name} = 2.5 * {self.bounded(0)}")
         elif kind <= 3:
             name = self.random.choice(self.ints)
             if self.random.random() < 0.4:
@@ -142,7 +146,7 @@ class Generator:
             self.emit(indent + 1, self.pick("break", "continue"))
         else:
             self.emit(indent, f"if {self.condition()}:")
-            self.emit(indent + 1, f"{self.random.choice(self.floats)} = {self.float_expression(1)}")
+            self.emit(indent + 1, f"{self.random.choice(self.floats)} = {self.bounded(1)}")
 
     def body(self, indent: int, depth: int) -> None:
         for _ in range(self.random.randint(1, 3)):

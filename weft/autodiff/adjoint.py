@@ -20,13 +20,14 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """A workspace: as large as the parallel loop ``parallel``, then ``extent`` if there is one, then
+    """A workspace: as large as the parallel loop ``parallel`` (a single element
+    if that is None), then ``extents``, then
     ``shape``. Its contents need not be defined. ``element`` is the name of the scalar type."""
 
     name: str
     element: str
-    parallel: Op
-    extent: Extent | None = None
+    parallel: Op | None
+    extents: tuple[Extent, ...] = ()
     shape: tuple[int, ...] = ()
 
 

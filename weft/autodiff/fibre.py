@@ -52,7 +52,7 @@ def fibre(access: Access) -> Fibre:
     found = Fibre(element)
     constraints = _solve(access, element, ivs, found)
     constraints += list(_domain(access, found))
-    same = _same_sizes(access)
+    same = same_sizes(access)
     clean = [Compare(c.kind, c.poly.substitute(same)) for c in constraints]
     _bounds(clean, [iv for iv in ivs if iv not in found.solved], found, access)
     return found
@@ -63,7 +63,7 @@ def _primal(access: Access) -> str:
     return access.memref.name.partition(".")[2]
 
 
-def _same_sizes(access: Access) -> Callable[[Value | Dim], Poly | None]:
+def same_sizes(access: Access) -> Callable[[Value | Dim], Poly | None]:
     """A gradient is as large as what it is the gradient of."""
     name = _primal(access)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from weft.autodiff.fibre import same_sizes
+from weft.index.access import Access, accesses
+from weft.index.bounds import in_range
+from weft.index.expression import Dim, atom
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import ScalarType
@@ -16,7 +20,12 @@ def lift(function: Function, names: Collection[str]) -> Function:
     Precondition: nothing reads, in the loop, what is accumulated into: so it is with gradients. Lifting makes more loops' sums liftable:
     inner loops come first.
     """
+    ranges = iter([_in_range(a) for a in accesses(function) if a.kind == "rmw"])
+    safe: set[Op] = set()  # whose subscripts are in range whether or not the loop runs
+
     def visit(op: Op, rewriter: Rewriter) -> list[Value] | None:
+        if op.name == "memref.atomic_rmw" and next(ranges):
+            safe.add(op)
         if op.name != "scf.for":
             return None
         body = op.regions[0]
@@ -47,17 +56,38 @@ def lift(function: Function, names: Collection[str]) -> Function:
         end.operands = [*end.operands, *finals]
         body.ops[:] = [*kept, end]
         rewriter.append(op)
-        ran = rewriter.op("arith.cmpi", op.operands[0], op.operands[1], predicate="slt")
-        branch = rewriter.if_(ran)
-        with rewriter.at(branch.regions[0]):
-            for o, value in zip(sums, op.results[count:], strict=True):
-                rewriter.atomic_rmw("addf", value, o.operands[1], o.operands[2:])
-            rewriter.do("scf.yield")
-        with rewriter.at(branch.regions[1]):
-            rewriter.do("scf.yield")
+        ends = op.operands[:2]
+        for o, value in zip(sums, op.results[count:], strict=True):
+            _add(rewriter, o, value, safe, ends)
         return op.results[:count]
 
     return Rewriter(visit).function(function)
+
+
+def _add(
+    rewriter: Rewriter, op: Op, value: Value, safe: set[Op], ends: Sequence[Value]
+) -> None:  # fmt: skip
+    """Accumulates ``value`` where ``op`` did: only if the loop ran, unless that does not matter."""
+    if op in safe:
+        rewriter.atomic_rmw("addf", value, op.operands[1], op.operands[2:])
+        safe.add(rewriter.block.ops[-1])
+        return
+    branch = rewriter.if_(rewriter.op("arith.cmpi", *ends, predicate="slt"))
+    with rewriter.at(branch.regions[0]):
+        rewriter.atomic_rmw("addf", value, op.operands[1], op.operands[2:])
+        rewriter.do("scf.yield")
+    with rewriter.at(branch.regions[1]):
+        rewriter.do("scf.yield")
+
+
+def _in_range(access: Access) -> bool:
+    """Proves from the loops alone that the subscripts are valid."""
+    same = same_sizes(access)
+    moved = access.substitute(same)
+    return all(
+        in_range(moved, poly, atom(Dim(access.memref, axis)), isl=False)
+        for axis, poly in enumerate(moved.subscripts)
+    )
 
 
 def _is_sum(op: Op, names: Collection[str]) -> bool:

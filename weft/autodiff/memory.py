@@ -30,6 +30,9 @@ def contents(function: Function) -> dict[Op, str]:
     for load in every:
         if load.kind != "load" or load.memref not in written:
             continue
+        if load.memref.name in function.attrs.get("tapes", ()):  # written once, by construction
+            found[load.op] = "after"
+            continue
         writes = [a for a in every if a.memref is load.memref and a.writes]
         loose = [a for a in writes if load.op in whiles and a.op in whiles]
         if not any(_meets(load, w, order, True, w in loose) for w in writes):
@@ -37,16 +40,16 @@ def contents(function: Function) -> dict[Op, str]:
         elif not any(_meets(load, w, order, False, w in loose) for w in writes):
             found[load.op] = "before"
         else:
-            raise _overwritten(load)
+            raise _overwritten(function, load)
     return found
 
 
-def _overwritten(load: Access) -> GradientError:
+def _overwritten(function: Function, load: Access) -> GradientError:
     name = load.memref.name or "the array"
-    if name.startswith(("tape", "d.", "d2.")):
+    if "order" in function.attrs and load.memref.name.partition(".")[0] in ("d", "d2", "d3"):
         return GradientError(
-            "derivatives of this order are not there for values that nested sequential loops carry",
-            load.op.span, help="ask for a lower derivative (create_graph=False)",
+            "a derivative of this order is not there: one tensor is written in several places, or "
+            "again and again", load.op.span, help="ask for a lower one (create_graph=False)",
         )  # fmt: skip
     return GradientError(
         f"`{name}` is read here and overwritten later by the same iteration, so its gradient would "

@@ -25,13 +25,16 @@ _TAIL = ("memref.store", "memref.atomic_rmw", "arith.truncf", "arith.extf")
 _SCOPES = ("scf.for", "scf.while", "scf.if")
 
 
-def reverse(function: Function, wanted: Collection[int], kept: Collection[int] = ()) -> Adjoint:
+def reverse(
+    function: Function, wanted: Collection[int], kept: Collection[int] = (), *, lasting: bool = False
+) -> Adjoint:
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
 
     ``kept``: those among the arguments that are written whose adjoint *before* the loop does not
-    matter, because they are fresh. Raises ``GradientError`` for what cannot be reversed correctly.
+    matter, because they are fresh. ``lasting``: no place on a tape is written twice, as a derivative
+    of the adjoint needs; tapes in nested loops are then larger. Raises ``GradientError`` for what cannot be reversed correctly.
     """
-    return _Reversal(function, wanted, kept).run()
+    return _Reversal(function, wanted, kept, lasting).run()
 
 
 def unique_names(function: Function) -> list[str]:
@@ -56,8 +59,9 @@ def before_name(name: str) -> str:
 
 class _Reversal:
     def __init__(
-        self, function: Function, wanted: Collection[int], kept: Collection[int]
+        self, function: Function, wanted: Collection[int], kept: Collection[int], lasting: bool
     ) -> None:
+        self.lasting = lasting
         self.primal = function
         self.names = unique_names(function)
         args = function.args
@@ -82,9 +86,12 @@ class _Reversal:
         self.buffers: list[Buffer] = []
         self.extents: list[Extent] = []
         self.tapes: dict[Op, _Tape] = {}
+        # The sequential loops that are being undone around this point, and the iteration of each.
+        self.around: list[tuple[Extent, Value]] = []
         self.inner: dict[Value, Value] = {}  # adjoints at the end of the iteration just undone
         self.snapshots: dict[Op, list[tuple[Value, Value]]] = {}
         self.parallel: Op | None = None
+        self.first: list[Function] = []  # launched before the adjoint
         self.indices: list[Value] = []  # of the iteration, from 0: where it writes on tapes
         for op, which in self.contents.items():
             memref = op.operands[0]
@@ -123,9 +130,13 @@ class _Reversal:
         self.b.do("func.return")
         main = clean(self.new)
         steps, notes, buffers = gather(main, self._gradients(), self.parallel)
+        steps = [*self.first, *steps]
+        if self.lasting:
+            for step in steps:
+                step.attrs["tapes"] = tuple(b.name for b in self.buffers if b.extents)
         left = {a.name for step in steps for a in step.args}
         workspaces = [w for w in (*self.buffers, *buffers) if w.name in left]
-        needed = [x for x in self.extents if any(w.extent is x for w in workspaces)]
+        needed = [x for x in self.extents if any(x in w.extents for w in workspaces)]
         sizes = lengths(self.primal, [x.op for x in needed]) if workspaces else None
         return Adjoint(
             self.primal, tuple(self.names), tuple(steps), tuple(workspaces), tuple(needed), sizes,
@@ -205,31 +216,111 @@ class _Reversal:
         if kind == "addf":
             self._add(given, g)
             return
-        total = self._total(result, tail)
-        mine = self.env[given]
-        zero = self._number(0.0, g)
+        mine, zero, one = self.env[given], self._number(0.0, g), self._number(1.0, g)
         if kind in ("maximumf", "minimumf"):
-            ties = self._workspace_total(f"ties.{result.name or 'total'}", g, kind, result, given, total)
-            hit = self.b.op("arith.cmpf", mine, total, predicate="oeq")
+            total = self._total(result, tail)
+            # The extreme values share the adjoint evenly, as torch.amax has it.
+            (ties,) = self._recount(given, [("addf", zero, lambda c: self._select_equal(
+                c, self._total(result, tail), one, zero))], result)  # fmt: skip
             share = self.b.op("arith.divf", g, ties)
-            self._add(given, self.b.op("arith.select", hit, share, zero))
-            return
-        raise GradientError(f"a parallel reduction by {kind} has no gradient rule",
-                            self.parallel.span if self.parallel else None)  # fmt: skip
+            self._add(given, self._select_equal(mine, total, share, zero))
+        elif kind == "mulf":
+            at = self.parallel.results.index(result)  # type: ignore[union-attr]
+            first = self.parallel.operands[3 * self.parallel.attrs["dims"] + at]  # type: ignore[union-attr]
+            zeros, rest = self._recount(given, [
+                ("addf", zero, lambda c: self._select_equal(c, self._zero(given), one, zero)),
+                ("mulf", self.env[first], lambda c: self._select_equal(c, self._zero(given), one, c)),
+            ], result)  # fmt: skip
+            others = self._select_equal(zeros, zero, self.b.op("arith.divf", rest, mine), zero)
+            alone = self._select_equal(zeros, one, rest, zero)
+            product = self._select_equal(mine, zero, alone, others)
+            self._add(given, self.b.op("arith.mulf", g, product))
+        else:
+            raise GradientError(f"a parallel reduction by {kind} has no gradient", self.b.span)
+
+    def _select_equal(self, x: Value, y: Value, yes: Value, no: Value) -> Value:
+        same = self.b.op("arith.cmpf", x, y, predicate="oeq")
+        return self.b.op("arith.select", same, yes, no)
 
     def _total(self, result: Value, tail: Sequence[Op]) -> Value:
         for op in tail:
             if op.name == "memref.store" and op.operands[0] is result:
                 return self.b.load(self.env[op.operands[1]], [])
-        raise GradientError("the total of this reduction is not kept in its own type",
-                            self.parallel.span if self.parallel else None)  # fmt: skip
+        raise GradientError("the total of this reduction is not kept in its own type", self.b.span)
 
-    def _workspace_total(
-        self, name: str, g: Value, kind: str, result: Value, given: Value, total: Value
-    ) -> Value:
-        """How many iterations contributed the extreme value: counted by a loop of its own."""
-        raise GradientError(f"a parallel reduction by {kind} has no gradient yet",
-                            self.parallel.span if self.parallel else None)  # fmt: skip
+    def _recount(
+        self, given: Value, wanted: Sequence[tuple[str, Value, Callable[[Value], Value]]],
+        result: Value,
+    ) -> list[Value]:  # fmt: skip
+        """More totals over all iterations, by a loop that is launched before the adjoint.
+
+        Each of ``wanted`` is a combiner, its first value, and what an iteration contributes, made
+        of ``given``. Gives the totals, as the adjoint reads them.
+        """
+        assert self.parallel is not None
+        outer, body = self.new.body.args, self.parallel.regions[0]
+        types, names = [a.type for a in outer], [a.name for a in outer]
+        counting = Function(f"{self.primal.name}_totals{len(self.first)}", types, names,
+                            dict(self.new.attrs), self.primal.span)  # fmt: skip
+        saved = self.b, self.env, self.before, self.new
+        places = dict(zip(outer, counting.args, strict=True))
+        self.b, self.new = Builder(counting.body, self.primal.span), counting
+        self.env = {old: places[new] for old, new in self.env.items() if new in places}
+        self.before = {old: places[new] for old, new in self.before.items()}
+        head = self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]
+        for op in head:
+            self._redo(op)
+        dims = self.parallel.attrs["dims"]
+        bounds = [self.env[v] for v in self.parallel.operands[: 3 * dims]]
+        # First values are constants, or what the head computes.
+        inits = [self._again(first, saved[1]) for _, first, _ in wanted]
+        loop = self.b.parallel(bounds[:dims], bounds[dims : 2 * dims], bounds[2 * dims :], inits,
+                               [kind for kind, _, _ in wanted])  # fmt: skip
+        with self.b.at(loop.regions[0]):
+            self.env.update(zip(body.args, loop.regions[0].args, strict=True))
+            self._redo_block(body, taping=False)
+            parts = []
+            for _, _, part in wanted:
+                parts.append(self._remade(part, self.env[given]))
+            self.b.do("scf.reduce", *parts)
+        made = []
+        for k, total in enumerate(loop.results):
+            assert isinstance(total.type, ScalarType)
+            name = f"total{self.order}.{len(self.first)}.{k}.{result.name or 'total'}"
+            place = Value(MemRefType(total.type, 0), name, counting.body)
+            counting.body.args.append(place)
+            self.b.store(total, place, [])
+            made.append((name, total.type))
+        self.b.do("func.return")
+        self.first.append(clean(counting))
+        self.b, self.env, self.before, self.new = saved
+        totals = []
+        for name, type in made:
+            self.buffers.append(Buffer(name, type.name, None))
+            totals.append(self.b.load(self._argument(name, MemRefType(type, 0)), []))
+        return totals
+
+    def _again(self, value: Value, before: dict[Value, Value]) -> Value:
+        """A constant, or a value of the head, in the function that is being built now."""
+        if isinstance(value.owner, Op) and value.owner.name == "arith.constant":
+            assert isinstance(value.type, ScalarType)
+            return self.b.constant(value.owner.attrs["value"], value.type)
+        return self.env[next(old for old, new in before.items() if new is value)]
+
+    def _remade(self, part: Callable[[Value], Value], given: Value) -> Value:
+        """``part(given)``, with the constants that it closed over made anew."""
+        start = len(self.b.block.ops)
+        value = part(given)
+        for op in self.b.block.ops[start:]:
+            for k, operand in enumerate(op.operands):
+                owner = operand.owner
+                if isinstance(owner, Op) and owner.name == "arith.constant" and (
+                    owner not in self.b.block.ops
+                ):
+                    copy = Op("arith.constant", [], [operand.type], dict(owner.attrs), span=op.span)
+                    self.b.block.ops.insert(start, copy)
+                    op.operands[k] = copy.result
+        return value
 
     # --- small things -----------------------------------------------------------------------------
     def _number(self, value: float, like: Value) -> Value:
@@ -432,12 +523,17 @@ class _Reversal:
             self._copy(shape[1:], read, write, (*at, loop.regions[0].args[0]))
             self.b.do("scf.yield")
 
+    def places(self) -> list[Value]:
+        """The subscripts on a tape that come before the number of the iteration."""
+        return [*self.indices, *(number for _, number in self.around if self.lasting)]
+
     def _tape(self, op: Op, carried: Sequence[Value], arrays: Sequence[Value]) -> _Tape:
         tape = self.tapes.get(op)
         if tape is None:
             extent = Extent(op, len(self.extents))
             self.extents.append(extent)
-            tape = self.tapes[op] = _Tape(list(carried), list(arrays))
+            around = [x for x, _ in self.around] if self.lasting else []
+            tape = self.tapes[op] = _Tape(list(carried), list(arrays), extent)
             assert self.parallel is not None
             for value in (*carried, *arrays):
                 element = value.type
@@ -445,9 +541,9 @@ class _Reversal:
                 if isinstance(element, MemRefType):
                     element, shape = element.element, element.shape or ()
                 name = f"tape{self.order}.{len(self.buffers)}.{value.name or 'v'}"
-                rank = len(self.indices) + 1 + len(shape)
+                rank = len(self.indices) + len(around) + 1 + len(shape)
                 tape.buffers.append(self._argument(name, MemRefType(stored(element), rank)))
-                self.buffers.append(Buffer(name, stored(element).name, self.parallel, extent, shape))
+                self.buffers.append(Buffer(name, stored(element).name, self.parallel, (*around, extent), shape))
         return tape
 
     # --- undoing ----------------------------------------------------------------------------------
@@ -501,7 +597,8 @@ class _Reversal:
         if g is None:
             return
         operands = [self.env[v] for v in op.operands]
-        local = Local(self.b, op, operands, self.env.get(op.result, g), g)
+        varied = [v in self.activity.values for v in op.operands]
+        local = Local(self.b, op, operands, self.env.get(op.result, g), g, varied)
         for operand, share in zip(op.operands, RULES[op.name](local), strict=True):
             self._add(operand, share)
 
@@ -605,7 +702,9 @@ class _Reversal:
             block.args[0].name = body.args[0].name
             self.env[body.args[0]] = iv
             self.tapes[op].read(number, self)
+            self.around.append((self.tapes[op].extent, number if plain else block.args[0]))
             self._undo_iteration(body, sums, chain, outer, block.args[1:], results)
+            self.around.pop()
             self.b.do("scf.yield", *(self._inner_adj(v) for v in (*chain, *outer)))
         self._after(op.operands[3:], body.args[1:], sums, chain, outer, results, loop.results)
 
@@ -673,13 +772,16 @@ class _Reversal:
         # The last evaluation of the condition, which gave the results.
         tape.read(trips, self)
         handed = [results[r] for r in op.results]
+        self.around.append((tape.extent, trips))
         self._undo_part(before, before.terminator.operands[1:], handed, outer)
+        self.around.pop()
         starts = [self._inner_adj(v) for v in (*carried, *outer)]
         zero, one = self.b.constant(0, index), self._one()
         loop = self.b.for_(zero, trips, one, starts)
         with self.b.at(loop.regions[0]) as block:
             last = self.b.op("arith.subi", trips, one)
             tape.read(self.b.op("arith.subi", last, block.args[0]), self)
+            self.around.append((tape.extent, block.args[0]))
             self._redo_block(before, taping=True, later=after.ops)
             for old, value in zip(after.args, before.terminator.operands[1:], strict=True):
                 self.env[old] = self.env[value]
@@ -694,6 +796,7 @@ class _Reversal:
                     self._add(value, self.adj.get(arg))
                 self._undo_block(before)
                 self.b.do("scf.yield", *(self._adjoint(v) for v in (*carried, *outer)))
+            self.around.pop()
         self.adj.update(zip(outer, loop.results[len(carried) :], strict=True))
         start = dict(zip(before.args, op.operands, strict=True))
         for c, g in zip(carried, loop.results, strict=False):
@@ -714,29 +817,30 @@ class _Reversal:
 class _Tape:
     """What a sequential loop carries, by iteration."""
 
-    def __init__(self, carried: list[Value], arrays: list[Value]) -> None:
+    def __init__(self, carried: list[Value], arrays: list[Value], extent: Extent) -> None:
         self.carried = carried
+        self.extent = extent
         self.arrays = arrays
         self.buffers: list[Value] = []
         self.trips: Value | None = None
 
     def write(self, number: Value, r: _Reversal) -> None:
         for value, buffer in zip(self.carried, self.buffers, strict=False):
-            r.b.store(_to_memory(r.b, r.env[value]), buffer, [*r.indices, number])
+            r.b.store(_to_memory(r.b, r.env[value]), buffer, [*r.places(), number])
         for memref, buffer in zip(self.arrays, self.buffers[len(self.carried) :], strict=True):
             type = memref.type
             assert isinstance(type, MemRefType)
             r._copy(type.shape or (), lambda at, m=memref: r.b.load(r.env[m], at),
-                    lambda v, at, t=buffer: r.b.store(v, t, [*r.indices, number, *at]))  # fmt: skip
+                    lambda v, at, t=buffer: r.b.store(v, t, [*r.places(), number, *at]))  # fmt: skip
 
     def read(self, number: Value, r: _Reversal) -> None:
         for value, buffer in zip(self.carried, self.buffers, strict=False):
-            loaded = r.b.load(buffer, [*r.indices, number])
+            loaded = r.b.load(buffer, [*r.places(), number])
             r.env[value] = _from_memory(r.b, loaded, value.type)
         for memref, buffer in zip(self.arrays, self.buffers[len(self.carried) :], strict=True):
             type = memref.type
             assert isinstance(type, MemRefType)
-            r._copy(type.shape or (), lambda at, t=buffer: r.b.load(t, [*r.indices, number, *at]),
+            r._copy(type.shape or (), lambda at, t=buffer: r.b.load(t, [*r.places(), number, *at]),
                     lambda v, at, m=memref: r.b.store(v, r.env[m], at))  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 ``RULES[name](d)`` gives, for each operand, the operand's adjoint (None: zero). ``d`` is a ``Local``:
 ``d.g`` is the adjoint of the result, ``d.a``, ``d.b``, ``d.c`` the operands, ``d.y`` the result.
 ``ZERO`` names the operations whose derivative is zero wherever it exists. An operation that is in
-neither is refused by name. At ties, minimum and maximum share the adjoint, as torch's do; the
+neither is refused by name. At ties, minimum and maximum of two varying values share the
+adjoint, as torch.maximum does; ``max(x, bound)`` gives all of it to ``x``, as torch.clamp does; the
 absolute value has derivative 0 at 0.
 """
 
@@ -20,12 +21,17 @@ from weft.ir.types import ScalarType, compute_type
 class Local:
     """The neighbourhood of one operation, with short names for what rules are made of."""
 
-    def __init__(self, builder: Builder, op: Op, operands: Sequence[Value], y: Value, g: Value):
+    def __init__(
+        self, builder: Builder, op: Op, operands: Sequence[Value], y: Value, g: Value,
+        varied: Sequence[bool] = (),
+    ) -> None:  # fmt: skip
+        """``varied``: which of the operands have an adjoint at all."""
         self.builder = builder
         self.source = op
         self.operands = operands
         self.y = y
         self.g = g
+        self.varied = varied
 
     @property
     def a(self) -> Value:
@@ -100,6 +106,23 @@ def _extremum(d: Local, less: bool) -> list[Value | None]:
     ]
 
 
+def _choice(d: Local) -> list[Value | None]:
+    """``max(a, b)`` arrives as a choice by comparison: where both vary, a tie is shared."""
+    zero = d.number(0.0)
+    test, yes, no = d.source.operands
+    shares = [d.select(d.a, d.g, zero), d.select(d.a, zero, d.g)]
+    compare = test.owner
+    if isinstance(compare, Op) and compare.name == "arith.cmpf" and all(d.varied[1:]) and (
+        {*compare.operands} == {yes, no} and compare.attrs["predicate"] in _ORDERS
+    ):
+        tie, half = d.equal(d.b, d.c), d.mul(d.g, d.number(0.5))
+        shares = [d.select(tie, half, share) for share in shares]
+    return [None, *shares]
+
+
+_ORDERS = ("olt", "ole", "ogt", "oge", "ult", "ule", "ugt", "uge")
+
+
 def _absolute(d: Local) -> list[Value | None]:
     zero = d.number(0.0)
     negative = d.select(d.less(d.a, zero), d.neg(d.g), zero)
@@ -172,9 +195,7 @@ RULES: dict[str, Rule] = {
     "arith.minimumf": lambda d: _extremum(d, less=True),
     "arith.maxnumf": lambda d: _extremum(d, less=False),
     "arith.minnumf": lambda d: _extremum(d, less=True),
-    "arith.select": lambda d: [
-        None, d.select(d.a, d.g, d.number(0.0)), d.select(d.a, d.number(0.0), d.g),
-    ],
+    "arith.select": _choice,
     "arith.extf": _cast,
     "arith.truncf": _cast,
     "math.absf": _absolute,

@@ -4,42 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from weft import timing
 from weft.codegen import ptx
-from weft.codegen.grid import Grid, Variant
-from weft.codegen.host import Check, Cpu
-from weft.codegen.mapping import Mapping, plan
-from weft.codegen.narrow import Program, Step, candidates, narrow
-from weft.codegen.threads import Slot, argument_slots
+from weft.codegen.grid import Grid
+from weft.codegen.host import Cpu
+from weft.codegen.launching import Facts, Variant
+from weft.codegen.mapping import plan
+from weft.codegen.narrow import Program, candidates, narrow
+from weft.codegen.threads import argument_slots
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What launching needs to know, whichever variant runs.
-
-    ``steps`` compute the index arithmetic from the argument block (see ``narrow.evaluate``);
-    ``bounds`` are, for each parallel dimension, the steps of lower bound, upper bound and step;
-    ``needed`` the steps that must fit for the narrow form. ``mapping`` is None where one thread runs
-    everything. ``kinds``: the combiners that the kernel reduces by.
-    """
-
-    symbol: str
-    slots: tuple[Slot, ...]
-    checks: tuple[Check, ...]
-    prints: tuple[Any, ...]
-    steps: tuple[Step, ...]
-    bounds: tuple[tuple[int, int, int], ...]
-    needed: tuple[int, ...]
-    mapping: Mapping | None
-    kinds: tuple[str, ...]
-
-    @property
-    def serial(self) -> bool:
-        return self.mapping is None
 
 
 @dataclass(frozen=True, slots=True)

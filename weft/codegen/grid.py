@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from weft.codegen.arith import combine, from_word, identity, narrow, scalar, word
 from weft.codegen.device import ORDERING, Cuda
 from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type
+from weft.codegen.launching import THREADS, Mapping, Variant
 from weft.codegen.llvm import emit_block, emit_op, loop
-from weft.codegen.mapping import THREADS, Mapping
 from weft.codegen.threads import argument_slots
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import MemRefType, ScalarType, f64
@@ -25,21 +24,6 @@ SREG = "llvm.nvvm.read.ptx.sreg."
 _SHARED = "weft_warps"  # what the warps of a block hand over
 _PRIVATE = "weft_private"  # a block's own copy of what it accumulates into
 _WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One form of a kernel: ``narrow`` indices of 32 bits, ``vector`` neighbours a thread, ``covers``
-    if each thread has one iteration at most, ``private`` if blocks accumulate into shared memory."""
-
-    narrow: bool
-    vector: int = 1
-    covers: bool = True
-    private: bool = False
-
-    def __str__(self) -> str:
-        words = [f"i{32 if self.narrow else 64}", f"v{self.vector}"]
-        return "-".join(words + ["covers"] * self.covers + ["private"] * self.private)
 
 
 class Grid:
@@ -62,6 +46,7 @@ class Grid:
         self.slots = argument_slots(function)
         self.written = _written(function)
         self.unaligned = False  # the first of several neighbours is not at a whole vector
+        self.quotients: set[Op] = set()  # that follow from the first neighbour's
         threads = max(THREADS, mapping.block if mapping else 0)
         self.traits = self.module.attribute(f'nounwind "nvvm.maxntid"="{threads}"')
         self.kinds: tuple[str, ...] = parallel.attrs["kinds"] if parallel and mapping else ()
@@ -280,6 +265,11 @@ class Grid:
         end = e.inst(f"add nsw {ty} {first}, {wide}")
         inside = e.inst(f"and i1 {e.inst(f'icmp sge {ty} {first}, 0')}, "
                         f"{e.inst(f'icmp sle {ty} {end}, {trip}')}")  # fmt: skip
+        self.quotients = _quotients(op.regions[0], op.regions[0].args[axis])
+        for divisor in {inner.operands[1] for inner in self.quotients}:
+            kind = llvm_type(divisor.type)
+            enough = e.inst(f"icmp sge {kind} {e.name(divisor)}, {wide}")
+            inside = e.inst(f"and i1 {inside}, {enough}")
         full, part, out = e.label("full"), e.label("part"), e.label("joined")
         e.branch(inside, full, part)
         e.start(full)
@@ -315,12 +305,15 @@ class Grid:
         for k, local in enumerate(own):
             e.names = ChainMap(local, names)  # type: ignore[assignment]
             bind(axis, first if k == 0 else e.inst(f"add nsw {ty} {first}, {k}"))
-        aligned = self._aligned_accesses(body, body.args[axis])
+        aligned = [self._aligned_accesses(body, body.args[axis], k) for k in range(len(own))]
         for inner in body.ops[:-1]:
             for k, local in enumerate(own):
                 e.names = ChainMap(local, names)  # type: ignore[assignment]
-                self.cuda.aligned = aligned if k == 0 and not self.unaligned else {}
-                emit_op(e, inner)
+                self.cuda.aligned = aligned[k]
+                if k and inner in self.quotients:
+                    local[inner.result] = self._next_quotient(e, inner, own[0], k)
+                else:
+                    emit_op(e, inner)
         self.cuda.aligned = {}
         parts = []
         for local in own:
@@ -329,9 +322,20 @@ class Grid:
         e.names = names
         return parts
 
-    def _aligned_accesses(self, body: Block, iv: Value) -> dict[Op, int]:
-        """Loads and stores that begin at a whole vector when ``iv`` does."""
+    def _next_quotient(self, e: Emitter, op: Op, first: dict[Value, str], k: int) -> str:
+        """(a + k) // b from a // b, for 0 < k < b: one more where the remainder gets to b."""
+        ty = llvm_type(op.result.type)
+        quotient, divisor = first[op.result], e.name(op.operands[1])
+        product = e.inst(f"mul {ty} {quotient}, {divisor}")
+        rest = e.inst(f"sub {ty} {first[op.operands[0]]}, {product}")
+        over = e.inst(f"icmp sge {ty} {e.inst(f'add {ty} {rest}, {k}')}, {divisor}")
+        return e.inst(f"add {ty} {quotient}, {e.inst(f'zext i1 {over} to {ty}')}")
+
+    def _aligned_accesses(self, body: Block, iv: Value, k: int) -> dict[Op, int]:
+        """Loads and stores of neighbour ``k`` that are at whole vectors if the first neighbour is."""
         assert self.mapping is not None
+        if self.unaligned:
+            return {}
         limits = dict(self.mapping.aligned)
         found = {}
         for op in body.ops:
@@ -342,7 +346,7 @@ class Grid:
             type = op.operands[at].type
             assert isinstance(type, MemRefType)
             offset = _offset(op.operands[-1], iv) if limit and type.rank else None
-            if limit and offset is not None and offset * type.element.bytes % limit == 0:
+            if limit and offset is not None and (offset + k) * type.element.bytes % limit == 0:
                 found[op] = limit
         return found
 
@@ -602,6 +606,34 @@ def _written(function: Function) -> set[int]:
         return found
 
     return below(function.body.ops)
+
+
+def _quotients(body: Block, iv: Value) -> set[Op]:
+    """Divisions ``a // b`` whose dividend grows by one with ``iv`` and whose divisor is a number that
+    is not known before the call."""
+    slopes: dict[Value, int | None] = {iv: 1}  # of what depends on iv; None: not a straight line
+    found: set[Op] = set()
+    for op in body.ops:
+        known = [slopes.get(v, 0) for v in op.operands]
+        if not any(v in slopes for v in op.operands):
+            continue
+        slope: int | None = None
+        match op.name, known:
+            case "arith.addi", [int(a), int(b)]:
+                slope = a + b
+            case "arith.subi", [int(a), int(b)]:
+                slope = a - b
+            case "arith.index_cast", [int(a)]:
+                slope = a
+            case "arith.floordivsi", [1, _] if op.operands[1] not in slopes:
+                owner = op.operands[1].owner
+                inside = isinstance(owner, Op) and owner in body.ops
+                if not inside and not (isinstance(owner, Op) and owner.name == "arith.constant"):
+                    found.add(op)
+            case _:
+                pass
+        slopes.update(dict.fromkeys(op.results, slope))
+    return found
 
 
 def _offset(value: Value, iv: Value) -> int | None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from weft.codegen.arith import RULES, combine, narrow, note_range, rule, scalar, widen
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
-from weft.ir.core import Block, Op
+from weft.codegen.flat import nested, rows
+from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, bf16, f16, i1
 
@@ -208,7 +209,11 @@ def narrow_element(e: Emitter, source: ScalarType, element: ScalarType, value: s
 @rule("scf.for")
 def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     lower, upper, step, *inits = operands
+    if op in e.longer:
+        upper = e.longer.pop(op)
     body = op.regions[0]
+    short = _flatten(e, op, lower, upper)
+    upper = short or upper
     if op.operands[0] in e.bits:
         e.bits[body.args[0]] = INDEX_BITS
     metadata = ""
@@ -225,6 +230,42 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     if metadata:
         e.groups.pop()
     return results
+
+
+def _flatten(e: Emitter, op: Op, lower: str, upper: str) -> str | None:
+    """Where a loop and the ``independent`` one inside it may be counted as one (see ``flat``), the
+    upper bound of the outer one; that of the inner one is put aside."""
+    inner = nested(op)
+    if inner is None or not inner.attrs.get("independent") or not _is_number(e, inner, 0, 0):
+        return None
+    if not _is_number(e, op, 2, 1) or not _is_number(e, inner, 2, 1):
+        return None
+    body, count = op.regions[0], inner.operands[1]
+    memrefs = rows(body, body.args[0], inner.regions[0].args[0])
+    if memrefs is None or count.owner in body.ops:
+        return None
+    trips = e.name(count)
+    filled = e.inst(f"icmp slt i64 {lower}, {upper}")
+    same = e.inst(f"and i1 {filled}, {rows_follow(e, memrefs, 0, trips, trips)}")
+    product = e.inst(f"mul nsw i64 {e.inst(f'sub nsw i64 {upper}, {lower}')}, {trips}")
+    e.longer[inner] = e.inst(f"select i1 {same}, i64 {product}, i64 {trips}")
+    return e.inst(f"select i1 {same}, i64 {e.inst(f'add nsw i64 {lower}, 1')}, i64 {upper}")
+
+
+def _is_number(e: Emitter, op: Op, operand: int, number: int) -> bool:
+    return e.constants.get(op.operands[operand]) == number
+
+
+def rows_follow(e: Emitter, memrefs: Sequence[Value], behind: int, trips: str, deeper: str) -> str:
+    """Whether rows of ``memrefs`` follow each other: see ``flat.rows``. ``trips`` is the length of
+    the inner loop, ``deeper`` its product with those of the loops behind it."""
+    found = "true"
+    for memref in memrefs:
+        view = e.views[memref]
+        axis = view.type.rank - 1 - behind
+        length, wanted = (view.strides[axis - 1], deeper) if view.strides else (view.sizes[axis], trips)
+        found = e.inst(f"and i1 {found}, {e.inst(f'icmp eq i64 {length}, {wanted}')}")
+    return found
 
 
 def _loop_body(e: Emitter, body: Block, names: Sequence[str]) -> list[str]:

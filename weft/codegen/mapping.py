@@ -2,46 +2,20 @@
 
 ``plan`` looks at a function's accesses once, when it is compiled: which parallel index runs along
 neighbouring threads, how many neighbours a thread takes, and what may be kept in shared memory.
-``shape`` turns the trip counts of a call into a grid. Code generation (``grid.py``) and the runtime
-follow both; a schedule would replace them.
+``launching.shape`` turns the trip counts of a call into a grid. Code generation (``grid.py``) and
+the runtime follow both; a schedule would replace them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
+from weft.codegen.launching import Mapping
 from weft.index.access import Access, accesses, parallel_dims_of
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import MemRefType, f16, bf16, f32, i1, i8, i16
+from weft.ir.types import MemRefType, bf16, f16, f32, i1, i8, i16
 
-THREADS = 256  # of a block
 VECTOR_BYTES = 16  # the longest load and store
 MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
-REDUCTION_BLOCKS = 1024  # at most; a function of the sizes alone, so that sums do not depend on the GPU
-PRIVATE_BYTES = 16384  # of shared memory for a block's own copy of what it accumulates into
-_LIMITS = (2**31 - 1, 65535, 65535)  # blocks of a grid
 
-Dims = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Mapping:
-    """``order``: the parallel dimensions, the one along neighbouring threads (threadIdx.x) first.
-
-    ``vector``: how many neighbours along it one thread takes; this needs ``aligned``, pairs of a
-    memref argument and bytes: its address, and its rows, must be multiples of them. ``private``:
-    the memref argument that each block accumulates into a copy of, or -1. ``block``: a wish of the
-    kernel's writer for the number of threads, or 0. ``loads``: something is read along the rows of
-    neighbouring outer iterations, so that square blocks find it in the cache.
-    """
-
-    order: tuple[int, ...]
-    vector: int = 1
-    aligned: tuple[tuple[int, int], ...] = ()
-    private: int = -1
-    block: int = 0
-    square: bool = True
 
 
 def plan(function: Function, parallel: Op) -> Mapping:
@@ -100,8 +74,9 @@ def _vector(
         return 1, ()
     args = function.args
     aligned = {args.index(a.memref): copies * _bytes(a.memref) for a in unit}
-    if parallel.attrs["kinds"]:  # two vectors on their way at a time
-        copies *= 2
+    divides = any(op.name == "arith.floordivsi" for op in body.ops)
+    if parallel.attrs["kinds"] or (divides and most >= 4 and 2 * copies * len(body.ops) <= MOST_COPIES):
+        copies *= 2  # two vectors on their way at a time, or twice as many quotients for one division
     return copies, tuple(sorted(aligned.items()))
 
 
@@ -136,44 +111,3 @@ def _private(function: Function, parallel: Op) -> int:
         if native and arg.type.layout == "contiguous" and (kind != "addf" or element is f32):
             return position
     return -1
-
-
-# -- the grid of a call
-
-
-def shape(mapping: Mapping, trips: Sequence[int], *, vector: int, few: bool) -> tuple[Dims, Dims]:
-    """(grid, block) for loops of these trip counts, in the order of ``mapping.order``.
-
-    ``vector``: neighbours that a thread takes. ``few``: no more blocks than a reduction may have;
-    each then runs several iterations. Zero iterations give a grid of one block.
-    """
-    counts = [max(n, 1) for n in trips]
-    counts[0] = -(-counts[0] // vector) + (vector > 1)  # one more where rows do not begin aligned
-    sides = [counts[0], counts[1] if len(counts) > 1 else 1, 1]
-    for count in counts[2:]:
-        sides[2] *= count
-    block = _block(sides, mapping.block or THREADS, square=len(counts) > 1, full=few)
-    blocks = [-(-side // b) for side, b in zip(sides, block, strict=True)]
-    grid = [min(n, limit) for n, limit in zip(blocks, _LIMITS, strict=True)]
-    if few:
-        left = REDUCTION_BLOCKS
-        for axis in range(3):
-            grid[axis] = min(grid[axis], left)
-            left //= grid[axis]
-    return (grid[0], grid[1], grid[2]), block
-
-
-def _block(sides: list[int], threads: int, *, square: bool, full: bool) -> Dims:
-    """Threads along each side: powers of two, at least a warp's width along x where there is one."""
-    width = min(threads, 64) if square else threads
-    x = min(_power(sides[0]), width if sides[1] * sides[2] > 1 else threads)
-    y = min(_power(sides[1]), threads // x)
-    z = min(_power(sides[2]), threads // (x * y), 64)
-    if full or x * y * z < min(threads, 32):  # whole warps, for their shuffles
-        x = threads // (y * z)
-    return x, y, z
-
-
-def _power(n: int) -> int:
-    """The smallest power of two that is not below ``n``."""
-    return 1 << max(n - 1, 0).bit_length()

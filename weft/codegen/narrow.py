@@ -8,17 +8,13 @@ come from 64-bit tensors) stays 64-bit in both forms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from weft.codegen.intervals import Step, evaluate, fits
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import MemRefType, ScalarType, Type, i1, i32, index
 
-Interval = tuple[int, int]
-Step = list[int | str]
-
-ANY: Interval = (-(1 << 63), (1 << 63) - 1)
 NOMINAL = 1024  # of every size and number, when it is decided which indices may be 32-bit at all
-_LOW, _HIGH = -(1 << 31), (1 << 31) - 1
 
 
 class Program:
@@ -105,86 +101,6 @@ _RULES = {
 }  # fmt: skip
 
 
-def evaluate(steps: Sequence[Step], slots: Callable[[int], Interval]) -> list[Interval]:
-    """The interval of each step; ``slots(k)`` is that of word k of the argument block."""
-    found: list[Interval] = []
-    for operation, *operands in steps:
-        if operation == "const":
-            value = int(operands[0])
-            found.append((value, value))
-            continue
-        if operation == "slot":
-            found.append(slots(int(operands[0])))
-            continue
-        if operation in ("bits", "ubits"):
-            bits = int(operands[0])
-            found.append(((0, (1 << bits) - 1) if operation == "ubits" else
-                          (-(1 << bits - 1), (1 << bits - 1) - 1)))  # fmt: skip
-            continue
-        known = [found[int(k)] for k in operands]
-        if operation == "any" or (ANY in known and operation not in _TOLERANT):
-            found.append(ANY)
-            continue
-        low, high = _MEANING[str(operation)](*known)
-        found.append((low, high) if ANY[0] <= low and high <= ANY[1] else ANY)
-    return found
-
-
-_TOLERANT = ("min", "max", "and", "rem")  # they bound what is not known
-
-
-def _hull(values: Sequence[int]) -> Interval:
-    return min(values), max(values)
-
-
-def _corners(f: Callable[[int, int], int]) -> Callable[[Interval, Interval], Interval]:
-    return lambda a, b: _hull([f(x, y) for x in a for y in b])
-
-
-def _div(a: Interval, b: Interval) -> Interval:
-    ends = [y for y in (b[0], b[1], -1, 1) if b[0] <= y <= b[1] and y]
-    values = [x // y for x in a for y in ends]
-    return _hull([*values, 0] if b[0] <= 0 <= b[1] else values)
-
-
-def _and(a: Interval, b: Interval) -> Interval:
-    if a[0] < 0 and b[0] < 0:
-        return ANY
-    return 0, min(x[1] for x in (a, b) if x[0] >= 0)
-
-
-def _rem(a: Interval, b: Interval) -> Interval:
-    most = max(abs(b[0]), abs(b[1]))
-    return (-most if a[0] < 0 else 0), most
-
-
-def _shift(a: Interval, b: Interval, left: bool) -> Interval:
-    if not 0 <= b[0] <= b[1] < 32:
-        return ANY
-    return _hull([x << y if left else x >> y for x in a for y in b])
-
-
-_MEANING: dict[str, Callable[..., Interval]] = {
-    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
-    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
-    "mul": _corners(lambda x, y: x * y),
-    "div": _div,
-    "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
-    "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
-    "shr": lambda a, b: _shift(a, b, left=False),
-    "shl": lambda a, b: _shift(a, b, left=True),
-    "and": _and,
-    "rem": _rem,
-    "abs": lambda a: (0 if a[0] <= 0 <= a[1] else min(map(abs, a)), max(map(abs, a))),
-    "join": lambda a, b: (min(a[0], b[0]), max(a[1], b[1])),
-    "iv": lambda a, b: (a[0], max(a[0], b[1] - 1)),
-}
-
-
-def fits(interval: Interval) -> bool:
-    return _LOW <= interval[0] and interval[1] <= _HIGH
-
-
 def candidates(program: Program) -> tuple[frozenset[Value], list[int]]:
     """The indices that are 32-bit in the narrow form, and the steps that must fit for it."""
     found = evaluate(program.steps, lambda _: (-NOMINAL, NOMINAL))
@@ -226,6 +142,9 @@ class _Narrowing:
     def into(self, result: Function, function: Function) -> None:
         self.values.update(zip(function.args, result.args, strict=True))
         self.ops = result.body.ops
+        for arg in function.args:
+            if arg in self.chosen:
+                self.values[arg] = self.cast(self.values[arg], i32)
         self.block(function.body)
 
     def type(self, value: Value) -> Type:
@@ -342,5 +261,3 @@ def _bits(value: Value) -> int:
     assert isinstance(value.type, ScalarType)
     return value.type.bits
 
-
-__all__ = ["ANY", "Interval", "Program", "Step", "candidates", "evaluate", "fits", "narrow"]

@@ -18,34 +18,6 @@ from weft.codegen import libdevice
 from weft.errors import WeftError
 
 TRIPLE = "nvptx64-nvidia-cuda"
-# Architectures that LLVM 22 knows: a GPU that is newer than all of them runs the last one's PTX.
-KNOWN = (70, 72, 75, 80, 86, 87, 89, 90, 100, 101, 103, 120, 121)
-LEAST = 70
-
-
-class UnsupportedArchitectureError(WeftError, ValueError):
-    """A GPU that is too old, or a name that is none."""
-
-
-def architecture(name: str | tuple[int, int]) -> str:
-    """``sm_90`` for "sm_90", "90" or a capability (9, 0): the newest known one that runs there.
-
-    Raises ``UnsupportedArchitectureError``.
-    """
-    if isinstance(name, tuple):
-        number = 10 * name[0] + name[1]
-    else:
-        match = re.fullmatch(r"(?:sm_|compute_)?(\d+)[af]?", name)
-        if match is None:
-            raise UnsupportedArchitectureError(f"{name!r} is no architecture: write it like 'sm_90'")
-        number = int(match.group(1))
-    usable = [k for k in KNOWN if k <= number]
-    if not usable:
-        raise UnsupportedArchitectureError(
-            f"sm_{number} is too old: kernels run on GPUs of capability {LEAST // 10}.{LEAST % 10} and up"
-        )
-    return f"sm_{usable[-1]}"
-
 
 @functools.cache
 def machine(arch: str) -> llvm.TargetMachine:
@@ -135,6 +107,15 @@ class Usage:
         return min(1.0, blocks * warps / 64)
 
 
+    def describe(self, threads: int) -> str:
+        """One line, for blocks of ``threads``."""
+        return (
+            f"{self.function}: {self.registers} registers, {self.shared} bytes of shared memory, "
+            f"{self.spill_stores + self.spill_loads} bytes spilled, stack of {self.stack} bytes, "
+            f"occupancy {self.occupancy(threads):.0%} with {threads} threads"
+        )
+
+
 class AssemblerError(WeftError, RuntimeError):
     """ptxas refused PTX that weft made, or is not there."""
 
@@ -178,8 +159,8 @@ def _read(log: str) -> dict[str, Usage]:
     return found
 
 
-def disassembly(ptx: str, arch: str) -> str:
-    """SASS, by cuobjdump or nvdisasm. Raises ``AssemblerError`` where neither is found."""
+def disassembly(ptx: str, arch: str) -> str | None:
+    """SASS, by nvdisasm or cuobjdump; None where neither is found."""
     for name, options in (("nvdisasm", ["-c"]), ("cuobjdump", ["--dump-sass"])):
         beside = ptxas()
         places = [shutil.which(name), str(beside.parent / name) if beside else None]
@@ -192,4 +173,4 @@ def disassembly(ptx: str, arch: str) -> str:
             done = subprocess.run([tool, *options, str(target)], capture_output=True, text=True, check=False)
             if done.returncode == 0:
                 return done.stdout
-    raise AssemblerError("neither nvdisasm nor cuobjdump is found")
+    return None

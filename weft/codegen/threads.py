@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 
 from weft.codegen.arith import combine, from_word, identity, scalar, word
 from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type
+from weft.codegen.flat import rows
 from weft.codegen.host import Cpu
 from weft.codegen.interface import Slot
 from weft.codegen.lanes import tile
-from weft.codegen.llvm import emit_block, emit_op, loop
+from weft.codegen.llvm import emit_block, emit_op, loop, rows_follow
 from weft.codegen.tile import Plan, plan
 from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Block, Function, Op, Value, walk
@@ -151,6 +152,7 @@ class Kernel:
         for trip in trips[1:]:
             total = e.inst(f"mul nsw i64 {total}, {trip}")
         work = self._work(e, op, trips, total)
+        self._flatten(e, op, trips)
         lengths = self._tiled(e, trips)
         if lengths:
             total = trips[0]
@@ -178,6 +180,25 @@ class Kernel:
         self._dispatch(e, frame, chunks, work)
         if kinds:
             self._combine(e, op, partials, chunks)
+
+    def _flatten(self, e: Emitter, op: Op, trips: list[str]) -> None:
+        """Makes ``trips`` count neighbouring indices as one where that is the same: see ``flat``."""
+        if self.plan is not None:
+            return
+        dims, body = op.attrs["dims"], op.regions[0]
+        allowed, deeper = "true", trips[-1]
+        for axis in reversed(range(dims - 1)):
+            if not all(e.constants.get(op.operands[2 * dims + a]) == 1 for a in (axis, axis + 1)):
+                return
+            memrefs = rows(body, body.args[axis], body.args[axis + 1], behind=dims - 2 - axis)
+            if memrefs is None or e.constants.get(op.operands[axis + 1]) != 0:
+                return
+            same = rows_follow(e, memrefs, dims - 2 - axis, trips[axis + 1], deeper)
+            allowed = e.inst(f"and i1 {allowed}, {same}")
+            deeper = e.inst(f"mul nsw i64 {deeper}, {trips[axis]}")
+            one = e.inst(f"select i1 {allowed}, i64 1, i64 {trips[axis]}")
+            trips[-1] = e.inst(f"select i1 {allowed}, i64 {deeper}, i64 {trips[-1]}")
+            trips[axis] = one
 
     def _tiled(self, e: Emitter, trips: list[str]) -> list[str]:
         """Makes ``trips`` count tiles; gives the iterations along a tile's two sides."""
@@ -442,11 +463,13 @@ def _chunk_size(e: Emitter, total: str, trips: list[str], work: str) -> tuple[st
         smax, "i64", ("i64", e.inst(f"fptosi double {wished} to i64")), ("i64", "1")
     )
     size = _ceil_div(e, total, count)
-    row = trips[-1] if len(trips) > 1 else "64"
-    row = e.intrinsic(smax, "i64", ("i64", row), ("i64", "1"))
-    rows = e.inst(f"mul i64 {_ceil_div(e, size, row)}, {row}")
-    whole = e.inst(f"icmp sgt i64 {size}, {row}")
-    size = e.inst(f"select i1 {whole}, i64 {rows}, i64 {size}")
+    many = e.inst(f"icmp sgt i64 {size}, 256")
+    unit = e.inst(f"select i1 {many}, i64 64, i64 1")  # vectors of a chunk begin where lines do
+    if len(trips) > 1:
+        row = e.intrinsic(smax, "i64", ("i64", trips[-1]), ("i64", "1"))
+        whole = e.inst(f"icmp sgt i64 {size}, {row}")
+        unit = e.inst(f"select i1 {whole}, i64 {row}, i64 {unit}")
+    size = e.inst(f"mul i64 {_ceil_div(e, size, unit)}, {unit}")
     size = e.intrinsic(smax, "i64", ("i64", size), ("i64", "1"))
     return size, _ceil_div(e, total, size)
 

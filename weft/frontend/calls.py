@@ -28,7 +28,6 @@ from weft.frontend.kinds import (
     Tup,
     Vec,
     describe,
-    dtype_of,
     is_float,
     is_int,
     promote,
@@ -441,7 +440,7 @@ def _grouped(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     span = cx.span(node)
     (x,) = arguments
     if isinstance(x, Tensor):
-        return Box([(Static(0), expressions.extent(cx, x, k)) for k in range(x.rank)], grouped=True)
+        return Box([(Static(0), expressions.extent(cx, x, k)) for k in range(x.lattice)], grouped=True)
     if isinstance(x, Box):
         return Box(x.bounds, grouped=True)
     if isinstance(x, Range) and isinstance(x.step, Static) and x.step.value == 1:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, calls
+from weft.frontend import aggregates, calls, fields
 from weft.frontend.kinds import (
     Method,
-    Operand,
     OpaqueKind,
+    Operand,
     Part,
     Scalar,
     Static,
@@ -26,11 +26,12 @@ from weft.frontend.kinds import (
     flatten,
     join,
     kind_of,
-    number_dtype,
 )
 from weft.frontend.scope import Guard, dotted
+from weft.frontend.specs import vector_entries
 from weft.ir import types as ir
 from weft.ir.core import Block, Op, Value
+from weft.lang.elements import Elementwise
 from weft.source import Span
 
 if TYPE_CHECKING:
@@ -105,7 +106,11 @@ def element(
     cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Span
 ) -> tuple[Tensor, list[Value]]:
     """The tensor and the indices that ``base[subscript]`` names; all dimensions must be given."""
-    part = subscripted(cx, base, subscript, span)
+    return whole(subscripted(cx, base, subscript, span), span)
+
+
+def whole(part: Part, span: Span) -> tuple[Tensor, list[Value]]:
+    """The tensor and all its subscripts."""
     if len(part.indices) != part.tensor.rank:
         wrong_subscripts(part.tensor, len(part.indices), span)
     return part.tensor, part.indices
@@ -123,7 +128,7 @@ def subscripted(cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Sp
                 help="loop over the elements, or take the view in the host part",
             )  # fmt: skip
         operand = expression(cx, node)
-        if isinstance(operand, Static) and operand.value is None and tensor.rank == 0:
+        if isinstance(operand, Static) and operand.value is None and tensor.lattice == 0:
             continue
         items = operand.items if isinstance(operand, (Vec, Tup)) else [operand]
         for item in items:
@@ -176,6 +181,8 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
             return cx.reached(name, Static(value, key if x.key else (id(owner), name), read))
         if not hasattr(owner, "__path__") and not hasattr(owner, "__spec__"):
             cx.guards.append(Guard(name, lambda: getattr(owner, name, None), value))
+        if isinstance(value, Elementwise):
+            return vector(value)
         if x.key and source:
             return Static(value, (*x.key, name), lambda args: getattr(source(args), name))
         return Static(value)
@@ -197,7 +204,7 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
     if isinstance(x, Part):
         if name == "shape":
             rest = range(len(x.indices), x.tensor.rank)
-            return Tup([Scalar(cx.builder.op("memref.dim", x.tensor.memref, axis=k), "int") for k in rest])
+            return Tup([extent(cx, x.tensor, k) for k in rest])
         raise KernelTypeError(
             f"{describe(x)} has no `{name}` in a device loop", span,
             help="loop over its elements; whole-tensor methods belong in the host part",
@@ -217,7 +224,14 @@ def _name(cx: Lowering, node: ast.Name) -> Operand:
     found = cx.frame.lookup(node.id, cx.span(node), cx.guards)
     if isinstance(found, Static) and isinstance(found.value, torch.Tensor):
         return cx.reached(node.id, found)
+    if isinstance(found, Static) and isinstance(found.value, Elementwise):
+        return vector(found.value)
     return found
+
+
+def vector(value: Elementwise) -> Vec:
+    """A ``weft.Vector`` or ``weft.Matrix`` that is known at compile time."""
+    return Vec([Static(entry) for entry in vector_entries(value)], value.shape)
 
 
 def _attribute(cx: Lowering, node: ast.Attribute) -> Operand:
@@ -244,6 +258,8 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
     base = expression(cx, node.value)
     if isinstance(base, (Tensor, Part)):
         part = subscripted(cx, base, node.slice, span)
+        if fields.is_whole(part):
+            return fields.load(cx, part, span)
         if len(part.indices) < part.tensor.rank:
             return part
         return load_element(cx, part.tensor, part.indices, span)
@@ -252,7 +268,7 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
     if isinstance(base, Static) and isinstance(base.value, (tuple, list)):
         base = Tup([Static(v) for v in base.value])
     if isinstance(base, Static) and isinstance(base.value, (dict, str, bytes)):
-        return _constant_item(base.value, expression(cx, node.slice), span)
+        return _constant_item(cx, base, expression(cx, node.slice), span)
     if isinstance(base, Tup):
         if isinstance(node.slice, ast.Slice):
             bounds = [None if p is None else expression(cx, p) for p in
@@ -276,13 +292,19 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
                           help="subscript a tensor, a local array, a vector or a tuple")  # fmt: skip
 
 
-def _constant_item(value: Any, key: Operand, span: Span) -> Operand:
-    """``value[key]`` of a dict or string that is known at compile time."""
+def _constant_item(cx: Lowering, base: Static, key: Operand, span: Span) -> Operand:
+    """``base[key]`` of a dict or string that is known at compile time."""
+    value, source = base.value, base.read
     if not isinstance(key, Static):
         raise KernelTypeError(f"a {type(value).__name__} is subscripted by a run-time value", span,
                               help="use a constant key, or put the values into a tensor")  # fmt: skip
     try:
-        return Static(value[key.value])
+        found = value[key.value]
+        if isinstance(found, torch.Tensor) and source is not None:
+            place = (*base.key, "[]", key.value)
+            read = Static(found, place, lambda args: source(args)[key.value])
+            return cx.reached(key.value if str(key.value).isidentifier() else "item", read)
+        return Static(found)
     except (KeyError, IndexError, TypeError) as error:
         raise KernelIndexError(
             f"subscript {key.value!r} of a {type(value).__name__}: {type(error).__name__}: {error}", span,

@@ -104,10 +104,16 @@ class Tensor:
     name: str
     local: bool = False
     shape: tuple[int, ...] | None = None  # the sizes, where they are known at compile time
+    element: tuple[int, ...] = ()  # of a field of vectors or matrices: their shape
 
     @property
     def rank(self) -> int:
         return self.memref.type.rank  # type: ignore[union-attr]
+
+    @property
+    def lattice(self) -> int:
+        """How many dimensions a loop over it goes through."""
+        return self.rank - len(self.element)
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, RaceError
-from weft.frontend import aggregates, calls, expressions, reductions
+from weft.frontend import aggregates, calls, expressions, fields, reductions
 from weft.frontend.desugar import RETURN_VALUE, desugar_body, desugar_function, leaving
 from weft.frontend.kinds import (
     STORAGE,
@@ -53,6 +53,7 @@ from weft.frontend.split import Region, RegionArg
 from weft.ir import types as ir
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value
+from weft.lang.elements import Elementwise
 from weft.source import FunctionSource, Span, read_function
 
 MOST_ROUNDS = 20
@@ -132,12 +133,14 @@ class Lowering:
         if isinstance(spec, ConstSpec):
             if isinstance(spec.value, (tuple, list)):
                 return _static_tuple(spec.value)
+            if isinstance(spec.value, Elementwise):
+                return expressions.vector(spec.value)
             return Static(spec.value)
         if isinstance(spec, TupleSpec):
             return Tup([self._argument(name, item, values) for item in spec.items])
         value = next(values)
         if isinstance(spec, TensorSpec):
-            return Tensor(value, spec.dtype, name, shape=spec.shape)
+            return Tensor(value, spec.dtype, name, shape=spec.shape, element=spec.element)
         assert isinstance(spec, ScalarSpec)
         if spec.dtype is not None:
             return Scalar(value, spec.dtype)
@@ -191,7 +194,13 @@ class Lowering:
         kinds: list[str] = []
         dtypes: list[str] = []
         for name in names:
-            initial = expressions.read_scalar(self, self.frame.lookup(name, self.span(node), self.guards), self.span(node))
+            before = self.frame.lookup(name, self.span(node), self.guards)
+            if dtype_of(before) is None and not (isinstance(before, Tensor) and before.rank == 0):
+                raise KernelTypeError(
+                    f"`{name}` is {describe(before)}, and a parallel loop accumulates into scalars",
+                    self.span(node), help="use one scalar for each element, or accumulate into a tensor",
+                )  # fmt: skip
+            initial = expressions.read_scalar(self, before, self.span(node))
             dtype = self.widen(name, initial, self.span(node)).dtype  # type: ignore[union-attr]
             dtypes.append(dtype)
             inits.append(self.scalars.cast(initial, dtype, self.span(node)).value)
@@ -246,8 +255,8 @@ class Lowering:
             n = len(lowers)
             vector = (lambda items: Vec(list(items), (n,))) if iterable.grouped else whole
             return lowers, uppers, [one] * n, vector
-        if isinstance(iterable, Tensor) and iterable.rank:
-            rank = iterable.rank
+        if isinstance(iterable, Tensor) and iterable.lattice:
+            rank = iterable.lattice
             dims = [index(expressions.extent(self, iterable, k), span) for k in range(rank)]
             return [zero] * rank, dims, [one] * rank, whole
         raise KernelTypeError(
@@ -391,8 +400,20 @@ class Lowering:
     def _accumulate(self, node: ast.AugAssign, base: Tensor | Part, symbol: str, span: Span) -> None:
         """``x[i] op= v``: an accumulation where the operation has a combiner, else load and store."""
         assert isinstance(node.target, ast.Subscript)
-        tensor, indices = expressions.element(self, base, node.target.slice, self.span(node.target))
-        value = expressions.read_scalar(self, self.expression(node.value), span)
+        part = expressions.subscripted(self, base, node.target.slice, self.span(node.target))
+        operand = self.expression(node.value)
+        if fields.is_whole(part):
+            values = fields.numbers(self, part, operand, span)
+            for place, value in zip(fields.places(self, part), values, strict=True):
+                self._accumulate_one(part.tensor, place, value, symbol, span)
+            return
+        tensor, indices = expressions.whole(part, self.span(node.target))
+        self._accumulate_one(tensor, indices, operand, symbol, span)
+
+    def _accumulate_one(
+        self, tensor: Tensor, indices: list[Value], operand: Operand, symbol: str, span: Span
+    ) -> None:
+        value = expressions.read_scalar(self, operand, span)
         if is_int(tensor.dtype) and is_float(promote("bool", dtype_of(value) or "bool")):
             raise KernelTypeError(
                 f"`{tensor.name}` holds {tensor.dtype} and a float is accumulated into it", span,
@@ -413,15 +434,26 @@ class Lowering:
     def _store(self, target: ast.Subscript, operand: Operand, span: Span) -> None:
         base = self.expression(target.value)
         if isinstance(base, (Tensor, Part)):
-            tensor, indices = expressions.element(self, base, target.slice, self.span(target))
+            part = expressions.subscripted(self, base, target.slice, self.span(target))
+            if fields.is_whole(part):
+                values = fields.numbers(self, part, operand, span)
+                for place, value in zip(fields.places(self, part), values, strict=True):
+                    self.store_element(part.tensor.memref, part.tensor.dtype, place, value, span)
+                return
+            tensor, indices = expressions.whole(part, self.span(target))
             value = expressions.read_scalar(self, operand, span)
             self.store_element(tensor.memref, tensor.dtype, indices, value, span)
         elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
             new = aggregates.replace(self, base, target.slice, operand, span)
             self.assign(target.value.id, new, span)
         else:
-            raise KernelTypeError(f"{describe(base)} has no elements that can be assigned", span,
-                                  help="assign to an element of a tensor, a local array or a vector")  # fmt: skip
+            help = "assign to an element of a tensor, a local array or a vector"
+            if isinstance(base, Vec) and isinstance(target.value, ast.Subscript):
+                place = f"{ast.unparse(target.value)[:-1]}, {ast.unparse(target.slice)}]"
+                help = f"`{ast.unparse(target.value)}` is a copy of the vector: write {place}"
+            raise KernelTypeError(
+                f"{describe(base)} has no elements that can be assigned", span, help=help
+            )
 
     def store_element(
         self, memref: Value, dtype: str, indices: list[Value], x: Operand, span: Span

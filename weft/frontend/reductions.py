@@ -16,6 +16,9 @@ _OPERATORS = {
     ast.Add: "add", ast.Sub: "add", ast.Mult: "mul", ast.Div: "mul",
     ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
 }  # fmt: skip
+_EXTREMES = {
+    "max": "max", "maximum": "max", "fmax": "max", "min": "min", "minimum": "min", "fmin": "min",
+}  # fmt: skip
 _KINDS = {
     "add": ("addf", "addi", "addi"), "mul": ("mulf", "muli", "muli"),
     "max": ("maximumf", "maxsi", "maxui"), "min": ("minimumf", "minsi", "minui"),
@@ -133,9 +136,10 @@ def _update(node: ast.stmt, name: str) -> tuple[str, list[ast.expr]] | None:
             case ast.BinOp(left=left, op=ast.Add() | ast.Mult() | ast.BitAnd() | ast.BitOr() | ast.BitXor() as op,
                            right=right) if _is(right, name):  # fmt: skip
                 return _OPERATORS[type(op)], [left]
-            case ast.Call(func=ast.Name(id="max" | "min" as way) | ast.Attribute(attr="max" | "min" as way),
-                          args=args) if any(_is(a, name) for a in args):  # fmt: skip
-                return way, [a for a in args if not _is(a, name)]
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=args) if (
+                called in _EXTREMES and any(_is(a, name) for a in args)
+            ):
+                return _EXTREMES[called], [a for a in args if not _is(a, name)]
             case ast.BoolOp(op=op, values=values) if any(_is(v, name) for v in values):
                 way = "and" if isinstance(op, ast.And) else "or"
                 return way, [v for v in values if not _is(v, name)]

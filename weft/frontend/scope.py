@@ -14,6 +14,7 @@ import torch
 from weft.errors import KernelNameError
 from weft.frontend.kinds import Operand, Static, Unbound
 from weft.frontend.specs import constant_key
+from weft.lang.elements import Elementwise
 from weft.source import FunctionSource, Span
 
 
@@ -34,7 +35,8 @@ class Guard:
 
     def holds(self) -> bool:
         now = self.read()
-        if now is self.value and type(now) not in (tuple, list, dict, set):
+        changes = isinstance(now, tuple | list | dict | set | Elementwise)
+        if now is self.value and not changes:
             return True
         return constant_key(now) == self.key
 

@@ -11,6 +11,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
+from weft.lang.elements import Elementwise
+
 # torch dtypes that a kernel can load and store, by weft's names.
 TENSOR_DTYPES = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool")
 
@@ -19,12 +21,14 @@ TENSOR_DTYPES = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "
 class TensorSpec:
     """A tensor: element type (one of ``TENSOR_DTYPES``), rank, and how much is known of its strides
     (one of ``ir.types.LAYOUTS``). ``shape``: the sizes, where they are compiled in
-    (``weft.template()``)."""
+    (``weft.template()``). ``element``: the shape of a field's vectors or matrices, which are the
+    last dimensions."""
 
     dtype: str
     rank: int
     layout: str = "contiguous"
     shape: tuple[int, ...] | None = None
+    element: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         dims = ", ".join([":"] * self.rank if self.shape is None else map(str, self.shape))
@@ -100,9 +104,16 @@ def constant_key(value: Any) -> Hashable:
         return (kind, *map(constant_key, value))
     if kind is dict:
         return (dict, *((constant_key(k), constant_key(v)) for k, v in value.items()))
+    if isinstance(value, Elementwise):
+        return (kind, value.shape, *map(constant_key, vector_entries(value)))
     if kind in (set, frozenset):
         return (kind, frozenset(map(constant_key, value)))
     return Identity(value)
+
+
+def vector_entries(value: Elementwise) -> list[Any]:
+    """The numbers of a constant ``weft.Vector`` or ``weft.Matrix``, as Python's."""
+    return [entry.item() if hasattr(entry, "item") else entry for entry in value.entries()]
 
 
 class Identity:

@@ -41,10 +41,15 @@ def is_number(part: Any) -> bool:
 
 
 def indices(array: torch.Tensor) -> Iterator[Any]:
-    """What ``for i, j in array`` goes through in a kernel: ints if 1-d, else tuples of ints."""
-    if array.dim() == 1:
-        return iter(range(array.shape[0]))
-    return itertools.product(*map(range, array.shape))
+    """What ``for i, j in array`` goes through in a kernel: ints if 1-d, else tuples of ints.
+
+    The vectors of a field of vectors are its elements, not dimensions.
+    """
+    element = getattr(array, "element", None)
+    extents = array.shape[: array.dim() - (len(element.shape) if element is not None else 0)]
+    if len(extents) == 1:
+        return iter(range(extents[0]))
+    return itertools.product(*map(range, extents))
 
 
 class Array(torch.Tensor):

@@ -3,57 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import index
+from weft.passes.constants import constant_of
 
-SHORTEST = 16  # elements of a run, below which two loops cost more than the divisions did
+SHORTEST = 16  # elements of a run, below which more loops cost more than the divisions did
+BLOCK = 8192  # iterations of the split index that threads take as one ...
+NARROW_BLOCK = 1024  # ... and where each of them is a loop over further indices
+DEEPEST = 3  # divisions that a loop is split for
 
 
 def runs(function: Function) -> Function:
-    """``q = (j + s) // d`` in a parallel loop whose innermost index is j becomes two loops: one over
-    the values of q, inside it one over the run of j that gives q. Subscripts such as
-    ``(j + s) - q * d`` are then contiguous in the inner loop: gathers become plain loads.
+    """``q = (j + s) // d`` with a parallel index j becomes a loop over the values of q, inside it one
+    over the run of j that gives q. Subscripts such as ``(j + s) - q * d`` are then contiguous in the
+    inner loop: gathers become plain loads. The parallel index j becomes one that counts blocks of
+    j, so that threads still share the work; the indices inside of j become loops inside of the run.
 
-    Precondition: a verified function, after races were checked. The innermost parallel index has
-    step 1 and there are others outside of it; s and d do not depend on j. The split is chosen at
-    run time where d is at least ``SHORTEST``, otherwise the loop is left as it was. The inner loop
-    is marked ``independent``: its iterations are those of a parallel loop.
-    Non-goals: loops of one index (their iterations are what the threads share); reductions;
-    falling numerators (``-j``); more than one division (the first is taken).
+    Several such divisions (``i // (h * w)``, then ``i // w``) make loops in each other. The split is
+    chosen at run time where every d is at least ``SHORTEST``, otherwise a block's loop is left as it
+    was. The innermost loop is marked ``independent``: its iterations are those of a parallel loop.
+
+    Precondition: a verified function, after races were checked. j has step 1; s and d depend neither
+    on j nor on the indices inside of it.
+    Non-goals: reductions; falling numerators (``-j``); an index with others inside of it if the body
+    holds loops (they would be the ones to vectorise); more than ``DEEPEST`` divisions.
     """
     for op in function.body.ops:
-        if op.name == "scf.parallel":
-            division = _division(op)
-            if division is not None:
-                return _Split(op, division).function(function)
+        if op.name == "scf.parallel" and not op.attrs["kinds"]:
+            split = _split(op)
+            if split is not None:
+                return _Splitter(op, split).function(function)
     return function
 
 
-def _division(parallel: Op) -> Op | None:
-    """The first ``floordivsi`` in the loop's body whose quotient is constant along runs."""
+@dataclass(slots=True)
+class _Split:
+    axis: int  # of the index that is split
+    divisions: list[Op]  # the first makes the outermost loop
+
+
+def _split(parallel: Op) -> _Split | None:
+    """The innermost index along which quotients have runs, if there is one."""
     dims, body = parallel.attrs["dims"], parallel.regions[0]
-    if dims < 2 or parallel.attrs["kinds"] or not _is_one(parallel.operands[3 * dims - 1]):
-        return None
-    slopes: dict[Value, int | None] = {body.args[-1]: 1}
+    loops = any(op.name in ("scf.for", "scf.while") for op in walk(body))
+    for axis in reversed(range(dims)):
+        if axis < dims - 1 and loops:
+            return None
+        if constant_of(parallel.operands[2 * dims + axis]) == 1:
+            divisions = _divisions(body, axis)
+            if divisions:
+                return _Split(axis, divisions[:DEEPEST])
+    return None
+
+
+def _divisions(body: Block, axis: int) -> list[Op]:
+    """Each ``floordivsi`` whose quotient has runs along the index, the quotients before it fixed."""
+    slopes: dict[Value, int | None] = dict.fromkeys(body.args[axis + 1 :])
+    slopes[body.args[axis]] = 1
+    found: list[Op] = []
+    inside = set(body.ops)
     for op in body.ops:
         if op.name == "arith.floordivsi" and op.result.type is index:
             numerator, divisor = op.operands
-            pure = all(_is_pure(v, body) for v in op.operands)
-            if slopes.get(numerator, 0) == 1 and slopes.get(divisor, 0) == 0 and pure:
-                return op
+            along = slopes.get(numerator, 0) == 1 and slopes.get(divisor, 0) == 0
+            short = isinstance(number := constant_of(divisor), int) and number < SHORTEST
+            if along and not short and _is_pure(numerator, inside, ()) and _is_pure(divisor, inside, found):
+                found.append(op)
+                continue  # its result is the same along a run
         for result in op.results:
             slope = _slope(op, [slopes.get(v, 0) for v in op.operands])
             if slope != 0:
                 slopes[result] = slope
-    return None
+    return found
 
 
 def _slope(op: Op, slopes: Sequence[int | None]) -> int | None:
     """By how much the result grows with j: 0 not at all, None for what is not a fixed amount."""
-    if op.regions:
+    if op.regions or not OPS[op.name].pure:
         return None
     if not any(s != 0 for s in slopes):
         return 0
@@ -66,91 +96,132 @@ def _slope(op: Op, slopes: Sequence[int | None]) -> int | None:
     return None
 
 
-def _is_one(value: Value) -> bool:
+def _is_pure(value: Value, inside: set[Op], without: Sequence[Op]) -> bool:
+    """Whether ``value`` is computed by pure operations, other than those of ``without``, from what
+    comes from outside of the loop."""
     owner = value.owner
-    return isinstance(owner, Op) and owner.name == "arith.constant" and owner.attrs["value"] == 1
-
-
-def _is_pure(value: Value, body: Block) -> bool:
-    """Whether ``value`` is computed by pure operations from what comes from outside of the loop."""
-    owner = value.owner
-    if not isinstance(owner, Op) or owner not in body.ops:
+    if not isinstance(owner, Op) or owner not in inside:
         return True
-    return OPS[owner.name].pure and not owner.regions and all(_is_pure(v, body) for v in owner.operands)
+    if not OPS[owner.name].pure or owner.regions or owner in without:
+        return False
+    return all(_is_pure(v, inside, without) for v in owner.operands)
 
 
-class _Split(Rewriter):
-    def __init__(self, parallel: Op, division: Op) -> None:
+class _Splitter(Rewriter):
+    def __init__(self, parallel: Op, split: _Split) -> None:
         super().__init__(lambda op, rewriter: None, around=self._around)
         self.loop = parallel
-        self.division = division
-        self.inner = parallel.regions[0].args[-1]
+        self.axis = split.axis
+        self.divisions = split.divisions
+        self.index = parallel.regions[0].args[split.axis]
+        self.inside = set(parallel.regions[0].ops)
 
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if op is not self.loop:
             return None
-        dims = op.attrs["dims"]
-        bounds = [[self.lookup(v) for v in op.operands[k * dims : (k + 1) * dims]] for k in range(3)]
+        dims, axis = op.attrs["dims"], self.axis
+        lowers, uppers, steps = (
+            [self.lookup(v) for v in op.operands[k * dims : (k + 1) * dims]] for k in range(3)
+        )
         self.span = op.span
-        new = self.parallel(*(b[:-1] for b in bounds))
+        inner = list(zip(lowers, uppers, steps, strict=True))[axis + 1 :]
+        size = self.constant(NARROW_BLOCK if inner else BLOCK, index)
+        new = self.parallel(lowers[: axis + 1], uppers[: axis + 1], [*steps[:axis], size])
         body, block = op.regions[0], new.regions[0]
-        for before, after in zip(body.args, block.args, strict=False):
+        for before, after in zip(body.args[:axis], block.args, strict=False):
             after.name = before.name
             self.replacement[before] = after
+        begin = block.args[axis]
+        begin.name = "block"
         with self.at(block):
-            self._runs(body, bounds[0][-1], bounds[1][-1])
+            end = self.op("arith.minsi", self.op("arith.addi", begin, size), uppers[axis])
+            self._choose(body, begin, end, inner)
             self.do("scf.reduce")
         return []
 
-    def _runs(self, body: Block, lower: Value, upper: Value) -> None:
-        numerator, divisor = self.division.operands
-        zero, one = self.constant(0, index), self.constant(1, index)
-        memo = {self.inner: zero}
-        start = self._copy(numerator, body, memo)
-        length = self._copy(divisor, body, memo)
-        long = self.op("arith.cmpi", length, self.constant(SHORTEST, index), predicate="sge")
+    def _choose(
+        self, body: Block, begin: Value, end: Value, inner: list[tuple[Value, Value, Value]]
+    ) -> None:
+        """Runs where all of them are long, else the loop as it was."""
+        long = None
+        memo: dict[Value, Value] = {self.index: self.constant(0, index)}
+        shortest = self.constant(SHORTEST, index)
+        for division in self.divisions:
+            length = self._copy(division.operands[1], memo)
+            enough = self.op("arith.cmpi", length, shortest, predicate="sge")
+            long = enough if long is None else self.op("arith.andi", long, enough)
+        assert long is not None
         choice = self.if_(long)
         with self.at(choice.regions[0]):
-            first = self.op("arith.floordivsi", self.op("arith.addi", lower, start), length)
-            top = self.op("arith.addi", self.op("arith.subi", upper, one), start)
-            last = self.op("arith.addi", self.op("arith.floordivsi", top, length), one)
-            outer = self.for_(first, last, one)
-            outer.regions[0].args[0].name = "run"
-            with self.at(outer.regions[0]):
-                quotient = outer.regions[0].args[0]
-                begin = self.op("arith.subi", self.op("arith.muli", quotient, length), start)
-                end = self.op("arith.addi", begin, length)
-                begin = self.op("arith.maxsi", begin, lower)
-                end = self.op("arith.minsi", end, upper)
-                self._loop(body, begin, end, one, quotient)
-                self.do("scf.yield")
+            self._runs(body, (begin, end), inner, self.divisions, memo)
             self.do("scf.yield")
         with self.at(choice.regions[1]):
-            self._loop(body, lower, upper, one, None)
+            self._loop(body, (begin, end), inner, {})
             self.do("scf.yield")
 
-    def _copy(self, value: Value, body: Block, memo: dict[Value, Value]) -> Value:
-        """``value`` computed in front of the loop, with 0 for its index."""
+    def _runs(
+        self, body: Block, bounds: tuple[Value, Value], inner: list[tuple[Value, Value, Value]],
+        divisions: list[Op], memo: dict[Value, Value],
+    ) -> None:  # fmt: skip
+        """A loop over the quotients of the first division, and so on. ``memo``: what is known of the
+        body's values where the index is 0."""
+        if not divisions:
+            self._loop(body, bounds, inner, memo)
+            return
+        division, *others = divisions
+        begin, end = bounds
+        memo = dict(memo)
+        start, length = (self._copy(v, memo) for v in division.operands)
+        one = self.constant(1, index)
+        first = self.op("arith.floordivsi", self.op("arith.addi", begin, start), length)
+        top = self.op("arith.addi", self.op("arith.subi", end, one), start)
+        last = self.op("arith.addi", self.op("arith.floordivsi", top, length), one)
+        outer = self.for_(first, last, one)
+        outer.regions[0].args[0].name = "run"
+        with self.at(outer.regions[0]):
+            quotient = outer.regions[0].args[0]
+            low = self.op("arith.subi", self.op("arith.muli", quotient, length), start)
+            high = self.op("arith.addi", low, length)
+            run = self.op("arith.maxsi", low, begin), self.op("arith.minsi", high, end)
+            self._runs(body, run, inner, others, {**memo, division.result: quotient})
+            self.do("scf.yield")
+
+    def _copy(self, value: Value, memo: dict[Value, Value]) -> Value:
+        """``value`` computed in front of the loop."""
         if value in memo:
             return memo[value]
         owner = value.owner
-        if not isinstance(owner, Op) or owner not in body.ops:
+        if not isinstance(owner, Op) or owner not in self.inside:
             return self.lookup(value)
-        operands = [self._copy(v, body, memo) for v in owner.operands]
+        operands = [self._copy(v, memo) for v in owner.operands]
         copy = self.append(Op(owner.name, operands, [value.type], dict(owner.attrs), None, owner.span))
         memo[value] = copy.result
         return copy.result
 
-    def _loop(self, body: Block, lower: Value, upper: Value, step: Value, quotient: Value | None) -> None:
-        loop = self.for_(lower, upper, step)
-        loop.attrs["independent"] = True
-        iv = loop.regions[0].args[0]
-        iv.name = self.inner.name
-        self.replacement[self.inner] = iv
-        with self.at(loop.regions[0]):
-            for op in body.ops[:-1]:
-                if op is self.division and quotient is not None:
-                    self.replacement[op.result] = quotient
-                else:
-                    self.rewrite(op)
-            self.do("scf.yield")
+    def _loop(
+        self, body: Block, bounds: tuple[Value, Value], inner: list[tuple[Value, Value, Value]],
+        known: dict[Value, Value],
+    ) -> None:  # fmt: skip
+        """The body in loops over the index and those inside of it, with the quotients in ``known``."""
+        quotients = {d: known[d.result] for d in self.divisions if d.result in known}
+        levels = [(*bounds, self.constant(1, index)), *inner]
+
+        def level(depth: int) -> None:
+            if depth == len(levels):
+                for op in body.ops[:-1]:
+                    if op in quotients:
+                        self.replacement[op.result] = quotients[op]
+                    else:
+                        self.rewrite(op)
+                return
+            loop = self.for_(*levels[depth])
+            if depth == len(levels) - 1:
+                loop.attrs["independent"] = True
+            induction, old = loop.regions[0].args[0], body.args[self.axis + depth]
+            induction.name = old.name
+            self.replacement[old] = induction
+            with self.at(loop.regions[0]):
+                level(depth + 1)
+                self.do("scf.yield")
+
+        level(0)

@@ -45,10 +45,15 @@ class Loop:
         self.options = options
         self.names = unique_names(function)
         self.memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
-        self._adjoints: dict[tuple[frozenset[int], frozenset[int]], Reversed] = {}
+        self._adjoints: dict[tuple[frozenset[int], frozenset[int], bool], Reversed] = {}
         self._lock = threading.RLock()
         written = {op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES}
         self.written = [k for k in self.memrefs if function.args[k] in written]
+
+    @property
+    def adjoints(self) -> list[Adjoint]:
+        """What was derived so far."""
+        return [made.adjoint for made in self._adjoints.values()]
 
     @functools.cached_property
     def before(self) -> list[int]:
@@ -56,12 +61,17 @@ class Loop:
         loads = {op.operands[0] for op, which in contents(self.function).items() if which == "before"}
         return [k for k in self.memrefs if self.function.args[k] in loads]
 
-    def reversed(self, wanted: frozenset[int], kept: frozenset[int]) -> Reversed:
+    def reversed(
+        self, wanted: frozenset[int], kept: frozenset[int], *, lasting: bool = False
+    ) -> Reversed:
+        """The adjoint; both forms are one where no tape is written over (see ``reverse``)."""
         with self._lock:
-            found = self._adjoints.get((wanted, kept))
+            found = self._adjoints.get((wanted, kept, lasting))
             if found is None:
-                adjoint = reverse(self.function, wanted, kept)
-                found = self._adjoints[wanted, kept] = Reversed(adjoint, self.options)
+                adjoint = reverse(self.function, wanted, kept, lasting=lasting)
+                found = self._adjoints[wanted, kept, lasting] = Reversed(adjoint, self.options)
+                if not any(w.extents for w in adjoint.taped):
+                    self._adjoints[wanted, kept, True] = found
             return found
 
 
@@ -138,6 +148,8 @@ class Launch(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         call: _Call = ctx.call
         loop, made = call.loop, call.reversed
+        if torch.is_grad_enabled():  # a derivative of this derivative will be asked for
+            made = loop.reversed(call.wanted, frozenset(loop.written) - call.wanted, lasting=True)
         prefix = adjoint_prefix(loop.function)
         places = {k: n for n, k in enumerate(loop.memrefs)}
         env: dict[str, Any] = dict(zip(loop.names, call.values, strict=True))
@@ -154,7 +166,7 @@ class Launch(torch.autograd.Function):
                 dtype = _COMPUTE.get(ctx.dtypes[n], ctx.dtypes[n])
                 env[prefix + loop.names[k]] = torch.zeros(ctx.shapes[n], dtype=dtype, device=ctx.device)
         shapes = {loop.function.args[k]: ctx.shapes[n] for k, n in places.items()}
-        env |= _workspaces(call, env, shapes, ctx.device)
+        env |= _workspaces(call, made, env, shapes, ctx.device)
         for step in made.steps:
             launch(step, [env[name] for name in step.names])
         found: list[Any] = [None] * len(ctx.shapes)
@@ -165,9 +177,9 @@ class Launch(torch.autograd.Function):
 
 
 def _workspaces(
-    call: _Call, env: dict[str, Any], shapes: dict[Value, torch.Size], device: torch.device
+    call: _Call, reversed: Reversed, env: dict[str, Any], shapes: dict[Value, torch.Size], device: torch.device
 ) -> dict[str, torch.Tensor]:
-    adjoint = call.reversed.adjoint
+    adjoint = reversed.adjoint
     lengths = adjoint.lengths
     if lengths is None:
         return {}
@@ -178,9 +190,9 @@ def _workspaces(
         else:
             values[value] = given
     counted: list[int] = []
-    if call.reversed.measure is not None:
+    if reversed.measure is not None:
         trips = torch.zeros(len(adjoint.extents), dtype=torch.int64, device=device)
-        measure = call.reversed.measure
+        measure = reversed.measure
         with torch.no_grad():
             measure.run([trips if n == "trips" else env[n] for n in measure.names])
         counted = trips.tolist()
@@ -193,9 +205,9 @@ def _workspaces(
                 for k, (x, p) in enumerate(zip(adjoint.extents, lengths.trips, strict=True))}  # fmt: skip
     made = {}
     for w in adjoint.taped:
-        time = [] if w.extent is None else [trips_of[id(w.extent)]]
+        time = [trips_of[id(x)] for x in w.extents]
         dtype = TORCH_DTYPES[_IR_DTYPES.get(w.element, w.element)]
-        made[w.name] = torch.empty([*space, *time, *w.shape], dtype=dtype, device=device)
+        made[w.name] = torch.empty([*(space if w.parallel else ()), *time, *w.shape], dtype=dtype, device=device)
     return made
 
 
@@ -243,7 +255,8 @@ def _check_written(loop: Loop, k: int, tensor: torch.Tensor) -> None:
 def differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
     """A launch of a kernel's loop while gradients are recorded. Gives what the launcher gives."""
     specs = list(launcher.specs(args).values())
-    loop = _loop_of(launcher, specs)
+    place = next(v.device.type for v in args if isinstance(v, torch.Tensor))
+    loop = _loop_of(launcher, specs, place)
     values: list[Any] = []
     for spec, value in zip(specs, args, strict=True):
         if isinstance(spec, TupleSpec):
@@ -274,9 +287,9 @@ def differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _loop_of(launcher: Launcher, specs: Sequence[Spec]) -> Loop:
+def _loop_of(launcher: Launcher, specs: Sequence[Spec], place: str) -> Loop:
     """The loop for arguments of these specs."""
-    special = launcher.specialize(list(specs))
+    special = launcher.specialize(list(specs), place=place)
     if special.derived is None:
         special.derived = loop_of(special.compiled.function, launcher.options)
     return special.derived

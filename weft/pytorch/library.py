@@ -23,6 +23,7 @@ from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.parameters import Parameter
 from weft.frontend.specs import constant_key
 from weft.frontend.split import HostPart, Returned
+from weft.pytorch.derivative import Rule, Transformed, register
 from weft.pytorch.fake import fake_launchers
 from weft.runtime.launch import gradient_error
 from weft.source import FunctionSource, Span
@@ -57,6 +58,7 @@ class Operator:
     overload: Any
     types: tuple[str, ...]
     fixed: dict[str, Any]
+    rule: Rule | None  # its derivative
 
 
 class Operators:
@@ -78,7 +80,11 @@ class Operators:
         fixed = [v for v, t in zip(values, types, strict=True) if not t]
         operator = self.find(types, fixed)
         passed = [v for v, t in zip(values, types, strict=True) if t]
-        return self.assemble(operator.overload(*passed), values)
+        if operator.rule is not None and torch._C._are_functorch_transforms_active():
+            out = Transformed.apply(operator.overload, operator.rule, *passed)
+        else:
+            out = operator.overload(*passed)
+        return self.assemble(out, values)
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same while Dynamo traces it: plain loops, and the operator as a constant."""
@@ -167,8 +173,21 @@ class Operators:
             lib=library.library,
         )  # fmt: skip
         overload = getattr(getattr(torch.ops, self.namespace), name).default
-        library.library.impl(name, self._autograd(overload), "Autograd", with_keyset=True)
-        return Operator(overload, types, constants)
+        rule: Rule | None = None
+        if any(a.alias_info is not None for a in overload._schema.arguments) or not self._gives(overload):
+            library.library.impl(name, self._autograd(overload), "Autograd", with_keyset=True)
+        else:
+            schema = self._schema(types)
+            rule = register(f"{self.namespace}::{name}", schema[1 : schema.index(") ->")],
+                     self._implementation(types, constants, None, recording=True), library.library,
+                     self.kernel.span)  # fmt: skip
+        return Operator(overload, types, constants, rule)
+
+    def _gives(self, overload: Any) -> bool:
+        """Whether there is something to differentiate."""
+        return len(overload._schema.returns) > 0 and any(
+            "Tensor" in str(a.type) for a in overload._schema.arguments
+        )
 
     def _check_mutated(self, constants: dict[str, Any]) -> None:
         parts = self.kernel.parts
@@ -196,8 +215,11 @@ class Operators:
         return f"({', '.join(parts)}) -> {returns}"
 
     def _implementation(
-        self, types: tuple[str, ...], constants: dict[str, Any], launchers: Any
-    ) -> Callable[..., Any]:
+        self, types: tuple[str, ...], constants: dict[str, Any], launchers: Any,
+        recording: bool = False,
+    ) -> Callable[..., Any]:  # fmt: skip
+        """What carries the kernel out: with ``launchers`` for its loops, if not its own. ``recording``:
+        autograd is to see it."""
         kernel, parameters, returned = self.kernel, self.parameters, self.returned
 
         def implementation(*passed: Any) -> Any:
@@ -205,7 +227,7 @@ class Operators:
             values = [next(given) if t else constants[p.name]
                       for p, t in zip(parameters, types, strict=True)]  # fmt: skip
             args, kwargs = as_call(parameters, values)
-            with torch.no_grad():
+            with torch.set_grad_enabled(recording):
                 if launchers is None:
                     result = kernel.direct(*args, **kwargs)
                 else:

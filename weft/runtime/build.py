@@ -15,7 +15,7 @@ import weft
 from weft import timing
 from weft.codegen.interface import Check, Slot
 from weft.codegen.machine import host
-from weft.frontend.lower import lower
+from weft.frontend.lower import Lowered, lower
 from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
@@ -53,17 +53,21 @@ class Compiled:
 
 
 def compile_region(
-    region: Region, source: FunctionSource, specs: dict[str, Spec], options: Options, *,
-    noalias: bool = True,
+    region: Region | None, source: FunctionSource | None, specs: dict[str, Spec], options: Options,
+    *, noalias: bool = True, lowered: Lowered | None = None,
 ) -> Compiled:  # fmt: skip
     """Compiles ``region`` for arguments as ``specs`` says, or loads it from the disk cache.
 
-    ``noalias``: no memory written through one tensor is accessed through another.
+    ``noalias``: no memory written through one tensor is accessed through another. ``lowered``: the
+    loop's IR, where it does not come from source (``region`` and ``source`` are then not needed).
     """
     cache = disk(options.cache_dir, options.cache_bytes) if options.cache else None
     with timing.record() as recording:
         with timing.stage("frontend"):
-            lowered = lower(region, specs, source, debug=options.debug)
+            if lowered is None:
+                assert region is not None
+                assert source is not None
+                lowered = lower(region, specs, source, debug=options.debug)
         text = print_function(lowered.function)
         log_ir.debug("%s", text)
         key = _key(text, options, noalias)

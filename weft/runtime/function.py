@@ -5,19 +5,21 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from weft import compiler
-from weft.errors import GradientError
+from weft.codegen.interface import Slot
+from weft.frontend.lower import Lowered
 from weft.ir.core import Function
 from weft.options import Options
-from weft.runtime.cpu import LoadedFunction, load
+from weft.runtime import build
+from weft.runtime.launch import MOST_PLANS, check_error
 
 
 class CompiledFunction:
-    """``function`` for this machine, compiled at its first call.
+    """``function``, compiled (or taken from the disk cache) at its first call on a device.
 
     Precondition of a call: no tensor that is written overlaps another argument.
     """
@@ -26,40 +28,61 @@ class CompiledFunction:
         self.function = function
         self.options = options
         self._lock = threading.Lock()
-        self._loaded: LoadedFunction | None = None
-        self._slots: Sequence[Any] = ()
+        self._compiled: dict[str, _Compiled] = {}
+        self._calls: dict[tuple[torch.device, tuple[int, ...]], Any] = {}  # on GPUs
 
     def __call__(self, values: Sequence[Any]) -> None:
         """Runs it on ``values``: a tensor for each memref, a number for each scalar."""
-        for value in values:
-            if isinstance(value, torch.Tensor) and not value.is_cpu:
-                raise GradientError("gradients on CUDA are not there yet", self.function.span,
-                                    help="run the kernel under torch.no_grad()")  # fmt: skip
-        loaded = self._compiled()
-        words, formats = [], []
-        for slot in self._slots:
+        device = next(v.device for v in values if isinstance(v, torch.Tensor))
+        with self._lock:
+            compiled = self._compiled.get(device.type)
+            if compiled is None:
+                compiled = self._compiled[device.type] = self._compile(device.type)
+        words, formats, shape = [], [], []
+        for slot in compiled.slots:
+            value = None if slot.kind == "record" else values[slot.arg]
             match slot.kind:
                 case "pointer":
-                    word = values[slot.arg].data_ptr()
-                case "int" | "float":
-                    word = values[slot.arg]
-                case "size":
-                    word = values[slot.arg].shape[slot.axis]
-                case "stride":
-                    word = values[slot.arg].stride(slot.axis)
+                    words.append(value.data_ptr())  # type: ignore[union-attr]
+                case "size" | "stride":
+                    steps = value.shape if slot.kind == "size" else value.stride()  # type: ignore[union-attr]
+                    words.append(steps[slot.axis])
+                    shape.append(steps[slot.axis])
+                case "record":
+                    words.append(0)
                 case _:
-                    word = 0
-            words.append(word)
+                    words.append(value)
             formats.append({"pointer": "Q", "float": "d"}.get(slot.kind, "q"))
-        loaded.call(struct.pack(f"<{''.join(formats)}", *words))
+        block = struct.pack(f"<{''.join(formats)}", *words)
+        if device.type == "cuda":
+            self._on_gpu(compiled.made, device, tuple(shape))(block)
+        else:
+            compiled.made.load.call(block)
 
-    def _compiled(self) -> LoadedFunction:
+    def _compile(self, place: str) -> _Compiled:
+        lowered = Lowered(self.function, [], [], "")
+        if place == "cuda":
+            from weft.runtime import gpu  # heavy, and not needed where there is no GPU
+
+            on_gpu = gpu.compile_region(None, None, {}, self.options, lowered=lowered)
+            return _Compiled(on_gpu, on_gpu.facts.slots)
+        made = build.compile_region(None, None, {}, self.options, lowered=lowered)
+        return _Compiled(made, made.slots)
+
+    def _on_gpu(self, made: Any, device: torch.device, shape: tuple[int, ...]) -> Any:
+        from weft.runtime import gpu  # imported before, by ``_compile``
+
         with self._lock:
-            if self._loaded is None:
-                code = compiler.to_code(
-                    self.function, strict_math=self.options.strict_math, noalias=True,
-                    verify=self.options.verify,
-                )  # fmt: skip
-                self._slots = code.slots
-                self._loaded = load(code.object, code.symbol, code.prints)
-            return self._loaded
+            key = (device, shape)
+            found = self._calls.get(key)
+            if found is None:
+                if len(self._calls) >= MOST_PLANS:
+                    self._calls.clear()
+                found = self._calls[key] = gpu.Call(made, device.index or 0, check_error)
+            return found
+
+
+@dataclass(slots=True)
+class _Compiled:
+    made: Any
+    slots: Sequence[Slot]

@@ -8,23 +8,19 @@ import logging
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import llvmlite
 import torch
 
-from weft import compiler, timing
-from weft.codegen import cuda as backend
-from weft.codegen import ptx
-from weft.codegen.cuda import Facts
-from weft.codegen.grid import Variant
-from weft.codegen.host import Check
-from weft.codegen.mapping import PRIVATE_BYTES, THREADS, Dims, Mapping, shape
-from weft.codegen.narrow import Interval, evaluate, fits
-from weft.codegen.threads import Slot
-from weft.frontend.lower import lower
+from weft import timing
+from weft.codegen import launching
+from weft.codegen.interface import Check, Slot
+from weft.codegen.intervals import Interval, evaluate, fits
+from weft.codegen.launching import PRIVATE_BYTES, THREADS, Dims, Facts, Variant, shape
+from weft.frontend.lower import Lowered, lower
 from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
@@ -34,7 +30,7 @@ from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime import build
 from weft.runtime.cache import DiskCache
-from weft.runtime.cuda import CudaError, Frame, Module, driver, load, make_current
+from weft.runtime.cuda import CudaError, Driver, Frame, Module, driver, load, make_current
 from weft.source import FunctionSource
 from weft.version import VERSION
 
@@ -93,6 +89,10 @@ class GpuCompiled:
         entry = cache.load(key) if cache is not None else None
         if entry is not None:
             return entry[1].decode()
+        # Passes and code generation are not imported where the cache has the code.
+        from weft import compiler
+        from weft.codegen import cuda as backend
+
         with timing.record() as recording:
             if self.optimized is None:
                 self.optimized = compiler.optimize(
@@ -127,12 +127,12 @@ class GpuCompiled:
 @functools.cache
 def architecture(device: int) -> str:
     """The architecture that code is made for on a device."""
-    return ptx.architecture(torch.cuda.get_device_capability(device))
+    return launching.architecture(torch.cuda.get_device_capability(device))
 
 
 def compile_region(
-    region: Region, source: FunctionSource, specs: dict[str, Spec], options: Options, *,
-    noalias: bool = True,
+    region: Region | None, source: FunctionSource | None, specs: dict[str, Spec], options: Options,
+    *, noalias: bool = True, lowered: Lowered | None = None,
 ) -> GpuCompiled:  # fmt: skip
     """What calls of ``region`` with arguments as ``specs`` says have in common. Variants are compiled
     when they are needed. Raises ``CompileError``s."""
@@ -140,7 +140,10 @@ def compile_region(
     optimized = None
     with timing.record() as recording:
         with timing.stage("frontend"):
-            lowered = lower(region, specs, source, debug=options.debug)
+            if lowered is None:
+                assert region is not None
+                assert source is not None
+                lowered = lower(region, specs, source, debug=options.debug)
         text = print_function(lowered.function)
         log_ir.debug("%s", text)
         key = _key(text, options, noalias)
@@ -148,6 +151,10 @@ def compile_region(
         facts = _decode(entry[0]) if entry is not None else None
         origin = "disk"
         if facts is None:
+            # Passes and code generation are not imported where the cache has the code.
+            from weft import compiler
+            from weft.codegen import cuda as backend
+
             optimized = compiler.optimize(lowered.function, noalias=noalias, verify=options.verify)
             with timing.stage("mapping"):
                 facts = backend.analyse(optimized, noalias=noalias)
@@ -188,7 +195,7 @@ def _decode(header: dict[str, Any]) -> Facts | None:
             tuple(list(step) for step in header["steps"]),
             tuple((int(a), int(b), int(c)) for a, b, c in header["bounds"]),
             tuple(map(int, header["needed"])),
-            None if mapping is None else Mapping(
+            None if mapping is None else launching.Mapping(
                 tuple(mapping["order"]), mapping["vector"],
                 tuple((int(a), int(b)) for a, b in mapping["aligned"]), mapping["private"],
                 mapping["block"], mapping["square"],
@@ -220,28 +227,23 @@ class Call:
     argument block. The grid follows from the shapes, and from integers where loops depend on them."""
 
     def __init__(
-        self, compiled: GpuCompiled, tensors: Sequence[torch.Tensor], device: int,
-        error: Callable[[Check, list[int]], Exception],
-    ) -> None:  # fmt: skip
-        """``tensors``: those of the call, then those of the results. ``error`` words a failed check."""
+        self, compiled: GpuCompiled, device: int, error: Callable[[Check, list[int]], Exception]
+    ) -> None:
+        """``error`` words a failed check."""
         self.compiled = compiled
         self.error = error
         self.facts = compiled.facts
         self.device = device
-        self.api = driver()
         facts = compiled.facts
         self.size = 8 * len(facts.slots)
         numbers = [k for k, slot in enumerate(facts.slots) if slot.kind == "int"]
         used = {int(step[1]) for step in facts.steps if step[0] == "slot"}
         self.numbers = [k for k in numbers if k in used]
         self.within = slice(8 * min(self.numbers, default=0), 8 * max(self.numbers, default=-1) + 8)
-        self.reach = all(_reach(t) < (1 << 31) - 1 for t in tensors)
         mapping = facts.mapping
         aligned = dict(mapping.aligned) if mapping is not None else {}
         pointers = [(k, slot.arg) for k, slot in enumerate(facts.slots) if slot.kind == "pointer"]
         self.places = [(8 * k, aligned[arg] - 1) for k, arg in pointers if arg in aligned]
-        self.rows = all(_rows(tensors[k], compiled.function, arg, aligned[arg])
-                        for k, arg in pointers if arg in aligned)  # fmt: skip
         self.launches: dict[tuple[bytes, bool], Launch | None] = {}
 
     def __call__(self, slots: bytes) -> None:
@@ -262,6 +264,10 @@ class Call:
             self._reduce(launch, slots)
         else:
             self._run(launch, launch.function, slots + _ALONE)
+
+    @functools.cached_property
+    def api(self) -> Driver:
+        return driver()
 
     def _run(self, launch: Launch, function: Any, block: bytes) -> None:
         api, device = self.api, self.device
@@ -302,14 +308,14 @@ class Call:
 
     def _reduce(self, launch: Launch, slots: bytes) -> None:
         """Two stages. What the blocks leave is torch's memory, freed in the order of the stream."""
-        with torch.cuda.device(self.device):
-            left = torch.empty(
-                launch.blocks * len(self.facts.kinds), dtype=torch.int64, device=f"cuda:{self.device}"
-            )
+        left = self._workspace(launch.blocks * len(self.facts.kinds))
         block = slots + _TAIL.pack(left.data_ptr(), launch.blocks)
         self._run(launch, launch.function, block)
         end = launch.finish
         self._run(end, end.function, block)
+
+    def _workspace(self, words: int) -> torch.Tensor:
+        return torch.empty(words, dtype=torch.int64, device=f"cuda:{self.device}")
 
     def _checked(self, launch: Launch, slots: bytes) -> None:
         """Runs with an error record. Debug mode waits and raises; otherwise the error is raised by
@@ -343,11 +349,14 @@ class Call:
             return value, value
 
         found = evaluate(facts.steps, word)
-        narrow = self.reach and all(fits(found[k]) for k in facts.needed)
+        views = self._views(slots)
+        narrow = all(_reach(*view) < (1 << 31) - 1 for view in views.values())
+        narrow = narrow and all(fits(found[k]) for k in facts.needed)
         if facts.mapping is None:
             module = self.compiled.module(Variant(narrow, covers=False), self.device)
             return Launch(module.functions[facts.symbol], None, (1, 1, 1), (1, 1, 1), 0, 1)
         trips = [trip_count(*(found[k] for k in bounds)) for bounds in facts.bounds]
+        straight = straight and self._even_rows(views)
         variant, grid, block, shared = self._chosen(slots, trips, narrow, straight)
         if 0 in trips and not facts.kinds:
             return None
@@ -374,7 +383,7 @@ class Call:
         for n in known:
             total *= n
         ordered = [known[k] for k in mapping.order]
-        vector = mapping.vector if straight and self.rows and ordered[0] >= mapping.vector else 1
+        vector = mapping.vector if straight and ordered[0] >= mapping.vector else 1
         shared = self._private_bytes(slots, total)
         few = bool(facts.kinds) or shared > 0
         grid, block = shape(mapping, ordered, vector=vector, few=few)
@@ -382,6 +391,40 @@ class Call:
             grid = (1, 1, 1)
         covers = not few and _covers(ordered, grid, block, vector)
         return Variant(narrow, vector, covers, shared > 0), grid, block, shared
+
+    def _views(self, slots: bytes) -> dict[int, tuple[list[int], list[int]]]:
+        """Sizes and strides of each memref argument, by its position."""
+        found: dict[int, tuple[list[int], list[int]]] = {}
+        for k, slot in enumerate(self.facts.slots):
+            if slot.kind == "pointer":
+                found[slot.arg] = ([], [])
+            elif slot.kind in ("size", "stride"):
+                found[slot.arg][slot.kind == "stride"].append(_WORD.unpack_from(slots, 8 * k)[0])
+        for arg, (sizes, strides) in found.items():
+            type = self.compiled.function.args[arg].type
+            assert isinstance(type, MemRefType)
+            if type.layout == "unit" and sizes:
+                strides.append(1)
+            elif type.layout == "contiguous":
+                length = 1
+                for n in reversed(sizes):
+                    strides.insert(0, length)
+                    length *= max(n, 1)
+        return found
+
+    def _even_rows(self, views: Mapping[int, tuple[list[int], list[int]]]) -> bool:
+        """Whether every row of what is accessed in vectors begins at a whole one if the first does."""
+        mapping = self.facts.mapping
+        for arg, limit in mapping.aligned if mapping is not None else ():
+            type = self.compiled.function.args[arg].type
+            assert isinstance(type, MemRefType)
+            sizes, strides = views[arg]
+            per = limit // type.element.bytes
+            if any(s % per for s in strides[:-1]) or (
+                type.layout == "contiguous" and len(sizes) > 1 and sizes[-1] % per
+            ):
+                return False
+        return True
 
     def _private_bytes(self, slots: bytes, total: int) -> int:
         """Bytes of a block's own copy of what is accumulated into; 0 where it does not pay."""
@@ -419,23 +462,11 @@ def _covers(trips: Sequence[int], grid: Dims, block: Dims, vector: int) -> bool:
     return all(side >= n for side, n in zip(sides, counts, strict=True))
 
 
-def _reach(tensor: torch.Tensor) -> int:
+def _reach(sizes: list[int], strides: list[int]) -> int:
     """The offset of the last element, in elements."""
-    if not tensor.numel():
+    if 0 in sizes:
         return 0
-    return sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _rows(tensor: torch.Tensor, function: Function, arg: int, limit: int) -> bool:
-    """Whether every row begins at a multiple of ``limit`` bytes if the first does."""
-    type = function.args[arg].type
-    assert isinstance(type, MemRefType)
-    per = limit // type.element.bytes
-    if type.rank < 2:
-        return True
-    if type.layout == "contiguous":
-        return tensor.shape[-1] % per == 0
-    return all(s % per == 0 for s in tensor.stride()[:-1])
+    return sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
 
 
 # -- checks that failed

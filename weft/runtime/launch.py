@@ -107,13 +107,17 @@ class Launcher:
         """A call whose exact arguments are new: checks them, compiles if needed, makes a plan."""
         while True:
             try:
-                return self._slow(self.extended(args))
+                with self.lock:
+                    args = self.extended(args)
+                    code, plan = self._planned(args)
+                return code.run(plan, *args)
             except TensorReached as reached:
                 self._reach(reached.name, reached.found)
 
-    def extended(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The host's arguments, and after them the tensors that called functions reach."""
-        for arg in self.region.args[len(args) :]:
+    def extended(self, args: tuple[Any, ...], count: int | None = None) -> tuple[Any, ...]:
+        """The host's arguments, and after them the tensors that called functions reach (``count``
+        arguments in all; every one if it is None)."""
+        for arg in self.region.args[len(args) : count]:
             assert arg.read is not None
             args = (*args, arg.read(args))
         return args
@@ -130,26 +134,26 @@ class Launcher:
             )
             self.generated.clear()
 
-    def _slow(self, args: tuple[Any, ...]) -> Any:
+    def _planned(self, args: tuple[Any, ...]) -> tuple[_Generated, tuple[Any, ...]]:
         span = self.region.span
         specs = list(self.specs(args).values())
         tensors = [
             (n, v) for n, v in zip(self.names, args, strict=True) if isinstance(v, torch.Tensor)
         ]
         check_devices(tensors, span)
-        with self.lock:
-            special = self.specialize(specs, aliased=False)
-            written = _written(special.compiled.function)
-            code = self._generated(specs, args, written)
-            aliased = _overlap(args, _memory(specs), written, self.names, span)
-            plans = code.alias_plans if aliased else code.plans
-            if aliased:
-                special = self.specialize(specs, aliased=True)
-            if len(plans) >= MOST_PLANS:
-                plans.clear()
-            plan = plans[code.key(*args)] = self._plan(special, specs, args, written)
-            special.plans += 1
-        return code.run(plan, *args)
+        place = tensors[0][1].device.type if tensors else "cpu"
+        special = self.specialize(specs, aliased=False, place=place)
+        written = _written(special.compiled.function)
+        code = self._generated(specs, args, written)
+        aliased = _overlap(args, _memory(specs), written, self.names, span)
+        plans = code.alias_plans if aliased else code.plans
+        if aliased:
+            special = self.specialize(specs, aliased=True, place=place)
+        if len(plans) >= MOST_PLANS:
+            plans.clear()
+        plan = plans[code.key(*args)] = self._plan(special, specs, args, written)
+        special.plans += 1
+        return code, plan
 
     def alias(self, code: _Generated, args: tuple[Any, ...]) -> Any:
         """A call in which memory that is written overlaps another argument's."""
@@ -158,9 +162,11 @@ class Launcher:
             return self.slow(args)
         return code.run(plan, *args)
 
-    def specialize(self, specs: list[Spec], aliased: bool = False) -> Specialization:
-        """The compiled form for arguments of these specs."""
-        key = (*specs, aliased)
+    def specialize(
+        self, specs: list[Spec], aliased: bool = False, place: str = "cpu"
+    ) -> Specialization:
+        """The compiled form for arguments of these specs, on "cpu" or "cuda"."""
+        key = (*specs, place, aliased)
         found = self.compiled.get(key)
         if found is not None and _holds(found.compiled.guards):
             return found
@@ -170,7 +176,12 @@ class Launcher:
             "%s, loop at line %d: %s (%s)%s", self.source.name, self.region.span.line, signature,
             why, ", overlapping memory" if aliased else "",
         )  # fmt: skip
-        compiled = self.compile_region(
+        make = self.compile_region
+        if place == "cuda":
+            from weft.runtime import gpu  # heavy, and not needed where there is no GPU
+
+            make = gpu.compile_region
+        compiled = make(
             self.region, self.source, dict(zip(self.names, specs, strict=True)), self.options,
             noalias=not aliased,
         )  # fmt: skip
@@ -186,10 +197,11 @@ class Launcher:
         written: frozenset[int],
     ) -> tuple[Any, ...]:  # fmt: skip
         """What a call needs to know, in the order in which the generated code unpacks it:
-        (call, pack, tail, grad, guards, odd, extents..., result dtypes...)."""
+        (call, pack, tail, grad, guards, odd, extents..., makers of results...)."""
         compiled: Compiled = special.compiled
         memory = _memory(specs)
         tensors = [args[k] for k in memory]
+        place = tensors[0].device if tensors else None
         head = ["Q"] * (len(tensors) + len(compiled.results))
         tail: list[int] = []
         for spec, value in zip(specs, args, strict=True):
@@ -201,9 +213,15 @@ class Launcher:
         results = [TORCH_DTYPES[dtype] for _, dtype in compiled.results]
         elements = sum(t.numel() for t in tensors)
         tiny = elements <= TINY and not _has_inner_loop(compiled.function.body)
-        call = compiled.load.call_holding_gil if tiny else compiled.load.call
         rest = struct.pack(f"<{len(tail)}q", *tail)
-        if compiled.checks:
+        on_gpu = place is not None and place.type == "cuda"
+        if on_gpu:
+            from weft.runtime import gpu  # imported before, where the loop was compiled
+
+            call = gpu.Call(special.compiled, tensors[0].get_device(), check_error)
+        else:
+            call = compiled.load.call_holding_gil if tiny else compiled.load.call
+        if compiled.checks and not on_gpu:
             call = _checked(call, compiled.checks)
         else:
             rest += _WORD.pack(0)
@@ -214,7 +232,8 @@ class Launcher:
         # Lazily negated tensors are imaginary parts: every other float in memory, or fewer.
         odd = any(t.is_floating_point() and 1 not in t.stride() for t in tensors)
         pack = struct.Struct("<" + "".join(head)).pack
-        return (call, pack, rest, grad, tuple(compiled.guards), odd, *extents, *results)
+        makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
+        return (call, pack, rest, grad, tuple(compiled.guards), odd, *extents, *makers)
 
     def stale(self, args: tuple[Any, ...]) -> Any:
         """A guard of the plan that was found does not hold any more: compile again."""
@@ -239,7 +258,8 @@ class Launcher:
             return self.slow(args) if made is None else made.launch(*args)
 
     def _extending(self, launch: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: launch(*self.extended(args))
+        count = len(self.region.args)
+        return lambda *args: launch(*self.extended(args, count))
 
     # --- the generated functions -----------------------------------------------------------------
     def _generated(
@@ -256,7 +276,7 @@ class Launcher:
         text = launcher_text(kinds, specs, writes, bumped, len(self.region.results))
         scope: dict[str, Any] = {
             "plans": {}, "slow": self.slow, "stale": self.stale, "holds": _holds,
-            "differentiate": lambda args: self.differentiate(args), "empty": torch.empty,
+            "differentiate": lambda args: self.differentiate(args),
             "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
             "increment_version": torch._C._increment_version, "types_of": _types_of,
             "flat": flat, "number": _number, "PackError": struct.error,
@@ -286,16 +306,16 @@ def launcher_text(
     everything = f"({''.join(n + ', ' for n in names)})"
     parts = [_KEYS[kind].format(a=name) for kind, name in zip(kinds, names, strict=True)]
     key = f"({''.join(p + ', ' for p in parts if p)})"
-    tensors = [k for k, kind in enumerate(kinds) if kind == "tensor"]
+    tensors = [k for k, kind in enumerate(kinds) if kind in ("tensor", "field")]
     pointers = [f"p{k}" for k in tensors]
     extents = [f"e{k}" for k in tensors]
-    dtypes, outs = [f"d{k}" for k in range(results)], [f"r{k}" for k in range(results)]
-    plan = ", ".join(["call", "pack", "tail", "grad", "guards", "odd", *extents, *dtypes])
+    makers, outs = [f"m{k}" for k in range(results)], [f"r{k}" for k in range(results)]
+    plan = ", ".join(["call", "pack", "tail", "grad", "guards", "odd", *extents, *makers])
     values = [*pointers, *(f"{r}.data_ptr()" for r in outs)]
     for kind, name in zip(kinds, names, strict=True):
         values += [_VALUES[kind].format(a=name)] if kind in _VALUES else []
     read = [f"p{k} = a{k}.data_ptr()" for k in tensors]
-    launch = [f"{r} = empty((), dtype={d})" for r, d in zip(outs, dtypes, strict=True)]
+    launch = [f"{r} = {d}()" for r, d in zip(outs, makers, strict=True)]
     launch += [f"if grad and grad_enabled(): return differentiate({everything})"]
     launch += ["try:", f"    slots = pack({', '.join(values)}) + tail"]
     launch += ["except PackError:", f"    return slow({everything})", "call(slots)"]
@@ -329,9 +349,15 @@ def launcher_text(
     return "\n".join(lines) + "\n"
 
 
+# The device: True for the CPU, below zero for CUDA's, zero for what has no data.
+_TENSOR_KEY = (
+    "{a}.dtype, {a}.shape, {a}.stride(), {a}.is_cpu or ~{a}.get_device(), {a}.__class__, "
+    "{a}.requires_grad"
+)
 # What of an argument is in the key, by its kind.
 _KEYS = {
-    "tensor": "{a}.dtype, {a}.shape, {a}.stride(), {a}.is_cpu, {a}.__class__, {a}.requires_grad",
+    "tensor": _TENSOR_KEY,
+    "field": "{a}.element, " + _TENSOR_KEY,
     "scalar": "{a}.__class__",
     "number": "{a}.__class__",
     "size": "{a}.__class__, len({a})",
@@ -349,7 +375,7 @@ def _kind(spec: Spec, value: Any) -> str:
     """How the generated code has to treat an argument."""
     match spec:
         case TensorSpec():
-            return "tensor"
+            return "field" if hasattr(value, "element") else "tensor"
         case ScalarSpec():
             return "scalar" if type(value) in (int, float, bool) else "number"
         case TupleSpec():

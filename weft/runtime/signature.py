@@ -108,7 +108,8 @@ def tensor_spec(name: str, tensor: torch.Tensor, span: Span | None = None) -> Te
             f"`{name}` has dtype {str(tensor.dtype).removeprefix('torch.')}, which kernels do not "
             "take", span, help=help,
         )  # fmt: skip
-    return TensorSpec(dtype, tensor.dim(), layout(tensor))
+    element = getattr(tensor, "element", None)  # of a field of vectors or matrices
+    return TensorSpec(dtype, tensor.dim(), layout(tensor), element=element.shape if element else ())
 
 
 def layout(tensor: torch.Tensor) -> str:
@@ -120,15 +121,15 @@ def layout(tensor: torch.Tensor) -> str:
 
 def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None = None) -> None:
     """Raises ``KernelValueError`` unless all tensors are on the CPU, or all on one CUDA device."""
-    first: tuple[str, torch.Tensor] | None = None
+    named = list(named)
     for name, tensor in named:
-        if first is None:
-            first = (name, tensor)
-        elif tensor.device != first[1].device:
+        first = named[0]
+        if tensor.device != first[1].device:
             raise KernelValueError(
                 f"`{first[0]}` is on {first[1].device} and `{name}` on {tensor.device}", span,
                 help="tensors of one loop must be on one device: move one with .to(...)",
             )  # fmt: skip
+    for name, tensor in named:
         if tensor.device.type == "meta":
             raise KernelValueError(
                 f"`{name}` is a meta tensor: it has no data", span,

@@ -1,0 +1,52 @@
+"""In what form gradients are accumulated."""
+
+from tests.autodiff import kernels as k
+import pytest
+import torch
+
+
+def notes(kernel, *args):
+    """How each gradient of a kernel of one loop is accumulated."""
+    kernel(*(a.double().requires_grad_() if a.is_floating_point() else a
+             for a in args if isinstance(a, torch.Tensor)),
+           *(a for a in args if not isinstance(a, torch.Tensor)))  # fmt: skip
+    (made,) = {id(r): r for s in kernel.specializations if s.derived
+               for r in s.derived.adjoints}.values()  # fmt: skip
+    return made.notes, made
+
+
+def test_causal_convolution_gathers():
+    found, made = notes(k.conv, torch.randn(2, 5), torch.randn(2, 2, 5), 0.3)
+    assert found == {"d.w": "gather", "d.k": "gather"}
+    assert len(made.steps) == 2
+    assert not made.workspaces
+
+
+def test_layer_norm_keeps_two_numbers_for_each_row():
+    found, made = notes(k.layernorm, torch.randn(3, 4), torch.randn(4), torch.randn(4))
+    assert found["d.w"] == "gather"
+    assert found["d.x"].startswith("plain store")
+    assert len(made.workspaces) == 2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "args", "note"),
+    [
+        (k.upsample, (torch.randn(3),), "gather"),
+        (k.blur, (torch.randn(4, 5),), "gather"),
+        (k.stride2, (torch.randn(9), torch.randn(3)), "gather"),
+    ],
+)
+def test_gather(kernel, args, note):
+    found, _ = notes(kernel, *args)
+    assert set(found.values()) == {note}
+
+
+def test_a_number_that_all_iterations_read_is_reduced():
+    found, _ = notes(k.axpy, torch.randn(()), torch.randn(5), torch.randn(5))
+    assert found["d.a"] == "parallel reduction"
+
+
+def test_data_dependent_subscripts_are_atomic_and_say_so():
+    found, _ = notes(k.pick, torch.randn(3), torch.tensor([0, 2, 1, 2]))
+    assert found == {"d.x": "atomic (data-dependent subscript of x)"}

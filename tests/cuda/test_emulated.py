@@ -1,0 +1,218 @@
+"""What kernels for CUDA compute, in the emulator: the gallery and random kernels, in every variant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from examples import brick_wall, causal_conv, gallery
+from tests.cuda.emulator import EmulatedCall, emulated
+from tests.fuzz import check as fuzz
+from tests.fuzz.generate import kernel as random_kernel
+from weft.codegen.launching import Variant
+
+COUNT = int(os.environ.get("WEFT_FUZZ_CUDA", "5"))
+
+
+def wide(variant: Variant, grid: Any, block: Any, shared: int) -> Any:
+    return replace(variant, narrow=False), grid, block, shared
+
+
+def few(variant: Variant, grid: Any, block: Any, shared: int) -> Any:
+    """A grid that is too small, so that every thread runs several iterations."""
+    return replace(variant, covers=False), (min(grid[0], 2), 1, min(grid[2], 2)), block, shared
+
+
+def single(variant: Variant, grid: Any, block: Any, shared: int) -> Any:
+    grid = (grid[0] * variant.vector, *grid[1:])
+    return replace(variant, vector=1), grid, block, shared
+
+
+CHANGES: dict[str, Callable[..., Any] | None] = {
+    "as chosen": None, "64-bit": wide, "few threads": few, "one at a time": single,
+}  # fmt: skip
+
+
+@pytest.fixture(params=CHANGES)
+def change(request: pytest.FixtureRequest) -> Iterator[str]:
+    EmulatedCall.change = CHANGES[request.param]
+    EmulatedCall.variants.clear()
+    yield request.param
+    EmulatedCall.change = None
+
+
+def same(kernel: weft.Kernel, *args: Any, **options: Any) -> None:
+    """Runs ``kernel`` for the CPU and in the emulator, on copies, and compares."""
+    copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+    expected, found = kernel(*copies), emulated(kernel, **options)(*args)
+    for e, f in zip([expected, *copies], [found, *args], strict=True):
+        if isinstance(e, torch.Tensor):
+            assert e.dtype == f.dtype
+            torch.testing.assert_close(f, e, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def calls() -> dict[str, tuple[Any, ...]]:
+    torch.manual_seed(3)
+    r = torch.randn
+    return {
+        "axpy": (gallery.axpy, 2.0, r(1003), r(1003)),
+        "stencil": (gallery.stencil, r(21, 44)),
+        "stencil, odd rows": (gallery.stencil, r(21, 43)),
+        "softmax": (gallery.softmax, r(5, 33)),
+        "layer_norm": (gallery.layer_norm, r(4, 19), r(19), r(19), 1e-5),
+        "matmul": (gallery.matmul, r(12, 17), r(17, 9)),
+        "histogram": (gallery.histogram, torch.rand(17_000), 16, 0.0, 1.0),
+        "mandelbrot": (gallery.mandelbrot, torch.linspace(-2, 1, 20), torch.linspace(-1, 1, 15), 30),
+        "newton_sqrt": (gallery.newton_sqrt, torch.rand(40), 1e-6),
+        "resize": (gallery.resize, torch.rand(9, 7, 3), 12, 11),
+        "running_sum": (gallery.running_sum, r(5, 12)),
+        "transpose": (gallery.transpose, r(33, 18)),
+        "total": (gallery.total, r(9001)),
+        "largest": (gallery.largest, r(103)),
+        "leaky_relu_": (gallery.leaky_relu_, r(9, 14)[:, ::2], 0.1),
+        "collatz": (gallery.collatz, 57),
+        "gray": (gallery.gray, torch.randint(0, 255, (9, 16, 3), dtype=torch.uint8)),
+        "brick_wall": (brick_wall.brick_wall, torch.arange(12).view(3, 4), 20, 28, 2, 1, 5),
+        "causal_conv": (causal_conv.causal_conv, r(3, 17), r(2, 3, 17), 0.25),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", calls())
+def test_the_gallery(name: str, change: str) -> None:
+    if change == "few threads" and name in ("total", "largest"):
+        pytest.skip("a reduction always has few")
+    same(*calls()[name])
+    assert EmulatedCall.variants
+
+
+def test_variants_are_chosen_by_the_call() -> None:
+    EmulatedCall.variants.clear()
+    kernel = emulated(gallery.axpy)
+    x, y = torch.randn(64), torch.randn(65)
+    for args in ((x, y[:64]), (x, y[1:]), (x[:3], y[:3])):
+        torch.testing.assert_close(kernel(2.0, *args), 2 * args[0] + args[1])
+    assert [v.vector for v in EmulatedCall.variants] == [4, 1, 1]
+    assert all(v.narrow and v.covers for v in EmulatedCall.variants)
+
+
+def test_numbers_decide_of_the_index_width() -> None:
+    @weft.kernel
+    def far(x: torch.Tensor, n: int) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[(i + n) % x.shape[0]]
+        return out
+
+    kernel = emulated(far)
+    x = torch.randn(10)
+    EmulatedCall.variants.clear()
+    for n in (3, 1 << 33):
+        torch.testing.assert_close(kernel(x, n), torch.roll(x, -(n % 10)))
+    assert [v.narrow for v in EmulatedCall.variants] == [True, False]
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (8191,), (30_000,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64, torch.float16])
+def test_reductions(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    @weft.kernel
+    def both(x):
+        s = 0
+        m = -100
+        for i in range(x.shape[0]):
+            s += x[i]
+            m = max(m, x[i])
+        return s, m
+
+    x = (torch.randn(shape) * 3).to(dtype)
+    same(both, x)
+
+
+def test_reductions_over_several_dimensions() -> None:
+    @weft.kernel
+    def total(x):
+        s = 1.5
+        for i, j, k in x:
+            s += x[i, j, k] * (i + 2 * j)
+        return s
+
+    same(total, torch.randn(3, 50, 70))
+    same(total, torch.randn(40, 3, 2).permute(2, 0, 1))
+
+
+def test_four_dimensions() -> None:
+    @weft.kernel
+    def scale(x):
+        out = torch.empty_like(x)
+        for i, j, k, m in x:
+            out[i, j, k, m] = x[i, j, k, m] * (i + 10 * j + 100 * k + 1000 * m)
+        return out
+
+    same(scale, torch.randn(3, 4, 5, 6))
+    same(scale, torch.randn(2, 3, 1, 7).permute(3, 0, 2, 1))
+
+
+def test_atomics_on_every_type() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int32,
+                  torch.int64, torch.uint8):  # fmt: skip
+
+        @weft.kernel
+        def scatter(x, where, out):
+            for i in range(x.shape[0]):
+                out[where[i]] += x[i]
+
+        x = torch.randint(0, 3, (50,)).to(dtype)
+        same(scatter, x, torch.randint(0, 4, (50,)), torch.zeros(5, dtype=dtype))
+
+
+def test_a_failed_check_names_the_line() -> None:
+    @weft.kernel
+    def reach(x, n: int):
+        out = torch.zeros_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i + n]
+        return out
+
+    kernel = emulated(reach, debug=True)
+    torch.testing.assert_close(kernel(torch.arange(5.0), 0), torch.arange(5.0))
+    with pytest.raises(weft.KernelIndexError, match="subscript 5 of `x` is out of range: its dimension 0 has 5"):
+        kernel(torch.arange(5.0), 1)
+
+
+def test_a_failed_assertion_in_a_reduction() -> None:
+    @weft.kernel
+    def total(x):
+        s = 0.0
+        for i in range(x.shape[0]):
+            assert x[i] >= 0, "negative"
+            s += x[i]
+        return s
+
+    kernel = emulated(total)
+    torch.testing.assert_close(kernel(torch.ones(10)), torch.tensor(10.0))
+    with pytest.raises(weft.KernelAssertionError, match="negative"):
+        kernel(-torch.ones(10))
+
+
+@pytest.mark.parametrize("seed", range(COUNT))
+def test_random_kernels(seed: int, change: str) -> None:
+    random = Random(1000 + seed)
+    drawn = random_kernel(random)
+    plain = fuzz.function(drawn.text)
+    debug, strict = random.random() < 0.25, random.random() < 0.25
+    tensors = fuzz.arguments(random, drawn)
+    n, a = random.randint(0, 6), random.choice((0.75, -1.5))
+    again = {name: t.clone() for name, t in tensors.items()}
+    compiled = weft.kernel(debug=debug, strict_math=strict)(plain)
+    expected = compiled.interpret(*again.values(), n, a)
+    found = emulated(compiled, debug=debug, strict_math=strict)(*tensors.values(), n, a)
+    for name in ("out", "h"):
+        fuzz.same(drawn.text, name, again[name], tensors[name])
+    if drawn.reduces:
+        fuzz.same(drawn.text, "the result", torch.as_tensor(expected), found)

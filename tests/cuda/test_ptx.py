@@ -1,0 +1,162 @@
+"""PTX for every architecture: it compiles here and NVIDIA's assembler takes it; no GPU is needed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from examples import brick_wall, causal_conv, gallery
+from weft.codegen import libdevice, ptx
+from weft.codegen.launching import UnsupportedArchitectureError, architecture
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+
+needs_ptxas = pytest.mark.skipif(
+    ptx.ptxas() is None, reason="ptxas is not found: install CUDA, triton or nvidia-cuda-nvcc"
+)
+needs_libdevice = pytest.mark.skipif(
+    not any(place.is_file() for place in libdevice.candidates()),
+    reason="libdevice is not found: install CUDA, triton or nvidia-nvvm",
+)
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "axpy": (gallery.axpy, 2.0, empty(9), empty(9)),
+    "stencil": (gallery.stencil, empty(9, 8)),
+    "softmax": (gallery.softmax, empty(9, 8)),
+    "layer_norm": (gallery.layer_norm, empty(9, 8), empty(8), empty(8), 1e-5),
+    "matmul": (gallery.matmul, empty(9, 8), empty(8, 7)),
+    "histogram": (gallery.histogram, empty(9), 16, 0.0, 1.0),
+    "mandelbrot": (gallery.mandelbrot, empty(9), empty(8), 30),
+    "newton_sqrt": (gallery.newton_sqrt, empty(9), 1e-6),
+    "resize": (gallery.resize, empty(9, 8, 3), 5, 6),
+    "running_sum": (gallery.running_sum, empty(9, 8)),
+    "transpose": (gallery.transpose, empty(9, 8)),
+    "total": (gallery.total, empty(9)),
+    "largest": (gallery.largest, empty(9, dtype=torch.float64)),
+    "leaky_relu_": (gallery.leaky_relu_, empty(9, 8, dtype=torch.bfloat16), 0.1),
+    "collatz": (gallery.collatz, 57),
+    "gray": (gallery.gray, empty(9, 8, 3, dtype=torch.uint8)),
+    "brick_wall": (brick_wall.brick_wall, empty(3, 4, dtype=torch.int32), 20, 28, 2, 1, 5),
+    "causal_conv": (causal_conv.causal_conv, empty(3, 17), empty(2, 3, 17), 0.25),
+}
+
+
+@needs_ptxas
+@needs_libdevice
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("name", CALLS)
+def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
+    kernel, *args = CALLS[name]
+    code = weft.compile_for(arch, kernel, *args, every_variant=arch == "sm_90")
+    for loop in code:
+        for use in loop.usage().values():
+            assert use.registers <= 96
+            assert use.spill_loads == use.spill_stores == 0
+
+
+@weft.kernel
+def mathematics(x, y, out):
+    for i in range(x.shape[0]):
+        out[0, i] = weft.math.exp(x[i]) + weft.math.log(x[i]) * weft.math.sin(x[i])
+        out[1, i] = weft.math.tanh(x[i]) + weft.math.pow(x[i], y[i]) + weft.rsqrt(x[i])
+        out[2, i] = x[i] % y[i] + x[i] // y[i] + max(x[i], y[i])
+        out[3, i] = weft.math.atan2(x[i], y[i]) + weft.math.floor(x[i]) + abs(y[i])
+
+
+@needs_ptxas
+@needs_libdevice
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_mathematics_in_every_float(arch: str) -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        x, out = empty(9, dtype=dtype), empty(4, 9, dtype=dtype)
+        for loop in weft.compile_for(arch, mathematics, x, x, out):
+            assert loop.usage()
+
+
+@weft.kernel
+def atomics(x, where, out, low, high):
+    for i in range(x.shape[0]):
+        out[where[i]] += x[i]
+        weft.atomic_min(low[where[i]], x[i])
+        weft.atomic_max(high[where[i]], x[i])
+
+
+@needs_ptxas
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_atomics_in_every_type(arch: str) -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8,
+                  torch.int8, torch.int16, torch.int32, torch.int64):  # fmt: skip
+        x, where = empty(9, dtype=dtype), empty(9, dtype=torch.int64)
+        code = weft.compile_for(arch, atomics, x, where, x, x, x, every_variant=arch == "sm_80")
+        for loop in code:
+            assert loop.usage()
+
+
+def global_accesses(text: str) -> list[str]:
+    return re.findall(r"(?:ld|st|red|atom)\.\S*global\S*", text)
+
+
+def test_reads_are_read_only_and_wide() -> None:
+    text = weft.compile_for("sm_90", gallery.axpy, 2.0, empty(9), empty(9)).ptx
+    assert global_accesses(text).count("ld.global.nc.v4.b32") == 2
+    assert "st.global.v4.b32" in text
+
+
+def test_products_are_fused_unless_mathematics_is_strict() -> None:
+    args = 2.0, empty(9), empty(9)
+    assert "fma.rn.f32" in weft.compile_for("sm_90", gallery.axpy, *args).ptx
+    strict = weft.kernel(strict_math=True)(gallery.axpy.function)
+    assert "fma.rn.f32" not in weft.compile_for("sm_90", strict, *args).ptx
+
+
+def test_float_atomics_are_native() -> None:
+    for dtype, word in ((torch.float32, "add.f32"), (torch.float64, "add.f64"), (torch.int32, "add.")):
+        x, where = empty(9, dtype=dtype), empty(9, dtype=torch.int64)
+
+        @weft.kernel
+        def scatter(x, where, out):
+            for i in range(x.shape[0]):
+                out[where[i]] += x[i]
+
+        found = global_accesses(weft.compile_for("sm_90", scatter, x, where, x).ptx)
+        assert any(word in a and a.startswith(("red", "atom")) for a in found), found
+
+
+def test_neighbouring_threads_are_neighbours_in_memory() -> None:
+    @weft.kernel
+    def backwards(x, out):
+        for j, i in weft.ndrange(x.shape[1], x.shape[0]):
+            out[i, j] = 2 * x[i, j]
+
+    (loop,) = weft.compile_for("sm_90", backwards, empty(9, 8), empty(9, 8))
+    assert loop.facts.mapping is not None
+    assert loop.facts.mapping.order == (0, 1)
+
+
+def test_no_division_finds_the_indices() -> None:
+    @weft.kernel
+    def three(x, out):
+        for i, j, k in x:
+            out[i, j, k] = 2 * x[i, j, k]
+
+    text = weft.compile_for("sm_90", three, empty(9, 8, 7), empty(9, 8, 7)).ptx
+    assert "div." not in text
+    assert "rem." not in text
+
+
+def test_architectures() -> None:
+    assert architecture((9, 0)) == architecture("90") == architecture("sm_90a") == "sm_90"
+    assert architecture((8, 8)) == "sm_87"
+    with pytest.raises(UnsupportedArchitectureError, match="sm_61 is too old"):
+        architecture("sm_61")
+    with pytest.raises(UnsupportedArchitectureError, match="'hopper' is no architecture"):
+        architecture("hopper")

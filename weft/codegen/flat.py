@@ -1,0 +1,59 @@
+"""Which neighbouring loops may be counted as one.
+
+Where rows lie behind each other in memory, and a loop over ``j`` and ``k`` uses its indices only in
+subscripts ``[..., j + s, k]``, element (j, k) of every access is n * j + k elements from the first:
+the loop may run with j = 0 alone and k up to the product of both lengths. That makes one long loop
+of many short ones (the channels of an image). It pays wherever the lengths agree, which is known at
+run time only: this module says what has to be asked, the callers ask. It only reads the IR.
+"""
+
+from __future__ import annotations
+
+from weft.ir.core import Block, Op, Value, walk
+from weft.ir.types import MemRefType
+
+_ADDITIVE = ("arith.addi", "arith.subi")
+_FIRST_SUBSCRIPT = {"memref.load": 1, "memref.store": 2, "memref.atomic_rmw": 2}
+
+
+def rows(body: Block, outer: Value, inner: Value, behind: int = 0) -> list[Value] | None:
+    """The memrefs whose rows must follow each other for ``outer`` and ``inner`` to become one index;
+    None if the two are used for more than subscripts.
+
+    ``behind`` is the number of subscripts that come after ``inner``'s. The rows of a memref of rank
+    r follow each other if axis ``r - 1 - behind`` is as long as the loop over ``inner`` (of layout
+    "contiguous"), or if the stride of the axis before it is the product of the lengths of the loops
+    from ``inner`` on ("unit"). ``inner`` must start at 0, and both must have step 1.
+    """
+    moved = {outer}  # outer, and outer plus what does not depend on either
+    found: dict[Value, None] = {}
+    for op in walk(body):
+        uses_outer = [k for k, value in enumerate(op.operands) if value in moved]
+        uses_inner = [k for k, value in enumerate(op.operands) if value is inner]
+        if not uses_outer and not uses_inner:
+            continue
+        if op.name in _ADDITIVE and uses_outer == [0] and not uses_inner:
+            moved.add(op.result)
+            continue
+        if op.name == "arith.addi" and uses_outer == [1] and not uses_inner:
+            moved.add(op.result)
+            continue
+        place = len(op.operands) - 1 - behind
+        if op.name not in _FIRST_SUBSCRIPT or uses_inner != [place] or uses_outer != [place - 1]:
+            return None
+        first = _FIRST_SUBSCRIPT[op.name]
+        memref = op.operands[first - 1]
+        assert isinstance(memref.type, MemRefType)
+        if place - 1 < first or memref.type.layout == "strided" or memref.type.shape is not None:
+            return None
+        found[memref] = None
+    return list(found) or None
+
+
+def nested(loop: Op) -> Op | None:
+    """The loop that holds all accesses of ``loop``, right inside it; None if there is no such loop."""
+    inner = [op for op in loop.regions[0].ops if op.name == "scf.for"]
+    if len(inner) != 1 or loop.results or inner[0].results:
+        return None
+    rest = [op for op in loop.regions[0].ops if op is not inner[0]]
+    return None if any(op.regions or op.name.startswith("memref.") for op in rest) else inner[0]

@@ -1,0 +1,104 @@
+"""Compiling kernels for GPUs that need not be here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft import compiler
+from weft.codegen import cuda, ptx
+from weft.codegen.cuda import CudaCode
+from weft.codegen.launching import Facts, Variant, architecture
+from weft.frontend.lower import lower
+from weft.kernel import Kernel
+from weft.pytorch.fake import fake_launchers
+from weft.runtime.launch import Launcher
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLoop:
+    """One device loop of a kernel for one architecture. ``codes``: each variant that calls may take,
+    first the one that a large call takes."""
+
+    name: str
+    facts: Facts
+    codes: tuple[CudaCode, ...]
+
+    @property
+    def ptx(self) -> str:
+        """The PTX of the variant that a large call takes."""
+        return self.codes[0].ptx
+
+    def usage(self) -> dict[tuple[Variant, str], ptx.Usage]:
+        """Registers, shared memory and spills of each function of each variant, by ptxas. Raises
+        ``AssemblerError`` where it is not found, or refuses."""
+        return {
+            (code.variant, name): use
+            for code in self.codes for name, use in ptx.usage(code.ptx, code.arch).items()
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCode:
+    """A kernel for one architecture."""
+
+    arch: str
+    loops: tuple[GpuLoop, ...]
+
+    def __iter__(self) -> Iterator[GpuLoop]:
+        return iter(self.loops)
+
+    @property
+    def ptx(self) -> str:
+        """The PTX of all loops, each in the variant that a large call takes."""
+        return "\n".join(loop.ptx for loop in self.loops)
+
+    def __str__(self) -> str:
+        if ptx.ptxas() is None:
+            return "\n".join(f"{loop.name}: {len(loop.codes)} variants" for loop in self.loops)
+        return "\n".join(
+            f"{variant}: {use.describe(loop.facts.mapping.threads if loop.facts.mapping else 1)}"
+            for loop in self.loops for (variant, _), use in loop.usage().items()
+        )  # fmt: skip
+
+
+def compile_for(
+    arch: str, kernel: Kernel, *args: Any, every_variant: bool = False, **kwargs: Any
+) -> GpuCode:
+    """``kernel`` for the GPU ``arch`` ("sm_90"), as a call with these arguments would compile it.
+
+    Tensors may be anywhere, also on "meta": only dtypes, ranks and strides matter, and no loop runs.
+    ``every_variant``: also those for other alignments and sizes. Raises ``CompileError``s and
+    ``UnsupportedArchitectureError``.
+    """
+    target = architecture(arch)
+    loops: list[GpuLoop] = []
+    fakes = fake_launchers(kernel)
+    options = kernel.options
+
+    def recording(k: int) -> Callable[..., Any]:
+        launcher = Launcher(kernel.parts.regions[k], kernel.source, options)
+
+        def launch(*values: Any) -> Any:
+            specs = launcher.specs(launcher.extended(values))
+            lowered = lower(launcher.region, specs, kernel.source, debug=options.debug)
+            function = compiler.optimize(lowered.function, noalias=True, verify=options.verify)
+            facts = cuda.analyse(function, noalias=True)
+            wanted = cuda.variants(facts) if every_variant else cuda.variants(facts)[:1]
+            codes = tuple(
+                cuda.compile_cuda(function, facts, variant, target,
+                                  strict_math=options.strict_math, noalias=True)
+                for variant in wanted
+            )  # fmt: skip
+            loops.append(GpuLoop(lowered.function.name, facts, codes))
+            return fakes[k](*values)
+
+        return launch
+
+    with torch.no_grad():
+        launchers = [recording(k) for k in range(len(kernel.parts.regions))]
+        kernel.parts.host(launchers, *args, **kwargs)
+    return GpuCode(target, tuple(loops))

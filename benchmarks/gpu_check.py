@@ -71,7 +71,11 @@ def same(kernel: weft.Kernel, *args: Any, tolerance: float = 1e-4) -> None:
     device = [on_gpu(a) for a in args]
     expected, found = kernel(*args), kernel(*device)
     pairs = list(zip(args, device, strict=True))
-    pairs += list(zip(expected, found, strict=True)) if isinstance(expected, tuple) else [(expected, found)]
+    pairs += (
+        list(zip(expected, found, strict=True))
+        if isinstance(expected, tuple)
+        else [(expected, found)]
+    )
     for e, f in pairs:
         if isinstance(e, torch.Tensor):
             assert f.is_cuda, "a result is not on the device"
@@ -93,7 +97,9 @@ def about() -> None:
     name = torch.cuda.get_device_name()
     print(f"{name}, {torch.cuda.device_count()} device(s), torch {torch.__version__}, llvmlite "
           f"{llvmlite.__version__}, Python {sys.version.split()[0]}")  # fmt: skip
-    attempt("architecture", lambda: print("  ", architecture(0), torch.cuda.get_device_capability()))
+    attempt(
+        "architecture", lambda: print("  ", architecture(0), torch.cuda.get_device_capability())
+    )
     attempt("libdevice", lambda: print("  ", libdevice.path()))
     attempt("ptxas", lambda: print("  ", ptx.ptxas()))
     x = torch.arange(10.0, device="cuda")
@@ -114,19 +120,34 @@ def gallery_kernels() -> None:
     for rows, cols in ((3, 3), (37, 44), (64, 63), (1000, 1028), (5, 2048)):
         attempt(f"stencil {rows}x{cols}", lambda a=rows, b=cols: same(gallery.stencil, r(a, b)))
         attempt(f"softmax {rows}x{cols}", lambda a=rows, b=cols: same(gallery.softmax, r(a, b)))
-        attempt(f"running_sum {rows}x{cols}", lambda a=rows, b=cols: same(gallery.running_sum, r(a, b), tolerance=1e-3))
+        attempt(
+            f"running_sum {rows}x{cols}",
+            lambda a=rows, b=cols: same(gallery.running_sum, r(a, b), tolerance=1e-3),
+        )
         attempt(f"transpose {rows}x{cols}", lambda a=rows, b=cols: same(gallery.transpose, r(a, b)))
-        attempt(f"layer_norm {rows}x{cols}", lambda a=rows, b=cols: same(gallery.layer_norm, r(a, b), r(b), r(b), 1e-5))
-        attempt(f"leaky_relu_ {rows}x{cols}", lambda a=rows, b=cols: same(gallery.leaky_relu_, r(a, 2 * b)[:, ::2], 0.1))
+        attempt(
+            f"layer_norm {rows}x{cols}",
+            lambda a=rows, b=cols: same(gallery.layer_norm, r(a, b), r(b), r(b), 1e-5),
+        )
+        attempt(
+            f"leaky_relu_ {rows}x{cols}",
+            lambda a=rows, b=cols: same(gallery.leaky_relu_, r(a, 2 * b)[:, ::2], 0.1),
+        )
         attempt(f"gray {rows}x{cols}", lambda a=rows, b=cols: same(
             gallery.gray, torch.randint(0, 255, (a, b, 3), dtype=torch.uint8)))  # fmt: skip
-        attempt(f"matmul {rows}x{cols}", lambda a=rows, b=cols: same(gallery.matmul, r(a, b), r(b, 19), tolerance=1e-2))
+        attempt(
+            f"matmul {rows}x{cols}",
+            lambda a=rows, b=cols: same(gallery.matmul, r(a, b), r(b, 19), tolerance=1e-2),
+        )
     attempt("resize", lambda: same(gallery.resize, torch.rand(9, 7, 3), 120, 111))
     attempt("mandelbrot", lambda: same(
         gallery.mandelbrot, torch.linspace(-2, 1, 200), torch.linspace(-1, 1, 150), 100))  # fmt: skip
     for n in (1000, 1_000_003):
         attempt(f"histogram {n}", lambda n=n: same(gallery.histogram, torch.rand(n), 256, 0.0, 1.0))
-        attempt(f"histogram of many bins {n}", lambda n=n: same(gallery.histogram, torch.rand(n), 10_000, 0.0, 1.0))
+        attempt(
+            f"histogram of many bins {n}",
+            lambda n=n: same(gallery.histogram, torch.rand(n), 10_000, 0.0, 1.0),
+        )
     tile = torch.arange(30 * 44, dtype=torch.int32).view(30, 44)
     for height, width in ((97, 131), (512, 1024)):
         attempt(f"brick_wall {height}x{width}", lambda h=height, w=width: same(
@@ -162,15 +183,22 @@ def mathematics() -> None:
         def check(text: str = text, name: str = name) -> None:
             kernel = source_kernel(text)
             for dtype, tolerance in ((torch.float32, 2e-6), (torch.float64, 1e-13)):
-                low, high = {"acosh": (1, 9), "atanh": (-1, 1), "asin": (-1, 1), "acos": (-1, 1)}.get(
-                    name, (0.01, 9) if name.startswith(("log", "sqrt")) else (-5, 5)
-                )
+                low, high = {
+                    "acosh": (1, 9),
+                    "atanh": (-1, 1),
+                    "asin": (-1, 1),
+                    "acos": (-1, 1),
+                }.get(name, (0.01, 9) if name.startswith(("log", "sqrt")) else (-5, 5))
                 x = torch.rand(4099, dtype=dtype, device="cuda") * (high - low) + low
                 out = torch.full_like(x, math.nan)
                 kernel(x, out)
                 function = getattr(torch, name, None)
                 wide = x.double()
-                expected = (torch.sign(wide) * wide.abs() ** (1 / 3)) if function is None else function(wide)
+                expected = (
+                    (torch.sign(wide) * wide.abs() ** (1 / 3))
+                    if function is None
+                    else function(wide)
+                )
                 torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
         attempt(f"math.{name}", check)
@@ -184,7 +212,13 @@ def mathematics() -> None:
         for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
             x = (torch.rand(1001) * 5 + 0.1).to(dtype)
             y = (torch.rand(1001) * 3 + 0.5).to(dtype)
-            same(kernel, x, y, torch.empty(4, 1001, dtype=dtype), tolerance=2e-2 if dtype.itemsize == 2 else 1e-5)
+            same(
+                kernel,
+                x,
+                y,
+                torch.empty(4, 1001, dtype=dtype),
+                tolerance=2e-2 if dtype.itemsize == 2 else 1e-5,
+            )
 
     attempt("pow, %, max, // in all float dtypes", mixed)
 
@@ -271,7 +305,9 @@ def launching() -> None:
                 0, torch.arange(0, n, 4001), 1)  # fmt: skip
             attempt(f"atomics {dtype} {n}", lambda x=x, n=n, dtype=dtype: same(
                 accumulate, x, torch.randint(0, 7, (n,)), torch.zeros(9, dtype=dtype)))  # fmt: skip
-    attempt("64-bit numbers", lambda: [same(far, torch.randn(100), n) for n in (3, 1 << 33, -(1 << 40))])
+    attempt(
+        "64-bit numbers", lambda: [same(far, torch.randn(100), n) for n in (3, 1 << 33, -(1 << 40))]
+    )
 
     def bounds() -> None:
         x = torch.arange(5.0, device="cuda")
@@ -328,7 +364,9 @@ def launching() -> None:
             x.copy_(torch.randn(1 << 18))
             graph.replay()
             torch.testing.assert_close(y, 3 * x)
-            torch.testing.assert_close(s.double(), y.double().sum(), rtol=1e-3, atol=1e-1, msg=f"replay {k}")
+            torch.testing.assert_close(
+                s.double(), y.double().sum(), rtol=1e-3, atol=1e-1, msg=f"replay {k}"
+            )
 
     attempt("CUDA graphs", graphs)
 
@@ -375,12 +413,17 @@ def launching() -> None:
         n = (1 << 31) + 1000
         x = torch.ones(n, dtype=torch.int8, device="cuda")
         out = torch.zeros(n, dtype=torch.int8, device="cuda")
-        kernel = source_kernel("def kernel(x, out):\n    for i in range(x.shape[0]):\n        out[i] = x[i] + 1\n")
+        kernel = source_kernel(
+            "def kernel(x, out):\n    for i in range(x.shape[0]):\n        out[i] = x[i] + 1\n"
+        )
         kernel(x, out)
         assert out[-1].item() == 2 and out[: 1 << 20].sum().item() == 2 << 20
 
     attempt("more than 2**31 elements", large)
-    attempt("both devices in turn", lambda: [same(gallery.axpy, 1.0, torch.randn(10), torch.randn(10)) for _ in range(3)])
+    attempt(
+        "both devices in turn",
+        lambda: [same(gallery.axpy, 1.0, torch.randn(10), torch.randn(10)) for _ in range(3)],
+    )
     attempt("inspect", lambda: print("    stages:", [k for k in gallery.axpy.inspect(
         1.0, torch.randn(9, device="cuda"), torch.randn(9, device="cuda")).loops[0].texts][-5:]))  # fmt: skip
 
@@ -403,7 +446,10 @@ def timed(call: Callable[[], object], seconds: float = 0.3) -> float:
     samples: list[float] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(samples) < 20:
-        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(10)]
+        pairs = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in range(10)
+        ]
         torch.cuda._sleep(2_000_000)  # all launches are queued before the first of them runs
         for begin, end in pairs:
             begin.record()
@@ -469,7 +515,9 @@ def elementwise() -> None:
     add(x, y, out)
     torch.testing.assert_close(out, x + y)
     bandwidth("vector add, 2**27 float32", "weft", timed(lambda: add(x, y, out)), 12 * n, copy)
-    bandwidth("vector add, 2**27 float32", "torch", timed(lambda: torch.add(x, y, out=out)), 12 * n, copy)
+    bandwidth(
+        "vector add, 2**27 float32", "torch", timed(lambda: torch.add(x, y, out=out)), 12 * n, copy
+    )
     a, b = x[: 8192 * 8192].view(8192, 8192), out[: 8192 * 8192].view(8192, 8192)
     square(a, b)
     torch.testing.assert_close(b, a * a)
@@ -481,7 +529,13 @@ def elementwise() -> None:
         five_points(p, q)
         want = 0.2 * (p[1:-1, 1:-1] + p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:])
         torch.testing.assert_close(q[1:-1, 1:-1], want)
-        bandwidth(f"5-point stencil {side}²", "weft", timed(lambda: five_points(p, q)), 8 * side * side, copy)
+        bandwidth(
+            f"5-point stencil {side}²",
+            "weft",
+            timed(lambda: five_points(p, q)),
+            8 * side * side,
+            copy,
+        )
 
 
 @section
@@ -497,20 +551,22 @@ def reductions() -> None:
         "    for i in range(x.shape[0]):\n        counts[x[i]] += 1\n    return counts\n"
     )
     assert torch.equal(kernel(bins).long(), torch.bincount(bins, minlength=256))
-    bandwidth("histogram of 1e8 int32, 256 bins", "weft", timed(lambda: kernel(bins)), bins.nbytes, copy)
+    bandwidth(
+        "histogram of 1e8 int32, 256 bins", "weft", timed(lambda: kernel(bins)), bins.nbytes, copy
+    )
     bandwidth("histogram of 1e8 int32, 256 bins", "torch.bincount",
               timed(lambda: torch.bincount(bins, minlength=256)), bins.nbytes, copy)  # fmt: skip
     bandwidth("histogram of 1e8 int32, 256 bins", "torch.histc of float",
               timed(lambda: torch.histc(x, 256, -4, 4)), bins.nbytes, copy)  # fmt: skip
 
 
-TRITON_BRICK = '''
+TRITON_BRICK = """
 import triton
 import triton.language as tl
 
 @triton.jit
-def brick(tile, out, height, width, TH: tl.constexpr, TW: tl.constexpr, offset, ph, pw, BLOCK: tl.constexpr):
-    row = tl.program_id(1)
+def brick(tile, out, height, width, TH: tl.constexpr, TW: tl.constexpr, offset, ph, pw, BLOCK:
+tl.constexpr): row = tl.program_id(1)
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     y = height - 1 - row + ph
     course = y // TH
@@ -519,7 +575,7 @@ def brick(tile, out, height, width, TH: tl.constexpr, TW: tl.constexpr, offset, 
     brick = x // TW
     value = tl.load(tile + (TH - 1 - (y - course * TH)) * TW + x - brick * TW)
     tl.store(out + row * width + cols, value, mask=cols < width)
-'''
+"""
 
 
 @section
@@ -533,7 +589,13 @@ def brick() -> None:
     image = torch.empty_like(out)
     name = "brick wall 4096² int32"
     figure(name, "fill (floor)", timed(lambda: image.fill_(3)), "ms")
-    figure(name, "weft", timed(lambda: wall(tile, size, size, offset, 36, 96)), "ms", "allocates its output")
+    figure(
+        name,
+        "weft",
+        timed(lambda: wall(tile, size, size, offset, 36, 96)),
+        "ms",
+        "allocates its output",
+    )
     try:
         import triton
 
@@ -545,9 +607,20 @@ def brick() -> None:
             best = math.inf
             for block in (256, 512, 1024, 2048, 4096):
                 for warps in (2, 4, 8):
+
                     def launch(block: int = block, warps: int = warps) -> None:
                         brick_triton.brick[(triton.cdiv(size, block), size)](
-                            tile, image, size, size, 256, 512, offset, 36, 96, BLOCK=block, num_warps=warps
+                            tile,
+                            image,
+                            size,
+                            size,
+                            256,
+                            512,
+                            offset,
+                            36,
+                            96,
+                            BLOCK=block,
+                            num_warps=warps,
                         )
 
                     launch()
@@ -560,7 +633,10 @@ def brick() -> None:
 
     saved = launching.THREADS, launching._block
     for width in (32, 64, 128, 256):
-        def block(sides: list[int], threads: int, *, square: bool, full: bool, width: int = width) -> Any:
+
+        def block(
+            sides: list[int], threads: int, *, square: bool, full: bool, width: int = width
+        ) -> Any:
             return min(width, 256), 256 // width, 1
 
         launching._block = block
@@ -596,6 +672,7 @@ def conv() -> None:
         plain = torch.cuda._compile_kernel(CUDA_CONV, "conv")
         other = torch.empty_like(out)
         for threads in (128, 256):
+
             def launch(threads: int = threads) -> None:
                 plain(grid=(-(-T // threads), C, B), block=(threads, 1, 1),
                       args=(w, k, 0.1, other, B, C, T))  # fmt: skip
@@ -612,7 +689,9 @@ def conv() -> None:
         launching._block = lambda *_, width=width, height=height, **__: (width, height, 1)
         kernel = weft.kernel(causal_conv.causal_conv.function)
         kernel(w, k, 0.1)
-        figure(name, f"weft, blocks of {width} x {height}", timed(lambda: kernel(w, k, 0.1), 0.1), "ms")
+        figure(
+            name, f"weft, blocks of {width} x {height}", timed(lambda: kernel(w, k, 0.1), 0.1), "ms"
+        )
     launching._block = saved
 
 
@@ -626,7 +705,12 @@ def host() -> None:
     figure(name, "torch add_", host_time(lambda: x.add_(y)), "µs")
     figure(name, "torch add, out given", host_time(lambda: torch.add(x, y, out=out)), "µs")
     figure(name, "weft, out given", host_time(lambda: add(x, y, out)), "µs")
-    figure(name, "weft, sum (two stages' workspace not needed)", host_time(lambda: gallery.total(x)), "µs")
+    figure(
+        name,
+        "weft, sum (two stages' workspace not needed)",
+        host_time(lambda: gallery.total(x)),
+        "µs",
+    )
     figure(name, "torch add_ (again)", host_time(lambda: x.add_(y)), "µs")
     program = (
         "import torch, time, sys\nimport weft\nfrom examples import {module} as m\n"
@@ -691,7 +775,9 @@ def main() -> int:
         print(f"\n== {name}", flush=True)
         begin = time.monotonic()
         command = [sys.executable, "-u", "-m", "benchmarks.gpu_check", "--child", name]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         timer = threading.Timer(200, process.kill)
         timer.start()
         told = False
@@ -719,7 +805,9 @@ def main() -> int:
             print(f"| {row} | {value:.4g} {unit}{f' ({note})' if note else ''} |")
     folder = Path(os.environ.get("OUT", ROOT / "out"))
     folder.mkdir(exist_ok=True, parents=True)
-    (folder / "gpu_check.json").write_text(json.dumps({"figures": figures, "wrong": wrong}, indent=1) + "\n")
+    (folder / "gpu_check.json").write_text(
+        json.dumps({"figures": figures, "wrong": wrong}, indent=1) + "\n"
+    )
     print("\nwrong:", json.dumps(wrong, indent=1) if wrong else "nothing")
     return bool(wrong)
 

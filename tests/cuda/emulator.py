@@ -65,9 +65,15 @@ def host_text(text: str) -> str:
     for k, name in enumerate(_REGISTERS):
         call = f"@llvm.nvvm.read.ptx.sreg.{name}()"
         text = text.replace(f"declare i32 {call}\n", "")
-        text = text.replace(f"call i32 {call}", f"call i32 @emulated_register(ptr %context, i32 {k})")
+        text = text.replace(
+            f"call i32 {call}", f"call i32 @emulated_register(ptr %context, i32 {k})"
+        )
     text = re.sub(r"declare .*@llvm\.nvvm\..*\n", "", text)
-    text = re.sub(r"call void @llvm\.nvvm\.barrier\S*\(i32 0\)", "call void @emulated_barrier(ptr %context)", text)
+    text = re.sub(
+        r"call void @llvm\.nvvm\.barrier\S*\(i32 0\)",
+        "call void @emulated_barrier(ptr %context)",
+        text,
+    )
     text = re.sub(r"call i32 @llvm\.nvvm\.shfl\.sync\.down\.i32\(i32 -1, i32 (\S+), i32 (\d+), i32 31\)",
                   r"call i32 @emulated_shuffle(ptr %context, i32 \1, i32 \2)", text)  # fmt: skip
     text = re.sub(r"declare .*@__nv_rsqrtf?\(.*\n", "", text)
@@ -105,7 +111,9 @@ def _shuffle(context: int, value: int, offset: int) -> int:
 
 
 _barrier_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_barrier)
-_shuffle_callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)(_shuffle)
+_shuffle_callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)(
+    _shuffle
+)
 _jit: list[Any] = []
 
 
@@ -115,7 +123,9 @@ class Function:
     def __init__(self, text: str, name: str) -> None:
         libraries.load()
         if not _jit:
-            _jit.append(llvm.create_lljit_compiler(machine(), use_jit_link=False, suppress_errors=False))
+            _jit.append(
+                llvm.create_lljit_compiler(machine(), use_jit_link=False, suppress_errors=False)
+            )
         self.waits = "emulated_barrier(ptr %context)" in text
         builder = llvm.JITLibraryBuilder().add_ir(text).add_current_process()
         for symbol, callback in (("emulated_barrier", _barrier_callback),
@@ -125,7 +135,9 @@ class Function:
         self.tracker = builder.link(_jit[0], f"emulated.{next(_numbers)}")
         self.address = self.tracker[name]
 
-    def run(self, grid: tuple[int, ...], block: tuple[int, ...], kinds: list[str], data: bytes) -> None:
+    def run(
+        self, grid: tuple[int, ...], block: tuple[int, ...], kinds: list[str], data: bytes
+    ) -> None:
         """All threads of a grid. ``kinds`` says of each word of ``data`` whether it is a double."""
         types = [ctypes.c_double if kind == "float" else ctypes.c_int64 for kind in kinds]
         values = [struct.unpack_from("<d" if kind == "float" else "<q", data, 8 * k)[0]
@@ -146,7 +158,9 @@ class Function:
         shared = _Block(len(contexts))
         for number, context in enumerate(contexts):
             _blocks[ctypes.addressof(context)] = (shared, number)
-        threads = [threading.Thread(target=call, args=(ctypes.addressof(c), *values)) for c in contexts]
+        threads = [
+            threading.Thread(target=call, args=(ctypes.addressof(c), *values)) for c in contexts
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -214,7 +228,11 @@ class _Compiled:
     """What the launcher sees: the emulated specialisation in the place of one for the CPU."""
 
     def __init__(self, compiled: Emulated) -> None:
-        self.function, self.results, self.guards = compiled.function, compiled.results, compiled.guards
+        self.function, self.results, self.guards = (
+            compiled.function,
+            compiled.results,
+            compiled.guards,
+        )
         self.origin, self.stages, self.checks, self.prints = "compiled", compiled.stages, (), ()
         self.load = _Loaded(compiled)
 

@@ -1,4 +1,5 @@
-"""What kernels for CUDA compute, in the emulator: the gallery and random kernels, in every variant."""
+"""What kernels for CUDA compute, in the emulator: the gallery and random kernels, in every
+variant."""
 
 from __future__ import annotations
 
@@ -119,7 +120,9 @@ def test_numbers_decide_of_the_index_width() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (8191,), (30_000,)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.int32, torch.int64, torch.float16]
+)
 def test_reductions(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     @weft.kernel
     def both(x):
@@ -181,7 +184,9 @@ def test_a_failed_check_names_the_line() -> None:
 
     kernel = emulated(reach, debug=True)
     torch.testing.assert_close(kernel(torch.arange(5.0), 0), torch.arange(5.0))
-    with pytest.raises(weft.KernelIndexError, match="subscript 5 of `x` is out of range: its dimension 0 has 5"):
+    with pytest.raises(
+        weft.KernelIndexError, match="subscript 5 of `x` is out of range: its dimension 0 has 5"
+    ):
         kernel(torch.arange(5.0), 1)
 
 

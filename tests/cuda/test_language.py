@@ -1,4 +1,5 @@
-"""The tests of the language again: their kernels in the emulator, and on a CUDA device if there is one."""
+"""The tests of the language again: their kernels in the emulator, and on a CUDA device if there is
+one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""PTX for every architecture: it compiles here and NVIDIA's assembler takes it; no GPU is needed."""
+"""PTX for every architecture: it compiles here and NVIDIA's assembler takes it; no GPU is
+needed."""
 
 from __future__ import annotations
 
@@ -119,7 +120,11 @@ def test_products_are_fused_unless_mathematics_is_strict() -> None:
 
 
 def test_float_atomics_are_native() -> None:
-    for dtype, word in ((torch.float32, "add.f32"), (torch.float64, "add.f64"), (torch.int32, "add.")):
+    for dtype, word in (
+        (torch.float32, "add.f32"),
+        (torch.float64, "add.f64"),
+        (torch.int32, "add."),
+    ):
         x, where = empty(9, dtype=dtype), empty(9, dtype=torch.int64)
 
         @weft.kernel

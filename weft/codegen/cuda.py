@@ -1,4 +1,5 @@
-"""The CUDA back end: what is known of a kernel before a call, and the PTX of each of its variants."""
+"""The CUDA back end: what is known of a kernel before a call, and the PTX of each of its
+variants."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from weft.ir.types import MemRefType
 
 @dataclass(frozen=True, slots=True)
 class CudaCode:
-    """One variant of a kernel for one architecture. Its functions are ``symbol`` and, where it reduces,
-    ``symbol`` + "_finish"."""
+    """One variant of a kernel for one architecture. Its functions are ``symbol`` and, where it
+    reduces, ``symbol`` + "_finish"."""
 
     arch: str
     variant: Variant
@@ -43,7 +44,9 @@ def analyse(function: Function, *, noalias: bool) -> Facts:
     bounds: list[tuple[int, int, int]] = []
     if parallel is not None:
         n = parallel.attrs["dims"]
-        low, high, step = ([program.of(v) for v in parallel.operands[j * n : (j + 1) * n]] for j in range(3))
+        low, high, step = (
+            [program.of(v) for v in parallel.operands[j * n : (j + 1) * n]] for j in range(3)
+        )
         bounds = list(zip(low, high, step, strict=True))
     tables = Cpu(function)
     return Facts(
@@ -55,7 +58,13 @@ def analyse(function: Function, *, noalias: bool) -> Facts:
 
 
 def compile_cuda(
-    function: Function, facts: Facts, variant: Variant, arch: str, *, strict_math: bool, noalias: bool
+    function: Function,
+    facts: Facts,
+    variant: Variant,
+    arch: str,
+    *,
+    strict_math: bool,
+    noalias: bool,
 ) -> CudaCode:
     """PTX of one variant of ``function``. ``arch`` as ``ptx.architecture`` gives it."""
     with timing.stage("emit"):
@@ -64,7 +73,9 @@ def compile_cuda(
             function = narrow(function, chosen)
         parallel = outermost(function, noalias=noalias)
         assert (parallel is None) == facts.serial
-        grid = Grid(function, parallel, facts.mapping, variant, strict_math=strict_math, noalias=noalias)
+        grid = Grid(
+            function, parallel, facts.mapping, variant, strict_math=strict_math, noalias=noalias
+        )
         text = grid.emit()
     with timing.stage("llvm"):
         functions = tuple(sorted(grid.cuda.functions))
@@ -114,7 +125,9 @@ def outermost(function: Function, *, noalias: bool) -> Op | None:
     after = [inner for op in ops[place + 1 :] for inner in (op, *_below(op))]
     if any(op.name in _EFFECTS for op in before):
         return None
-    if not ops[place].attrs["kinds"] and any(op.name in _EFFECTS or op.name in ("weft.assert", "weft.bounds") for op in after):
+    if not ops[place].attrs["kinds"] and any(
+        op.name in _EFFECTS or op.name in ("weft.assert", "weft.bounds") for op in after
+    ):
         return None
     written = {op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES}
     read = {op.operands[0] for op in before if op.name == "memref.load"}

@@ -2,8 +2,8 @@
 
 A thread finds its iterations from its place in the grid, along the dimensions that ``mapping`` put
 on it. Where the grid covers the iterations there are no loops over them, and no division but one
-for each block of a fourth dimension. A reduction ends in each block with shuffles and shared memory;
-what blocks leave is combined by a second function of one block, in a fixed order.
+for each block of a fourth dimension. A reduction ends in each block with shuffles and shared
+memory; what blocks leave is combined by a second function of one block, in a fixed order.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
 class Grid:
-    """The LLVM module of one kernel while it is written. ``mapping`` is None where the whole function
-    runs in one thread."""
+    """The LLVM module of one kernel while it is written. ``mapping`` is None where the whole
+    function runs in one thread."""
 
     def __init__(
         self, function: Function, parallel: Op | None, mapping: Mapping | None, variant: Variant, *,
@@ -84,7 +84,11 @@ class Grid:
                 case _:
                     self.cuda.record = self._generic(e, k) if self.cuda.checks else ""
         for value in args:
-            if isinstance(value.type, MemRefType) and value.type.layout == "unit" and value.type.rank:
+            if (
+                isinstance(value.type, MemRefType)
+                and value.type.layout == "unit"
+                and value.type.rank
+            ):
                 e.views[value].strides.append("1")
         self.cuda.leave, self.cuda.failed = "leave", []
         for op in self.function.body.ops[: self.split]:
@@ -95,7 +99,8 @@ class Grid:
         return e.inst(f"addrspacecast ptr addrspace(1) %s{k} to ptr")
 
     def _extent(self, e: Emitter, k: int, value: Value, axis: int) -> str:
-        """A size or stride. Those that rows of aligned vectors depend on are multiples of vectors."""
+        """A size or stride. Those that rows of aligned vectors depend on are multiples of
+        vectors."""
         name = f"%s{k}"
         type = value.type
         assert isinstance(type, MemRefType)
@@ -106,7 +111,9 @@ class Grid:
         slot = self.slots[k]
         row = slot.kind == "stride" if type.layout == "unit" else axis == type.rank - 1
         if position in aligned and type.rank > 1 and row:
-            name = e.inst(f"and {e.offset_type} {name}, {-(aligned[position] // type.element.bytes)}")
+            name = e.inst(
+                f"and {e.offset_type} {name}, {-(aligned[position] // type.element.bytes)}"
+            )
         return name
 
     def _end(self, e: Emitter, name: str) -> None:
@@ -152,13 +159,16 @@ class Grid:
         self._end(e, self.symbol)
 
     def _nest(self, e: Emitter, op: Op, mapping: Mapping) -> list[str]:
-        """The thread's iterations: along z (all dimensions but two), y and x. Gives what it reduced."""
+        """The thread's iterations: along z (all dimensions but two), y and x. Gives what it
+        reduced."""
         dims = op.attrs["dims"]
         bounds = [[op.operands[k + j * dims] for j in range(3)] for k in range(dims)]
         args = op.regions[0].args
         trips = {k: _trip_count(e, *bounds[k], llvm_type(args[k].type)) for k in range(dims)}
         types = [scalar(v) for v in op.results]
-        neutral = [e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)]
+        neutral = [
+            e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)
+        ]
         names = [llvm_type(t) for t in types]
         x, *outer = mapping.order
 
@@ -176,13 +186,19 @@ class Grid:
                 bind(outer[0], count)
                 return along_x(values)
 
-            return self._span(e, "y", trips[outer[0]], llvm_type(args[outer[0]].type), carried, names, inside)
+            return self._span(
+                e, "y", trips[outer[0]], llvm_type(args[outer[0]].type), carried, names, inside
+            )
 
         def along_z(carried: list[str]) -> list[str]:
             rest = outer[1:]
             if not rest:
                 return along_y(carried)
-            ty = "i32" if all(llvm_type(args[k].type) == "i32" for k in rest) and len(rest) == 1 else "i64"
+            ty = (
+                "i32"
+                if all(llvm_type(args[k].type) == "i32" for k in rest) and len(rest) == 1
+                else "i64"
+            )
             wide = {k: _to(e, trips[k], llvm_type(args[k].type), ty) for k in rest}
             total = wide[rest[0]]
             for k in rest[1:]:
@@ -332,7 +348,8 @@ class Grid:
         return e.inst(f"add {ty} {quotient}, {e.inst(f'zext i1 {over} to {ty}')}")
 
     def _aligned_accesses(self, body: Block, iv: Value, k: int) -> dict[Op, int]:
-        """Loads and stores of neighbour ``k`` that are at whole vectors if the first neighbour is."""
+        """Loads and stores of neighbour ``k`` that are at whole vectors if the first neighbour
+        is."""
         assert self.mapping is not None
         if self.unaligned:
             return {}
@@ -373,8 +390,12 @@ class Grid:
             results.append(phi)
         return results
 
-    def _combined(self, e: Emitter, types: Sequence[ScalarType], a: list[str], b: list[str]) -> list[str]:
-        return [combine(e, kind, t, x, y) for kind, t, x, y in zip(self.kinds, types, a, b, strict=True)]
+    def _combined(
+        self, e: Emitter, types: Sequence[ScalarType], a: list[str], b: list[str]
+    ) -> list[str]:
+        return [
+            combine(e, kind, t, x, y) for kind, t, x, y in zip(self.kinds, types, a, b, strict=True)
+        ]
 
     # -- places in the grid
 
@@ -416,7 +437,8 @@ class Grid:
     # -- reductions
 
     def _reduce(self, e: Emitter, op: Op, values: list[str]) -> None:
-        """Combines the block's ``values``; its first thread finishes, or hands over what they are."""
+        """Combines the block's ``values``; its first thread finishes, or hands over what they
+        are."""
         types = [scalar(v) for v in op.results]
         thread, threads = self._in_block(e)
         values = self._block_combined(e, types, values, thread, threads)
@@ -450,7 +472,8 @@ class Grid:
     def _block_combined(
         self, e: Emitter, types: list[ScalarType], values: list[str], thread: str, threads: str
     ) -> list[str]:
-        """What a block's threads hold, combined: by shuffles in each warp, then in the first warp."""
+        """What a block's threads hold, combined: by shuffles in each warp, then in the first
+        warp."""
         shared = f"@{_SHARED}"
         words = 32 * len(types)
         e.declare(f"{shared} = internal addrspace(3) global [{words} x i64] undef, align 16")
@@ -474,7 +497,9 @@ class Grid:
             bits = e.inst(f"load i64, ptr addrspace(3) {pointer}")
             neutral = e.literal(identity(kind, t), t)
             value = from_word(e, bits, t)
-            taken.append(e.inst(f"select i1 {there}, {llvm_type(t)} {value}, {llvm_type(t)} {neutral}"))
+            taken.append(
+                e.inst(f"select i1 {there}, {llvm_type(t)} {value}, {llvm_type(t)} {neutral}")
+            )
         return self._warp_combined(e, types, taken)
 
     def _warp_combined(self, e: Emitter, types: list[ScalarType], values: list[str]) -> list[str]:
@@ -484,13 +509,16 @@ class Grid:
         return values
 
     def _finish_kernel(self) -> None:
-        """The second stage of a reduction: one block combines what the blocks left, in their order."""
+        """The second stage of a reduction: one block combines what the blocks left, in their
+        order."""
         assert self.parallel is not None
         e = self._begin()
         op = self.parallel
         types = [scalar(v) for v in op.results]
         thread, threads = self._in_block(e)
-        neutral = [e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)]
+        neutral = [
+            e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)
+        ]
 
         def body(block: str, carried: list[str]) -> list[str]:
             row = e.inst(f"mul nuw nsw i64 {block}, {len(types)}")
@@ -504,7 +532,9 @@ class Grid:
         first, stride = (e.inst(f"zext i32 {v} to i64") for v in (thread, threads))
         values = loop(e, first, "%blocks", stride, neutral, [llvm_type(t) for t in types], body)
         values = self._block_combined(e, types, values, thread, threads)
-        self._guarded(e, e.inst(f"icmp eq i32 {thread}, 0"), lambda: self._conclude(e, op, types, values))
+        self._guarded(
+            e, e.inst(f"icmp eq i32 {thread}, 0"), lambda: self._conclude(e, op, types, values)
+        )
         self._end(e, f"{self.symbol}_finish")
 
     # -- accumulation in shared memory
@@ -549,7 +579,9 @@ class Grid:
     def _private_kind(self) -> str:
         assert self.parallel is not None
         value, _ = self._private_view()
-        return next(kind for kind, memref in _updates(self.parallel.regions[0].ops) if memref is value)
+        return next(
+            kind for kind, memref in _updates(self.parallel.regions[0].ops) if memref is value
+        )
 
     def _flush(self, e: Emitter) -> None:
         """Adds the block's copy to the argument, element by element."""
@@ -567,8 +599,12 @@ class Grid:
             differs = f"fcmp une {ty}" if element.is_float else f"icmp ne {ty}"
 
             def change() -> None:
-                target = e.inst(f"getelementptr {ty}, ptr {self.public.pointer}, {e.offset_type} {k}")
-                e.inst(f"atomicrmw {name} ptr {target}, {ty} {part} {e.ordering}, align {element.bytes}")
+                target = e.inst(
+                    f"getelementptr {ty}, ptr {self.public.pointer}, {e.offset_type} {k}"
+                )
+                e.inst(
+                    f"atomicrmw {name} ptr {target}, {ty} {part} {e.ordering}, align {element.bytes}"
+                )
 
             self._guarded(e, e.inst(f"{differs} {part}, {neutral}"), change)
 
@@ -609,8 +645,8 @@ def _written(function: Function) -> set[int]:
 
 
 def _quotients(body: Block, iv: Value) -> set[Op]:
-    """Divisions ``a // b`` whose dividend grows by one with ``iv`` and whose divisor is a number that
-    is not known before the call."""
+    """Divisions ``a // b`` whose dividend grows by one with ``iv`` and whose divisor is a number
+    that is not known before the call."""
     slopes: dict[Value, int | None] = {iv: 1}  # of what depends on iv; None: not a straight line
     found: set[Op] = set()
     for op in body.ops:
@@ -688,7 +724,9 @@ def _shuffle(e: Emitter, t: ScalarType, value: str, offset: int) -> str:
     name = "llvm.nvvm.shfl.sync.down.i32"
 
     def one(part: str) -> str:
-        return e.intrinsic(name, "i32", ("i32", "-1"), ("i32", part), ("i32", str(offset)), ("i32", "31"))
+        return e.intrinsic(
+            name, "i32", ("i32", "-1"), ("i32", part), ("i32", str(offset)), ("i32", "31")
+        )
 
     if t.bits == 32:
         raw = e.inst(f"bitcast float {value} to i32") if t.is_float else value

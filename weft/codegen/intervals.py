@@ -1,7 +1,7 @@
 """Integer intervals: what the index arithmetic of a kernel can reach in one call.
 
-``narrow.Program`` writes a kernel's index arithmetic as steps, when it is compiled; ``evaluate`` runs
-them on the sizes and numbers of a call, where nothing of the compiler need be imported.
+``narrow.Program`` writes a kernel's index arithmetic as steps, when it is compiled; ``evaluate``
+runs them on the sizes and numbers of a call, where nothing of the compiler need be imported.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def evaluate(steps: Sequence[Step], slots: Callable[[int], Interval]) -> list[In
             continue
         if operation in ("bits", "ubits"):
             bits = int(operands[0])
-            found.append(((0, (1 << bits) - 1) if operation == "ubits" else
-                          (-(1 << bits - 1), (1 << bits - 1) - 1)))  # fmt: skip
+            found.append((0, (1 << bits) - 1) if operation == "ubits" else
+                          (-(1 << bits - 1), (1 << bits - 1) - 1))  # fmt: skip
             continue
         known = [found[int(k)] for k in operands]
         if operation == "any" or (ANY in known and operation not in _TOLERANT):
@@ -92,4 +92,4 @@ _MEANING: dict[str, Callable[..., Interval]] = {
 
 
 def fits(interval: Interval) -> bool:
-    return _LOW <= interval[0] and interval[1] <= _HIGH
+    return interval[0] >= _LOW and interval[1] <= _HIGH

@@ -1,6 +1,7 @@
 """What launching a kernel on a GPU needs to know of it: plain data, and the grid of a call.
 
-Here nothing is compiled: a process whose kernels are all in the disk cache imports no more than this.
+Here nothing is compiled: a process whose kernels are all in the disk cache imports no more than
+this.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from weft.codegen.intervals import Step
 from weft.errors import WeftError
 
 THREADS = 256  # of a block
-REDUCTION_BLOCKS = 1024  # at most; a function of the sizes alone, so that sums do not depend on the GPU
+REDUCTION_BLOCKS = (
+    1024  # at most; a function of the sizes alone, so that sums do not depend on the GPU
+)
 PRIVATE_BYTES = 16384  # of shared memory for a block's own copy of what it accumulates into
 _LIMITS = (2**31 - 1, 65535, 65535)  # blocks of a grid
 Dims = tuple[int, int, int]
@@ -47,8 +50,10 @@ class Mapping:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One form of a kernel: ``narrow`` indices of 32 bits, ``vector`` neighbours a thread, ``covers``
-    if each thread has one iteration at most, ``private`` if blocks accumulate into shared memory."""
+    """One form of a kernel: ``narrow`` indices of 32 bits, ``vector`` neighbours a thread,
+    ``covers``
+    if each thread has one iteration at most, ``private`` if blocks accumulate into shared
+    memory."""
 
     narrow: bool
     vector: int = 1
@@ -66,8 +71,8 @@ class Facts:
 
     ``steps`` compute the index arithmetic from the argument block (see ``narrow.evaluate``);
     ``bounds`` are, for each parallel dimension, the steps of lower bound, upper bound and step;
-    ``needed`` the steps that must fit for the narrow form. ``mapping`` is None where one thread runs
-    everything. ``kinds``: the combiners that the kernel reduces by.
+    ``needed`` the steps that must fit for the narrow form. ``mapping`` is None where one thread
+    runs everything. ``kinds``: the combiners that the kernel reduces by.
     """
 
     symbol: str
@@ -111,7 +116,8 @@ def shape(mapping: Mapping, trips: Sequence[int], *, vector: int, few: bool) -> 
 
 
 def _block(sides: list[int], threads: int, *, square: bool, full: bool) -> Dims:
-    """Threads along each side: powers of two, at least a warp's width along x where there is one."""
+    """Threads along each side: powers of two, at least a warp's width along x where there is
+    one."""
     width = min(threads, 64) if square else threads
     x = min(_power(sides[0]), width if sides[1] * sides[2] > 1 else threads)
     y = min(_power(sides[1]), threads // x)
@@ -147,7 +153,9 @@ def architecture(name: str | tuple[int, int]) -> str:
     else:
         match = re.fullmatch(r"(?:sm_|compute_)?(\d+)[af]?", name)
         if match is None:
-            raise UnsupportedArchitectureError(f"{name!r} is no architecture: write it like 'sm_90'")
+            raise UnsupportedArchitectureError(
+                f"{name!r} is no architecture: write it like 'sm_90'"
+            )
         number = int(match.group(1))
     usable = [k for k in KNOWN if k <= number]
     if not usable:

@@ -17,17 +17,24 @@ VECTOR_BYTES = 16  # the longest load and store
 MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
 
 
-
 def plan(function: Function, parallel: Op) -> Mapping:
     """The mapping of the iterations of ``parallel``, the function's outermost loop."""
     ivs = parallel.regions[0].args[: parallel.attrs["dims"]]
-    found = [a for a in accesses(function) if any(loop.iv in ivs for loop in a.loops) and not a.local]
+    found = [
+        a for a in accesses(function) if any(loop.iv in ivs for loop in a.loops) and not a.local
+    ]
     scores = [_score(found, iv) for iv in ivs]
     # Ties go to the last index, as loops over row-major arrays are written.
     fastest = max(range(len(ivs)), key=lambda k: (scores[k], k))
     order = (fastest, *(k for k in reversed(range(len(ivs))) if k != fastest))
     vector, aligned = _vector(function, parallel, found, ivs[fastest])
-    return Mapping(order, vector, aligned, _private(function, parallel), int(function.attrs.get("block_dim", 0)))
+    return Mapping(
+        order,
+        vector,
+        aligned,
+        _private(function, parallel),
+        int(function.attrs.get("block_dim", 0)),
+    )
 
 
 def _score(found: list[Access], iv: Value) -> float:
@@ -62,7 +69,9 @@ def _vector(
            for op in body.ops):  # fmt: skip
         return 1, ()
     along = [(a, use) for a in found for use in parallel_dims_of(a) if use.iv is iv]
-    unit = [a for a, use in along if use.stride == 1 and _row_major(a) and a.memref in function.args]
+    unit = [
+        a for a, use in along if use.stride == 1 and _row_major(a) and a.memref in function.args
+    ]
     stores = [a for a in found if a.writes]
     if not unit or any(a not in unit for a in stores):
         return 1, ()
@@ -75,8 +84,12 @@ def _vector(
     args = function.args
     aligned = {args.index(a.memref): copies * _bytes(a.memref) for a in unit}
     divides = any(op.name == "arith.floordivsi" for op in body.ops)
-    if parallel.attrs["kinds"] or (divides and most >= 4 and 2 * copies * len(body.ops) <= MOST_COPIES):
-        copies *= 2  # two vectors on their way at a time, or twice as many quotients for one division
+    if parallel.attrs["kinds"] or (
+        divides and most >= 4 and 2 * copies * len(body.ops) <= MOST_COPIES
+    ):
+        copies *= (
+            2  # two vectors on their way at a time, or twice as many quotients for one division
+        )
     return copies, tuple(sorted(aligned.items()))
 
 
@@ -91,7 +104,8 @@ _SHARED = ("addi", "addf", "maxsi", "minsi", "maxui", "minui", "andi", "ori", "x
 
 
 def _private(function: Function, parallel: Op) -> int:
-    """The argument that is only accumulated into, by one combiner and without asking what was there."""
+    """The argument that is only accumulated into, by one combiner and without asking what was
+    there."""
     updates: dict[Value, set[str]] = {}
     barred: set[Value] = set()
     used = {v for op in walk(function.body) for v in op.operands}

@@ -20,7 +20,8 @@ NOMINAL = 1024  # of every size and number, when it is decided which indices may
 class Program:
     """The index arithmetic of a function as numbered steps, which ``evaluate`` runs on intervals.
 
-    A step is ``[operation, operands...]``, numbers of earlier steps; it is data, and cached as JSON.
+    A step is ``[operation, operands...]``, numbers of earlier steps; it is data, and cached as
+    JSON.
     """
 
     def __init__(self, function: Function, slot_of: Callable[[Value, int], int | None]) -> None:
@@ -91,7 +92,9 @@ class Program:
             case name if name in _RULES and _bits(op.result) >= 32:
                 return self._step(_RULES[name], *map(self.of, op.operands))
             case _:
-                return self._step("bits", _bits(op.result)) if _bits(op.result) < 64 else self._unknown
+                return (
+                    self._step("bits", _bits(op.result)) if _bits(op.result) < 64 else self._unknown
+                )
 
 
 _RULES = {
@@ -260,4 +263,3 @@ def _integer(type: Type) -> bool:
 def _bits(value: Value) -> int:
     assert isinstance(value.type, ScalarType)
     return value.type.bits
-

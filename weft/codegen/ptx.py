@@ -19,6 +19,7 @@ from weft.errors import WeftError
 
 TRIPLE = "nvptx64-nvidia-cuda"
 
+
 @functools.cache
 def machine(arch: str) -> llvm.TargetMachine:
     """LLVM's description of a GPU."""
@@ -31,7 +32,13 @@ def machine(arch: str) -> llvm.TargetMachine:
 def _version(arch: str) -> str:
     """The least version of PTX that a driver must take for ``arch``: as low as possible."""
     number = int(arch.removeprefix("sm_"))
-    for least, version in ((120, "ptx87"), (103, "ptx88"), (100, "ptx86"), (89, "ptx78"), (80, "ptx78")):
+    for least, version in (
+        (120, "ptx87"),
+        (103, "ptx88"),
+        (100, "ptx86"),
+        (89, "ptx78"),
+        (80, "ptx78"),
+    ):
         if number >= least:
             return "ptx88" if number in (103, 121) else version
     return "ptx70"
@@ -98,14 +105,14 @@ class Usage:
     spill_loads: int
 
     def occupancy(self, threads: int, dynamic: int = 0) -> float:
-        """The part of a multiprocessor's 64 warps that can be there at once (65536 registers, 227 kB)."""
+        """The part of a multiprocessor's 64 warps that can be there at once (65536 registers, 227
+        kB)."""
         warps = -(-threads // 32)
         registers = -(-max(self.registers, 1) * 32 // 256) * 256 * warps
         blocks = min(65536 // registers, 32, 64 // warps)
         if self.shared + dynamic:
             blocks = min(blocks, 232448 // (self.shared + dynamic + 1024))
         return min(1.0, blocks * warps / 64)
-
 
     def describe(self, threads: int) -> str:
         """One line, for blocks of ``threads``."""
@@ -170,7 +177,9 @@ def disassembly(ptx: str, arch: str) -> str | None:
         with tempfile.TemporaryDirectory(prefix="weft-") as folder:
             target = pathlib.Path(folder, "kernel.cubin")
             target.write_bytes(cubin(ptx, arch))
-            done = subprocess.run([tool, *options, str(target)], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [tool, *options, str(target)], capture_output=True, text=True, check=False
+            )
             if done.returncode == 0:
                 return done.stdout
     return None

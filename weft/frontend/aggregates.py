@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from weft.errors import KernelIndexError, KernelTypeError
-from weft.frontend.kinds import Operand, Scalar, Static, Tup, Vec, describe, dtype_of, is_float
+from weft.frontend.kinds import Operand, Static, Tup, Vec, describe, dtype_of, is_float
 from weft.source import Span
 
 if TYPE_CHECKING:

@@ -10,41 +10,30 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, RaceError
-from weft.frontend import aggregates, calls, expressions, fields, reductions
+from weft.errors import KernelSyntaxError, KernelTypeError
+from weft.frontend import aggregates, expressions, loops, reductions, statements
 from weft.frontend.desugar import RETURN_VALUE, desugar_body, desugar_function, leaving
 from weft.frontend.kinds import (
     STORAGE,
-    Box,
     Kind,
     OpaqueKind,
     Operand,
-    Part,
-    Range,
     Scalar,
     ScalarKind,
     Static,
     Tensor,
     Tup,
     TupKind,
-    Unbound,
     Vec,
     VecKind,
     describe,
     dtype_of,
-    flatten,
-    is_float,
-    is_int,
     join,
     kind_of,
-    number_dtype,
-    promote,
-    same_operand,
 )
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame, Guard, TensorReached, assigned
@@ -52,7 +41,7 @@ from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSp
 from weft.frontend.split import Region, RegionArg
 from weft.ir import types as ir
 from weft.ir.builder import Builder
-from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import Function, Value
 from weft.lang.elements import Elementwise
 from weft.source import FunctionSource, Span, read_function
 
@@ -188,7 +177,7 @@ class Lowering:
         body = desugar_body(body)
         self.frame.counts = assigned([*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)])
         iterable = self.expression(node.iter)
-        lowers, uppers, steps, bind = self._space(node, iterable)
+        lowers, uppers, steps, bind = loops.space(self, node, iterable)
         # Lowering the body finds the types of the reduced names; the loop is built around it after.
         inits: list[Value] = []
         kinds: list[str] = []
@@ -207,7 +196,7 @@ class Lowering:
             kinds.append(reductions.kind(combiners[name], dtype))
         loop = b.parallel(lowers, uppers, steps, inits, kinds)
         block = loop.regions[0]
-        for value, name in zip(block.args, _target_names(node.target, len(block.args)), strict=True):
+        for value, name in zip(block.args, loops.target_names(node.target, len(block.args)), strict=True):
             value.name = name
         with b.at(block):
             for name, kind, dtype in zip(names, kinds, dtypes, strict=True):
@@ -226,60 +215,6 @@ class Lowering:
             self.store_element(out, storage, [], Scalar(value, dtype), self.span(node))
             results.append((name, storage))
         return results
-
-    def _space(
-        self, node: ast.For, iterable: Operand
-    ) -> tuple[list[Value], list[Value], list[Value], Callable[[list[Scalar]], Operand]]:
-        """Bounds of the iteration space of a ``for``, and what its target is bound to."""
-        b, span = self.builder, self.span(node.iter)
-        zero, one = b.constant(0, ir.index), b.constant(1, ir.index)
-        index = self.scalars.index
-
-        def whole(items: list[Scalar]) -> Operand:
-            return items[0] if len(items) == 1 else Tup(list(items))
-
-        if isinstance(iterable, Range):
-            lower, upper, step = iterable.lower, iterable.upper, iterable.step
-            if isinstance(step, Static) and step.value > 0:
-                return [index(lower, span)], [index(upper, span)], [index(step, span)], whole
-            count = self._trips(iterable, span)
-
-            def nth(items: list[Scalar]) -> Operand:
-                offset = self.scalars.binary("*", items[0], step, span)
-                return self.scalars.binary("+", lower, offset, span)
-
-            return [zero], [count], [one], nth
-        if isinstance(iterable, Box):
-            lowers = [index(lo, span) for lo, _ in iterable.bounds]
-            uppers = [index(hi, span) for _, hi in iterable.bounds]
-            n = len(lowers)
-            vector = (lambda items: Vec(list(items), (n,))) if iterable.grouped else whole
-            return lowers, uppers, [one] * n, vector
-        if isinstance(iterable, Tensor) and iterable.lattice:
-            rank = iterable.lattice
-            dims = [index(expressions.extent(self, iterable, k), span) for k in range(rank)]
-            return [zero] * rank, dims, [one] * rank, whole
-        raise KernelTypeError(
-            f"a kernel cannot loop over {describe(iterable)}", span,
-            help="loop over range(...), weft.ndrange(...) or a tensor; write weft.serial(...) around "
-            "what Python itself shall loop over",
-        )  # fmt: skip
-
-    def _trips(self, r: Range, span: Span) -> Value:
-        """How many numbers a range has whose step is negative or not known."""
-        s, op = self.scalars, self.scalars.binary
-        if isinstance(r.step, Static):
-            if r.step.value == 0:
-                raise KernelTypeError("the step of a range must not be 0", span, help="use 1 or -1")
-            distance = op("-", r.lower, r.upper, span)
-            step: Operand = Static(-r.step.value)
-        else:
-            down = s.compare("<", r.step, Static(0), span)
-            distance = s.select(s.truth(down, span), op("-", r.lower, r.upper, span),
-                                op("-", r.upper, r.lower, span), span)  # fmt: skip
-            step = s.magnitude(r.step, span)
-        rounded = op("//", op("+", distance, op("-", step, Static(1), span), span), step, span)
-        return s.index(s.extreme(">", rounded, Static(0), span), span)
 
     # --- names --------------------------------------------------------------------------------
     def span(self, node: ast.AST) -> Span:
@@ -332,7 +267,7 @@ class Lowering:
             for element, item in zip(target.elts, items, strict=True):
                 self.bind(element, item, span)
         elif isinstance(target, ast.Subscript):
-            self._store(target, operand, span)
+            statements.store(self, target, operand, span)
         elif isinstance(target, ast.Attribute):
             aggregates.set_attribute(self, target, operand, span)
         else:
@@ -368,93 +303,6 @@ class Lowering:
                 raise KernelSyntaxError(message, self.span(node), help)
             handler(self, node)
 
-    def assignment(self, node: ast.Assign) -> None:
-        span = self.span(node)
-        operand = self.expression(node.value)
-        for target in node.targets:
-            self.bind(target, operand, span)
-
-    def annotated(self, node: ast.AnnAssign) -> None:
-        """``v: weft.i32 = ...`` casts."""
-        if node.value is None:
-            return
-        span = self.span(node)
-        dtype = calls.dtype_from(self.expression(node.annotation), self.span(node.annotation))
-        operand = self.expression(node.value)
-        self.bind(node.target, calls.cast(self, operand, dtype, span), span)
-
-    def augmented(self, node: ast.AugAssign) -> None:
-        span = self.span(node)
-        symbol = expressions.BINARY.get(type(node.op))
-        if symbol is None:
-            expressions.no_operator(type(node.op).__name__, span)
-        if isinstance(node.target, ast.Subscript):
-            base = self.expression(node.target.value)
-            if isinstance(base, (Tensor, Part)):
-                self._accumulate(node, base, symbol, span)
-                return
-        old = self.expression(_as_load(node.target))
-        value = expressions.binary(self, symbol, old, self.expression(node.value), span)
-        self.bind(node.target, value, span)
-
-    def _accumulate(self, node: ast.AugAssign, base: Tensor | Part, symbol: str, span: Span) -> None:
-        """``x[i] op= v``: an accumulation where the operation has a combiner, else load and store."""
-        assert isinstance(node.target, ast.Subscript)
-        part = expressions.subscripted(self, base, node.target.slice, self.span(node.target))
-        operand = self.expression(node.value)
-        if fields.is_whole(part):
-            values = fields.numbers(self, part, operand, span)
-            for place, value in zip(fields.places(self, part), values, strict=True):
-                self._accumulate_one(part.tensor, place, value, symbol, span)
-            return
-        tensor, indices = expressions.whole(part, self.span(node.target))
-        self._accumulate_one(tensor, indices, operand, symbol, span)
-
-    def _accumulate_one(
-        self, tensor: Tensor, indices: list[Value], operand: Operand, symbol: str, span: Span
-    ) -> None:
-        value = expressions.read_scalar(self, operand, span)
-        if is_int(tensor.dtype) and is_float(promote("bool", dtype_of(value) or "bool")):
-            raise KernelTypeError(
-                f"`{tensor.name}` holds {tensor.dtype} and a float is accumulated into it", span,
-                help="convert with int(...), or make the tensor a float one",
-            )  # fmt: skip
-        combiner = reductions.AUGMENTED.get(symbol)
-        if combiner is None or symbol == "/" or (tensor.dtype == "bool" and symbol not in "&|^"):
-            old = expressions.load_element(self, tensor, indices, span)
-            result = self.scalars.binary(symbol, old, value, span)
-            self.store_element(tensor.memref, tensor.dtype, indices, result, span)
-            return
-        if symbol == "-":
-            value = self.scalars.negate(value, span)
-        stored = self.scalars.cast(value, tensor.dtype, span)
-        kind = reductions.kind(combiner, tensor.dtype)
-        self.builder.atomic_rmw(kind, stored.value, tensor.memref, indices)
-
-    def _store(self, target: ast.Subscript, operand: Operand, span: Span) -> None:
-        base = self.expression(target.value)
-        if isinstance(base, (Tensor, Part)):
-            part = expressions.subscripted(self, base, target.slice, self.span(target))
-            if fields.is_whole(part):
-                values = fields.numbers(self, part, operand, span)
-                for place, value in zip(fields.places(self, part), values, strict=True):
-                    self.store_element(part.tensor.memref, part.tensor.dtype, place, value, span)
-                return
-            tensor, indices = expressions.whole(part, self.span(target))
-            value = expressions.read_scalar(self, operand, span)
-            self.store_element(tensor.memref, tensor.dtype, indices, value, span)
-        elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
-            new = aggregates.replace(self, base, target.slice, operand, span)
-            self.assign(target.value.id, new, span)
-        else:
-            help = "assign to an element of a tensor, a local array or a vector"
-            if isinstance(base, Vec) and isinstance(target.value, ast.Subscript):
-                place = f"{ast.unparse(target.value)[:-1]}, {ast.unparse(target.slice)}]"
-                help = f"`{ast.unparse(target.value)}` is a copy of the vector: write {place}"
-            raise KernelTypeError(
-                f"{describe(base)} has no elements that can be assigned", span, help=help
-            )
-
     def store_element(
         self, memref: Value, dtype: str, indices: list[Value], x: Operand, span: Span
     ) -> None:
@@ -463,70 +311,6 @@ class Lowering:
         if dtype in ("f16", "bf16"):
             value = b.op("arith.truncf", value, type=STORAGE[dtype])
         b.store(value, memref, indices)
-
-    def evaluate(self, node: ast.Expr) -> None:
-        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, (str, type(...))):
-            return
-        self.expression(node.value)
-
-    def branch(self, node: ast.If) -> None:
-        test = expressions.test(self, node.test)
-        if isinstance(test, Static):
-            self.block(node.body if test.value else node.orelse)
-            return
-        guard = getattr(node, "weft_guard", False)
-        names = assigned([*node.body, *node.orelse])
-        before = dict(self.frame.env)
-        op = self.builder.if_(test.value)
-        ends: list[dict[str, Operand]] = []
-        for region, body in zip(op.regions, (node.body, node.orelse), strict=True):
-            self.frame.env = dict(before)
-            with self.builder.at(region):
-                self.block(body)
-            ends.append(self.frame.env)
-        self.frame.env = before
-        self._merge(op, names, ends, guard, self.span(node))
-
-    def _merge(
-        self, op: Op, names: dict[str, int], ends: list[dict[str, Operand]], guard: bool, span: Span
-    ) -> None:
-        """Joins what the two branches of ``op`` left in ``names``; ends both with scf.yield."""
-        yields: list[list[Value]] = [[], []]
-        for name in names:
-            sides = [end.get(name) for end in ends]
-            if all(s is None for s in sides):
-                continue
-            if sides[0] is sides[1]:
-                self.frame.env[name] = sides[0]  # type: ignore[assignment]
-                continue
-            missing = [s is None or isinstance(s, Unbound) for s in sides]
-            present = next((s for s, m in zip(sides, missing, strict=True) if not m), None)
-            if present is None:
-                self.frame.env[name] = Unbound("it is assigned only in some branches")
-                continue
-            kind = self.widen(name, present, span)
-            opaque = isinstance(kind, OpaqueKind)
-            if any(missing) and (opaque or not (guard or name.startswith("."))):
-                self.frame.env[name] = Unbound("it is assigned in only one branch of an `if`")
-                continue
-            if opaque:
-                if not same_operand(*sides):
-                    join(OpaqueKind(sides[0]), OpaqueKind(sides[1]), name, span)
-                self.frame.env[name] = present
-                continue
-            for region, side, gone, values in zip(op.regions, sides, missing, yields, strict=True):
-                with self.builder.at(region):
-                    if gone:
-                        values += [self.builder.constant(0, t) for t in self.types(kind)]
-                    else:
-                        assert side is not None
-                        values += flatten(self.coerce(side, self.widen(name, side, span), span))
-            first = len(op.results)
-            op.results += [Value(t, name, op) for t in self.types(kind)]
-            self.frame.env[name] = self.rebuild(kind, iter(op.results[first:]))
-        for region, values in zip(op.regions, yields, strict=True):
-            with self.builder.at(region):
-                self.builder.do("scf.yield", *values)
 
     def types(self, kind: Kind) -> list[ir.ScalarType]:
         if isinstance(kind, ScalarKind):
@@ -550,215 +334,8 @@ class Lowering:
         return kind.operand
 
     # --- loops --------------------------------------------------------------------------------
-    def _carried(self, node: ast.For | ast.While) -> dict[str, Kind]:
-        """The variables that live before a loop and are assigned in it."""
-        span = self.span(node)
-        flag = getattr(node, "weft_break", "")
-        if flag:
-            self.assign(flag, Static(False), span)
-        carried: dict[str, Kind] = {}
-        names = assigned(node.body)
-        if isinstance(node, ast.For):
-            names |= dict.fromkeys(_names(node.target), 2)  # a name from before keeps the last index
-        if flag:
-            names.setdefault(flag, 2)
-        for name in names:
-            operand = self.frame.env.get(name)
-            if operand is None and name == RETURN_VALUE:
-                operand = self._return_value(span)
-            if operand is None:
-                operand = self.frame.arguments.get(name)
-                if operand is None or not _changes(operand):
-                    continue
-            if isinstance(operand, Unbound):
-                continue
-            kind = self.widen(name, operand, span)
-            if isinstance(kind, OpaqueKind):
-                continue
-            self.frame.env[name] = self.coerce(operand, kind, span)
-            carried[name] = kind
-        return carried
-
-    def _return_value(self, span: Span) -> Operand | None:
-        """Zeros for the value of a function that may return from inside a loop."""
-        kind = self.kinds.get((*self.frame.path, RETURN_VALUE))
-        if kind is None:
-            self.widened = True  # known once the loop was lowered: in the next round
-            return None
-        if isinstance(kind, OpaqueKind):
-            raise KernelTypeError(f"{describe(kind.operand)} is returned from inside a loop", span,
-                                  help="return numbers or vectors")  # fmt: skip
-        return self.rebuild(kind, iter([self.builder.constant(0, t) for t in self.types(kind)]))
-
-    def _enter(self, carried: dict[str, Kind], values: Sequence[Value]) -> None:
-        remaining = iter(values)
-        for name, kind in carried.items():
-            self.frame.env[name] = self.rebuild(kind, remaining)
-            for value in flatten(self.frame.env[name]):
-                value.name = name
-
-    def _leave(self, carried: dict[str, Kind], span: Span) -> list[Value]:
-        values: list[Value] = []
-        for name, kind in carried.items():
-            end = self.frame.env[name]
-            if isinstance(end, Unbound):
-                self.frame.lookup(name, span, self.guards)
-            # If the kind was widened meanwhile this round is thrown away: any cast will do.
-            values += flatten(self.coerce(end, kind, span))
-        return values
-
-    def _after(self, node: ast.For | ast.While, before: dict[str, Operand]) -> None:
-        """Names that a loop's body made are gone after it (Python would keep the last ones)."""
-        for name, operand in self.frame.env.items():
-            if name not in before or (isinstance(before[name], Unbound) and operand is not before[name]):
-                self.frame.env[name] = Unbound("it is assigned inside a loop, which may run zero times")
-            elif operand is not before[name] and isinstance(kind_of(operand), OpaqueKind) \
-                    and not isinstance(operand, Unbound):  # fmt: skip
-                if not same_operand(operand, before[name]):
-                    join(kind_of(before[name]), kind_of(operand), name, self.span(node))
-
-    @contextmanager
-    def _inside(self) -> Iterator[dict[str, Operand]]:
-        before = dict(self.frame.env)
-        yield before
-
-    def loop(self, node: ast.For) -> None:
-        if node.orelse:
-            raise KernelSyntaxError("a loop's `else` is not compiled", self.span(node.orelse[0]),
-                                    help="set a flag before `break` and test it after the loop")  # fmt: skip
-        iterable = self.expression(node.iter)
-        items = calls.static_items(iterable)
-        if items is not None:
-            self._unrolled(node, items)
-        elif isinstance(iterable, (Range, Box, Tensor)):
-            flag = getattr(node, "weft_break", "")
-            if flag and not isinstance(iterable, Range):
-                raise KernelSyntaxError("`break` out of a loop over several indices", self.span(node),
-                                        help="write nested `for ... in range(...)` loops")  # fmt: skip
-            spaces = self._space(node, iterable)
-            if flag:
-                self._breakable(node, spaces, flag)
-            else:
-                self._nest(node, *spaces)
-        else:
-            self._space(node, iterable)
-
-    def _nest(
-        self, node: ast.For, lowers: list[Value], uppers: list[Value], steps: list[Value],
-        bind: Callable[[list[Scalar]], Operand],
-    ) -> None:  # fmt: skip
-        b, span = self.builder, self.span(node)
-        carried = self._carried(node)
-        before = dict(self.frame.env)
-        names = _target_names(node.target, len(lowers))
-        ivs: list[Scalar] = []
-
-        def level(k: int) -> list[Value]:
-            """Opens loop k inside the loops before it; gives the values that are carried out."""
-            if k == len(lowers):
-                self.bind(node.target, bind(ivs), span)
-                self.block(node.body)
-                return self._leave(carried, span)
-            inits = [v for n in carried for v in flatten(self.frame.env[n])]
-            op = b.for_(lowers[k], uppers[k], steps[k], inits)
-            block = op.regions[0]
-            block.args[0].name = names[k]
-            with b.at(block):
-                self._enter(carried, block.args[1:])
-                ivs.append(Scalar(block.args[0], "int"))
-                b.do("scf.yield", *level(k + 1))
-            for value, init in zip(op.results, inits, strict=True):
-                value.name = init.name
-            return list(op.results)
-
-        results = level(0)
-        self._after(node, before)
-        self._enter(carried, results)
-
-    def _breakable(self, node: ast.For, spaces: tuple[Any, ...], flag: str) -> None:
-        """A loop that can be left: while index < upper and not flag."""
-        (lower,), (upper,), (step,), bind = spaces
-        b, span = self.builder, self.span(node)
-        carried = self._carried(node)
-        before = dict(self.frame.env)
-        inits = [lower, *(v for n in carried for v in flatten(self.frame.env[n]))]
-        op = b.while_(inits, [v.type for v in inits])
-        with b.at(op.regions[0]):
-            args = op.regions[0].args
-            self._enter(carried, args[1:])
-            more = b.op("arith.cmpi", args[0], upper, predicate="slt")
-            broken = self.scalars.truth(self.frame.env[flag], span)
-            going = b.op("arith.xori", broken, b.constant(True, ir.i1))
-            b.do("scf.condition", b.op("arith.andi", more, going), *args)
-        with b.at(op.regions[1]):
-            args = op.regions[1].args
-            args[0].name = _target_names(node.target, 1)[0]
-            self._enter(carried, args[1:])
-            self.bind(node.target, bind([Scalar(args[0], "int")]), span)
-            self.block(node.body)
-            following = b.op("arith.addi", args[0], step)
-            b.do("scf.yield", following, *self._leave(carried, span))
-        self._after(node, before)
-        self._enter(carried, op.results[1:])
-
-    def _unrolled(self, node: ast.For, items: list[Operand]) -> None:
-        flag = getattr(node, "weft_break", "")
-        span = self.span(node)
-        if flag:
-            self.assign(flag, Static(False), span)
-        for item in items:
-            if not flag:
-                self.bind(node.target, item, span)
-                self.block(node.body)
-                continue
-            keep = ast.copy_location(ast.Name(flag, ast.Load()), node)
-            test = ast.copy_location(ast.UnaryOp(ast.Not(), keep), node)
-            guarded = ast.copy_location(ast.If(test, node.body, []), node)
-            guarded.weft_guard = True  # type: ignore[attr-defined]
-            self.bind(node.target, item, span)
-            self.branch(guarded)
-
-    def while_loop(self, node: ast.While) -> None:
-        if node.orelse:
-            raise KernelSyntaxError("a loop's `else` is not compiled", self.span(node.orelse[0]),
-                                    help="set a flag before `break` and test it after the loop")  # fmt: skip
-        b, span = self.builder, self.span(node)
-        flag = getattr(node, "weft_break", "")
-        carried = self._carried(node)
-        before = dict(self.frame.env)
-        inits = [v for n in carried for v in flatten(self.frame.env[n])]
-        op = b.while_(inits, [v.type for v in inits])
-        with b.at(op.regions[0]):
-            args = op.regions[0].args
-            self._enter(carried, args)
-            if flag:
-                going = self.scalars.negation(self.frame.env[flag], span)
-                condition = expressions.choose(
-                    self, going, lambda: _as_bool(self, expressions.test(self, node.test), span),
-                    lambda: Static(False), span,
-                )  # fmt: skip
-            else:
-                condition = expressions.test(self, node.test)
-            b.do("scf.condition", self.scalars.truth(condition, span), *args)
-        with b.at(op.regions[1]):
-            args = op.regions[1].args
-            self._enter(carried, args)
-            self.block(node.body)
-            b.do("scf.yield", *self._leave(carried, span))
-        self._after(node, before)
-        self._enter(carried, op.results)
 
     # --- the rest -----------------------------------------------------------------------------
-    def assertion(self, node: ast.Assert) -> None:
-        test = expressions.test(self, node.test)
-        message = calls.assert_message(self, node)
-        if isinstance(test, Static):
-            test = self.scalars.constant(bool(test.value), "bool")
-        self.builder.span = self.span(node)
-        self.builder.do("weft.assert", test.value, message=message)
-
-    def nothing(self, node: ast.stmt) -> None:
-        """``pass``."""
 
     def inline(self, function: Any, arguments: dict[str, Operand], node: ast.AST) -> Operand:
         """The value of a call of a plain Python function, its body lowered here."""
@@ -833,14 +410,6 @@ def b_float(scalars: Scalars) -> str:
     return scalars.float_type.name
 
 
-def _as_bool(cx: Lowering, x: Scalar | Static, span: Span) -> Scalar | Static:
-    return x if isinstance(x, Static) else Scalar(cx.scalars.truth(x, span), "bool")
-
-
-def _changes(operand: Operand) -> bool:
-    return isinstance(operand, (Scalar, Vec, Tup)) or dtype_of(operand) is not None
-
-
 def _has_f64(spec: Spec) -> bool:
     if isinstance(spec, TupleSpec):
         return any(_has_f64(item) for item in spec.items)
@@ -865,32 +434,6 @@ def _static_tuple(values: Sequence[Any]) -> Tup:
     return Tup([_static_tuple(v) if isinstance(v, (tuple, list)) else Static(v) for v in values])
 
 
-def _names(target: ast.expr) -> list[str]:
-    """The names that a loop's target assigns."""
-    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
-
-
-def _target_names(target: ast.expr, count: int) -> list[str]:
-    """Names for ``count`` indices, taken from a loop's target."""
-    if isinstance(target, ast.Name):
-        return [target.id] if count == 1 else [f"{target.id}{k}" for k in range(count)]
-    if isinstance(target, (ast.Tuple, ast.List)) and len(target.elts) == count:
-        return [e.id if isinstance(e, ast.Name) else f"i{k}" for k, e in enumerate(target.elts)]
-    return [f"i{k}" for k in range(count)]
-
-
-def _as_load(target: ast.expr) -> ast.expr:
-    """The same place, read."""
-    if isinstance(target, ast.Name):
-        new: ast.expr = ast.Name(target.id, ast.Load())
-    elif isinstance(target, ast.Subscript):
-        new = ast.Subscript(target.value, target.slice, ast.Load())
-    else:
-        assert isinstance(target, ast.Attribute)
-        new = ast.Attribute(target.value, target.attr, ast.Load())
-    return ast.copy_location(new, target)
-
-
 _ALLOWED = "a device loop may hold assignments, if, for, while, break, continue, assert, print and calls"
 _REFUSED: dict[type, tuple[str, str]] = {
     ast.Try: ("`try` cannot be compiled", "test for what could go wrong with `if`, or do it in the host part"),
@@ -910,13 +453,13 @@ _REFUSED: dict[type, tuple[str, str]] = {
 
 
 STATEMENTS: dict[type, Callable[[Lowering, Any], None]] = {
-    ast.Assign: Lowering.assignment,
-    ast.AnnAssign: Lowering.annotated,
-    ast.AugAssign: Lowering.augmented,
-    ast.Expr: Lowering.evaluate,
-    ast.If: Lowering.branch,
-    ast.For: Lowering.loop,
-    ast.While: Lowering.while_loop,
-    ast.Assert: Lowering.assertion,
-    ast.Pass: Lowering.nothing,
+    ast.Assign: statements.assignment,
+    ast.AnnAssign: statements.annotated,
+    ast.AugAssign: statements.augmented,
+    ast.Expr: statements.evaluate,
+    ast.If: statements.branch,
+    ast.For: loops.loop,
+    ast.While: loops.while_loop,
+    ast.Assert: statements.assertion,
+    ast.Pass: statements.nothing,
 }

@@ -84,7 +84,8 @@ _JIT_ERROR_BUFFER, _JIT_ERROR_SIZE = 5, 6
 
 
 def load(ptx: str, names: list[str], device: int, what: str) -> Module:
-    """Loads PTX on a device. ``what`` is said in errors. Raises ``CudaError`` with the driver's log."""
+    """Loads PTX on a device. ``what`` is said in errors. Raises ``CudaError`` with the driver's
+    log."""
     api = driver()
     with torch.cuda.device(device):
         make_current(device)
@@ -126,7 +127,9 @@ def attributes(function: int) -> dict[str, int]:
     api, found = driver(), {}
     for name, number in (("threads", 0), ("shared", 1), ("local", 3), ("registers", 4)):
         value = ctypes.c_int()
-        code = api.library.cuFuncGetAttribute(ctypes.byref(value), number, ctypes.c_void_p(function))
+        code = api.library.cuFuncGetAttribute(
+            ctypes.byref(value), number, ctypes.c_void_p(function)
+        )
         api.check(code, "cuFuncGetAttribute")
         found[name] = value.value
     return found
@@ -140,11 +143,17 @@ class Frame:
 
     __slots__ = ("block", "config", "extra", "reference", "size")
 
-    def __init__(self, size: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int) -> None:
+    def __init__(
+        self, size: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int
+    ) -> None:
         self.block = ctypes.create_string_buffer(max(size, 8))
         self.size = ctypes.c_size_t(size)
         self.extra = (ctypes.c_void_p * 5)(
-            _EXTRA_POINTER, ctypes.addressof(self.block), _EXTRA_SIZE, ctypes.addressof(self.size), 0
+            _EXTRA_POINTER,
+            ctypes.addressof(self.block),
+            _EXTRA_SIZE,
+            ctypes.addressof(self.size),
+            0,
         )
         self.config = LaunchConfig(*grid, *block, shared, None, None, 0)
         self.reference = ctypes.byref(self.config)

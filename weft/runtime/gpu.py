@@ -117,7 +117,9 @@ class GpuCompiled:
             found = self.modules.get((variant, device))
             if found is None:
                 text = self.ptx(variant, architecture(device))
-                names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(self.facts.kinds)
+                names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(
+                    self.facts.kinds
+                )
                 with timing.stage("load"):
                     found = load(text, names, device, f"kernel `{self.function.name}`")
                 self.modules[variant, device] = found
@@ -134,8 +136,8 @@ def compile_region(
     region: Region | None, source: FunctionSource | None, specs: dict[str, Spec], options: Options,
     *, noalias: bool = True, lowered: Lowered | None = None,
 ) -> GpuCompiled:  # fmt: skip
-    """What calls of ``region`` with arguments as ``specs`` says have in common. Variants are compiled
-    when they are needed. Raises ``CompileError``s."""
+    """What calls of ``region`` with arguments as ``specs`` says have in common. Variants are
+    compiled when they are needed. Raises ``CompileError``s."""
     cache = _cache(options)
     optimized = None
     with timing.record() as recording:
@@ -224,7 +226,8 @@ class Launch:
 
 class Call:
     """Calls a kernel for one exact set of shapes, on one device: ``call(slots)`` with the packed
-    argument block. The grid follows from the shapes, and from integers where loops depend on them."""
+    argument block. The grid follows from the shapes, and from integers where loops depend on
+    them."""
 
     def __init__(
         self, compiled: GpuCompiled, device: int, error: Callable[[Check, list[int]], Exception]
@@ -304,7 +307,9 @@ class Call:
                 "\nthe error was made by an earlier launch, of this kernel or another: "
                 "debug=True checks every access" if late else ""
             )  # fmt: skip
-            raise CudaError(f"kernel `{name}` cannot be launched: {self.api.error(code)}{hint}", code)
+            raise CudaError(
+                f"kernel `{name}` cannot be launched: {self.api.error(code)}{hint}", code
+            )
 
     def _reduce(self, launch: Launch, slots: bytes) -> None:
         """Two stages. What the blocks leave is torch's memory, freed in the order of the stream."""
@@ -413,7 +418,8 @@ class Call:
         return found
 
     def _even_rows(self, views: Mapping[int, tuple[list[int], list[int]]]) -> bool:
-        """Whether every row of what is accessed in vectors begins at a whole one if the first does."""
+        """Whether every row of what is accessed in vectors begins at a whole one if the first
+        does."""
         mapping = self.facts.mapping
         for arg, limit in mapping.aligned if mapping is not None else ():
             type = self.compiled.function.args[arg].type

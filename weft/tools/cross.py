@@ -20,8 +20,8 @@ from weft.runtime.launch import Launcher
 
 @dataclass(frozen=True, slots=True)
 class GpuLoop:
-    """One device loop of a kernel for one architecture. ``codes``: each variant that calls may take,
-    first the one that a large call takes."""
+    """One device loop of a kernel for one architecture. ``codes``: each variant that calls may
+    take, first the one that a large call takes."""
 
     name: str
     facts: Facts
@@ -70,8 +70,8 @@ def compile_for(
 ) -> GpuCode:
     """``kernel`` for the GPU ``arch`` ("sm_90"), as a call with these arguments would compile it.
 
-    Tensors may be anywhere, also on "meta": only dtypes, ranks and strides matter, and no loop runs.
-    ``every_variant``: also those for other alignments and sizes. Raises ``CompileError``s and
+    Tensors may be anywhere, also on "meta": only dtypes, ranks and strides matter, and no loop
+    runs. ``every_variant``: also those for other alignments and sizes. Raises ``CompileError``s and
     ``UnsupportedArchitectureError``.
     """
     target = architecture(arch)

@@ -1,0 +1,318 @@
+"""Loops inside a device loop: iteration spaces, carried variables, early exits."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import KernelSyntaxError, KernelTypeError
+from weft.frontend import calls, expressions, statements
+from weft.frontend.desugar import RETURN_VALUE
+from weft.frontend.kinds import (
+    Box,
+    Kind,
+    OpaqueKind,
+    Operand,
+    Range,
+    Scalar,
+    Static,
+    Tensor,
+    Tup,
+    Unbound,
+    Vec,
+    describe,
+    dtype_of,
+    flatten,
+    join,
+    kind_of,
+    same_operand,
+)
+from weft.frontend.scope import assigned
+from weft.ir import types as ir
+from weft.ir.core import Value
+from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.frontend.lower import Lowering
+
+
+def space(
+    cx: Lowering, node: ast.For, iterable: Operand
+) -> tuple[list[Value], list[Value], list[Value], Callable[[list[Scalar]], Operand]]:
+    """Bounds of the iteration space of a ``for``, and what its target is bound to."""
+    b, span = cx.builder, cx.span(node.iter)
+    zero, one = b.constant(0, ir.index), b.constant(1, ir.index)
+    index = cx.scalars.index
+
+    def whole(items: list[Scalar]) -> Operand:
+        return items[0] if len(items) == 1 else Tup(list(items))
+
+    if isinstance(iterable, Range):
+        lower, upper, step = iterable.lower, iterable.upper, iterable.step
+        if isinstance(step, Static) and step.value > 0:
+            return [index(lower, span)], [index(upper, span)], [index(step, span)], whole
+        count = _trips(cx, iterable, span)
+
+        def nth(items: list[Scalar]) -> Operand:
+            offset = cx.scalars.binary("*", items[0], step, span)
+            return cx.scalars.binary("+", lower, offset, span)
+
+        return [zero], [count], [one], nth
+    if isinstance(iterable, Box):
+        lowers = [index(lo, span) for lo, _ in iterable.bounds]
+        uppers = [index(hi, span) for _, hi in iterable.bounds]
+        n = len(lowers)
+        vector = (lambda items: Vec(list(items), (n,))) if iterable.grouped else whole
+        return lowers, uppers, [one] * n, vector
+    if isinstance(iterable, Tensor) and iterable.lattice:
+        rank = iterable.lattice
+        dims = [index(expressions.extent(cx, iterable, k), span) for k in range(rank)]
+        return [zero] * rank, dims, [one] * rank, whole
+    raise KernelTypeError(
+        f"a kernel cannot loop over {describe(iterable)}", span,
+        help="loop over range(...), weft.ndrange(...) or a tensor; write weft.serial(...) around "
+        "what Python itself shall loop over",
+    )  # fmt: skip
+
+
+def _trips(cx: Lowering, r: Range, span: Span) -> Value:
+    """How many numbers a range has whose step is negative or not known."""
+    s, op = cx.scalars, cx.scalars.binary
+    if isinstance(r.step, Static):
+        if r.step.value == 0:
+            raise KernelTypeError("the step of a range must not be 0", span, help="use 1 or -1")
+        distance = op("-", r.lower, r.upper, span)
+        step: Operand = Static(-r.step.value)
+    else:
+        down = s.compare("<", r.step, Static(0), span)
+        distance = s.select(s.truth(down, span), op("-", r.lower, r.upper, span),
+                            op("-", r.upper, r.lower, span), span)  # fmt: skip
+        step = s.magnitude(r.step, span)
+    rounded = op("//", op("+", distance, op("-", step, Static(1), span), span), step, span)
+    return s.index(s.extreme(">", rounded, Static(0), span), span)
+
+
+def _carried(cx: Lowering, node: ast.For | ast.While) -> dict[str, Kind]:
+    """The variables that live before a loop and are assigned in it."""
+    span = cx.span(node)
+    flag = getattr(node, "weft_break", "")
+    if flag:
+        cx.assign(flag, Static(False), span)
+    carried: dict[str, Kind] = {}
+    names = assigned(node.body)
+    if isinstance(node, ast.For):
+        names |= dict.fromkeys(_names(node.target), 2)  # a name from before keeps the last index
+    if flag:
+        names.setdefault(flag, 2)
+    for name in names:
+        operand = cx.frame.env.get(name)
+        if operand is None and name == RETURN_VALUE:
+            operand = _return_value(cx, span)
+        if operand is None:
+            operand = cx.frame.arguments.get(name)
+            if operand is None or not _changes(operand):
+                continue
+        if isinstance(operand, Unbound):
+            continue
+        kind = cx.widen(name, operand, span)
+        if isinstance(kind, OpaqueKind):
+            continue
+        cx.frame.env[name] = cx.coerce(operand, kind, span)
+        carried[name] = kind
+    return carried
+
+
+def _return_value(cx: Lowering, span: Span) -> Operand | None:
+    """Zeros for the value of a function that may return from inside a loop."""
+    kind = cx.kinds.get((*cx.frame.path, RETURN_VALUE))
+    if kind is None:
+        cx.widened = True  # known once the loop was lowered: in the next round
+        return None
+    if isinstance(kind, OpaqueKind):
+        raise KernelTypeError(f"{describe(kind.operand)} is returned from inside a loop", span,
+                              help="return numbers or vectors")  # fmt: skip
+    return cx.rebuild(kind, iter([cx.builder.constant(0, t) for t in cx.types(kind)]))
+
+
+def _enter(cx: Lowering, carried: dict[str, Kind], values: Sequence[Value]) -> None:
+    remaining = iter(values)
+    for name, kind in carried.items():
+        cx.frame.env[name] = cx.rebuild(kind, remaining)
+        for value in flatten(cx.frame.env[name]):
+            value.name = name
+
+
+def _leave(cx: Lowering, carried: dict[str, Kind], span: Span) -> list[Value]:
+    values: list[Value] = []
+    for name, kind in carried.items():
+        end = cx.frame.env[name]
+        if isinstance(end, Unbound):
+            cx.frame.lookup(name, span, cx.guards)
+        # If the kind was widened meanwhile this round is thrown away: any cast will do.
+        values += flatten(cx.coerce(end, kind, span))
+    return values
+
+
+def _after(cx: Lowering, node: ast.For | ast.While, before: dict[str, Operand]) -> None:
+    """Names that a loop's body made are gone after it (Python would keep the last ones)."""
+    for name, operand in cx.frame.env.items():
+        if name not in before or (isinstance(before[name], Unbound) and operand is not before[name]):
+            cx.frame.env[name] = Unbound("it is assigned inside a loop, which may run zero times")
+        elif operand is not before[name] and isinstance(kind_of(operand), OpaqueKind) \
+                and not isinstance(operand, Unbound):  # fmt: skip
+            if not same_operand(operand, before[name]):
+                join(kind_of(before[name]), kind_of(operand), name, cx.span(node))
+
+
+def loop(cx: Lowering, node: ast.For) -> None:
+    if node.orelse:
+        raise KernelSyntaxError("a loop's `else` is not compiled", cx.span(node.orelse[0]),
+                                help="set a flag before `break` and test it after the loop")  # fmt: skip
+    iterable = cx.expression(node.iter)
+    items = calls.static_items(iterable)
+    if items is not None:
+        _unrolled(cx, node, items)
+    elif isinstance(iterable, (Range, Box, Tensor)):
+        flag = getattr(node, "weft_break", "")
+        if flag and not isinstance(iterable, Range):
+            raise KernelSyntaxError("`break` out of a loop over several indices", cx.span(node),
+                                    help="write nested `for ... in range(...)` loops")  # fmt: skip
+        spaces = space(cx, node, iterable)
+        if flag:
+            _breakable(cx, node, spaces, flag)
+        else:
+            _nest(cx, node, *spaces)
+    else:
+        space(cx, node, iterable)
+
+
+def _nest(
+    cx: Lowering, node: ast.For, lowers: list[Value], uppers: list[Value], steps: list[Value],
+    bind: Callable[[list[Scalar]], Operand],
+) -> None:  # fmt: skip
+    b, span = cx.builder, cx.span(node)
+    carried = _carried(cx, node)
+    before = dict(cx.frame.env)
+    names = target_names(node.target, len(lowers))
+    ivs: list[Scalar] = []
+
+    def level(k: int) -> list[Value]:
+        """Opens loop k inside the loops before it; gives the values that are carried out."""
+        if k == len(lowers):
+            cx.bind(node.target, bind(ivs), span)
+            cx.block(node.body)
+            return _leave(cx, carried, span)
+        inits = [v for n in carried for v in flatten(cx.frame.env[n])]
+        op = b.for_(lowers[k], uppers[k], steps[k], inits)
+        block = op.regions[0]
+        block.args[0].name = names[k]
+        with b.at(block):
+            _enter(cx, carried, block.args[1:])
+            ivs.append(Scalar(block.args[0], "int"))
+            b.do("scf.yield", *level(k + 1))
+        for value, init in zip(op.results, inits, strict=True):
+            value.name = init.name
+        return list(op.results)
+
+    results = level(0)
+    _after(cx, node, before)
+    _enter(cx, carried, results)
+
+
+def _breakable(cx: Lowering, node: ast.For, spaces: tuple[Any, ...], flag: str) -> None:
+    """A loop that can be left: while index < upper and not flag."""
+    (lower,), (upper,), (step,), bind = spaces
+    b, span = cx.builder, cx.span(node)
+    carried = _carried(cx, node)
+    before = dict(cx.frame.env)
+    inits = [lower, *(v for n in carried for v in flatten(cx.frame.env[n]))]
+    op = b.while_(inits, [v.type for v in inits])
+    with b.at(op.regions[0]):
+        args = op.regions[0].args
+        _enter(cx, carried, args[1:])
+        more = b.op("arith.cmpi", args[0], upper, predicate="slt")
+        broken = cx.scalars.truth(cx.frame.env[flag], span)
+        going = b.op("arith.xori", broken, b.constant(True, ir.i1))
+        b.do("scf.condition", b.op("arith.andi", more, going), *args)
+    with b.at(op.regions[1]):
+        args = op.regions[1].args
+        args[0].name = target_names(node.target, 1)[0]
+        _enter(cx, carried, args[1:])
+        cx.bind(node.target, bind([Scalar(args[0], "int")]), span)
+        cx.block(node.body)
+        following = b.op("arith.addi", args[0], step)
+        b.do("scf.yield", following, *_leave(cx, carried, span))
+    _after(cx, node, before)
+    _enter(cx, carried, op.results[1:])
+
+
+def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
+    flag = getattr(node, "weft_break", "")
+    span = cx.span(node)
+    if flag:
+        cx.assign(flag, Static(False), span)
+    for item in items:
+        if not flag:
+            cx.bind(node.target, item, span)
+            cx.block(node.body)
+            continue
+        keep = ast.copy_location(ast.Name(flag, ast.Load()), node)
+        test = ast.copy_location(ast.UnaryOp(ast.Not(), keep), node)
+        guarded = ast.copy_location(ast.If(test, node.body, []), node)
+        guarded.weft_guard = True  # type: ignore[attr-defined]
+        cx.bind(node.target, item, span)
+        statements.branch(cx, guarded)
+
+
+def while_loop(cx: Lowering, node: ast.While) -> None:
+    if node.orelse:
+        raise KernelSyntaxError("a loop's `else` is not compiled", cx.span(node.orelse[0]),
+                                help="set a flag before `break` and test it after the loop")  # fmt: skip
+    b, span = cx.builder, cx.span(node)
+    flag = getattr(node, "weft_break", "")
+    carried = _carried(cx, node)
+    before = dict(cx.frame.env)
+    inits = [v for n in carried for v in flatten(cx.frame.env[n])]
+    op = b.while_(inits, [v.type for v in inits])
+    with b.at(op.regions[0]):
+        args = op.regions[0].args
+        _enter(cx, carried, args)
+        if flag:
+            going = cx.scalars.negation(cx.frame.env[flag], span)
+            condition = expressions.choose(
+                cx, going, lambda: _as_bool(cx, expressions.test(cx, node.test), span),
+                lambda: Static(False), span,
+            )  # fmt: skip
+        else:
+            condition = expressions.test(cx, node.test)
+        b.do("scf.condition", cx.scalars.truth(condition, span), *args)
+    with b.at(op.regions[1]):
+        args = op.regions[1].args
+        _enter(cx, carried, args)
+        cx.block(node.body)
+        b.do("scf.yield", *_leave(cx, carried, span))
+    _after(cx, node, before)
+    _enter(cx, carried, op.results)
+
+
+def _as_bool(cx: Lowering, x: Scalar | Static, span: Span) -> Scalar | Static:
+    return x if isinstance(x, Static) else Scalar(cx.scalars.truth(x, span), "bool")
+
+
+def _changes(operand: Operand) -> bool:
+    return isinstance(operand, (Scalar, Vec, Tup)) or dtype_of(operand) is not None
+
+
+def target_names(target: ast.expr, count: int) -> list[str]:
+    """Names for ``count`` indices, taken from a loop's target."""
+    if isinstance(target, ast.Name):
+        return [target.id] if count == 1 else [f"{target.id}{k}" for k in range(count)]
+    if isinstance(target, (ast.Tuple, ast.List)) and len(target.elts) == count:
+        return [e.id if isinstance(e, ast.Name) else f"i{k}" for k, e in enumerate(target.elts)]
+    return [f"i{k}" for k in range(count)]
+
+
+def _names(target: ast.expr) -> list[str]:
+    """The names that a loop's target assigns."""
+    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]

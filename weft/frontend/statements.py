@@ -1,0 +1,217 @@
+"""Statements other than loops: assignment, accumulation, stores, branches, assertions."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from weft.errors import KernelTypeError
+from weft.frontend import aggregates, calls, expressions, fields, reductions
+from weft.frontend.kinds import (
+    OpaqueKind,
+    Operand,
+    Part,
+    Static,
+    Tensor,
+    Unbound,
+    Vec,
+    describe,
+    dtype_of,
+    flatten,
+    is_float,
+    is_int,
+    join,
+    promote,
+    same_operand,
+)
+from weft.frontend.scope import assigned
+from weft.ir.core import Op, Value
+from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.frontend.lower import Lowering
+
+
+def assignment(cx: Lowering, node: ast.Assign) -> None:
+    span = cx.span(node)
+    operand = cx.expression(node.value)
+    for target in node.targets:
+        cx.bind(target, operand, span)
+
+
+def annotated(cx: Lowering, node: ast.AnnAssign) -> None:
+    """``v: weft.i32 = ...`` casts."""
+    if node.value is None:
+        return
+    span = cx.span(node)
+    dtype = calls.dtype_from(cx.expression(node.annotation), cx.span(node.annotation))
+    operand = cx.expression(node.value)
+    cx.bind(node.target, calls.cast(cx, operand, dtype, span), span)
+
+
+def augmented(cx: Lowering, node: ast.AugAssign) -> None:
+    span = cx.span(node)
+    symbol = expressions.BINARY.get(type(node.op))
+    if symbol is None:
+        expressions.no_operator(type(node.op).__name__, span)
+    if isinstance(node.target, ast.Subscript):
+        base = cx.expression(node.target.value)
+        if isinstance(base, (Tensor, Part)):
+            _accumulate(cx, node, base, symbol, span)
+            return
+    old = cx.expression(_as_load(node.target))
+    value = expressions.binary(cx, symbol, old, cx.expression(node.value), span)
+    cx.bind(node.target, value, span)
+
+
+def _accumulate(cx: Lowering, node: ast.AugAssign, base: Tensor | Part, symbol: str, span: Span) -> None:
+    """``x[i] op= v``: an accumulation where the operation has a combiner, else load and store."""
+    assert isinstance(node.target, ast.Subscript)
+    part = expressions.subscripted(cx, base, node.target.slice, cx.span(node.target))
+    operand = cx.expression(node.value)
+    if fields.is_whole(part):
+        values = fields.numbers(cx, part, operand, span)
+        for place, value in zip(fields.places(cx, part), values, strict=True):
+            _accumulate_one(cx, part.tensor, place, value, symbol, span)
+        return
+    tensor, indices = expressions.whole(part, cx.span(node.target))
+    _accumulate_one(cx, tensor, indices, operand, symbol, span)
+
+
+def _accumulate_one(
+    cx: Lowering, tensor: Tensor, indices: list[Value], operand: Operand, symbol: str, span: Span
+) -> None:
+    value = expressions.read_scalar(cx, operand, span)
+    if is_int(tensor.dtype) and is_float(promote("bool", dtype_of(value) or "bool")):
+        raise KernelTypeError(
+            f"`{tensor.name}` holds {tensor.dtype} and a float is accumulated into it", span,
+            help="convert with int(...), or make the tensor a float one",
+        )  # fmt: skip
+    combiner = reductions.AUGMENTED.get(symbol)
+    if combiner is None or symbol == "/" or (tensor.dtype == "bool" and symbol not in "&|^"):
+        old = expressions.load_element(cx, tensor, indices, span)
+        result = cx.scalars.binary(symbol, old, value, span)
+        cx.store_element(tensor.memref, tensor.dtype, indices, result, span)
+        return
+    if symbol == "-":
+        value = cx.scalars.negate(value, span)
+    stored = cx.scalars.cast(value, tensor.dtype, span)
+    kind = reductions.kind(combiner, tensor.dtype)
+    cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices)
+
+
+def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> None:
+    base = cx.expression(target.value)
+    if isinstance(base, (Tensor, Part)):
+        part = expressions.subscripted(cx, base, target.slice, cx.span(target))
+        if fields.is_whole(part):
+            values = fields.numbers(cx, part, operand, span)
+            for place, value in zip(fields.places(cx, part), values, strict=True):
+                cx.store_element(part.tensor.memref, part.tensor.dtype, place, value, span)
+            return
+        tensor, indices = expressions.whole(part, cx.span(target))
+        value = expressions.read_scalar(cx, operand, span)
+        cx.store_element(tensor.memref, tensor.dtype, indices, value, span)
+    elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
+        new = aggregates.replace(cx, base, target.slice, operand, span)
+        cx.assign(target.value.id, new, span)
+    else:
+        help = "assign to an element of a tensor, a local array or a vector"
+        if isinstance(base, Vec) and isinstance(target.value, ast.Subscript):
+            place = f"{ast.unparse(target.value)[:-1]}, {ast.unparse(target.slice)}]"
+            help = f"`{ast.unparse(target.value)}` is a copy of the vector: write {place}"
+        raise KernelTypeError(
+            f"{describe(base)} has no elements that can be assigned", span, help=help
+        )
+
+
+def evaluate(cx: Lowering, node: ast.Expr) -> None:
+    if isinstance(node.value, ast.Constant) and isinstance(node.value.value, (str, type(...))):
+        return
+    cx.expression(node.value)
+
+
+def branch(cx: Lowering, node: ast.If) -> None:
+    test = expressions.test(cx, node.test)
+    if isinstance(test, Static):
+        cx.block(node.body if test.value else node.orelse)
+        return
+    guard = getattr(node, "weft_guard", False)
+    names = assigned([*node.body, *node.orelse])
+    before = dict(cx.frame.env)
+    op = cx.builder.if_(test.value)
+    ends: list[dict[str, Operand]] = []
+    for region, body in zip(op.regions, (node.body, node.orelse), strict=True):
+        cx.frame.env = dict(before)
+        with cx.builder.at(region):
+            cx.block(body)
+        ends.append(cx.frame.env)
+    cx.frame.env = before
+    _merge(cx, op, names, ends, guard, cx.span(node))
+
+
+def _merge(
+    cx: Lowering, op: Op, names: dict[str, int], ends: list[dict[str, Operand]], guard: bool, span: Span
+) -> None:
+    """Joins what the two branches of ``op`` left in ``names``; ends both with scf.yield."""
+    yields: list[list[Value]] = [[], []]
+    for name in names:
+        sides = [end.get(name) for end in ends]
+        if all(s is None for s in sides):
+            continue
+        if sides[0] is sides[1]:
+            cx.frame.env[name] = sides[0]  # type: ignore[assignment]
+            continue
+        missing = [s is None or isinstance(s, Unbound) for s in sides]
+        present = next((s for s, m in zip(sides, missing, strict=True) if not m), None)
+        if present is None:
+            cx.frame.env[name] = Unbound("it is assigned only in some branches")
+            continue
+        kind = cx.widen(name, present, span)
+        opaque = isinstance(kind, OpaqueKind)
+        if any(missing) and (opaque or not (guard or name.startswith("."))):
+            cx.frame.env[name] = Unbound("it is assigned in only one branch of an `if`")
+            continue
+        if opaque:
+            if not same_operand(*sides):
+                join(OpaqueKind(sides[0]), OpaqueKind(sides[1]), name, span)
+            cx.frame.env[name] = present
+            continue
+        for region, side, gone, values in zip(op.regions, sides, missing, yields, strict=True):
+            with cx.builder.at(region):
+                if gone:
+                    values += [cx.builder.constant(0, t) for t in cx.types(kind)]
+                else:
+                    assert side is not None
+                    values += flatten(cx.coerce(side, cx.widen(name, side, span), span))
+        first = len(op.results)
+        op.results += [Value(t, name, op) for t in cx.types(kind)]
+        cx.frame.env[name] = cx.rebuild(kind, iter(op.results[first:]))
+    for region, values in zip(op.regions, yields, strict=True):
+        with cx.builder.at(region):
+            cx.builder.do("scf.yield", *values)
+
+
+def assertion(cx: Lowering, node: ast.Assert) -> None:
+    test = expressions.test(cx, node.test)
+    message = calls.assert_message(cx, node)
+    if isinstance(test, Static):
+        test = cx.scalars.constant(bool(test.value), "bool")
+    cx.builder.span = cx.span(node)
+    cx.builder.do("weft.assert", test.value, message=message)
+
+
+def nothing(cx: Lowering, node: ast.stmt) -> None:
+    """``pass``."""
+
+
+def _as_load(target: ast.expr) -> ast.expr:
+    """The same place, read."""
+    if isinstance(target, ast.Name):
+        new: ast.expr = ast.Name(target.id, ast.Load())
+    elif isinstance(target, ast.Subscript):
+        new = ast.Subscript(target.value, target.slice, ast.Load())
+    else:
+        assert isinstance(target, ast.Attribute)
+        new = ast.Attribute(target.value, target.attr, ast.Load())
+    return ast.copy_location(new, target)

@@ -9,6 +9,7 @@ or into the folder named by the variable OUT.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -532,7 +533,7 @@ def elementwise() -> None:
         bandwidth(
             f"5-point stencil {side}²",
             "weft",
-            timed(lambda: five_points(p, q)),
+            timed(functools.partial(five_points, p, q)),
             8 * side * side,
             copy,
         )
@@ -643,7 +644,7 @@ def brick() -> None:
         kernel = weft.kernel(wall.function)
         kernel(tile, size, size, offset, 36, 96)
         figure(name, f"weft, blocks of {width} x {256 // width}",
-               timed(lambda: kernel(tile, size, size, offset, 36, 96), 0.1), "ms")  # fmt: skip
+               timed(functools.partial(kernel, tile, size, size, offset, 36, 96), 0.1), "ms")  # fmt: skip
     launching._block = saved[1]
 
 
@@ -690,7 +691,7 @@ def conv() -> None:
         kernel = weft.kernel(causal_conv.causal_conv.function)
         kernel(w, k, 0.1)
         figure(
-            name, f"weft, blocks of {width} x {height}", timed(lambda: kernel(w, k, 0.1), 0.1), "ms"
+            name, f"weft, blocks of {width} x {height}", timed(functools.partial(kernel, w, k, 0.1), 0.1), "ms"
         )
     launching._block = saved
 

@@ -8,9 +8,10 @@ import torch
 
 import weft
 from weft.ir import interp
-from weft.ir.core import Function, walk
+from weft.ir.core import Function, Op, walk
 from weft.ir.text import parse_function
 from weft.ir.verify import verify
+from weft.passes import runs as runs_module
 from weft.passes.runs import runs
 
 TILES = """
@@ -33,28 +34,111 @@ func.func @tiles(%x: memref<?x?xi32>, %out: memref<?x?xi32>, %n: index, %m: inde
 }
 """
 
+# The index of the division has another one inside of it, as the pixels of an image have channels.
+CHANNELS = """
+func.func @image(%x: memref<?x?xi32>, %out: memref<?x?x?xi32>, %n: index, %m: index, %d: index, %s: index) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c3 = arith.constant 3 : index
+  scf.parallel (%i, %j, %k) = (%c0, %c0, %c0) to (%n, %m, %c3) step (%c1, %c1, %c1) {
+    %moved = arith.subi %j, %s : index
+    %q = arith.floordivsi %moved, %d : index
+    %back = arith.muli %q, %d : index
+    %r = arith.subi %moved, %back : index
+    %v = memref.load %x[%i, %r] : memref<?x?xi32>
+    %c = arith.index_cast %k : index to i32
+    %sum = arith.addi %v, %c : i32
+    memref.store %sum, %out[%i, %j, %k] : memref<?x?x?xi32>
+    scf.reduce
+  }
+  func.return
+}
+"""
 
-def run(function: Function, d: int, m: int, s: int) -> np.ndarray:
+# One index for three: i // (3 * d), i // d % 3 and i % d.
+FLAT = """
+func.func @flat(%x: memref<?x?x?xi32>, %out: memref<?xi32>, %n: index, %d: index) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c3 = arith.constant 3 : index
+  scf.parallel (%i) = (%c0) to (%n) step (%c1) {
+    %area = arith.muli %d, %c3 : index
+    %b = arith.floordivsi %i, %area : index
+    %row = arith.floordivsi %i, %d : index
+    %rows = arith.muli %b, %c3 : index
+    %h = arith.subi %row, %rows : index
+    %back = arith.muli %row, %d : index
+    %w = arith.subi %i, %back : index
+    %v = memref.load %x[%b, %h, %w] : memref<?x?x?xi32>
+    memref.store %v, %out[%i] : memref<?xi32>
+    scf.reduce
+  }
+  func.return
+}
+"""
+
+
+@pytest.fixture(autouse=True, params=[7, 8192])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few iterations in a block, then all of them in one."""
+    monkeypatch.setattr(runs_module, "BLOCK", request.param)
+    monkeypatch.setattr(runs_module, "NARROW_BLOCK", request.param)
+
+
+def run(function: Function, d: int, m: int, s: int, *channels: int) -> np.ndarray:
     x = np.arange(3 * d, dtype=np.int32).reshape(3, d)
-    out = np.full((3, m), -1, np.int32)
+    out = np.full((3, m, *channels), -1, np.int32)
     interp.run(function, [x, out, 3, m, d, s])
     return out
+
+
+def after(text: str) -> Function:
+    function = runs(parse_function(text))
+    verify(function)
+    return function
+
+
+def loops(function: Function) -> list[Op]:
+    return [op for op in walk(function.body) if op.name == "scf.for"]
+
+
+def independent(function: Function) -> list[bool]:
+    return [bool(op.attrs.get("independent")) for op in loops(function)]
 
 
 @pytest.mark.parametrize("d", [1, 15, 16, 17, 31])
 @pytest.mark.parametrize(("m", "s"), [(0, 0), (1, 0), (40, 0), (40, 7), (40, -50), (127, 1000)])
 def test_means_the_same(d: int, m: int, s: int) -> None:
     before = parse_function(TILES)
-    after = runs(before)
-    verify(after)
-    np.testing.assert_array_equal(run(after, d, m, s), run(before, d, m, s))
+    np.testing.assert_array_equal(run(after(TILES), d, m, s), run(before, d, m, s))
+    before = parse_function(CHANNELS)
+    np.testing.assert_array_equal(run(after(CHANNELS), d, m, s, 3), run(before, d, m, s, 3))
+
+
+@pytest.mark.parametrize("d", [1, 16, 17])
+@pytest.mark.parametrize("n", [0, 1, 100, 204])
+def test_of_one_index_means_the_same(n: int, d: int) -> None:
+    x = np.arange(n + 3 * d, dtype=np.int32)[: -(-max(n, 1) // (3 * d)) * 3 * d].reshape(-1, 3, d)
+    out = np.full(n, -1, np.int32)
+    interp.run(after(FLAT), [x, out, n, d])
+    np.testing.assert_array_equal(out, np.arange(n))
 
 
 def test_splits_into_runs() -> None:
-    after = runs(parse_function(TILES))
-    loops = [op for op in walk(after.body) if op.name == "scf.for"]
-    assert [bool(op.attrs.get("independent")) for op in loops] == [False, True, True]
-    assert next(op for op in walk(after.body) if op.name == "scf.parallel").attrs["dims"] == 1
+    assert independent(after(TILES)) == [False, True, True]
+    parallel = next(op for op in walk(after(TILES).body) if op.name == "scf.parallel")
+    assert parallel.attrs["dims"] == 2  # rows, and blocks of columns
+
+
+def test_indices_inside_of_a_run_are_loops() -> None:
+    assert independent(after(CHANNELS)) == [False, False, True, False, True]
+
+
+def test_two_divisions_make_loops_in_each_other() -> None:
+    function = after(FLAT)
+    assert independent(function) == [False, False, True, True]
+    inside = loops(function)[2]
+    assert not any(op.name == "arith.floordivsi" for op in walk(inside.regions[0]))
 
 
 @pytest.mark.parametrize(
@@ -63,11 +147,18 @@ def test_splits_into_runs() -> None:
         ("%moved = arith.addi %shifted, %i", "%moved = arith.subi %i, %shifted"),  # falling
         ("arith.floordivsi %moved, %d", "arith.floordivsi %moved, %j"),  # the divisor changes
         ("%moved = arith.addi %shifted, %i", "%moved = arith.muli %shifted, %i"),  # not a run
+        ("arith.floordivsi %moved, %d", "arith.floordivsi %moved, %c1"),  # too short
     ],
 )
 def test_leaves_what_has_no_runs(old: str, new: str) -> None:
     assert old in TILES
     before = parse_function(TILES.replace(old, new))
+    assert runs(before) is before
+
+
+def test_leaves_what_depends_on_an_index_inside() -> None:
+    text = CHANNELS.replace("%moved = arith.subi %j, %s", "%moved = arith.subi %j, %k")
+    before = parse_function(text)
     assert runs(before) is before
 
 
@@ -85,3 +176,34 @@ def test_compiled() -> None:
         y, x = torch.arange(61)[:, None], torch.arange(127)
         expected = tile[y % h, (x - y // h * offset) % w]
         assert torch.equal(wall(tile, 61, 127, offset), expected)
+
+
+def test_compiled_with_channels() -> None:
+    @weft.kernel
+    def wall(tile, height: int, width: int, channels: int):
+        h, w = tile.shape[0], tile.shape[1]
+        image = torch.full((height, width, channels), -1, dtype=tile.dtype)
+        for y, x, c in weft.ndrange(height, width, channels):
+            image[y, x, c] = tile[y % h, (x - y) % w, c]
+        return image
+
+    for h, w in ((5, 3), (7, 33)):
+        whole = torch.randint(0, 1000, (h, w, 6))
+        # Rows without a gap, rows with one, and fewer channels than the tile has.
+        for tile, channels in ((whole, 6), (whole[:, :, :4], 4), (whole[:, : w - 1], 6), (whole, 5)):
+            y, x = torch.arange(61)[:, None], torch.arange(127)
+            expected = tile[y % h, (x - y) % tile.shape[1], :channels]
+            assert torch.equal(wall(tile, 61, 127, channels), expected)
+
+
+def test_compiled_with_one_index() -> None:
+    @weft.kernel
+    def spread(x, w: int):
+        out = torch.full((-(-x.shape[0] // w), w), -1.0)
+        for i in range(x.shape[0]):
+            out[i // w, i % w] = x[i]
+        return out
+
+    for n, w in ((0, 5), (100, 7), (100_003, 16), (100_003, 1000)):
+        x = torch.rand(n)
+        assert torch.equal(spread(x, w).view(-1)[:n], x)

@@ -16,14 +16,20 @@ from weft.codegen.device import ORDERING, Cuda
 from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type
 from weft.codegen.launching import THREADS, Mapping, Variant
 from weft.codegen.llvm import emit_block, emit_op, loop
+from weft.codegen.neighbours import quotients, whole_vectors
 from weft.codegen.threads import argument_slots
-from weft.ir.core import Block, Function, Op, Value
+from weft.codegen.threadwise import index_of, shuffle, to, trip_count, updates, written
+from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType, ScalarType, f64
 
 SREG = "llvm.nvvm.read.ptx.sreg."
 _SHARED = "weft_warps"  # what the warps of a block hand over
 _PRIVATE = "weft_private"  # a block's own copy of what it accumulates into
-_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+
+_ATOMIC = {
+    "addi": "add", "maxsi": "max", "minsi": "min", "maxui": "umax", "minui": "umin",
+    "andi": "and", "ori": "or", "xori": "xor", "addf": "fadd",
+}  # fmt: skip
 
 
 class Grid:
@@ -44,7 +50,7 @@ class Grid:
         self.module = Module()
         self.symbol = "weft_" + "".join(c if c.isalnum() else "_" for c in function.name)
         self.slots = argument_slots(function)
-        self.written = _written(function)
+        self.written = written(function)
         self.unaligned = False  # the first of several neighbours is not at a whole vector
         self.quotients: set[Op] = set()  # that follow from the first neighbour's
         threads = max(THREADS, mapping.block if mapping else 0)
@@ -164,7 +170,7 @@ class Grid:
         dims = op.attrs["dims"]
         bounds = [[op.operands[k + j * dims] for j in range(3)] for k in range(dims)]
         args = op.regions[0].args
-        trips = {k: _trip_count(e, *bounds[k], llvm_type(args[k].type)) for k in range(dims)}
+        trips = {k: trip_count(e, *bounds[k], llvm_type(args[k].type)) for k in range(dims)}
         types = [scalar(v) for v in op.results]
         neutral = [
             e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)
@@ -173,7 +179,7 @@ class Grid:
         x, *outer = mapping.order
 
         def bind(axis: int, count: str) -> None:
-            e.names[args[axis]] = _index(e, count, bounds[axis], llvm_type(args[axis].type))
+            e.names[args[axis]] = index_of(e, count, bounds[axis], llvm_type(args[axis].type))
 
         def along_x(carried: list[str]) -> list[str]:
             return self._along_x(e, op, x, trips[x], bounds[x], carried, names, bind)
@@ -199,7 +205,7 @@ class Grid:
                 if all(llvm_type(args[k].type) == "i32" for k in rest) and len(rest) == 1
                 else "i64"
             )
-            wide = {k: _to(e, trips[k], llvm_type(args[k].type), ty) for k in rest}
+            wide = {k: to(e, trips[k], llvm_type(args[k].type), ty) for k in rest}
             total = wide[rest[0]]
             for k in rest[1:]:
                 total = e.inst(f"mul nsw {ty} {total}, {wide[k]}")
@@ -209,9 +215,9 @@ class Grid:
                 for k in rest[:-1]:
                     quotient = e.inst(f"udiv {ty} {left}, {wide[k]}")
                     part = e.inst(f"sub {ty} {left}, {e.inst(f'mul {ty} {quotient}, {wide[k]}')}")
-                    bind(k, _to(e, part, ty, llvm_type(args[k].type)))
+                    bind(k, to(e, part, ty, llvm_type(args[k].type)))
                     left = quotient
-                bind(rest[-1], _to(e, left, ty, llvm_type(args[rest[-1]].type)))
+                bind(rest[-1], to(e, left, ty, llvm_type(args[rest[-1]].type)))
                 return along_y(values)
 
             return self._span(e, "z", total, ty, carried, names, inside)
@@ -281,7 +287,7 @@ class Grid:
         end = e.inst(f"add nsw {ty} {first}, {wide}")
         inside = e.inst(f"and i1 {e.inst(f'icmp sge {ty} {first}, 0')}, "
                         f"{e.inst(f'icmp sle {ty} {end}, {trip}')}")  # fmt: skip
-        self.quotients = _quotients(op.regions[0], op.regions[0].args[axis])
+        self.quotients = quotients(op.regions[0], op.regions[0].args[axis])
         for divisor in {inner.operands[1] for inner in self.quotients}:
             kind = llvm_type(divisor.type)
             enough = e.inst(f"icmp sge {kind} {e.name(divisor)}, {wide}")
@@ -292,8 +298,8 @@ class Grid:
         types = [scalar(v) for v in op.results]
         parts = self._abreast(e, op, axis, first, ty, bind)
         while len(parts) > 1:
-            parts = [self._combined(e, types, parts[k], parts[k + 1]) if k + 1 < len(parts) else parts[k]
-                     for k in range(0, len(parts), 2)]  # fmt: skip
+            parts = [self._combined(e, types, a, b)
+                     for a, b in zip(parts[::2], parts[1::2], strict=True)]  # fmt: skip
         whole, block = self._combined(e, types, carried, parts[0]) if carried else [], e.block
         e.jump(out)
         e.start(part)
@@ -321,7 +327,11 @@ class Grid:
         for k, local in enumerate(own):
             e.names = ChainMap(local, names)  # type: ignore[assignment]
             bind(axis, first if k == 0 else e.inst(f"add nsw {ty} {first}, {k}"))
-        aligned = [self._aligned_accesses(body, body.args[axis], k) for k in range(len(own))]
+        assert self.mapping is not None
+        limits = {} if self.unaligned else {
+            self.function.args[position]: limit for position, limit in self.mapping.aligned
+        }  # fmt: skip
+        aligned = [whole_vectors(body, body.args[axis], k, limits) for k in range(len(own))]
         for inner in body.ops[:-1]:
             for k, local in enumerate(own):
                 e.names = ChainMap(local, names)  # type: ignore[assignment]
@@ -346,26 +356,6 @@ class Grid:
         rest = e.inst(f"sub {ty} {first[op.operands[0]]}, {product}")
         over = e.inst(f"icmp sge {ty} {e.inst(f'add {ty} {rest}, {k}')}, {divisor}")
         return e.inst(f"add {ty} {quotient}, {e.inst(f'zext i1 {over} to {ty}')}")
-
-    def _aligned_accesses(self, body: Block, iv: Value, k: int) -> dict[Op, int]:
-        """Loads and stores of neighbour ``k`` that are at whole vectors if the first neighbour
-        is."""
-        assert self.mapping is not None
-        if self.unaligned:
-            return {}
-        limits = dict(self.mapping.aligned)
-        found = {}
-        for op in body.ops:
-            at = {"memref.load": 0, "memref.store": 1}.get(op.name)
-            if at is None or op.operands[at] not in self.function.args:
-                continue
-            limit = limits.get(self.function.args.index(op.operands[at]))
-            type = op.operands[at].type
-            assert isinstance(type, MemRefType)
-            offset = _offset(op.operands[-1], iv) if limit and type.rank else None
-            if limit and offset is not None and (offset + k) * type.element.bytes % limit == 0:
-                found[op] = limit
-        return found
 
     def _iteration(
         self, e: Emitter, op: Op, bind: Callable[[], None], carried: list[str]
@@ -405,7 +395,7 @@ class Grid:
     def _place(self, e: Emitter, side: str, ty: str) -> tuple[str, str]:
         """The thread's first position along a side of the grid, and the length of that side."""
         thread, block, size, blocks = (
-            _to(e, self._register(e, f"{name}.{side}"), "i32", ty, unsigned=True)
+            to(e, self._register(e, f"{name}.{side}"), "i32", ty, unsigned=True)
             for name in ("tid", "ctaid", "ntid", "nctaid")
         )
         first = e.inst(f"mul nuw nsw {ty} {block}, {size}")
@@ -504,7 +494,7 @@ class Grid:
 
     def _warp_combined(self, e: Emitter, types: list[ScalarType], values: list[str]) -> list[str]:
         for offset in (16, 8, 4, 2, 1):
-            others = [_shuffle(e, t, v, offset) for t, v in zip(types, values, strict=True)]
+            others = [shuffle(e, t, v, offset) for t, v in zip(types, values, strict=True)]
             values = self._combined(e, types, values, others)
         return values
 
@@ -551,7 +541,7 @@ class Grid:
         count = "1"
         for size in view.sizes:
             count = e.inst(f"mul nsw {ty} {count}, {size}")
-        thread, threads = (_to(e, v, "i32", ty, unsigned=True) for v in self._in_block(e))
+        thread, threads = (to(e, v, "i32", ty, unsigned=True) for v in self._in_block(e))
 
         def one(k: str, _: list[str]) -> list[str]:
             body(k)
@@ -580,7 +570,7 @@ class Grid:
         assert self.parallel is not None
         value, _ = self._private_view()
         return next(
-            kind for kind, memref in _updates(self.parallel.regions[0].ops) if memref is value
+            kind for kind, memref in updates(self.parallel.regions[0].ops) if memref is value
         )
 
     def _flush(self, e: Emitter) -> None:
@@ -602,141 +592,9 @@ class Grid:
                 target = e.inst(
                     f"getelementptr {ty}, ptr {self.public.pointer}, {e.offset_type} {k}"
                 )
-                e.inst(
-                    f"atomicrmw {name} ptr {target}, {ty} {part} {e.ordering}, align {element.bytes}"
-                )
+                change = f"{name} ptr {target}, {ty} {part}"
+                e.inst(f"atomicrmw {change} {e.ordering}, align {element.bytes}")
 
             self._guarded(e, e.inst(f"{differs} {part}, {neutral}"), change)
 
         self._each(e, self.public, add)
-
-
-_ATOMIC = {
-    "addi": "add", "maxsi": "max", "minsi": "min", "maxui": "umax", "minui": "umin",
-    "andi": "and", "ori": "or", "xori": "xor", "addf": "fadd",
-}  # fmt: skip
-
-
-def _updates(ops: list[Op]) -> list[tuple[str, Value]]:
-    """Combiner and memref of each accumulation in ``ops`` and below."""
-    found = []
-    for op in ops:
-        if op.name == "memref.atomic_rmw":
-            found.append((op.attrs["kind"], op.operands[1]))
-        for region in op.regions:
-            found += _updates(region.ops)
-    return found
-
-
-def _written(function: Function) -> set[int]:
-    """Positions of the arguments that are written."""
-    positions = {arg: k for k, arg in enumerate(function.args)}
-
-    def below(ops: list[Op]) -> set[int]:
-        found = set()
-        for op in ops:
-            if op.name in _WRITES:
-                found.add(positions.get(op.operands[_WRITES[op.name]], -1))
-            for region in op.regions:
-                found |= below(region.ops)
-        return found
-
-    return below(function.body.ops)
-
-
-def _quotients(body: Block, iv: Value) -> set[Op]:
-    """Divisions ``a // b`` whose dividend grows by one with ``iv`` and whose divisor is a number
-    that is not known before the call."""
-    slopes: dict[Value, int | None] = {iv: 1}  # of what depends on iv; None: not a straight line
-    found: set[Op] = set()
-    for op in body.ops:
-        known = [slopes.get(v, 0) for v in op.operands]
-        if not any(v in slopes for v in op.operands):
-            continue
-        slope: int | None = None
-        match op.name, known:
-            case "arith.addi", [int(a), int(b)]:
-                slope = a + b
-            case "arith.subi", [int(a), int(b)]:
-                slope = a - b
-            case "arith.index_cast", [int(a)]:
-                slope = a
-            case "arith.floordivsi", [1, _] if op.operands[1] not in slopes:
-                owner = op.operands[1].owner
-                inside = isinstance(owner, Op) and owner in body.ops
-                if not inside and not (isinstance(owner, Op) and owner.name == "arith.constant"):
-                    found.add(op)
-            case _:
-                pass
-        slopes.update(dict.fromkeys(op.results, slope))
-    return found
-
-
-def _offset(value: Value, iv: Value) -> int | None:
-    """``value - iv`` where that is a number that can be read off."""
-    if value is iv:
-        return 0
-    op = value.owner
-    if not isinstance(op, Op) or op.name not in ("arith.addi", "arith.subi"):
-        return None
-    for a, b in ((0, 1), (1, 0)) if op.name == "arith.addi" else ((0, 1),):
-        constant = op.operands[b].owner
-        if op.operands[a] is iv and isinstance(constant, Op) and constant.name == "arith.constant":
-            number = int(constant.attrs["value"])
-            return number if op.name == "arith.addi" else -number
-    return None
-
-
-def _to(e: Emitter, value: str, source: str, target: str, *, unsigned: bool = False) -> str:
-    """An integer in another width."""
-    if source == target:
-        return value
-    if target == "i32":
-        return e.inst(f"trunc {source} {value} to {target}")
-    return e.inst(f"{'zext' if unsigned else 'sext'} {source} {value} to {target}")
-
-
-def _trip_count(e: Emitter, lower: Value, upper: Value, step: Value, ty: str) -> str:
-    """max(0, ceil((upper - lower) / step)) for a positive step."""
-    length = e.name(upper)
-    if e.constants.get(lower) != 0:
-        length = e.inst(f"sub nsw {ty} {length}, {e.name(lower)}")
-    if e.constants.get(step) != 1:
-        length = e.intrinsic(f"llvm.smax.{ty}", ty, (ty, length), (ty, "0"))
-        raised = e.inst(f"add {ty} {length}, {e.inst(f'sub nsw {ty} {e.name(step)}, 1')}")
-        length = e.inst(f"udiv {ty} {raised}, {e.name(step)}")
-    return length
-
-
-def _index(e: Emitter, count: str, bounds: list[Value], ty: str) -> str:
-    """The parallel index at an iteration: lower + count * step."""
-    lower, _, step = bounds
-    if e.constants.get(step) != 1:
-        count = e.inst(f"mul nsw {ty} {count}, {e.name(step)}")
-    if e.constants.get(lower) != 0:
-        count = e.inst(f"add nsw {ty} {count}, {e.name(lower)}")
-    return count
-
-
-def _shuffle(e: Emitter, t: ScalarType, value: str, offset: int) -> str:
-    """The value of the lane that is ``offset`` further up."""
-    bits = word(e, value, t) if t.bits == 64 or t.bits < 32 else ""
-    name = "llvm.nvvm.shfl.sync.down.i32"
-
-    def one(part: str) -> str:
-        return e.intrinsic(
-            name, "i32", ("i32", "-1"), ("i32", part), ("i32", str(offset)), ("i32", "31")
-        )
-
-    if t.bits == 32:
-        raw = e.inst(f"bitcast float {value} to i32") if t.is_float else value
-        other = one(raw)
-        return e.inst(f"bitcast i32 {other} to float") if t.is_float else other
-    low = one(e.inst(f"trunc i64 {bits} to i32"))
-    if t.bits < 32 and not t.is_float:
-        return from_word(e, e.inst(f"sext i32 {low} to i64"), t)
-    high = one(e.inst(f"trunc i64 {e.inst(f'lshr i64 {bits}, 32')} to i32"))
-    lifted = e.inst(f"zext i32 {high} to i64")
-    upper, lower = e.inst(f"shl i64 {lifted}, 32"), e.inst(f"zext i32 {low} to i64")
-    whole = e.inst(f"or i64 {upper}, {lower}")
-    return from_word(e, whole, t)

@@ -160,6 +160,6 @@ def architecture(name: str | tuple[int, int]) -> str:
     usable = [k for k in KNOWN if k <= number]
     if not usable:
         raise UnsupportedArchitectureError(
-            f"sm_{number} is too old: kernels run on GPUs of capability {LEAST // 10}.{LEAST % 10} and up"
+            f"sm_{number} is too old: kernels need capability {LEAST // 10}.{LEAST % 10} or more"
         )
     return f"sm_{usable[-1]}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, calls, fields
+from weft.frontend import aggregates, calls, casts, fields
 from weft.frontend.kinds import (
     Method,
     OpaqueKind,
@@ -192,14 +192,14 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         if name == "ndim":
             return Static(x.rank)
         if name == "dtype":
-            return Static(calls.dtype_object(x.dtype))
+            return Static(casts.dtype_object(x.dtype))
         return Method(x, name)
     if isinstance(x, Vec):
         found = aggregates.get_attribute(cx, x, name, span)
         return found if found is not None else Method(x, name)
     if isinstance(x, Scalar):
         if name == "dtype":
-            return Static(calls.dtype_object(x.dtype))
+            return Static(casts.dtype_object(x.dtype))
         return Method(x, name)
     if isinstance(x, Part):
         if name == "shape":
@@ -247,7 +247,7 @@ def _tuple(cx: Lowering, node: ast.Tuple | ast.List) -> Operand:
     for element_node in node.elts:
         if isinstance(element_node, ast.Starred):
             value = expression(cx, element_node.value)
-            items += calls.static_items(value) or cx.unpack(value, -1, cx.span(element_node))
+            items += casts.static_items(value) or cx.unpack(value, -1, cx.span(element_node))
         else:
             items.append(expression(cx, element_node))
     return Tup(items)
@@ -365,7 +365,7 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
             return Static(same if isinstance(op, ast.Is) else not same)
         raise KernelSyntaxError("`is` between run-time values", span, help="write ==, or compare with None")
     if isinstance(op, (ast.In, ast.NotIn)):
-        items = calls.static_items(right)
+        items = casts.static_items(right)
         if items is None:
             if isinstance(left, Static) and isinstance(right, Static) and hasattr(right.value, "__contains__"):
                 found = left.value in right.value

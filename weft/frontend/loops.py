@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend import calls, expressions, statements
+from weft.frontend import casts, expressions, statements
 from weft.frontend.desugar import RETURN_VALUE
 from weft.frontend.kinds import (
     Box,
@@ -170,7 +170,7 @@ def loop(cx: Lowering, node: ast.For) -> None:
         raise KernelSyntaxError("a loop's `else` is not compiled", cx.span(node.orelse[0]),
                                 help="set a flag before `break` and test it after the loop")  # fmt: skip
     iterable = cx.expression(node.iter)
-    items = calls.static_items(iterable)
+    items = casts.static_items(iterable)
     if items is not None:
         _unrolled(cx, node, items)
     elif isinstance(iterable, (Range, Box, Tensor)):

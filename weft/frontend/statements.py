@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from weft.errors import KernelTypeError
-from weft.frontend import aggregates, calls, expressions, fields, reductions
+from weft.frontend import aggregates, casts, effects, expressions, fields, reductions
 from weft.frontend.kinds import (
     OpaqueKind,
     Operand,
@@ -44,9 +44,9 @@ def annotated(cx: Lowering, node: ast.AnnAssign) -> None:
     if node.value is None:
         return
     span = cx.span(node)
-    dtype = calls.dtype_from(cx.expression(node.annotation), cx.span(node.annotation))
+    dtype = casts.dtype_from(cx.expression(node.annotation), cx.span(node.annotation))
     operand = cx.expression(node.value)
-    cx.bind(node.target, calls.cast(cx, operand, dtype, span), span)
+    cx.bind(node.target, casts.cast(cx, operand, dtype, span), span)
 
 
 def augmented(cx: Lowering, node: ast.AugAssign) -> None:
@@ -194,7 +194,7 @@ def _merge(
 
 def assertion(cx: Lowering, node: ast.Assert) -> None:
     test = expressions.test(cx, node.test)
-    message = calls.assert_message(cx, node)
+    message = effects.assert_message(cx, node)
     if isinstance(test, Static):
         test = cx.scalars.constant(bool(test.value), "bool")
     cx.builder.span = cx.span(node)

@@ -1,0 +1,92 @@
+"""Small pieces of a thread's code on a GPU, and of what is asked of the function that it runs."""
+
+from __future__ import annotations
+
+from weft.codegen.arith import from_word, word
+from weft.codegen.emit import Emitter
+from weft.ir.core import Function, Op, Value
+from weft.ir.types import ScalarType
+
+_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+
+
+def updates(ops: list[Op]) -> list[tuple[str, Value]]:
+    """Combiner and memref of each accumulation in ``ops`` and below."""
+    found = []
+    for op in ops:
+        if op.name == "memref.atomic_rmw":
+            found.append((op.attrs["kind"], op.operands[1]))
+        for region in op.regions:
+            found += updates(region.ops)
+    return found
+
+
+def written(function: Function) -> set[int]:
+    """Positions of the arguments that are written."""
+    positions = {arg: k for k, arg in enumerate(function.args)}
+
+    def below(ops: list[Op]) -> set[int]:
+        found = set()
+        for op in ops:
+            if op.name in _WRITES:
+                found.add(positions.get(op.operands[_WRITES[op.name]], -1))
+            for region in op.regions:
+                found |= below(region.ops)
+        return found
+
+    return below(function.body.ops)
+
+
+def to(e: Emitter, value: str, source: str, target: str, *, unsigned: bool = False) -> str:
+    """An integer in another width."""
+    if source == target:
+        return value
+    if target == "i32":
+        return e.inst(f"trunc {source} {value} to {target}")
+    return e.inst(f"{'zext' if unsigned else 'sext'} {source} {value} to {target}")
+
+
+def trip_count(e: Emitter, lower: Value, upper: Value, step: Value, ty: str) -> str:
+    """max(0, ceil((upper - lower) / step)) for a positive step."""
+    length = e.name(upper)
+    if e.constants.get(lower) != 0:
+        length = e.inst(f"sub nsw {ty} {length}, {e.name(lower)}")
+    if e.constants.get(step) != 1:
+        length = e.intrinsic(f"llvm.smax.{ty}", ty, (ty, length), (ty, "0"))
+        raised = e.inst(f"add {ty} {length}, {e.inst(f'sub nsw {ty} {e.name(step)}, 1')}")
+        length = e.inst(f"udiv {ty} {raised}, {e.name(step)}")
+    return length
+
+
+def index_of(e: Emitter, count: str, bounds: list[Value], ty: str) -> str:
+    """The parallel index at an iteration: lower + count * step."""
+    lower, _, step = bounds
+    if e.constants.get(step) != 1:
+        count = e.inst(f"mul nsw {ty} {count}, {e.name(step)}")
+    if e.constants.get(lower) != 0:
+        count = e.inst(f"add nsw {ty} {count}, {e.name(lower)}")
+    return count
+
+
+def shuffle(e: Emitter, t: ScalarType, value: str, offset: int) -> str:
+    """The value of the lane that is ``offset`` further up."""
+    bits = word(e, value, t) if t.bits == 64 or t.bits < 32 else ""
+    name = "llvm.nvvm.shfl.sync.down.i32"
+
+    def one(part: str) -> str:
+        return e.intrinsic(
+            name, "i32", ("i32", "-1"), ("i32", part), ("i32", str(offset)), ("i32", "31")
+        )
+
+    if t.bits == 32:
+        raw = e.inst(f"bitcast float {value} to i32") if t.is_float else value
+        other = one(raw)
+        return e.inst(f"bitcast i32 {other} to float") if t.is_float else other
+    low = one(e.inst(f"trunc i64 {bits} to i32"))
+    if t.bits < 32 and not t.is_float:
+        return from_word(e, e.inst(f"sext i32 {low} to i64"), t)
+    high = one(e.inst(f"trunc i64 {e.inst(f'lshr i64 {bits}, 32')} to i32"))
+    lifted = e.inst(f"zext i32 {high} to i64")
+    upper, lower = e.inst(f"shl i64 {lifted}, 32"), e.inst(f"zext i32 {low} to i64")
+    whole = e.inst(f"or i64 {upper}, {lower}")
+    return from_word(e, whole, t)

@@ -1,0 +1,106 @@
+"""Types named in a kernel, casts, and what loops are unrolled over."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import KernelTypeError
+from weft.frontend import aggregates, expressions
+from weft.frontend.kinds import (
+    Operand,
+    Static,
+    Tup,
+    Vec,
+    describe,
+)
+from weft.lang.dtypes import DTYPES, as_dtype
+from weft.lang.vectors import MatrixType, VectorType
+from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.frontend.lower import Lowering
+
+
+Handler = Callable[["Lowering", ast.Call, list[Operand]], Operand]
+
+
+def dtype_object(name: str) -> Any:
+    """The ``weft`` dtype of that name; Python's own type for a weak one."""
+    return {"int": int, "float": float}.get(name) or DTYPES[name]
+
+
+def dtype_from(x: Operand, span: Span) -> Any:
+    """The dtype (or vector type) that an annotation or an argument names."""
+    value = x.value if isinstance(x, Static) else None
+    if value is float or value is int or value is bool or isinstance(value, (VectorType, MatrixType)):
+        return value
+    if value is not None:
+        try:
+            return as_dtype(value)
+        except KernelTypeError:
+            pass
+    raise KernelTypeError(f"{describe(x)} is not a type", span,
+                          help="write a dtype such as weft.f32, torch.float32, int or float")  # fmt: skip
+
+
+def dtype_name(value: Any) -> str:
+    return {float: "float", int: "int", bool: "bool"}.get(value) or value.name
+
+
+def cast(cx: Lowering, x: Operand, dtype: Any, span: Span) -> Operand:
+    """``dtype(x)``; of a vector, element by element."""
+    if isinstance(dtype, (VectorType, MatrixType)):
+        return vector_type(cx, dtype, [x], span)
+    name = dtype_name(dtype)
+    if isinstance(x, Vec):
+        return aggregates.cast(cx, x, lambda i: cx.scalars.cast_exactly(i, name, span))
+    number = expressions.read_scalar(cx, x, span)
+    if isinstance(number, Static) and name in ("int", "float", "bool"):
+        return Static({"int": int, "float": float, "bool": bool}[name](number.value))
+    return cx.scalars.cast_exactly(number, name, span)
+
+
+def static_items(x: Operand) -> list[Operand] | None:
+    """The items of what a loop over ``x`` is unrolled over; None where it is a run-time loop."""
+    if isinstance(x, Tup):
+        return list(x.items)
+    if isinstance(x, Vec):
+        return list(aggregates.rows(x))
+    if isinstance(x, Static) and isinstance(x.value, (tuple, list, range)):
+        return [Tup([Static(i) for i in v]) if isinstance(v, tuple) else Static(v) for v in x.value]
+    return None
+
+
+def vector_type(
+    cx: Lowering, type: VectorType | MatrixType, arguments: list[Operand], span: Span
+) -> Operand:
+    """``ivec2(a, b)``, ``vec3(0.0)``, ``mat2(row, row)``."""
+    items: list[Operand] = []
+
+    def spread(x: Operand) -> None:
+        parts = static_items(x)
+        if isinstance(x, Vec):
+            items.extend(x.items)
+        elif parts is not None:
+            for p in parts:
+                spread(p)
+        else:
+            items.append(expressions.read_scalar(cx, x, span))
+
+    for a in arguments:
+        spread(a)
+    shape = type.shape
+    count = shape[0] * (shape[1] if len(shape) == 2 else 1)
+    if len(items) == 1:
+        items *= count
+    if len(items) != count:
+        raise KernelTypeError(f"{count} elements are needed, and {len(items)} are given", span,
+                              help=f"pass {count} scalars, or one for all")  # fmt: skip
+    if type.dtype is not None:
+        name = type.dtype.name
+        items = [cx.scalars.cast_exactly(i, name, span) for i in items]
+    elif type.kind == "float":
+        items = [aggregates.floats(cx, i, span) for i in items]
+    return Vec(items, shape)  # type: ignore[arg-type]

@@ -1,0 +1,166 @@
+"""Calls that must see their syntax: atomics on elements, print, assertions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import KernelSyntaxError, KernelTypeError
+from weft.frontend import aggregates, expressions, reductions
+from weft.frontend.kinds import (
+    Operand,
+    Part,
+    Scalar,
+    Static,
+    Tensor,
+    Tup,
+    Vec,
+    describe,
+    is_float,
+)
+from weft.ir import types as ir
+
+if TYPE_CHECKING:
+    from weft.frontend.lower import Lowering
+
+
+_RMW = {"atomic_add": "add", "atomic_sub": "add", "atomic_mul": "mul", "atomic_min": "min",
+        "atomic_max": "max", "atomic_and": "and", "atomic_or": "or", "atomic_xor": "xor"}  # fmt: skip
+
+
+def _place(cx: Lowering, node: ast.Call, count: int, name: str) -> tuple[Tensor, list[Any], list[Operand]]:
+    span = cx.span(node)
+    base: Operand | None = None
+    if len(node.args) == count and isinstance(node.args[0], ast.Subscript):
+        base = expressions.expression(cx, node.args[0].value)
+    if not isinstance(base, (Tensor, Part)):
+        raise KernelTypeError(f"`{name}` works on an element of a tensor", span,
+                              help=f"write weft.{name}(x[i], value)")  # fmt: skip
+    tensor, indices = expressions.element(cx, base, node.args[0].slice, span)  # type: ignore[attr-defined]
+    values = [expressions.read_scalar(cx, expressions.expression(cx, a), span) for a in node.args[1:]]
+    return tensor, indices, values
+
+
+def _atomic(name: str) -> Callable[[Lowering, ast.Call], Operand]:
+    def handler(cx: Lowering, node: ast.Call) -> Operand:
+        span = cx.span(node)
+        tensor, indices, (value,) = _place(cx, node, 2, name)
+        if name == "atomic_sub":
+            value = cx.scalars.negate(value, span)
+        dtype = tensor.dtype
+        if dtype == "bool" and _RMW[name] in ("add", "mul"):
+            raise KernelTypeError(f"`{name}` on a tensor of booleans", span,
+                                  help="use atomic_or or atomic_and")  # fmt: skip
+        if is_float(dtype) and _RMW[name] in ("and", "or", "xor"):
+            raise KernelTypeError(f"`{name}` on a tensor of floats", span, help="use an integer tensor")
+        stored = cx.scalars.cast(value, dtype, span)
+        kind = reductions.kind(_RMW[name], dtype)
+        return Scalar(cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices), dtype)
+
+    return handler
+
+
+def _atomic_cas(cx: Lowering, node: ast.Call) -> Operand:
+    span = cx.span(node)
+    tensor, indices, values = _place(cx, node, 3, "atomic_cas")
+    expected, desired = (cx.scalars.cast(v, tensor.dtype, span).value for v in values)
+    before = cx.builder.op(
+        "memref.atomic_cas", expected, desired, tensor.memref, *indices, type=expected.type
+    )
+    return Scalar(before, tensor.dtype)
+
+
+def _atomic_exchange(cx: Lowering, node: ast.Call) -> Operand:
+    """By compare and swap, until nobody came between."""
+    b, span = cx.builder, cx.span(node)
+    tensor, indices, (value,) = _place(cx, node, 2, "atomic_exchange")
+    new = cx.scalars.cast(value, tensor.dtype, span).value
+    first = expressions.load_element(cx, tensor, indices, span).value
+    op = b.while_([first], [first.type])
+    with b.at(op.regions[0]):
+        (expected,) = op.regions[0].args
+        seen = b.op("memref.atomic_cas", expected, new, tensor.memref, *indices, type=new.type)
+        bits = {8: ir.i8, 16: ir.i16, 32: ir.i32, 64: ir.i64}.get(seen.type.bits)  # type: ignore[union-attr]
+        left, right = seen, expected
+        if seen.type.is_float:  # type: ignore[union-attr]
+            left, right = (b.op("arith.bitcast", v, type=bits) for v in (seen, expected))
+        again = b.op("arith.cmpi", left, right, predicate="ne")
+        b.do("scf.condition", again, seen)
+    with b.at(op.regions[1]):
+        b.do("scf.yield", op.regions[1].args[0])
+    return Scalar(op.results[0], tensor.dtype)
+
+
+def _print(cx: Lowering, node: ast.Call) -> Operand:
+    """``print(a, "text", f"x = {x}", sep=..., end=...)``."""
+    span = cx.span(node)
+    options = {"sep": " ", "end": "\n"}
+    for keyword in node.keywords:
+        value = expressions.expression(cx, keyword.value)
+        if keyword.arg not in options or not isinstance(value, Static) or not isinstance(value.value, str):
+            raise KernelTypeError("print in a kernel takes `sep` and `end`, which are strings", span,
+                                  help="leave the other keywords out")  # fmt: skip
+        options[keyword.arg] = value.value
+    parts: list[str | None] = []
+    values: list[Any] = []
+
+    def add(x: Operand) -> None:
+        if isinstance(x, Static):
+            parts.append(str(x.value))
+        elif isinstance(x, (Tup, Vec)):
+            parts.append("[" if isinstance(x, Vec) else "(")
+            rows = list(aggregates.rows(x)) if isinstance(x, Vec) else x.items
+            for k, item in enumerate(rows):
+                if k:
+                    parts.append(", ")
+                add(item)
+            parts.append("]" if isinstance(x, Vec) else ")")
+        else:
+            number = expressions.read_scalar(cx, x, span)
+            assert isinstance(number, Scalar)
+            parts.append(None)
+            wide = "int" if number.dtype == "u8" else number.dtype
+            values.append(cx.scalars.cast(number, wide, span).value)
+
+    for k, argument in enumerate(node.args):
+        if k:
+            parts.append(options["sep"])
+        if isinstance(argument, ast.JoinedStr):
+            for piece in argument.values:
+                if isinstance(piece, ast.Constant):
+                    parts.append(str(piece.value))
+                elif isinstance(piece, ast.FormattedValue):
+                    if piece.format_spec is not None or piece.conversion != -1:
+                        raise KernelSyntaxError("a format in an f-string of a kernel", cx.span(argument),
+                                                help="print the plain value: {x}")  # fmt: skip
+                    add(expressions.expression(cx, piece.value))
+        else:
+            add(expressions.expression(cx, argument))
+    parts.append(options["end"])
+    cx.builder.span = span
+    cx.builder.do("weft.print", *values, parts=tuple(parts))
+    return Static(None)
+
+
+def assert_message(cx: Lowering, node: ast.Assert) -> str:
+    """The text of an assert's message, which must be known at compile time."""
+    if node.msg is None:
+        return ast.unparse(node.test)
+    if isinstance(node.msg, ast.JoinedStr):
+        raise KernelSyntaxError("the message of an assert in a kernel must be a plain string",
+                                cx.span(node.msg), help="print(...) the values before")  # fmt: skip
+    message = expressions.expression(cx, node.msg)
+    return str(message.value) if isinstance(message, Static) else describe(message)
+
+
+def _isinstance(cx: Lowering, node: ast.Call) -> Operand:
+    raise KernelSyntaxError("`isinstance` cannot be called in a device loop", cx.span(node),
+                            help="test in the host part, or use weft.static(...)")  # fmt: skip
+
+
+LAZY: dict[str, Callable[[Lowering, ast.Call], Operand]] = {
+    **{name: _atomic(name) for name in _RMW},
+    "atomic_cas": _atomic_cas, "atomic_exchange": _atomic_exchange, "print": _print,
+    "isinstance": _isinstance,
+}  # fmt: skip

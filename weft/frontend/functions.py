@@ -1,0 +1,232 @@
+"""Functions of scalars: ``FUNCTIONS[canonical name]`` lowers a call, element by element on vectors."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from weft.errors import KernelTypeError
+from weft.frontend import aggregates, expressions
+from weft.frontend.casts import Handler, static_items
+from weft.frontend.kinds import (
+    Operand,
+    Scalar,
+    Static,
+    Tensor,
+    Vec,
+    is_float,
+    is_int,
+    promote,
+)
+from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.frontend.lower import Lowering
+
+
+def _each(f: Callable[[Lowering, list[Operand], Span], Operand]) -> Handler:
+    """A scalar function, element by element on vectors."""
+
+    def handler(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+        span = cx.span(node)
+        read = [a if isinstance(a, Vec) else expressions.read_scalar(cx, a, span) for a in arguments]
+        return aggregates.elementwise(lambda *items: f(cx, list(items), span), read, span)
+
+    return handler
+
+
+def _math(name: str) -> Handler:
+    return _each(lambda cx, a, span: cx.scalars.function(name, a, span))
+
+
+def _operator(symbol: str) -> Handler:
+    return _each(lambda cx, a, span: cx.scalars.binary(symbol, a[0], a[1], span))
+
+
+def _comparison(symbol: str) -> Handler:
+    return _each(lambda cx, a, span: cx.scalars.compare(symbol, a[0], a[1], span))
+
+
+def _rounding(name: str, to_int: bool) -> Handler:
+    def f(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+        dtype = cx.scalars.number(a[0], span)
+        if not is_float(dtype):
+            return cx.scalars.cast(a[0], "int", span) if dtype == "bool" else a[0]
+        rounded = cx.scalars.function(name, a, span)
+        return cx.scalars.cast(rounded, "int", span) if to_int else rounded
+
+    return _each(f)
+
+
+def _round_int(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    if len(arguments) > 1:
+        raise KernelTypeError("`round` with digits cannot be compiled", cx.span(node),
+                              help="write round(x * 100) / 100")  # fmt: skip
+    return _rounding("roundeven", to_int=True)(cx, node, arguments)
+
+
+def _log(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    """``log(x)``, and Python's ``log(x, base)``."""
+    if len(arguments) == 2:
+        top, bottom = (_math("log")(cx, node, [a]) for a in arguments)
+        return expressions.binary(cx, "/", top, bottom, cx.span(node))
+    return _math("log")(cx, node, arguments)
+
+
+def _extremes(symbol: str) -> Handler:
+    """Python's ``min`` and ``max`` of several scalars, or of one tuple or vector."""
+
+    def handler(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+        span = cx.span(node)
+        items = arguments
+        if len(arguments) == 1:
+            items = static_items(arguments[0]) or []
+        if not items or node.keywords:
+            raise KernelTypeError(f"`{ast.unparse(node.func)}` needs two or more scalars", span,
+                                  help="write max(a, b)")  # fmt: skip
+        result = items[0]
+        for item in items[1:]:
+            result = _each(lambda cx, a, span: cx.scalars.extreme(symbol, a[0], a[1], span))(
+                cx, node, [result, item]
+            )
+        return expressions.read_scalar(cx, result, span) if isinstance(result, Tensor) else result
+
+    return handler
+
+
+def _propagating(name: str) -> Handler:
+    """torch's ``maximum`` and ``minimum``: NaN where an argument is."""
+
+    def f(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+        dtype = promote(cx.scalars.number(a[0], span), cx.scalars.number(a[1], span))
+        if not is_float(dtype):
+            return cx.scalars.extreme(">" if name == "maximum" else "<", a[0], a[1], span)
+        x, y = (cx.scalars.cast(v, dtype, span).value for v in a)
+        return Scalar(cx.builder.op(f"arith.{name}f", x, y), dtype)
+
+    def handler(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+        result = arguments[0]
+        for item in arguments[1:]:
+            result = _each(f)(cx, node, [result, item])
+        return result
+
+    return handler
+
+
+def _fminmax(symbol: str) -> Handler:
+    """``fmin`` and ``fmax``: the other argument where one is NaN."""
+
+    def f(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+        better = cx.scalars.compare(symbol, a[0], a[1], span)
+        missing = cx.scalars.function("isnan", [a[1]], span)
+        first = cx.scalars.binary("|", better, missing, span)
+        return cx.scalars.select(cx.scalars.truth(first, span), a[0], a[1], span)
+
+    return _each(f)
+
+
+def _sign(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    s, dtype = cx.scalars, cx.scalars.number(a[0], span)
+    up, down = s.compare(">", a[0], Static(0), span), s.compare("<", a[0], Static(0), span)
+    dtype = "int" if dtype == "bool" else dtype
+    result = s.cast(up, dtype, span)
+    difference = s.binary("-", result, s.cast(down, dtype, span), span)
+    if is_float(dtype):  # torch.sign of NaN is 0; of -0.0 it is 0
+        return difference
+    return difference
+
+
+def _select(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    condition = cx.scalars.truth(a[0], span)
+    return cx.scalars.select(condition, a[1], a[2], span)
+
+
+def _isfinite(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    nan = cx.scalars.function("isnan", a, span)
+    inf = cx.scalars.function("isinf", a, span)
+    return cx.scalars.negation(cx.scalars.binary("|", nan, inf, span), span)
+
+
+def _sigmoid(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    s = cx.scalars
+    grown = s.function("exp", [s.negate(a[0], span)], span)
+    return s.binary("/", Static(1.0), s.binary("+", Static(1.0), grown, span), span)
+
+
+def _scaled(factor: float) -> Handler:
+    return _each(lambda cx, a, span: cx.scalars.binary("*", a[0], Static(factor), span))
+
+
+def _fmod(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    s = cx.scalars
+    dtype = promote(s.number(a[0], span), s.number(a[1], span))
+    x, y = (s.cast(v, dtype, span).value for v in a)
+    name = "arith.remf" if is_float(dtype) else "arith.remui" if dtype == "u8" else "arith.remsi"
+    return Scalar(cx.builder.op(name, x, y), dtype)
+
+
+def _hypot(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    s = cx.scalars
+    squares = [s.binary("*", v, v, span) for v in a]
+    return s.function("sqrt", [s.binary("+", squares[0], squares[1], span)], span)
+
+
+def _fract(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    return cx.scalars.binary("-", a[0], cx.scalars.function("floor", a, span), span)
+
+
+def _fma(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    s = cx.scalars
+    if any(is_float(s.number(v, span)) for v in a):
+        return s.function("fma", a, span)
+    return s.binary("+", s.binary("*", a[0], a[1], span), a[2], span)
+
+
+def _clamp(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    low = _propagating("maximum")(cx, node, arguments[:2])
+    return _propagating("minimum")(cx, node, [low, arguments[2]])
+
+
+def _bit_count(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    dtype = cx.scalars.number(a[0], span)
+    if not is_int(dtype):
+        raise KernelTypeError(f"bit_count needs an integer, and this is a {dtype}", span,
+                              help="convert with int(...) first")  # fmt: skip
+    return Scalar(cx.builder.op("math.ctpop", cx.scalars.cast(a[0], dtype, span).value), dtype)
+
+
+FUNCTIONS: dict[str, Handler] = {
+    **{name: _math(name) for name in (
+        "exp", "exp2", "expm1", "log2", "log10", "log1p", "sqrt", "rsqrt", "cbrt", "sin", "cos",
+        "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
+        "isnan", "isinf", "atan2", "copysign",
+    )},
+    "log": _log,
+    **{name: _rounding("roundeven" if name == "round" else name, False) for name in ("floor", "ceil", "round", "trunc")},
+    **{f"{name}_int": _rounding(name, True) for name in ("floor", "ceil", "trunc")},
+    "round_int": _round_int,
+    "abs": _each(lambda cx, a, span: cx.scalars.magnitude(a[0], span)),
+    "neg": _each(lambda cx, a, span: cx.scalars.negate(a[0], span)),
+    "invert": _each(lambda cx, a, span: cx.scalars.invert(a[0], span)),
+    "logical_not": _each(lambda cx, a, span: cx.scalars.negation(a[0], span)),
+    "sign": _each(_sign), "isfinite": _each(_isfinite), "sigmoid": _each(_sigmoid),
+    "fract": _each(_fract), "bit_count": _each(_bit_count),
+    "radians": _scaled(0.017453292519943295), "degrees": _scaled(57.29577951308232),
+    "square": _each(lambda cx, a, span: cx.scalars.binary("*", a[0], a[0], span)),
+    "reciprocal": _each(lambda cx, a, span: cx.scalars.binary("/", Static(1.0), a[0], span)),
+    "relu": lambda cx, node, a: _propagating("maximum")(cx, node, [a[0], Static(0)]),
+    "pow": _operator("**"), "mod": _operator("%"), "floordiv": _operator("//"), "add": _operator("+"),
+    "sub": _operator("-"), "mul": _operator("*"), "truediv": _operator("/"), "and": _operator("&"),
+    "or": _operator("|"), "xor": _operator("^"), 
+    "lt": _comparison("<"), "le": _comparison("<="), "gt": _comparison(">"), "ge": _comparison(">="),
+    "eq": _comparison("=="), "ne": _comparison("!="),
+    "logical_and": _each(lambda cx, a, span: cx.scalars.binary(
+        "&", *(cx.scalars.cast(v, "bool", span) for v in a), span)),
+    "logical_or": _each(lambda cx, a, span: cx.scalars.binary(
+        "|", *(cx.scalars.cast(v, "bool", span) for v in a), span)),
+    "fmod": _each(_fmod), "hypot": _each(_hypot), "fmin": _fminmax("<"), "fmax": _fminmax(">"),
+    "fma": _each(_fma), "select": _each(_select), "clamp": _clamp,
+    "min": _extremes("<"), "max": _extremes(">"),
+    "minimum": _propagating("minimum"), "maximum": _propagating("maximum"),
+}  # fmt: skip

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "weft"
 LAYERS = [
     {"version"},
     {"errors"},
-    {"source", "options", "timing"},
+    {"collector", "source", "options", "timing"},
     {"ir"},
     {"lang"},
     {"index"},

@@ -13,6 +13,7 @@
 """
 
 from weft import errors
+from weft.collector import paused
 from weft.errors import (
     CompileError,
     InternalError,
@@ -26,7 +27,10 @@ from weft.errors import (
     SourceUnavailableError,
     WeftError,
 )
-from weft.kernel import Kernel, kernel
+
+with paused():  # this imports all the rest
+    from weft.kernel import Kernel, kernel
+
 from weft.lang import math, types
 from weft.lang.atomics import (
     atomic_add,
@@ -110,6 +114,7 @@ from weft.version import VERSION as __version__
 def __getattr__(name: str) -> object:
     """What is imported when it is first asked for."""
     if name == "compile_for":
+        # Code generation is not imported before it is needed.
         from weft.tools.cross import compile_for
 
         return compile_for

@@ -15,6 +15,7 @@ from weft.index.races import check_races
 from weft.ir.core import Function
 from weft.ir.text import print_function
 from weft.ir.verify import verify as check
+from weft.passes.blocks import blocks
 from weft.passes.bounds import bounds
 from weft.passes.cse import cse
 from weft.passes.dce import dce
@@ -36,6 +37,7 @@ PIPELINE: list[Pass] = [
     demote,  # an accumulation that no two iterations share becomes an ordinary update
     forward,  # loads of what was just stored or loaded
     runs,  # loops split where an integer division keeps its value
+    blocks,  # transpositions block by block
     hoist,  # invariants out of loops
     extrema,  # running maxima that any order of iterations may compute
     cse,  # what met outside of the loops
@@ -61,7 +63,7 @@ def optimize(
     listener: Callable[[str, Function], None] | None = None,
 ) -> Function:  # fmt: skip
     """IR after the passes, for a GPU: its loops are not cut up. Raises ``RaceError``."""
-    return _passed(function, [runs, extrema], noalias=noalias, verify=verify, listener=listener)
+    return _passed(function, [runs, blocks, extrema], noalias=noalias, verify=verify, listener=listener)
 
 
 def _passed(

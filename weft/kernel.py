@@ -21,6 +21,7 @@ from weft.frontend.split import HostPart, split
 from weft.lang.dtypes import DType
 from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
+from weft.pytorch.backward import Backward
 from weft.pytorch.library import Operators
 from weft.runtime import watch
 from weft.runtime.launch import Launcher, Specialization
@@ -220,6 +221,12 @@ class Kernel:
         """The PyTorch operator, ``torch.ops.weft.<name>.default``: the one that was made first, or
         that follows from the annotations alone. Raises ``KernelTypeError`` otherwise."""
         return self.operators.default()
+
+    @functools.cached_property
+    def backward(self) -> Backward:
+        """The gradient that was derived from the loops: ``kernel.backward.inspect(...)``."""
+        self._prepare()
+        return Backward(self.direct, self._regions)
 
     # --- looking at it ---------------------------------------------------------------------------
     def interpret(self, *args: Any, **kwargs: Any) -> Any:

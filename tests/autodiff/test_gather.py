@@ -1,8 +1,9 @@
 """In what form gradients are accumulated."""
 
-from tests.autodiff import kernels as k
 import pytest
 import torch
+
+from tests.autodiff import kernels as k
 
 
 def notes(kernel, *args):
@@ -50,3 +51,9 @@ def test_a_number_that_all_iterations_read_is_reduced():
 def test_data_dependent_subscripts_are_atomic_and_say_so():
     found, _ = notes(k.pick, torch.randn(3), torch.tensor([0, 2, 1, 2]))
     assert found == {"d.x": "atomic (data-dependent subscript of x)"}
+
+
+def test_the_backward_can_be_looked_at():
+    text = k.conv.backward.inspect(torch.randn(2, 5), torch.randn(2, 2, 5), 0.3)
+    assert "d.w: gather" in text
+    assert "scf.parallel" in text

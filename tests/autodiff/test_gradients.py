@@ -1,10 +1,10 @@
 """First and second derivatives against finite differences in float64."""
 
-from tests.autodiff import kernels as k
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+from tests.autodiff import kernels as k
 from weft.errors import GradientError
 
 INDICES = torch.tensor([0, 2, 1, 2, 2, 0])

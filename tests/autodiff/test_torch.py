@@ -1,11 +1,11 @@
 """What PyTorch expects of something that has a gradient."""
 
-from tests.autodiff import kernels as k
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import weft
+from tests.autodiff import kernels as k
 from weft.errors import GradientError
 
 

@@ -31,9 +31,9 @@ func.func @total(%x: memref<?x?x?xf32>, %out: memref<f32>, %n: index, %m: index,
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %zero = arith.constant 0.0 : f32
-  %sum = scf.parallel (%i, %j, %k) = (%c0, %c0, %c0) to (%n, %m, %c) step (%c1, %c1, %c1) init (%zero) kinds (addf) : f32 {
+  %sum = scf.parallel (%i, %j, %k) = (%c0, %c0, %c0) to (%n, %m, %c) step (%c1, %c1, %c1) init (%zero) -> (f32) {
     %v = memref.load %x[%i, %j, %k] : memref<?x?x?xf32>
-    scf.reduce %v : f32
+    scf.reduce(%v : f32) { ^bb0(%a: f32, %b: f32): %c = arith.addf %a, %b : f32  scf.reduce.return %c : f32 }
   }
   memref.store %sum, %out[] : memref<f32>
   func.return

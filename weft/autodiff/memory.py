@@ -13,7 +13,6 @@ from weft.index.access import Access, accesses
 from weft.index.meeting import aligned
 from weft.index.relation import Text, context
 from weft.ir.core import Block, Function, Op, Value
-from weft.ir.types import MemRefType
 
 
 def contents(function: Function) -> dict[Op, str]:

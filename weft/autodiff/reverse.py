@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 
-from weft.autodiff.activity import activity, holds_floats, is_float
+from weft.autodiff.activity import activity, is_float
 from weft.autodiff.adjoint import Adjoint, Buffer, Extent
 from weft.autodiff.clean import clean
 from weft.autodiff.gather import gather

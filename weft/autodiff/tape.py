@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weft.autodiff.clean import without_unused
 from weft.errors import GradientError
 from weft.index.access import Extraction
-from weft.index.expression import Dim, Poly, ONE, extreme, floor
+from weft.index.expression import ONE, Dim, Poly, extreme, floor
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import MemRefType, i64, index

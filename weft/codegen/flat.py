@@ -17,8 +17,8 @@ _FIRST_SUBSCRIPT = {"memref.load": 1, "memref.store": 2, "memref.atomic_rmw": 2}
 
 
 def rows(body: Block, outer: Value, inner: Value, behind: int = 0) -> list[Value] | None:
-    """The memrefs whose rows must follow each other for ``outer`` and ``inner`` to become one index;
-    None if the two are used for more than subscripts.
+    """The memrefs whose rows must follow each other for ``outer`` and ``inner`` to become one
+    index; None if the two are used for more than subscripts.
 
     ``behind`` is the number of subscripts that come after ``inner``'s. The rows of a memref of rank
     r follow each other if axis ``r - 1 - behind`` is as long as the loop over ``inner`` (of layout
@@ -51,7 +51,7 @@ def rows(body: Block, outer: Value, inner: Value, behind: int = 0) -> list[Value
 
 
 def nested(loop: Op) -> Op | None:
-    """The loop that holds all accesses of ``loop``, right inside it; None if there is no such loop."""
+    """The loop that holds all accesses of ``loop``, right inside it; None if there is none."""
     inner = [op for op in loop.regions[0].ops if op.name == "scf.for"]
     if len(inner) != 1 or loop.results or inner[0].results:
         return None

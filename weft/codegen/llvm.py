@@ -263,8 +263,8 @@ def rows_follow(e: Emitter, memrefs: Sequence[Value], behind: int, trips: str, d
     for memref in memrefs:
         view = e.views[memref]
         axis = view.type.rank - 1 - behind
-        length, wanted = (view.strides[axis - 1], deeper) if view.strides else (view.sizes[axis], trips)
-        found = e.inst(f"and i1 {found}, {e.inst(f'icmp eq i64 {length}, {wanted}')}")
+        pair = (view.strides[axis - 1], deeper) if view.strides else (view.sizes[axis], trips)
+        found = e.inst(f"and i1 {found}, {e.inst(f'icmp eq i64 {pair[0]}, {pair[1]}')}")
     return found
 
 

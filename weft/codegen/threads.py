@@ -182,7 +182,7 @@ class Kernel:
             self._combine(e, op, partials, chunks)
 
     def _flatten(self, e: Emitter, op: Op, trips: list[str]) -> None:
-        """Makes ``trips`` count neighbouring indices as one where that is the same: see ``flat``."""
+        """Makes ``trips`` count neighbouring indices as one where ``flat`` allows it."""
         if self.plan is not None:
             return
         dims, body = op.attrs["dims"], op.regions[0]

@@ -18,19 +18,21 @@ DEEPEST = 3  # divisions that a loop is split for
 
 
 def runs(function: Function) -> Function:
-    """``q = (j + s) // d`` with a parallel index j becomes a loop over the values of q, inside it one
-    over the run of j that gives q. Subscripts such as ``(j + s) - q * d`` are then contiguous in the
-    inner loop: gathers become plain loads. The parallel index j becomes one that counts blocks of
-    j, so that threads still share the work; the indices inside of j become loops inside of the run.
+    """``q = (j + s) // d`` with a parallel index j becomes a loop over the values of q, inside it
+    one over the run of j that gives q. Subscripts such as ``(j + s) - q * d`` are then contiguous
+    in the inner loop: gathers become plain loads. The parallel index j becomes one that counts
+    blocks of j, so that threads still share the work; the indices inside of j become loops inside
+    of the run.
 
-    Several such divisions (``i // (h * w)``, then ``i // w``) make loops in each other. The split is
-    chosen at run time where every d is at least ``SHORTEST``, otherwise a block's loop is left as it
-    was. The innermost loop is marked ``independent``: its iterations are those of a parallel loop.
+    Several such divisions (``i // (h * w)``, then ``i // w``) make loops in each other. The split
+    is chosen at run time where every d is at least ``SHORTEST``, otherwise a block's loop is left
+    as it was. The innermost loop is marked ``independent``: its iterations are those of a parallel
+    loop.
 
-    Precondition: a verified function, after races were checked. j has step 1; s and d depend neither
-    on j nor on the indices inside of it.
-    Non-goals: reductions; falling numerators (``-j``); an index with others inside of it if the body
-    holds loops (they would be the ones to vectorise); more than ``DEEPEST`` divisions.
+    Precondition: a verified function, after races were checked. j has step 1; s and d depend
+    neither on j nor on the indices inside of it.
+    Non-goals: reductions; falling numerators (``-j``); an index with others inside of it if the
+    body holds loops (they would be the ones to vectorise); more than ``DEEPEST`` divisions.
     """
     for op in function.body.ops:
         if op.name == "scf.parallel" and not op.attrs["kinds"]:
@@ -61,7 +63,7 @@ def _split(parallel: Op) -> _Split | None:
 
 
 def _divisions(body: Block, axis: int) -> list[Op]:
-    """Each ``floordivsi`` whose quotient has runs along the index, the quotients before it fixed."""
+    """Each ``floordivsi`` whose quotient has runs along the index while those before it stay."""
     slopes: dict[Value, int | None] = dict.fromkeys(body.args[axis + 1 :])
     slopes[body.args[axis]] = 1
     found: list[Op] = []
@@ -71,7 +73,8 @@ def _divisions(body: Block, axis: int) -> list[Op]:
             numerator, divisor = op.operands
             along = slopes.get(numerator, 0) == 1 and slopes.get(divisor, 0) == 0
             short = isinstance(number := constant_of(divisor), int) and number < SHORTEST
-            if along and not short and _is_pure(numerator, inside, ()) and _is_pure(divisor, inside, found):
+            pure = _is_pure(numerator, inside, ()) and _is_pure(divisor, inside, found)
+            if along and pure and not short:
                 found.append(op)
                 continue  # its result is the same along a run
         for result in op.results:
@@ -163,8 +166,8 @@ class _Splitter(Rewriter):
         self, body: Block, bounds: tuple[Value, Value], inner: list[tuple[Value, Value, Value]],
         divisions: list[Op], memo: dict[Value, Value],
     ) -> None:  # fmt: skip
-        """A loop over the quotients of the first division, and so on. ``memo``: what is known of the
-        body's values where the index is 0."""
+        """A loop over the quotients of the first division, and so on. ``memo``: what is known of
+        the body's values where the index is 0."""
         if not divisions:
             self._loop(body, bounds, inner, memo)
             return
@@ -194,7 +197,8 @@ class _Splitter(Rewriter):
         if not isinstance(owner, Op) or owner not in self.inside:
             return self.lookup(value)
         operands = [self._copy(v, memo) for v in owner.operands]
-        copy = self.append(Op(owner.name, operands, [value.type], dict(owner.attrs), None, owner.span))
+        copy = Op(owner.name, operands, [value.type], dict(owner.attrs), None, owner.span)
+        self.append(copy)
         memo[value] = copy.result
         return copy.result
 
@@ -202,7 +206,7 @@ class _Splitter(Rewriter):
         self, body: Block, bounds: tuple[Value, Value], inner: list[tuple[Value, Value, Value]],
         known: dict[Value, Value],
     ) -> None:  # fmt: skip
-        """The body in loops over the index and those inside of it, with the quotients in ``known``."""
+        """The body in loops over the index and those inside of it, given quotients by ``known``."""
         quotients = {d: known[d.result] for d in self.divisions if d.result in known}
         levels = [(*bounds, self.constant(1, index)), *inner]
 

@@ -44,11 +44,13 @@ class Loop:
         self.run = run
         self.options = options
         self.names = unique_names(function)
-        self.memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
+        memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
         self._adjoints: dict[tuple[frozenset[int], frozenset[int], bool], Reversed] = {}
         self._lock = threading.RLock()
         written = {op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES}
-        self.written = [k for k in self.memrefs if function.args[k] in written]
+        self.written = [k for k in memrefs if function.args[k] in written]
+        # Where a view is written, torch takes the first tensor for it (see its CopySlices).
+        self.memrefs = [*self.written, *(k for k in memrefs if k not in self.written)]
 
     @property
     def adjoints(self) -> list[Adjoint]:
@@ -156,7 +158,7 @@ class Launch(torch.autograd.Function):
         env |= dict(zip(call.saved, ctx.saved_tensors, strict=True))
         for k, grad in zip(loop.written, grads, strict=True):
             name = prefix + loop.names[k]
-            if not grad.is_floating_point():
+            if grad is None or not grad.is_floating_point():
                 continue
             g = grad.to(_COMPUTE.get(grad.dtype, grad.dtype)).contiguous()
             env[name] = g.clone() if g is grad and name in made.writes else g
@@ -229,6 +231,13 @@ def launch(
         return
     for k in loop.written:
         _check_written(loop, k, values[k])
+    views = [k for k in loop.written if values[k]._is_view()]
+    if views and len(loop.written) > 1:
+        raise GradientError(
+            f"the loop writes to {len(loop.written)} tensors, and `{loop.names[views[0]]}` is a view: "
+            "torch cannot follow that", loop.function.span,
+            help="write each in a loop of its own, or write to whole tensors",
+        )  # fmt: skip
     made = loop.reversed(wanted, frozenset(loop.written) - wanted)
     if not made.steps:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Neighbouring loops counted as one: only where rows follow each other, and with the same result."""
+"""Neighbouring loops counted as one: only where rows follow each other, with the same result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from weft.ir.text import parse_function
 from weft.ir.verify import verify
 
 CROP = """
-func.func @crop(%x: memref<?x?x?xf32>, %out: memref<?x?x?xf32>, %n: index, %m: index, %c: index, %s: index) {
+func.func @crop(
+  %x: memref<?x?x?xf32>, %out: memref<?x?x?xf32>, %n: index, %m: index, %c: index, %s: index
+) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   scf.parallel (%i, %j, %k) = (%c0, %c0, %c0) to (%n, %m, %c) step (%c1, %c1, %c1) {
@@ -25,15 +27,20 @@ func.func @crop(%x: memref<?x?x?xf32>, %out: memref<?x?x?xf32>, %n: index, %m: i
   func.return
 }
 """
-WHOLE = CROP.replace("%x[%y, %z, %k]", "%x[%y, %j, %k]").replace("    %z = arith.addi %j, %s : index\n", "")
+WHOLE = CROP.replace("%x[%y, %z, %k]", "%x[%y, %j, %k]")
+WHOLE = WHOLE.replace("    %z = arith.addi %j, %s : index\n", "")
 TOTAL = """
 func.func @total(%x: memref<?x?x?xf32>, %out: memref<f32>, %n: index, %m: index, %c: index) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %zero = arith.constant 0.0 : f32
-  %sum = scf.parallel (%i, %j, %k) = (%c0, %c0, %c0) to (%n, %m, %c) step (%c1, %c1, %c1) init (%zero) -> (f32) {
+  %sum = scf.parallel (%i, %j, %k) = (%c0, %c0, %c0) to (%n, %m, %c)
+      step (%c1, %c1, %c1) init (%zero) -> (f32) {
     %v = memref.load %x[%i, %j, %k] : memref<?x?x?xf32>
-    scf.reduce(%v : f32) { ^bb0(%a: f32, %b: f32): %c = arith.addf %a, %b : f32  scf.reduce.return %c : f32 }
+    scf.reduce(%v : f32) { ^bb0(%a: f32, %b: f32):
+      %c = arith.addf %a, %b : f32
+      scf.reduce.return %c : f32
+    }
   }
   memref.store %sum, %out[] : memref<f32>
   func.return
@@ -79,7 +86,9 @@ def test_which_loops_are_not(old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("layouts", ["contiguous", "unit"])
-@pytest.mark.parametrize("shape", [(0, 3, 2), (3, 0, 2), (3, 2, 0), (1, 1, 1), (5, 7, 3), (90, 80, 3)])
+@pytest.mark.parametrize(
+    "shape", [(0, 3, 2), (3, 0, 2), (3, 2, 0), (1, 1, 1), (5, 7, 3), (90, 80, 3)]
+)
 @pytest.mark.parametrize("short", [0, 1])
 def test_copies(layouts: str, shape: tuple[int, int, int], short: int) -> None:
     for text, shift in ((WHOLE, 1), (CROP, 1), (CROP, 0)):

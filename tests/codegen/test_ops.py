@@ -329,6 +329,17 @@ def test_special_values(op: str) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
+def test_tanh_is_within_two_units_in_the_last_place() -> None:
+    rng = np.random.default_rng(3)
+    x = np.exp(rng.uniform(-90, 5, 200_003)) * rng.choice([-1, 1], 200_003)
+    x = np.concatenate([x, rng.uniform(-1, 1, 200_000)]).astype(np.float32)
+    got = run("math.tanh", [x], [f32], f32)
+    exact = np.tanh(x.astype(np.float64))
+    assert np.all(np.abs(got - exact) <= 2 * np.spacing(np.abs(exact).astype(np.float32)))
+    zero = run("math.tanh", [np.full(33, -0.0, np.float32)], [f32], f32)
+    assert np.all(np.signbit(zero))
+
+
 @pytest.mark.parametrize("t", list(SCALARS.values()), ids=str)
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 17, 127])
 def test_copies_of_every_dtype_and_size(t: ScalarType, size: int) -> None:

@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 import torch
-from tests.passes.texts import normal, parsed, result_of
 
 import weft
+from tests.passes.texts import normal, parsed, result_of
 from weft.ir import interp
 from weft.ir.verify import verify
 from weft.passes import blocks as blocks_module

@@ -15,7 +15,9 @@ from weft.passes import runs as runs_module
 from weft.passes.runs import runs
 
 TILES = """
-func.func @tiles(%x: memref<?x?xi32>, %out: memref<?x?xi32>, %n: index, %m: index, %d: index, %s: index) {
+func.func @tiles(
+  %x: memref<?x?xi32>, %out: memref<?x?xi32>, %n: index, %m: index, %d: index, %s: index
+) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   scf.parallel (%i, %j) = (%c0, %c0) to (%n, %m) step (%c1, %c1) {
@@ -36,7 +38,9 @@ func.func @tiles(%x: memref<?x?xi32>, %out: memref<?x?xi32>, %n: index, %m: inde
 
 # The index of the division has another one inside of it, as the pixels of an image have channels.
 CHANNELS = """
-func.func @image(%x: memref<?x?xi32>, %out: memref<?x?x?xi32>, %n: index, %m: index, %d: index, %s: index) {
+func.func @image(
+  %x: memref<?x?xi32>, %out: memref<?x?x?xi32>, %n: index, %m: index, %d: index, %s: index
+) {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %c3 = arith.constant 3 : index
@@ -190,7 +194,8 @@ def test_compiled_with_channels() -> None:
     for h, w in ((5, 3), (7, 33)):
         whole = torch.randint(0, 1000, (h, w, 6))
         # Rows without a gap, rows with one, and fewer channels than the tile has.
-        for tile, channels in ((whole, 6), (whole[:, :, :4], 4), (whole[:, : w - 1], 6), (whole, 5)):
+        parts = ((whole, 6), (whole[:, :, :4], 4), (whole[:, : w - 1], 6), (whole, 5))
+        for tile, channels in parts:
             y, x = torch.arange(61)[:, None], torch.arange(127)
             expected = tile[y % h, (x - y) % tile.shape[1], :channels]
             assert torch.equal(wall(tile, 61, 127, channels), expected)

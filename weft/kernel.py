@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
+from torch.autograd import forward_ad
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
-from weft.errors import KernelTypeError
+from weft.errors import GradientError, KernelTypeError
 from weft.frontend.desugar import in_order
 from weft.frontend.parameters import Parameter, annotations_of
 from weft.frontend.split import HostPart, split
@@ -70,6 +71,8 @@ class Kernel:
             return self.operators.traced(args, kwargs)
         if _modes() or _transforms() is not None:
             return self.operators(args, kwargs)
+        if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+            self._refuse_tangents((*args, *kwargs.values()))
         for value in args:
             if value.__class__ not in _plain_types and self._is_foreign(value):
                 return self.operators(args, kwargs)
@@ -82,6 +85,14 @@ class Kernel:
         except TypeError as error:
             self._explain(error, args, kwargs)
             raise
+
+    def _refuse_tangents(self, values: tuple[Any, ...]) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+                raise GradientError(
+                    f"forward-mode derivatives of `{self.__name__}` are not there yet", self.span,
+                    help="use reverse mode: backward(), torch.autograd.grad or torch.func.vjp",
+                )
 
     def _ready(self) -> bool:
         """Makes ``operators``. Dynamo, which cannot trace that, calls this as it is."""

@@ -16,6 +16,7 @@ from weft.codegen.intervals import Step
 from weft.errors import WeftError
 
 THREADS = 256  # of a block
+WARP = 32
 REDUCTION_BLOCKS = (
     1024  # at most; a function of the sizes alone, so that sums do not depend on the GPU
 )
@@ -32,7 +33,8 @@ class Mapping:
     memref argument and bytes: its address, and its rows, must be multiples of them. ``private``:
     the memref argument that each block accumulates into a copy of, or -1. ``block``: a wish of the
     kernel's writer for the number of threads, or 0. ``loads``: something is read along the rows of
-    neighbouring outer iterations, so that square blocks find it in the cache.
+    neighbouring outer iterations, so that square blocks find it in the cache. ``apart``: how far a
+    thread's neighbours are from each other; a warp's threads lie between them if it is ``WARP``.
     """
 
     order: tuple[int, ...]
@@ -41,6 +43,7 @@ class Mapping:
     private: int = -1
     block: int = 0
     square: bool = True
+    apart: int = 1
 
     @property
     def threads(self) -> int:
@@ -100,7 +103,10 @@ def shape(mapping: Mapping, trips: Sequence[int], *, vector: int, few: bool) -> 
     each then runs several iterations. Zero iterations give a grid of one block.
     """
     counts = [max(n, 1) for n in trips]
-    counts[0] = -(-counts[0] // vector) + (vector > 1)  # one more where rows do not begin aligned
+    if vector > 1 and mapping.apart > 1:  # whole warps
+        counts[0] = -(-counts[0] // (vector * mapping.apart)) * mapping.apart
+    else:  # one more where rows do not begin aligned
+        counts[0] = -(-counts[0] // vector) + (vector > 1)
     sides = [counts[0], counts[1] if len(counts) > 1 else 1, 1]
     for count in counts[2:]:
         sides[2] *= count

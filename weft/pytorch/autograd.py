@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,6 +153,7 @@ class Launch(torch.autograd.Function):
         loop, made = call.loop, call.reversed
         if torch.is_grad_enabled():  # a derivative of this derivative will be asked for
             made = loop.reversed(call.wanted, frozenset(loop.written) - call.wanted, lasting=True)
+        _check_deterministic(loop, made.adjoint)
         prefix = adjoint_prefix(loop.function)
         places = {k: n for n, k in enumerate(loop.memrefs)}
         env: dict[str, Any] = dict(zip(loop.names, call.values, strict=True))
@@ -249,6 +251,19 @@ def launch(
     call.saved = [n for n, v in call.named(tensors).items()
                   if n in made.reads and isinstance(v, torch.Tensor)]  # fmt: skip
     Launch.apply(call, *tensors)
+
+
+def _check_deterministic(loop: Loop, adjoint: Adjoint) -> None:
+    """Under ``torch.use_deterministic_algorithms(True)``: refuses sums whose order is not fixed."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return
+    for name, note in adjoint.notes.items():
+        if note.startswith("atomic"):
+            message = f"the gradient `{name}` is {note}, which is not deterministic"
+            help = "turn torch.use_deterministic_algorithms off, or write the loop over the elements that are read"
+            if not torch.is_deterministic_algorithms_warn_only_enabled():
+                raise GradientError(message, loop.function.span, help)
+            warnings.warn(message, stacklevel=2)
 
 
 def _check_written(loop: Loop, k: int, tensor: torch.Tensor) -> None:

@@ -1,0 +1,65 @@
+"""What cannot be given is refused: forward mode, and order-dependent sums where torch forbids them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import weft
+from weft.errors import GradientError
+
+# torch's own forward mode scripts its decompositions when it is first used.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is:DeprecationWarning")
+
+
+@weft.kernel
+def square(x):
+    out = torch.empty_like(x)
+    for i in x:
+        out[i] = x[i] * x[i]
+    return out
+
+
+@weft.kernel
+def pick(x, index):
+    out = torch.empty(index.shape[0])
+    for i in index:
+        out[i] = x[index[i]] * 2.0
+    return out
+
+
+def test_forward_mode_is_refused() -> None:
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        with pytest.raises(GradientError, match="forward-mode derivatives of `square` are not there yet"):
+            square(x)
+        assert square(torch.ones(3)).tolist() == [1.0] * 3
+
+
+def test_jvp_never_gives_a_silent_zero() -> None:
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        torch.func.jvp(square, (torch.ones(3),), (torch.ones(3),))
+
+
+def test_vmap_is_refused() -> None:
+    with pytest.raises(RuntimeError):
+        torch.vmap(square)(torch.ones(2, 3))
+
+
+def test_deterministic_algorithms() -> None:
+    x = torch.randn(5, requires_grad=True)
+    index = torch.tensor([0, 3, 3, 1])
+    pick(x, index).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 2.0, 0.0, 4.0, 0.0]
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(GradientError, match="which is not deterministic"):
+            pick(x, index).sum().backward()
+        square(x).sum().backward()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        with pytest.warns(UserWarning, match="which is not deterministic"):
+            pick(x, index).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -63,7 +63,9 @@ def optimize(
     listener: Callable[[str, Function], None] | None = None,
 ) -> Function:  # fmt: skip
     """IR after the passes, for a GPU: its loops are not cut up. Raises ``RaceError``."""
-    return _passed(function, [runs, blocks, extrema], noalias=noalias, verify=verify, listener=listener)
+    return _passed(
+        function, [runs, blocks, extrema], noalias=noalias, verify=verify, listener=listener
+    )
 
 
 def _passed(
@@ -138,7 +140,9 @@ def _gpu_texts(
 
     facts = cuda.analyse(function, noalias=noalias)
     variant = cuda.variants(facts)[0]
-    code = cuda.compile_cuda(function, facts, variant, arch, strict_math=strict_math, noalias=noalias)
+    code = cuda.compile_cuda(
+        function, facts, variant, arch, strict_math=strict_math, noalias=noalias
+    )
     texts = {"mapping": f"{facts.mapping}\nvariant {variant} for {arch}", "llvm": code.llvm,
              "llvm optimized": code.optimized(), "ptx": code.ptx}  # fmt: skip
     if ptx.ptxas() is None:

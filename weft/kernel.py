@@ -88,9 +88,13 @@ class Kernel:
 
     def _refuse_tangents(self, values: tuple[Any, ...]) -> None:
         for value in values:
-            if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            if (
+                isinstance(value, torch.Tensor)
+                and forward_ad.unpack_dual(value).tangent is not None
+            ):
                 raise GradientError(
-                    f"forward-mode derivatives of `{self.__name__}` are not there yet", self.span,
+                    f"forward-mode derivatives of `{self.__name__}` are not there yet",
+                    self.span,
                     help="use reverse mode: backward(), torch.autograd.grad or torch.func.vjp",
                 )
 
@@ -263,10 +267,16 @@ class Kernel:
                     from weft.runtime import gpu  # imported by the call already
 
                     arch = gpu.architecture(on_gpu[0].get_device())
-                shown.append(compiler.stages(
-                    launcher.region, launcher.specs(launcher.extended(values)), self.source, debug=self.options.debug,
-                    strict_math=self.options.strict_math, arch=arch,
-                ))  # fmt: skip
+                shown.append(
+                    compiler.stages(
+                        launcher.region,
+                        launcher.specs(launcher.extended(values)),
+                        self.source,
+                        debug=self.options.debug,
+                        strict_math=self.options.strict_math,
+                        arch=arch,
+                    )
+                )
                 return result
 
             return launch

@@ -202,7 +202,7 @@ def two(x, w):
 def sumexp(x, y):
     s = 0.0
     for i, j in weft.ndrange(x.shape[0], y.shape[0]):
-        s += math.exp(-(x[i] - y[j]) ** 2)
+        s += math.exp(-((x[i] - y[j]) ** 2))
     return s
 
 

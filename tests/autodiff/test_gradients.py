@@ -122,7 +122,9 @@ def test_narrow_floats_have_adjoints_in_float32(dtype):
 
 def test_wkv_against_the_recurrence_in_torch():
     torch.manual_seed(0)
-    w, u, key, v = (t.requires_grad_() for t in (-draw(3).abs(), draw(3), draw(2, 9, 3), draw(2, 9, 3)))
+    w, u, key, v = (
+        t.requires_grad_() for t in (-draw(3).abs(), draw(3), draw(2, 9, 3), draw(2, 9, 3))
+    )
 
     def recurrence(w, u, key, v):
         a, b, out = torch.zeros(2, 3), torch.zeros(2, 3), []

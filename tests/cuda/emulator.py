@@ -58,8 +58,11 @@ declare i32 @emulated_shuffle(ptr, i32, i32)
 def host_text(text: str) -> str:
     """The LLVM IR of a kernel for the host: each function takes a context as its first argument."""
     text = re.sub(r"define ptx_kernel void @(\w+)\(", r"define void @\1(ptr %context, ", text)
-    text = re.sub(r"@weft_private = external addrspace\(3\) global \[0 x i8\]",
-                  f"@weft_private = internal global [{_PRIVATE_BYTES} x i8] zeroinitializer", text)  # fmt: skip
+    text = re.sub(
+        r"@weft_private = external addrspace\(3\) global \[0 x i8\]",
+        f"@weft_private = internal global [{_PRIVATE_BYTES} x i8] zeroinitializer",
+        text,
+    )
     text = re.sub(r" ?addrspace\([13]\)", "", text)
     text = text.replace("addrspacecast ptr", "bitcast ptr")
     for k, name in enumerate(_REGISTERS):
@@ -74,8 +77,11 @@ def host_text(text: str) -> str:
         "call void @emulated_barrier(ptr %context)",
         text,
     )
-    text = re.sub(r"call i32 @llvm\.nvvm\.shfl\.sync\.down\.i32\(i32 -1, i32 (\S+), i32 (\d+), i32 31\)",
-                  r"call i32 @emulated_shuffle(ptr %context, i32 \1, i32 \2)", text)  # fmt: skip
+    text = re.sub(
+        r"call i32 @llvm\.nvvm\.shfl\.sync\.down\.i32\(i32 -1, i32 (\S+), i32 (\d+), i32 31\)",
+        r"call i32 @emulated_shuffle(ptr %context, i32 \1, i32 \2)",
+        text,
+    )
     text = re.sub(r"declare .*@__nv_rsqrtf?\(.*\n", "", text)
     text = text.replace("@__nv_rsqrt", "@emulated_rsqrt").replace("@__nv_", "@")
     support = _SUPPORT

@@ -162,8 +162,16 @@ def test_four_dimensions() -> None:
 
 
 def test_atomics_on_every_type() -> None:
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int32,
-                  torch.int64, torch.uint8):  # fmt: skip
+    for dtype in (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+    ):
 
         @weft.kernel
         def scatter(x, where, out):

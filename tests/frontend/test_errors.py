@@ -15,7 +15,13 @@ LINES = HERE.read_text().splitlines()
 
 
 def expect(
-    error: type[weft.CompileError], call, message: str, line: str, carets: str, help: str, kernel="f"
+    error: type[weft.CompileError],
+    call,
+    message: str,
+    line: str,
+    carets: str,
+    help: str,
+    kernel="f",
 ) -> None:
     """``call()`` raises ``error`` with exactly this text; ``carets`` is the part that is underlined."""
     with pytest.raises(error) as info:
@@ -110,12 +116,14 @@ def test_call_without_source() -> None:
             x[i] = math.lgamma(x[i])
 
     expect(
-        weft.KernelTypeError, lambda: f(x),
+        weft.KernelTypeError,
+        lambda: f(x),
         "`math.lgamma` cannot be called in a device loop: it has no Python source",
-        "x[i] = math.lgamma(x[i])", "math.lgamma(x[i])",
+        "x[i] = math.lgamma(x[i])",
+        "math.lgamma(x[i])",
         "use weft.math, math, or a Python function of your own; whole-tensor functions belong in the "
         "host part",
-    )  # fmt: skip
+    )
 
 
 def test_recursion() -> None:
@@ -125,10 +133,13 @@ def test_recursion() -> None:
             x[i] = recursive(i)
 
     expect(
-        weft.KernelSyntaxError, lambda: f(x), "`recursive` calls itself: recursion cannot be compiled",
-        "return recursive(n - 1) + 1 if n > 0 else 0", "recursive(n - 1)",
+        weft.KernelSyntaxError,
+        lambda: f(x),
+        "`recursive` calls itself: recursion cannot be compiled",
+        "return recursive(n - 1) + 1 if n > 0 else 0",
+        "recursive(n - 1)",
         "write a loop, or a stack in a local array",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("given", [1, 3])
@@ -145,14 +156,24 @@ def test_number_of_subscripts(given: int) -> None:
 
     if given == 1:
         expect(
-            weft.KernelIndexError, lambda: one(x2), "`x` has 2 dimensions, but 1 subscript is given",
-            "x[i, 0] = x[i]", "x[i, 0] = x[i]", "write x[i, j]", "one",
-        )  # fmt: skip
+            weft.KernelIndexError,
+            lambda: one(x2),
+            "`x` has 2 dimensions, but 1 subscript is given",
+            "x[i, 0] = x[i]",
+            "x[i, 0] = x[i]",
+            "write x[i, j]",
+            "one",
+        )
     else:
         expect(
-            weft.KernelIndexError, lambda: three(x2), "`x` has 2 dimensions, but 3 subscripts are given",
-            "x[i, 0] = x[i, 0, 0]", "x[i, 0, 0]", "write x[i, j]", "three",
-        )  # fmt: skip
+            weft.KernelIndexError,
+            lambda: three(x2),
+            "`x` has 2 dimensions, but 3 subscripts are given",
+            "x[i, 0] = x[i, 0, 0]",
+            "x[i, 0, 0]",
+            "write x[i, j]",
+            "three",
+        )
 
 
 def test_types_that_do_not_join() -> None:
@@ -234,10 +255,13 @@ def test_float_subscript() -> None:
             x[i] = x[i / 2]
 
     expect(
-        weft.KernelTypeError, lambda: f(x),
-        "a subscript or a bound must be an integer, and this is a float", "x[i] = x[i / 2]", "i / 2",
+        weft.KernelTypeError,
+        lambda: f(x),
+        "a subscript or a bound must be an integer, and this is a float",
+        "x[i] = x[i / 2]",
+        "i / 2",
         "write int(...) around it, which truncates towards zero",
-    )  # fmt: skip
+    )
 
 
 def test_slice() -> None:
@@ -332,9 +356,13 @@ def test_literal_too_large() -> None:
             x[i] = x[i] + 300
 
     expect(
-        weft.KernelValueError, lambda: f(torch.ones(4, dtype=torch.uint8)), "300 does not fit in u8",
-        "x[i] = x[i] + 300", "x[i] + 300", "widen the other operand, for instance weft.i64(x)",
-    )  # fmt: skip
+        weft.KernelValueError,
+        lambda: f(torch.ones(4, dtype=torch.uint8)),
+        "300 does not fit in u8",
+        "x[i] = x[i] + 300",
+        "x[i] + 300",
+        "widen the other operand, for instance weft.i64(x)",
+    )
 
 
 def test_sum_of_booleans() -> None:
@@ -461,9 +489,14 @@ def filled(x: torch.Tensor, n: int, value: float = 1.0):
 def test_arguments_of_the_wrong_kind(args, message: str) -> None:
     name = message.split("`")[1]
     expect(
-        weft.KernelTypeError, lambda: filled(*args), message, "for i in range(n):", "for i in range(n):",
-        f"pass what the annotation says, or change the annotation of `{name}`", "filled",
-    )  # fmt: skip
+        weft.KernelTypeError,
+        lambda: filled(*args),
+        message,
+        "for i in range(n):",
+        "for i in range(n):",
+        f"pass what the annotation says, or change the annotation of `{name}`",
+        "filled",
+    )
 
 
 def test_a_tensor_for_a_number() -> None:
@@ -514,10 +547,13 @@ def test_two_sides_of_a_conditional() -> None:
             x[i] = x[i] if i > 2 else x
 
     expect(
-        weft.KernelTypeError, lambda: f(x),
-        "one side is a scalar (f32) and the other a tensor of 1 dimension", "x[i] = x[i] if i > 2 else x",
-        "x[i] if i > 2 else x", "make both sides of one type",
-    )  # fmt: skip
+        weft.KernelTypeError,
+        lambda: f(x),
+        "one side is a scalar (f32) and the other a tensor of 1 dimension",
+        "x[i] = x[i] if i > 2 else x",
+        "x[i] if i > 2 else x",
+        "make both sides of one type",
+    )
 
 
 def test_part_of_a_tensor_has_no_methods() -> None:
@@ -527,10 +563,13 @@ def test_part_of_a_tensor_has_no_methods() -> None:
             x[i, 0] = x[i].sum()
 
     expect(
-        weft.KernelTypeError, lambda: f(x2), "a part of the tensor `x` has no `sum` in a device loop",
-        "x[i, 0] = x[i].sum()", "x[i].sum",
+        weft.KernelTypeError,
+        lambda: f(x2),
+        "a part of the tensor `x` has no `sum` in a device loop",
+        "x[i, 0] = x[i].sum()",
+        "x[i].sum",
         "loop over its elements; whole-tensor methods belong in the host part",
-    )  # fmt: skip
+    )
 
 
 def test_division_of_constants_by_zero() -> None:
@@ -540,9 +579,13 @@ def test_division_of_constants_by_zero() -> None:
             x[i] = 1 // 0
 
     expect(
-        weft.KernelValueError, lambda: f(x), "ZeroDivisionError: integer division or modulo by zero",
-        "x[i] = 1 // 0", "1 // 0", "change the constants",
-    )  # fmt: skip
+        weft.KernelValueError,
+        lambda: f(x),
+        "ZeroDivisionError: integer division or modulo by zero",
+        "x[i] = 1 // 0",
+        "1 // 0",
+        "change the constants",
+    )
 
 
 def test_reduction_into_a_vector() -> None:

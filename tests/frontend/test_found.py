@@ -319,11 +319,12 @@ def test_text_that_is_less_indented_than_its_function() -> None:
     @weft.kernel
     def f(x):
         """A docstring
-with a line at the margin.
+        with a line at the margin.
         """
         for i in range(x.shape[0]):
             x[i] += 1
-# and a comment there
+
+    # and a comment there
 
     x = torch.zeros(2)
     f(x)

@@ -35,7 +35,9 @@ def close(found, expected, rtol: float) -> None:
     expected, found = torch.as_tensor(expected), torch.as_tensor(found)
     if isinstance(expected, torch.Tensor) and expected.dim() and expected.dtype != found.dtype:
         raise AssertionError(f"dtype {found.dtype}, expected {expected.dtype}")
-    torch.testing.assert_close(found.double(), expected.double(), rtol=rtol, atol=rtol, equal_nan=True)
+    torch.testing.assert_close(
+        found.double(), expected.double(), rtol=rtol, atol=rtol, equal_nan=True
+    )
 
 
 def poisoned(*shape: int, dtype=torch.float32) -> torch.Tensor:
@@ -107,7 +109,9 @@ def test_float_floor_division_at_its_edges() -> None:
             out[0, i, j] = x[i] // y[j]
             out[1, i, j] = x[i] % y[j]
 
-    values = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.1, -0.3, 7.0, -7.5, 1e30, -1e-30, math.inf, -math.inf, math.nan])
+    values = torch.tensor(
+        [0.0, -0.0, 1.0, -1.0, 0.1, -0.3, 7.0, -7.5, 1e30, -1e-30, math.inf, -math.inf, math.nan]
+    )
     out = poisoned(2, 13, 13)
     f(values, values, out)
     expected = torch.stack([values[:, None] // values[None], values[:, None] % values[None]])
@@ -181,7 +185,7 @@ def test_chained_comparisons_and_lazy_conditions() -> None:
         n = x.shape[0]
         for i in range(n):
             inside = 0 < i < n - 1
-            big = i > 0 and x[i - 1] > x[i] or i + 1 < n and x[i + 1] > x[i]
+            big = (i > 0 and x[i - 1] > x[i]) or (i + 1 < n and x[i + 1] > x[i])
             out[i] = (1.0 if inside else 2.0) + (10.0 if big else 20.0) + (x[i] and 5.0)
 
     same(f, torch.randn(17), poisoned(17))
@@ -209,7 +213,12 @@ def test_functions_are_inlined() -> None:
     @weft.kernel
     def f(x, out):
         for i in range(x.shape[0]):
-            out[i] = helper(x[i]) + clamp01(x[i]) + helper(x[i], 3.0, scale=0.5) + helper(-x[i], 1.0, x[i], 2.5)
+            out[i] = (
+                helper(x[i])
+                + clamp01(x[i])
+                + helper(x[i], 3.0, scale=0.5)
+                + helper(-x[i], 1.0, x[i], 2.5)
+            )
 
     same(f, torch.randn(65), poisoned(65))
 
@@ -394,8 +403,20 @@ def test_accumulation_into_elements() -> None:
     torch.testing.assert_close(g, (1 - x) * 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8,
-                                   torch.int16, torch.int32, torch.int64, torch.uint8])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+    ],
+)
 def test_atomics(dtype: torch.dtype) -> None:
     @weft.kernel
     def f(x, r):
@@ -411,7 +432,14 @@ def test_atomics(dtype: torch.dtype) -> None:
     r = torch.zeros(6, dtype=dtype)
     f(x, r)
     total = x.sum(dtype=torch.int64).item()
-    expected = [total, (256 - total) % 256 if dtype == torch.uint8 else -total, 0, x.max().item(), 5, x[0].item()]
+    expected = [
+        total,
+        (256 - total) % 256 if dtype == torch.uint8 else -total,
+        0,
+        x.max().item(),
+        5,
+        x[0].item(),
+    ]
     assert r.tolist() == expected
 
 
@@ -459,7 +487,13 @@ def test_reductions() -> None:
     s, p, low, high, n, both, some = f(x, k)
     torch.testing.assert_close(s, x.sum(), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(p, (1 + x * 0.001).prod(), rtol=1e-3, atol=1e-3)
-    assert (low, high, n, both, some) == (x.min(), x.max(), (x > 0).sum(), True, bool((k == 7).any()))
+    assert (low, high, n, both, some) == (
+        x.min(),
+        x.max(),
+        (x > 0).sum(),
+        True,
+        bool((k == 7).any()),
+    )
     assert n.dtype == torch.int64
     assert both.dtype == torch.bool
 
@@ -561,9 +595,38 @@ def test_nan_and_infinity_keep_their_meaning() -> None:
     same(f, x, poisoned(7, 6))
 
 
-MATH = ["sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp",
-        "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "erf", "erfc", "floor", "ceil",
-        "round", "trunc", "abs", "sign", "sigmoid"]  # fmt: skip
+MATH = [
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "erf",
+    "erfc",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "abs",
+    "sign",
+    "sigmoid",
+]
 
 
 @pytest.mark.parametrize("name", MATH)
@@ -580,8 +643,13 @@ def test_math(name: str, dtype: torch.dtype) -> None:
     out = torch.empty_like(x)
     f(x, out)
     expected = getattr(torch, name)(x.double())
-    torch.testing.assert_close(out.double(), expected, equal_nan=True,
-                               rtol=3e-6 if dtype == torch.float32 else 1e-12, atol=1e-7)  # fmt: skip
+    torch.testing.assert_close(
+        out.double(),
+        expected,
+        equal_nan=True,
+        rtol=3e-6 if dtype == torch.float32 else 1e-12,
+        atol=1e-7,
+    )
 
 
 def test_print(capfd: pytest.CaptureFixture[str]) -> None:
@@ -633,7 +701,12 @@ def test_any_strides() -> None:
         return out
 
     base = torch.randn(40, 40)
-    for x in (base[:17, :13], base.t()[3:20, 5:18], base[1:35:2, 2:28:2], base[:17, :1].expand(17, 13)):
+    for x in (
+        base[:17, :13],
+        base.t()[3:20, 5:18],
+        base[1:35:2, 2:28:2],
+        base[:17, :1].expand(17, 13),
+    ):
         for y in (torch.randn(17, 13), torch.randn(13, 17).t(), torch.randn(13).expand(17, 13)):
             torch.testing.assert_close(f(x, y), x - y)
 
@@ -711,7 +784,7 @@ def test_a_loop_index_with_a_value_from_before_keeps_its_last_one() -> None:
             a, b = 0, 0
             for a, b in weft.ndrange(n, 2):  # noqa: B007
                 pass
-            for i in range(n):  # noqa: B020
+            for i in range(n):
                 out[i] += 1.0
             out[i] += j * 100 + a * 10 + b
 

@@ -41,7 +41,9 @@ def shaped(random: Random, values: torch.Tensor) -> torch.Tensor:
         base = torch.zeros((*values.shape[:-1], 2 * values.shape[-1] + 1), dtype=values.dtype)
         view = base[..., 1 : 2 * values.shape[-1] + 1 : 2]
     else:
-        view = torch.zeros(values.shape[::-1], dtype=values.dtype).permute(*reversed(range(values.dim())))
+        view = torch.zeros(values.shape[::-1], dtype=values.dtype).permute(
+            *reversed(range(values.dim()))
+        )
     view.copy_(values)
     return view
 

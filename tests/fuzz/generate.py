@@ -48,7 +48,13 @@ class Generator:
     def int_expression(self, depth: int = 0) -> str:
         """A Python or 32/64-bit integer that stays small."""
         if depth > 2 or self.random.random() < 0.3:
-            leaves = [*self.ints, *self.frozen, *"ij"[: self.rank], str(self.random.randint(0, 9)), "n"]
+            leaves = [
+                *self.ints,
+                *self.frozen,
+                *"ij"[: self.rank],
+                str(self.random.randint(0, 9)),
+                "n",
+            ]
             return self.random.choice(leaves)
         a, b = self.int_expression(depth + 1), self.int_expression(depth + 1)
         kind = self.random.randrange(11)
@@ -91,7 +97,11 @@ class Generator:
         if depth > 2 or self.random.random() < 0.25:
             leaves = [*self.floats, f"x[{self.place()}]", f"y[{self.place()}]", "a"]
             leaf = self.random.choice([*leaves, str(self.random.choice([0.5, -1.25, 2.0, 0.1]))])
-            return f"weft.f32({leaf})" if "[" in leaf and self.dtypes[leaf[0]] in ("f16", "bf16") else leaf
+            return (
+                f"weft.f32({leaf})"
+                if "[" in leaf and self.dtypes[leaf[0]] in ("f16", "bf16")
+                else leaf
+            )
         a, b = self.float_expression(depth + 1), self.float_expression(depth + 1)
         kind = self.random.randrange(10)
         if kind < 4:
@@ -134,7 +144,9 @@ class Generator:
             f, k = self.random.choice(self.floats), self.random.choice(self.ints)
             self.emit(indent, f"{f}, {k} = 0.25 * {f}, ({k} + {self.int_expression(2)}) % 13")
         elif kind == 5:
-            self.emit(indent, f"out[{self.place()}] {self.pick('=', '+=')} {self.float_expression(1)}")
+            self.emit(
+                indent, f"out[{self.place()}] {self.pick('=', '+=')} {self.float_expression(1)}"
+            )
         elif kind <= 7:
             self.branch(indent, depth)
         elif kind <= 9:
@@ -186,7 +198,10 @@ class Generator:
         self.fresh += 1
         name = f"w{self.fresh}"
         self.emit(indent, f"{name} = abs({self.int_expression(2)}) % 6")
-        self.emit(indent, f"while {name} > 0{' and ' + self.condition() if self.random.random() < 0.3 else ''}:")
+        self.emit(
+            indent,
+            f"while {name} > 0{' and ' + self.condition() if self.random.random() < 0.3 else ''}:",
+        )
         self.emit(indent + 1, f"{name} -= 1")
         self.frozen.append(name)
         self.breakable += 1
@@ -217,7 +232,12 @@ def kernel(random: Random) -> Kernel:
     g.floats = ["f0", "f1"]
     g.ints = ["c0", "c1"]
     g.emit(2, f"f0 = {random.choice(['0', '0.0', 'a'])}")
-    g.emit(2, f"f1 = weft.f32(x[{place}])" if g.dtypes["x"] in ("f16", "bf16") else f"f1 = x[{place}] * 1.0")
+    g.emit(
+        2,
+        f"f1 = weft.f32(x[{place}])"
+        if g.dtypes["x"] in ("f16", "bf16")
+        else f"f1 = x[{place}] * 1.0",
+    )
     g.emit(2, "c0 = 1")
     g.emit(2, f"c1 = {random.choice(['i', 'n', 'i * 2 + 1', '-3'])}")
     if random.random() < 0.2:

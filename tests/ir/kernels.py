@@ -203,9 +203,7 @@ def random_arguments(rng: random.Random) -> list[Any]:
 class _Maker:
     """Appends random statements; ``pool`` is the list of scalars that may be used."""
 
-    def __init__(
-        self, rng: random.Random, b: Builder, args: dict[str, Value], size: int
-    ) -> None:
+    def __init__(self, rng: random.Random, b: Builder, args: dict[str, Value], size: int) -> None:
         self.rng, self.b, self.args, self.size = rng, b, args, size
 
     def literal(self, type: ScalarType) -> Value:

@@ -184,7 +184,7 @@ def test_spans_are_comments() -> None:
     for k, op in enumerate(walk(f.body)):
         op.span = Span("model.py", 10 + k)
     text = print_function(f, spans=True)
-    assert "  %0 = \"weft.dim\"(%y) {axis = 0} : (memref<?xf32>) -> index  // model.py:12\n" in text
+    assert '  %0 = "weft.dim"(%y) {axis = 0} : (memref<?xf32>) -> index  // model.py:12\n' in text
     assert "step (%c1) {  // model.py:13\n" in text
     assert same(f, parse_function(text))
 

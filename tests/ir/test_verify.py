@@ -139,9 +139,7 @@ def test_block_arguments_end_with_their_region() -> None:
     f = axpy()
     i = find(f, "scf.parallel").regions[0].args[0]
     f.body.ops.insert(len(f.body.ops) - 1, Op("arith.addi", [i, i], [index]))
-    assert rejected(f) == (
-        "IR of axpy: arith.addi: operand 0, %i, is not defined at this point"
-    )
+    assert rejected(f) == ("IR of axpy: arith.addi: operand 0, %i, is not defined at this point")
 
 
 def test_an_operation_is_in_one_place() -> None:
@@ -255,6 +253,4 @@ def test_an_undefined_value_is_rejected() -> None:
     f, b, _ = function("f")
     b.op("arith.negf", Value(f32, "ghost"))
     b.do("func.return")
-    assert rejected(f) == (
-        "IR of f: arith.negf: operand 0, %ghost, is not defined at this point"
-    )
+    assert rejected(f) == ("IR of f: arith.negf: operand 0, %ghost, is not defined at this point")

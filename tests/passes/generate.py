@@ -61,9 +61,7 @@ def outcome(function: Function, seed: int, alias: bool = False) -> list[Any]:
     args = random_arguments(seed, alias)
     run(function, args)
     arrays = [a for a in args if isinstance(a, np.ndarray)]
-    return [
-        np.where(np.isnan(a), np.float32(np.nan), a).view(np.int32).tolist() for a in arrays
-    ]
+    return [np.where(np.isnan(a), np.float32(np.nan), a).view(np.int32).tolist() for a in arrays]
 
 
 class _Generator:

@@ -7,7 +7,9 @@ from weft.passes.cse import cse
 
 
 def test_equal_expressions_are_computed_once():
-    assert result_of([cse], """
+    assert result_of(
+        [cse],
+        """
         func.func @f(%m: memref<?xi32>, %x: index, %a: i32, %b: i32) {
           %s = arith.addi %a, %b : i32
           %t = arith.addi %b, %a : i32
@@ -20,7 +22,8 @@ def test_equal_expressions_are_computed_once():
           memref.store %v, %m[%x] : memref<?xi32>
           memref.store %w, %m[%x] : memref<?xi32>
           func.return
-        }""") == normal("""
+        }""",
+    ) == normal("""
         func.func @f(%m: memref<?xi32>, %x: index, %a: i32, %b: i32) {
           %s = arith.addi %a, %b : i32
           %u = arith.subi %a, %b : i32
@@ -55,7 +58,9 @@ def test_attributes_and_types_count():
 
 
 def test_what_a_branch_computes_is_not_known_after_it():
-    assert result_of([cse], """
+    assert result_of(
+        [cse],
+        """
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32, %c: i1) {
           %s = arith.addf %a, %a : f32
           scf.if %c {
@@ -71,7 +76,8 @@ def test_what_a_branch_computes_is_not_known_after_it():
           memref.store %w, %m[%x] : memref<?xf32>
           memref.store %s, %m[%x] : memref<?xf32>
           func.return
-        }""") == normal("""
+        }""",
+    ) == normal("""
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32, %c: i1) {
           %s = arith.addf %a, %a : f32
           scf.if %c {

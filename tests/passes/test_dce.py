@@ -8,7 +8,9 @@ from weft.passes.dce import dce
 
 
 def test_unused_operations_loads_and_arrays_go():
-    assert result_of([dce], """
+    assert result_of(
+        [dce],
+        """
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32) {
           %l = memref.alloca() : memref<4xf32>
           %s = arith.addf %a, %a : f32
@@ -18,7 +20,8 @@ def test_unused_operations_loads_and_arrays_go():
           %o = memref.atomic_rmw addf %t, %l[%x] : (f32, memref<4xf32>) -> f32
           memref.store %a, %m[%x] : memref<?xf32>
           func.return
-        }""") == normal("""
+        }""",
+    ) == normal("""
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32) {
           memref.store %a, %m[%x] : memref<?xf32>
           func.return
@@ -42,7 +45,9 @@ def test_an_array_that_a_later_iteration_reads_stays():
 
 
 def test_an_array_that_only_feeds_itself_goes():
-    assert result_of([dce], """
+    assert result_of(
+        [dce],
+        """
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32, %n: index) {
           %l = memref.alloca() : memref<4xf32>
           scf.for %k = %x to %n step %n {
@@ -51,14 +56,17 @@ def test_an_array_that_only_feeds_itself_goes():
             memref.store %v, %l[%x] : memref<4xf32>
           }
           func.return
-        }""") == normal("""
+        }""",
+    ) == normal("""
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32, %n: index) {
           func.return
         }""")
 
 
 def test_carried_values_that_only_feed_themselves_go():
-    assert result_of([dce], """
+    assert result_of(
+        [dce],
+        """
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32, %n: index) {
           %r, %s, %t = scf.for %k = %x to %n step %n
               iter_args(%u = %a, %v = %a, %w = %a) -> (f32, f32, f32) {
@@ -69,7 +77,8 @@ def test_carried_values_that_only_feed_themselves_go():
           }
           memref.store %s, %m[%x] : memref<?xf32>
           func.return
-        }""") == normal("""
+        }""",
+    ) == normal("""
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32, %n: index) {
           %s, %t = scf.for %k = %x to %n step %n iter_args(%v = %a, %w = %a) -> (f32, f32) {
             %vv = arith.addf %v, %w : f32
@@ -82,7 +91,9 @@ def test_carried_values_that_only_feed_themselves_go():
 
 
 def test_ifs_and_loops_without_effects_go_and_unused_results_of_others():
-    assert result_of([dce], """
+    assert result_of(
+        [dce],
+        """
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32, %n: index, %c: i1) {
           %d = arith.xori %c, %c : i1
           %r = scf.if %d -> (f32) {
@@ -104,7 +115,8 @@ def test_ifs_and_loops_without_effects_go_and_unused_results_of_others():
           }
           memref.store %t, %m[%x] : memref<?xf32>
           func.return
-        }""") == normal("""
+        }""",
+    ) == normal("""
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32, %n: index, %c: i1) {
           %t = scf.if %c -> (f32) {
             memref.store %a, %m[%x] : memref<?xf32>
@@ -119,7 +131,9 @@ def test_ifs_and_loops_without_effects_go_and_unused_results_of_others():
 
 
 def test_unused_reductions_go_and_a_while_stays():
-    assert result_of([dce], """
+    assert result_of(
+        [dce],
+        """
         func.func @f(%m: memref<f32>, %x: index, %a: f32, %n: index, %c: i1) {
           %r, %s = scf.parallel (%i) = (%x) to (%n) step (%n) init (%a, %a) -> (f32, f32) {
             %u = arith.mulf %a, %a : f32
@@ -134,7 +148,9 @@ def test_unused_reductions_go_and_a_while_stays():
           }
           memref.store %s, %m[] : memref<f32>
           func.return
-        }""".replace("REDUCE", reduce("%u", "%v"))) == normal("""
+        }""".replace("REDUCE", reduce("%u", "%v")),
+    ) == normal(
+        """
         func.func @f(%m: memref<f32>, %x: index, %a: f32, %n: index, %c: i1) {
           %s = scf.parallel (%i) = (%x) to (%n) step (%n) init (%a) -> (f32) {
             %v = arith.negf %a : f32
@@ -148,16 +164,22 @@ def test_unused_reductions_go_and_a_while_stays():
           }
           memref.store %s, %m[] : memref<f32>
           func.return
-        }""".replace("REDUCE", reduce("%v")))
+        }""".replace("REDUCE", reduce("%v"))
+    )
 
 
 def reduce(*values: str) -> str:
     """The end of a parallel loop that adds up ``values``, as MLIR spells it."""
-    regions = ", ".join(["""{
+    regions = ", ".join(
+        [
+            """{
             ^bb0(%p: f32, %q: f32):
               %o = arith.addf %p, %q : f32
               scf.reduce.return %o : f32
-            }"""] * len(values))
+            }"""
+        ]
+        * len(values)
+    )
     return f"scf.reduce({', '.join(values)} : {', '.join(['f32'] * len(values))}) {regions}"
 
 

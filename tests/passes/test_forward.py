@@ -73,7 +73,9 @@ def test_noalias_separates_arguments():
 
 
 def test_the_value_is_the_one_stored_last():
-    text = result_of([forward], """
+    text = result_of(
+        [forward],
+        """
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32, %b: f32) {
           memref.store %a, %m[%x] : memref<?xf32>
           memref.store %b, %m[%x] : memref<?xf32>
@@ -81,5 +83,6 @@ def test_the_value_is_the_one_stored_last():
           %s = arith.negf %r : f32
           memref.store %s, %m[%x] : memref<?xf32>
           func.return
-        }""")
+        }""",
+    )
     assert "arith.negf %b" in text

@@ -20,7 +20,8 @@ def stays(text: str) -> None:
 
 
 def test_invariants_leave_all_loops_they_do_not_depend_on():
-    check("""
+    check(
+        """
           scf.for %i = %x to %n step %n {
             scf.for %j = %x to %n step %n {
               %s = arith.addf %a, %a : f32
@@ -30,7 +31,8 @@ def test_invariants_leave_all_loops_they_do_not_depend_on():
               memref.store %s, %m[%u] : memref<?xf32>
             }
           }
-          """, """
+          """,
+        """
           %s = arith.addf %a, %a : f32
           scf.for %i = %x to %n step %n {
             %t = arith.addi %i, %x : index
@@ -40,7 +42,8 @@ def test_invariants_leave_all_loops_they_do_not_depend_on():
               memref.store %s, %m[%u] : memref<?xf32>
             }
           }
-          """)
+          """,
+    )
 
 
 def test_out_of_an_if_only_together_with_a_loop():
@@ -50,7 +53,8 @@ def test_out_of_an_if_only_together_with_a_loop():
             memref.store %s, %m[%x] : memref<?xf32>
           }
           """)
-    check("""
+    check(
+        """
           scf.if %c {
             scf.for %i = %x to %n step %n {
               scf.if %c {
@@ -60,7 +64,8 @@ def test_out_of_an_if_only_together_with_a_loop():
               }
             }
           }
-          """, """
+          """,
+        """
           scf.if %c {
             %s = arith.addf %a, %a : f32
             scf.for %i = %x to %n step %n {
@@ -70,11 +75,13 @@ def test_out_of_an_if_only_together_with_a_loop():
               }
             }
           }
-          """)
+          """,
+    )
 
 
 def test_out_of_a_while_and_a_parallel():
-    check("""
+    check(
+        """
           scf.parallel (%i) = (%x) to (%n) step (%n) {
             %w = scf.while (%p = %c) : (i1) -> (i1) {
               %s = arith.addf %a, %a : f32
@@ -88,7 +95,8 @@ def test_out_of_a_while_and_a_parallel():
             }
             scf.reduce
           }
-          """, """
+          """,
+        """
           %s = arith.addf %a, %a : f32
           scf.parallel (%i) = (%x) to (%n) step (%n) {
             %t = arith.addi %i, %n : index
@@ -102,7 +110,8 @@ def test_out_of_a_while_and_a_parallel():
             }
             scf.reduce
           }
-          """)
+          """,
+    )
 
 
 def test_a_division_that_may_trap_is_not_speculated():
@@ -112,19 +121,22 @@ def test_a_division_that_may_trap_is_not_speculated():
             memref.store %a, %m[%q] : memref<?xf32>
           }
           """)
-    check("""
+    check(
+        """
           %two = arith.constant 2 : index
           scf.for %i = %x to %n step %n {
             %q = arith.floordivsi %x, %two : index
             memref.store %a, %m[%q] : memref<?xf32>
           }
-          """, """
+          """,
+        """
           %two = arith.constant 2 : index
           %q = arith.floordivsi %x, %two : index
           scf.for %i = %x to %n step %n {
             memref.store %a, %m[%q] : memref<?xf32>
           }
-          """)
+          """,
+    )
 
 
 def test_a_load_that_may_fault_stays_in_a_loop_that_may_not_run():
@@ -138,19 +150,22 @@ def test_a_load_that_may_fault_stays_in_a_loop_that_may_not_run():
 
 
 def test_a_load_that_cannot_fault_leaves():
-    check("""
+    check(
+        """
           %l = memref.alloca() : memref<4xf32>
           scf.for %i = %x to %n step %n {
             %s = memref.load %z[] : memref<f32>
             memref.store %s, %l[%i] : memref<4xf32>
           }
-          """, """
+          """,
+        """
           %l = memref.alloca() : memref<4xf32>
           %s = memref.load %z[] : memref<f32>
           scf.for %i = %x to %n step %n {
             memref.store %s, %l[%i] : memref<4xf32>
           }
-          """)
+          """,
+    )
 
 
 def certain(first: str = "", load: str = "%s = memref.load %m[%x] : memref<?xf32>",

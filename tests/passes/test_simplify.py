@@ -207,7 +207,9 @@ def test_minus_zero_survives():
 
 
 def test_if_with_a_known_condition_is_its_branch():
-    assert result_of((simplify, dce), """
+    assert result_of(
+        (simplify, dce),
+        """
         func.func @f(%m: memref<?xf32>, %a: f32, %i: index) {
           %t = arith.constant true
           %r = scf.if %t -> (f32) {
@@ -219,7 +221,8 @@ def test_if_with_a_known_condition_is_its_branch():
           }
           memref.store %r, %m[%i] : memref<?xf32>
           func.return
-        }""") == normal("""
+        }""",
+    ) == normal("""
         func.func @f(%m: memref<?xf32>, %a: f32, %i: index) {
           memref.store %a, %m[%i] : memref<?xf32>
           memref.store %a, %m[%i] : memref<?xf32>
@@ -228,7 +231,9 @@ def test_if_with_a_known_condition_is_its_branch():
 
 
 def test_if_without_operations_becomes_selects():
-    assert result_of((simplify, dce), """
+    assert result_of(
+        (simplify, dce),
+        """
         func.func @f(%m: memref<?xf32>, %a: f32, %b: f32, %c: i1, %i: index) {
           %r, %s = scf.if %c -> (f32, f32) {
             scf.yield %a, %b : f32, f32
@@ -238,7 +243,8 @@ def test_if_without_operations_becomes_selects():
           memref.store %r, %m[%i] : memref<?xf32>
           memref.store %s, %m[%i] : memref<?xf32>
           func.return
-        }""") == normal("""
+        }""",
+    ) == normal("""
         func.func @f(%m: memref<?xf32>, %a: f32, %b: f32, %c: i1, %i: index) {
           %r = arith.select %c, %a, %b : f32
           memref.store %r, %m[%i] : memref<?xf32>
@@ -318,10 +324,13 @@ def test_checks_that_hold_are_dropped_and_others_stay():
 
 
 def test_the_extent_of_a_local_array_is_a_constant():
-    assert "weft.dim" not in result_of((simplify, dce), """
+    assert "weft.dim" not in result_of(
+        (simplify, dce),
+        """
         func.func @f(%m: memref<?xf32>, %a: f32) {
           %l = memref.alloca() : memref<4xf32>
           %n = "weft.dim"(%l) {axis = 0} : (memref<4xf32>) -> index
           memref.store %a, %m[%n] : memref<?xf32>
           func.return
-        }""")
+        }""",
+    )

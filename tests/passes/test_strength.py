@@ -22,10 +22,13 @@ def text(body: str) -> str:
 
 
 EIGHT = "%c8 = arith.constant 8 : index\n"
-MODULO = EIGHT + """
+MODULO = (
+    EIGHT
+    + """
           %q = arith.floordivsi %x, %c8 : index
           %p = arith.muli %q, %c8 : index
           %r = arith.subi %x, %p : index"""
+)
 
 
 @pytest.mark.parametrize(("before", "after"), [

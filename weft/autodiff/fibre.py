@@ -110,7 +110,9 @@ def _solve(access: Access, element: list[Value], ivs: list[Value], found: Fibre)
             constraints.append(Compare("eq", equation))
         open_.remove(equation)
         for solved, poly in found.solved.items():
-            found.solved[solved] = _replace(poly, {iv: found.solved[iv]}) if solved is not iv else poly
+            found.solved[solved] = (
+                _replace(poly, {iv: found.solved[iv]}) if solved is not iv else poly
+            )
         open_ = [_replace(e, found.solved) for e in open_]
     free = set(ivs) - set(found.solved)
     for equation in open_:

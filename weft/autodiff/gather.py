@@ -138,7 +138,9 @@ def _sum(
             w.b.do("scf.yield", nest(k + 1, block.args[1]))
         return loop.result
 
-    def guarded(conditions: Sequence[object], total: Value, inside: Callable[[Value], Value]) -> Value:
+    def guarded(
+        conditions: Sequence[object], total: Value, inside: Callable[[Value], Value]
+    ) -> Value:
         if not conditions:
             return inside(total)
         test = w.all(conditions)  # type: ignore[arg-type]
@@ -155,9 +157,13 @@ def _sum(
 def _rest(function: Function, taken: set[Op], reduced: set[Op], slicer: Slicer) -> Function:
     """``function`` without the accumulations that were taken, which stores what sums need of it, and
     which reduces what goes to one element."""
-    new = Function(function.name, [a.type for a in function.args] + [slicer.type(v) for v in slicer.spilled],
-                   [a.name for a in function.args] + [slicer.name(k) for k in range(len(slicer.spilled))],
-                   dict(function.attrs), function.span)  # fmt: skip
+    new = Function(
+        function.name,
+        [a.type for a in function.args] + [slicer.type(v) for v in slicer.spilled],
+        [a.name for a in function.args] + [slicer.name(k) for k in range(len(slicer.spilled))],
+        dict(function.attrs),
+        function.span,
+    )
     order = iter([op for op in walk(function.body) if op.name == "memref.atomic_rmw"])
     finals: list[tuple[Value, list[Value]]] = []
 

@@ -16,7 +16,7 @@ from weft.ir.core import Block, Function, Op, Value
 
 
 def contents(function: Function) -> dict[Op, str]:
-    """"after" or "before" for each load from an argument that ``function`` also writes.
+    """ "after" or "before" for each load from an argument that ``function`` also writes.
 
     Raises ``GradientError`` for a load that is neither.
     """

@@ -26,7 +26,11 @@ _SCOPES = ("scf.for", "scf.while", "scf.if")
 
 
 def reverse(
-    function: Function, wanted: Collection[int], kept: Collection[int] = (), *, lasting: bool = False
+    function: Function,
+    wanted: Collection[int],
+    kept: Collection[int] = (),
+    *,
+    lasting: bool = False,
 ) -> Adjoint:
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
 
@@ -227,10 +231,18 @@ class _Reversal:
         elif kind == "mulf":
             at = self.parallel.results.index(result)  # type: ignore[union-attr]
             first = self.parallel.operands[3 * self.parallel.attrs["dims"] + at]  # type: ignore[union-attr]
-            zeros, rest = self._recount(given, [
-                ("addf", zero, lambda c: self._select_equal(c, self._zero(given), one, zero)),
-                ("mulf", self.env[first], lambda c: self._select_equal(c, self._zero(given), one, c)),
-            ], result)  # fmt: skip
+            zeros, rest = self._recount(
+                given,
+                [
+                    ("addf", zero, lambda c: self._select_equal(c, self._zero(given), one, zero)),
+                    (
+                        "mulf",
+                        self.env[first],
+                        lambda c: self._select_equal(c, self._zero(given), one, c),
+                    ),
+                ],
+                result,
+            )
             others = self._select_equal(zeros, zero, self.b.op("arith.divf", rest, mine), zero)
             alone = self._select_equal(zeros, one, rest, zero)
             product = self._select_equal(mine, zero, alone, others)
@@ -314,8 +326,10 @@ class _Reversal:
         for op in self.b.block.ops[start:]:
             for k, operand in enumerate(op.operands):
                 owner = operand.owner
-                if isinstance(owner, Op) and owner.name == "arith.constant" and (
-                    owner not in self.b.block.ops
+                if (
+                    isinstance(owner, Op)
+                    and owner.name == "arith.constant"
+                    and (owner not in self.b.block.ops)
                 ):
                     copy = Op("arith.constant", [], [operand.type], dict(owner.attrs), span=op.span)
                     self.b.block.ops.insert(start, copy)
@@ -543,7 +557,9 @@ class _Reversal:
                 name = f"tape{self.order}.{len(self.buffers)}.{value.name or 'v'}"
                 rank = len(self.indices) + len(around) + 1 + len(shape)
                 tape.buffers.append(self._argument(name, MemRefType(stored(element), rank)))
-                self.buffers.append(Buffer(name, stored(element).name, self.parallel, (*around, extent), shape))
+                self.buffers.append(
+                    Buffer(name, stored(element).name, self.parallel, (*around, extent), shape)
+                )
         return tape
 
     # --- undoing ----------------------------------------------------------------------------------
@@ -632,8 +648,11 @@ class _Reversal:
             return
         if op.attrs.get("kind") != "addf":
             kind = op.attrs.get("kind", "compare-and-swap")
-            raise GradientError(f"an atomic {kind} of floats has no gradient", op.span,
-                                help="accumulate with +=, or reduce into a local variable")  # fmt: skip
+            raise GradientError(
+                f"an atomic {kind} of floats has no gradient",
+                op.span,
+                help="accumulate with +=, or reduce into a local variable",
+            )
         if op.result in self.adj:
             raise GradientError("the value from before an atomic += has no gradient", op.span)
         at = [self.env[v] for v in op.operands[2:]]
@@ -669,7 +688,9 @@ class _Reversal:
         """Whether anything in ``op`` reads or writes memory that has an adjoint."""
         names = ("memref.load", "memref.store", "memref.atomic_rmw", "memref.atomic_cas")
         arrays = self.activity.arrays
-        return any(o.name in names and any(v in arrays for v in o.operands) for o in walk_regions(op))
+        return any(
+            o.name in names and any(v in arrays for v in o.operands) for o in walk_regions(op)
+        )
 
     def _undo_for(self, op: Op) -> None:
         body = op.regions[0]
@@ -686,8 +707,11 @@ class _Reversal:
         starts = [results[c] or self._zero(c) for c in chain]
         starts += [self._adjoint(v) for v in outer]
         # Backwards, unless nothing is handed on from iteration to iteration.
-        plain = not chain and not self._stored_in(op) and not self._overwrites(op) and all(
-            is_unread(v, given[v], body) for v in body.args[1:] if v not in sums
+        plain = (
+            not chain
+            and not self._stored_in(op)
+            and not self._overwrites(op)
+            and all(is_unread(v, given[v], body) for v in body.args[1:] if v not in sums)
         )
         n = self._trips(lower, upper, step)
         zero, one = self.b.constant(0, index), self._one()
@@ -830,8 +854,11 @@ class _Tape:
         for memref, buffer in zip(self.arrays, self.buffers[len(self.carried) :], strict=True):
             type = memref.type
             assert isinstance(type, MemRefType)
-            r._copy(type.shape or (), lambda at, m=memref: r.b.load(r.env[m], at),
-                    lambda v, at, t=buffer: r.b.store(v, t, [*r.places(), number, *at]))  # fmt: skip
+            r._copy(
+                type.shape or (),
+                lambda at, m=memref: r.b.load(r.env[m], at),
+                lambda v, at, t=buffer: r.b.store(v, t, [*r.places(), number, *at]),
+            )
 
     def read(self, number: Value, r: _Reversal) -> None:
         for value, buffer in zip(self.carried, self.buffers, strict=False):

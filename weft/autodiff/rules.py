@@ -112,8 +112,11 @@ def _choice(d: Local) -> list[Value | None]:
     test, yes, no = d.source.operands
     shares = [d.select(d.a, d.g, zero), d.select(d.a, zero, d.g)]
     compare = test.owner
-    if isinstance(compare, Op) and compare.name == "arith.cmpf" and all(d.varied[1:]) and (
-        {*compare.operands} == {yes, no} and compare.attrs["predicate"] in _ORDERS
+    if (
+        isinstance(compare, Op)
+        and compare.name == "arith.cmpf"
+        and all(d.varied[1:])
+        and ({*compare.operands} == {yes, no} and compare.attrs["predicate"] in _ORDERS)
     ):
         tie, half = d.equal(d.b, d.c), d.mul(d.g, d.number(0.5))
         shares = [d.select(tie, half, share) for share in shares]
@@ -233,7 +236,45 @@ RULES: dict[str, Rule] = {
 
 # Piecewise constant, or without floats among operands or results.
 ZERO: frozenset[str] = frozenset(
-    ["arith.constant", "arith.addi", "arith.subi", "arith.muli", "arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui", "arith.andi", "arith.ori", "arith.xori", "arith.shli", "arith.shrsi", "arith.shrui", "arith.minsi", "arith.maxsi", "arith.minui", "arith.maxui", "arith.cmpi", "arith.cmpf", "arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.fptoui", "math.floor", "math.ceil", "math.trunc", "math.roundeven", "math.absi", "math.isnan", "math.isinf", "math.ctpop", "memref.dim"]
+    [
+        "arith.constant",
+        "arith.addi",
+        "arith.subi",
+        "arith.muli",
+        "arith.floordivsi",
+        "arith.divui",
+        "arith.remsi",
+        "arith.remui",
+        "arith.andi",
+        "arith.ori",
+        "arith.xori",
+        "arith.shli",
+        "arith.shrsi",
+        "arith.shrui",
+        "arith.minsi",
+        "arith.maxsi",
+        "arith.minui",
+        "arith.maxui",
+        "arith.cmpi",
+        "arith.cmpf",
+        "arith.extsi",
+        "arith.extui",
+        "arith.trunci",
+        "arith.index_cast",
+        "arith.sitofp",
+        "arith.uitofp",
+        "arith.fptosi",
+        "arith.fptoui",
+        "math.floor",
+        "math.ceil",
+        "math.trunc",
+        "math.roundeven",
+        "math.absi",
+        "math.isnan",
+        "math.isinf",
+        "math.ctpop",
+        "memref.dim",
+    ]
 )
 
 # Declared without a rule: a float's bits taken as a number have no derivative that means anything.

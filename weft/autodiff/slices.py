@@ -32,8 +32,12 @@ class Slicer:
         self.parallel = next(op for op in function.body.ops if op.name == "scf.parallel")
         self.dims: int = self.parallel.attrs["dims"]
         self.spilled: list[Value] = []
-        self.written = {op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES}
-        self.depth: dict[Value, Op | None] = {}  # the operation with regions that a value is made in
+        self.written = {
+            op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES
+        }
+        self.depth: dict[
+            Value, Op | None
+        ] = {}  # the operation with regions that a value is made in
         self.parents: dict[Op, Op | None] = {}
         self._survey(function.body, None)
 
@@ -133,7 +137,9 @@ class Slicer:
         if op.name == "memref.load":
             return op.operands[0] not in self.written and not isinstance(op.operands[0].owner, Op)
         if op.name == "scf.if":
-            return all(self._repeatable(o) or OPS[o.name].terminator for r in op.regions for o in walk(r))
+            return all(
+                self._repeatable(o) or OPS[o.name].terminator for r in op.regions for o in walk(r)
+            )
         return OPS[op.name].pure
 
     # --- copying ----------------------------------------------------------------------------------
@@ -183,7 +189,10 @@ class Slicer:
         if owner.regions:
             rewriter = Rewriter(lambda op, r: None)
             own = {r for region in owner.regions for o in walk(region) for r in o.results}
-            for v in [*owner.operands, *(x for r in owner.regions for o in walk(r) for x in o.operands)]:
+            for v in [
+                *owner.operands,
+                *(x for r in owner.regions for o in walk(r) for x in o.operands),
+            ]:
                 if v not in own:
                     rewriter.replacement[v] = self._copy(v, w, kept)
             rewriter.block = w.b.block
@@ -191,15 +200,23 @@ class Slicer:
             w.values.update((r, rewriter.lookup(r)) for r in owner.results)
             return w.values[value]
         operands = [self._copy(v, w, kept) for v in owner.operands]
-        copy = Op(owner.name, operands, [r.type for r in owner.results], dict(owner.attrs), span=owner.span)
+        copy = Op(
+            owner.name,
+            operands,
+            [r.type for r in owner.results],
+            dict(owner.attrs),
+            span=owner.span,
+        )
         w.b.append(copy)
         w.values.update(zip(owner.results, copy.results, strict=True))
         return w.values[value]
 
     def spill(self, access: Access) -> None:
         """Notes what ``copy`` will need from workspaces."""
-        roots = [access.op.operands[0], *(
-            op.operands[0] for op, _ in self._around(access.op) if op.name == "scf.if")]  # fmt: skip
+        roots = [
+            access.op.operands[0],
+            *(op.operands[0] for op, _ in self._around(access.op) if op.name == "scf.if"),
+        ]
         for root in roots:
             for v in self._needed(root):
                 if self._spills(v) and v not in self.spilled:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from weft.codegen.arith import combine, from_word, identity, narrow, scalar, word
 from weft.codegen.device import ORDERING, Cuda
 from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type
-from weft.codegen.launching import THREADS, Mapping, Variant
+from weft.codegen.launching import THREADS, WARP, Mapping, Variant
 from weft.codegen.llvm import emit_block, emit_op, loop
 from weft.codegen.neighbours import quotients, whole_vectors
 from weft.codegen.threads import argument_slots
@@ -265,7 +265,11 @@ class Grid:
         known = lower is not None and step == 1
         shift = int(lower) % wide if lower is not None and known else 0
         self.unaligned = not known
-        base = e.inst(f"mul nsw {ty} {start}, {wide}")
+        if self._apart > 1:
+            base = self._between(e, start, ty)
+            shift = 0
+        else:
+            base = e.inst(f"mul nsw {ty} {start}, {wide}")
         if shift:  # so that vectors begin at multiples of their length in memory, not in the loop
             base = e.inst(f"sub nsw {ty} {base}, {shift}")
 
@@ -283,14 +287,15 @@ class Grid:
         names: list[str], bind: Callable[[int, str], None],
     ) -> list[str]:  # fmt: skip
         """``vector`` iterations from ``first`` on: without branches if all of them exist."""
-        wide = self.variant.vector
-        end = e.inst(f"add nsw {ty} {first}, {wide}")
+        apart = self._apart
+        length = (self.variant.vector - 1) * apart + 1
+        end = e.inst(f"add nsw {ty} {first}, {length}")
         inside = e.inst(f"and i1 {e.inst(f'icmp sge {ty} {first}, 0')}, "
                         f"{e.inst(f'icmp sle {ty} {end}, {trip}')}")  # fmt: skip
         self.quotients = quotients(op.regions[0], op.regions[0].args[axis])
         for divisor in {inner.operands[1] for inner in self.quotients}:
             kind = llvm_type(divisor.type)
-            enough = e.inst(f"icmp sge {kind} {e.name(divisor)}, {wide}")
+            enough = e.inst(f"icmp sge {kind} {e.name(divisor)}, {length}")
             inside = e.inst(f"and i1 {inside}, {enough}")
         full, part, out = e.label("full"), e.label("part"), e.label("joined")
         e.branch(inside, full, part)
@@ -306,7 +311,9 @@ class Grid:
         low = e.intrinsic(f"llvm.smax.{ty}", ty, (ty, first), (ty, "0"))
         high = e.intrinsic(f"llvm.smin.{ty}", ty, (ty, end), (ty, trip))
         one = lambda count, values: self._iteration(e, op, lambda: bind(axis, count), values)  # noqa: E731
-        single = loop(e, low, high, "1", carried, names, one, metadata=self._rolled(), type=ty)
+        single = loop(
+            e, low, high, str(apart), carried, names, one, metadata=self._rolled(), type=ty
+        )
         other = e.block
         e.jump(out)
         e.start(out)
@@ -326,7 +333,7 @@ class Grid:
         own: list[dict[Value, str]] = [{} for _ in range(self.variant.vector)]
         for k, local in enumerate(own):
             e.names = ChainMap(local, names)  # type: ignore[assignment]
-            bind(axis, first if k == 0 else e.inst(f"add nsw {ty} {first}, {k}"))
+            bind(axis, first if k == 0 else e.inst(f"add nsw {ty} {first}, {k * self._apart}"))
         assert self.mapping is not None
         limits = {} if self.unaligned else {
             self.function.args[position]: limit for position, limit in self.mapping.aligned
@@ -337,7 +344,7 @@ class Grid:
                 e.names = ChainMap(local, names)  # type: ignore[assignment]
                 self.cuda.aligned = aligned[k]
                 if k and inner in self.quotients:
-                    local[inner.result] = self._next_quotient(e, inner, own[0], k)
+                    local[inner.result] = self._next_quotient(e, inner, own[0], k * self._apart)
                 else:
                     emit_op(e, inner)
         self.cuda.aligned = {}
@@ -356,6 +363,17 @@ class Grid:
         rest = e.inst(f"sub {ty} {first[op.operands[0]]}, {product}")
         over = e.inst(f"icmp sge {ty} {e.inst(f'add {ty} {rest}, {k}')}, {divisor}")
         return e.inst(f"add {ty} {quotient}, {e.inst(f'zext i1 {over} to {ty}')}")
+
+    @property
+    def _apart(self) -> int:
+        return self.mapping.apart if self.mapping is not None else 1
+
+    def _between(self, e: Emitter, place: str, ty: str) -> str:
+        """The first iteration of the thread at ``place``, where the threads of a warp lie between a
+        thread's neighbours."""
+        warp = e.inst(f"lshr {ty} {place}, {WARP.bit_length() - 1}")
+        begin = e.inst(f"mul nuw nsw {ty} {warp}, {WARP * self.variant.vector}")
+        return e.inst(f"add nuw nsw {ty} {begin}, {e.inst(f'and {ty} {place}, {WARP - 1}')}")
 
     def _iteration(
         self, e: Emitter, op: Op, bind: Callable[[], None], carried: list[str]

@@ -8,7 +8,7 @@ the runtime follow both; a schedule would replace them.
 
 from __future__ import annotations
 
-from weft.codegen.launching import Mapping
+from weft.codegen.launching import WARP, Mapping
 from weft.index.access import Access, accesses, parallel_dims_of
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, bf16, f16, f32, i1, i8, i16
@@ -27,13 +27,14 @@ def plan(function: Function, parallel: Op) -> Mapping:
     # Ties go to the last index, as loops over row-major arrays are written.
     fastest = max(range(len(ivs)), key=lambda k: (scores[k], k))
     order = (fastest, *(k for k in reversed(range(len(ivs))) if k != fastest))
-    vector, aligned = _vector(function, parallel, found, ivs[fastest])
+    vector, aligned, apart = _vector(function, parallel, found, ivs[fastest])
     return Mapping(
         order,
         vector,
         aligned,
         _private(function, parallel),
         int(function.attrs.get("block_dim", 0)),
+        apart=apart,
     )
 
 
@@ -62,35 +63,36 @@ _STRAIGHT = ("memref.load", "memref.store", "memref.dim")
 
 def _vector(
     function: Function, parallel: Op, found: list[Access], iv: Value
-) -> tuple[int, tuple[tuple[int, int], ...]]:
+) -> tuple[int, tuple[tuple[int, int], ...], int]:
+    """``vector``, ``aligned`` and ``apart`` of the mapping."""
     body = parallel.regions[0]
     memory = [op for op in body.ops if op.name in ("memref.load", "memref.store")]
     if any(op.regions or op.name.startswith(("weft.", "memref.atomic", "memref.alloca"))
            for op in body.ops):  # fmt: skip
-        return 1, ()
+        return 1, (), 1
     along = [(a, use) for a in found for use in parallel_dims_of(a) if use.iv is iv]
     unit = [
         a for a, use in along if use.stride == 1 and _row_major(a) and a.memref in function.args
     ]
     stores = [a for a in found if a.writes]
     if not unit or any(a not in unit for a in stores):
-        return 1, ()
+        return 1, (), 1
     most = max(_bytes(a.memref) for a in unit)
     copies = min(VECTOR_BYTES // most, 8)
     while copies > 1 and copies * len(body.ops) > MOST_COPIES:
         copies //= 2
     if copies < 2 or len(memory) * copies > 128:
-        return 1, ()
+        return 1, (), 1
     args = function.args
     aligned = {args.index(a.memref): copies * _bytes(a.memref) for a in unit}
     divides = any(op.name == "arith.floordivsi" for op in body.ops)
-    if parallel.attrs["kinds"] or (
-        divides and most >= 4 and 2 * copies * len(body.ops) <= MOST_COPIES
-    ):
-        copies *= (
-            2  # two vectors on their way at a time, or twice as many quotients for one division
-        )
-    return copies, tuple(sorted(aligned.items()))
+    if parallel.attrs["kinds"]:
+        copies *= 2  # two vectors on their way at a time
+    elif divides and most >= 4 and 2 * copies * len(body.ops) <= MOST_COPIES:
+        # Twice as many quotients for one division. What is read at places that come of divisions
+        # is not read in vectors: a warp's threads then read and write what lies side by side.
+        return 2 * copies, (), WARP
+    return copies, tuple(sorted(aligned.items())), 1
 
 
 def _bytes(memref: Value) -> int:

@@ -39,21 +39,25 @@ def build(x: Operand, span: Span) -> Vec:
         parts = [build(item, span) for item in x.items]
         if all(len(p.shape) == 1 and p.shape == parts[0].shape for p in parts):
             return Vec([i for p in parts for i in p.items], (len(parts), parts[0].shape[0]))
-    raise KernelTypeError(f"a vector cannot be made of {describe(x)}", span,
-                          help="write weft.Vector([a, b, c]) or weft.Matrix([[a, b], [c, d]])")  # fmt: skip
+    raise KernelTypeError(
+        f"a vector cannot be made of {describe(x)}",
+        span,
+        help="write weft.Vector([a, b, c]) or weft.Matrix([[a, b], [c, d]])",
+    )
 
 
-def elementwise(
-    f: Callable[..., Operand], arguments: list[Operand], span: Span
-) -> Operand:
+def elementwise(f: Callable[..., Operand], arguments: list[Operand], span: Span) -> Operand:
     """``f`` on each element; scalars stand for all elements, vectors must have one shape."""
     shapes = {a.shape for a in arguments if isinstance(a, Vec)}
     if not shapes:
         return f(*arguments)
     if len(shapes) > 1:
         a, b = sorted(shapes)[:2]
-        raise KernelTypeError(f"shapes {'x'.join(map(str, a))} and {'x'.join(map(str, b))} do not fit",
-                              span, help="element by element needs equal shapes; `@` multiplies matrices")  # fmt: skip
+        raise KernelTypeError(
+            f"shapes {'x'.join(map(str, a))} and {'x'.join(map(str, b))} do not fit",
+            span,
+            help="element by element needs equal shapes; `@` multiplies matrices",
+        )
     shape = shapes.pop()
     count = shape[0] * (shape[1] if len(shape) == 2 else 1)
     columns = [a.items if isinstance(a, Vec) else [a] * count for a in arguments]
@@ -98,7 +102,9 @@ def dot(cx: Lowering, a: Operand, b: Operand, span: Span) -> Operand:
 
 def matmul(cx: Lowering, a: Operand, b: Operand, span: Span) -> Operand:
     if not (isinstance(a, Vec) and isinstance(b, Vec)):
-        raise KernelTypeError("`@` needs two vectors or matrices", span, help="use `*` with a scalar")
+        raise KernelTypeError(
+            "`@` needs two vectors or matrices", span, help="use `*` with a scalar"
+        )
     if len(a.shape) == 1 and len(b.shape) == 1:
         return dot(cx, a, b, span)
     left = list(rows(a)) if len(a.shape) == 2 else [a]
@@ -139,8 +145,11 @@ def set_attribute(cx: Lowering, target: ast.Attribute, value: Operand, span: Spa
     base = cx.expression(target.value)
     places = swizzle(base, target.attr) if isinstance(base, Vec) else None
     if places is None or not isinstance(target.value, ast.Name):
-        raise KernelTypeError(f"cannot assign to `.{target.attr}` of {describe(base)}", span,
-                              help="assign to elements of a tensor or of a vector variable")  # fmt: skip
+        raise KernelTypeError(
+            f"cannot assign to `.{target.attr}` of {describe(base)}",
+            span,
+            help="assign to elements of a tensor or of a vector variable",
+        )
     assert isinstance(base, Vec)
     values = [value] if len(places) == 1 else cx.unpack(value, len(places), span)
     items = list(base.items)
@@ -199,7 +208,11 @@ def replace(cx: Lowering, x: Vec, node: ast.expr, value: Operand, span: Span) ->
     items: list[Operand] = list(x.items)
     whole_row = len(x.shape) == 2 and len(positions) == 1
     for place in range(len(items)):
-        at = [place // width, place % width][: len(positions)] if width > 1 or len(x.shape) == 2 else [place]
+        at = (
+            [place // width, place % width][: len(positions)]
+            if width > 1 or len(x.shape) == 2
+            else [place]
+        )
         new = values[place % width] if whole_row and row else values[0]
         condition: Operand = Static(True)
         for position, k in zip(positions, at, strict=True):
@@ -217,7 +230,9 @@ def replace(cx: Lowering, x: Vec, node: ast.expr, value: Operand, span: Span) ->
         if isinstance(condition, Static):
             items[place] = new if condition.value else items[place]
         else:
-            items[place] = cx.scalars.select(cx.scalars.truth(condition, span), new, items[place], span)
+            items[place] = cx.scalars.select(
+                cx.scalars.truth(condition, span), new, items[place], span
+            )
     return Vec(items, x.shape)  # type: ignore[arg-type]
 
 

@@ -38,6 +38,7 @@ from weft.source import Span
 if TYPE_CHECKING:
     from weft.frontend.lower import Lowering
 
+
 # --- the call itself ----------------------------------------------------------------------------
 def call(cx: Lowering, node: ast.Call) -> Operand:
     span = cx.span(node)
@@ -45,7 +46,9 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if isinstance(function, Method):
         return _method(cx, function, _arguments(cx, node), span)
     if not isinstance(function, Static):
-        raise KernelTypeError(f"{describe(function)} cannot be called", span, help="call a function")
+        raise KernelTypeError(
+            f"{describe(function)} cannot be called", span, help="call a function"
+        )
     target = function.value
     if isinstance(target, DType):
         (argument,) = _exactly(cx, node, 1, repr(target))
@@ -58,8 +61,11 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
             return LAZY[name](cx, node)
         handler = HANDLERS.get(name)
         if handler is None:
-            raise KernelSyntaxError(f"`{ast.unparse(node.func)}` cannot be called in a device loop", span,
-                                    help="call it in the host part")  # fmt: skip
+            raise KernelSyntaxError(
+                f"`{ast.unparse(node.func)}` cannot be called in a device loop",
+                span,
+                help="call it in the host part",
+            )
         arguments = _arguments(cx, node)
         _check_count(name, arguments, node, span)
         return handler(cx, node, arguments)
@@ -99,14 +105,20 @@ def _check_count(name: str, arguments: list[Operand], node: ast.Call, span: Span
                 return
             raise KernelTypeError(
                 f"`{ast.unparse(node.func)}` takes {count} argument{'' if count == 1 else 's'}, and "
-                f"{len(arguments) + len(node.keywords)} are given", span, help="check the call",
-            )  # fmt: skip
+                f"{len(arguments) + len(node.keywords)} are given",
+                span,
+                help="check the call",
+            )
 
 
 def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
     receiver: list[Operand] = []
     arguments = _arguments(cx, node)
-    if any(target is f for f in _OF_CONSTANTS) and arguments and all(isinstance(a, Static) for a in arguments):
+    if (
+        any(target is f for f in _OF_CONSTANTS)
+        and arguments
+        and all(isinstance(a, Static) for a in arguments)
+    ):
         return _of_constants(target, [a.value for a in arguments], node, span)  # type: ignore[union-attr]
     if target is breakpoint:
         raise KernelSyntaxError(
@@ -125,20 +137,26 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
     if not isinstance(target, types.FunctionType):
         raise KernelTypeError(
             f"`{ast.unparse(node.func)}` cannot be called in a device loop: it has no Python source",
-            span, help="use weft.math, math, or a Python function of your own; whole-tensor "
+            span,
+            help="use weft.math, math, or a Python function of your own; whole-tensor "
             "functions belong in the host part",
-        )  # fmt: skip
+        )
     arguments = [*receiver, *arguments]
     for keyword in node.keywords:
         if keyword.arg is None:
-            raise KernelSyntaxError("`**` cannot be compiled", span, help="write the arguments one by one")
+            raise KernelSyntaxError(
+                "`**` cannot be compiled", span, help="write the arguments one by one"
+            )
         named[keyword.arg] = expressions.expression(cx, keyword.value)
     signature = inspect.signature(target)
     try:
         bound = signature.bind(*arguments, **named)
     except TypeError as error:
-        raise KernelTypeError(f"`{target.__name__}`: {error}", span,
-                              help=f"it is defined as {target.__name__}{signature}") from None  # fmt: skip
+        raise KernelTypeError(
+            f"`{target.__name__}`: {error}",
+            span,
+            help=f"it is defined as {target.__name__}{signature}",
+        ) from None
     values: dict[str, Operand] = {}
     for parameter in signature.parameters.values():
         if parameter.name in bound.arguments:
@@ -161,7 +179,9 @@ def _of_constants(function: Any, values: list[Any], node: ast.Call, span: Span) 
     try:
         return Static(function(*values))
     except (TypeError, ValueError, OverflowError) as error:
-        raise KernelTypeError(f"`{ast.unparse(node)}`: {error}", span, help="check the call") from None
+        raise KernelTypeError(
+            f"`{ast.unparse(node)}`: {error}", span, help="check the call"
+        ) from None
 
 
 def _to(dtype: Any) -> Handler:
@@ -170,7 +190,9 @@ def _to(dtype: Any) -> Handler:
         if len(arguments) != 1:
             if not arguments and not node.keywords:
                 return Static(dtype())
-            raise KernelTypeError(f"`{dtype.__name__}` takes one argument", span, help="check the call")
+            raise KernelTypeError(
+                f"`{dtype.__name__}` takes one argument", span, help="check the call"
+            )
         x = arguments[0]
         if isinstance(x, Static) and isinstance(x.value, str):
             return Static(dtype(x.value))
@@ -215,13 +237,18 @@ def _grouped(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     span = cx.span(node)
     (x,) = arguments
     if isinstance(x, Tensor):
-        return Box([(Static(0), expressions.extent(cx, x, k)) for k in range(x.lattice)], grouped=True)
+        return Box(
+            [(Static(0), expressions.extent(cx, x, k)) for k in range(x.lattice)], grouped=True
+        )
     if isinstance(x, Box):
         return Box(x.bounds, grouped=True)
     if isinstance(x, Range) and isinstance(x.step, Static) and x.step.value == 1:
         return Box([(x.lower, x.upper)], grouped=True)
-    raise KernelTypeError(f"`grouped` takes a tensor or an ndrange, and this is {describe(x)}", span,
-                          help="write weft.grouped(x) or weft.grouped(weft.ndrange(n, m))")  # fmt: skip
+    raise KernelTypeError(
+        f"`grouped` takes a tensor or an ndrange, and this is {describe(x)}",
+        span,
+        help="write weft.grouped(x) or weft.grouped(weft.ndrange(n, m))",
+    )
 
 
 def _static(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
@@ -236,8 +263,11 @@ def _static(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         return Static(tuple(_product(pairs)))
     if isinstance(x, (Static, Tup, Vec)):
         return x
-    raise KernelTypeError("`static` needs what is known at compile time", span,
-                          help="constants, template() arguments, and shapes of local arrays are known")  # fmt: skip
+    raise KernelTypeError(
+        "`static` needs what is known at compile time",
+        span,
+        help="constants, template() arguments, and shapes of local arrays are known",
+    )
 
 
 def _product(pairs: list[tuple[int, int]]) -> list[Any]:
@@ -261,14 +291,19 @@ def _len(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         return Static(len(x.value))
     if isinstance(x, Tensor) and x.rank:
         return expressions.extent(cx, x, 0)
-    raise KernelTypeError(f"{describe(x)} has no len()", cx.span(node), help="use a tensor or a tuple")
+    raise KernelTypeError(
+        f"{describe(x)} has no len()", cx.span(node), help="use a tensor or a tuple"
+    )
 
 
 def _items(cx: Lowering, node: ast.Call, x: Operand) -> list[Operand]:
     items = static_items(x)
     if items is None:
-        raise KernelTypeError(f"`{ast.unparse(node.func)}` needs a tuple or a vector, and this is {describe(x)}",
-                              cx.span(node), help="write the loop over the elements")  # fmt: skip
+        raise KernelTypeError(
+            f"`{ast.unparse(node.func)}` needs a tuple or a vector, and this is {describe(x)}",
+            cx.span(node),
+            help="write the loop over the elements",
+        )
     return items
 
 
@@ -285,7 +320,11 @@ def _any(symbol: str) -> Handler:
         result: Operand = Static(symbol == "&")
         for item in _items(cx, node, arguments[0]):
             truth = cx.scalars.cast(expressions.read_scalar(cx, item, span), "bool", span)
-            result = truth if isinstance(result, Static) else cx.scalars.binary(symbol, result, truth, span)
+            result = (
+                truth
+                if isinstance(result, Static)
+                else cx.scalars.binary(symbol, result, truth, span)
+            )
         return result
 
     return handler
@@ -349,8 +388,11 @@ def _identity(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand
 def _extent(x: Operand, span: Span) -> int:
     if isinstance(x, Static) and isinstance(x.value, int) and 0 < x.value <= 1 << 20:
         return x.value
-    raise KernelTypeError("the shape of a local array or vector must be known at compile time", span,
-                          help="use constants or template() arguments")  # fmt: skip
+    raise KernelTypeError(
+        "the shape of a local array or vector must be known at compile time",
+        span,
+        help="use constants or template() arguments",
+    )
 
 
 def _zeros(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
@@ -396,11 +438,21 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
             return x
         if name in ("to", "type", "cast") and len(arguments) == 1:
             return cast(cx, x, dtype_from(arguments[0], span), span)
-        named = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16", "int": "i32", "long": "i64", "bool": "bool"}
+        named = {
+            "float": "f32",
+            "double": "f64",
+            "half": "f16",
+            "bfloat16": "bf16",
+            "int": "i32",
+            "long": "i64",
+            "bool": "bool",
+        }
         if name in named and not arguments:
             return cx.scalars.cast_exactly(x, named[name], span)
         if name in names.UNARY and name in HANDLERS and not arguments:
-            return HANDLERS[name](cx, ast.Call(ast.Name(name), [], [], lineno=span.line, col_offset=span.column), [x])
+            return HANDLERS[name](
+                cx, ast.Call(ast.Name(name), [], [], lineno=span.line, col_offset=span.column), [x]
+            )
     if isinstance(x, Tensor):
         if name == "size":
             dims = expressions.attribute(cx, x, "shape", span)

@@ -34,15 +34,23 @@ def dtype_object(name: str) -> Any:
 def dtype_from(x: Operand, span: Span) -> Any:
     """The dtype (or vector type) that an annotation or an argument names."""
     value = x.value if isinstance(x, Static) else None
-    if value is float or value is int or value is bool or isinstance(value, (VectorType, MatrixType)):
+    if (
+        value is float
+        or value is int
+        or value is bool
+        or isinstance(value, (VectorType, MatrixType))
+    ):
         return value
     if value is not None:
         try:
             return as_dtype(value)
         except KernelTypeError:
             pass
-    raise KernelTypeError(f"{describe(x)} is not a type", span,
-                          help="write a dtype such as weft.f32, torch.float32, int or float")  # fmt: skip
+    raise KernelTypeError(
+        f"{describe(x)} is not a type",
+        span,
+        help="write a dtype such as weft.f32, torch.float32, int or float",
+    )
 
 
 def dtype_name(value: Any) -> str:

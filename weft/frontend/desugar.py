@@ -130,11 +130,18 @@ def _statements(body: list[ast.stmt], scope: _Loop, function: _Loop | None) -> l
     for k, node in enumerate(body):
         rest = body[k + 1 :]
         if isinstance(node, ast.Return):
-            value = node.value if node.value is not None else ast.copy_location(ast.Constant(None), node)
+            value = (
+                node.value
+                if node.value is not None
+                else ast.copy_location(ast.Constant(None), node)
+            )
             result.append(_at(ast.Assign([ast.Name(RETURN_VALUE, ast.Store())], value), node))
             if scope.in_loop:
                 assert function is not None
-                result += [_set(_returned(function), True, node), _set(_broken(scope, node), True, node)]
+                result += [
+                    _set(_returned(function), True, node),
+                    _set(_broken(scope, node), True, node),
+                ]
             return result
         if isinstance(node, ast.Break):
             result.append(_set(_broken(scope, node), True, node))
@@ -168,14 +175,21 @@ def _branch(
     new = copy.copy(node)
     if _always(node.body) or _always(node.orelse) or not rest:
         new.body = _statements(node.body + ([] if _always(node.body) else rest), scope, function)
-        new.orelse = _statements(node.orelse + ([] if _always(node.orelse) else rest), scope, function)
+        new.orelse = _statements(
+            node.orelse + ([] if _always(node.orelse) else rest), scope, function
+        )
         new.body = new.body or [ast.copy_location(ast.Pass(), node)]
         return [new]
     # Some paths jump and some go on to `rest`: a flag tells.
     flag = _skip(scope, function)
     new.body = _flagged(node.body, flag, scope, function)
     new.orelse = _flagged(node.orelse, flag, scope, function)
-    return [new, _unless(flag, _statements(rest, scope, function) or [ast.copy_location(ast.Pass(), node)], node)]
+    return [
+        new,
+        _unless(
+            flag, _statements(rest, scope, function) or [ast.copy_location(ast.Pass(), node)], node
+        ),
+    ]
 
 
 def _flagged(
@@ -220,7 +234,9 @@ def _after_return(
     flag = _returned(function)
     result: list[ast.stmt] = []
     if scope.in_loop:
-        leave = _at(ast.If(ast.Name(flag, ast.Load()), [_set(_broken(scope, at), True, at)], []), at)
+        leave = _at(
+            ast.If(ast.Name(flag, ast.Load()), [_set(_broken(scope, at), True, at)], []), at
+        )
         result.append(leave)
     if rest:
         result.append(_unless(flag, _statements(rest, scope, function), at))

@@ -25,11 +25,21 @@ if TYPE_CHECKING:
     from weft.frontend.lower import Lowering
 
 
-_RMW = {"atomic_add": "add", "atomic_sub": "add", "atomic_mul": "mul", "atomic_min": "min",
-        "atomic_max": "max", "atomic_and": "and", "atomic_or": "or", "atomic_xor": "xor"}  # fmt: skip
+_RMW = {
+    "atomic_add": "add",
+    "atomic_sub": "add",
+    "atomic_mul": "mul",
+    "atomic_min": "min",
+    "atomic_max": "max",
+    "atomic_and": "and",
+    "atomic_or": "or",
+    "atomic_xor": "xor",
+}
 
 
-def _place(cx: Lowering, node: ast.Call, count: int, name: str) -> tuple[Tensor, list[Any], list[Operand]]:
+def _place(
+    cx: Lowering, node: ast.Call, count: int, name: str
+) -> tuple[Tensor, list[Any], list[Operand]]:
     span = cx.span(node)
     base: Operand | None = None
     if len(node.args) == count and isinstance(node.args[0], ast.Subscript):
@@ -38,7 +48,9 @@ def _place(cx: Lowering, node: ast.Call, count: int, name: str) -> tuple[Tensor,
         raise KernelTypeError(f"`{name}` works on an element of a tensor", span,
                               help=f"write weft.{name}(x[i], value)")  # fmt: skip
     tensor, indices = expressions.element(cx, base, node.args[0].slice, span)  # type: ignore[attr-defined]
-    values = [expressions.read_scalar(cx, expressions.expression(cx, a), span) for a in node.args[1:]]
+    values = [
+        expressions.read_scalar(cx, expressions.expression(cx, a), span) for a in node.args[1:]
+    ]
     return tensor, indices, values
 
 
@@ -53,7 +65,9 @@ def _atomic(name: str) -> Callable[[Lowering, ast.Call], Operand]:
             raise KernelTypeError(f"`{name}` on a tensor of booleans", span,
                                   help="use atomic_or or atomic_and")  # fmt: skip
         if is_float(dtype) and _RMW[name] in ("and", "or", "xor"):
-            raise KernelTypeError(f"`{name}` on a tensor of floats", span, help="use an integer tensor")
+            raise KernelTypeError(
+                f"`{name}` on a tensor of floats", span, help="use an integer tensor"
+            )
         stored = cx.scalars.cast(value, dtype, span)
         kind = reductions.kind(_RMW[name], dtype)
         return Scalar(cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices), dtype)
@@ -98,9 +112,16 @@ def _print(cx: Lowering, node: ast.Call) -> Operand:
     options = {"sep": " ", "end": "\n"}
     for keyword in node.keywords:
         value = expressions.expression(cx, keyword.value)
-        if keyword.arg not in options or not isinstance(value, Static) or not isinstance(value.value, str):
-            raise KernelTypeError("print in a kernel takes `sep` and `end`, which are strings", span,
-                                  help="leave the other keywords out")  # fmt: skip
+        if (
+            keyword.arg not in options
+            or not isinstance(value, Static)
+            or not isinstance(value.value, str)
+        ):
+            raise KernelTypeError(
+                "print in a kernel takes `sep` and `end`, which are strings",
+                span,
+                help="leave the other keywords out",
+            )
         options[keyword.arg] = value.value
     parts: list[str | None] = []
     values: list[Any] = []
@@ -132,8 +153,11 @@ def _print(cx: Lowering, node: ast.Call) -> Operand:
                     parts.append(str(piece.value))
                 elif isinstance(piece, ast.FormattedValue):
                     if piece.format_spec is not None or piece.conversion != -1:
-                        raise KernelSyntaxError("a format in an f-string of a kernel", cx.span(argument),
-                                                help="print the plain value: {x}")  # fmt: skip
+                        raise KernelSyntaxError(
+                            "a format in an f-string of a kernel",
+                            cx.span(argument),
+                            help="print the plain value: {x}",
+                        )
                     add(expressions.expression(cx, piece.value))
         else:
             add(expressions.expression(cx, argument))

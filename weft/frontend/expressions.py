@@ -82,13 +82,18 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
     if isinstance(a, Tup) and isinstance(b, Tup) and symbol == "+":
         return Tup([*a.items, *b.items])
     if symbol == "@":
-        raise KernelTypeError("`@` needs small vectors or matrices", span,
-                              help="write the loop of the product over the tensors' elements")  # fmt: skip
+        raise KernelTypeError(
+            "`@` needs small vectors or matrices",
+            span,
+            help="write the loop of the product over the tensors' elements",
+        )
     return cx.scalars.binary(symbol, read_scalar(cx, a, span), read_scalar(cx, b, span), span)
 
 
 def no_operator(name: str, span: Span) -> NoReturn:
-    raise KernelSyntaxError(f"the operator `{name}` cannot be compiled", span, help="use another one")
+    raise KernelSyntaxError(
+        f"the operator `{name}` cannot be compiled", span, help="use another one"
+    )
 
 
 # --- tensors ------------------------------------------------------------------------------------
@@ -122,7 +127,9 @@ def subscripted(cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Sp
     tensor, indices = base.tensor, list(base.indices)
     nodes = subscript.elts if isinstance(subscript, ast.Tuple) else [subscript]
     for node in nodes:
-        if isinstance(node, ast.Slice) or (isinstance(node, ast.Constant) and node.value is Ellipsis):
+        if isinstance(node, ast.Slice) or (
+            isinstance(node, ast.Constant) and node.value is Ellipsis
+        ):
             raise KernelSyntaxError(
                 "a slice in a device loop: elements are read and written one by one", cx.span(node),
                 help="loop over the elements, or take the view in the host part",
@@ -176,8 +183,16 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
                                   help="check the spelling") from None  # fmt: skip
         owner, source = x.value, x.read
         if isinstance(value, torch.Tensor):
-            key = ("global", id(vars(owner)), name) if isinstance(owner, ModuleType) else (*x.key, name)
-            read = (lambda args: getattr(source(args), name)) if source else lambda _: getattr(owner, name)
+            key = (
+                ("global", id(vars(owner)), name)
+                if isinstance(owner, ModuleType)
+                else (*x.key, name)
+            )
+            read = (
+                (lambda args: getattr(source(args), name))
+                if source
+                else lambda _: getattr(owner, name)
+            )
             return cx.reached(name, Static(value, key if x.key else (id(owner), name), read))
         if not hasattr(owner, "__path__") and not hasattr(owner, "__spec__"):
             cx.guards.append(Guard(name, lambda: getattr(owner, name, None), value))
@@ -209,7 +224,9 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
             f"{describe(x)} has no `{name}` in a device loop", span,
             help="loop over its elements; whole-tensor methods belong in the host part",
         )  # fmt: skip
-    raise KernelTypeError(f"{describe(x)} has no attribute `{name}`", span, help="check the spelling")
+    raise KernelTypeError(
+        f"{describe(x)} has no attribute `{name}`", span, help="check the spelling"
+    )
 
 
 # --- nodes --------------------------------------------------------------------------------------
@@ -274,7 +291,9 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
             bounds = [None if p is None else expression(cx, p) for p in
                       (node.slice.lower, node.slice.upper, node.slice.step)]  # fmt: skip
             if all(b is None or isinstance(b, Static) for b in bounds):
-                return Tup(base.items[slice(*(b.value if isinstance(b, Static) else None for b in bounds))])
+                return Tup(
+                    base.items[slice(*(b.value if isinstance(b, Static) else None for b in bounds))]
+                )
         else:
             position = expression(cx, node.slice)
             if isinstance(position, Static) and isinstance(position.value, int):
@@ -288,16 +307,22 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
                 return aggregates.pick(cx, base.items, position, span)
         raise KernelTypeError("a tuple is subscripted by a constant", span,
                               help="use a tensor, or a weft.Vector")  # fmt: skip
-    raise KernelTypeError(f"{describe(base)} cannot be subscripted", span,
-                          help="subscript a tensor, a local array, a vector or a tuple")  # fmt: skip
+    raise KernelTypeError(
+        f"{describe(base)} cannot be subscripted",
+        span,
+        help="subscript a tensor, a local array, a vector or a tuple",
+    )
 
 
 def _constant_item(cx: Lowering, base: Static, key: Operand, span: Span) -> Operand:
     """``base[key]`` of a dict or string that is known at compile time."""
     value, source = base.value, base.read
     if not isinstance(key, Static):
-        raise KernelTypeError(f"a {type(value).__name__} is subscripted by a run-time value", span,
-                              help="use a constant key, or put the values into a tensor")  # fmt: skip
+        raise KernelTypeError(
+            f"a {type(value).__name__} is subscripted by a run-time value",
+            span,
+            help="use a constant key, or put the values into a tensor",
+        )
     try:
         found = value[key.value]
         if isinstance(found, torch.Tensor) and source is not None:
@@ -307,9 +332,10 @@ def _constant_item(cx: Lowering, base: Static, key: Operand, span: Span) -> Oper
         return Static(found)
     except (KeyError, IndexError, TypeError) as error:
         raise KernelIndexError(
-            f"subscript {key.value!r} of a {type(value).__name__}: {type(error).__name__}: {error}", span,
+            f"subscript {key.value!r} of a {type(value).__name__}: {type(error).__name__}: {error}",
+            span,
             help="use a key that is there when the kernel is called",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _binary(cx: Lowering, node: ast.BinOp) -> Operand:
@@ -363,25 +389,39 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
         if isinstance(left, Static) and isinstance(right, Static):
             same = left.value is right.value
             return Static(same if isinstance(op, ast.Is) else not same)
-        raise KernelSyntaxError("`is` between run-time values", span, help="write ==, or compare with None")
+        raise KernelSyntaxError(
+            "`is` between run-time values", span, help="write ==, or compare with None"
+        )
     if isinstance(op, (ast.In, ast.NotIn)):
         items = casts.static_items(right)
         if items is None:
-            if isinstance(left, Static) and isinstance(right, Static) and hasattr(right.value, "__contains__"):
+            if (
+                isinstance(left, Static)
+                and isinstance(right, Static)
+                and hasattr(right.value, "__contains__")
+            ):
                 found = left.value in right.value
                 return Static(found if isinstance(op, ast.In) else not found)
-            raise KernelSyntaxError(f"`in` {describe(right)}", span, help="compare with the elements in a loop")
+            raise KernelSyntaxError(
+                f"`in` {describe(right)}", span, help="compare with the elements in a loop"
+            )
         result: Operand = Static(False)
         for item in items:
             equal = _comparison(cx, ast.Eq(), left, item, span)
-            result = equal if isinstance(result, Static) and not result.value else binary(cx, "|", result, equal, span)
+            result = (
+                equal
+                if isinstance(result, Static) and not result.value
+                else binary(cx, "|", result, equal, span)
+            )
         return result if isinstance(op, ast.In) else cx.scalars.negation(result, span)
     symbol = COMPARE[type(op)]
     if isinstance(left, Vec) or isinstance(right, Vec):
         return aggregates.compare(cx, symbol, left, right, span)
     if isinstance(left, Static) and isinstance(right, Static):
         return Static(bool(_static_compare(symbol, left.value, right.value, span)))
-    return cx.scalars.compare(symbol, read_scalar(cx, left, span), read_scalar(cx, right, span), span)
+    return cx.scalars.compare(
+        symbol, read_scalar(cx, left, span), read_scalar(cx, right, span), span
+    )
 
 
 def _static_compare(symbol: str, a: Any, b: Any, span: Span) -> Any:
@@ -389,7 +429,9 @@ def _static_compare(symbol: str, a: Any, b: Any, span: Span) -> Any:
     if symbol in from_table:
         return (a == b) if symbol == "==" else (a != b)
     try:
-        return {"<": lambda: a < b, "<=": lambda: a <= b, ">": lambda: a > b, ">=": lambda: a >= b}[symbol]()
+        return {"<": lambda: a < b, "<=": lambda: a <= b, ">": lambda: a > b, ">=": lambda: a >= b}[
+            symbol
+        ]()
     except TypeError as error:
         raise KernelTypeError(str(error), span, help="compare numbers") from None
 
@@ -448,7 +490,11 @@ def _boolean(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
         def known() -> Scalar:
             return cx.scalars.constant(not conjunction, "bool")
 
-        chosen = choose(cx, left, lazy, known, span) if conjunction else choose(cx, left, known, lazy, span)
+        chosen = (
+            choose(cx, left, lazy, known, span)
+            if conjunction
+            else choose(cx, left, known, lazy, span)
+        )
         assert isinstance(chosen, (Scalar, Static))
         result = chosen
     return result
@@ -457,8 +503,11 @@ def _boolean(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
 def _boolop(cx: Lowering, node: ast.BoolOp) -> Operand:
     """``a and b`` as a value: Python gives one of the operands."""
     span, conjunction = cx.span(node), isinstance(node.op, ast.And)
-    if all(isinstance(v, (ast.Compare, ast.BoolOp)) or (isinstance(v, ast.UnaryOp) and isinstance(v.op, ast.Not))
-           for v in node.values):  # fmt: skip
+    if all(
+        isinstance(v, (ast.Compare, ast.BoolOp))
+        or (isinstance(v, ast.UnaryOp) and isinstance(v.op, ast.Not))
+        for v in node.values
+    ):
         return _boolean(cx, node)
     left = expression(cx, node.values[0])
     for value in node.values[1:]:
@@ -471,7 +520,11 @@ def _boolop(cx: Lowering, node: ast.BoolOp) -> Operand:
         condition = Scalar(cx.scalars.truth(first, span), "bool")
         rest: Callable[[], Operand] = lambda value=value: expression(cx, value)  # noqa: E731
         same: Callable[[], Operand] = lambda first=first: first  # noqa: E731
-        left = choose(cx, condition, rest, same, span) if conjunction else choose(cx, condition, same, rest, span)
+        left = (
+            choose(cx, condition, rest, same, span)
+            if conjunction
+            else choose(cx, condition, same, rest, span)
+        )
     return left
 
 
@@ -485,7 +538,9 @@ def _conditional(cx: Lowering, node: ast.IfExp) -> Operand:
         if dtype_of(a) and dtype_of(b):
             return cx.scalars.select(condition.value, a, b, span)
         return choose(cx, condition, lambda: a, lambda: b, span)
-    return choose(cx, condition, lambda: expression(cx, node.body), lambda: expression(cx, node.orelse), span)
+    return choose(
+        cx, condition, lambda: expression(cx, node.body), lambda: expression(cx, node.orelse), span
+    )
 
 
 def choose(

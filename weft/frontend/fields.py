@@ -41,8 +41,10 @@ def numbers(cx: Lowering, part: Part, x: Operand, span: Span) -> list[Operand]:
     if made.shape != part.tensor.element:
         raise KernelTypeError(
             f"an element of `{part.tensor.name}` has {_size(part.tensor.element)} numbers, and this "
-            f"is {describe(made)}", span, help="store a vector of that size, or one number for all",
-        )  # fmt: skip
+            f"is {describe(made)}",
+            span,
+            help="store a vector of that size, or one number for all",
+        )
     return list(made.items)
 
 

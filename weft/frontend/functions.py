@@ -30,7 +30,9 @@ def _each(f: Callable[[Lowering, list[Operand], Span], Operand]) -> Handler:
 
     def handler(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         span = cx.span(node)
-        read = [a if isinstance(a, Vec) else expressions.read_scalar(cx, a, span) for a in arguments]
+        read = [
+            a if isinstance(a, Vec) else expressions.read_scalar(cx, a, span) for a in arguments
+        ]
         return aggregates.elementwise(lambda *items: f(cx, list(items), span), read, span)
 
     return handler

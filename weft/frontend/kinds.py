@@ -20,7 +20,17 @@ from weft.source import Span
 FLOATS = ("f16", "bf16", "f32", "f64")
 SIGNED = ("i8", "i16", "i32", "i64")
 INTS = (*SIGNED, "u8")
-BITS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64, "u8": 8, "f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+BITS = {
+    "i8": 8,
+    "i16": 16,
+    "i32": 32,
+    "i64": 64,
+    "u8": 8,
+    "f16": 16,
+    "bf16": 16,
+    "f32": 32,
+    "f64": 64,
+}
 
 STORAGE = {
     "f16": ir.f16, "bf16": ir.bf16, "f32": ir.f32, "f64": ir.f64, "i8": ir.i8, "i16": ir.i16,
@@ -274,7 +284,11 @@ def join(a: Kind, b: Kind, name: str, span: Span) -> Kind:
         return VecKind(a.shape, promote(a.dtype, b.dtype))
     if isinstance(a, TupKind) and isinstance(b, TupKind) and len(a.items) == len(b.items):
         return TupKind(tuple(join(x, y, name, span) for x, y in zip(a.items, b.items, strict=True)))
-    if isinstance(a, OpaqueKind) and isinstance(b, OpaqueKind) and same_operand(a.operand, b.operand):
+    if (
+        isinstance(a, OpaqueKind)
+        and isinstance(b, OpaqueKind)
+        and same_operand(a.operand, b.operand)
+    ):
         return a
     raise KernelTypeError(
         f"`{name}` is {article(a)} here and {article(b)} elsewhere" if name else

@@ -157,7 +157,9 @@ def _leave(cx: Lowering, carried: dict[str, Kind], span: Span) -> list[Value]:
 def _after(cx: Lowering, node: ast.For | ast.While, before: dict[str, Operand]) -> None:
     """Names that a loop's body made are gone after it (Python would keep the last ones)."""
     for name, operand in cx.frame.env.items():
-        if name not in before or (isinstance(before[name], Unbound) and operand is not before[name]):
+        if name not in before or (
+            isinstance(before[name], Unbound) and operand is not before[name]
+        ):
             cx.frame.env[name] = Unbound("it is assigned inside a loop, which may run zero times")
         elif operand is not before[name] and isinstance(kind_of(operand), OpaqueKind) \
                 and not isinstance(operand, Unbound):  # fmt: skip
@@ -167,8 +169,11 @@ def _after(cx: Lowering, node: ast.For | ast.While, before: dict[str, Operand]) 
 
 def loop(cx: Lowering, node: ast.For) -> None:
     if node.orelse:
-        raise KernelSyntaxError("a loop's `else` is not compiled", cx.span(node.orelse[0]),
-                                help="set a flag before `break` and test it after the loop")  # fmt: skip
+        raise KernelSyntaxError(
+            "a loop's `else` is not compiled",
+            cx.span(node.orelse[0]),
+            help="set a flag before `break` and test it after the loop",
+        )
     iterable = cx.expression(node.iter)
     items = casts.static_items(iterable)
     if items is not None:
@@ -267,8 +272,11 @@ def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
 
 def while_loop(cx: Lowering, node: ast.While) -> None:
     if node.orelse:
-        raise KernelSyntaxError("a loop's `else` is not compiled", cx.span(node.orelse[0]),
-                                help="set a flag before `break` and test it after the loop")  # fmt: skip
+        raise KernelSyntaxError(
+            "a loop's `else` is not compiled",
+            cx.span(node.orelse[0]),
+            help="set a flag before `break` and test it after the loop",
+        )
     b, span = cx.builder, cx.span(node)
     flag = getattr(node, "weft_break", "")
     carried = _carried(cx, node)

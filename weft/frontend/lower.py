@@ -101,8 +101,13 @@ class Lowering:
                 types.append(t)
                 names.append(name)
         node, span = self.region.node, self.source.span(self.region.node)
-        function = Function(f"{self.source.name}_{self.region.index}", types, names,
-                            {"kernel": self.source.name, "float": own_float.name}, span)  # fmt: skip
+        function = Function(
+            f"{self.source.name}_{self.region.index}",
+            types,
+            names,
+            {"kernel": self.source.name, "float": own_float.name},
+            span,
+        )
         self.builder = Builder(function.body, span)
         self.scalars = Scalars(self.builder, own_float)
         self.frame = Frame(self.source, ())
@@ -148,7 +153,9 @@ class Lowering:
         assert isinstance(found, Static)
         key, value = found.key, found.value
         for name in attributes:
-            key = ("global", id(vars(value)), name) if isinstance(value, ModuleType) else (*key, name)
+            key = (
+                ("global", id(vars(value)), name) if isinstance(value, ModuleType) else (*key, name)
+            )
             value = getattr(value, name)
         return key
 
@@ -165,7 +172,9 @@ class Lowering:
             root, _, attribute = name.rpartition(".")
             tensor = self.frame.arguments.get(root)
             if attribute and isinstance(tensor, Tensor):
-                self.frame.arguments[name] = expressions.attribute(self, tensor, attribute, self.builder.span)
+                self.frame.arguments[name] = expressions.attribute(
+                    self, tensor, attribute, self.builder.span
+                )
 
     def _parallel(self, node: ast.For, function: Function) -> list[tuple[str, str]]:
         b, names = self.builder, list(self.region.results)
@@ -175,7 +184,9 @@ class Lowering:
         body = reductions.rewrite(node.body, names)
         combiners = {n: reductions.combiner(body, n, self.source) for n in names}
         body = desugar_body(body)
-        self.frame.counts = assigned([*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)])
+        self.frame.counts = assigned(
+            [*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)]
+        )
         iterable = self.expression(node.iter)
         lowers, uppers, steps, bind = loops.space(self, node, iterable)
         # Lowering the body finds the types of the reduced names; the loop is built around it after.
@@ -187,8 +198,9 @@ class Lowering:
             if dtype_of(before) is None and not (isinstance(before, Tensor) and before.rank == 0):
                 raise KernelTypeError(
                     f"`{name}` is {describe(before)}, and a parallel loop accumulates into scalars",
-                    self.span(node), help="use one scalar for each element, or accumulate into a tensor",
-                )  # fmt: skip
+                    self.span(node),
+                    help="use one scalar for each element, or accumulate into a tensor",
+                )
             initial = expressions.read_scalar(self, before, self.span(node))
             dtype = self.widen(name, initial, self.span(node)).dtype  # type: ignore[union-attr]
             dtypes.append(dtype)
@@ -196,11 +208,15 @@ class Lowering:
             kinds.append(reductions.kind(combiners[name], dtype))
         loop = b.parallel(lowers, uppers, steps, inits, kinds)
         block = loop.regions[0]
-        for value, name in zip(block.args, loops.target_names(node.target, len(block.args)), strict=True):
+        for value, name in zip(
+            block.args, loops.target_names(node.target, len(block.args)), strict=True
+        ):
             value.name = name
         with b.at(block):
             for name, kind, dtype in zip(names, kinds, dtypes, strict=True):
-                identity = b.constant(reductions.identity(kind, self.scalars.type(dtype)), self.scalars.type(dtype))
+                identity = b.constant(
+                    reductions.identity(kind, self.scalars.type(dtype)), self.scalars.type(dtype)
+                )
                 self.frame.env[name] = Scalar(identity, dtype)
             self.bind(node.target, bind([Scalar(v, "int") for v in block.args]), self.span(node))
             self.block(body)
@@ -271,8 +287,11 @@ class Lowering:
         elif isinstance(target, ast.Attribute):
             aggregates.set_attribute(self, target, operand, span)
         else:
-            raise KernelSyntaxError("a kernel cannot assign to this", self.span(target),
-                                    help="assign to a name, an element, or a tuple of these")  # fmt: skip
+            raise KernelSyntaxError(
+                "a kernel cannot assign to this",
+                self.span(target),
+                help="assign to a name, an element, or a tuple of these",
+            )
 
     def unpack(self, x: Operand, count: int, span: Span) -> list[Operand]:
         if isinstance(x, Static) and isinstance(x.value, (tuple, list)):
@@ -286,8 +305,11 @@ class Lowering:
             raise KernelTypeError(f"{describe(x)} cannot be unpacked into {count} names", span,
                                   help="unpack a tuple or a vector of that length")  # fmt: skip
         if len(items) != count:
-            raise KernelTypeError(f"{len(items)} values cannot be unpacked into {count} names", span,
-                                  help="write as many names as there are values")  # fmt: skip
+            raise KernelTypeError(
+                f"{len(items)} values cannot be unpacked into {count} names",
+                span,
+                help="write as many names as there are values",
+            )
         return items
 
     # --- statements ---------------------------------------------------------------------------
@@ -299,7 +321,9 @@ class Lowering:
             self.builder.span = self.span(node)
             handler = STATEMENTS.get(type(node))
             if handler is None:
-                message, help = _REFUSED.get(type(node), (f"`{type(node).__name__}` cannot be compiled", _ALLOWED))
+                message, help = _REFUSED.get(
+                    type(node), (f"`{type(node).__name__}` cannot be compiled", _ALLOWED)
+                )
                 raise KernelSyntaxError(message, self.span(node), help)
             handler(self, node)
 
@@ -377,7 +401,12 @@ class Lowering:
         return Tensor(memref, dtype, "a local array", local=True, shape=shape)
 
     def _fill(
-        self, memref: Value, shape: tuple[int, ...], zero: Value, indices: list[Value], unrolled: bool
+        self,
+        memref: Value,
+        shape: tuple[int, ...],
+        zero: Value,
+        indices: list[Value],
+        unrolled: bool,
     ) -> None:
         b, k = self.builder, len(indices)
         if k == len(shape):
@@ -434,7 +463,9 @@ def _static_tuple(values: Sequence[Any]) -> Tup:
     return Tup([_static_tuple(v) if isinstance(v, (tuple, list)) else Static(v) for v in values])
 
 
-_ALLOWED = "a device loop may hold assignments, if, for, while, break, continue, assert, print and calls"
+_ALLOWED = (
+    "a device loop may hold assignments, if, for, while, break, continue, assert, print and calls"
+)
 _REFUSED: dict[type, tuple[str, str]] = {
     ast.Try: ("`try` cannot be compiled", "test for what could go wrong with `if`, or do it in the host part"),
     ast.With: ("`with` cannot be compiled", "put it around the loop, in the host part"),

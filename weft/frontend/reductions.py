@@ -79,7 +79,7 @@ class _Extremes(ast.NodeTransformer):
 
 
 def _extreme(left: ast.expr, op: ast.cmpop, right: ast.expr, name: str, value: ast.expr) -> str:
-    """"max" or "min" if the comparison asks whether ``value`` is beyond ``name``."""
+    """ "max" or "min" if the comparison asks whether ``value`` is beyond ``name``."""
     text = ast.dump(value)
     if isinstance(right, ast.Name) and right.id == name and ast.dump(left) == text:
         return "max" if isinstance(op, ast.Gt) else "min" if isinstance(op, ast.Lt) else ""
@@ -133,8 +133,11 @@ def _update(node: ast.stmt, name: str) -> tuple[str, list[ast.expr]] | None:
         match value:
             case ast.BinOp(left=left, op=op, right=right) if _is(left, name):
                 return _OPERATORS.get(type(op), ""), [right]
-            case ast.BinOp(left=left, op=ast.Add() | ast.Mult() | ast.BitAnd() | ast.BitOr() | ast.BitXor() as op,
-                           right=right) if _is(right, name):  # fmt: skip
+            case ast.BinOp(
+                left=left,
+                op=ast.Add() | ast.Mult() | ast.BitAnd() | ast.BitOr() | ast.BitXor() as op,
+                right=right,
+            ) if _is(right, name):
                 return _OPERATORS[type(op)], [left]
             case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=args) if (
                 called in _EXTREMES and any(_is(a, name) for a in args)
@@ -160,9 +163,10 @@ def _check_reads(node: ast.AST, name: str, source: FunctionSource) -> None:
 
 def _refuse_read(node: ast.AST, name: str, source: FunctionSource) -> None:
     raise KernelSyntaxError(
-        f"`{name}` is read in the parallel loop that accumulates into it", source.span(node),
+        f"`{name}` is read in the parallel loop that accumulates into it",
+        source.span(node),
         help="other iterations are still adding to it: read it after the loop, or use weft.serial(...)",
-    )  # fmt: skip
+    )
 
 
 def _is(node: ast.AST, name: str) -> bool:

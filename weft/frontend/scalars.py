@@ -121,7 +121,9 @@ class Scalars:
             if target == "u8":
                 return b.op("arith.fptoui", value, type=ir.i8)
             if target == "int":
-                return b.op("arith.index_cast", b.op("arith.fptosi", value, type=ir.i64), type=ir.index)
+                return b.op(
+                    "arith.index_cast", b.op("arith.fptosi", value, type=ir.i64), type=ir.index
+                )
             return b.op("arith.fptosi", value, type=type)
         unsigned = source in ("u8", "bool")
         if is_float(target):
@@ -224,7 +226,9 @@ class Scalars:
             signed_zero = op("math.copysign", zero, y)
             return Scalar(op("arith.select", nonzero, moved, signed_zero), dtype)
         quotient = op("arith.divf", op("arith.subf", x, rem), y)
-        quotient = op("arith.select", adjust, op("arith.subf", quotient, const(1.0, type)), quotient)
+        quotient = op(
+            "arith.select", adjust, op("arith.subf", quotient, const(1.0, type)), quotient
+        )
         floor = op("math.floor", quotient)
         gap = op("arith.subf", quotient, floor)
         up = op("arith.cmpf", gap, const(0.5, type), predicate="ogt")
@@ -237,7 +241,11 @@ class Scalars:
 
     def _power(self, a: Operand, b: Operand, dtype: str, span: Span) -> Scalar | Static:
         exponent = b.value if isinstance(b, Static) else None
-        if isinstance(exponent, (int, float)) and exponent == int(exponent) and abs(exponent) <= LARGEST_POWER:
+        if (
+            isinstance(exponent, (int, float))
+            and exponent == int(exponent)
+            and abs(exponent) <= LARGEST_POWER
+        ):
             base_dtype = self.number(a, span)
             if is_float(dtype) or exponent >= 0:
                 target = "int" if dtype == "bool" else dtype
@@ -246,7 +254,9 @@ class Scalars:
                     return power
                 return self.binary("/", Static(1.0), power, span)
             if is_int(base_dtype):
-                return self._power(self.cast(a, "float", span), Static(float(exponent)), "float", span)
+                return self._power(
+                    self.cast(a, "float", span), Static(float(exponent)), "float", span
+                )
         if not is_float(dtype):
             raise KernelTypeError(
                 "an integer raised to an exponent that is only known at run time", span,

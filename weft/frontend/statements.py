@@ -64,7 +64,9 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
     cx.bind(node.target, value, span)
 
 
-def _accumulate(cx: Lowering, node: ast.AugAssign, base: Tensor | Part, symbol: str, span: Span) -> None:
+def _accumulate(
+    cx: Lowering, node: ast.AugAssign, base: Tensor | Part, symbol: str, span: Span
+) -> None:
     """``x[i] op= v``: an accumulation where the operation has a combiner, else load and store."""
     assert isinstance(node.target, ast.Subscript)
     part = expressions.subscripted(cx, base, node.target.slice, cx.span(node.target))
@@ -151,7 +153,12 @@ def branch(cx: Lowering, node: ast.If) -> None:
 
 
 def _merge(
-    cx: Lowering, op: Op, names: dict[str, int], ends: list[dict[str, Operand]], guard: bool, span: Span
+    cx: Lowering,
+    op: Op,
+    names: dict[str, int],
+    ends: list[dict[str, Operand]],
+    guard: bool,
+    span: Span,
 ) -> None:
     """Joins what the two branches of ``op`` left in ``names``; ends both with scf.yield."""
     yields: list[list[Value]] = [[], []]

@@ -23,7 +23,7 @@ __all__ = ["parse_function", "print_function", "same"]
 
 _BAD = re.compile(r"[^A-Za-z0-9_.\-]")
 _PLAIN_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.$]*")
-_ESCAPED = re.compile(rb'[^ !#-\[\]-~]')  # all but printable ASCII, less the quote and backslash
+_ESCAPED = re.compile(rb"[^ !#-\[\]-~]")  # all but printable ASCII, less the quote and backslash
 _FLOAT_BITS = {"f16": ("<e", "<H", 4), "f32": ("<f", "<I", 8), "f64": ("<d", "<Q", 16)}
 
 
@@ -33,9 +33,7 @@ def print_function(function: Function, *, spans: bool = False) -> str:
     Without ``spans`` the text depends on nothing but the function: it is part of the cache key.
     """
     printer = _Printer(spans)
-    args = ", ".join(
-        [f"{printer.define(a)}: {printer.type(a.type)}" for a in function.args]
-    )
+    args = ", ".join([f"{printer.define(a)}: {printer.type(a.type)}" for a in function.args])
     name = function.name
     if not _PLAIN_SYMBOL.fullmatch(name):
         name = _string(name)

@@ -40,7 +40,9 @@ class Loop:
     ``run(values)`` carries it out on values for the arguments of ``function``.
     """
 
-    def __init__(self, function: Function, run: Callable[[Sequence[Any]], None], options: Options) -> None:
+    def __init__(
+        self, function: Function, run: Callable[[Sequence[Any]], None], options: Options
+    ) -> None:
         self.function = function
         self.run = run
         self.options = options
@@ -48,7 +50,9 @@ class Loop:
         memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
         self._adjoints: dict[tuple[frozenset[int], frozenset[int], bool], Reversed] = {}
         self._lock = threading.RLock()
-        written = {op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES}
+        written = {
+            op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES
+        }
         self.written = [k for k in memrefs if function.args[k] in written]
         # Where a view is written, torch takes the first tensor for it (see its CopySlices).
         self.memrefs = [*self.written, *(k for k in memrefs if k not in self.written)]
@@ -61,7 +65,9 @@ class Loop:
     @functools.cached_property
     def before(self) -> list[int]:
         """The arguments of whose contents from before the loop a copy is needed."""
-        loads = {op.operands[0] for op, which in contents(self.function).items() if which == "before"}
+        loads = {
+            op.operands[0] for op, which in contents(self.function).items() if which == "before"
+        }
         return [k for k in self.memrefs if self.function.args[k] in loads]
 
     def reversed(
@@ -168,7 +174,9 @@ class Launch(torch.autograd.Function):
             if k not in loop.written:
                 n = places[k]
                 dtype = _COMPUTE.get(ctx.dtypes[n], ctx.dtypes[n])
-                env[prefix + loop.names[k]] = torch.zeros(ctx.shapes[n], dtype=dtype, device=ctx.device)
+                env[prefix + loop.names[k]] = torch.zeros(
+                    ctx.shapes[n], dtype=dtype, device=ctx.device
+                )
         shapes = {loop.function.args[k]: ctx.shapes[n] for k, n in places.items()}
         env |= _workspaces(call, made, env, shapes, ctx.device)
         for step in made.steps:
@@ -181,7 +189,11 @@ class Launch(torch.autograd.Function):
 
 
 def _workspaces(
-    call: _Call, reversed: Reversed, env: dict[str, Any], shapes: dict[Value, torch.Size], device: torch.device
+    call: _Call,
+    reversed: Reversed,
+    env: dict[str, Any],
+    shapes: dict[Value, torch.Size],
+    device: torch.device,
 ) -> dict[str, torch.Tensor]:
     adjoint = reversed.adjoint
     lengths = adjoint.lengths
@@ -205,13 +217,17 @@ def _workspaces(
         return max(counted[k] if poly is None else evaluate(poly, values), 0)
 
     space = [max(evaluate(p, values), 0) for p in lengths.space]
-    trips_of = {id(x): length(p, k)
-                for k, (x, p) in enumerate(zip(adjoint.extents, lengths.trips, strict=True))}  # fmt: skip
+    trips_of = {
+        id(x): length(p, k)
+        for k, (x, p) in enumerate(zip(adjoint.extents, lengths.trips, strict=True))
+    }
     made = {}
     for w in adjoint.taped:
         time = [trips_of[id(x)] for x in w.extents]
         dtype = TORCH_DTYPES[_IR_DTYPES.get(w.element, w.element)]
-        made[w.name] = torch.empty([*(space if w.parallel else ()), *time, *w.shape], dtype=dtype, device=device)
+        made[w.name] = torch.empty(
+            [*(space if w.parallel else ()), *time, *w.shape], dtype=dtype, device=device
+        )
     return made
 
 
@@ -237,9 +253,10 @@ def launch(
     if views and len(loop.written) > 1:
         raise GradientError(
             f"the loop writes to {len(loop.written)} tensors, and `{loop.names[views[0]]}` is a view: "
-            "torch cannot follow that", loop.function.span,
+            "torch cannot follow that",
+            loop.function.span,
             help="write each in a loop of its own, or write to whole tensors",
-        )  # fmt: skip
+        )
     made = loop.reversed(wanted, frozenset(loop.written) - wanted)
     if not made.steps:
         with torch.no_grad():
@@ -302,7 +319,9 @@ def differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
 
     def run(values: Sequence[Any]) -> None:
         found = launcher.entry(*args)
-        for made, result in zip(results, (found,) if len(results) == 1 else found or (), strict=True):
+        for made, result in zip(
+            results, (found,) if len(results) == 1 else found or (), strict=True
+        ):
             made.copy_(result)
 
     launch(loop, [*values, *results], run)

@@ -40,7 +40,11 @@ def recorded(made: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[i
 
 
 def register(
-    qualified: str, schema: str, made: Callable[..., Any], library: torch.library.Library, span: Span
+    qualified: str,
+    schema: str,
+    made: Callable[..., Any],
+    library: torch.library.Library,
+    span: Span,
 ) -> Rule:
     """Makes the operator ``qualified`` (a kernel that writes to none of its arguments)
     differentiable. ``made`` carries the kernel out; ``schema`` is that of its arguments."""
@@ -66,7 +70,9 @@ def register(
     library.impl(backward_name, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{namespace}::{backward_name}", fake, lib=library)
     torch.library.register_autograd(
-        f"{namespace}::{backward_name}", refuse, setup_context=lambda ctx, inputs, output: None,
+        f"{namespace}::{backward_name}",
+        refuse,
+        setup_context=lambda ctx, inputs, output: None,
         lib=library,
     )
     overload = getattr(getattr(torch.ops, namespace), backward_name).default
@@ -90,8 +96,11 @@ class Rule:
             if isinstance(value, list | tuple) and any(
                 isinstance(v, torch.Tensor) and v.requires_grad for v in value
             ):
-                raise KernelValueError("a list of tensors cannot be differentiated here", self.span,
-                                       help="pass each tensor as an argument of its own")  # fmt: skip
+                raise KernelValueError(
+                    "a list of tensors cannot be differentiated here",
+                    self.span,
+                    help="pass each tensor as an argument of its own",
+                )
         ctx.save_for_backward(*(v for v in inputs if isinstance(v, torch.Tensor)))
         ctx.inputs = [None if isinstance(v, torch.Tensor) else v for v in inputs]
         ctx.tensors = [isinstance(v, torch.Tensor) for v in inputs]
@@ -149,8 +158,11 @@ class TransformedBackward(torch.autograd.Function):
 
 
 def _second(span: Span) -> GradientError:
-    return GradientError("second derivatives are there in plain eager calls only", span,
-                         help="call the kernel outside of torch.compile and torch.func")  # fmt: skip
+    return GradientError(
+        "second derivatives are there in plain eager calls only",
+        span,
+        help="call the kernel outside of torch.compile and torch.func",
+    )
 
 
 def _is_float(value: Any) -> bool:

@@ -174,7 +174,9 @@ class Operators:
         )  # fmt: skip
         overload = getattr(getattr(torch.ops, self.namespace), name).default
         rule: Rule | None = None
-        if any(a.alias_info is not None for a in overload._schema.arguments) or not self._gives(overload):
+        if any(a.alias_info is not None for a in overload._schema.arguments) or not self._gives(
+            overload
+        ):
             library.library.impl(name, self._autograd(overload), "Autograd", with_keyset=True)
         else:
             schema = self._schema(types)

@@ -81,7 +81,10 @@ def compile_region(
             from weft import compiler
 
             code = compiler.to_code(
-                lowered.function, strict_math=options.strict_math, noalias=noalias, verify=options.verify
+                lowered.function,
+                strict_math=options.strict_math,
+                noalias=noalias,
+                verify=options.verify,
             )
             log_llvm.debug("%s", code.llvm)
             slots, checks, prints, symbol = code.slots, code.checks, code.prints, code.symbol
@@ -93,8 +96,17 @@ def compile_region(
     stages = recording.stages
     log.debug("%s: %s for (%s)", lowered.function.name, origin,
               ", ".join(f"{n}: {s}" for n, s in specs.items()))  # fmt: skip
-    return Compiled(lowered.function, loaded, slots, checks, prints, lowered.results, lowered.guards,
-                    origin, dict(stages))  # fmt: skip
+    return Compiled(
+        lowered.function,
+        loaded,
+        slots,
+        checks,
+        prints,
+        lowered.results,
+        lowered.guards,
+        origin,
+        dict(stages),
+    )
 
 
 @functools.cache
@@ -106,7 +118,11 @@ def disk(folder: Path | None, limit: int) -> DiskCache:
 def fingerprint() -> str:
     """Sizes and times of weft's own files: an edited compiler does not take what it made before."""
     root = Path(weft.__file__).parent
-    stats = ((p, p.stat()) for folder in ("", "codegen", "passes") for p in sorted((root / folder).glob("*.py")))
+    stats = (
+        (p, p.stat())
+        for folder in ("", "codegen", "passes")
+        for p in sorted((root / folder).glob("*.py"))
+    )
     return " ".join(f"{p.name}:{s.st_size}:{s.st_mtime_ns}" for p, s in stats)
 
 

@@ -34,7 +34,7 @@ from weft.runtime.cuda import CudaError, Driver, Frame, Module, driver, load, ma
 from weft.source import FunctionSource
 from weft.version import VERSION
 
-FORMAT = 1  # of the cached header; another number is another key
+FORMAT = 2  # of the cached header; another number is another key
 RECORD_WORDS = 16
 UNKNOWN_GRID = 1024  # blocks, where the trip counts are known on the GPU only
 SMALL = 8192  # iterations of a reduction that one block does alone
@@ -200,7 +200,7 @@ def _decode(header: dict[str, Any]) -> Facts | None:
             None if mapping is None else launching.Mapping(
                 tuple(mapping["order"]), mapping["vector"],
                 tuple((int(a), int(b)) for a, b in mapping["aligned"]), mapping["private"],
-                mapping["block"], mapping["square"],
+                mapping["block"], mapping["square"], mapping["apart"],
             ),
             tuple(map(str, header["kinds"])),
         )  # fmt: skip
@@ -394,7 +394,7 @@ class Call:
         grid, block = shape(mapping, ordered, vector=vector, few=few)
         if facts.kinds and total <= SMALL:
             grid = (1, 1, 1)
-        covers = not few and _covers(ordered, grid, block, vector)
+        covers = not few and _covers(ordered, grid, block, vector, mapping.apart)
         return Variant(narrow, vector, covers, shared > 0), grid, block, shared
 
     def _views(self, slots: bytes) -> dict[int, tuple[list[int], list[int]]]:
@@ -458,13 +458,16 @@ def trip_count(lower: Interval, upper: Interval, step: Interval) -> int | None:
     return max(0, -(-(upper[0] - lower[0]) // step[0]))
 
 
-def _covers(trips: Sequence[int], grid: Dims, block: Dims, vector: int) -> bool:
+def _covers(trips: Sequence[int], grid: Dims, block: Dims, vector: int, apart: int) -> bool:
     """Whether every iteration has a thread of its own."""
     counts = [trips[0], trips[1] if len(trips) > 1 else 1, 1]
     for n in trips[2:]:
         counts[2] *= n
     sides = [g * b for g, b in zip(grid, block, strict=True)]
-    sides[0] = (sides[0] - (vector > 1)) * vector
+    if vector > 1 and apart > 1:
+        sides[0] = sides[0] // apart * apart * vector
+    else:
+        sides[0] = (sides[0] - (vector > 1)) * vector
     return all(side >= n for side, n in zip(sides, counts, strict=True))
 
 

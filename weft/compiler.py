@@ -52,7 +52,7 @@ def to_code(
     function: Function, *, strict_math: bool, noalias: bool, verify: bool,
     listener: Callable[[str, Function], None] | None = None,
 ) -> cpu.CpuCode:  # fmt: skip
-    """IR to object code of this machine. Raises ``RaceError`` where iterations are proven to meet."""
+    """IR to object code of this machine. Raises ``RaceError`` where iterations provably meet."""
     without = [extrema] if strict_math else []
     function = _passed(function, without, noalias=noalias, verify=verify, listener=listener)
     return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias)

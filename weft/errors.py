@@ -67,7 +67,7 @@ class KernelAssertionError(CompileError, AssertionError):
 
 
 class RaceError(CompileError, ValueError):
-    """Two iterations of a parallel loop that are proven to touch one element, at least one writing."""
+    """Two iterations of a parallel loop that are proven to touch one element, one of them writing."""
 
 
 class GradientError(CompileError, RuntimeError):

@@ -64,7 +64,7 @@ def polynomial(x, n: int):
     for i in range(x.shape[0]):
         before = math.sin(x[i])
         s = 0.0
-        for k in range(n):
+        for _ in range(n):
             s = s * before + 1.0
         out[i] = s * before
     return out

@@ -70,7 +70,9 @@ def calls() -> dict[str, tuple[Any, ...]]:
         "layer_norm": (gallery.layer_norm, r(4, 19), r(19), r(19), 1e-5),
         "matmul": (gallery.matmul, r(12, 17), r(17, 9)),
         "histogram": (gallery.histogram, torch.rand(17_000), 16, 0.0, 1.0),
-        "mandelbrot": (gallery.mandelbrot, torch.linspace(-2, 1, 20), torch.linspace(-1, 1, 15), 30),
+        "mandelbrot": (
+            gallery.mandelbrot, torch.linspace(-2, 1, 20), torch.linspace(-1, 1, 15), 30,
+        ),
         "newton_sqrt": (gallery.newton_sqrt, torch.rand(40), 1e-6),
         "resize": (gallery.resize, torch.rand(9, 7, 3), 12, 11),
         "running_sum": (gallery.running_sum, r(5, 12)),

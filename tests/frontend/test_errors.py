@@ -23,7 +23,7 @@ def expect(
     help: str,
     kernel="f",
 ) -> None:
-    """``call()`` raises ``error`` with exactly this text; ``carets`` is the part that is underlined."""
+    """``call()`` raises ``error`` with exactly this text; ``carets`` is the underlined part."""
     with pytest.raises(error) as info:
         call()
     span = info.value.span
@@ -121,8 +121,8 @@ def test_call_without_source() -> None:
         "`math.lgamma` cannot be called in a device loop: it has no Python source",
         "x[i] = math.lgamma(x[i])",
         "math.lgamma(x[i])",
-        "use weft.math, math, or a Python function of your own; whole-tensor functions belong in the "
-        "host part",
+        "use weft.math, math, or a Python function of your own; whole-tensor functions belong in "
+        "the host part",
     )
 
 

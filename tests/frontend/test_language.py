@@ -16,7 +16,7 @@ PI = math.pi
 
 
 def same(kernel: weft.Kernel, *args, rtol: float = 1e-5) -> None:
-    """Runs ``kernel`` compiled and interpreted on copies of ``args``; compares all that is written."""
+    """Runs ``kernel`` compiled and interpreted on copies of ``args``; compares what is written."""
     copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
     expected = kernel.interpret(*copies)
     found = kernel(*args)
@@ -314,7 +314,7 @@ def test_loops_over_tensors_and_index_vectors() -> None:
     def f(x, y, out):
         for i, j in out:
             out[i, j] = x[i, j] * 2
-        for I in weft.grouped(y):
+        for I in weft.grouped(y):  # noqa: E741
             out[I] += y[I] + I[0] * 10 + I[1]
         for i in weft.ndrange((1, 3)):
             out[i, 0] = -1.0
@@ -683,8 +683,8 @@ def test_zero_and_five_dimensions() -> None:
     @weft.kernel
     def f(x, a):
         out = torch.empty_like(x)
-        for i, j, k, l, m in x:
-            out[i, j, k, l, m] = x[i, j, k, l, m] * a[None] + a
+        for i, j, k, m, n in x:
+            out[i, j, k, m, n] = x[i, j, k, m, n] * a[None] + a
         return out
 
     x, a = torch.randn(2, 3, 1, 5, 2), torch.tensor(2.5)

@@ -1,8 +1,9 @@
 """Random well-typed kernels, as Python source.
 
-The text of a kernel is drawn from a ``random.Random``, so hypothesis can shrink what it draws. Every
-kernel is free of races and in range by construction. Branches and trip counts depend on integers and on
-elements as they were loaded, never on computed floats: rounding must not decide which way a kernel goes.
+The text of a kernel is drawn from a ``random.Random``, so hypothesis can shrink what it draws.
+Every kernel is free of races and in range by construction. Branches and trip counts depend on
+integers and on elements as they were loaded, never on computed floats: rounding must not decide
+which way a kernel goes.
 """
 
 from __future__ import annotations
@@ -80,13 +81,15 @@ class Generator:
         compare = self.pick("<", "<=", ">", ">=", "==", "!=")
         kind = self.random.randrange(6)
         if kind == 0 and depth < 2:
-            return f"({self.condition(depth + 1)} {self.pick('and', 'or')} {self.condition(depth + 1)})"
+            left, word = self.condition(depth + 1), self.pick("and", "or")
+            return f"({left} {word} {self.condition(depth + 1)})"
         if kind == 1 and depth < 2:
             return f"(not {self.condition(depth + 1)})"
         if kind == 2:
             return f"({self.loaded()} {compare} {self.random.choice([-0.5, 0.25, 1.0])})"
         if kind == 3:
-            return f"({self.int_expression(2)} < {self.int_expression(2)} <= {self.random.randint(3, 12)})"
+            low, middle = self.int_expression(2), self.int_expression(2)
+            return f"({low} < {middle} <= {self.random.randint(3, 12)})"
         return f"({self.int_expression(2)} {compare} {self.int_expression(2)})"
 
     def loaded(self) -> str:

@@ -12,7 +12,7 @@ from weft.ir.types import MemRefType, ScalarType
 
 @dataclass(slots=True)
 class Activity:
-    """``values``: float scalars that vary with the wanted arrays. ``arrays``: memrefs that hold such."""
+    """``values``: float scalars that vary with the wanted arrays. ``arrays``: memrefs of such."""
 
     values: set[Value] = field(default_factory=set)
     arrays: set[Value] = field(default_factory=set)

@@ -17,8 +17,8 @@ def lift(function: Function, names: Collection[str]) -> Function:
     """Where a ``scf.for`` accumulates into one element of one of ``names``, it sums in a carried value,
     and adds that to the element when it is done (and has run at all).
 
-    Precondition: nothing reads, in the loop, what is accumulated into: so it is with gradients. Lifting makes more loops' sums liftable:
-    inner loops come first.
+    Precondition: nothing reads, in the loop, what is accumulated into: so it is with gradients.
+    Lifting makes more loops' sums liftable: inner loops come first.
     """
     ranges = iter([_in_range(a) for a in accesses(function) if a.kind == "rmw"])
     safe: set[Op] = set()  # whose subscripts are in range whether or not the loop runs

@@ -36,7 +36,8 @@ def reverse(
 
     ``kept``: those among the arguments that are written whose adjoint *before* the loop does not
     matter, because they are fresh. ``lasting``: no place on a tape is written twice, as a derivative
-    of the adjoint needs; tapes in nested loops are then larger. Raises ``GradientError`` for what cannot be reversed correctly.
+    of the adjoint needs; tapes in nested loops are then larger. Raises ``GradientError`` for what
+    cannot be reversed correctly.
     """
     return _Reversal(function, wanted, kept, lasting).run()
 
@@ -51,7 +52,7 @@ def unique_names(function: Function) -> list[str]:
 
 
 def adjoint_prefix(function: Function) -> str:
-    """What the names of adjoints begin with: ``d.``, and ``d2.`` where ``function`` is an adjoint."""
+    """What names of adjoints begin with: ``d.``, and ``d2.`` where ``function`` is an adjoint."""
     order = function.attrs.get("order", 0) + 1
     return "d." if order == 1 else f"d{order}."
 
@@ -908,7 +909,7 @@ def passes_through(value: Value, given: Value, block: Block) -> bool:
 
 
 def _is_sum(value: Value, given: Value, chain: set[Op], sums: set[Value]) -> bool:
-    """Whether ``given`` is ``value`` plus other things; collects the operations and partial sums."""
+    """Whether ``given`` is ``value`` plus other things; collects operations and partial sums."""
     if given is value:
         return True
     op = given.owner

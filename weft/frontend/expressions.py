@@ -437,7 +437,7 @@ def _static_compare(symbol: str, a: Any, b: Any, span: Span) -> Any:
 
 
 def cheap(node: ast.expr) -> bool:
-    """Whether ``node`` may be evaluated although Python would not: it cannot fault and costs little."""
+    """Whether ``node`` may be evaluated although Python would not: cheap, and it cannot fault."""
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, _CHEAP_OPERATORS) and cheap(node.left) and cheap(node.right)
     if not isinstance(node, _CHEAP):
@@ -596,7 +596,10 @@ def _call(cx: Lowering, node: ast.Call) -> Operand:
 
 _LOOP = "write a for loop"
 _REFUSED: dict[type, tuple[str, str]] = {
-    ast.Lambda: ("`lambda` cannot be compiled", "define a function outside of the kernel: it will be inlined"),
+    ast.Lambda: (
+        "`lambda` cannot be compiled",
+        "define a function outside of the kernel: it will be inlined",
+    ),
     ast.ListComp: ("a list comprehension cannot be compiled", _LOOP),
     ast.SetComp: ("a set comprehension cannot be compiled", _LOOP),
     ast.DictComp: ("a dict comprehension cannot be compiled", _LOOP),

@@ -201,11 +201,12 @@ def _bit_count(cx: Lowering, a: list[Operand], span: Span) -> Operand:
 FUNCTIONS: dict[str, Handler] = {
     **{name: _math(name) for name in (
         "exp", "exp2", "expm1", "log2", "log10", "log1p", "sqrt", "rsqrt", "cbrt", "sin", "cos",
-        "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
-        "isnan", "isinf", "atan2", "copysign",
+        "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
+        "erfc", "isnan", "isinf", "atan2", "copysign",
     )},
     "log": _log,
-    **{name: _rounding("roundeven" if name == "round" else name, False) for name in ("floor", "ceil", "round", "trunc")},
+    **{name: _rounding(name, False) for name in ("floor", "ceil", "trunc")},
+    "round": _rounding("roundeven", False),
     **{f"{name}_int": _rounding(name, True) for name in ("floor", "ceil", "trunc")},
     "round_int": _round_int,
     "abs": _each(lambda cx, a, span: cx.scalars.magnitude(a[0], span)),
@@ -218,11 +219,11 @@ FUNCTIONS: dict[str, Handler] = {
     "square": _each(lambda cx, a, span: cx.scalars.binary("*", a[0], a[0], span)),
     "reciprocal": _each(lambda cx, a, span: cx.scalars.binary("/", Static(1.0), a[0], span)),
     "relu": lambda cx, node, a: _propagating("maximum")(cx, node, [a[0], Static(0)]),
-    "pow": _operator("**"), "mod": _operator("%"), "floordiv": _operator("//"), "add": _operator("+"),
-    "sub": _operator("-"), "mul": _operator("*"), "truediv": _operator("/"), "and": _operator("&"),
-    "or": _operator("|"), "xor": _operator("^"), 
-    "lt": _comparison("<"), "le": _comparison("<="), "gt": _comparison(">"), "ge": _comparison(">="),
-    "eq": _comparison("=="), "ne": _comparison("!="),
+    "pow": _operator("**"), "mod": _operator("%"), "floordiv": _operator("//"),
+    "add": _operator("+"), "sub": _operator("-"), "mul": _operator("*"), "truediv": _operator("/"),
+    "and": _operator("&"), "or": _operator("|"), "xor": _operator("^"),
+    "lt": _comparison("<"), "le": _comparison("<="), "eq": _comparison("=="),
+    "gt": _comparison(">"), "ge": _comparison(">="), "ne": _comparison("!="),
     "logical_and": _each(lambda cx, a, span: cx.scalars.binary(
         "&", *(cx.scalars.cast(v, "bool", span) for v in a), span)),
     "logical_or": _each(lambda cx, a, span: cx.scalars.binary(

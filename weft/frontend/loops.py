@@ -161,10 +161,13 @@ def _after(cx: Lowering, node: ast.For | ast.While, before: dict[str, Operand]) 
             isinstance(before[name], Unbound) and operand is not before[name]
         ):
             cx.frame.env[name] = Unbound("it is assigned inside a loop, which may run zero times")
-        elif operand is not before[name] and isinstance(kind_of(operand), OpaqueKind) \
-                and not isinstance(operand, Unbound):  # fmt: skip
-            if not same_operand(operand, before[name]):
-                join(kind_of(before[name]), kind_of(operand), name, cx.span(node))
+        elif (
+            operand is not before[name]
+            and isinstance(kind_of(operand), OpaqueKind)
+            and not isinstance(operand, Unbound)
+            and not same_operand(operand, before[name])
+        ):
+            join(kind_of(before[name]), kind_of(operand), name, cx.span(node))
 
 
 def loop(cx: Lowering, node: ast.For) -> None:

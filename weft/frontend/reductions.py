@@ -122,7 +122,7 @@ def combiner(body: list[ast.stmt], name: str, source: FunctionSource) -> str:
 
 
 def _update(node: ast.stmt, name: str) -> tuple[str, list[ast.expr]] | None:
-    """(combiner, the other operands) if ``node`` assigns ``name``; combiner "" if by no known one."""
+    """(combiner, other operands) if ``node`` assigns ``name``; combiner "" if by no known one."""
     if isinstance(node, ast.AugAssign) and _is(node.target, name):
         return _OPERATORS.get(type(node.op), ""), [node.value]
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -165,7 +165,8 @@ def _refuse_read(node: ast.AST, name: str, source: FunctionSource) -> None:
     raise KernelSyntaxError(
         f"`{name}` is read in the parallel loop that accumulates into it",
         source.span(node),
-        help="other iterations are still adding to it: read it after the loop, or use weft.serial(...)",
+        help="other iterations are still adding to it: read it after the loop, or use "
+        "weft.serial(...)",
     )
 
 

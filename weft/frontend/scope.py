@@ -126,7 +126,7 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
         elif isinstance(node, ast.AugAssign):
             target(node.target)
             target(node.target)
-        elif isinstance(node, ast.For) or isinstance(node, ast.NamedExpr):
+        elif isinstance(node, ast.For | ast.NamedExpr):
             target(node.target)
         flag = getattr(node, "weft_break", "")
         if flag:

@@ -277,7 +277,10 @@ def _check_deterministic(loop: Loop, adjoint: Adjoint) -> None:
     for name, note in adjoint.notes.items():
         if note.startswith("atomic"):
             message = f"the gradient `{name}` is {note}, which is not deterministic"
-            help = "turn torch.use_deterministic_algorithms off, or write the loop over the elements that are read"
+            help = (
+                "turn torch.use_deterministic_algorithms off, or write the loop over the elements "
+                "that are read"
+            )
             if not torch.is_deterministic_algorithms_warn_only_enabled():
                 raise GradientError(message, loop.function.span, help)
             warnings.warn(message, stacklevel=2)

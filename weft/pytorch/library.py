@@ -220,8 +220,8 @@ class Operators:
         self, types: tuple[str, ...], constants: dict[str, Any], launchers: Any,
         recording: bool = False,
     ) -> Callable[..., Any]:  # fmt: skip
-        """What carries the kernel out: with ``launchers`` for its loops, if not its own. ``recording``:
-        autograd is to see it."""
+        """What carries the kernel out: with ``launchers`` for its loops, if not its own.
+        ``recording``: autograd is to see it."""
         kernel, parameters, returned = self.kernel, self.parameters, self.returned
 
         def implementation(*passed: Any) -> Any:

@@ -38,7 +38,8 @@ class Compiled:
     """A specialisation that can be called: ``load.call(packed slots)``.
 
     ``results``: (name, dtype) of the scalars it reduces into, whose 0-d tensors are the last memref
-    arguments. ``guards``: what was read at compile time and may change. ``origin``: "compiled" or "disk".
+    arguments. ``guards``: what was read at compile time and may change. ``origin``: "compiled" or
+    "disk".
     """
 
     function: Function  # as lowered: its arguments are those of the slots

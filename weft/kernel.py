@@ -73,9 +73,8 @@ class Kernel:
             return self.operators(args, kwargs)
         if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
             self._refuse_tangents((*args, *kwargs.values()))
-        for value in args:
-            if value.__class__ not in _plain_types and self._is_foreign(value):
-                return self.operators(args, kwargs)
+        if not _plain_types.issuperset(map(type, args)) and any(map(self._is_foreign, args)):
+            return self.operators(args, kwargs)
         if kwargs and any(map(self._is_foreign, kwargs.values())):
             return self.operators(args, kwargs)
         if not self._simple:

@@ -1,4 +1,4 @@
-"""What the language means: each kernel compiled, against the undecorated Python on the same data."""
+"""What the language means: each kernel compiled, against its Python on the same data."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Gather form: a loop over the elements of a gradient, each summing what reads it.
 
-``S[i] : gx[f(i)] += v(i)`` becomes ``for j: gx[j] = sum of v(i) over {i : f(i) = j}``. The equations
-``f(i) = j`` are solved for as many loop indices as there are; what the loops' bounds and conditions
-then say of the remaining ones are the bounds of the sums. No atomics, no order that varies.
+``S[i] : gx[f(i)] += v(i)`` becomes ``for j: gx[j] = sum of v(i) over {i : f(i) = j}``. The
+equations ``f(i) = j`` are solved for as many loop indices as there are; what the loops' bounds and
+conditions then say of the remaining ones are the bounds of the sums. No atomics, no order that
+varies.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class _Plan:
 def gather(
     function: Function, names: Sequence[str], parallel: Op
 ) -> tuple[list[Function], dict[str, str], list[Buffer]]:
-    """Takes the accumulations into the arguments ``names`` out of ``function`` where that makes them
-    deterministic. Gives the functions to be launched in order, a note on each gradient, and the
-    workspaces for what the sums need of ``function``. ``parallel`` is the primal's loop."""
+    """Takes the accumulations into the arguments ``names`` out of ``function`` where that makes
+    them deterministic. Gives the functions to be launched in order, a note on each gradient, and
+    the workspaces for what the sums need of ``function``. ``parallel`` is the primal's loop."""
     function = clean(lift(function, names))
     every = accesses(function)
     plans = []
@@ -155,8 +156,8 @@ def _sum(
 
 
 def _rest(function: Function, taken: set[Op], reduced: set[Op], slicer: Slicer) -> Function:
-    """``function`` without the accumulations that were taken, which stores what sums need of it, and
-    which reduces what goes to one element."""
+    """``function`` without the accumulations that were taken, which stores what sums need of it,
+    and which reduces what goes to one element."""
     new = Function(
         function.name,
         [a.type for a in function.args] + [slicer.type(v) for v in slicer.spilled],

@@ -14,8 +14,8 @@ from weft.ir.types import ScalarType
 
 
 def lift(function: Function, names: Collection[str]) -> Function:
-    """Where a ``scf.for`` accumulates into one element of one of ``names``, it sums in a carried value,
-    and adds that to the element when it is done (and has run at all).
+    """Where a ``scf.for`` accumulates into one element of one of ``names``, it sums in a carried
+    value, and adds that to the element when it is done (and has run at all).
 
     Precondition: nothing reads, in the loop, what is accumulated into: so it is with gradients.
     Lifting makes more loops' sums liftable: inner loops come first.

@@ -68,8 +68,8 @@ def _in_while(block: Block, inside: bool) -> set[Op]:
 
 
 def _meets(load: Access, write: Access, order: dict[Op, int], later: bool, loose: bool) -> bool:
-    """Whether ``write`` may touch the element of ``load``, in the same parallel iteration, and after
-    it (``later``) or before it. ``loose``: their order is not known."""
+    """Whether ``write`` may touch the element of ``load``, in the same parallel iteration, and
+    after it (``later``) or before it. ``loose``: their order is not known."""
     common = [iv for iv in load.serial if iv in set(write.serial)]
     behind = (order[write.op] > order[load.op]) == later
     if not common and not loose and not behind:

@@ -1,6 +1,6 @@
 """The derivative of each scalar operation: one row each, as a function that builds IR.
 
-``RULES[name](d)`` gives, for each operand, the operand's adjoint (None: zero). ``d`` is a ``Local``:
+``RULES[name](d)`` gives, for each operand, its adjoint (None: zero). ``d`` is a ``Local``:
 ``d.g`` is the adjoint of the result, ``d.a``, ``d.b``, ``d.c`` the operands, ``d.y`` the result.
 ``ZERO`` names the operations whose derivative is zero wherever it exists. An operation that is in
 neither is refused by name. At ties, minimum and maximum of two varying values share the

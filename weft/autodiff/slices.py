@@ -23,8 +23,8 @@ class Slicer:
     """Copies what computes values of ``function`` into other loops.
 
     Arithmetic and reads of arrays that ``function`` does not write are repeated there. Results of
-    loops and of what is written are ``spilled``: ``function`` stores them to a workspace, one number
-    for each iteration of its parallel loop.
+    loops and of what is written are ``spilled``: ``function`` stores them to a workspace, one
+    number for each iteration of its parallel loop.
     """
 
     def __init__(self, function: Function) -> None:

@@ -32,7 +32,7 @@ class Lengths:
 
 
 def lengths(function: Function, loops: Sequence[Op]) -> Lengths:
-    """The lengths of tapes of ``loops``, which are ``scf.for`` and ``scf.while`` of ``function``."""
+    """The lengths of tapes of ``loops``, each a ``scf.for`` or ``scf.while`` of ``function``."""
     extraction = Extraction(function)
     known = set(function.args)
     bounds: dict[Op, Poly | None] = {}

@@ -104,8 +104,8 @@ def _check_count(name: str, arguments: list[Operand], node: ast.Call, span: Span
             if name in ("round_int", "log", "clamp"):
                 return
             raise KernelTypeError(
-                f"`{ast.unparse(node.func)}` takes {count} argument{'' if count == 1 else 's'}, and "
-                f"{len(arguments) + len(node.keywords)} are given",
+                f"`{ast.unparse(node.func)}` takes {count} argument{'' if count == 1 else 's'}, "
+                f"and {len(arguments) + len(node.keywords)} are given",
                 span,
                 help="check the call",
             )
@@ -136,7 +136,8 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
     target = inspect.unwrap(target) if callable(target) else target
     if not isinstance(target, types.FunctionType):
         raise KernelTypeError(
-            f"`{ast.unparse(node.func)}` cannot be called in a device loop: it has no Python source",
+            f"`{ast.unparse(node.func)}` cannot be called in a device loop: it has no Python "
+            "source",
             span,
             help="use weft.math, math, or a Python function of your own; whole-tensor "
             "functions belong in the host part",

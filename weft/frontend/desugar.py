@@ -1,8 +1,8 @@
 """Removes jumps from a body: ``continue``, ``break`` and ``return`` become structure and flags.
 
 The IR has structured control flow only. Where a branch always jumps, the statements after the
-``if`` move into its other branch; elsewhere a boolean flag, a variable whose name starts with a dot,
-guards them. A loop that can be left early carries its flag in ``node.weft_break`` (its name): the
+``if`` move into its other branch; elsewhere a boolean flag, whose name starts with a dot, guards
+them. A loop that can be left early carries its flag in ``node.weft_break`` (its name): the
 lowering makes it a while loop that also asks the flag. After desugaring no Continue and no Break is
 left; a function's Return statements have become assignments to ``.value``.
 

@@ -40,8 +40,8 @@ def numbers(cx: Lowering, part: Part, x: Operand, span: Span) -> list[Operand]:
     made = aggregates.build(x, span)
     if made.shape != part.tensor.element:
         raise KernelTypeError(
-            f"an element of `{part.tensor.name}` has {_size(part.tensor.element)} numbers, and this "
-            f"is {describe(made)}",
+            f"an element of `{part.tensor.name}` has {_size(part.tensor.element)} numbers, and "
+            f"this is {describe(made)}",
             span,
             help="store a vector of that size, or one number for all",
         )

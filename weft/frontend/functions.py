@@ -1,4 +1,4 @@
-"""Functions of scalars: ``FUNCTIONS[canonical name]`` lowers a call, element by element on vectors."""
+"""Functions of scalars: ``FUNCTIONS[canonical name]`` lowers a call, elementwise on vectors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What an expression of a kernel can be while it is lowered, and how kinds join.
 
 Scalars have a *dtype*: a torch-like name (``f32``, ``u8``, ``bool``, ...), which is strong, or
-``int`` / ``float``, which is weak, as Python's numbers are in torch: a weak scalar takes the dtype of
-the tensor element that it meets. A weak ``int`` is an ``index`` in the IR; a weak ``float`` is the
+``int`` / ``float``, which is weak, as Python's numbers are in torch: a weak scalar takes the dtype
+of the tensor element that it meets. A weak ``int`` is an ``index`` in the IR; a weak ``float`` is the
 kernel's own float.
 """
 
@@ -160,7 +160,7 @@ class Range:
 
 @dataclass(slots=True, eq=False)
 class Box:
-    """``ndrange(...)``: one (lower, upper) pair for each dimension; ``grouped`` gives one vector."""
+    """``ndrange(...)``: one (lower, upper) pair per dimension; ``grouped`` gives one vector."""
 
     bounds: list[tuple[Any, Any]]
     grouped: bool = False

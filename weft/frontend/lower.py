@@ -1,8 +1,8 @@
 """A device loop of a kernel, from Python's syntax tree to IR: statements.
 
 The types of variables are inferred by lowering: the kind of a name is the join of all that is
-assigned to it, in any order. When an assignment widens the kind of a name that was already used, the
-whole loop is lowered once more with what is now known; kinds only widen, so this ends, and most
+assigned to it, in any order. When an assignment widens the kind of a name that was already used,
+the whole loop is lowered once more with what is now known; kinds only widen, so this ends, and most
 loops need one or two rounds.
 """
 
@@ -160,7 +160,7 @@ class Lowering:
         return key
 
     def reached(self, name: str, found: Static) -> Operand:
-        """The argument that is the tensor ``found``. Raises ``TensorReached`` where there is none."""
+        """The argument that is the tensor ``found``. Raises ``TensorReached`` if there is none."""
         for arg in self.region.args:
             if self._key(arg) == found.key:
                 return self.operands[arg.name]
@@ -467,15 +467,28 @@ _ALLOWED = (
     "a device loop may hold assignments, if, for, while, break, continue, assert, print and calls"
 )
 _REFUSED: dict[type, tuple[str, str]] = {
-    ast.Try: ("`try` cannot be compiled", "test for what could go wrong with `if`, or do it in the host part"),
+    ast.Try: (
+        "`try` cannot be compiled",
+        "test for what could go wrong with `if`, or do it in the host part",
+    ),
     ast.With: ("`with` cannot be compiled", "put it around the loop, in the host part"),
     ast.Raise: ("`raise` cannot be compiled", "use `assert condition, message`"),
     ast.Global: ("`global` cannot be compiled", "return the value, or write it into a tensor"),
     ast.Nonlocal: ("`nonlocal` cannot be compiled", "return the value, or write it into a tensor"),
-    ast.FunctionDef: ("a function defined inside a kernel cannot be compiled", "define it outside of the kernel: it will be inlined"),
-    ast.ClassDef: ("a class defined inside a kernel cannot be compiled", "define it outside of the kernel"),
-    ast.Return: ("`return` inside a device loop", "store the result in a tensor and return that after the loop"),
-    ast.Break: ("`break` out of a parallel loop", "its iterations run at once: use `continue`, or weft.serial(...)"),
+    ast.FunctionDef: (
+        "a function defined inside a kernel cannot be compiled",
+        "define it outside of the kernel: it will be inlined",
+    ),
+    ast.ClassDef: (
+        "a class defined inside a kernel cannot be compiled", "define it outside of the kernel",
+    ),
+    ast.Return: (
+        "`return` inside a device loop", "store the result in a tensor and return that after the loop",
+    ),
+    ast.Break: (
+        "`break` out of a parallel loop",
+        "its iterations run at once: use `continue`, or weft.serial(...)",
+    ),
     ast.Delete: ("`del` cannot be compiled", "leave it out"),
     ast.Import: ("`import` cannot be compiled", "import at the top of the module"),
     ast.ImportFrom: ("`import` cannot be compiled", "import at the top of the module"),

@@ -1,4 +1,4 @@
-"""Scalars that a parallel loop accumulates into: which combiner, and what must not be done to them."""
+"""Scalars that a parallel loop accumulates into: which combiner, and what is refused."""
 
 from __future__ import annotations
 

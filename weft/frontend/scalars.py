@@ -82,7 +82,7 @@ class Scalars:
         return Scalar(value, dtype)
 
     def cast_exactly(self, x: Operand, dtype: str, span: Span) -> Scalar:
-        """An explicit cast, ``weft.f16(x)``: unlike ``cast`` it rounds to a storage type at once."""
+        """An explicit cast, ``weft.f16(x)``: unlike ``cast``, rounds to a storage type at once."""
         if isinstance(x, Static) and is_int(dtype) and isinstance(x.value, float):
             x = Static(int(x.value))
         scalar = self.cast(x, dtype, span)

@@ -1,4 +1,4 @@
-"""Names while a kernel is lowered: frames, environments, and which names a piece of code assigns."""
+"""Names while a kernel is lowered: frames, environments, and which names some code assigns."""
 
 from __future__ import annotations
 

@@ -142,7 +142,8 @@ _row(
     "memref.atomic_cas",
     "any any memref index...",
     "?",
-    "(expected, desired): writes desired where the element equals expected, gives the element before",
+    "(expected, desired): writes desired where the element equals expected, gives the element "
+    "before",
     pure=False,
 )
 _row("memref.dim", "memref", "index", "the extent of one dimension", attrs=("axis",))
@@ -152,10 +153,11 @@ _row(
     "scf.parallel",
     "index... any...",
     "?",
-    "Iterations in any order or at once. Operands: `dims` lower bounds, `dims` upper bounds, `dims` "
-    "steps (positive), one initial value for each reduction. Block arguments: the indices. Ends with "
-    "scf.reduce, whose operands are what the iteration contributes (the combiner's identity if "
-    "nothing). Result k is the combination by `kinds[k]` of the initial value and all contributions.",
+    "Iterations in any order or at once. Operands: `dims` lower bounds, `dims` upper bounds, "
+    "`dims` steps (positive), one initial value for each reduction. Block arguments: the indices. "
+    "Ends with scf.reduce, whose operands are what the iteration contributes (the combiner's "
+    "identity if nothing). Result k is the combination by `kinds[k]` of the initial value and all "
+    "contributions.",
     attrs=("dims", "kinds"),
     regions=1,
     pure=False,
@@ -165,9 +167,9 @@ _row(
     "scf.for",
     "index index index any...",
     "?",
-    "(lower, upper, step, initial values). Block arguments: the index, the carried values. Ends with "
-    "scf.yield of the next carried values. Step is positive. Results: the last carried values. With "
-    "`independent` the iterations are those of a parallel loop: none meets another.",
+    "(lower, upper, step, initial values). Block arguments: the index, the carried values. Ends "
+    "with scf.yield of the next carried values. Step is positive. Results: the last carried values. "
+    "With `independent` the iterations are those of a parallel loop: none meets another.",
     regions=1,
     pure=False,
 )
@@ -177,8 +179,8 @@ _row(
     "any...",
     "?",
     "Region 0 takes the carried values and ends with scf.condition(go on?, values); region 1 takes "
-    "these values and ends with scf.yield of the next carried ones. Results: the values of the last "
-    "scf.condition.",
+    "these values and ends with scf.yield of the next carried ones. Results: the values of the "
+    "last scf.condition.",
     regions=2,
     pure=False,
 )

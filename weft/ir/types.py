@@ -61,8 +61,8 @@ def compute_type(t: ScalarType) -> ScalarType:
 
 @dataclass(frozen=True, slots=True)
 class MemRefType:
-    """A view of memory: a tensor argument (``shape`` is None: sizes are run-time values), or a local
-    array (``shape`` is a tuple of ints, layout "contiguous", made by ``memref.alloca``)."""
+    """A view of memory: a tensor argument (``shape`` is None: sizes are run-time values), or a
+    local array (``shape`` is a tuple of ints, layout "contiguous", made by ``memref.alloca``)."""
 
     element: ScalarType
     rank: int

@@ -252,8 +252,8 @@ def launch(
     views = [k for k in loop.written if values[k]._is_view()]
     if views and len(loop.written) > 1:
         raise GradientError(
-            f"the loop writes to {len(loop.written)} tensors, and `{loop.names[views[0]]}` is a view: "
-            "torch cannot follow that",
+            f"the loop writes to {len(loop.written)} tensors, and `{loop.names[views[0]]}` is a "
+            "view: torch cannot follow that",
             loop.function.span,
             help="write each in a loop of its own, or write to whole tensors",
         )

@@ -1,7 +1,7 @@
 """The gradient of a kernel as an operator: what ``torch.compile`` and ``torch.func`` go through.
 
-The backward of ``weft::f`` is the operator ``weft::f_backward``. It carries the kernel out again with
-gradients recorded, and differentiates that: the host part between loops then is what it was. In
+The backward of ``weft::f`` is the operator ``weft::f_backward``. It carries the kernel out again
+with gradients recorded, and differentiates that: the host part between loops then is what it was. In
 plain eager calls no operator is involved, and nothing is carried out twice.
 """
 
@@ -22,7 +22,7 @@ _PLAIN = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_loca
 
 def recorded(made: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[int],
              grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:  # fmt: skip
-    """The gradients of ``made(*inputs)`` for the inputs at ``wanted``, given those of its floats."""
+    """The gradients of ``made(*inputs)`` for the inputs ``wanted``, given those of its floats."""
     with torch._C._ForceDispatchKeyGuard(*_PLAIN), torch.enable_grad():
         values = list(inputs)
         for k in wanted:
@@ -51,7 +51,8 @@ def register(
     namespace, name = qualified.split("::")
     backward_name = f"{name}_backward"
     library.define(
-        f"{backward_name}({schema}{', ' if schema else ''}Tensor[] grads, int[] wanted) -> Tensor[]",
+        f"{backward_name}({schema}{', ' if schema else ''}Tensor[] grads, int[] wanted)"
+        " -> Tensor[]",
         tags=(torch.Tag.pt2_compliant_tag,),
     )
 

@@ -1,4 +1,4 @@
-"""What cannot be given is refused: forward mode, and order-dependent sums where torch forbids them."""
+"""What cannot be given is refused: forward mode, and order-dependent sums torch forbids."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def pick(x, index):
 def test_forward_mode_is_refused() -> None:
     with forward_ad.dual_level():
         x = forward_ad.make_dual(torch.ones(3), torch.ones(3))
-        with pytest.raises(GradientError, match="forward-mode derivatives of `square` are not there yet"):
+        with pytest.raises(
+            GradientError, match="forward-mode derivatives of `square` are not there yet"
+        ):
             square(x)
         assert square(torch.ones(3)).tolist() == [1.0] * 3
 

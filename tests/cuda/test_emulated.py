@@ -83,6 +83,12 @@ def calls() -> dict[str, tuple[Any, ...]]:
         "collatz": (gallery.collatz, 57),
         "gray": (gallery.gray, torch.randint(0, 255, (9, 16, 3), dtype=torch.uint8)),
         "brick_wall": (brick_wall.brick_wall, torch.arange(12).view(3, 4), 20, 28, 2, 1, 5),
+        "brick_wall, a warp between neighbours": (
+            brick_wall.brick_wall, torch.arange(460).int().view(2, 230), 5, 600, 99, 1, 5,
+        ),
+        "brick_wall, narrow tiles": (
+            brick_wall.brick_wall, torch.arange(12).int().view(3, 4), 5, 300, 2, 1, 5,
+        ),
         "causal_conv": (causal_conv.causal_conv, r(3, 17), r(2, 3, 17), 0.25),
     }  # fmt: skip
 

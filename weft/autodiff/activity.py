@@ -75,6 +75,8 @@ def _op(op: Op, found: Activity) -> None:
             pass
         case _ if op.name not in ZERO and any(v in values for v in op.operands):
             values.update(v for v in op.results if is_float(v))
+        case _:
+            pass
 
 
 def _handed_on(block: Block, parent: Op, found: Activity) -> None:

@@ -35,9 +35,9 @@ def reverse(
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
 
     ``kept``: those among the arguments that are written whose adjoint *before* the loop does not
-    matter, because they are fresh. ``lasting``: no place on a tape is written twice, as a derivative
-    of the adjoint needs; tapes in nested loops are then larger. Raises ``GradientError`` for what
-    cannot be reversed correctly.
+    matter, because they are fresh. ``lasting``: no place on a tape is written twice, as a
+    derivative of the adjoint needs; tapes in nested loops are then larger. Raises
+    ``GradientError`` for what cannot be reversed correctly.
     """
     return _Reversal(function, wanted, kept, lasting).run()
 
@@ -512,7 +512,7 @@ class _Reversal:
                 type = memref.type
                 assert isinstance(type, MemRefType)
                 copy = self.b.alloca(type.element, type.shape or ())
-                self._copy(type.shape or (), lambda at, m=memref: self.b.load(self.env[m], at),
+                self.copy_array(type.shape or (), lambda at, m=memref: self.b.load(self.env[m], at),
                            lambda v, at, c=copy: self.b.store(v, c, at))  # fmt: skip
                 copies.append((memref, copy))
         self.snapshots[op] = copies
@@ -521,10 +521,10 @@ class _Reversal:
         for memref, copy in self.snapshots.get(op, ()):
             type = memref.type
             assert isinstance(type, MemRefType)
-            self._copy(type.shape or (), lambda at, c=copy: self.b.load(c, at),
+            self.copy_array(type.shape or (), lambda at, c=copy: self.b.load(c, at),
                        lambda v, at, m=memref: self.b.store(v, self.env[m], at))  # fmt: skip
 
-    def _copy(
+    def copy_array(
         self, shape: Sequence[int], read: Callable[[list[Value]], Value],
         write: Callable[[Value, list[Value]], object], at: tuple[Value, ...] = (),
     ) -> None:  # fmt: skip
@@ -535,7 +535,7 @@ class _Reversal:
         zero, n, one = (self.b.constant(k, index) for k in (0, shape[0], 1))
         loop = self.b.for_(zero, n, one)
         with self.b.at(loop.regions[0]):
-            self._copy(shape[1:], read, write, (*at, loop.regions[0].args[0]))
+            self.copy_array(shape[1:], read, write, (*at, loop.regions[0].args[0]))
             self.b.do("scf.yield")
 
     def places(self) -> list[Value]:
@@ -576,7 +576,9 @@ class _Reversal:
         element = compute_type(type.element)
         shadow = self.b.alloca(element, type.shape or ())
         zero = self.b.constant(0.0, element)
-        self._copy(type.shape or (), lambda at: zero, lambda v, at: self.b.store(v, shadow, at))
+        self.copy_array(
+            type.shape or (), lambda at: zero, lambda v, at: self.b.store(v, shadow, at)
+        )
         shadow.name = f"d.{memref.name}"
         self.shadow[memref] = shadow
 
@@ -855,7 +857,7 @@ class _Tape:
         for memref, buffer in zip(self.arrays, self.buffers[len(self.carried) :], strict=True):
             type = memref.type
             assert isinstance(type, MemRefType)
-            r._copy(
+            r.copy_array(
                 type.shape or (),
                 lambda at, m=memref: r.b.load(r.env[m], at),
                 lambda v, at, t=buffer: r.b.store(v, t, [*r.places(), number, *at]),
@@ -868,8 +870,11 @@ class _Tape:
         for memref, buffer in zip(self.arrays, self.buffers[len(self.carried) :], strict=True):
             type = memref.type
             assert isinstance(type, MemRefType)
-            r._copy(type.shape or (), lambda at, t=buffer: r.b.load(t, [*r.places(), number, *at]),
-                    lambda v, at, m=memref: r.b.store(v, r.env[m], at))  # fmt: skip
+            r.copy_array(
+                type.shape or (),
+                lambda at, t=buffer: r.b.load(t, [*r.places(), number, *at]),
+                lambda v, at, m=memref: r.b.store(v, r.env[m], at),
+            )
 
 
 def stored(type: object) -> ScalarType:

@@ -161,7 +161,7 @@ class Emitter:
         self.views: dict[Value, View] = {}
         self.bits: dict[Value, int] = {}  # values known to be in [0, 2**bits)
         self.constants: dict[Value, bool | int | float] = {}
-        self.longer: dict[Op, str] = {}  # upper bounds of loops that run on through what follows them
+        self.longer: dict[Op, str] = {}  # upper bounds of loops that run on into what follows
         self.groups: list[str] = []  # access groups of the enclosing parallel loops
         self.counter = 0
 

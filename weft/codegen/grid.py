@@ -14,15 +14,26 @@ from collections.abc import Callable, Sequence
 from weft.codegen.arith import combine, from_word, identity, narrow, scalar, word
 from weft.codegen.device import ORDERING, Cuda
 from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type
-from weft.codegen.launching import THREADS, WARP, Mapping, Variant
+from weft.codegen.launching import THREADS, Mapping, Variant
 from weft.codegen.llvm import emit_block, emit_op, loop
 from weft.codegen.neighbours import quotients, whole_vectors
 from weft.codegen.threads import argument_slots
-from weft.codegen.threadwise import index_of, shuffle, to, trip_count, updates, written
+from weft.codegen.threadwise import (
+    barrier,
+    between,
+    block_number,
+    in_block,
+    index_of,
+    place,
+    shuffle,
+    to,
+    trip_count,
+    updates,
+    written,
+)  # fmt: skip
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType, ScalarType, f64
 
-SREG = "llvm.nvvm.read.ptx.sreg."
 _SHARED = "weft_warps"  # what the warps of a block hand over
 _PRIVATE = "weft_private"  # a block's own copy of what it accumulates into
 
@@ -170,7 +181,10 @@ class Grid:
         dims = op.attrs["dims"]
         bounds = [[op.operands[k + j * dims] for j in range(3)] for k in range(dims)]
         args = op.regions[0].args
-        trips = {k: trip_count(e, *bounds[k], llvm_type(args[k].type)) for k in range(dims)}
+        trips = {
+            k: trip_count(e, lower, upper, step, llvm_type(args[k].type))
+            for k, (lower, upper, step) in enumerate(bounds)
+        }
         types = [scalar(v) for v in op.results]
         neutral = [
             e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)
@@ -229,7 +243,7 @@ class Grid:
         body: Callable[[str, list[str]], list[str]],
     ) -> list[str]:  # fmt: skip
         """Runs ``body`` for the thread's iterations along y or z."""
-        start, stride = self._place(e, side, ty)
+        start, stride = place(e, side, ty)
         if self.variant.covers:
             self._guarded(e, e.inst(f"icmp slt {ty} {start}, {trip}"), lambda: body(start, []))
             return []
@@ -254,7 +268,7 @@ class Grid:
     ) -> list[str]:  # fmt: skip
         """The thread's iterations along x, where neighbours are neighbouring threads."""
         ty, wide = llvm_type(op.regions[0].args[axis].type), self.variant.vector
-        start, stride = self._place(e, "x", ty)
+        start, stride = place(e, "x", ty)
         one = lambda count, values: self._iteration(e, op, lambda: bind(axis, count), values)  # noqa: E731
         if wide == 1:
             if self.variant.covers:
@@ -266,8 +280,7 @@ class Grid:
         shift = int(lower) % wide if lower is not None and known else 0
         self.unaligned = not known
         if self._apart > 1:
-            base = self._between(e, start, ty)
-            shift = 0
+            base, shift = between(e, start, ty, wide), 0
         else:
             base = e.inst(f"mul nsw {ty} {start}, {wide}")
         if shift:  # so that vectors begin at multiples of their length in memory, not in the loop
@@ -368,13 +381,6 @@ class Grid:
     def _apart(self) -> int:
         return self.mapping.apart if self.mapping is not None else 1
 
-    def _between(self, e: Emitter, place: str, ty: str) -> str:
-        """The first iteration of the thread at ``place``, where the threads of a warp lie between a
-        thread's neighbours."""
-        warp = e.inst(f"lshr {ty} {place}, {WARP.bit_length() - 1}")
-        begin = e.inst(f"mul nuw nsw {ty} {warp}, {WARP * self.variant.vector}")
-        return e.inst(f"add nuw nsw {ty} {begin}, {e.inst(f'and {ty} {place}, {WARP - 1}')}")
-
     def _iteration(
         self, e: Emitter, op: Op, bind: Callable[[], None], carried: list[str]
     ) -> list[str]:
@@ -405,50 +411,13 @@ class Grid:
             combine(e, kind, t, x, y) for kind, t, x, y in zip(self.kinds, types, a, b, strict=True)
         ]
 
-    # -- places in the grid
-
-    def _register(self, e: Emitter, name: str) -> str:
-        return e.intrinsic(SREG + name, "i32")
-
-    def _place(self, e: Emitter, side: str, ty: str) -> tuple[str, str]:
-        """The thread's first position along a side of the grid, and the length of that side."""
-        thread, block, size, blocks = (
-            to(e, self._register(e, f"{name}.{side}"), "i32", ty, unsigned=True)
-            for name in ("tid", "ctaid", "ntid", "nctaid")
-        )
-        first = e.inst(f"mul nuw nsw {ty} {block}, {size}")
-        return (e.inst(f"add nuw nsw {ty} {first}, {thread}"),
-                e.inst(f"mul nuw nsw {ty} {blocks}, {size}"))  # fmt: skip
-
-    def _in_block(self, e: Emitter) -> tuple[str, str]:
-        """The number of the thread in its block, and how many there are."""
-        ids = [self._register(e, f"tid.{side}") for side in "xyz"]
-        sizes = [self._register(e, f"ntid.{side}") for side in "xyz"]
-        number = ids[2]
-        for side in (1, 0):
-            scaled = e.inst(f"mul nuw nsw i32 {number}, {sizes[side]}")
-            number = e.inst(f"add nuw nsw i32 {scaled}, {ids[side]}")
-        count = e.inst(f"mul nuw nsw i32 {sizes[0]}, {sizes[1]}")
-        return number, e.inst(f"mul nuw nsw i32 {count}, {sizes[2]}")
-
-    def _block_number(self, e: Emitter) -> str:
-        number = self._register(e, "ctaid.z")
-        for side in "yx":
-            scaled = e.inst(f"mul i32 {number}, {self._register(e, f'nctaid.{side}')}")
-            number = e.inst(f"add i32 {scaled}, {self._register(e, f'ctaid.{side}')}")
-        return number
-
-    def _barrier(self, e: Emitter) -> None:
-        e.declare("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
-        e.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
-
     # -- reductions
 
     def _reduce(self, e: Emitter, op: Op, values: list[str]) -> None:
         """Combines the block's ``values``; its first thread finishes, or hands over what they
         are."""
         types = [scalar(v) for v in op.results]
-        thread, threads = self._in_block(e)
+        thread, threads = in_block(e)
         values = self._block_combined(e, types, values, thread, threads)
 
         def first() -> None:
@@ -458,7 +427,7 @@ class Grid:
             self._conclude(e, op, types, values)
             e.jump(out)
             e.start(more)
-            number = e.inst(f"zext i32 {self._block_number(e)} to i64")
+            number = e.inst(f"zext i32 {block_number(e)} to i64")
             row = e.inst(f"mul nuw nsw i64 {number}, {len(types)}")
             for k, (value, t) in enumerate(zip(values, types, strict=True)):
                 place = e.inst(f"add nuw nsw i64 {row}, {k}")
@@ -496,7 +465,7 @@ class Grid:
                 e.line(f"store i64 {word(e, value, t)}, ptr addrspace(3) {pointer}")
 
         self._guarded(e, e.inst(f"icmp eq i32 {lane}, 0"), leave)
-        self._barrier(e)
+        barrier(e)
         there = e.inst(f"icmp ult i32 {lane}, {e.inst(f'lshr i32 {threads}, 5')}")
         taken = []
         for k, (kind, t) in enumerate(zip(self.kinds, types, strict=True)):
@@ -523,7 +492,7 @@ class Grid:
         e = self._begin()
         op = self.parallel
         types = [scalar(v) for v in op.results]
-        thread, threads = self._in_block(e)
+        thread, threads = in_block(e)
         neutral = [
             e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)
         ]
@@ -559,7 +528,7 @@ class Grid:
         count = "1"
         for size in view.sizes:
             count = e.inst(f"mul nsw {ty} {count}, {size}")
-        thread, threads = (to(e, v, "i32", ty, unsigned=True) for v in self._in_block(e))
+        thread, threads = (to(e, v, "i32", ty, unsigned=True) for v in in_block(e))
 
         def one(k: str, _: list[str]) -> list[str]:
             body(k)
@@ -582,7 +551,7 @@ class Grid:
             e.line(f"store {ty} {neutral}, ptr addrspace(3) {place}")
 
         self._each(e, self.public, clear)
-        self._barrier(e)
+        barrier(e)
 
     def _private_kind(self) -> str:
         assert self.parallel is not None
@@ -593,7 +562,7 @@ class Grid:
 
     def _flush(self, e: Emitter) -> None:
         """Adds the block's copy to the argument, element by element."""
-        self._barrier(e)
+        barrier(e)
         value, type = self._private_view()
         e.views[value] = self.public
         element = type.element

@@ -64,29 +64,19 @@ def path() -> pathlib.Path:
 
 
 @functools.cache
-def _whole() -> llvm.ModuleRef:
-    return llvm.parse_bitcode(path().read_bytes())
-
-
-@functools.cache
 def extract(names: tuple[str, ...]) -> bytes:
     """Bitcode of the functions ``names`` (sorted) and what they call."""
-    module = _whole().clone()
-    for function in module.functions:
+    whole = llvm.parse_bitcode(path().read_bytes())
+    for function in whole.functions:  # what may be defined several times is linked if it is used
         if not function.is_declaration:
-            function.linkage = "external" if function.name in names else "internal"
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_global_dead_code_eliminate_pass()
-    passes.run(module, _builder())
+            function.linkage = "external" if function.name in names else "linkonce_odr"
+    module = llvm.parse_assembly("")
+    module.triple, module.data_layout = whole.triple, whole.data_layout
+    module.link_in(whole)
+    for function in module.functions:
+        if not function.is_declaration and function.name not in names:
+            function.linkage = "internal"
     return module.as_bitcode()
-
-
-@functools.cache
-def _builder() -> llvm.PassBuilder:
-    # Passes that drop dead functions ask the machine nothing: the host's description will do.
-    llvm.initialize_native_target()
-    machine = llvm.Target.from_default_triple().create_target_machine()
-    return llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(0))
 
 
 def link(module: llvm.ModuleRef, names: Sequence[str]) -> None:

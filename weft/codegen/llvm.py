@@ -135,7 +135,9 @@ def _atomic_rmw(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     if kind in native and element not in (f16, bf16, i1):
         ty, align = memory_type(element), element.bytes
         return [
-            e.inst(f"atomicrmw {native[kind]} ptr {pointer}, {ty} {value} {e.ordering}, align {align}")
+            e.inst(
+                f"atomicrmw {native[kind]} ptr {pointer}, {ty} {value} {e.ordering}, align {align}"
+            )
         ]
     return [_cmpxchg_loop(e, view, pointer, kind, value, value_type)]
 

@@ -33,9 +33,14 @@ def plan(function: Function, parallel: Op) -> Mapping:
         vector,
         aligned,
         _private(function, parallel),
-        int(function.attrs.get("block_dim", 0)),
+        _threads(int(function.attrs.get("block_dim", 0))),
         apart=apart,
     )
+
+
+def _threads(wish: int) -> int:
+    """What a kernel's writer asks for as whole warps, a power of two; 0 is no wish."""
+    return min(max(1 << (wish - 1).bit_length(), WARP), 1024) if wish else 0
 
 
 def _score(found: list[Access], iv: Value) -> float:
@@ -88,9 +93,13 @@ def _vector(
     divides = any(op.name == "arith.floordivsi" for op in body.ops)
     if parallel.attrs["kinds"]:
         copies *= 2  # two vectors on their way at a time
-    elif divides and most >= 4 and 2 * copies * len(body.ops) <= MOST_COPIES:
-        # Twice as many quotients for one division. What is read at places that come of divisions
-        # is not read in vectors: a warp's threads then read and write what lies side by side.
+    elif (
+        (divides or any(a.kind == "load" and None in a.subscripts for a in found))
+        and most >= 4
+        and 2 * copies * len(body.ops) <= MOST_COPIES
+    ):
+        # Twice as many quotients for one division. What is read at places that come of divisions,
+        # or of data, is not read in vectors: a warp's threads then access what lies side by side.
         return 2 * copies, (), WARP
     return copies, tuple(sorted(aligned.items())), 1
 

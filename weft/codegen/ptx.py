@@ -159,9 +159,14 @@ def _read(log: str) -> dict[str, Usage]:
             continue
         numbers = [
             int(match.group(1)) if (match := re.search(pattern, part)) else 0
-            for pattern in (r"Used (\d+) registers", r"(\d+) bytes smem", r"(\d+) bytes stack frame",
-                            r"(\d+) bytes spill stores", r"(\d+) bytes spill loads")
-        ]  # fmt: skip
+            for pattern in (
+                r"Used (\d+) registers",
+                r"(\d+) bytes smem",
+                r"(\d+) bytes stack frame",
+                r"(\d+) bytes spill stores",
+                r"(\d+) bytes spill loads",
+            )
+        ]
         found[name.group(1)] = Usage(name.group(1), *numbers)
     return found
 

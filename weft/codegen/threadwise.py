@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from weft.codegen.arith import from_word, word
 from weft.codegen.emit import Emitter
+from weft.codegen.launching import WARP
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType
 
+SREG = "llvm.nvvm.read.ptx.sreg."
 _WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
@@ -90,3 +92,54 @@ def shuffle(e: Emitter, t: ScalarType, value: str, offset: int) -> str:
     upper, lower = e.inst(f"shl i64 {lifted}, 32"), e.inst(f"zext i32 {low} to i64")
     whole = e.inst(f"or i64 {upper}, {lower}")
     return from_word(e, whole, t)
+
+
+def register(e: Emitter, name: str) -> str:
+    """A special register, like ``tid.x``."""
+    return e.intrinsic(SREG + name, "i32")
+
+
+def place(e: Emitter, side: str, ty: str) -> tuple[str, str]:
+    """The thread's first position along a side of the grid, and the length of that side."""
+    thread, block, size, blocks = (
+        to(e, register(e, f"{name}.{side}"), "i32", ty, unsigned=True)
+        for name in ("tid", "ctaid", "ntid", "nctaid")
+    )
+    first = e.inst(f"mul nuw nsw {ty} {block}, {size}")
+    return (e.inst(f"add nuw nsw {ty} {first}, {thread}"),
+            e.inst(f"mul nuw nsw {ty} {blocks}, {size}"))  # fmt: skip
+
+
+def in_block(e: Emitter) -> tuple[str, str]:
+    """The number of the thread in its block, and how many there are."""
+    ids = [register(e, f"tid.{side}") for side in "xyz"]
+    sizes = [register(e, f"ntid.{side}") for side in "xyz"]
+    number = ids[2]
+    for side in (1, 0):
+        scaled = e.inst(f"mul nuw nsw i32 {number}, {sizes[side]}")
+        number = e.inst(f"add nuw nsw i32 {scaled}, {ids[side]}")
+    count = e.inst(f"mul nuw nsw i32 {sizes[0]}, {sizes[1]}")
+    return number, e.inst(f"mul nuw nsw i32 {count}, {sizes[2]}")
+
+
+def block_number(e: Emitter) -> str:
+    """The number of the thread's block in the grid."""
+    number = register(e, "ctaid.z")
+    for side in "yx":
+        scaled = e.inst(f"mul i32 {number}, {register(e, f'nctaid.{side}')}")
+        number = e.inst(f"add i32 {scaled}, {register(e, f'ctaid.{side}')}")
+    return number
+
+
+def barrier(e: Emitter) -> None:
+    """Waits for the block's other threads."""
+    e.declare("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
+    e.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+
+
+def between(e: Emitter, place: str, ty: str, count: int) -> str:
+    """The first of ``count`` iterations of the thread at ``place``, where the threads of a warp lie
+    between a thread's neighbours."""
+    warp = e.inst(f"lshr {ty} {place}, {WARP.bit_length() - 1}")
+    begin = e.inst(f"mul nuw nsw {ty} {warp}, {WARP * count}")
+    return e.inst(f"add nuw nsw {ty} {begin}, {e.inst(f'and {ty} {place}, {WARP - 1}')}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from weft.errors import KernelIndexError, KernelTypeError
@@ -46,7 +46,7 @@ def build(x: Operand, span: Span) -> Vec:
     )
 
 
-def elementwise(f: Callable[..., Operand], arguments: list[Operand], span: Span) -> Operand:
+def elementwise(f: Callable[..., Operand], arguments: Sequence[Operand], span: Span) -> Operand:
     """``f`` on each element; scalars stand for all elements, vectors must have one shape."""
     shapes = {a.shape for a in arguments if isinstance(a, Vec)}
     if not shapes:

@@ -346,7 +346,8 @@ def _zip(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
 
 def _divmod(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     span = cx.span(node)
-    return Tup([expressions.binary(cx, symbol, *arguments, span) for symbol in ("//", "%")])
+    a, b = arguments
+    return Tup([expressions.binary(cx, symbol, a, b, span) for symbol in ("//", "%")])
 
 
 def _nothing(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:

@@ -45,13 +45,30 @@ def in_order(tree: ast.FunctionDef) -> ast.FunctionDef:
 
 def _serializes(call: ast.expr) -> bool:
     """Whether ``call`` is ``loop_config(..., serialize=True)``."""
+    value = _configured(call, "serialize")
+    return isinstance(value, ast.Constant) and value.value is True
+
+
+def _configured(call: ast.expr, option: str) -> ast.expr | None:
+    """What ``loop_config(...)`` gives for an option; None for another call, or without it."""
     if not isinstance(call, ast.Call):
-        return False
+        return None
     name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
-    return name == "loop_config" and any(
-        k.arg == "serialize" and isinstance(k.value, ast.Constant) and k.value.value is True
-        for k in call.keywords
-    )
+    if name != "loop_config":
+        return None
+    return next((k.value for k in call.keywords if k.arg == option), None)
+
+
+def block_dim(tree: ast.FunctionDef, loop: ast.For) -> int:
+    """The ``block_dim`` of the ``loop_config`` before ``loop``, where it is a number; else 0."""
+    for node in ast.walk(tree):
+        for body in (getattr(node, name, []) for name in ("body", "orelse")):
+            for config, after in itertools.pairwise(body if isinstance(body, list) else []):
+                if isinstance(after, ast.For) and after.lineno == loop.lineno:
+                    value = _configured(getattr(config, "value", config), "block_dim")
+                    if isinstance(value, ast.Constant) and type(value.value) is int:
+                        return max(value.value, 0)
+    return 0
 
 
 def desugar_body(body: list[ast.stmt]) -> list[ast.stmt]:

@@ -39,7 +39,7 @@ _RMW = {
 
 def _place(
     cx: Lowering, node: ast.Call, count: int, name: str
-) -> tuple[Tensor, list[Any], list[Operand]]:
+) -> tuple[Tensor, list[Any], list[Scalar | Static]]:
     span = cx.span(node)
     base: Operand | None = None
     if len(node.args) == count and isinstance(node.args[0], ast.Subscript):

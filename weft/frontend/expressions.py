@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, calls, casts, fields
+from weft.frontend import aggregates, calls, casts, fields, refused
 from weft.frontend.kinds import (
     Method,
     OpaqueKind,
@@ -45,6 +46,7 @@ BINARY: dict[type, str] = {
 COMPARE: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
 }  # fmt: skip
+_ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 # Evaluated without a branch in `a and b` and `a if c else b`: nothing in them can fault.
 _CHEAP = (ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Attribute)
 _CHEAP_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
@@ -53,7 +55,7 @@ _CHEAP_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXo
 def expression(cx: Lowering, node: ast.expr) -> Operand:
     handler = EXPRESSIONS.get(type(node))
     if handler is None:
-        message, help = _REFUSED.get(
+        message, help = refused.EXPRESSIONS.get(
             type(node), (f"`{type(node).__name__}` cannot be compiled", "do it in the host part")
         )
         raise KernelSyntaxError(message, cx.span(node), help)
@@ -183,16 +185,9 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
                                   help="check the spelling") from None  # fmt: skip
         owner, source = x.value, x.read
         if isinstance(value, torch.Tensor):
-            key = (
-                ("global", id(vars(owner)), name)
-                if isinstance(owner, ModuleType)
-                else (*x.key, name)
-            )
-            read = (
-                (lambda args: getattr(source(args), name))
-                if source
-                else lambda _: getattr(owner, name)
-            )
+            is_global = isinstance(owner, ModuleType)
+            key = ("global", id(vars(owner)), name) if is_global else (*x.key, name)
+            read = lambda args: getattr(source(args) if source else owner, name)  # noqa: E731
             return cx.reached(name, Static(value, key if x.key else (id(owner), name), read))
         if not hasattr(owner, "__path__") and not hasattr(owner, "__spec__"):
             cx.guards.append(Guard(name, lambda: getattr(owner, name, None), value))
@@ -425,13 +420,10 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
 
 
 def _static_compare(symbol: str, a: Any, b: Any, span: Span) -> Any:
-    from_table = {"==": a.__class__.__eq__, "!=": a.__class__.__ne__}
-    if symbol in from_table:
+    if symbol in ("==", "!="):
         return (a == b) if symbol == "==" else (a != b)
     try:
-        return {"<": lambda: a < b, "<=": lambda: a <= b, ">": lambda: a > b, ">=": lambda: a >= b}[
-            symbol
-        ]()
+        return _ORDERS[symbol](a, b)
     except TypeError as error:
         raise KernelTypeError(str(error), span, help="compare numbers") from None
 
@@ -490,11 +482,8 @@ def _boolean(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
         def known() -> Scalar:
             return cx.scalars.constant(not conjunction, "bool")
 
-        chosen = (
-            choose(cx, left, lazy, known, span)
-            if conjunction
-            else choose(cx, left, known, lazy, span)
-        )
+        then, otherwise = (lazy, known) if conjunction else (known, lazy)
+        chosen = choose(cx, left, then, otherwise, span)
         assert isinstance(chosen, (Scalar, Static))
         result = chosen
     return result
@@ -520,11 +509,8 @@ def _boolop(cx: Lowering, node: ast.BoolOp) -> Operand:
         condition = Scalar(cx.scalars.truth(first, span), "bool")
         rest: Callable[[], Operand] = lambda value=value: expression(cx, value)  # noqa: E731
         same: Callable[[], Operand] = lambda first=first: first  # noqa: E731
-        left = (
-            choose(cx, condition, rest, same, span)
-            if conjunction
-            else choose(cx, condition, same, rest, span)
-        )
+        then, otherwise = (rest, same) if conjunction else (same, rest)
+        left = choose(cx, condition, then, otherwise, span)
     return left
 
 
@@ -593,24 +579,6 @@ def _joined(cx: Lowering, node: ast.JoinedStr) -> Operand:
 def _call(cx: Lowering, node: ast.Call) -> Operand:
     return calls.call(cx, node)
 
-
-_LOOP = "write a for loop"
-_REFUSED: dict[type, tuple[str, str]] = {
-    ast.Lambda: (
-        "`lambda` cannot be compiled",
-        "define a function outside of the kernel: it will be inlined",
-    ),
-    ast.ListComp: ("a list comprehension cannot be compiled", _LOOP),
-    ast.SetComp: ("a set comprehension cannot be compiled", _LOOP),
-    ast.DictComp: ("a dict comprehension cannot be compiled", _LOOP),
-    ast.GeneratorExp: ("a generator expression cannot be compiled", _LOOP),
-    ast.Yield: ("`yield` cannot be compiled", "store the values in a tensor"),
-    ast.YieldFrom: ("`yield from` cannot be compiled", "store the values in a tensor"),
-    ast.Await: ("`await` cannot be compiled", "do it in the host part"),
-    ast.Dict: ("a dict cannot be compiled", "use variables, or a tensor"),
-    ast.Set: ("a set cannot be compiled", "use variables, or a tensor"),
-    ast.Starred: ("`*` cannot be compiled here", "write the items one by one"),
-}  # fmt: skip
 
 EXPRESSIONS: dict[type, Callable[[Lowering, Any], Operand]] = {
     ast.Constant: _constant,

@@ -50,6 +50,14 @@ def _comparison(symbol: str) -> Handler:
     return _each(lambda cx, a, span: cx.scalars.compare(symbol, a[0], a[1], span))
 
 
+def _logical(symbol: str) -> Handler:
+    def f(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+        x, y = (cx.scalars.cast(v, "bool", span) for v in a)
+        return cx.scalars.binary(symbol, x, y, span)
+
+    return _each(f)
+
+
 def _rounding(name: str, to_int: bool) -> Handler:
     def f(cx: Lowering, a: list[Operand], span: Span) -> Operand:
         dtype = cx.scalars.number(a[0], span)
@@ -224,10 +232,7 @@ FUNCTIONS: dict[str, Handler] = {
     "and": _operator("&"), "or": _operator("|"), "xor": _operator("^"),
     "lt": _comparison("<"), "le": _comparison("<="), "eq": _comparison("=="),
     "gt": _comparison(">"), "ge": _comparison(">="), "ne": _comparison("!="),
-    "logical_and": _each(lambda cx, a, span: cx.scalars.binary(
-        "&", *(cx.scalars.cast(v, "bool", span) for v in a), span)),
-    "logical_or": _each(lambda cx, a, span: cx.scalars.binary(
-        "|", *(cx.scalars.cast(v, "bool", span) for v in a), span)),
+    "logical_and": _logical("&"), "logical_or": _logical("|"),
     "fmod": _each(_fmod), "hypot": _each(_hypot), "fmin": _fminmax("<"), "fmax": _fminmax(">"),
     "fma": _each(_fma), "select": _each(_select), "clamp": _clamp,
     "min": _extremes("<"), "max": _extremes(">"),

@@ -2,8 +2,8 @@
 
 Scalars have a *dtype*: a torch-like name (``f32``, ``u8``, ``bool``, ...), which is strong, or
 ``int`` / ``float``, which is weak, as Python's numbers are in torch: a weak scalar takes the dtype
-of the tensor element that it meets. A weak ``int`` is an ``index`` in the IR; a weak ``float`` is the
-kernel's own float.
+of the tensor element that it meets. A weak ``int`` is an ``index`` in the IR; a weak ``float`` is
+the kernel's own float.
 """
 
 from __future__ import annotations

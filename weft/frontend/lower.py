@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, expressions, loops, reductions, statements
-from weft.frontend.desugar import RETURN_VALUE, desugar_body, desugar_function, leaving
+from weft.frontend import aggregates, expressions, loops, reductions, refused, statements
+from weft.frontend.desugar import RETURN_VALUE, block_dim, desugar_body, desugar_function, leaving
 from weft.frontend.kinds import (
     STORAGE,
     Kind,
@@ -101,13 +101,10 @@ class Lowering:
                 types.append(t)
                 names.append(name)
         node, span = self.region.node, self.source.span(self.region.node)
-        function = Function(
-            f"{self.source.name}_{self.region.index}",
-            types,
-            names,
-            {"kernel": self.source.name, "float": own_float.name},
-            span,
-        )
+        attrs: dict[str, Any] = {"kernel": self.source.name, "float": own_float.name}
+        if threads := block_dim(self.source.tree, node):
+            attrs["block_dim"] = threads
+        function = Function(f"{self.source.name}_{self.region.index}", types, names, attrs, span)
         self.builder = Builder(function.body, span)
         self.scalars = Scalars(self.builder, own_float)
         self.frame = Frame(self.source, ())
@@ -179,7 +176,7 @@ class Lowering:
     def _parallel(self, node: ast.For, function: Function) -> list[tuple[str, str]]:
         b, names = self.builder, list(self.region.results)
         for jump in (j for statement in node.body for j in leaving(statement)):
-            message, help = _REFUSED[type(jump)]
+            message, help = refused.STATEMENTS[type(jump)]
             raise KernelSyntaxError(message, self.span(jump), help)
         body = reductions.rewrite(node.body, names)
         combiners = {n: reductions.combiner(body, n, self.source) for n in names}
@@ -321,7 +318,7 @@ class Lowering:
             self.builder.span = self.span(node)
             handler = STATEMENTS.get(type(node))
             if handler is None:
-                message, help = _REFUSED.get(
+                message, help = refused.STATEMENTS.get(
                     type(node), (f"`{type(node).__name__}` cannot be compiled", _ALLOWED)
                 )
                 raise KernelSyntaxError(message, self.span(node), help)
@@ -466,34 +463,6 @@ def _static_tuple(values: Sequence[Any]) -> Tup:
 _ALLOWED = (
     "a device loop may hold assignments, if, for, while, break, continue, assert, print and calls"
 )
-_REFUSED: dict[type, tuple[str, str]] = {
-    ast.Try: (
-        "`try` cannot be compiled",
-        "test for what could go wrong with `if`, or do it in the host part",
-    ),
-    ast.With: ("`with` cannot be compiled", "put it around the loop, in the host part"),
-    ast.Raise: ("`raise` cannot be compiled", "use `assert condition, message`"),
-    ast.Global: ("`global` cannot be compiled", "return the value, or write it into a tensor"),
-    ast.Nonlocal: ("`nonlocal` cannot be compiled", "return the value, or write it into a tensor"),
-    ast.FunctionDef: (
-        "a function defined inside a kernel cannot be compiled",
-        "define it outside of the kernel: it will be inlined",
-    ),
-    ast.ClassDef: (
-        "a class defined inside a kernel cannot be compiled", "define it outside of the kernel",
-    ),
-    ast.Return: (
-        "`return` inside a device loop", "store the result in a tensor and return that after the loop",
-    ),
-    ast.Break: (
-        "`break` out of a parallel loop",
-        "its iterations run at once: use `continue`, or weft.serial(...)",
-    ),
-    ast.Delete: ("`del` cannot be compiled", "leave it out"),
-    ast.Import: ("`import` cannot be compiled", "import at the top of the module"),
-    ast.ImportFrom: ("`import` cannot be compiled", "import at the top of the module"),
-    ast.Match: ("`match` cannot be compiled", "write if / elif / else"),
-}  # fmt: skip
 
 
 STATEMENTS: dict[type, Callable[[Lowering, Any], None]] = {

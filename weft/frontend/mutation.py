@@ -70,7 +70,8 @@ class Mutations:
                 return none.union(*map(self.roots, values))
             case ast.Call(func=func):
                 return self._call_roots(node, func)
-        return none
+            case _:
+                return none
 
     def _call_roots(self, node: ast.Call, func: ast.expr) -> frozenset[str]:
         arguments = [*node.args, *(k.value for k in node.keywords)]
@@ -125,6 +126,8 @@ class Mutations:
                         self.written |= self.roots(target)
             case ast.Call():
                 self._call(node)
+            case _:
+                pass
 
     def _assign(self, target: ast.expr, value: ast.expr | None) -> None:
         if isinstance(target, ast.Tuple | ast.List):

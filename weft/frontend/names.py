@@ -118,6 +118,8 @@ def bound_names(node: ast.AST) -> Iterator[str]:
             yield name
         case ast.MatchMapping(rest=str(name)):
             yield name
+        case _:
+            pass
     if isinstance(node, SCOPES):
         for child in ast.walk(node):
             if isinstance(child, ast.NamedExpr):
@@ -184,6 +186,8 @@ class Reads:
                 self.target(node.target, assigned)
                 self.expression(node.value, assigned)
                 return assigned | frozenset(bound_names(node.target))
+            case _:
+                pass
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
                 self.statement(child, assigned)
@@ -227,6 +231,8 @@ class Reads:
             case ast.NamedExpr():
                 self.expression(node.value, assigned)
                 return
+            case _:
+                pass
         if isinstance(node, SCOPES):
             assigned |= frozenset(_own_names(node))
         for child in ast.iter_child_nodes(node):

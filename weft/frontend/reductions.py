@@ -12,7 +12,7 @@ from weft.source import FunctionSource
 
 # The combiner that `x op= v` accumulates with.
 AUGMENTED = {"+": "add", "-": "add", "*": "mul", "/": "mul", "&": "and", "|": "or", "^": "xor"}
-_OPERATORS = {
+_OPERATORS: dict[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "add", ast.Mult: "mul", ast.Div: "mul",
     ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
 }  # fmt: skip
@@ -72,6 +72,8 @@ class _Extremes(ast.NodeTransformer):
                         if not hasattr(child, "lineno"):
                             ast.copy_location(child, node)
                     return new
+            case _:
+                pass
         new_node = ast.If(
             node.test, [self.visit(n) for n in node.body], [self.visit(n) for n in node.orelse]
         )
@@ -146,7 +148,8 @@ def _update(node: ast.stmt, name: str) -> tuple[str, list[ast.expr]] | None:
             case ast.BoolOp(op=op, values=values) if any(_is(v, name) for v in values):
                 way = "and" if isinstance(op, ast.And) else "or"
                 return way, [v for v in values if not _is(v, name)]
-        return "", []
+            case _:
+                return "", []
     if isinstance(node, ast.For) and any(_is(t, name) for t in ast.walk(node.target)):
         return "", []
     return None

@@ -168,8 +168,8 @@ _row(
     "index index index any...",
     "?",
     "(lower, upper, step, initial values). Block arguments: the index, the carried values. Ends "
-    "with scf.yield of the next carried values. Step is positive. Results: the last carried values. "
-    "With `independent` the iterations are those of a parallel loop: none meets another.",
+    "with scf.yield of the next carried values. Step is positive. Results: the last carried "
+    "values. With `independent` the iterations are those of a parallel loop: none meets another.",
     regions=1,
     pure=False,
 )

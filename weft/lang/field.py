@@ -193,10 +193,16 @@ def init(arch: Arch = cpu, *, default_fp: Any = f32, default_ip: Any = i32, **ig
     DEFAULTS.ip = as_dtype(default_ip)
 
 
+# What else is to be done once the GPU is idle: the runtime's check of what kernels reported.
+after_sync: list[Callable[[], None]] = []
+
+
 def sync() -> None:
-    """Waits for the GPU, if there is one."""
+    """Waits for the GPU, if there is one. Raises the first check of a kernel there that failed."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    for check in after_sync:
+        check()
 
 
 def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -53,16 +53,12 @@ def zero_absorbs(op: Op, operands: Operands, right: Number | None, rw: Rewriter)
     return operands[1] if right is not None and right == 0 else None
 
 
-def same_gives_zero(
-    op: Op, operands: Operands, right: Number | None, rw: Rewriter
-) -> Value | None:
+def same_gives_zero(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
     """x - x, x ^ x are 0 (of integers)."""
     return rw.constant(0, _scalar(operands[0])) if operands[0] is operands[1] else None
 
 
-def same_gives_same(
-    op: Op, operands: Operands, right: Number | None, rw: Rewriter
-) -> Value | None:
+def same_gives_same(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
     """x & x, x | x, min(x, x), max(x, x) are x (min and max of floats too)."""
     return operands[0] if operands[0] is operands[1] else None
 

@@ -9,17 +9,22 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 
 # The operation that a carried value is updated with where `x predicate carried` chooses x.
-_COMBINERS = {"ogt": "arith.maxnumf", "oge": "arith.maxnumf", "olt": "arith.minnumf", "ole": "arith.minnumf"}
+_COMBINERS = {
+    "ogt": "arith.maxnumf",
+    "oge": "arith.maxnumf",
+    "olt": "arith.minnumf",
+    "ole": "arith.minnumf",
+}
 _MIRRORED = {"ogt": "olt", "oge": "ole", "olt": "ogt", "ole": "oge"}
 
 
 def extrema(function: Function) -> Function:
-    """``m = x if x > m else m``, carried through a ``scf.for``, becomes a ``maxnumf`` reduction that
-    starts at minus infinity; the value from before the loop is compared with the result after it.
+    """``m = x if x > m else m``, carried through a ``scf.for``, becomes a ``maxnumf`` reduction
+    that starts at minus infinity; the value from before the loop is compared with its result.
 
-    The comparison keeps ``m`` where x is NaN, and so does ``maxnumf``; unlike the comparison it may be
-    applied in any order, which lets the loop be vectorised. A value from before the loop that is NaN
-    stays, as it did. Which of 0.0 and -0.0 is kept may differ: not used with ``strict_math``.
+    The comparison keeps ``m`` where x is NaN, and so does ``maxnumf``; unlike the comparison it may
+    be applied in any order, which lets the loop be vectorised. A value from before the loop that is
+    NaN stays, as it did. Which of 0.0 and -0.0 is kept may differ: not used with ``strict_math``.
 
     Precondition: a verified function. Non-goals: values that the loop uses in any other way.
     """
@@ -63,7 +68,7 @@ def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
 
 
 def _extremum(body: Block, k: int) -> tuple[str, str, Value, Op] | None:
-    """(combiner, predicate, the new element, the select) if carried value k is a running extremum."""
+    """(combiner, predicate, new element, the select) if carried value k is a running extremum."""
     carried, following = body.args[1 + k], body.terminator.operands[k]
     select = following.owner
     if not isinstance(select, Op) or select.name != "arith.select" or select not in body.ops:

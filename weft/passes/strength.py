@@ -25,6 +25,7 @@ def strength(function: Function) -> Function:
         return function
     return Rewriter(_visit).function(function)
 
+
 _DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remui")
 
 

@@ -154,7 +154,7 @@ class Launch(torch.autograd.Function):
         ctx.device = tensors[0].device
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         call: _Call = ctx.call
         loop, made = call.loop, call.reversed
         if torch.is_grad_enabled():  # a derivative of this derivative will be asked for

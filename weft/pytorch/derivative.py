@@ -1,8 +1,8 @@
 """The gradient of a kernel as an operator: what ``torch.compile`` and ``torch.func`` go through.
 
 The backward of ``weft::f`` is the operator ``weft::f_backward``. It carries the kernel out again
-with gradients recorded, and differentiates that: the host part between loops then is what it was. In
-plain eager calls no operator is involved, and nothing is carried out twice.
+with gradients recorded, and differentiates that: the host part between loops then is what it was.
+In plain eager calls no operator is involved, and nothing is carried out twice.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ def recorded(made: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[i
         leaves = [values[k] for k in wanted]
         if not pairs:
             return [torch.zeros_like(v) for v in leaves]
-        found = torch.autograd.grad([o for o, _ in pairs], leaves, [g for _, g in pairs],
-                                    allow_unused=True)  # fmt: skip
-    return [torch.zeros_like(v) if g is None else g.contiguous()
-            for v, g in zip(leaves, found, strict=True)]  # fmt: skip
+        found: Any = torch.autograd.grad(  # None where a leaf is unused: the stub does not say so
+            [o for o, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True
+        )
+    return [
+        torch.zeros_like(v) if g is None else g.contiguous()
+        for v, g in zip(leaves, found, strict=True)
+    ]
 
 
 def register(

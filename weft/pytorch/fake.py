@@ -6,6 +6,7 @@ loop adds is the dtype of what it reduces into, which the frontend infers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,9 +22,9 @@ from weft.source import FunctionSource
 class KernelSource(Protocol):
     """What is asked of a kernel."""
 
-    @property
+    @functools.cached_property
     def parts(self) -> HostPart: ...
-    @property
+    @functools.cached_property
     def source(self) -> FunctionSource: ...
 
 

@@ -39,9 +39,9 @@ class KernelLike(Protocol):
 
     __name__: str
 
-    @property
+    @functools.cached_property
     def parts(self) -> HostPart: ...
-    @property
+    @functools.cached_property
     def source(self) -> FunctionSource: ...
     @property
     def span(self) -> Span: ...

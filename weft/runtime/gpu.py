@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import logging
@@ -27,8 +28,9 @@ from weft.frontend.split import Region
 from weft.ir.core import Function
 from weft.ir.text import print_function
 from weft.ir.types import MemRefType
+from weft.lang import field as field_module
 from weft.options import Options
-from weft.runtime import build
+from weft.runtime import build, cuda
 from weft.runtime.cache import DiskCache
 from weft.runtime.cuda import CudaError, Driver, Frame, Module, driver, load, make_current
 from weft.source import FunctionSource
@@ -111,17 +113,36 @@ class GpuCompiled:
             cache.store(key, {"variant": str(variant), "arch": arch}, code.ptx.encode())
         return code.ptx
 
+    def _loadable(self, variant: Variant, device: int) -> str | bytes:
+        """Machine code of a variant, which the disk cache keeps; PTX where there is no cache, or
+        where the driver makes no machine code of it."""
+        arch, cache = architecture(device), _cache(self.options)
+        if cache is None:
+            return self.ptx(variant, arch)
+        place = (torch.cuda.get_device_capability(device), cuda.version())
+        key = hashlib.sha256(f"cubin {self.key} {variant} {place}".encode()).hexdigest()
+        entry = cache.load(key)
+        if entry is not None:
+            return entry[1]
+        text = self.ptx(variant, arch)
+        with timing.stage("assemble"):
+            code = cuda.assembled(text, device)
+        if code is None:
+            return text
+        cache.store(key, {"variant": str(variant), "arch": arch}, code)
+        return code
+
     def module(self, variant: Variant, device: int) -> Module:
         """A variant, loaded on a device."""
         with self.lock:
             found = self.modules.get((variant, device))
             if found is None:
-                text = self.ptx(variant, architecture(device))
                 names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(
                     self.facts.kinds
                 )
+                code = self._loadable(variant, device)
                 with timing.stage("load"):
-                    found = load(text, names, device, f"kernel `{self.function.name}`")
+                    found = load(code, names, device, f"kernel `{self.function.name}`")
                 self.modules[variant, device] = found
             return found
 
@@ -272,6 +293,39 @@ class Call:
     def api(self) -> Driver:
         return driver()
 
+    def entry(self) -> Callable[[bytes], None]:
+        """This call as one function of few steps, where it needs one launch whose grid the shapes
+        decide; else the call itself."""
+        if self.facts.checks or self.facts.kinds or self.numbers:
+            return self
+        loose = " or ".join(f"slots[{place}] & {mask}" for place, mask in self.places)
+        several = torch.cuda.device_count() > 1  # else torch's device is this one
+        tests = [test for test in (loose, f"device() != {self.device}" * several) if test]
+        head = f"    if {' or '.join(tests)}: return other(slots)\n" if tests else ""
+        api = self.api
+        free: list[tuple[Any, ...]] = []
+        scope: dict[str, Any] = {
+            "other": self, "take": free.pop, "give": free.append, "device": api.device,
+            "stream": api.stream, "launch": api.launch, "make": self._ready, "failed": self._late,
+        }  # fmt: skip
+        exec(_ENTRY.format(head=head, device=self.device), scope)
+        return scope["call"]
+
+    def _ready(self, slots: bytes) -> tuple[Any, ...] | None:
+        """A frame for ``entry``: where the argument block goes, and what the driver is told; None
+        where nothing runs."""
+        key = (slots[self.within], True)
+        launch = self.launches[key] if key in self.launches else self._launch(slots, key)
+        if launch is None:
+            return None
+        frame = Frame(self.size + 16, launch.grid, launch.block, launch.shared)
+        frame.block.raw = slots + _ALONE
+        place = (ctypes.c_char * max(self.size, 1)).from_buffer(frame.block)
+        return place, frame.config, frame.reference, launch.function, frame.extra, frame
+
+    def _late(self, code: int, taken: tuple[Any, ...], slots: bytes) -> None:
+        self._failed(code, taken[-1], taken[3], slots + _ALONE)
+
     def _run(self, launch: Launch, function: Any, block: bytes) -> None:
         api, device = self.api, self.device
         try:
@@ -388,7 +442,8 @@ class Call:
         for n in known:
             total *= n
         ordered = [known[k] for k in mapping.order]
-        vector = mapping.vector if straight and ordered[0] >= mapping.vector else 1
+        least = mapping.vector * mapping.apart
+        vector = mapping.vector if straight and ordered[0] >= least else 1
         shared = self._private_bytes(slots, total)
         few = bool(facts.kinds) or shared > 0
         grid, block = shape(mapping, ordered, vector=vector, few=few)
@@ -450,6 +505,22 @@ class Call:
 
 _ALONE = _TAIL.pack(0, 1)
 
+# What comes after the arguments in a frame does not change.
+_ENTRY = """
+def call(slots):
+{head}    try:
+        taken = take()
+    except IndexError:
+        taken = make(slots)
+        if taken is None: return
+    place, config, reference, function, extra, _ = taken
+    place.raw = slots
+    config.stream = stream({device})
+    code = launch(reference, function, None, extra)
+    if code: failed(code, taken, slots)
+    give(taken)
+"""
+
 
 def trip_count(lower: Interval, upper: Interval, step: Interval) -> int | None:
     """Iterations of a loop whose bounds are known; None where one of them is not."""
@@ -509,6 +580,7 @@ class Pending:
 
 
 pending = Pending()
+field_module.after_sync.append(lambda: pending.poll(wait=True))
 
 
 def synchronize() -> None:

@@ -218,7 +218,7 @@ class Launcher:
         if on_gpu:
             from weft.runtime import gpu  # imported before, where the loop was compiled
 
-            call = gpu.Call(special.compiled, tensors[0].get_device(), check_error)
+            call = gpu.Call(special.compiled, tensors[0].get_device(), check_error).entry()
         else:
             call = compiled.load.call_holding_gil if tiny else compiled.load.call
         if compiled.checks and not on_gpu:
@@ -278,7 +278,8 @@ class Launcher:
             "plans": {}, "slow": self.slow, "stale": self.stale, "holds": _holds,
             "differentiate": lambda args: self.differentiate(args),
             "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
-            "increment_version": torch._C._increment_version, "types_of": _types_of,
+            "increment_version": torch._C._increment_version,  # pyright: ignore[reportPrivateUsage]
+            "types_of": _types_of,
             "flat": flat, "number": _number, "PackError": struct.error,
         }  # fmt: skip
         name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
@@ -380,6 +381,8 @@ def _kind(spec: Spec, value: Any) -> str:
             return "scalar" if type(value) in (int, float, bool) else "number"
         case TupleSpec():
             return "size" if type(value) is torch.Size else "tuple"
+        case _:
+            pass
     if value is None or isinstance(value, types.FunctionType | type):
         return "identity"
     return "plain" if type(value) in _PLAIN else "constant"

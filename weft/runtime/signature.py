@@ -26,6 +26,7 @@ _RANGES = {
     "i8": (-(1 << 7), (1 << 7) - 1), "i16": (-(1 << 15), (1 << 15) - 1),
     "i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1), "u8": (0, 255),
 }  # fmt: skip
+_DISPATCH = "__torch_dispatch__"  # by its name: torch's annotation of it cannot be bound
 _SYMBOLIC = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
 
 
@@ -141,7 +142,7 @@ def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None =
                 f"`{name}` is on {tensor.device}", span,
                 help=f"kernels run on CPU and CUDA tensors: pass {name}.cpu()",
             )  # fmt: skip
-        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        if getattr(type(tensor), _DISPATCH) is not getattr(torch.Tensor, _DISPATCH):
             raise KernelTypeError(
                 f"`{name}` is a {type(tensor).__name__}, whose data a loop cannot reach", span,
                 help="pass it as an argument of the kernel, not by a global or an attribute",

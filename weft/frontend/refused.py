@@ -1,0 +1,54 @@
+"""What Python has and a device loop cannot hold: (message, help) for each kind of node."""
+
+from __future__ import annotations
+
+import ast
+
+_LOOP = "write a for loop"
+EXPRESSIONS: dict[type, tuple[str, str]] = {
+    ast.Lambda: (
+        "`lambda` cannot be compiled",
+        "define a function outside of the kernel: it will be inlined",
+    ),
+    ast.ListComp: ("a list comprehension cannot be compiled", _LOOP),
+    ast.SetComp: ("a set comprehension cannot be compiled", _LOOP),
+    ast.DictComp: ("a dict comprehension cannot be compiled", _LOOP),
+    ast.GeneratorExp: ("a generator expression cannot be compiled", _LOOP),
+    ast.Yield: ("`yield` cannot be compiled", "store the values in a tensor"),
+    ast.YieldFrom: ("`yield from` cannot be compiled", "store the values in a tensor"),
+    ast.Await: ("`await` cannot be compiled", "do it in the host part"),
+    ast.Dict: ("a dict cannot be compiled", "use variables, or a tensor"),
+    ast.Set: ("a set cannot be compiled", "use variables, or a tensor"),
+    ast.Starred: ("`*` cannot be compiled here", "write the items one by one"),
+}
+
+STATEMENTS: dict[type, tuple[str, str]] = {
+    ast.Try: (
+        "`try` cannot be compiled",
+        "test for what could go wrong with `if`, or do it in the host part",
+    ),
+    ast.With: ("`with` cannot be compiled", "put it around the loop, in the host part"),
+    ast.Raise: ("`raise` cannot be compiled", "use `assert condition, message`"),
+    ast.Global: ("`global` cannot be compiled", "return the value, or write it into a tensor"),
+    ast.Nonlocal: ("`nonlocal` cannot be compiled", "return the value, or write it into a tensor"),
+    ast.FunctionDef: (
+        "a function defined inside a kernel cannot be compiled",
+        "define it outside of the kernel: it will be inlined",
+    ),
+    ast.ClassDef: (
+        "a class defined inside a kernel cannot be compiled",
+        "define it outside of the kernel",
+    ),
+    ast.Return: (
+        "`return` inside a device loop",
+        "store the result in a tensor and return that after the loop",
+    ),
+    ast.Break: (
+        "`break` out of a parallel loop",
+        "its iterations run at once: use `continue`, or weft.serial(...)",
+    ),
+    ast.Delete: ("`del` cannot be compiled", "leave it out"),
+    ast.Import: ("`import` cannot be compiled", "import at the top of the module"),
+    ast.ImportFrom: ("`import` cannot be compiled", "import at the top of the module"),
+    ast.Match: ("`match` cannot be compiled", "write if / elif / else"),
+}

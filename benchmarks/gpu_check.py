@@ -142,8 +142,12 @@ def gallery_kernels() -> None:
             lambda a=rows, b=cols: same(gallery.matmul, r(a, b), r(b, 19), tolerance=1e-2),
         )
     attempt("resize", lambda: same(gallery.resize, torch.rand(9, 7, 3), 120, 111))
-    attempt("mandelbrot", lambda: same(
-        gallery.mandelbrot, torch.linspace(-2, 1, 200), torch.linspace(-1, 1, 150), 100))  # fmt: skip
+    attempt(
+        "mandelbrot",
+        lambda: same(
+            gallery.mandelbrot, torch.linspace(-2, 1, 200), torch.linspace(-1, 1, 150), 100
+        ),
+    )
     for n in (1000, 1_000_003):
         attempt(f"histogram {n}", lambda n=n: same(gallery.histogram, torch.rand(n), 256, 0.0, 1.0))
         attempt(
@@ -161,9 +165,34 @@ def gallery_kernels() -> None:
             causal_conv.causal_conv, r(c, t), r(b, c, t), 0.1, tolerance=1e-3))  # fmt: skip
 
 
-UNARY = ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "cbrt", "sin", "cos", "tan",
-         "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
-         "floor", "ceil", "trunc")  # fmt: skip
+UNARY = (
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "cbrt",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "floor",
+    "ceil",
+    "trunc",
+)
 
 
 def source_kernel(text: str) -> weft.Kernel:
@@ -275,8 +304,11 @@ def random_kernels() -> None:
             wrong += 1
             failures.append(f"random kernel {seed}")
             print(f"  WRONG seed {seed}: {type(error).__name__}: {str(error)[:2500]}", flush=True)
-    print(f"  {done - wrong - sensitive} of {done} random kernels agree, {sensitive} differ that "
-          "also differ from themselves after a change of 1e-6 in what they read", flush=True)  # fmt: skip
+    print(
+        f"  {done - wrong - sensitive} of {done} random kernels agree, {sensitive} differ that "
+        "also differ from themselves after a change of 1e-6 in what they read",
+        flush=True,
+    )
 
 
 @weft.kernel
@@ -323,8 +355,10 @@ def launching() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8,
                   torch.int16, torch.int32, torch.int64, torch.uint8):  # fmt: skip
         for n in (200, 40_000):
-            x = torch.randint(0, 2, (n,)).to(dtype) if n < 1000 else torch.zeros(n).to(dtype).index_fill_(
-                0, torch.arange(0, n, 4001), 1)  # fmt: skip
+            if n < 1000:
+                x = torch.randint(0, 2, (n,)).to(dtype)
+            else:
+                x = torch.zeros(n).to(dtype).index_fill_(0, torch.arange(0, n, 4001), 1)
             attempt(f"atomics {dtype} {n}", lambda x=x, n=n, dtype=dtype: same(
                 accumulate, x, torch.randint(0, 7, (n,)), torch.zeros(9, dtype=dtype)))  # fmt: skip
     attempt(
@@ -439,15 +473,20 @@ def launching() -> None:
             "def kernel(x, out):\n    for i in range(x.shape[0]):\n        out[i] = x[i] + 1\n"
         )
         kernel(x, out)
-        assert out[-1].item() == 2 and out[: 1 << 20].sum().item() == 2 << 20
+        assert out[-1].item() == 2
+        assert out[: 1 << 20].sum().item() == 2 << 20
 
     attempt("more than 2**31 elements", large)
     attempt(
         "both devices in turn",
         lambda: [same(gallery.axpy, 1.0, torch.randn(10), torch.randn(10)) for _ in range(3)],
     )
-    attempt("inspect", lambda: print("    stages:", [k for k in gallery.axpy.inspect(
-        1.0, torch.randn(9, device="cuda"), torch.randn(9, device="cuda")).loops[0].texts][-5:]))  # fmt: skip
+
+    def stages() -> None:
+        x, y = torch.randn(9, device="cuda"), torch.randn(9, device="cuda")
+        print("    stages:", list(gallery.axpy.inspect(1.0, x, y).loops[0].texts)[-5:])
+
+    attempt("inspect", stages)
 
     def compiled() -> None:
         x = torch.randn(100, device="cuda")
@@ -571,7 +610,8 @@ def reductions() -> None:
     bandwidth("sum of 1e8 float32", "torch", timed(lambda: x.sum()), x.nbytes, copy)
     bins = torch.randint(0, 256, (100_000_000,), dtype=torch.int32, device="cuda")
     kernel = source_kernel(
-        "import torch\ndef kernel(x):\n    counts = torch.zeros(256, dtype=torch.int32, device=x.device)\n"
+        "import torch\ndef kernel(x):\n"
+        "    counts = torch.zeros(256, dtype=torch.int32, device=x.device)\n"
         "    for i in range(x.shape[0]):\n        counts[x[i]] += 1\n    return counts\n"
     )
     assert torch.equal(kernel(bins).long(), torch.bincount(bins, minlength=256))
@@ -697,14 +737,19 @@ def brick() -> None:
         launching._block = block
         kernel = weft.kernel(wall.function)
         kernel(tile, size, size, offset, 36, 96)
-        figure(name, f"weft, blocks of {width} x {256 // width}",
-               timed(functools.partial(kernel, tile, size, size, offset, 36, 96), 0.1), "ms")  # fmt: skip
+        figure(
+            name,
+            f"weft, blocks of {width} x {256 // width}",
+            timed(functools.partial(kernel, tile, size, size, offset, 36, 96), 0.1),
+            "ms",
+        )
     launching._block = saved[1]
 
 
 CUDA_CONV = """
 extern "C" __global__ void conv(const float* __restrict__ w, const float* __restrict__ k,
-                                const float* __restrict__ eps, float* __restrict__ out, int B, int C, int T) {
+                                const float* __restrict__ eps, float* __restrict__ out,
+                                int B, int C, int T) {
     int t = blockIdx.x * blockDim.x + threadIdx.x, c = blockIdx.y, b = blockIdx.z;
     if (t >= T) return;
     float s = *eps;
@@ -745,7 +790,10 @@ def conv() -> None:
         kernel = weft.kernel(causal_conv.causal_conv.function)
         kernel(w, k, 0.1)
         figure(
-            name, f"weft, blocks of {width} x {height}", timed(functools.partial(kernel, w, k, 0.1), 0.1), "ms"
+            name,
+            f"weft, blocks of {width} x {height}",
+            timed(functools.partial(kernel, w, k, 0.1), 0.1),
+            "ms",
         )
     launching._block = saved
 
@@ -784,9 +832,18 @@ def host() -> None:
             for row in ("nothing cached", "disk cache warm"):
                 text = program.format(module=module, call=call, kernel=kernel)
                 done = subprocess.run(
-                    [sys.executable, "-c", text], capture_output=True, text=True, cwd=ROOT, check=False,
-                    env={**os.environ, "WEFT_CACHE": "1", "WEFT_CACHE_DIR": folder, "CUDA_CACHE_DISABLE": "1"},
-                )  # fmt: skip
+                    [sys.executable, "-c", text],
+                    capture_output=True,
+                    text=True,
+                    cwd=ROOT,
+                    check=False,
+                    env={
+                        **os.environ,
+                        "WEFT_CACHE": "1",
+                        "WEFT_CACHE_DIR": folder,
+                        "CUDA_CACHE_DISABLE": "1",
+                    },
+                )
                 lines = [line for line in done.stdout.splitlines() if line.startswith("MS ")]
                 if not lines:
                     print(done.stdout[-800:], done.stderr[-1500:])

@@ -24,7 +24,7 @@ from weft.codegen.threadwise import (
     block_number,
     in_block,
     index_of,
-    place,
+    position,
     shuffle,
     to,
     trip_count,
@@ -243,7 +243,7 @@ class Grid:
         body: Callable[[str, list[str]], list[str]],
     ) -> list[str]:  # fmt: skip
         """Runs ``body`` for the thread's iterations along y or z."""
-        start, stride = place(e, side, ty)
+        start, stride = position(e, side, ty)
         if self.variant.covers:
             self._guarded(e, e.inst(f"icmp slt {ty} {start}, {trip}"), lambda: body(start, []))
             return []
@@ -268,7 +268,7 @@ class Grid:
     ) -> list[str]:  # fmt: skip
         """The thread's iterations along x, where neighbours are neighbouring threads."""
         ty, wide = llvm_type(op.regions[0].args[axis].type), self.variant.vector
-        start, stride = place(e, "x", ty)
+        start, stride = position(e, "x", ty)
         one = lambda count, values: self._iteration(e, op, lambda: bind(axis, count), values)  # noqa: E731
         if wide == 1:
             if self.variant.covers:

@@ -99,7 +99,7 @@ def register(e: Emitter, name: str) -> str:
     return e.intrinsic(SREG + name, "i32")
 
 
-def place(e: Emitter, side: str, ty: str) -> tuple[str, str]:
+def position(e: Emitter, side: str, ty: str) -> tuple[str, str]:
     """The thread's first position along a side of the grid, and the length of that side."""
     thread, block, size, blocks = (
         to(e, register(e, f"{name}.{side}"), "i32", ty, unsigned=True)

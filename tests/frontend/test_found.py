@@ -587,3 +587,24 @@ def test_more_elements_than_fit_in_32_bits() -> None:
     assert x[places].tolist() == [1] * len(places)
     assert x[-3:].tolist() == [2, 2, 2]
     assert x[2**31 - 2 : 2**31 + 2].tolist() == [0] * 4
+
+
+def test_a_loop_that_no_lane_of_a_tile_reaches_ends() -> None:
+    """Its bounds over the lanes were those of an empty set: it ran for ever."""
+
+    @weft.kernel
+    def f(x, m, out, n: int):
+        for i in weft.ndrange(out.shape[0]):
+            f1 = x[i] * 1.0
+            c0 = 1
+            c1 = i * 2 + 1
+            if max(5, n) > 0:
+                continue
+            for k in range(abs((c1 - 2) % 15) % 7, -2, -2):
+                c1 += (n if k <= int(m[i]) % 3 else k) % 7
+                f1, c0 = 0.25 * f1, (c0 + k) % 13
+            out[i] = f1 * c0 - c1
+
+    out = torch.zeros(5, dtype=torch.float64)
+    f(torch.randn(10)[::2], torch.ones(5, dtype=torch.int16), out, 4)
+    assert out.tolist() == [0.0] * 5

@@ -277,6 +277,11 @@ class Lanes:
         ragged_low, ragged_high = self.ragged(lower), self.ragged(upper)
         low_min, low_max = self.extremes(lower)
         high_min, high_max = self.extremes(upper)
+        if self.mask is not None:  # with no active lane an extreme is neutral: then no part runs
+            if ragged_low:
+                low_max = _pick(self.e, "smax", low_max, low_min)
+            if ragged_high:
+                high_min = _pick(self.e, "smin", high_min, high_max)
         if ragged_low:
             end = _pick(self.e, "smin", low_max, high_max)
             state = self.part(op, low_min, end, state, masked=True)

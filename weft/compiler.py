@@ -16,34 +16,11 @@ from weft.ir.core import Function
 from weft.ir.text import print_function
 from weft.ir.verify import verify as check
 from weft.passes.blocks import blocks
-from weft.passes.bounds import bounds
-from weft.passes.cse import cse
-from weft.passes.dce import dce
 from weft.passes.demote import demote
 from weft.passes.extrema import extrema
-from weft.passes.forward import forward
-from weft.passes.hoist import hoist
-from weft.passes.run import Pass, run
+from weft.passes.run import PIPELINE, Pass, run
 from weft.passes.runs import runs
-from weft.passes.simplify import simplify
-from weft.passes.strength import strength
 from weft.source import FunctionSource
-
-# What every kernel goes through, from top to bottom.
-PIPELINE: list[Pass] = [
-    simplify,  # constants and algebra
-    cse,  # equal subscripts become one value, which the next passes compare by identity
-    bounds,  # checks of debug mode that index sets prove needless
-    demote,  # an accumulation that no two iterations share becomes an ordinary update
-    forward,  # loads of what was just stored or loaded
-    runs,  # loops split where an integer division keeps its value
-    blocks,  # transpositions block by block
-    hoist,  # invariants out of loops
-    extrema,  # running maxima that any order of iterations may compute
-    cse,  # what met outside of the loops
-    strength,  # only now, because index sets read divisions more easily than shifts
-    dce,  # all that is left without a use
-]
 
 Listener = Callable[[str, str], None]
 

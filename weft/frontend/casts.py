@@ -41,16 +41,14 @@ def dtype_from(x: Operand, span: Span) -> Any:
         or isinstance(value, (VectorType, MatrixType))
     ):
         return value
-    if value is not None:
-        try:
-            return as_dtype(value)
-        except KernelTypeError:
-            pass
-    raise KernelTypeError(
-        f"{describe(x)} is not a type",
-        span,
-        help="write a dtype such as weft.f32, torch.float32, int or float",
-    )
+    try:
+        return as_dtype(value)
+    except KernelTypeError:  # said again with the user's own line
+        raise KernelTypeError(
+            f"{describe(x)} is not a type",
+            span,
+            help="write a dtype such as weft.f32, torch.float32, int or float",
+        ) from None
 
 
 def dtype_name(value: Any) -> str:

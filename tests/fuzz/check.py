@@ -17,6 +17,8 @@ TORCH = {
     "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
 }  # fmt: skip
 TOLERANCE = 2e-3  # the compiled kernel may contract, and computes f16 and bf16 in f32
+NOISE = 1e-6  # relative; what a few roundings in f32 amount to
+AMPLIFIED = 50.0  # how much further than noise rounding may drive a result
 _numbers = itertools.count()
 
 
@@ -72,15 +74,38 @@ def check(random: Random) -> None:
     compiled = weft.kernel(debug=debug, strict_math=strict)(plain)
     tensors = arguments(random, drawn)
     n, a = random.randint(0, 6), random.choice((0.75, -1.5))
-    again = {name: t.clone() for name, t in tensors.items()}
-    expected = compiled.interpret(*again.values(), n, a)
-    found = compiled(*tensors.values(), n, a)
-    for name in ("out", "h"):
-        same(drawn.text, name, again[name], tensors[name])
-    if drawn.reduces:
-        same(drawn.text, "the result", torch.as_tensor(expected), found)
+
+    def interpreted(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        result = compiled.interpret(*values.values(), n, a)
+        results = {name: values[name].double() for name in ("out", "h")}
+        return results | ({"the result": torch.as_tensor(result)} if drawn.reduces else {})
+
+    expected = interpreted({name: t.clone() for name, t in tensors.items()})
+    noisy = {name: t.clone() for name, t in tensors.items()}
+    noisy |= {name: with_noise(tensors[name]) for name in ("x", "y", "out")}
+    result = compiled(*tensors.values(), n, a)
+    found = {"out": tensors["out"], "h": tensors["h"], "the result": result}
+    if all(close(expected[name], found[name]) for name in expected):
+        return
+    # A few kernels iterate a map that amplifies every rounding. The Python itself, on inputs that
+    # are off by what rounding is off, says by how much.
+    moved = interpreted(noisy)
+    for name, value in expected.items():
+        slack = AMPLIFIED * (moved[name].double() - value.double()).abs()
+        text = f"{name} differs:\n{drawn.text}\nexpected {value}\nfound {found[name]}"
+        assert close(value, found[name], slack), text
 
 
-def same(text: str, name: str, expected: torch.Tensor, found: torch.Tensor) -> None:
-    ok = torch.allclose(found.double(), expected.double(), TOLERANCE, TOLERANCE, equal_nan=True)
-    assert ok, f"{name} differs:\n{text}\nexpected {expected}\nfound {found}"
+def with_noise(values: torch.Tensor) -> torch.Tensor:
+    """The same numbers in float64: relatively off by ``NOISE``, integers just as they are."""
+    wide = values.double()
+    if not values.is_floating_point():
+        return wide
+    return wide + NOISE * wide * torch.randn(wide.shape, dtype=wide.dtype)
+
+
+def close(expected: torch.Tensor, found: torch.Tensor, slack: torch.Tensor | float = 0.0) -> bool:
+    """Whether they agree to ``TOLERANCE``, or to ``slack``, element by element."""
+    wanted, got = expected.double(), found.double()
+    near = torch.isclose(got, wanted, TOLERANCE, TOLERANCE, equal_nan=True)
+    return bool((near | ((got - wanted).abs() <= slack)).all())

@@ -100,11 +100,10 @@ class Generator:
         if depth > 2 or self.random.random() < 0.25:
             leaves = [*self.floats, f"x[{self.place()}]", f"y[{self.place()}]", "a"]
             leaf = self.random.choice([*leaves, str(self.random.choice([0.5, -1.25, 2.0, 0.1]))])
-            return (
-                f"weft.f32({leaf})"
-                if "[" in leaf and self.dtypes[leaf[0]] in ("f16", "bf16")
-                else leaf
-            )
+            if "[" in leaf and self.dtypes[leaf[0]] in ("f16", "bf16"):
+                return f"weft.f32({leaf})"
+            # No bare integer: Python's max(i8, float) is one of both, a compiled one a float.
+            return f"({leaf} * 1.0)" if "[" in leaf and self.dtypes[leaf[0]] in INT_DTYPES else leaf
         a, b = self.float_expression(depth + 1), self.float_expression(depth + 1)
         kind = self.random.randrange(10)
         if kind < 4:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from weft.autodiff.tape import Lengths
+from weft.autodiff.lengths import Lengths
 from weft.ir.core import Function, Op
 from weft.ir.text import print_function
 

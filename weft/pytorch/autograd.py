@@ -18,7 +18,8 @@ import torch
 
 from weft.autodiff.adjoint import Adjoint
 from weft.autodiff.memory import contents
-from weft.autodiff.reverse import adjoint_prefix, before_name, reverse, unique_names
+from weft.autodiff.names import adjoint_prefix, before_name, unique_names
+from weft.autodiff.reverse import reverse
 from weft.errors import GradientError
 from weft.frontend.specs import ConstSpec, Spec, TupleSpec
 from weft.index.expression import Dim, Poly, evaluate

@@ -1,0 +1,172 @@
+"""Redoing: a scope carried out again, so that every value in it has its name.
+
+What sequential loops carry is written on tapes when the walk backwards follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.autodiff.adjoint import Buffer, Extent
+from weft.autodiff.state import DONE, SCOPES, WRITES, State, walk_regions
+from weft.autodiff.tape import Tape, stored
+from weft.ir.core import Block, Op, Value
+from weft.ir.types import MemRefType, index
+
+
+class Redo(State):
+    """Carries out operations of the primal in the function that is being built."""
+
+    def _redo_block(self, block: Block, *, taping: bool, later: Sequence[Op] = ()) -> None:
+        """Carries out ``block`` again, without its terminator.
+
+        ``taping``: the loops directly in it write down what they carry, because this is the pass
+        that the walk backwards follows. ``later``: what is carried out after it, before that walk.
+        """
+        for k, op in enumerate(block.ops[:-1]):
+            if taping and op.name in SCOPES:
+                self._snapshot(op, [*block.ops[k + 1 :], *later])
+            self._redo(op, taping=taping)
+
+    def _redo(self, op: Op, *, taping: bool = False) -> None:
+        self.b.span = op.span
+        match op.name:
+            case name if name in DONE or name == "func.return":
+                return
+            case "scf.for":
+                self._redo_for(op, taping)
+            case "scf.while":
+                self._redo_while(op, taping)
+            case "scf.if":
+                self._redo_if(op)
+            case "memref.load":
+                memref = op.operands[0]
+                source = self.env[memref]
+                if self.contents.get(op) == "before":
+                    source = self.before[memref]
+                at = [self.env[v] for v in op.operands[1:]]
+                self._stand(op, self.b.load(source, at))
+            case "memref.store" | "memref.atomic_rmw" | "memref.atomic_cas":
+                self._redo_write(op)
+            case _:
+                copy = Op(op.name, [self.env[v] for v in op.operands],
+                          [r.type for r in op.results], dict(op.attrs))  # fmt: skip
+                self.b.append(copy)
+                for old, new in zip(op.results, copy.results, strict=True):
+                    new.name = old.name
+                    self.env[old] = new
+
+    def _stand(self, op: Op, value: Value) -> None:
+        value.name = op.result.name
+        self.env[op.result] = value
+
+    def _redo_write(self, op: Op) -> None:
+        memref = op.operands[WRITES[op.name]]
+        if memref not in self.written:  # a local array
+            copy = Op(op.name, [self.env[v] for v in op.operands],
+                      [r.type for r in op.results], dict(op.attrs))  # fmt: skip
+            self.b.append(copy)
+            for old, new in zip(op.results, copy.results, strict=True):
+                self.env[old] = new
+        # Writes to arguments stand. What an atomic found before cannot be had a second time: it is
+        # left undefined, and refused where it is used (see ``_check_atomics``).
+
+    def _body(self, old: Block, new: Block, extra: Sequence[Value] = ()) -> None:
+        for a, b in zip(old.args, new.args, strict=False):
+            b.name = a.name
+            self.env[a] = b
+
+    def _redo_for(self, op: Op, taping: bool) -> None:
+        lower, upper, step, *inits = (self.env[v] for v in op.operands)
+        loop = self.b.for_(lower, upper, step, inits)
+        old, new = op.regions[0], loop.regions[0]
+        with self.b.at(new):
+            self._body(old, new)
+            if taping:
+                tape = self._tape(op, old.args[1:], self._stored_in(op))
+                tape.write(self._count(new.args[0], lower, step), self)
+            self._redo_block(old, taping=False)
+            self.b.do("scf.yield", *(self.env[v] for v in old.terminator.operands))
+        self._results(op, loop.results)
+
+    def _redo_while(self, op: Op, taping: bool) -> None:
+        inits = [self.env[v] for v in op.operands]
+        zero = self.b.constant(0, index)
+        before, after = op.regions
+        types = [r.type for r in op.results]
+        loop = self.b.while_([*inits, zero], [*types, index])
+        with self.b.at(loop.regions[0]) as block:
+            self._body(before, block)
+            count = block.args[-1]
+            if taping:
+                tape = self._tape(op, before.args, self._stored_in(op))
+                tape.write(count, self)
+            self._redo_block(before, taping=False)
+            self.b.do("scf.condition", *(self.env[v] for v in before.terminator.operands), count)
+        with self.b.at(loop.regions[1]) as block:
+            self._body(after, block)
+            self._redo_block(after, taping=False)
+            count = self.b.op("arith.addi", block.args[-1], self._one())
+            self.b.do("scf.yield", *(self.env[v] for v in after.terminator.operands), count)
+        self._results(op, loop.results[:-1])
+        if taping:
+            self.tapes[op].trips = loop.results[-1]
+
+    def _redo_if(self, op: Op) -> None:
+        branch = self.b.if_(self.env[op.operands[0]], [r.type for r in op.results])
+        for old, new in zip(op.regions, branch.regions, strict=True):
+            with self.b.at(new):
+                self._redo_block(old, taping=False)
+                self.b.do("scf.yield", *(self.env[v] for v in old.terminator.operands))
+        self._results(op, branch.results)
+
+    def _results(self, op: Op, values: Sequence[Value]) -> None:
+        for old, new in zip(op.results, values, strict=True):
+            new.name = old.name
+            self.env[old] = new
+
+    def _snapshot(self, op: Op, later: Sequence[Op]) -> None:
+        """Copies of the local arrays that ``op`` reads and that change before it is undone."""
+        own = self._stored_in(op)
+        behind = {
+            o.operands[WRITES[o.name]]
+            for x in later for o in (x, *walk_regions(x)) if o.name in WRITES
+        }  # fmt: skip
+        copies = []
+        for memref in self._loaded_in(op):
+            if memref in behind or (memref in own and op.name == "scf.if"):
+                type = memref.type
+                assert isinstance(type, MemRefType)
+                copy = self.b.alloca(type.element, type.shape or ())
+                self.copy_array(type.shape or (), lambda at, m=memref: self.b.load(self.env[m], at),
+                           lambda v, at, c=copy: self.b.store(v, c, at))  # fmt: skip
+                copies.append((memref, copy))
+        self.snapshots[op] = copies
+
+    def _restore(self, op: Op) -> None:
+        for memref, copy in self.snapshots.get(op, ()):
+            type = memref.type
+            assert isinstance(type, MemRefType)
+            self.copy_array(type.shape or (), lambda at, c=copy: self.b.load(c, at),
+                       lambda v, at, m=memref: self.b.store(v, self.env[m], at))  # fmt: skip
+
+    def _tape(self, op: Op, carried: Sequence[Value], arrays: Sequence[Value]) -> Tape:
+        tape = self.tapes.get(op)
+        if tape is None:
+            extent = Extent(op, len(self.extents))
+            self.extents.append(extent)
+            around = [x for x, _ in self.around] if self.lasting else []
+            tape = self.tapes[op] = Tape(list(carried), list(arrays), extent)
+            assert self.parallel is not None
+            for value in (*carried, *arrays):
+                element = value.type
+                shape: tuple[int, ...] = ()
+                if isinstance(element, MemRefType):
+                    element, shape = element.element, element.shape or ()
+                name = f"tape{self.order}.{len(self.buffers)}.{value.name or 'v'}"
+                rank = len(self.indices) + len(around) + 1 + len(shape)
+                tape.buffers.append(self._argument(name, MemRefType(stored(element), rank)))
+                self.buffers.append(
+                    Buffer(name, stored(element).name, self.parallel, (*around, extent), shape)
+                )
+        return tape

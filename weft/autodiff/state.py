@@ -1,0 +1,150 @@
+"""What the walks that make an adjoint share: where they build, and what stands for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from weft.autodiff.activity import activity
+from weft.autodiff.adjoint import Buffer, Extent
+from weft.autodiff.memory import contents, element_written_once
+from weft.autodiff.names import adjoint_prefix, before_name, unique_names
+from weft.autodiff.rules import adjoint_type
+from weft.autodiff.tape import Tape
+from weft.ir.builder import Builder
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.types import MemRefType, ScalarType, compute_type, index
+
+# What the redoing leaves out: the loop itself has done it, and its result stands.
+DONE = ("weft.assert", "weft.bounds", "weft.print")
+WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+SCOPES = ("scf.for", "scf.while", "scf.if")
+
+
+def walk_regions(op: Op) -> list[Op]:
+    return [inner for region in op.regions for inner in walk(region)]
+
+
+class State:
+    """The function that is being built, and for every value of the primal what stands for it."""
+
+    def __init__(
+        self, function: Function, wanted: Collection[int], kept: Collection[int], lasting: bool
+    ) -> None:
+        self.lasting = lasting
+        self.primal = function
+        self.names = unique_names(function)
+        args = function.args
+        self.activity = activity(function, [args[k] for k in wanted])
+        self.contents = contents(function)
+        self.written = {op.operands[WRITES[op.name]] for op in walk(function.body)
+                        if op.name in WRITES} & set(args)  # fmt: skip
+        self.asked = {args[k] for k in wanted}
+        self.kept = {args[k] for k in kept}
+        self.once = {m for m in self.written & self.activity.arrays & self.kept
+                     if element_written_once(function, m)}  # fmt: skip
+        self.order = function.attrs.get("order", 0) + 1
+        self.prefix = adjoint_prefix(function)
+        self.new = Function(f"{function.name}_adjoint", [a.type for a in args], self.names,
+                            {**function.attrs, "order": self.order}, function.span)  # fmt: skip
+        self.b = Builder(self.new.body, function.span)
+        self.env: dict[Value, Value] = dict(zip(args, self.new.args, strict=True))
+        self.adj: dict[Value, Value] = {}
+        self.frozen: set[Value] = set()  # adjoints that are known, and not to be added to
+        self.shadow: dict[Value, Value] = {}  # arrays -> their adjoints
+        self.before: dict[Value, Value] = {}
+        self.buffers: list[Buffer] = []
+        self.extents: list[Extent] = []
+        self.tapes: dict[Op, Tape] = {}
+        # The sequential loops that are being undone around this point, and the iteration of each.
+        self.around: list[tuple[Extent, Value]] = []
+        self.inner: dict[Value, Value] = {}  # adjoints at the end of the iteration just undone
+        self.snapshots: dict[Op, list[tuple[Value, Value]]] = {}
+        self.parallel: Op | None = None
+        self.first: list[Function] = []  # launched before the adjoint
+        self.indices: list[Value] = []  # of the iteration, from 0: where it writes on tapes
+        for op, which in self.contents.items():
+            memref = op.operands[0]
+            if which == "before" and memref not in self.before:
+                self.before[memref] = self._argument(before_name(self._name(memref)), memref.type)
+        for k, memref in enumerate(args):
+            if memref in self.activity.arrays:
+                assert isinstance(memref.type, MemRefType)
+                type = MemRefType(compute_type(memref.type.element), memref.type.rank)
+                self.shadow[memref] = self._argument(self.prefix + self.names[k], type)
+
+    def _name(self, memref: Value) -> str:
+        return self.names[self.primal.args.index(memref)]
+
+    def _argument(self, name: str, type: object) -> Value:
+        value = Value(type, name, self.new.body)  # type: ignore[arg-type]
+        self.new.body.args.append(value)
+        return value
+
+    def _number(self, value: float, like: Value) -> Value:
+        assert isinstance(like.type, ScalarType)
+        return self.b.constant(value, like.type)
+
+    def _zero(self, value: Value) -> Value:
+        assert isinstance(value.type, ScalarType)
+        return self.b.constant(0.0, adjoint_type(value.type))
+
+    def _adjoint(self, value: Value) -> Value:
+        found = self.adj.get(value)
+        return self._zero(value) if found is None else found
+
+    def _add(self, value: Value, g: Value | None) -> None:
+        if g is None or value not in self.activity.values or value in self.frozen:
+            return
+        known = self.adj.get(value)
+        self.adj[value] = g if known is None else self.b.op("arith.addf", known, g)
+
+    def _count(self, iv: Value, lower: Value, step: Value) -> Value:
+        distance = self.b.op("arith.subi", iv, lower)
+        return self.b.op("arith.floordivsi", distance, step)
+
+    def _one(self) -> Value:
+        return self.b.constant(1, index)
+
+    def _free(self, blocks: Sequence[Block], op: Op) -> list[Value]:
+        """The values with adjoints that are used in ``blocks`` and come from outside."""
+        inside: set[Value] = set()
+        used: dict[Value, None] = {}
+        for block in blocks:
+            inside.update(block.args)
+            for inner in walk(block):
+                inside.update(inner.results)
+                for region in inner.regions:
+                    inside.update(region.args)
+                used.update(dict.fromkeys(inner.operands))
+        return [v for v in used if v not in inside and v in self.activity.values
+                and v not in self.frozen]  # fmt: skip
+
+    def _stored_in(self, op: Op) -> list[Value]:
+        """The local arrays from outside of ``op`` that it writes."""
+        inner = {v for o in walk_regions(op) for v in o.results}
+        found = {o.operands[WRITES[o.name]]: None for o in walk_regions(op) if o.name in WRITES}
+        return [m for m in found if m not in self.written and m not in inner]
+
+    def _loaded_in(self, op: Op) -> list[Value]:
+        inner = {v for o in walk_regions(op) for v in o.results}
+        found = {o.operands[0]: None for o in walk_regions(op) if o.name == "memref.load"}
+        args = set(self.primal.args)
+        return [m for m in found if m not in args and m not in inner]
+
+    def copy_array(
+        self, shape: Sequence[int], read: Callable[[list[Value]], Value],
+        write: Callable[[Value, list[Value]], object], at: tuple[Value, ...] = (),
+    ) -> None:  # fmt: skip
+        """For every subscript of an array of ``shape``: ``write(read(at), at)``."""
+        if not shape:
+            write(read(list(at)), list(at))
+            return
+        zero, n, one = (self.b.constant(k, index) for k in (0, shape[0], 1))
+        loop = self.b.for_(zero, n, one)
+        with self.b.at(loop.regions[0]):
+            self.copy_array(shape[1:], read, write, (*at, loop.regions[0].args[0]))
+            self.b.do("scf.yield")
+
+    def places(self) -> list[Value]:
+        """The subscripts on a tape that come before the number of the iteration."""
+        return [*self.indices, *(number for _, number in self.around if self.lasting)]

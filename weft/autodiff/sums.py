@@ -1,0 +1,57 @@
+"""Values that a sequential loop carries and only adds to: their adjoint stays the same."""
+
+from __future__ import annotations
+
+from weft.ir.core import Block, Op, Value, walk
+
+
+def _uses(value: Value, block: Block) -> list[Op]:
+    return [op for op in walk(block) if value in op.operands]
+
+
+def passes_through(value: Value, given: Value, block: Block) -> bool:
+    """Whether ``given`` is ``value`` plus something, and neither ``value`` nor the sums on the way
+    are used for anything else: the adjoint is then the same before and after."""
+    ends = block.terminator
+    if ends.operands.count(given) != 1:
+        return False
+    chain: set[Op] = {ends}
+    sums: set[Value] = {value, given}
+    if given is not value and not _is_sum(value, given, chain, sums):
+        return False
+    return all(op in chain for v in sums for op in _uses(v, block))
+
+
+def _is_sum(value: Value, given: Value, chain: set[Op], sums: set[Value]) -> bool:
+    """Whether ``given`` is ``value`` plus other things; collects operations and partial sums."""
+    if given is value:
+        return True
+    op = given.owner
+    if not isinstance(op, Op):
+        return False
+    if op.name == "scf.if":
+        k = op.results.index(given)
+        ends = [region.terminator for region in op.regions]
+        if any(end.operands.count(end.operands[k]) != 1 for end in ends):
+            return False
+        chain.update(ends)
+        sums.update(end.operands[k] for end in ends)
+        return all(_is_sum(value, end.operands[k], chain, sums) for end in ends)
+    if op.name not in ("arith.addf", "arith.subf"):
+        return False
+    chain.add(op)
+    a, b = op.operands
+    if a is b:
+        return False
+    inner_chain, inner_sums = set(chain), {*sums, a}
+    if _is_sum(value, a, inner_chain, inner_sums) and b not in inner_sums:
+        chain |= inner_chain
+        sums |= inner_sums
+        return True
+    sums.add(b)
+    return op.name == "arith.addf" and _is_sum(value, b, chain, sums) and a not in sums
+
+
+def is_unread(value: Value, given: Value, block: Block) -> bool:
+    """A carried value that no iteration looks at but to hand it on."""
+    return all(op is block.terminator for op in _uses(value, block))

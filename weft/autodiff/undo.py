@@ -1,0 +1,295 @@
+"""Undoing: backwards through a scope that was redone, from adjoints of results to operands."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from weft.autodiff.activity import is_float
+from weft.autodiff.redo import Redo
+from weft.autodiff.rules import REFUSED, RULES, ZERO, Local
+from weft.autodiff.state import DONE, WRITES, walk_regions
+from weft.autodiff.sums import is_unread, passes_through
+from weft.errors import GradientError
+from weft.ir.core import Block, Op, Value
+from weft.ir.types import MemRefType, compute_type, index
+
+
+class Undo(Redo):
+    """Goes backwards through operations of the primal."""
+
+    def _undo_block(self, block: Block) -> None:
+        for op in block.ops:
+            if op.name == "memref.alloca" and op.result in self.activity.arrays:
+                self._make_shadow(op.result)
+        self._undo_ops(block.ops[:-1])
+
+    def _make_shadow(self, memref: Value) -> None:
+        type = memref.type
+        assert isinstance(type, MemRefType)
+        element = compute_type(type.element)
+        shadow = self.b.alloca(element, type.shape or ())
+        zero = self.b.constant(0.0, element)
+        self.copy_array(
+            type.shape or (), lambda at: zero, lambda v, at: self.b.store(v, shadow, at)
+        )
+        shadow.name = f"d.{memref.name}"
+        self.shadow[memref] = shadow
+
+    def _undo_ops(self, ops: Sequence[Op]) -> None:
+        for op in reversed(ops):
+            self.b.span = op.span
+            match op.name:
+                case "memref.load":
+                    self._undo_load(op)
+                case "memref.store":
+                    self._undo_store(op)
+                case "memref.atomic_rmw" | "memref.atomic_cas":
+                    self._undo_atomic(op)
+                case "scf.for":
+                    self._undo_for(op)
+                case "scf.while":
+                    self._undo_while(op)
+                case "scf.if":
+                    self._undo_if(op)
+                case "memref.alloca" | "func.return" | "memref.dim":
+                    pass
+                case name if name in DONE:
+                    pass
+                case _:
+                    self._undo_scalar(op)
+
+    def _undo_scalar(self, op: Op) -> None:
+        if op.name in ZERO or len(op.results) != 1:
+            return
+        if op.name in REFUSED or op.name not in RULES:
+            if any(v in self.activity.values for v in op.operands):
+                raise GradientError(f"{op.name} has no derivative", op.span)
+            return
+        g = self.adj.get(op.result)
+        if g is None:
+            return
+        operands = [self.env[v] for v in op.operands]
+        varied = [v in self.activity.values for v in op.operands]
+        local = Local(self.b, op, operands, self.env.get(op.result, g), g, varied)
+        for operand, share in zip(op.operands, RULES[op.name](local), strict=True):
+            self._add(operand, share)
+
+    def _undo_load(self, op: Op) -> None:
+        g = self.adj.get(op.result)
+        shadow = self.shadow.get(op.operands[0])
+        if g is None or shadow is None:
+            return
+        at = [self.env[v] for v in op.operands[1:]]
+        if op.operands[0] in self.primal.args:
+            self.b.atomic_rmw("addf", g, shadow, at)
+        else:
+            self.b.store(self.b.op("arith.addf", self.b.load(shadow, at), g), shadow, at)
+
+    def _undo_store(self, op: Op) -> None:
+        value, memref, *subscripts = op.operands
+        shadow = self.shadow.get(memref)
+        if shadow is None or not is_float(value):
+            return
+        at = [self.env[v] for v in subscripts]
+        g = self.b.load(shadow, at)
+        if memref not in self.once:
+            assert isinstance(shadow.type, MemRefType)
+            self.b.store(self.b.constant(0.0, shadow.type.element), shadow, at)
+        self._add(value, g)
+
+    def _undo_atomic(self, op: Op) -> None:
+        memref = op.operands[WRITES[op.name]]
+        shadow = self.shadow.get(memref)
+        if shadow is None:
+            return
+        if op.attrs.get("kind") != "addf":
+            kind = op.attrs.get("kind", "compare-and-swap")
+            raise GradientError(
+                f"an atomic {kind} of floats has no gradient",
+                op.span,
+                help="accumulate with +=, or reduce into a local variable",
+            )
+        if op.result in self.adj:
+            raise GradientError("the value from before an atomic += has no gradient", op.span)
+        at = [self.env[v] for v in op.operands[2:]]
+        self._add(op.operands[0], self.b.load(shadow, at))
+
+    @contextmanager
+    def _scope(self, adjoints: dict[Value, Value]) -> Generator[None]:
+        """Adjoints of a scope of its own; what is undone in it adds to ``adjoints`` only."""
+        saved, self.adj = self.adj, adjoints
+        try:
+            yield
+        finally:
+            self.adj = saved
+
+    def _undo_if(self, op: Op) -> None:
+        outer = self._free(op.regions, op)
+        if not outer and not self._touches(op):
+            return
+        self._restore(op)
+        start = [self._adjoint(v) for v in outer]
+        branch = self.b.if_(self.env[op.operands[0]], [v.type for v in start])
+        results = {r: self.adj[r] for r in op.results if r in self.adj}
+        for old, new in zip(op.regions, branch.regions, strict=True):
+            with self.b.at(new), self._scope(dict(zip(outer, start, strict=True))):
+                self._redo_block(old, taping=True)
+                for given, result in zip(old.terminator.operands, op.results, strict=True):
+                    self._add(given, results.get(result))
+                self._undo_block(old)
+                self.b.do("scf.yield", *(self.adj[v] for v in outer))
+        self.adj.update(zip(outer, branch.results, strict=True))
+
+    def _touches(self, op: Op) -> bool:
+        """Whether anything in ``op`` reads or writes memory that has an adjoint."""
+        names = ("memref.load", "memref.store", "memref.atomic_rmw", "memref.atomic_cas")
+        arrays = self.activity.arrays
+        return any(
+            o.name in names and any(v in arrays for v in o.operands) for o in walk_regions(op)
+        )
+
+    def _undo_for(self, op: Op) -> None:
+        body = op.regions[0]
+        carried = [v for v in body.args[1:] if v in self.activity.values]
+        outer = self._free([body], op)
+        results = {c: self.adj.get(r) for c, r in zip(body.args[1:], op.results, strict=True)}
+        if not outer and not self._touches(op) and not any(results[c] for c in carried):
+            return
+        self._restore(op)
+        lower, upper, step = (self.env[v] for v in op.operands[:3])
+        given = dict(zip(body.args[1:], body.terminator.operands, strict=True))
+        sums = [c for c in carried if passes_through(c, given[c], body)]
+        chain = [c for c in carried if c not in sums]
+        starts = [results[c] or self._zero(c) for c in chain]
+        starts += [self._adjoint(v) for v in outer]
+        # Backwards, unless nothing is handed on from iteration to iteration.
+        plain = (
+            not chain
+            and not self._stored_in(op)
+            and not self._overwrites(op)
+            and all(is_unread(v, given[v], body) for v in body.args[1:] if v not in sums)
+        )
+        n = self._trips(lower, upper, step)
+        zero, one = self.b.constant(0, index), self._one()
+        loop = (self.b.for_(lower, upper, step, starts) if plain
+                else self.b.for_(zero, n, one, starts))  # fmt: skip
+        with self.b.at(loop.regions[0]) as block:
+            if plain:
+                iv, number = block.args[0], self._count(block.args[0], lower, step)
+            else:
+                number = self.b.op("arith.subi", self.b.op("arith.subi", n, one), block.args[0])
+                iv = self.b.op("arith.addi", lower, self.b.op("arith.muli", number, step))
+            block.args[0].name = body.args[0].name
+            self.env[body.args[0]] = iv
+            self.tapes[op].read(number, self)
+            self.around.append((self.tapes[op].extent, number if plain else block.args[0]))
+            self._undo_iteration(body, sums, chain, outer, block.args[1:], results)
+            self.around.pop()
+            self.b.do("scf.yield", *(self._inner_adj(v) for v in (*chain, *outer)))
+        self._after(op.operands[3:], body.args[1:], sums, chain, outer, results, loop.results)
+
+    def _overwrites(self, op: Op) -> bool:
+        """Whether an element of an argument may be written by several iterations of ``op``, or
+        written by one and read by another."""
+        inner = walk_regions(op)
+        read = {o.operands[0] for o in inner if o.name == "memref.load"}
+        stores = {o.operands[1] for o in inner if o.name in WRITES}
+        return any(
+            m in self.shadow and m in self.written and (m not in self.once or m in read)
+            for m in stores
+        )
+
+    def _undo_iteration(
+        self, body: Block, sums: Sequence[Value], chain: Sequence[Value], outer: Sequence[Value],
+        args: Sequence[Value], results: dict[Value, Value | None],
+    ) -> None:  # fmt: skip
+        self._redo_block(body, taping=True)
+        given = dict(zip(body.args[1:], body.terminator.operands, strict=True))
+        handed = dict(zip(chain, args, strict=False))
+        self.inner = dict(zip(outer, args[len(chain) :], strict=True))
+        frozen = self.frozen
+        self.frozen = frozen | set(sums)
+        with self._scope(dict(self.inner)):
+            for c in (*sums, *chain):
+                self._add(given[c], results[c] if c in sums else handed[c])
+            self._undo_block(body)
+            self.inner = self.adj
+        self.frozen = frozen
+
+    def _inner_adj(self, value: Value) -> Value:
+        found = self.inner.get(value)
+        return self._zero(value) if found is None else found
+
+    def _after(
+        self, inits: Sequence[Value], args: Sequence[Value], sums: Sequence[Value],
+        chain: Sequence[Value], outer: Sequence[Value], results: dict[Value, Value | None],
+        totals: Sequence[Value],
+    ) -> None:  # fmt: skip
+        """After a loop was undone: the adjoints of what it used and of what it started from."""
+        self.adj.update(zip(outer, totals[len(chain) :], strict=True))
+        start = dict(zip(args, inits, strict=True))
+        for c, g in zip(chain, totals, strict=False):
+            self._add(start[c], g)
+        for c in sums:
+            self._add(start[c], results[c])
+
+    def _trips(self, lower: Value, upper: Value, step: Value) -> Value:
+        distance = self.b.op("arith.subi", upper, lower)
+        less = self.b.op("arith.subi", step, self._one())
+        return self.b.op("arith.floordivsi", self.b.op("arith.addi", distance, less), step)
+
+    def _undo_while(self, op: Op) -> None:
+        before, after = op.regions
+        carried = [v for v in before.args if v in self.activity.values]
+        outer = self._free(op.regions, op)
+        results = {r: self.adj.get(r) for r in op.results}
+        if not outer and not self._touches(op) and not any(results.values()):
+            return
+        self._restore(op)
+        tape = self.tapes[op]
+        trips = tape.trips
+        assert trips is not None
+        # The last evaluation of the condition, which gave the results.
+        tape.read(trips, self)
+        handed = [results[r] for r in op.results]
+        self.around.append((tape.extent, trips))
+        self._undo_part(before, before.terminator.operands[1:], handed, outer)
+        self.around.pop()
+        starts = [self._inner_adj(v) for v in (*carried, *outer)]
+        zero, one = self.b.constant(0, index), self._one()
+        loop = self.b.for_(zero, trips, one, starts)
+        with self.b.at(loop.regions[0]) as block:
+            last = self.b.op("arith.subi", trips, one)
+            tape.read(self.b.op("arith.subi", last, block.args[0]), self)
+            self.around.append((tape.extent, block.args[0]))
+            self._redo_block(before, taping=True, later=after.ops)
+            for old, value in zip(after.args, before.terminator.operands[1:], strict=True):
+                self.env[old] = self.env[value]
+            incoming = dict(zip(carried, block.args[1:], strict=False))
+            totals = dict(zip(outer, block.args[1 + len(carried) :], strict=True))
+            with self._scope(totals):
+                self._redo_block(after, taping=True)
+                for arg, value in zip(before.args, after.terminator.operands, strict=True):
+                    self._add(value, incoming.get(arg))
+                self._undo_block(after)
+                for arg, value in zip(after.args, before.terminator.operands[1:], strict=True):
+                    self._add(value, self.adj.get(arg))
+                self._undo_block(before)
+                self.b.do("scf.yield", *(self._adjoint(v) for v in (*carried, *outer)))
+            self.around.pop()
+        self.adj.update(zip(outer, loop.results[len(carried) :], strict=True))
+        start = dict(zip(before.args, op.operands, strict=True))
+        for c, g in zip(carried, loop.results, strict=False):
+            self._add(start[c], g)
+
+    def _undo_part(
+        self, block: Block, given: Sequence[Value], handed: Sequence[Value | None],
+        outer: Sequence[Value],
+    ) -> None:  # fmt: skip
+        self._redo_block(block, taping=True)
+        with self._scope({v: self._adjoint(v) for v in outer}):
+            for value, g in zip(given, handed, strict=True):
+                self._add(value, g)
+            self._undo_block(block)
+            self.inner = self.adj

@@ -16,7 +16,6 @@ import weft
 from examples import brick_wall, causal_conv, gallery
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.fuzz import check as fuzz
-from tests.fuzz.generate import kernel as random_kernel
 from weft.codegen.launching import Variant
 
 COUNT = int(os.environ.get("WEFT_FUZZ_CUDA", "5"))
@@ -223,17 +222,9 @@ def test_a_failed_assertion_in_a_reduction() -> None:
 
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_random_kernels(seed: int, change: str) -> None:
-    random = Random(1000 + seed)
-    drawn = random_kernel(random)
-    plain = fuzz.function(drawn.text)
-    debug, strict = random.random() < 0.25, random.random() < 0.25
-    tensors = fuzz.arguments(random, drawn)
-    n, a = random.randint(0, 6), random.choice((0.75, -1.5))
-    again = {name: t.clone() for name, t in tensors.items()}
-    compiled = weft.kernel(debug=debug, strict_math=strict)(plain)
-    expected = compiled.interpret(*again.values(), n, a)
-    found = emulated(compiled, debug=debug, strict_math=strict)(*tensors.values(), n, a)
-    for name in ("out", "h"):
-        fuzz.same(drawn.text, name, again[name], tensors[name])
-    if drawn.reduces:
-        fuzz.same(drawn.text, "the result", torch.as_tensor(expected), found)
+    def call(
+        kernel: weft.Kernel, options: dict[str, bool], tensors: list[torch.Tensor], *rest: Any
+    ) -> Any:
+        return emulated(kernel, **options)(*tensors, *rest)
+
+    fuzz.check(Random(1000 + seed), call)

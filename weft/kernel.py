@@ -25,17 +25,15 @@ from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.backward import Backward
 from weft.pytorch.library import Operators
 from weft.runtime import watch
+from weft.runtime.entry import make_entry, modes, plain_types, transforms
 from weft.runtime.launch import Launcher, Specialization
 from weft.source import FunctionSource, Span, read_function
 
 if TYPE_CHECKING:
     from weft import compiler
 
-_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._functorch.peek_interpreter_stack
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch = torch.Tensor.__torch_dispatch__
-_plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), str}
 
 
 class Kernel:
@@ -57,7 +55,7 @@ class Kernel:
         self._namespace = namespace
         self._lock = threading.RLock()
         self._host: Any = None
-        self._simple = False  # prepared, and a call is the host part and nothing else
+        self._entry: Callable[..., Any] = self._special
         self._launchers: list[Callable[..., Any]] = []
         self._regions: list[Launcher] = []
         self._convert: Callable[[Any], Any] | None = None
@@ -69,21 +67,22 @@ class Kernel:
         if _is_dynamo_compiling():
             self._ready()
             return self.operators.traced(args, kwargs)
-        if _modes() or _transforms() is not None:
-            return self.operators(args, kwargs)
-        if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
-            self._refuse_tangents((*args, *kwargs.values()))
-        if not _plain_types.issuperset(map(type, args)) and any(map(self._is_foreign, args)):
-            return self.operators(args, kwargs)
-        if kwargs and any(map(self._is_foreign, kwargs.values())):
-            return self.operators(args, kwargs)
-        if not self._simple:
-            return self.direct(*args, **kwargs)
         try:
-            return self._host(self._launchers, *args, **kwargs)
+            return self._entry(*args, **kwargs)
         except TypeError as error:
             self._explain(error, args, kwargs)
             raise
+
+    def _special(self, *args: Any, **kwargs: Any) -> Any:
+        """A call whose way is not known: the first, one with checks, or one for the dispatcher."""
+        if modes() or transforms() is not None:
+            return self.operators(args, kwargs)
+        if forward_ad._current_level >= 0:
+            self._refuse_tangents((*args, *kwargs.values()))
+        values = (*args, *kwargs.values())
+        if not plain_types.issuperset(map(type, values)) and any(map(self._is_foreign, values)):
+            return self.operators(args, kwargs)
+        return self.direct(*args, **kwargs)
 
     def _refuse_tangents(self, values: tuple[Any, ...]) -> None:
         for value in values:
@@ -129,7 +128,7 @@ class Kernel:
         """Whether ``value`` is a tensor that only the dispatcher knows how to treat."""
         kind = type(value)
         if not isinstance(value, torch.Tensor) or kind.__torch_dispatch__ is _dispatch:
-            _plain_types.add(kind)
+            plain_types.add(kind)
             return False
         return True
 
@@ -178,9 +177,10 @@ class Kernel:
                 if isinstance(returned, DType) or returned in (float, int, bool):
                     self._convert = as_scalar
                 self._host = parts.host
-                self._simple = (
-                    self._convert is None and not self._checked and not self.options.interpret
-                )
+                if self._convert is None and not self._checked and not self.options.interpret:
+                    self._entry = make_entry(
+                        self.signature, parts.host, self._launchers, self._special
+                    )
             return self._host
 
     # --- what is known of it ---------------------------------------------------------------------

@@ -26,8 +26,9 @@ from weft.index.expression import Dim, Poly, evaluate
 from weft.ir.core import Function, Value, walk
 from weft.ir.types import MemRefType
 from weft.options import Options
+from weft.runtime.fastpath import flat
 from weft.runtime.function import CompiledFunction
-from weft.runtime.launch import Launcher, flat, overlaps
+from weft.runtime.launch import Launcher, overlaps
 from weft.runtime.signature import TORCH_DTYPES
 
 _WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}

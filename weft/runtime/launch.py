@@ -1,8 +1,8 @@
 """Launching a device loop: from argument values to a call of compiled code, in about 2 µs.
 
 For each *exact* set of arguments (dtype, shape and strides of each tensor, type of each scalar,
-value of each constant) a plan is remembered. The function that builds the key, finds the plan and
-calls the code is generated as Python text for the kinds of arguments that a loop is called with.
+value of each constant) a plan is remembered. The functions that find the plan and call the code are
+generated (``fastpath.py``).
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import torch
 from weft.errors import CompileError, KernelAssertionError, KernelIndexError, KernelValueError
 from weft.frontend.kinds import Static
 from weft.frontend.scope import TensorReached
-from weft.frontend.specs import ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
+from weft.frontend.specs import ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import Region, RegionArg
 from weft.ir.core import Block, Function, walk
 from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime.build import Compiled, compile_region
-from weft.runtime.signature import TORCH_DTYPES, check_devices, scalar_kind, spec_of
+from weft.runtime.fastpath import GUARDS, HOTTEST, Generated, generate, kind_of
+from weft.runtime.signature import TORCH_DTYPES, check_devices, spec_of
 from weft.source import FunctionSource, Span
 
 log = logging.getLogger("weft.specialize")
@@ -64,17 +65,6 @@ class Specialization:
         return f"loop at line {self.line}: ({self.signature}), {time}{overlap}"
 
 
-@dataclass(slots=True)
-class _Generated:
-    """The generated functions for one combination of argument kinds."""
-
-    launch: Callable[..., Any]
-    run: Callable[..., Any]
-    key: Callable[..., tuple[Any, ...]]
-    plans: dict[tuple[Any, ...], tuple[Any, ...]]
-    alias_plans: dict[tuple[Any, ...], tuple[Any, ...]]
-
-
 class Launcher:
     """Launches one region. Call ``first`` until ``entry`` is set, then ``entry``."""
 
@@ -88,7 +78,8 @@ class Launcher:
         self.options = options
         self.names = [arg.name for arg in region.args]
         self.lock = threading.RLock()
-        self.generated: dict[tuple[tuple[str, ...], frozenset[int]], _Generated] = {}
+        self.generated: dict[tuple[tuple[str, ...], frozenset[int]], Generated] = {}
+        self.hottest: list[types.FunctionType] = []
         self.compiled: dict[tuple[Any, ...], Specialization] = {}
         self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
         # What launches the loop where a gradient is asked for; autograd is a layer above.
@@ -133,8 +124,9 @@ class Launcher:
                 RegionArg(name, ast.Constant(None), captured=True, key=found.key, read=found.read)
             )
             self.generated.clear()
+            self.hottest.clear()
 
-    def _planned(self, args: tuple[Any, ...]) -> tuple[_Generated, tuple[Any, ...]]:
+    def _planned(self, args: tuple[Any, ...]) -> tuple[Generated, tuple[Any, ...]]:
         span = self.region.span
         specs = list(self.specs(args).values())
         tensors = [
@@ -153,9 +145,11 @@ class Launcher:
             plans.clear()
         plan = plans[code.key(*args)] = self._plan(special, specs, args, written)
         special.plans += 1
+        if not aliased:
+            self._heat(code, plan, args)
         return code, plan
 
-    def alias(self, code: _Generated, args: tuple[Any, ...]) -> Any:
+    def alias(self, code: Generated, args: tuple[Any, ...]) -> Any:
         """A call in which memory that is written overlaps another argument's."""
         plan = code.alias_plans.get(code.key(*args))
         if plan is None or not _holds(plan[GUARDS]):
@@ -241,6 +235,7 @@ class Launcher:
             for code in self.generated.values():
                 code.plans.clear()
                 code.alias_plans.clear()
+            self.hottest.clear()
         return self.slow(args)
 
     def refuse_grad(self, args: tuple[Any, ...]) -> None:
@@ -264,163 +259,42 @@ class Launcher:
     # --- the generated functions -----------------------------------------------------------------
     def _generated(
         self, specs: list[Spec], args: tuple[Any, ...], written: frozenset[int]
-    ) -> _Generated:
+    ) -> Generated:
         """The generated functions for arguments of these kinds; the first are installed."""
-        kinds = tuple(_kind(spec, value) for spec, value in zip(specs, args, strict=True))
+        kinds = tuple(kind_of(spec, value) for spec, value in zip(specs, args, strict=True))
         known = self.generated.get((kinds, written))
         if known is not None:
             return known
         memory = _memory(specs)
         writes = [memory[k] for k in sorted(written) if k < len(memory)]
         bumped = [k for k in writes if not self.region.args[k].fresh]
-        text = launcher_text(kinds, specs, writes, bumped, len(self.region.results))
-        scope: dict[str, Any] = {
-            "plans": {}, "slow": self.slow, "stale": self.stale, "holds": _holds,
+        uses = {
+            "slow": self.slow, "stale": self.stale, "holds": _holds,
             "differentiate": lambda args: self.differentiate(args),
-            "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
-            "increment_version": torch._C._increment_version,  # pyright: ignore[reportPrivateUsage]
-            "types_of": _types_of,
-            "flat": flat, "number": _number, "PackError": struct.error,
         }  # fmt: skip
         name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
-        exec(compile(text, name, "exec"), scope)
-        made = _Generated(scope["launch"], scope["run"], scope["key"], scope["plans"], {})
+        made, scope = generate(name, kinds, specs, writes, bumped, len(self.region.results), uses)
         scope["alias"] = functools.partial(self.alias, made)
-        if not self.generated:
-            reaches = any(arg.read is not None for arg in self.region.args)
-            self.install(self._extending(made.launch) if reaches else made.launch)
         self.generated[kinds, written] = made
+        if len(self.generated) == 1:
+            self._chain()
         return made
 
+    def _heat(self, made: Generated, plan: tuple[Any, ...], args: tuple[Any, ...]) -> None:
+        """Puts the function for this plan before those of other plans; the last of them goes."""
+        hot = made.for_plan(plan, args)
+        if hot is not None:
+            self.hottest = [hot, *self.hottest][:HOTTEST]
+            self._chain()
 
-GUARDS = 4  # position in a plan
-
-
-def launcher_text(
-    kinds: Sequence[str], specs: Sequence[Spec], writes: list[int], bumped: list[int], results: int
-) -> str:
-    """The Python text of ``key``, ``run`` and ``launch`` for arguments of these kinds.
-
-    ``writes``: positions of the tensors that are written; ``bumped``: those to tell autograd of.
-    """
-    names = [f"a{k}" for k in range(len(kinds))]
-    everything = f"({''.join(n + ', ' for n in names)})"
-    parts = [_KEYS[kind].format(a=name) for kind, name in zip(kinds, names, strict=True)]
-    key = f"({''.join(p + ', ' for p in parts if p)})"
-    tensors = [k for k, kind in enumerate(kinds) if kind in ("tensor", "field")]
-    pointers = [f"p{k}" for k in tensors]
-    extents = [f"e{k}" for k in tensors]
-    makers, outs = [f"m{k}" for k in range(results)], [f"r{k}" for k in range(results)]
-    plan = ", ".join(["call", "pack", "tail", "grad", "guards", "odd", *extents, *makers])
-    values = [*pointers, *(f"{r}.data_ptr()" for r in outs)]
-    for kind, name in zip(kinds, names, strict=True):
-        values += [_VALUES[kind].format(a=name)] if kind in _VALUES else []
-    read = [f"p{k} = a{k}.data_ptr()" for k in tensors]
-    launch = [f"{r} = {d}()" for r, d in zip(outs, makers, strict=True)]
-    launch += [f"if grad and grad_enabled(): return differentiate({everything})"]
-    launch += ["try:", f"    slots = pack({', '.join(values)}) + tail"]
-    launch += ["except PackError:", f"    return slow({everything})", "call(slots)"]
-    if bumped:  # so that autograd refuses to use what it had saved of them
-        launch.append(f"increment_version(({''.join(names[k] + ', ' for k in bumped)}))")
-    if results:
-        launch.append("return " + (outs[0] if results == 1 else f"({', '.join(outs)})"))
-    ranges = [
-        f"if not {low} <= {n} <= {high}: return slow({everything})"
-        for spec, n in zip(specs, names, strict=True)
-        if (bounds := _bounds(spec))
-        for low, high in [bounds]
-    ]  # fmt: skip
-    overlaps = [
-        f"if p{j} < p{i} + e{i} and p{i} < p{j} + e{j}: return alias({everything})"
-        for i in writes for j in tensors if i != j and not (j in writes and j < i)
-    ]  # fmt: skip
-    lines = [f"def key({', '.join(names)}):", f"    return {key}", ""]
-    lines += [f"def run(plan, {', '.join(names)}):", f"    {plan} = plan"]
-    lines += [f"    {line}" for line in [*read, *launch]]
-    lines += ["", f"def launch({', '.join(names)}):", "    try:", f"        {plan} = plans[{key}]"]
-    lines += [
-        "    except (KeyError, AttributeError, TypeError):",
-        f"        return slow({everything})",
-    ]
-    lines += [f"    if guards and not holds(guards): return stale({everything})"]
-    if tensors:
-        negated = " or ".join(f"a{k}.is_neg()" for k in tensors)
-        lines.append(f"    if odd and ({negated}): return slow({everything})")
-    lines += [f"    {line}" for line in [*ranges, *read, *overlaps, *launch]]
-    return "\n".join(lines) + "\n"
-
-
-# The device: True for the CPU, below zero for CUDA's, zero for what has no data.
-_TENSOR_KEY = (
-    "{a}.dtype, {a}.shape, {a}.stride(), {a}.is_cpu or ~{a}.get_device(), {a}.__class__, "
-    "{a}.requires_grad"
-)
-# What of an argument is in the key, by its kind.
-_KEYS = {
-    "tensor": _TENSOR_KEY,
-    "field": "{a}.element, " + _TENSOR_KEY,
-    "scalar": "{a}.__class__",
-    "number": "{a}.__class__",
-    "size": "{a}.__class__, len({a})",
-    "tuple": "types_of({a})",
-    "identity": "{a}",
-    "plain": "{a}.__class__, {a}",
-    "constant": "constant_key({a})",
-}
-# What of it is packed. ("number": a NumPy scalar, an IntEnum and the like.)
-_VALUES = {"scalar": "{a}", "number": "number({a})", "size": "*{a}", "tuple": "*flat({a})"}
-_PLAIN = (int, bool, str, torch.dtype)
-
-
-def _kind(spec: Spec, value: Any) -> str:
-    """How the generated code has to treat an argument."""
-    match spec:
-        case TensorSpec():
-            return "field" if hasattr(value, "element") else "tensor"
-        case ScalarSpec():
-            return "scalar" if type(value) in (int, float, bool) else "number"
-        case TupleSpec():
-            return "size" if type(value) is torch.Size else "tuple"
-        case _:
-            pass
-    if value is None or isinstance(value, types.FunctionType | type):
-        return "identity"
-    return "plain" if type(value) in _PLAIN else "constant"
-
-
-def _bounds(spec: Spec) -> tuple[int, int] | None:
-    """The range that a strong integer has to be in (64 bits are checked by packing)."""
-    if isinstance(spec, ScalarSpec) and spec.dtype in ("i8", "i16", "i32"):
-        bits = int(spec.dtype[1:]) - 1
-        return -(1 << bits), (1 << bits) - 1
-    return (0, 255) if isinstance(spec, ScalarSpec) and spec.dtype == "u8" else None
-
-
-def _types_of(value: Any) -> Any:
-    """The key of a tuple: types of what is passed at run time, values of what is constant."""
-    if isinstance(value, tuple | list):
-        return (type(value), *map(_types_of, value))
-    if type(value) in (int, float, bool):
-        return type(value)
-    return (type(value), None) if scalar_kind(value) else constant_key(value)
-
-
-def _number(value: Any) -> int | float | bool:
-    """A plain Python number, which ``struct`` takes."""
-    if hasattr(value, "item"):
-        return value.item()
-    return int(value) if isinstance(value, int) else float(value)
-
-
-def flat(value: Any) -> list[Any]:
-    """The scalars in a tuple of tuples, in order."""
-    numbers: list[Any] = []
-    for item in value:
-        if isinstance(item, tuple | list):
-            numbers += flat(item)
-        elif scalar_kind(item):
-            numbers.append(_number(item))
-    return numbers
+    def _chain(self) -> None:
+        """Installs what serves a call: the hot functions in their order, then the exact key."""
+        entry: Callable[..., Any] = next(iter(self.generated.values())).launch
+        for hot in reversed(self.hottest):
+            hot.__globals__["otherwise"] = entry
+            entry = hot
+        reaches = any(arg.read is not None for arg in self.region.args)
+        self.install(self._extending(entry) if reaches else entry)
 
 
 def _scalar_formats(spec: Spec) -> list[str]:

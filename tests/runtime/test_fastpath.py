@@ -1,0 +1,237 @@
+"""The functions before the exact key: each call is like one met before, or goes on."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import weft
+from weft.errors import KernelTypeError, KernelValueError
+from weft.runtime import fastpath
+
+FACTOR = 2.0
+
+
+@pytest.fixture(params=["guards", "no guards"], autouse=True)
+def guards(request, monkeypatch):
+    """With torch's guards, and on a torch that has none."""
+    if request.param == "no guards":
+        monkeypatch.setattr(fastpath, "_TensorGuards", None)
+    elif fastpath._TensorGuards is None:
+        pytest.skip("this torch has no TensorGuards")
+
+
+def fresh():
+    def axpy(a, x, y):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = a * x[i] + y[i] * FACTOR
+        return out
+
+    return weft.kernel(axpy)
+
+
+def operands(size, dtype, step):
+    return [torch.randn(size * step).to(dtype)[::step] for _ in range(2)]
+
+
+def test_many_shapes_dtypes_and_strides_in_turn():
+    kernel = fresh()
+    sizes, dtypes = (0, 1, 5, 17, 127), (torch.float32, torch.float64, torch.float16)
+    combinations = list(itertools.product(sizes, dtypes, (1, 3)))
+    assert len(combinations) > fastpath.HOTTEST
+    for _ in range(3):
+        for size, dtype, step in combinations:
+            x, y = operands(size, dtype, step)
+            torch.testing.assert_close(kernel(0.5, x, y), 0.5 * x + 2 * y)
+    assert sum(s.plans for s in kernel.specializations) == len(combinations)
+
+
+def test_the_same_arguments_take_one_plan():
+    kernel = fresh()
+    for _ in range(5):
+        kernel(0.5, torch.ones(3), torch.ones(3))
+    assert sum(s.plans for s in kernel.specializations) == 1
+    assert len(kernel._regions[0].hottest) == (fastpath._TensorGuards is not None)
+
+
+def test_the_type_of_a_number_counts():
+    kernel = fresh()
+    x = torch.arange(4)
+    for a in (2, 0.5, True, 2, 0.5):
+        torch.testing.assert_close(kernel(a, x, x), (a * x + x * 2.0).to(x.dtype))
+
+
+def test_a_gradient_asked_for_later():
+    kernel = fresh()
+    x, y = torch.ones(3), torch.ones(3)
+    assert not kernel(2.0, x, y).requires_grad
+    assert not kernel(2.0, x, y).requires_grad
+    z = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        assert kernel(2.0, z, y).requires_grad
+        with torch.no_grad():
+            assert not kernel(2.0, z, y).requires_grad
+    assert not kernel(2.0, x, y).requires_grad
+
+
+def test_first_without_gradient_mode():
+    kernel = fresh()
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3)
+    with torch.no_grad():
+        kernel(2.0, x, y)
+        kernel(2.0, x, y)
+    assert kernel(2.0, x, y).requires_grad
+    with torch.inference_mode():
+        assert kernel(2.0, x, y).is_inference()
+    assert not kernel(2.0, y, y).requires_grad
+
+
+def test_modes_transforms_and_subclasses_after_plain_calls():
+    kernel = fresh()
+    x, y = torch.ones(3), torch.ones(3)
+    kernel(2.0, x, y)
+    kernel(2.0, x, y)
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        kernel(2.0, x, y)
+    assert any("axpy" in name for name in seen)
+    grad = torch.func.grad(lambda v: kernel(2.0, v, y).sum())(x)
+    torch.testing.assert_close(grad, torch.full((3,), 2.0))
+    parameter = torch.nn.Parameter(torch.ones(3))
+    assert kernel(2.0, parameter, y).requires_grad
+
+    class Own(torch.Tensor):
+        pass
+
+    torch.testing.assert_close(
+        torch.Tensor(kernel(2.0, x.as_subclass(Own), y)), torch.full((3,), 4.0)
+    )
+    torch.testing.assert_close(kernel(2.0, x, y), torch.full((3,), 4.0))
+
+
+def test_a_lazily_negated_tensor_after_a_plain_one():
+    kernel = fresh()
+    y = torch.ones(4)
+    x = torch.ones(8)[::2]
+    kernel(2.0, x, y)
+    kernel(2.0, x, y)
+    with pytest.raises((KernelTypeError, KernelValueError)):
+        kernel(2.0, torch.randn(4, dtype=torch.complex64).conj().imag, y)
+
+
+def test_overlapping_memory_after_separate_memory():
+    @weft.kernel
+    def move(x, out):
+        for i in range(out.shape[0]):
+            out[i] = x[i] + 1
+
+    base = torch.zeros(12)
+    for _ in range(3):
+        move(torch.ones(5), torch.zeros(5))
+        move(base[:5], base[:5])
+    assert base.tolist() == [3.0] * 5 + [0.0] * 7
+    assert sorted(s.aliased for s in move.specializations) == [False, True]
+
+
+def test_a_changed_global(monkeypatch):
+    kernel = fresh()
+    x = torch.ones(2)
+    for factor in (2.0, 2.0, 3.0, 3.0, 2.0):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        assert kernel(1.0, x, x).tolist() == [1 + factor] * 2
+
+
+def test_more_kinds_of_arguments_than_one():
+    kernel = fresh()
+    x = torch.ones(2)
+    for a in (1.0, np.float32(1.0), 1.0, np.float32(1.0)):
+        assert kernel(a, x, x).tolist() == [3.0, 3.0]
+
+
+def test_writes_are_told_to_autograd_each_time():
+    @weft.kernel
+    def fill(x):
+        for i in range(x.shape[0]):
+            x[i] = 1.0
+
+    x = torch.zeros(3)
+    versions = []
+    for _ in range(4):
+        fill(x)
+        versions.append(x._version)
+    assert versions == [1, 2, 3, 4]
+
+
+def test_wrong_arguments_after_right_ones():
+    kernel = fresh()
+    x = torch.ones(3)
+    kernel(1.0, x, x)
+    with pytest.raises(KernelTypeError, match="missing a required argument: 'y'"):
+        kernel(1.0, x)
+    with pytest.raises(KernelTypeError, match="unexpected keyword argument 'z'"):
+        kernel(1.0, x, x, z=1)
+    with pytest.raises(KernelTypeError):
+        kernel(1.0, x, None)
+    with pytest.raises(KernelValueError, match="`x` is on cpu and `y` on meta"):
+        kernel(1.0, x, x.to("meta"))
+    assert kernel(1.0, x, x).tolist() == [3.0] * 3
+
+
+def test_every_kind_of_parameter():
+    @weft.kernel
+    def scaled(x, /, factor=3.0, *, offset: int = 0, power=(1, 2)):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * factor + offset + power[1]
+        return out
+
+    x = torch.ones(2)
+    for _ in range(2):
+        assert scaled(x).tolist() == [5.0] * 2
+        assert scaled(x, 2.0, offset=1).tolist() == [5.0] * 2
+        assert scaled(x, factor=1.0, power=(0, 0)).tolist() == [1.0] * 2
+
+    @weft.kernel
+    def positional(x, /):
+        for i in range(x.shape[0]):
+            x[i] += 1
+
+    @weft.kernel
+    def gathered(x, *more, **named):
+        for i in range(x.shape[0]):
+            x[i] += 1
+
+    for _ in range(2):
+        positional(x)
+        gathered(x, 3, key=4)
+    assert x.tolist() == [5.0] * 2
+    with pytest.raises(KernelTypeError):
+        positional(x=x)
+
+
+def test_threads_with_shapes_of_their_own():
+    kernel = fresh()
+    wrong = []
+
+    def work(size):
+        for k in range(200):
+            x = torch.full((size + k % 7,), float(k))
+            if not torch.equal(kernel(1.0, x, x), 3 * x):
+                wrong.append((size, k))
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in (1, 3, 50, 99)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -1,0 +1,76 @@
+"""The function that a call of a kernel runs first, as Python text with the kernel's own signature.
+
+It asks whether the call is for PyTorch's dispatcher (a mode, a transform, a forward-mode level, a
+tensor subclass) and goes on to the host part. What it finds out of the ordinary it leaves to
+``special``, which takes the arguments by the same names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+# What is asked of torch's dispatcher has no public name.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+modes = torch._C._len_torch_dispatch_stack
+transforms = torch._C._functorch.peek_interpreter_stack
+# Types of arguments that the host part takes as they are.
+plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), str}
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_TEXT = """\
+def entry({signature}):
+    if (
+        _weft_modes() or _weft_transforms() is not None or _weft_forward_ad._current_level >= 0
+        {tests}
+    ):
+        return _weft_special({passed})
+    return _weft_host(_weft_launchers{positional})
+"""
+
+
+def make_entry(
+    signature: inspect.Signature,
+    host: Callable[..., Any],
+    launchers: list[Callable[..., Any]],
+    special: Callable[..., Any],
+) -> Callable[..., Any]:
+    """``entry(*args, **kwargs)`` for ``host(launchers, *args, **kwargs)``; ``special`` itself where
+    the kernel takes any number of arguments."""
+    parameters = list(signature.parameters.values())
+    if any(p.kind in _VARIADIC for p in parameters):
+        return special
+    scope: dict[str, Any] = {
+        "_weft_modes": modes, "_weft_transforms": transforms, "_weft_forward_ad": forward_ad,
+        "_weft_plain": plain_types, "_weft_special": special, "_weft_host": host,
+        "_weft_launchers": launchers,
+    }  # fmt: skip
+    declared: list[str] = []
+    for k, p in enumerate(parameters):
+        before = parameters[k - 1].kind if k else None
+        if p.kind is p.KEYWORD_ONLY and before is not p.KEYWORD_ONLY:
+            declared.append("*")
+        if before is p.POSITIONAL_ONLY and p.kind is not p.POSITIONAL_ONLY:
+            declared.append("/")
+        if p.default is p.empty:
+            declared.append(p.name)
+        else:
+            scope[f"_weft_default{k}"] = p.default
+            declared.append(f"{p.name}=_weft_default{k}")
+    if parameters and parameters[-1].kind is inspect.Parameter.POSITIONAL_ONLY:
+        declared.append("/")
+    passed = "".join(
+        f", {p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else f", {p.name}" for p in parameters
+    )
+    text = _TEXT.format(
+        signature=", ".join(declared),
+        tests="".join(f"or {p.name}.__class__ not in _weft_plain\n        " for p in parameters),
+        passed=passed.removeprefix(", "),
+        positional=passed,
+    )
+    exec(compile(text, "<weft entry>", "exec"), scope)
+    return scope["entry"]

@@ -9,6 +9,7 @@ The only module that reads the environment:
     WEFT_CACHE=0          no disk cache
     WEFT_CACHE_DIR=...    where it is
     WEFT_CACHE_MB=512     its size limit
+    WEFT_TAPE_MB=16       longer tapes of a gradient are replaced by checkpoints
     WEFT_LOGS=...         see ``set_up_logs``
 """
 
@@ -46,6 +47,7 @@ class Options:
     cache: bool = True
     cache_dir: Path | None = None  # None: the user's cache folder
     cache_bytes: int = 512 << 20
+    tape_bytes: int = 16 << 20
 
     @property
     def key(self) -> tuple[bool, bool]:
@@ -73,6 +75,7 @@ def default_options() -> Options:
         cache=_flag("WEFT_CACHE", True),
         cache_dir=Path(folder).expanduser() if folder else None,
         cache_bytes=int(os.environ.get("WEFT_CACHE_MB", "512")) << 20,
+        tape_bytes=int(os.environ.get("WEFT_TAPE_MB", "16")) << 20,
     )
 
 

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from weft.autodiff.lengths import Lengths
 from weft.ir.core import Function, Op
 from weft.ir.text import print_function
 
+Part = Literal["all", "starts", "segment"]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extent:
-    """How many numbers a tape has in its time dimension: the most trips of the loop ``op`` of the
-    primal, and for a ``scf.while`` one more. ``number`` is its place in ``Adjoint.extents``."""
+    """How many numbers a tape has in its time dimension, for the loop ``op`` of the primal: one for
+    each of ``all`` its iterations; or one for each iteration of a ``segment`` of about the square
+    root of them, and one for the ``starts`` of segments."""
 
     op: Op
-    number: int
+    part: Part = "all"
+
+    def length(self, trips: int) -> int:
+        """``trips``: the most iterations of the loop, and for a ``scf.while`` one more."""
+        if self.part == "all":
+            return trips
+        if self.part == "segment":
+            return segment_length(trips)
+        last = self.op.name == "scf.while"  # a place for the last evaluation of the condition
+        return -(-trips // segment_length(trips)) + last
+
+
+def segment_length(trips: int) -> int:
+    """How many iterations are between two checkpoints, of a loop of ``trips``."""
+    return math.isqrt(max(trips, 1) - 1) + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,13 +54,14 @@ class Buffer:
 class Adjoint:
     """The adjoint of ``primal``. Each of ``steps`` is a function whose arguments' names say which
     buffer or scalar is passed: an argument of the primal by its name in ``names``, ``x.before``,
-    ``d.x``, or a workspace of ``workspaces``."""
+    ``d.x``, or a workspace of ``workspaces``, or, of ``segments``, the number of iterations of a
+    loop between two checkpoints (an i64)."""
 
     primal: Function
     names: tuple[str, ...]
     steps: tuple[Function, ...]
     workspaces: tuple[Buffer, ...]
-    extents: tuple[Extent, ...]
+    segments: tuple[tuple[str, Op], ...]
     lengths: Lengths | None
     notes: dict[str, str] = field(default_factory=dict)
 

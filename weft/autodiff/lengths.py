@@ -21,12 +21,13 @@ Range = tuple[Value, Poly | None, Poly | None]
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """``space``: the extents of the parallel loop; ``trips``: of each loop that has a tape, None
+    """``space``: the extents of the parallel loop; ``trips``: of each of ``loops``, None
     where ``measure`` computes it: a function of the primal's arguments that raises element k of its
     last one, ``trips`` (i64, starting from 0), to the most trips of loop k. All expressions are in
     the primal's scalar arguments and extents."""
 
     space: tuple[Poly, ...]
+    loops: tuple[Op, ...]
     trips: tuple[Poly | None, ...]
     measure: Function | None
 
@@ -76,7 +77,7 @@ def lengths(function: Function, loops: Sequence[Op]) -> Lengths:
     trips = tuple(bounds.get(op) for op in loops)
     missing = [op for op, length in zip(loops, trips, strict=True) if length is None]
     measure = _measure(function, list(loops), missing) if missing else None
-    return Lengths(tuple(space), trips, measure)
+    return Lengths(tuple(space), tuple(loops), trips, measure)
 
 
 def _trips(low: Poly | None, high: Poly | None, step: Poly | None) -> Poly | None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.autodiff.adjoint import Buffer, Extent
+from weft.autodiff.adjoint import Buffer, Extent, Part
 from weft.autodiff.state import DONE, SCOPES, WRITES, State, walk_regions
 from weft.autodiff.tape import Tape, stored
 from weft.ir.core import Block, Op, Value
-from weft.ir.types import MemRefType, index
+from weft.ir.types import MemRefType, i64, index
 
 
 class Redo(State):
@@ -83,7 +83,7 @@ class Redo(State):
         with self.b.at(new):
             self._body(old, new)
             if taping:
-                tape = self._tape(op, old.args[1:], self._stored_in(op))
+                tape = self._tape(op, old.args[1:])
                 tape.write(self._count(new.args[0], lower, step), self)
             self._redo_block(old, taping=False)
             self.b.do("scf.yield", *(self.env[v] for v in old.terminator.operands))
@@ -99,8 +99,7 @@ class Redo(State):
             self._body(before, block)
             count = block.args[-1]
             if taping:
-                tape = self._tape(op, before.args, self._stored_in(op))
-                tape.write(count, self)
+                self._write_evaluation(self._tape(op, before.args), count)
             self._redo_block(before, taping=False)
             self.b.do("scf.condition", *(self.env[v] for v in before.terminator.operands), count)
         with self.b.at(loop.regions[1]) as block:
@@ -111,6 +110,10 @@ class Redo(State):
         self._results(op, loop.results[:-1])
         if taping:
             self.tapes[op].trips = loop.results[-1]
+
+    def _write_evaluation(self, tape: Tape, count: Value) -> None:
+        """Keeps what a ``scf.while`` carries where its condition is evaluated."""
+        tape.write(count, self)
 
     def _redo_if(self, op: Op) -> None:
         branch = self.b.if_(self.env[op.operands[0]], [r.type for r in op.results])
@@ -150,23 +153,32 @@ class Redo(State):
             self.copy_array(type.shape or (), lambda at, c=copy: self.b.load(c, at),
                        lambda v, at, m=memref: self.b.store(v, self.env[m], at))  # fmt: skip
 
-    def _tape(self, op: Op, carried: Sequence[Value], arrays: Sequence[Value]) -> Tape:
+    def _tape(self, op: Op, carried: Sequence[Value]) -> Tape:
+        """The tape of a loop, made when it is first asked for."""
         tape = self.tapes.get(op)
         if tape is None:
-            extent = Extent(op, len(self.extents))
-            self.extents.append(extent)
-            around = [x for x, _ in self.around] if self.lasting else []
-            tape = self.tapes[op] = Tape(list(carried), list(arrays), extent)
-            assert self.parallel is not None
-            for value in (*carried, *arrays):
-                element = value.type
-                shape: tuple[int, ...] = ()
-                if isinstance(element, MemRefType):
-                    element, shape = element.element, element.shape or ()
-                name = f"tape{self.order}.{len(self.buffers)}.{value.name or 'v'}"
-                rank = len(self.indices) + len(around) + 1 + len(shape)
-                tape.buffers.append(self._argument(name, MemRefType(stored(element), rank)))
-                self.buffers.append(
-                    Buffer(name, stored(element).name, self.parallel, (*around, extent), shape)
-                )
+            parts: tuple[Part, ...] = ("starts", "segment") if op in self.checkpoints else ("all",)
+            made = [self._made_tape(Extent(op, part), carried) for part in parts]
+            tape = self.tapes[op] = made[0]
+            if op in self.checkpoints:
+                tape.segment = made[1]
+                name = f"segment{self.order}.{len(self.segments)}"
+                self.segments[op] = self._argument(name, i64)
+        return tape
+
+    def _made_tape(self, extent: Extent, carried: Sequence[Value]) -> Tape:
+        around = [x for x, _ in self.around] if self.lasting else []
+        tape = Tape(list(carried), self._stored_in(extent.op), extent)
+        assert self.parallel is not None
+        for value in (*tape.carried, *tape.arrays):
+            element = value.type
+            shape: tuple[int, ...] = ()
+            if isinstance(element, MemRefType):
+                element, shape = element.element, element.shape or ()
+            name = f"tape{self.order}.{len(self.buffers)}.{value.name or 'v'}"
+            rank = len(self.indices) + len(around) + 1 + len(shape)
+            tape.buffers.append(self._argument(name, MemRefType(stored(element), rank)))
+            self.buffers.append(
+                Buffer(name, stored(element).name, self.parallel, (*around, extent), shape)
+            )
         return tape

@@ -24,15 +24,18 @@ def reverse(
     kept: Collection[int] = (),
     *,
     lasting: bool = False,
+    checkpoints: Collection[Op] = (),
 ) -> Adjoint:
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
 
     ``kept``: those among the arguments that are written whose adjoint *before* the loop does not
     matter, because they are fresh. ``lasting``: no place on a tape is written twice, as a
-    derivative of the adjoint needs; tapes in nested loops are then larger. Raises
+    derivative of the adjoint needs; tapes in nested loops are then larger. ``checkpoints``:
+    the sequential loops of ``function`` that keep what they carry only at the start of segments
+    (see ``checkpoints.py``; not together with ``lasting``). Raises
     ``GradientError`` for what cannot be reversed correctly.
     """
-    return _Reversal(function, wanted, kept, lasting).run()
+    return _Reversal(function, wanted, kept, lasting, checkpoints).run()
 
 
 class _Reversal(Totals):
@@ -62,10 +65,12 @@ class _Reversal(Totals):
                 step.attrs["tapes"] = tuple(b.name for b in self.buffers if b.extents)
         left = {a.name for step in steps for a in step.args}
         workspaces = [w for w in (*self.buffers, *buffers) if w.name in left]
-        needed = [x for x in self.extents if any(x in w.extents for w in workspaces)]
-        sizes = lengths(self.primal, [x.op for x in needed]) if workspaces else None
+        segments = [(v.name, op) for op, v in self.segments.items() if v.name in left]
+        loops = dict.fromkeys([x.op for w in workspaces for x in w.extents])
+        loops |= dict.fromkeys(op for _, op in segments)
+        sizes = lengths(self.primal, list(loops)) if workspaces else None
         return Adjoint(
-            self.primal, tuple(self.names), tuple(steps), tuple(workspaces), tuple(needed), sizes,
+            self.primal, tuple(self.names), tuple(steps), tuple(workspaces), tuple(segments), sizes,
             notes,
         )  # fmt: skip
 

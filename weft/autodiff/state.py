@@ -28,9 +28,11 @@ class State:
     """The function that is being built, and for every value of the primal what stands for it."""
 
     def __init__(
-        self, function: Function, wanted: Collection[int], kept: Collection[int], lasting: bool
-    ) -> None:
+        self, function: Function, wanted: Collection[int], kept: Collection[int], lasting: bool,
+        checkpoints: Collection[Op],
+    ) -> None:  # fmt: skip
         self.lasting = lasting
+        self.checkpoints = checkpoints
         self.primal = function
         self.names = unique_names(function)
         args = function.args
@@ -53,7 +55,7 @@ class State:
         self.shadow: dict[Value, Value] = {}  # arrays -> their adjoints
         self.before: dict[Value, Value] = {}
         self.buffers: list[Buffer] = []
-        self.extents: list[Extent] = []
+        self.segments: dict[Op, Value] = {}  # the argument that says how long segments are
         self.tapes: dict[Op, Tape] = {}
         # The sequential loops that are being undone around this point, and the iteration of each.
         self.around: list[tuple[Extent, Value]] = []
@@ -148,3 +150,8 @@ class State:
     def places(self) -> list[Value]:
         """The subscripts on a tape that come before the number of the iteration."""
         return [*self.indices, *(number for _, number in self.around if self.lasting)]
+
+    def _trips(self, lower: Value, upper: Value, step: Value) -> Value:
+        distance = self.b.op("arith.subi", upper, lower)
+        less = self.b.op("arith.subi", step, self._one())
+        return self.b.op("arith.floordivsi", self.b.op("arith.addi", distance, less), step)

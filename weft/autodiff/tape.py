@@ -1,4 +1,4 @@
-"""What a sequential loop carries, kept for each of its iterations."""
+"""What a sequential loop carries, kept for its iterations: for all, or at checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class Tape:
-    """What a sequential loop carries, by iteration."""
+    """Buffers for what one loop carries, with a place for each number below ``extent``.
+
+    ``segment``: of a tape of checkpoints, the tape of the iterations between two of them.
+    ``trips``: the number of iterations of a ``scf.while``, known after it was redone.
+    """
 
     def __init__(self, carried: list[Value], arrays: list[Value], extent: Extent) -> None:
         self.carried = carried
@@ -22,6 +26,7 @@ class Tape:
         self.arrays = arrays
         self.buffers: list[Value] = []
         self.trips: Value | None = None
+        self.segment: Tape | None = None
 
     def write(self, number: Value, r: State) -> None:
         for value, buffer in zip(self.carried, self.buffers, strict=False):

@@ -6,16 +6,16 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from weft.autodiff.activity import is_float
-from weft.autodiff.redo import Redo
+from weft.autodiff.checkpoints import Checkpoints
 from weft.autodiff.rules import REFUSED, RULES, ZERO, Local
 from weft.autodiff.state import DONE, WRITES, walk_regions
 from weft.autodiff.sums import is_unread, passes_through
 from weft.errors import GradientError
 from weft.ir.core import Block, Op, Value
-from weft.ir.types import MemRefType, compute_type, index
+from weft.ir.types import MemRefType, compute_type
 
 
-class Undo(Redo):
+class Undo(Checkpoints):
     """Goes backwards through operations of the primal."""
 
     def _undo_block(self, block: Block) -> None:
@@ -157,7 +157,6 @@ class Undo(Redo):
         if not outer and not self._touches(op) and not any(results[c] for c in carried):
             return
         self._restore(op)
-        lower, upper, step = (self.env[v] for v in op.operands[:3])
         given = dict(zip(body.args[1:], body.terminator.operands, strict=True))
         sums = [c for c in carried if passes_through(c, given[c], body)]
         chain = [c for c in carried if c not in sums]
@@ -166,28 +165,22 @@ class Undo(Redo):
         # Backwards, unless nothing is handed on from iteration to iteration.
         plain = (
             not chain
+            and op not in self.checkpoints
             and not self._stored_in(op)
             and not self._overwrites(op)
             and all(is_unread(v, given[v], body) for v in body.args[1:] if v not in sums)
         )
-        n = self._trips(lower, upper, step)
-        zero, one = self.b.constant(0, index), self._one()
-        loop = (self.b.for_(lower, upper, step, starts) if plain
-                else self.b.for_(zero, n, one, starts))  # fmt: skip
-        with self.b.at(loop.regions[0]) as block:
-            if plain:
-                iv, number = block.args[0], self._count(block.args[0], lower, step)
-            else:
-                number = self.b.op("arith.subi", self.b.op("arith.subi", n, one), block.args[0])
-                iv = self.b.op("arith.addi", lower, self.b.op("arith.muli", number, step))
-            block.args[0].name = body.args[0].name
-            self.env[body.args[0]] = iv
-            self.tapes[op].read(number, self)
-            self.around.append((self.tapes[op].extent, number if plain else block.args[0]))
-            self._undo_iteration(body, sums, chain, outer, block.args[1:], results)
-            self.around.pop()
-            self.b.do("scf.yield", *(self._inner_adj(v) for v in (*chain, *outer)))
-        self._after(op.operands[3:], body.args[1:], sums, chain, outer, results, loop.results)
+
+        def undo(handed: Sequence[Value]) -> list[Value]:
+            self._undo_iteration(body, sums, chain, outer, handed, results)
+            return [self._inner_adj(v) for v in (*chain, *outer)]
+
+        if plain:
+            totals = self._forwards(op, starts, undo)
+        else:
+            lower, upper, step = (self.env[v] for v in op.operands[:3])
+            totals = self._backwards(op, self._trips(lower, upper, step), starts, undo)
+        self._after(op.operands[3:], body.args[1:], sums, chain, outer, results, totals)
 
     def _overwrites(self, op: Op) -> bool:
         """Whether an element of an argument may be written by several iterations of ``op``, or
@@ -234,11 +227,6 @@ class Undo(Redo):
         for c in sums:
             self._add(start[c], results[c])
 
-    def _trips(self, lower: Value, upper: Value, step: Value) -> Value:
-        distance = self.b.op("arith.subi", upper, lower)
-        less = self.b.op("arith.subi", step, self._one())
-        return self.b.op("arith.floordivsi", self.b.op("arith.addi", distance, less), step)
-
     def _undo_while(self, op: Op) -> None:
         before, after = op.regions
         carried = [v for v in before.args if v in self.activity.values]
@@ -248,27 +236,20 @@ class Undo(Redo):
             return
         self._restore(op)
         tape = self.tapes[op]
-        trips = tape.trips
-        assert trips is not None
         # The last evaluation of the condition, which gave the results.
-        tape.read(trips, self)
+        trips = self._read_last(tape)
         handed = [results[r] for r in op.results]
         self.around.append((tape.extent, trips))
         self._undo_part(before, before.terminator.operands[1:], handed, outer)
         self.around.pop()
         starts = [self._inner_adj(v) for v in (*carried, *outer)]
-        zero, one = self.b.constant(0, index), self._one()
-        loop = self.b.for_(zero, trips, one, starts)
-        with self.b.at(loop.regions[0]) as block:
-            last = self.b.op("arith.subi", trips, one)
-            tape.read(self.b.op("arith.subi", last, block.args[0]), self)
-            self.around.append((tape.extent, block.args[0]))
+
+        def undo(handed: Sequence[Value]) -> list[Value]:
             self._redo_block(before, taping=True, later=after.ops)
             for old, value in zip(after.args, before.terminator.operands[1:], strict=True):
                 self.env[old] = self.env[value]
-            incoming = dict(zip(carried, block.args[1:], strict=False))
-            totals = dict(zip(outer, block.args[1 + len(carried) :], strict=True))
-            with self._scope(totals):
+            incoming = dict(zip(carried, handed, strict=False))
+            with self._scope(dict(zip(outer, handed[len(carried) :], strict=True))):
                 self._redo_block(after, taping=True)
                 for arg, value in zip(before.args, after.terminator.operands, strict=True):
                     self._add(value, incoming.get(arg))
@@ -276,11 +257,12 @@ class Undo(Redo):
                 for arg, value in zip(after.args, before.terminator.operands[1:], strict=True):
                     self._add(value, self.adj.get(arg))
                 self._undo_block(before)
-                self.b.do("scf.yield", *(self._adjoint(v) for v in (*carried, *outer)))
-            self.around.pop()
-        self.adj.update(zip(outer, loop.results[len(carried) :], strict=True))
+                return [self._adjoint(v) for v in (*carried, *outer)]
+
+        totals = self._backwards(op, trips, starts, undo)
+        self.adj.update(zip(outer, totals[len(carried) :], strict=True))
         start = dict(zip(before.args, op.operands, strict=True))
-        for c, g in zip(carried, loop.results, strict=False):
+        for c, g in zip(carried, totals, strict=False):
             self._add(start[c], g)
 
     def _undo_part(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,11 @@ from weft.autodiff.names import adjoint_prefix, before_name, unique_names
 from weft.autodiff.reverse import reverse
 from weft.errors import GradientError
 from weft.frontend.specs import ConstSpec, Spec, TupleSpec
-from weft.index.expression import Dim, Poly, evaluate
-from weft.ir.core import Function, Value, walk
+from weft.index.expression import Dim
+from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
 from weft.options import Options
+from weft.pytorch.workspaces import IR_DTYPES, Workspaces, workspaces
 from weft.runtime.fastpath import flat
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher, overlaps
@@ -33,7 +34,6 @@ from weft.runtime.signature import TORCH_DTYPES
 
 _WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-_IR_DTYPES = {"i1": "bool"}
 
 
 class Loop:
@@ -50,7 +50,7 @@ class Loop:
         self.options = options
         self.names = unique_names(function)
         memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
-        self._adjoints: dict[tuple[frozenset[int], frozenset[int], bool], Reversed] = {}
+        self._adjoints: dict[Hashable, Reversed] = {}
         self._lock = threading.RLock()
         written = {
             op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES
@@ -73,16 +73,20 @@ class Loop:
         return [k for k in self.memrefs if self.function.args[k] in loads]
 
     def reversed(
-        self, wanted: frozenset[int], kept: frozenset[int], *, lasting: bool = False
-    ) -> Reversed:
+        self, wanted: frozenset[int], kept: frozenset[int], *, lasting: bool = False,
+        checkpoints: frozenset[Op] = frozenset(),
+    ) -> Reversed:  # fmt: skip
         """The adjoint; both forms are one where no tape is written over (see ``reverse``)."""
+        key = wanted, kept, lasting, checkpoints
         with self._lock:
-            found = self._adjoints.get((wanted, kept, lasting))
+            found = self._adjoints.get(key)
             if found is None:
-                adjoint = reverse(self.function, wanted, kept, lasting=lasting)
-                found = self._adjoints[wanted, kept, lasting] = Reversed(adjoint, self.options)
+                adjoint = reverse(
+                    self.function, wanted, kept, lasting=lasting, checkpoints=checkpoints
+                )
+                found = self._adjoints[key] = Reversed(adjoint, self.options)
                 if not any(w.extents for w in adjoint.taped):
-                    self._adjoints[wanted, kept, True] = found
+                    self._adjoints[wanted, kept, True, checkpoints] = found
             return found
 
 
@@ -161,7 +165,6 @@ class Launch(torch.autograd.Function):
         loop, made = call.loop, call.reversed
         if torch.is_grad_enabled():  # a derivative of this derivative will be asked for
             made = loop.reversed(call.wanted, frozenset(loop.written) - call.wanted, lasting=True)
-        _check_deterministic(loop, made.adjoint)
         prefix = adjoint_prefix(loop.function)
         places = {k: n for n, k in enumerate(loop.memrefs)}
         env: dict[str, Any] = dict(zip(loop.names, call.values, strict=True))
@@ -180,7 +183,14 @@ class Launch(torch.autograd.Function):
                     ctx.shapes[n], dtype=dtype, device=ctx.device
                 )
         shapes = {loop.function.args[k]: ctx.shapes[n] for k, n in places.items()}
-        env |= _workspaces(call, made, env, shapes, ctx.device)
+        sizes = _workspaces(call, made, env, shapes, ctx.device)
+        if not torch.is_grad_enabled() and sizes.tape_bytes > loop.options.tape_bytes:
+            made = loop.reversed(
+                call.wanted, frozenset(loop.written) - call.wanted, checkpoints=sizes.long
+            )
+            sizes = _workspaces(call, made, env, shapes, ctx.device, sizes.trips)
+        _check_deterministic(loop, made.adjoint)
+        env |= sizes.make(ctx.device)
         for step in made.steps:
             launch(step, [env[name] for name in step.names])
         found: list[Any] = [None] * len(ctx.shapes)
@@ -196,41 +206,24 @@ def _workspaces(
     env: dict[str, Any],
     shapes: dict[Value, torch.Size],
     device: torch.device,
-) -> dict[str, torch.Tensor]:
-    adjoint = reversed.adjoint
-    lengths = adjoint.lengths
-    if lengths is None:
-        return {}
+    known: dict[Op, int] | None = None,
+) -> Workspaces:
     values: dict[Value | Dim, int] = {}
     for value, given in zip(call.loop.function.args, call.values, strict=True):
         if value in shapes:
             values.update((Dim(value, axis), n) for axis, n in enumerate(shapes[value]))
         else:
             values[value] = given
-    counted: list[int] = []
-    if reversed.measure is not None:
-        trips = torch.zeros(len(adjoint.extents), dtype=torch.int64, device=device)
-        measure = reversed.measure
+
+    def measured(count: int) -> list[int]:
+        assert reversed.measure is not None
+        trips = torch.zeros(count, dtype=torch.int64, device=device)
         with torch.no_grad():
-            measure.run([trips if n == "trips" else env[n] for n in measure.names])
-        counted = trips.tolist()
+            reversed.measure.run([trips if n == "trips" else env[n]
+                                  for n in reversed.measure.names])  # fmt: skip
+        return trips.tolist()
 
-    def length(poly: Poly | None, k: int) -> int:
-        return max(counted[k] if poly is None else evaluate(poly, values), 0)
-
-    space = [max(evaluate(p, values), 0) for p in lengths.space]
-    trips_of = {
-        id(x): length(p, k)
-        for k, (x, p) in enumerate(zip(adjoint.extents, lengths.trips, strict=True))
-    }
-    made = {}
-    for w in adjoint.taped:
-        time = [trips_of[id(x)] for x in w.extents]
-        dtype = TORCH_DTYPES[_IR_DTYPES.get(w.element, w.element)]
-        made[w.name] = torch.empty(
-            [*(space if w.parallel else ()), *time, *w.shape], dtype=dtype, device=device
-        )
-    return made
+    return workspaces(reversed.adjoint, values, measured, known)
 
 
 def launch(
@@ -319,7 +312,7 @@ def differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
     for argument in loop.function.args[len(values) :]:
         assert isinstance(argument.type, MemRefType)
         name = argument.type.element.name
-        dtype = TORCH_DTYPES[_IR_DTYPES.get(name, name)]
+        dtype = TORCH_DTYPES[IR_DTYPES.get(name, name)]
         results.append(torch.empty((), dtype=dtype, device=device))
 
     def run(values: Sequence[Any]) -> None:

@@ -1,0 +1,174 @@
+"""Long loops keep what they carry at checkpoints only."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import weft
+from tests.autodiff import kernels as k
+from weft.autodiff.adjoint import Extent, segment_length
+from weft.pytorch import workspaces
+
+
+def draw(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Checkpoints even where the tape would be small. Gives the workspaces of each launch."""
+    monkeypatch.setattr(workspaces, "_SHORT", 0)
+    monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+    return record(monkeypatch)
+
+
+def record(monkeypatch):
+    made = []
+    make = workspaces.Workspaces.make
+
+    def recording(self, device):
+        made.append(make(self, device))
+        return made[-1]
+
+    monkeypatch.setattr(workspaces.Workspaces, "make", recording)
+    return made
+
+
+@weft.kernel
+def strided(x, lower: int, step: int):
+    out = torch.empty(x.shape[0], dtype=x.dtype)
+    for i in range(x.shape[0]):
+        p = 1.0
+        for j in range(lower, x.shape[1], step):
+            if j % 5 == 4:
+                continue
+            p *= x[i, j]
+        out[i] = p * p
+    return out
+
+
+@weft.kernel
+def collatz(x, n):
+    """A while loop whose trips depend on data, left early, with a loop and an array in it."""
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        a = weft.zeros((3,), weft.f64)
+        v = x[i]
+        m = n[i]
+        while m != 1:
+            m = m // 2 if m % 2 == 0 else 3 * m + 1
+            for q in range(m % 4):
+                a[q % 3] += v * v
+                v = 0.5 * v + 0.1 * a[(q + 1) % 3]
+            if v > 3.0:
+                break
+        out[i] = v * a[0] + a[1] * a[2]
+    return out
+
+
+@weft.kernel
+def triangle(x):
+    """Nested loops that both carry something; the inner one's bound is the outer one's index."""
+    out = torch.empty(x.shape[0], dtype=x.dtype)
+    for i in range(x.shape[0]):
+        p = 1.0
+        for s in range(x.shape[1]):
+            q = p
+            for t in range(s):
+                q = q * x[i, t] + 0.3
+            p = 0.5 * p * x[i, s] + q
+        out[i] = p
+    return out
+
+
+@weft.kernel
+def states(x, a):
+    """A recurrence that is not linear: going back needs every state."""
+    out = x.new_empty(x.shape[0])
+    for i in range(x.shape[0]):
+        h = 0.0
+        for t in range(x.shape[1]):
+            h = math.sin(a[i] * h + x[i, t])
+        out[i] = h * h
+    return out
+
+
+CASES = {
+    "product": lambda: (k.product, draw(3, 11)),
+    "newton": lambda: (k.newton, draw(3).abs() + 0.5),
+    "states": lambda: (states, draw(2, 17), draw(2)),
+    "breaks": lambda: (k.breaks, draw(4, 9)),
+    "local": lambda: (k.local, draw(2, 7)),
+    "wkv": lambda: (k.wkv, -draw(3).abs(), draw(3), draw(2, 10, 3), draw(2, 10, 3)),
+    "nested": lambda: (k.nested, draw(3, 4), torch.tensor([2, 0, 4])),
+    "strided": lambda: (strided, draw(2, 23), 2, 3),
+    "no trips": lambda: (strided, draw(2, 3), 7, 2),
+    "collatz": lambda: (collatz, draw(5), torch.tensor([1, 2, 7, 12, 27])),
+    "triangle": lambda: (triangle, draw(2, 7)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_with_checkpoints(name, always):
+    torch.manual_seed(1)
+    kernel, *args = CASES[name]()
+    for a in args:
+        if isinstance(a, torch.Tensor) and a.is_floating_point():
+            a.requires_grad_()
+    assert gradcheck(lambda *a: kernel(*a), args)
+    assert any(n.startswith("segment") for made in always for n in made)
+
+
+@pytest.mark.parametrize("trips", [0, 1, 2, 3, 4, 15, 16, 17, 99_999])
+@pytest.mark.parametrize("name", ["scf.for", "scf.while"])
+def test_segments_cover_the_loop(trips, name):
+    op = type("Op", (), {"name": name})
+    starts, segment = (Extent(op, part).length(trips) for part in ("starts", "segment"))  # type: ignore[arg-type]
+    assert segment == segment_length(trips)
+    assert (starts - (name == "scf.while")) * segment >= trips
+    assert starts + segment <= 2 * trips**0.5 + 4
+
+
+def backwards_by_hand(x, a):
+    """The gradients of ``states(x, a).sum()``, in float64."""
+    x, a = x.detach().double().numpy().T, a.detach().double().numpy()
+    h = np.zeros((len(x) + 1, len(a)))
+    for t, row in enumerate(x):
+        h[t + 1] = np.sin(a * h[t] + row)
+    gx, ga, g = np.empty_like(x), np.zeros_like(a), 2 * h[-1]
+    for t in range(len(x) - 1, -1, -1):
+        g = g * np.cos(a * h[t] + x[t])
+        gx[t], ga, g = g, ga + g * h[t], g * a
+    return torch.from_numpy(gx.T), torch.from_numpy(ga)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_hundred_thousand_steps_in_bounded_memory(dtype, monkeypatch):
+    made = record(monkeypatch)
+    rows, steps = 64, 100_000
+    torch.manual_seed(0)
+    x = (0.5 * torch.randn(rows, steps, dtype=dtype)).requires_grad_()
+    a = (0.9 + 0.2 * torch.rand(rows, dtype=dtype)).requires_grad_()
+    states(x, a).sum().backward()
+    (spaces,) = made
+    used = sum(t.nbytes for t in spaces.values() if isinstance(t, torch.Tensor))
+    assert used == (317 + 316) * rows * dtype.itemsize  # the whole tape is 100,000 for each row
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-3
+    for mine, expected in zip((x.grad, a.grad), backwards_by_hand(x, a), strict=True):
+        torch.testing.assert_close(mine.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_short_tapes_are_kept_whole(monkeypatch):
+    made = record(monkeypatch)
+    x = torch.randn(3, 100, requires_grad=True)
+    states(x, torch.ones(3)).sum().backward()
+    (spaces,) = made
+    assert [tuple(t.shape) for t in spaces.values()] == [(3, 100)]
+
+
+def test_second_derivatives_keep_everything(always):
+    x, a = draw(2, 9).requires_grad_(), draw(2).requires_grad_()
+    assert gradgradcheck(lambda *args: states(*args), (x, a))

@@ -1,0 +1,188 @@
+"""Checkpoints: of a long loop, only what it carries at the start of each segment is kept.
+
+A loop of n iterations is cut into segments of S, about the square root of n. Redoing it keeps what
+is carried where a segment starts: n / S entries. Undoing it goes through the segments from the last
+to the first; each is redone from its start with a tape of S entries, which all of them use, and
+then undone. The price is that the loop is carried out once more (Griewank, "Achieving logarithmic
+growth of temporal and spatial complexity in reverse automatic differentiation", 1992, with one
+level of checkpoints). S is an argument of the adjoint, because a tape is sized when it is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft.autodiff.redo import Redo
+from weft.autodiff.tape import Tape
+from weft.ir.core import Op, Value
+from weft.ir.types import index
+
+
+class Checkpoints(Redo):
+    """Sequential loops, forwards with a tape and backwards from it, whole or in segments."""
+
+    # --- forwards, keeping the starts -------------------------------------------------------------
+    def _redo_for(self, op: Op, taping: bool) -> None:
+        if not taping or op not in self.checkpoints:
+            super()._redo_for(op, taping)
+            return
+        lower, upper, step, *inits = (self.env[v] for v in op.operands)
+        tape = self._tape(op, op.regions[0].args[1:])
+        n = self._trips(lower, upper, step)
+        loop = self.b.for_(self.b.constant(0, index), self._segments(op, n), self._one(), inits)
+        with self.b.at(loop.regions[0]) as block:
+            number, *carried = block.args
+            self._carry(op, carried)
+            tape.write(number, self)
+            results = self._segment(op, *self._ends(op, number, n), carried, None)
+            self.b.do("scf.yield", *results)
+        self._results(op, loop.results)
+
+    def _write_evaluation(self, tape: Tape, count: Value) -> None:
+        if tape.segment is None:
+            super()._write_evaluation(tape, count)
+            return
+        length = self._length(tape.extent.op)
+        number = self.b.op("arith.floordivsi", count, length)
+        first = self.b.op("arith.muli", number, length)
+        branch = self.b.if_(self.b.op("arith.cmpi", first, count, predicate="eq"))
+        with self.b.at(branch.regions[0]):
+            tape.write(self._place(tape.extent.op, number), self)
+            self.b.do("scf.yield")
+        with self.b.at(branch.regions[1]):
+            self.b.do("scf.yield")
+        tape.write(self.b.constant(0, index), self)  # the last one stays
+
+    # --- backwards --------------------------------------------------------------------------------
+    def _read_last(self, tape: Tape) -> Value:
+        """What a ``scf.while`` carried when its condition was evaluated for the last time. Gives
+        the number of its iterations."""
+        trips = tape.trips
+        assert trips is not None
+        tape.read(trips if tape.segment is None else self.b.constant(0, index), self)
+        return trips
+
+    def _backwards(
+        self, op: Op, n: Value, starts: Sequence[Value],
+        undo: Callable[[Sequence[Value]], Sequence[Value]],
+    ) -> Sequence[Value]:  # fmt: skip
+        """A loop through the iterations ``n - 1`` to 0 of ``op``, each with what it carried in its
+        place. ``undo(values)`` undoes one, and gives what is handed on to the one before; the last
+        one (the first to be undone) is given ``starts``. Gives what the first one gives.
+        """
+        tape = self.tapes[op]
+        zero = self.b.constant(0, index)
+        if tape.segment is None:
+            return self._span(tape, zero, n, starts, undo)
+        count = self._segments(op, n)
+        loop = self.b.for_(zero, count, self._one(), starts)
+        with self.b.at(loop.regions[0]) as block:
+            number = self.b.op("arith.subi", self.b.op("arith.subi", count, self._one()),
+                               block.args[0])  # fmt: skip
+            first, end = self._ends(op, number, n)
+            tape.read(self._place(op, number), self)
+            carried = [self.env[v] for v in tape.carried]
+            self._segment(op, first, end, carried, tape.segment)
+            handed = self._span(tape.segment, first, end, block.args[1:], undo)
+            self.b.do("scf.yield", *handed)
+        return loop.results
+
+    def _forwards(
+        self, op: Op, starts: Sequence[Value], undo: Callable[[Sequence[Value]], Sequence[Value]]
+    ) -> Sequence[Value]:
+        """The same in the order of the iterations, where nothing is handed on from one to the
+        next: the loop then is one that other parts of the compiler understand."""
+        lower, upper, step = (self.env[v] for v in op.operands[:3])
+        loop = self.b.for_(lower, upper, step, starts)
+        with self.b.at(loop.regions[0]) as block:
+            iv = block.args[0]
+            iv.name = op.regions[0].args[0].name
+            self.env[op.regions[0].args[0]] = iv
+            tape, number = self.tapes[op], self._count(iv, lower, step)
+            tape.read(number, self)
+            self.around.append((tape.extent, number))
+            handed = undo(block.args[1:])
+            self.around.pop()
+            self.b.do("scf.yield", *handed)
+        return loop.results
+
+    def _span(
+        self, tape: Tape, first: Value, end: Value, starts: Sequence[Value],
+        undo: Callable[[Sequence[Value]], Sequence[Value]],
+    ) -> Sequence[Value]:  # fmt: skip
+        """The iterations ``end - 1`` to ``first``; ``tape`` begins with ``first``."""
+        zero, one = self.b.constant(0, index), self._one()
+        count = self.b.op("arith.subi", end, first)
+        loop = self.b.for_(zero, count, one, starts)
+        with self.b.at(loop.regions[0]) as block:
+            place = self.b.op("arith.subi", self.b.op("arith.subi", count, one), block.args[0])
+            tape.read(place, self)
+            self.around.append((tape.extent, block.args[0]))
+            self._index(tape.extent.op, self.b.op("arith.addi", first, place))
+            handed = undo(block.args[1:])
+            self.around.pop()
+            self.b.do("scf.yield", *handed)
+        return loop.results
+
+    # --- segments ---------------------------------------------------------------------------------
+    def _segment(
+        self, op: Op, first: Value, end: Value, inits: Sequence[Value], tape: Tape | None
+    ) -> Sequence[Value]:
+        """The iterations ``first`` to ``end - 1``, which certainly take place, carried out on from
+        ``inits`` and written on ``tape``. Gives what is carried on."""
+        loop = self.b.for_(first, end, self._one(), inits)
+        with self.b.at(loop.regions[0]) as block:
+            number, *carried = block.args
+            self._carry(op, carried)
+            if tape is not None:
+                tape.write(self.b.op("arith.subi", number, first), self)
+            self.b.do("scf.yield", *self._iteration(op, number))
+        return loop.results
+
+    def _carry(self, op: Op, carried: Sequence[Value]) -> None:
+        """Lets what the loop carries be ``carried``."""
+        args = op.regions[0].args
+        for old, new in zip(args if op.name == "scf.while" else args[1:], carried, strict=True):
+            new.name = old.name
+            self.env[old] = new
+
+    def _iteration(self, op: Op, number: Value) -> list[Value]:
+        """Carries out one iteration, and gives what it hands on to the next."""
+        self._index(op, number)
+        *_, last = op.regions
+        if op.name == "scf.while":
+            before = op.regions[0]
+            self._redo_block(before, taping=False)
+            for old, value in zip(last.args, before.terminator.operands[1:], strict=True):
+                self.env[old] = self.env[value]
+        self._redo_block(last, taping=False)
+        return [self.env[v] for v in last.terminator.operands]
+
+    def _index(self, op: Op, number: Value) -> None:
+        """Lets the index of a ``scf.for`` be that of iteration ``number``, counted from 0."""
+        if op.name == "scf.for":
+            lower, _, step = (self.env[v] for v in op.operands[:3])
+            iv = op.regions[0].args[0]
+            self.env[iv] = self.b.op("arith.addi", lower, self.b.op("arith.muli", number, step))
+            self.env[iv].name = iv.name
+
+    def _length(self, op: Op) -> Value:
+        """How many iterations a segment of ``op`` has."""
+        return self.b.op("arith.index_cast", self.segments[op], type=index)
+
+    def _segments(self, op: Op, n: Value) -> Value:
+        """In how many segments ``op`` is cut, of ``n`` iterations."""
+        length = self._length(op)
+        padded = self.b.op("arith.addi", n, self.b.op("arith.subi", length, self._one()))
+        return self.b.op("arith.floordivsi", padded, length)
+
+    def _ends(self, op: Op, number: Value, n: Value) -> tuple[Value, Value]:
+        """The first iteration of a segment, and the one after its last."""
+        length = self._length(op)
+        first = self.b.op("arith.muli", number, length)
+        end = self.b.op("arith.minsi", self.b.op("arith.addi", first, length), n)
+        return first, end
+
+    def _place(self, op: Op, number: Value) -> Value:
+        """Where on the tape of starts a segment is."""
+        return self.b.op("arith.addi", number, self._one()) if op.name == "scf.while" else number

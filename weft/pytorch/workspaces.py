@@ -1,0 +1,86 @@
+"""The workspaces of an adjoint, made for one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.autodiff.adjoint import Adjoint, Buffer, segment_length
+from weft.index.expression import Dim, Poly, evaluate
+from weft.ir.core import Op, Value
+from weft.runtime.signature import TORCH_DTYPES
+
+IR_DTYPES = {"i1": "bool"}
+# A loop of fewer iterations gains nothing from checkpoints.
+_SHORT = 16
+
+
+@dataclass(slots=True)
+class Workspaces:
+    """``space``: the extents of the parallel loop. ``trips``: the most iterations of each
+    sequential loop that has a tape."""
+
+    adjoint: Adjoint
+    space: list[int]
+    trips: dict[Op, int]
+
+    def shape(self, buffer: Buffer) -> list[int]:
+        time = [x.length(self.trips[x.op]) for x in buffer.extents]
+        return [*(self.space if buffer.parallel else ()), *time, *buffer.shape]
+
+    @property
+    def tape_bytes(self) -> int:
+        """How many bytes all tapes take."""
+        return sum(
+            math.prod(self.shape(w)) * _dtype(w).itemsize for w in self.adjoint.taped if w.extents
+        )
+
+    @property
+    def long(self) -> frozenset[Op]:
+        """The sequential loops that are worth checkpoints."""
+        return frozenset(op for op, n in self.trips.items() if n >= _SHORT)
+
+    def make(self, device: torch.device) -> dict[str, Any]:
+        """The workspaces by name, their contents undefined, and the lengths of segments."""
+        made: dict[str, Any] = {
+            w.name: torch.empty(self.shape(w), dtype=_dtype(w), device=device)
+            for w in self.adjoint.taped
+        }
+        for name, op in self.adjoint.segments:
+            made[name] = segment_length(self.trips[op])
+        return made
+
+
+def workspaces(
+    adjoint: Adjoint,
+    values: Mapping[Value | Dim, int],
+    measured: Callable[[int], list[int]],
+    known: Mapping[Op, int] | None = None,
+) -> Workspaces:
+    """How large the workspaces of ``adjoint`` are.
+
+    ``values``: of the primal's scalar arguments and extents. ``measured(n)`` launches
+    ``adjoint.lengths.measure`` with an array of n and gives what it counted. ``known``: numbers of
+    iterations that need not be found out again.
+    """
+    lengths = adjoint.lengths
+    if lengths is None:
+        return Workspaces(adjoint, [], {})
+    space = [max(evaluate(p, values), 0) for p in lengths.space]
+    if known is not None and all(op in known for op in lengths.loops):
+        return Workspaces(adjoint, space, dict(known))
+    counted = measured(len(lengths.loops)) if lengths.measure else []
+
+    def length(poly: Poly | None, k: int) -> int:
+        return max(counted[k] if poly is None else evaluate(poly, values), 0)
+
+    pairs = enumerate(zip(lengths.loops, lengths.trips, strict=True))
+    return Workspaces(adjoint, space, {op: length(poly, k) for k, (op, poly) in pairs})
+
+
+def _dtype(buffer: Buffer) -> torch.dtype:
+    return TORCH_DTYPES[IR_DTYPES.get(buffer.element, buffer.element)]

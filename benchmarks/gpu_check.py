@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 import weft
-from examples import brick_wall, causal_conv, gallery
+from examples import brick_wall, causal_conv, gallery, layer_norm, softmax
 
 ROOT = Path(__file__).parent.parent
 SECTIONS: dict[str, Callable[[], None]] = {}
@@ -120,7 +120,7 @@ def gallery_kernels() -> None:
         attempt(f"newton_sqrt {n}", lambda n=n: same(gallery.newton_sqrt, torch.rand(n), 1e-6))
     for rows, cols in ((3, 3), (37, 44), (64, 63), (1000, 1028), (5, 2048)):
         attempt(f"stencil {rows}x{cols}", lambda a=rows, b=cols: same(gallery.stencil, r(a, b)))
-        attempt(f"softmax {rows}x{cols}", lambda a=rows, b=cols: same(gallery.softmax, r(a, b)))
+        attempt(f"softmax {rows}x{cols}", lambda a=rows, b=cols: same(softmax.softmax, r(a, b)))
         attempt(
             f"running_sum {rows}x{cols}",
             lambda a=rows, b=cols: same(gallery.running_sum, r(a, b), tolerance=1e-3),
@@ -128,7 +128,7 @@ def gallery_kernels() -> None:
         attempt(f"transpose {rows}x{cols}", lambda a=rows, b=cols: same(gallery.transpose, r(a, b)))
         attempt(
             f"layer_norm {rows}x{cols}",
-            lambda a=rows, b=cols: same(gallery.layer_norm, r(a, b), r(b), r(b), 1e-5),
+            lambda a=rows, b=cols: same(layer_norm.layer_norm, r(a, b), r(b), r(b), 1e-5),
         )
         attempt(
             f"leaky_relu_ {rows}x{cols}",

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.autodiff import kernels as k
+from weft.ir.core import walk
 
 
 def notes(kernel, *args):
@@ -57,3 +58,14 @@ def test_the_backward_can_be_looked_at():
     text = k.conv.backward.inspect(torch.randn(2, 5), torch.randn(2, 2, 5), 0.3)
     assert "d.w: gather" in text
     assert "scf.parallel" in text
+
+
+def test_bounds_that_are_minima_and_maxima_bound_the_sums_of_the_gradient():
+    """The sums over what reads an element must not go over all iterations to look for them."""
+    _, made = notes(k.blur, torch.randn(4, 5))
+    loop = made.steps[-1]
+    sums = [op for op in walk(loop.body) if op.name == "scf.for"]
+    assert sums
+    for op in sums:
+        assert [v.owner.name for v in op.operands[:1]] == ["arith.maxsi"]
+        assert all(inner.name != "scf.if" for inner in walk(op.regions[0]))

@@ -13,7 +13,17 @@ import pytest
 import torch
 
 import weft
-from examples import brick_wall, causal_conv, gallery
+from examples import (
+    bilateral,
+    brick_wall,
+    causal_conv,
+    gallery,
+    grid_sample,
+    layer_norm,
+    softmax,
+    spring,
+    wkv,
+)
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.fuzz import check as fuzz
 from weft.codegen.launching import Variant
@@ -65,8 +75,8 @@ def calls() -> dict[str, tuple[Any, ...]]:
         "axpy": (gallery.axpy, 2.0, r(1003), r(1003)),
         "stencil": (gallery.stencil, r(21, 44)),
         "stencil, odd rows": (gallery.stencil, r(21, 43)),
-        "softmax": (gallery.softmax, r(5, 33)),
-        "layer_norm": (gallery.layer_norm, r(4, 19), r(19), r(19), 1e-5),
+        "softmax": (softmax.softmax, r(5, 33)),
+        "layer_norm": (layer_norm.layer_norm, r(4, 19), r(19), r(19), 1e-5),
         "matmul": (gallery.matmul, r(12, 17), r(17, 9)),
         "histogram": (gallery.histogram, torch.rand(17_000), 16, 0.0, 1.0),
         "mandelbrot": (
@@ -89,6 +99,12 @@ def calls() -> dict[str, tuple[Any, ...]]:
             brick_wall.brick_wall, torch.arange(12).int().view(3, 4), 5, 300, 2, 1, 5,
         ),
         "causal_conv": (causal_conv.causal_conv, r(3, 17), r(2, 3, 17), 0.25),
+        "wkv": (wkv.wkv, *wkv.inputs(2, 7, 5)),
+        "grid_sample": (grid_sample.grid_sample, *grid_sample.inputs(2, 3, 7, 5)),
+        "bilateral": (
+            bilateral.bilateral, torch.rand(7, 9, 3), torch.tensor(1.5), torch.tensor(0.2), 2,
+        ),
+        "swing": (spring.swing, *spring.inputs(3, 30)),
     }  # fmt: skip
 
 

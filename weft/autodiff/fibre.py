@@ -15,6 +15,7 @@ from weft.index.expression import (
     Condition,
     Dim,
     Floor,
+    Pick,
     Poly,
     atom,
     floor,
@@ -53,7 +54,7 @@ def fibre(access: Access) -> Fibre:
     constraints = _solve(access, element, ivs, found)
     constraints += list(_domain(access, found))
     same = same_sizes(access)
-    clean = [Compare(c.kind, c.poly.substitute(same)) for c in constraints]
+    clean = [part for c in constraints for part in _plain(Compare(c.kind, c.poly.substitute(same)))]
     _bounds(clean, [iv for iv in ivs if iv not in found.solved], found, access)
     return found
 
@@ -154,6 +155,20 @@ def _conjunction(guard: Condition | None) -> Iterator[Compare]:
     elif isinstance(guard, Both):
         for part in guard.parts:
             yield from _conjunction(part)
+
+
+def _plain(constraint: Compare) -> Iterator[Compare]:
+    """The same without ``min`` and ``max`` where it can be said so: ``min(a, b) >= x`` is
+    ``a >= x and b >= x``. What is linear in an index then bounds its loop."""
+    poly = constraint.poly
+    for part in poly.atoms() if constraint.kind == "ge" else ():
+        factor = poly.terms.get((part,), 0)
+        if isinstance(part, Pick) and factor and (factor > 0) == (part.kind == "min"):
+            rest = poly - atom(part).scaled(factor)
+            for side in (part.left, part.right):
+                yield from _plain(Compare("ge", rest + side.scaled(factor)))
+            return
+    yield constraint
 
 
 def _bounds(constraints: list[Compare], free: list[Value], found: Fibre, access: Access) -> None:

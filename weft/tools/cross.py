@@ -9,11 +9,16 @@ from typing import Any
 import torch
 
 from weft import compiler
+from weft.autodiff.activity import holds_floats
+from weft.autodiff.reverse import reverse
+from weft.autodiff.state import WRITES
 from weft.codegen import cuda, ptx
 from weft.codegen.cuda import CudaCode
 from weft.codegen.launching import Facts, Variant, architecture
 from weft.frontend.lower import lower
+from weft.ir.core import Function, walk
 from weft.kernel import Kernel
+from weft.options import Options
 from weft.pytorch.fake import fake_launchers
 from weft.runtime.launch import Launcher
 
@@ -66,13 +71,19 @@ class GpuCode:
 
 
 def compile_for(
-    arch: str, kernel: Kernel, *args: Any, every_variant: bool = False, **kwargs: Any
+    arch: str,
+    kernel: Kernel,
+    *args: Any,
+    every_variant: bool = False,
+    backward: bool = False,
+    **kwargs: Any,
 ) -> GpuCode:
     """``kernel`` for the GPU ``arch`` ("sm_90"), as a call with these arguments would compile it.
 
     Tensors may be anywhere, also on "meta": only dtypes, ranks and strides matter, and no loop
-    runs. ``every_variant``: also those for other alignments and sizes. Raises ``CompileError``s and
-    ``UnsupportedArchitectureError``.
+    runs. ``every_variant``: also those for other alignments and sizes. ``backward``: after each
+    loop, also the loops of its gradient with respect to every floating-point tensor that it only
+    reads. Raises ``CompileError``s, ``GradientError`` and ``UnsupportedArchitectureError``.
     """
     target = architecture(arch)
     loops: list[GpuLoop] = []
@@ -85,15 +96,9 @@ def compile_for(
         def launch(*values: Any) -> Any:
             specs = launcher.specs(launcher.extended(values))
             lowered = lower(launcher.region, specs, kernel.source, debug=options.debug)
-            function = compiler.optimize(lowered.function, noalias=True, verify=options.verify)
-            facts = cuda.analyse(function, noalias=True)
-            wanted = cuda.variants(facts) if every_variant else cuda.variants(facts)[:1]
-            codes = tuple(
-                cuda.compile_cuda(function, facts, variant, target,
-                                  strict_math=options.strict_math, noalias=True)
-                for variant in wanted
-            )  # fmt: skip
-            loops.append(GpuLoop(lowered.function.name, facts, codes))
+            functions = [lowered.function, *(_backward(lowered.function) if backward else ())]
+            for function in functions:
+                loops.append(_compiled(function, target, options, every_variant))
             return fakes[k](*values)
 
         return launch
@@ -102,3 +107,25 @@ def compile_for(
         launchers = [recording(k) for k in range(len(kernel.parts.regions))]
         kernel.parts.host(launchers, *args, **kwargs)
     return GpuCode(target, tuple(loops))
+
+
+def _compiled(function: Function, target: str, options: Options, every_variant: bool) -> GpuLoop:
+    optimized = compiler.optimize(function, noalias=True, verify=options.verify)
+    facts = cuda.analyse(optimized, noalias=True)
+    wanted = cuda.variants(facts) if every_variant else cuda.variants(facts)[:1]
+    codes = tuple(
+        cuda.compile_cuda(optimized, facts, variant, target,
+                          strict_math=options.strict_math, noalias=True)
+        for variant in wanted
+    )  # fmt: skip
+    return GpuLoop(function.name, facts, codes)
+
+
+def _backward(function: Function) -> tuple[Function, ...]:
+    """The loops of the gradient with respect to the floating tensors that ``function`` reads."""
+    floats = {k for k, value in enumerate(function.args) if holds_floats(value)}
+    stored = {op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES}
+    written = {k for k in floats if function.args[k] in stored}
+    if floats == written:
+        return ()
+    return reverse(function, floats - written, written).steps

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from weft.autodiff.lengths import Lengths
+from weft.index.expression import Poly
 from weft.ir.core import Function, Op
 from weft.ir.text import print_function
 
@@ -41,13 +42,16 @@ def segment_length(trips: int) -> int:
 class Buffer:
     """A workspace: as large as the parallel loop ``parallel`` (a single element
     if that is None), then ``extents``, then
-    ``shape``. Its contents need not be defined. ``element`` is the name of the scalar type."""
+    ``shape``. Its contents need not be defined. ``element`` is the name of the scalar type.
+    ``partial``: instead, for each chunk of a sum that is split, as large as the gradient of that
+    name."""
 
     name: str
     element: str
     parallel: Op | None
     extents: tuple[Extent, ...] = ()
     shape: tuple[int, ...] = ()
+    partial: str = ""
 
 
 @dataclass(slots=True)
@@ -55,7 +59,9 @@ class Adjoint:
     """The adjoint of ``primal``. Each of ``steps`` is a function whose arguments' names say which
     buffer or scalar is passed: an argument of the primal by its name in ``names``, ``x.before``,
     ``d.x``, or a workspace of ``workspaces``, or, of ``segments``, the number of iterations of a
-    loop between two checkpoints (an i64)."""
+    loop between two checkpoints (an i64). ``notes`` say of each gradient how it is accumulated.
+    ``sums``: of those in gather form, how many iterations of its outermost loop each element's sum
+    has at most, in scalar arguments and extents of the steps."""
 
     primal: Function
     names: tuple[str, ...]
@@ -64,6 +70,7 @@ class Adjoint:
     segments: tuple[tuple[str, Op], ...]
     lengths: Lengths | None
     notes: dict[str, str] = field(default_factory=dict)
+    sums: dict[str, Poly] = field(default_factory=dict)
 
     @property
     def used(self) -> set[str]:

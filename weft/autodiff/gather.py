@@ -3,25 +3,27 @@
 ``S[i] : gx[f(i)] += v(i)`` becomes ``for j: gx[j] = sum of v(i) over {i : f(i) = j}``. The
 equations ``f(i) = j`` are solved for as many loop indices as there are; what the loops' bounds and
 conditions then say of the remaining ones are the bounds of the sums. No atomics, no order that
-varies.
+varies. Where there are fewer elements than a machine wants iterations, a sum may be split into
+chunks: one loop computes partial sums into a workspace, a second one adds them up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from weft.autodiff.adjoint import Buffer
 from weft.autodiff.clean import clean, has_effects
+from weft.autodiff.elements import element_loop, longest, split_loops
 from weft.autodiff.fibre import Fibre, NotAffine, fibre
 from weft.autodiff.lift import lift
 from weft.autodiff.slices import Slicer, Unavailable
-from weft.autodiff.write import Writer
 from weft.index.access import Access, accesses
+from weft.index.expression import Poly
 from weft.index.races import proven_apart
-from weft.ir.builder import Builder, Rewriter
+from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import MemRefType, ScalarType, i64, index
+from weft.ir.types import MemRefType, ScalarType, i64
 
 
 @dataclass(slots=True)
@@ -34,13 +36,28 @@ class _Plan:
     group: list[Access] = field(default_factory=list)
     fibres: list[Fibre] = field(default_factory=list)
 
+    @property
+    def found(self) -> list[tuple[Access, Fibre]]:
+        return list(zip(self.group, self.fibres, strict=True))
+
+
+@dataclass(slots=True)
+class Gathered:
+    """The functions to be launched in order, a note on each gradient, the workspaces for what the
+    sums need and for their parts, and how long sums are (see ``Adjoint.sums``)."""
+
+    steps: list[Function]
+    notes: dict[str, str]
+    buffers: list[Buffer] = field(default_factory=list)
+    sums: dict[str, Poly] = field(default_factory=dict)
+
 
 def gather(
-    function: Function, names: Sequence[str], parallel: Op
-) -> tuple[list[Function], dict[str, str], list[Buffer]]:
+    function: Function, names: Sequence[str], parallel: Op, split: Collection[str] = ()
+) -> Gathered:
     """Takes the accumulations into the arguments ``names`` out of ``function`` where that makes
-    them deterministic. Gives the functions to be launched in order, a note on each gradient, and
-    the workspaces for what the sums need of ``function``. ``parallel`` is the primal's loop."""
+    them deterministic. ``parallel`` is the primal's loop; ``split`` names gradients whose sums are
+    computed in chunks."""
     function = clean(lift(function, names))
     every = accesses(function)
     plans = []
@@ -53,20 +70,29 @@ def gather(
     gathered = [p for p in plans if p.form == "gather"]
     reduced = {a.op for p in plans if p.form == "reduce" for a in p.group}
     if not gathered and not reduced:
-        return [function], notes, []
-    loops, buffers = [], []
+        return Gathered([function], notes)
+    loops: list[Function] = []
+    buffers: list[Buffer] = []
+    sums = {p.name: terms for p in gathered if (terms := longest(p.found)) is not None}
     for plan in gathered:
         for access in plan.group:
             slicer.spill(access)
     for plan in gathered:
-        loops.append(_loop(function, plan, slicer))
+        if plan.name in split and plan.name in sums:
+            workspace = f"part.{plan.name}.{function.name}"
+            loops += split_loops(function, plan.name, plan.found, slicer, workspace)
+            element = next(a.memref.type for a in plan.group)
+            assert isinstance(element, MemRefType)
+            buffers.append(Buffer(workspace, element.element.name, None, partial=plan.name))
+        else:
+            loops.append(element_loop(function, plan.name, plan.found, slicer))
     for k, value in enumerate(slicer.spilled):
         element = slicer.element(value)
         buffers.append(Buffer(slicer.name(k), element.name, parallel))
     taken = {a.op for p in gathered for a in p.group}
     main = _rest(function, taken, reduced, slicer)
     steps = [clean(main)] if has_effects(clean(main)) else []
-    return [*steps, *map(clean, loops)], notes, buffers
+    return Gathered([*steps, *map(clean, loops)], notes, buffers, sums)
 
 
 def _plan(name: str, group: list[Access], slicer: Slicer) -> _Plan:
@@ -86,73 +112,6 @@ def _plan(name: str, group: list[Access], slicer: Slicer) -> _Plan:
     except (NotAffine, Unavailable) as error:
         return _Plan(name, "atomic", f"atomic ({error})", group)
     return _Plan(name, "gather", "gather", group, fibres)
-
-
-def _loop(function: Function, plan: _Plan, slicer: Slicer) -> Function:
-    """The loop over the elements of the gradient ``plan.name``."""
-    args = [*function.args]
-    types = [a.type for a in args] + [slicer.type(v) for v in slicer.spilled]
-    names = [a.name for a in args] + [slicer.name(k) for k in range(len(slicer.spilled))]
-    new = Function(f"{function.name}_{plan.name.replace('.', '_')}", types, names,
-                   dict(function.attrs), function.span)  # fmt: skip
-    b = Builder(new.body, function.span)
-    outside = dict(zip(args, new.args, strict=False))
-    kept = new.args[len(args) :]
-    target = next(v for v in new.args if v.name == plan.name)
-    assert isinstance(target.type, MemRefType)
-    rank = target.type.rank
-    zero, one = b.constant(0, index), b.constant(1, index)
-    ends = [b.op("memref.dim", target, axis=k) for k in range(rank)]
-    loop = b.parallel([zero] * rank, ends, [one] * rank)
-    with b.at(loop.regions[0]) as block:
-        total = b.constant(0.0, target.type.element)
-        for access, found in zip(plan.group, plan.fibres, strict=True):
-            writer = Writer(b, dict(outside))
-            writer.values.update(zip(found.element, block.args, strict=True))
-            total = _sum(writer, access, found, total, slicer, kept)
-        b.store(total, target, block.args)
-        b.do("scf.reduce")
-    b.do("func.return")
-    return new
-
-
-def _sum(
-    w: Writer, access: Access, found: Fibre, total: Value, slicer: Slicer, kept: Sequence[Value]
-) -> Value:
-    """``total`` plus the sum of the values of ``access`` over the fibre."""
-
-    def value(total: Value) -> Value:
-        for iv, poly in found.solved.items():
-            w.values[iv] = w.poly(poly)
-        return slicer.copy(access, w, kept, lambda v: w.b.op("arith.addf", total, v), total)
-
-    def nest(k: int, total: Value) -> Value:
-        if k == len(found.loops):
-            return guarded(found.inner, total, value)
-        iv, lowers, uppers = found.loops[k]
-        low, high = w.extreme("arith.maxsi", lowers), w.extreme("arith.minsi", uppers)
-        one = w.b.constant(1, index)
-        loop = w.b.for_(low, w.b.op("arith.addi", high, one), one, [total])
-        with w.b.at(loop.regions[0]) as block:
-            block.args[0].name = iv.name
-            w.values[iv] = block.args[0]
-            w.b.do("scf.yield", nest(k + 1, block.args[1]))
-        return loop.result
-
-    def guarded(
-        conditions: Sequence[object], total: Value, inside: Callable[[Value], Value]
-    ) -> Value:
-        if not conditions:
-            return inside(total)
-        test = w.all(conditions)  # type: ignore[arg-type]
-        branch = w.b.if_(test, [total.type])
-        with w.b.at(branch.regions[0]):
-            w.b.do("scf.yield", inside(total))
-        with w.b.at(branch.regions[1]):
-            w.b.do("scf.yield", total)
-        return branch.result
-
-    return guarded(found.outer, total, lambda t: nest(0, t))
 
 
 def _rest(function: Function, taken: set[Op], reduced: set[Op], slicer: Slicer) -> Function:

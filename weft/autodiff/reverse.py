@@ -25,6 +25,7 @@ def reverse(
     *,
     lasting: bool = False,
     checkpoints: Collection[Op] = (),
+    split: Collection[str] = (),
 ) -> Adjoint:
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
 
@@ -32,16 +33,17 @@ def reverse(
     matter, because they are fresh. ``lasting``: no place on a tape is written twice, as a
     derivative of the adjoint needs; tapes in nested loops are then larger. ``checkpoints``:
     the sequential loops of ``function`` that keep what they carry only at the start of segments
-    (see ``checkpoints.py``; not together with ``lasting``). Raises
-    ``GradientError`` for what cannot be reversed correctly.
+    (see ``checkpoints.py``; not together with ``lasting``). ``split``: the gradients, of
+    ``Adjoint.sums``, whose sums are computed in chunks. Raises ``GradientError`` for what cannot be
+    reversed correctly.
     """
-    return _Reversal(function, wanted, kept, lasting, checkpoints).run()
+    return _Reversal(function, wanted, kept, lasting, checkpoints).run(split)
 
 
 class _Reversal(Totals):
     """The whole: what comes before the parallel loop, the loop, and what comes after it."""
 
-    def run(self) -> Adjoint:
+    def run(self, split: Collection[str]) -> Adjoint:
         ops = self.primal.body.ops
         places = [k for k, op in enumerate(ops) if op.name == "scf.parallel"]
         if len(places) != 1:
@@ -58,20 +60,20 @@ class _Reversal(Totals):
         self._undo_ops(head)
         self.b.do("func.return")
         main = clean(self.new)
-        steps, notes, buffers = gather(main, self._gradients(), self.parallel)
-        steps = [*self.first, *steps]
+        gathered = gather(main, self._gradients(), self.parallel, split)
+        steps = [*self.first, *gathered.steps]
         if self.lasting:
             for step in steps:
                 step.attrs["tapes"] = tuple(b.name for b in self.buffers if b.extents)
         left = {a.name for step in steps for a in step.args}
-        workspaces = [w for w in (*self.buffers, *buffers) if w.name in left]
+        workspaces = [w for w in (*self.buffers, *gathered.buffers) if w.name in left]
         segments = [(v.name, op) for op, v in self.segments.items() if v.name in left]
         loops = dict.fromkeys([x.op for w in workspaces for x in w.extents])
         loops |= dict.fromkeys(op for _, op in segments)
         sizes = lengths(self.primal, list(loops)) if workspaces else None
         return Adjoint(
             self.primal, tuple(self.names), tuple(steps), tuple(workspaces), tuple(segments), sizes,
-            notes,
+            gathered.notes, gathered.sums,
         )  # fmt: skip
 
     def _check_atomics(self) -> None:

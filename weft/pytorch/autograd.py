@@ -74,19 +74,20 @@ class Loop:
 
     def reversed(
         self, wanted: frozenset[int], kept: frozenset[int], *, lasting: bool = False,
-        checkpoints: frozenset[Op] = frozenset(),
+        checkpoints: frozenset[Op] = frozenset(), split: frozenset[str] = frozenset(),
     ) -> Reversed:  # fmt: skip
         """The adjoint; both forms are one where no tape is written over (see ``reverse``)."""
-        key = wanted, kept, lasting, checkpoints
+        key = wanted, kept, lasting, checkpoints, split
         with self._lock:
             found = self._adjoints.get(key)
             if found is None:
                 adjoint = reverse(
-                    self.function, wanted, kept, lasting=lasting, checkpoints=checkpoints
-                )
+                    self.function, wanted, kept, lasting=lasting, checkpoints=checkpoints,
+                    split=split,
+                )  # fmt: skip
                 found = self._adjoints[key] = Reversed(adjoint, self.options)
                 if not any(w.extents for w in adjoint.taped):
-                    self._adjoints[wanted, kept, True, checkpoints] = found
+                    self._adjoints[wanted, kept, True, checkpoints, split] = found
             return found
 
 
@@ -183,12 +184,7 @@ class Launch(torch.autograd.Function):
                     ctx.shapes[n], dtype=dtype, device=ctx.device
                 )
         shapes = {loop.function.args[k]: ctx.shapes[n] for k, n in places.items()}
-        sizes = _workspaces(call, made, env, shapes, ctx.device)
-        if not torch.is_grad_enabled() and sizes.tape_bytes > loop.options.tape_bytes:
-            made = loop.reversed(
-                call.wanted, frozenset(loop.written) - call.wanted, checkpoints=sizes.long
-            )
-            sizes = _workspaces(call, made, env, shapes, ctx.device, sizes.trips)
+        made, sizes = _fitting(call, made, env, shapes, ctx.device)
         _check_deterministic(loop, made.adjoint)
         env |= sizes.make(ctx.device)
         for step in made.steps:
@@ -198,6 +194,28 @@ class Launch(torch.autograd.Function):
             n = places[k]
             found[n] = env[prefix + loop.names[k]].to(ctx.dtypes[n])
         return (None, *found)
+
+
+def _fitting(
+    call: _Call,
+    made: Reversed,
+    env: dict[str, Any],
+    shapes: dict[Value, torch.Size],
+    device: torch.device,
+) -> tuple[Reversed, Workspaces]:
+    """The form of the adjoint that fits the sizes of a call, and its workspaces: with checkpoints
+    where tapes are long, with split sums where gradients have few elements."""
+    loop, lasting = call.loop, torch.is_grad_enabled()
+    sizes = _workspaces(call, made, env, shapes, device)
+    too_long = not lasting and sizes.tape_bytes > loop.options.tape_bytes
+    checkpoints = sizes.long if too_long else frozenset[Op]()
+    if checkpoints or sizes.few:
+        kept = frozenset(loop.written) - call.wanted
+        made = loop.reversed(
+            call.wanted, kept, lasting=lasting, checkpoints=checkpoints, split=sizes.few
+        )
+        sizes = _workspaces(call, made, env, shapes, device, sizes.trips)
+    return made, sizes
 
 
 def _workspaces(
@@ -223,7 +241,7 @@ def _workspaces(
                                   for n in reversed.measure.names])  # fmt: skip
         return trips.tolist()
 
-    return workspaces(reversed.adjoint, values, measured, known)
+    return workspaces(reversed.adjoint, env, values, measured, known)
 
 
 def launch(

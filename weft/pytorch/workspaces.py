@@ -17,18 +17,25 @@ from weft.runtime.signature import TORCH_DTYPES
 IR_DTYPES = {"i1": "bool"}
 # A loop of fewer iterations gains nothing from checkpoints.
 _SHORT = 16
+# A loop with fewer iterations than a device wants is one whose sums are worth splitting, if they
+# have some terms.
+_ITERATIONS = {"cuda": 1 << 22, "cpu": 256}
+_LEAST_TERMS = 16
 
 
 @dataclass(slots=True)
 class Workspaces:
     """``space``: the extents of the parallel loop. ``trips``: the most iterations of each
-    sequential loop that has a tape."""
+    sequential loop that has a tape. ``env``: the arguments of the steps by name."""
 
     adjoint: Adjoint
+    env: Mapping[str, Any]
     space: list[int]
     trips: dict[Op, int]
 
     def shape(self, buffer: Buffer) -> list[int]:
+        if buffer.partial:
+            return [self.chunks(buffer.partial), *self.env[buffer.partial].shape]
         time = [x.length(self.trips[x.op]) for x in buffer.extents]
         return [*(self.space if buffer.parallel else ()), *time, *buffer.shape]
 
@@ -44,6 +51,27 @@ class Workspaces:
         """The sequential loops that are worth checkpoints."""
         return frozenset(op for op, n in self.trips.items() if n >= _SHORT)
 
+    @property
+    def few(self) -> frozenset[str]:
+        """The gradients that have too few elements for one loop over them."""
+        return frozenset(name for name in self.adjoint.sums if self.chunks(name) > 1)
+
+    def chunks(self, name: str) -> int:
+        """In how many parts the sums of a gradient are computed. This follows from sizes and the
+        kind of device alone, so that the bits of a gradient do not depend on anything else."""
+        gradient = self.env[name]
+        poly = self.adjoint.sums[name]
+        terms = max(evaluate(poly, {leaf: self._number(leaf) for leaf in poly.leaves()}), 0)
+        if terms < _LEAST_TERMS:
+            return 1
+        wanted = _ITERATIONS.get(gradient.device.type, 1)
+        return max(min(-(-wanted // max(gradient.numel(), 1)), math.isqrt(terms - 1) + 1), 1)
+
+    def _number(self, leaf: Value | Dim) -> int:
+        if isinstance(leaf, Dim):
+            return self.env[leaf.memref.name].shape[leaf.axis]
+        return self.env[leaf.name]
+
     def make(self, device: torch.device) -> dict[str, Any]:
         """The workspaces by name, their contents undefined, and the lengths of segments."""
         made: dict[str, Any] = {
@@ -57,29 +85,30 @@ class Workspaces:
 
 def workspaces(
     adjoint: Adjoint,
+    env: Mapping[str, Any],
     values: Mapping[Value | Dim, int],
     measured: Callable[[int], list[int]],
     known: Mapping[Op, int] | None = None,
 ) -> Workspaces:
     """How large the workspaces of ``adjoint`` are.
 
-    ``values``: of the primal's scalar arguments and extents. ``measured(n)`` launches
-    ``adjoint.lengths.measure`` with an array of n and gives what it counted. ``known``: numbers of
-    iterations that need not be found out again.
+    ``env``: the arguments of its steps by name. ``values``: of the primal's scalar arguments and
+    extents. ``measured(n)`` launches ``adjoint.lengths.measure`` with an array of n and gives what
+    it counted. ``known``: numbers of iterations that need not be found out again.
     """
     lengths = adjoint.lengths
     if lengths is None:
-        return Workspaces(adjoint, [], {})
+        return Workspaces(adjoint, env, [], {})
     space = [max(evaluate(p, values), 0) for p in lengths.space]
     if known is not None and all(op in known for op in lengths.loops):
-        return Workspaces(adjoint, space, dict(known))
+        return Workspaces(adjoint, env, space, dict(known))
     counted = measured(len(lengths.loops)) if lengths.measure else []
 
     def length(poly: Poly | None, k: int) -> int:
         return max(counted[k] if poly is None else evaluate(poly, values), 0)
 
     pairs = enumerate(zip(lengths.loops, lengths.trips, strict=True))
-    return Workspaces(adjoint, space, {op: length(poly, k) for k, (op, poly) in pairs})
+    return Workspaces(adjoint, env, space, {op: length(poly, k) for k, (op, poly) in pairs})
 
 
 def _dtype(buffer: Buffer) -> torch.dtype:

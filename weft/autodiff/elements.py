@@ -1,0 +1,193 @@
+"""The loop over the elements of a gradient, whole or in chunks of its sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft.autodiff.fibre import Fibre
+from weft.autodiff.slices import Slicer
+from weft.autodiff.write import Writer
+from weft.index.access import Access
+from weft.index.expression import ONE, ZERO, Dim, Poly, atom, extreme
+from weft.ir.builder import Builder
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.types import MemRefType, ScalarType, Type, index
+
+Found = Sequence[tuple[Access, Fibre]]
+Bounds = Callable[[Value, Value], tuple[Value, Value]]
+
+
+def element_loop(function: Function, name: str, found: Found, slicer: Slicer) -> Function:
+    """For each element of the gradient ``name`` the sum over what ``found`` says."""
+    new, outside, kept = _function(function, name, slicer)
+    b, target = Builder(new.body, function.span), _argument(new, name)
+    loop, rank = _over(b, target), len(_extents(target))
+    with b.at(loop.regions[0]) as block:
+        total = b.constant(0.0, _element(target))
+        for access, fibre in found:
+            writer = Writer(b, dict(outside))
+            writer.values.update(zip(fibre.element, block.args, strict=True))
+            total = _sum(writer, access, fibre, total, slicer, kept, lambda low, end: (low, end))
+        b.store(total, target, block.args[:rank])
+        b.do("scf.reduce")
+    b.do("func.return")
+    return new
+
+
+def split_loops(
+    function: Function, name: str, found: Found, slicer: Slicer, workspace: str
+) -> list[Function]:
+    """The same in two loops. The first computes, for each chunk of the outermost loop of each sum
+    and for each element, a part, into ``workspace``, whose first extent is the number of chunks;
+    the second adds the parts up, in their order."""
+    new, outside, kept = _function(function, name, slicer)
+    target = _argument(new, name)
+    element, rank = _element(target), len(_extents(target))
+    parts = Value(MemRefType(element, rank + 1), workspace, new.body)
+    new.body.args.append(parts)
+    b = Builder(new.body, function.span)
+    loop = _over(b, parts)
+    with b.at(loop.regions[0]) as block:
+        chunk, *place = block.args
+        count = b.op("memref.dim", parts, axis=0)
+        total = b.constant(0.0, element)
+
+        def bounds(low: Value, end: Value) -> tuple[Value, Value]:
+            one = b.constant(1, index)
+            padded = b.op(
+                "arith.addi", b.op("arith.subi", end, low), b.op("arith.subi", count, one)
+            )
+            size = b.op("arith.floordivsi", padded, count)
+            first = b.op("arith.addi", low, b.op("arith.muli", chunk, size))
+            return first, b.op("arith.minsi", b.op("arith.addi", first, size), end)
+
+        for access, fibre in found:
+            writer = Writer(b, dict(outside))
+            writer.values.update(zip(fibre.element, place, strict=True))
+            total = _sum(writer, access, fibre, total, slicer, kept, bounds)
+        b.store(total, parts, block.args)
+        b.do("scf.reduce")
+    b.do("func.return")
+    for op in walk(new.body):  # the gradient itself is the other loop's
+        if op.name == "memref.dim" and op.operands[0] is target:
+            op.operands[0], op.attrs = parts, {"axis": op.attrs["axis"] + 1}
+    return [new, _added_up(function, name, element, rank, workspace)]
+
+
+def _added_up(
+    function: Function, name: str, element: ScalarType, rank: int, workspace: str
+) -> Function:
+    types: list[Type] = [MemRefType(element, rank), MemRefType(element, rank + 1)]
+    new = Function(f"{function.name}_{name.replace('.', '_')}_total", types, [name, workspace],
+                   dict(function.attrs), function.span)  # fmt: skip
+    target, parts = new.args
+    b = Builder(new.body, function.span)
+    loop = _over(b, target)
+    with b.at(loop.regions[0]) as block:
+        zero, one = b.constant(0, index), b.constant(1, index)
+        count = b.op("memref.dim", parts, axis=0)
+        adding = b.for_(zero, count, one, [b.constant(0.0, element)])
+        with b.at(adding.regions[0]) as inner:
+            chunk, total = inner.args
+            part = b.load(parts, [chunk, *block.args])
+            b.do("scf.yield", b.op("arith.addf", total, part))
+        b.store(adding.result, target, block.args)
+        b.do("scf.reduce")
+    b.do("func.return")
+    return new
+
+
+def longest(found: Found) -> Poly | None:
+    """The most iterations that the outermost loop of a sum has, in arguments and extents of the
+    function; None where a sum has no loop, or that is not known."""
+    ends: list[Poly] = []
+    for access, fibre in found:
+        if not fibre.loops:
+            return None
+        _, lowers, uppers = fibre.loops[0]
+        extents = [Dim(access.memref, axis) for axis in range(len(fibre.element))]
+        ranges = [(e, ZERO, atom(d)) for e, d in zip(fibre.element, extents, strict=True)]
+        bounds = [extreme(high - low + ONE, ranges, upwards=True)
+                  for low in lowers for high in uppers]  # fmt: skip
+        known = [p for p in bounds if p is not None and not any(
+            leaf in fibre.element for leaf in p.leaves())]  # fmt: skip
+        if not known:
+            return None
+        ends.append(known[0])
+    return ends[0] if ends else None
+
+
+def _function(
+    function: Function, name: str, slicer: Slicer
+) -> tuple[Function, dict[Value, Value], Sequence[Value]]:
+    """An empty function with the arguments of ``function`` and of its workspaces."""
+    args = function.args
+    types = [a.type for a in args] + [slicer.type(v) for v in slicer.spilled]
+    names = [a.name for a in args] + [slicer.name(k) for k in range(len(slicer.spilled))]
+    new = Function(f"{function.name}_{name.replace('.', '_')}", types, names,
+                   dict(function.attrs), function.span)  # fmt: skip
+    return new, dict(zip(args, new.args, strict=False)), new.args[len(args) :]
+
+
+def _argument(function: Function, name: str) -> Value:
+    return next(v for v in function.args if v.name == name)
+
+
+def _element(memref: Value) -> ScalarType:
+    assert isinstance(memref.type, MemRefType)
+    return memref.type.element
+
+
+def _extents(memref: Value) -> range:
+    assert isinstance(memref.type, MemRefType)
+    return range(memref.type.rank)
+
+
+def _over(b: Builder, memref: Value) -> Op:
+    zero, one = b.constant(0, index), b.constant(1, index)
+    ends = [b.op("memref.dim", memref, axis=k) for k in _extents(memref)]
+    return b.parallel([zero] * len(ends), ends, [one] * len(ends))
+
+
+def _sum(
+    w: Writer, access: Access, found: Fibre, total: Value, slicer: Slicer, kept: Sequence[Value],
+    bounds: Bounds,
+) -> Value:  # fmt: skip
+    """``total`` plus the sum of the values of ``access`` over the fibre, the outermost loop between
+    ``bounds`` of its ends."""
+
+    def value(total: Value) -> Value:
+        for iv, poly in found.solved.items():
+            w.values[iv] = w.poly(poly)
+        return slicer.copy(access, w, kept, lambda v: w.b.op("arith.addf", total, v), total)
+
+    def nest(k: int, total: Value) -> Value:
+        if k == len(found.loops):
+            return guarded(found.inner, total, value)
+        iv, lowers, uppers = found.loops[k]
+        low, high = w.extreme("arith.maxsi", lowers), w.extreme("arith.minsi", uppers)
+        one = w.b.constant(1, index)
+        end = w.b.op("arith.addi", high, one)
+        if k == 0:
+            low, end = bounds(low, end)
+        loop = w.b.for_(low, end, one, [total])
+        with w.b.at(loop.regions[0]) as block:
+            block.args[0].name = iv.name
+            w.values[iv] = block.args[0]
+            w.b.do("scf.yield", nest(k + 1, block.args[1]))
+        return loop.result
+
+    def guarded(
+        conditions: Sequence[object], total: Value, inside: Callable[[Value], Value]
+    ) -> Value:
+        if not conditions:
+            return inside(total)
+        test = w.all(conditions)  # type: ignore[arg-type]
+        branch = w.b.if_(test, [total.type])
+        with w.b.at(branch.regions[0]):
+            w.b.do("scf.yield", inside(total))
+        with w.b.at(branch.regions[1]):
+            w.b.do("scf.yield", total)
+        return branch.result
+
+    return guarded(found.outer, total, lambda t: nest(0, t))

@@ -95,9 +95,10 @@ def _one_plus_square(d: Local, sign: float) -> Value:
 
 
 def _extremum(d: Local, less: bool) -> list[Value | None]:
-    """All to the operand that is the result, half to each at a tie, all to the NaN."""
-    zero, half = d.number(0.0), d.mul(d.g, d.number(0.5))
-    tie = d.equal(d.a, d.b)
+    """All to the operand that is the result, half to each at a tie (all to the one that varies, if
+    the other does not), all to the NaN."""
+    zero, tie = d.number(0.0), d.equal(d.a, d.b)
+    half = d.mul(d.g, d.number(0.5)) if all(d.varied) else d.g
     x, y = (d.a, d.b) if less else (d.b, d.a)
     loses_a, loses_b = d.less(y, x), d.less(x, y)
     return [

@@ -7,9 +7,11 @@ import zlib
 
 import numpy as np
 import pytest
+import torch
 from compiled import Compiled, poisoned
 from samples import elementwise
 
+from weft.codegen import float32
 from weft.ir.ops import CMPF, CMPI
 from weft.ir.types import SCALARS, ScalarType, bf16, f16, f32, f64, i1, i8, i16, i32, i64, index
 
@@ -300,6 +302,27 @@ def test_transcendental_functions_f32(op: str) -> None:
     x = np.random.default_rng(5).uniform(low, high, SIZE).astype(np.float32)
     got = run(f"math.{op}", [x], [f32], f32)
     assert_ulps(got, meaning(x.astype(np.float64)), 2.0)
+
+
+@pytest.mark.parametrize("scales", [True, False], ids=["as this machine", "without AVX-512"])
+@pytest.mark.parametrize("op", float32.FUNCTIONS)
+def test_written_out_functions_on_all_of_float32(
+    op: str, scales: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not scales:
+        monkeypatch.setattr(float32, "features", frozenset)
+    bits = np.arange(0, 1 << 32, 50_021, dtype=np.uint64).astype(np.uint32)
+    edges = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, 1e-45, -1e-45, 88.722, 88.723, -87.34,
+             -103.97, -104.0, 127.999, 128.0, -149.0, -150.0, 0.625, 0.9, 4.0, 3.4e38]  # fmt: skip
+    x = np.concatenate([bits.view(np.float32), np.array(edges, np.float32)])
+    expected = getattr(torch, op)(torch.from_numpy(x).double()).numpy()
+    with np.errstate(all="ignore"):
+        rounded = expected.astype(np.float32)
+    got = run(f"math.{op}", [x], [f32], f32)
+    finite = np.isfinite(rounded)
+    np.testing.assert_array_equal(got[~finite], rounded[~finite])
+    np.testing.assert_array_equal(np.signbit(got[finite]), np.signbit(rounded[finite]))
+    assert_ulps(got[finite], expected[finite], 1.5)
 
 
 @pytest.mark.parametrize("op", TRANSCENDENTAL)

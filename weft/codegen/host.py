@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 
-import llvmlite.binding as llvm
-
-from weft.codegen import libraries
+from weft.codegen import float32, libraries
 from weft.codegen.arith import Rule, scalar, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.interface import Check
+from weft.codegen.machine import features
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import ScalarType, f32, i1
-
-# (tanh(x) / x - 1) / z for z = x * x below 25/64, as a polynomial in z.
-_TANH = (-0.3333328391848926, 0.13331491133548634, -0.05374348687876737, 0.020650554435307132,
-         -0.00571701145946891)  # fmt: skip
-
-
-@functools.cache
-def features() -> frozenset[str]:
-    return frozenset(name for name, there in llvm.get_host_cpu_features().items() if there)
+from weft.ir.types import ScalarType, f32
 
 
 class Cpu:
@@ -64,8 +53,8 @@ class Cpu:
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         ty, scalar_ty = e.type(t), llvm_type(t)
         lanes = self.lanes(t)
-        if function == "tanh" and t is f32 and lanes and e.fast:
-            return self._tanh(e, operands[0])
+        if function in float32.FUNCTIONS and t is f32 and lanes and e.fast:
+            return float32.FUNCTIONS[function](e, operands[0])
         if e.lanes > 1:
             name = sleef_name(function, t, e.lanes)
             return e.intrinsic(name, ty, *((ty, operand) for operand in operands))
@@ -82,33 +71,6 @@ class Cpu:
         e.declare(f"declare {ty} @{name}({', '.join([ty] * len(operands))})")
         args = ", ".join(f"{ty} {operand}" for operand in operands)
         return e.inst(f"call {ty} @{name}({args}) {e.module.attribute(pure)}")
-
-    def _tanh(self, e: Emitter, x: str) -> str:
-        """tanh of float32 to 1.5 units in the last place, five times faster than SLEEF's.
-
-        From 5/8 on it is 1 - 2 / (exp(2 |x|) + 1), below |x| + |x| z P(z) with z = x * x, where P
-        is the polynomial of least relative error that a weighted fit gives; the sign comes last.
-        """
-        ty = e.type(f32)
-
-        def number(value: float) -> str:
-            return e.literal(value, f32)
-
-        size = e.intrinsic(f"llvm.fabs.{e.suffix(f32)}", ty, (ty, x))
-        double = e.inst(f"fadd {ty} {size}, {size}")
-        power = self.math_call(e, "exp", f32, [double])
-        part = e.inst(f"fdiv {ty} {number(2.0)}, {e.inst(f'fadd {ty} {power}, {number(1.0)}')}")
-        large = e.inst(f"fsub {ty} {number(1.0)}, {part}")
-        z = e.inst(f"fmul {ty} {x}, {x}")
-        sum = number(_TANH[-1])
-        for coefficient in _TANH[-2::-1]:
-            product = e.inst(f"fmul contract {ty} {sum}, {z}")
-            sum = e.inst(f"fadd contract {ty} {product}, {number(coefficient)}")
-        cube = e.inst(f"fmul {ty} {z}, {size}")
-        small = e.inst(f"fadd contract {ty} {e.inst(f'fmul contract {ty} {sum}, {cube}')}, {size}")
-        near = e.inst(f"fcmp olt {ty} {size}, {number(0.625)}")
-        value = e.inst(f"select {e.type(i1)} {near}, {ty} {small}, {ty} {large}")
-        return e.intrinsic(f"llvm.copysign.{e.suffix(f32)}", ty, (ty, value), (ty, x))
 
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
         good, bad, write = e.label("good"), e.label("bad"), e.label("record")

@@ -26,3 +26,9 @@ def machine() -> llvm.TargetMachine:
 def host() -> str:
     """The CPU that code is made for, its name and features: part of a cache's key."""
     return f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+
+
+@functools.cache
+def features() -> frozenset[str]:
+    """The CPU's instruction sets, by LLVM's names (``avx512f``)."""
+    return frozenset(name for name, there in llvm.get_host_cpu_features().items() if there)

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
-from weft.errors import GradientError, KernelTypeError
+from weft.errors import KernelTypeError
 from weft.frontend.desugar import in_order
 from weft.frontend.parameters import Parameter, annotations_of
 from weft.frontend.split import HostPart, split
@@ -77,24 +77,10 @@ class Kernel:
         """A call whose way is not known: the first, one with checks, or one for the dispatcher."""
         if modes() or transforms() is not None:
             return self.operators(args, kwargs)
-        if forward_ad._current_level >= 0:
-            self._refuse_tangents((*args, *kwargs.values()))
         values = (*args, *kwargs.values())
         if not plain_types.issuperset(map(type, values)) and any(map(self._is_foreign, values)):
             return self.operators(args, kwargs)
         return self.direct(*args, **kwargs)
-
-    def _refuse_tangents(self, values: tuple[Any, ...]) -> None:
-        for value in values:
-            if (
-                isinstance(value, torch.Tensor)
-                and forward_ad.unpack_dual(value).tangent is not None
-            ):
-                raise GradientError(
-                    f"forward-mode derivatives of `{self.__name__}` are not there yet",
-                    self.span,
-                    help="use reverse mode: backward(), torch.autograd.grad or torch.func.vjp",
-                )
 
     def _ready(self) -> bool:
         """Makes ``operators``. Dynamo, which cannot trace that, calls this as it is."""
@@ -107,11 +93,14 @@ class Kernel:
         """A call that does not go through PyTorch's dispatcher."""
         if self.options.interpret:
             return self.interpret(*args, **kwargs)
-        host = self._prepare()
+        host, launchers = self._prepare(), self._launchers
+        if forward_ad._current_level >= 0:
+            launchers = [functools.partial(_with_tangents, self._launchers, launcher)
+                         for launcher in self._regions]  # fmt: skip
         try:
             if self._checked:
                 self.check_arguments(args, kwargs)
-            result = host(self._launchers, *args, **kwargs)
+            result = host(launchers, *args, **kwargs)
         except TypeError as error:
             self._explain(error, args, kwargs)
             raise
@@ -293,6 +282,12 @@ def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
     from weft.pytorch.autograd import differentiate  # only where a gradient is asked for
 
     return differentiate(launcher, args)
+
+
+def _with_tangents(plain: list[Callable[..., Any]], launcher: Launcher, *args: Any) -> Any:
+    from weft.pytorch.autograd import with_tangents  # only where a derivative is asked for
+
+    return with_tangents(launcher, plain[launcher.region.index], *args)
 
 
 class Inspection:

@@ -1,10 +1,9 @@
-"""What cannot be given is refused: forward mode, and order-dependent sums torch forbids."""
+"""What cannot be given is refused: batching, and order-dependent sums torch forbids."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch.autograd import forward_ad
 
 import weft
 from weft.errors import GradientError
@@ -29,24 +28,10 @@ def pick(x, index):
     return out
 
 
-def test_forward_mode_is_refused() -> None:
-    with forward_ad.dual_level():
-        x = forward_ad.make_dual(torch.ones(3), torch.ones(3))
-        with pytest.raises(
-            GradientError, match="forward-mode derivatives of `square` are not there yet"
-        ):
-            square(x)
-        assert square(torch.ones(3)).tolist() == [1.0] * 3
-
-
-def test_jvp_never_gives_a_silent_zero() -> None:
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        torch.func.jvp(square, (torch.ones(3),), (torch.ones(3),))
-
-
 def test_vmap_is_refused() -> None:
-    with pytest.raises(RuntimeError):
-        torch.vmap(square)(torch.ones(2, 3))
+    for transformed in (torch.vmap(square), torch.func.jacfwd(square), torch.func.hessian(square)):
+        with pytest.raises(GradientError, match="a kernel has no batching rule yet"):
+            transformed(torch.ones(2))
 
 
 def test_deterministic_algorithms() -> None:

@@ -27,8 +27,9 @@ def holds_floats(memref: Value) -> bool:
 
 
 def activity(function: Function, wanted: Collection[Value]) -> Activity:
-    """Follows the derivative forwards from the arrays ``wanted``, until nothing more is found."""
-    found = Activity(arrays={v for v in wanted if holds_floats(v)})
+    """Follows the derivative forwards from the arrays and scalars ``wanted``, until nothing more
+    is found."""
+    found = Activity({v for v in wanted if is_float(v)}, {v for v in wanted if holds_floats(v)})
     size = -1
     while size != len(found.values) + len(found.arrays):
         size = len(found.values) + len(found.arrays)

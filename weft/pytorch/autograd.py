@@ -17,15 +17,19 @@ from typing import Any
 import torch
 
 from weft.autodiff.adjoint import Adjoint
+from weft.autodiff.forward import forward
 from weft.autodiff.memory import contents
 from weft.autodiff.names import adjoint_prefix, before_name, unique_names
 from weft.autodiff.reverse import reverse
+from weft.autodiff.tangent import Tangent
 from weft.errors import GradientError
+from weft.frontend.scope import TensorReached
 from weft.frontend.specs import ConstSpec, Spec, TupleSpec
 from weft.index.expression import Dim
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
 from weft.options import Options
+from weft.pytorch.dual import Along, Forwarded, is_dual, tangent_of
 from weft.pytorch.workspaces import IR_DTYPES, Workspaces, workspaces
 from weft.runtime.fastpath import flat
 from weft.runtime.function import CompiledFunction
@@ -51,6 +55,7 @@ class Loop:
         self.names = unique_names(function)
         memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
         self._adjoints: dict[Hashable, Reversed] = {}
+        self._forwards: dict[frozenset[int], Forwarded] = {}
         self._lock = threading.RLock()
         written = {
             op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES
@@ -90,6 +95,21 @@ class Loop:
                     self._adjoints[wanted, kept, True, checkpoints, split] = found
             return found
 
+    @property
+    def tangents(self) -> list[Tangent]:
+        """What was derived in forward mode so far."""
+        return [made.tangent for made in self._forwards.values()]
+
+    def forwarded(self, wanted: frozenset[int]) -> Forwarded:
+        """The loop with tangents, where the arguments ``wanted`` have some."""
+        with self._lock:
+            found = self._forwards.get(wanted)
+            if found is None:
+                tangent = forward(self.function, wanted)
+                steps = [loop_of(step, self.options) for step in tangent.steps]
+                found = self._forwards[wanted] = Forwarded(tangent, steps)
+            return found
+
 
 class Reversed:
     """An adjoint with its steps ready to be launched."""
@@ -115,12 +135,16 @@ class _Call:
 
     loop: Loop
     values: list[Any]
-    reversed: Reversed
+    reversed: Reversed | None  # None where no gradient is wanted
     wanted: frozenset[int]
     run: Callable[[Sequence[Any]], None]
     saved: list[str]
+    along: Along | None = None  # where there are tangents
 
     def carry_out(self, tensors: Sequence[torch.Tensor]) -> None:
+        if self.along is not None and not self.along.recording:
+            self.along.carry_out()
+            return
         values = list(self.values)
         for k, tensor in zip(self.loop.memrefs, tensors, strict=False):
             values[k] = tensor
@@ -153,6 +177,8 @@ class Launch(torch.autograd.Function):
         call, *tensors = inputs
         ctx.mark_dirty(*output)
         ctx.call = call
+        if call.reversed is None:
+            return
         env = call.named(tensors)
         env.update(zip((call.loop.names[k] for k in call.loop.written), output, strict=True))
         ctx.save_for_backward(*(env[name] for name in call.saved))
@@ -161,9 +187,14 @@ class Launch(torch.autograd.Function):
         ctx.device = tensors[0].device
 
     @staticmethod
+    def jvp(ctx: Any, *_: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return ctx.call.along.handed_over(launch)
+
+    @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         call: _Call = ctx.call
         loop, made = call.loop, call.reversed
+        assert made is not None
         if torch.is_grad_enabled():  # a derivative of this derivative will be asked for
             made = loop.reversed(call.wanted, frozenset(loop.written) - call.wanted, lasting=True)
         prefix = adjoint_prefix(loop.function)
@@ -256,7 +287,9 @@ def launch(
     wanted = frozenset(
         k for k in loop.memrefs if values[k].requires_grad and values[k].is_floating_point()
     )
-    if not wanted or not torch.is_grad_enabled():
+    recording = bool(wanted) and torch.is_grad_enabled()
+    tangents = {k: t for k in loop.memrefs if (t := tangent_of(values[k])) is not None}
+    if not recording and not tangents:
         with torch.no_grad():
             run(values)
         return
@@ -270,16 +303,21 @@ def launch(
             loop.function.span,
             help="write each in a loop of its own, or write to whole tensors",
         )
-    made = loop.reversed(wanted, frozenset(loop.written) - wanted)
-    if not made.steps:
-        with torch.no_grad():
-            run(values)
-        return
-    tensors += [values[k].clone() for k in loop.before]
     fixed = [None if isinstance(v, torch.Tensor) else v for v in values]
-    call = _Call(loop, fixed, made, wanted, run, [])
-    call.saved = [n for n, v in call.named(tensors).items()
-                  if n in made.reads and isinstance(v, torch.Tensor)]  # fmt: skip
+    call = _Call(loop, fixed, None, wanted, run, [])
+    if tangents:
+        call.along = Along(loop, values, tangents)
+    if recording:
+        made = loop.reversed(wanted, frozenset(loop.written) - wanted)
+        if made.steps:
+            tensors += [values[k].clone() for k in loop.before]
+            call.reversed = made
+            call.saved = [n for n, v in call.named(tensors).items()
+                          if n in made.reads and isinstance(v, torch.Tensor)]  # fmt: skip
+        elif not tangents:
+            with torch.no_grad():
+                run(values)
+            return
     Launch.apply(call, *tensors)
 
 
@@ -344,6 +382,19 @@ def differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
     if not results:
         return None
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> Any:
+    """A launch of a kernel's loop inside of a level of forward mode; ``plain`` is the launch
+    without."""
+    while True:
+        try:
+            given = launcher.extended(args)
+            if not any(map(is_dual, given)):
+                return plain(*args)
+            return differentiate(launcher, given)
+        except TensorReached as reached:
+            launcher.reach(reached.name, reached.found)
 
 
 def _loop_of(launcher: Launcher, specs: Sequence[Spec], place: str) -> Loop:

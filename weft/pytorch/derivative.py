@@ -1,34 +1,38 @@
-"""The gradient of a kernel as an operator: what ``torch.compile`` and ``torch.func`` go through.
+"""The derivatives of a kernel as operators: what ``torch.compile`` and dispatch modes go through.
 
 The backward of ``weft::f`` is the operator ``weft::f_backward``. It carries the kernel out again
 with gradients recorded, and differentiates that: the host part between loops then is what it was.
-In plain eager calls no operator is involved, and nothing is carried out twice.
+``weft::f_jvp`` gives the tangents of the results. In plain eager calls no operator is involved, and
+nothing is carried out twice; ``torch.func`` has its own way (``transforms.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch._library.autograd import Info, make_autograd_impl
+from torch.autograd.function import _SingleLevelFunction
 
-from weft.errors import GradientError, KernelValueError
+from weft.errors import GradientError
+from weft.pytorch.dual import is_dual, primal_of
+from weft.pytorch.transforms import PLAIN, Pushed, is_float, list_error
 from weft.source import Span
 
-# pyright: reportPrivateUsage=false
-# What the dispatcher includes and excludes outside of any operator.
-_PLAIN = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 
 
 def recorded(made: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[int],
              grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:  # fmt: skip
     """The gradients of ``made(*inputs)`` for the inputs ``wanted``, given those of its floats."""
-    with torch._C._ForceDispatchKeyGuard(*_PLAIN), torch.enable_grad():
+    with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.enable_grad():
         values = list(inputs)
         for k in wanted:
             values[k] = values[k].detach().requires_grad_()
         out = made(*values)
-        outs = [o for o in (out if isinstance(out, tuple | list) else (out,)) if _is_float(o)]
+        outs = [o for o in (out if isinstance(out, tuple | list) else (out,)) if is_float(o)]
         pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if o.requires_grad]
         leaves = [values[k] for k in wanted]
         if not pairs:
@@ -42,6 +46,28 @@ def recorded(made: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[i
     ]
 
 
+def pushed(made: Callable[..., Any], inputs: Sequence[Any], which: Sequence[int],
+           tangents: Sequence[torch.Tensor], span: Span) -> list[torch.Tensor]:  # fmt: skip
+    """The tangents of what ``made(*inputs)`` gives, an empty tensor for what is not of floats,
+    where the inputs ``which`` have ``tangents``."""
+    places = [k for k, v in enumerate(inputs) if isinstance(v, torch.Tensor)]
+    floats: list[bool] = []
+
+    def many(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = list(inputs)
+        for k, tensor in zip(places, tensors, strict=True):
+            values[k] = tensor
+        out = made(*values)
+        outs = out if isinstance(out, tuple | list) else (out,)
+        floats.extend(map(is_float, outs))
+        return tuple(outs)
+
+    along = Pushed(many, len(places), [places.index(k) for k in which], span)
+    with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.no_grad():
+        found = iter(along(*(inputs[k] for k in places), *tangents))
+    return [next(found).contiguous() if has else torch.empty(0) for has in floats]
+
+
 def register(
     qualified: str,
     schema: str,
@@ -50,71 +76,119 @@ def register(
     span: Span,
 ) -> Rule:
     """Makes the operator ``qualified`` (a kernel that writes to none of its arguments)
-    differentiable. ``made`` carries the kernel out; ``schema`` is that of its arguments."""
-    namespace, name = qualified.split("::")
-    backward_name = f"{name}_backward"
-    library.define(
-        f"{backward_name}({schema}{', ' if schema else ''}Tensor[] grads, int[] wanted)"
-        " -> Tensor[]",
-        tags=(torch.Tag.pt2_compliant_tag,),
-    )
+    differentiable. ``made`` carries the kernel out; ``schema`` is that of its arguments.
 
-    def implementation(*passed: Any) -> list[torch.Tensor]:
+    Two more operators are made: ``<name>_backward``, and ``<name>_jvp``, which gives the tangents
+    of the results (for a result that is not of floats, an empty tensor).
+    """
+    namespace, name = qualified.split("::")
+    ahead = f"{schema}{', ' if schema else ''}"
+    operators = torch.ops.__getattr__(namespace)
+
+    def define(suffix: str, arguments: str, run: Callable[..., Any], fake: Callable[..., Any]
+               ) -> Any:  # fmt: skip
+        library.define(f"{name}{suffix}({ahead}{arguments}) -> Tensor[]",
+                       tags=(torch.Tag.pt2_compliant_tag,))  # fmt: skip
+        library.impl(name + suffix, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(qualified + suffix, fake, lib=library)
+        overload = getattr(operators, name + suffix).default
+
+        def refuse(*_: Any) -> Any:
+            raise _second(span)
+
+        differentiable = make_autograd_impl(overload, Info(refuse, lambda *_, **__: None))
+
+        def autograd(keyset: Any, *passed: Any) -> Any:
+            if any(map(is_dual, _flat(passed))):
+                raise _second(span)
+            return differentiable(keyset, *passed)
+
+        library.impl(name + suffix, autograd, "Autograd", with_keyset=True)
+        return overload
+
+    def backward(*passed: Any) -> list[torch.Tensor]:
         *inputs, grads, wanted = passed
         return recorded(made, inputs, wanted, grads)
 
-    def fake(*passed: Any) -> list[torch.Tensor]:
+    def fake_backward(*passed: Any) -> list[torch.Tensor]:
         *inputs, _, wanted = passed
         return [torch.empty(inputs[k].shape, dtype=inputs[k].dtype, device=inputs[k].device)
                 for k in wanted]  # fmt: skip
 
-    def refuse(*_: Any) -> Any:
-        raise _second(span)
+    def jvp(*passed: Any) -> list[torch.Tensor]:
+        *inputs, tangents, which = passed
+        return pushed(made, inputs, which, tangents, span)
 
-    library.impl(backward_name, implementation, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{namespace}::{backward_name}", fake, lib=library)
-    torch.library.register_autograd(
-        f"{namespace}::{backward_name}",
-        refuse,
-        setup_context=lambda ctx, inputs, output: None,
-        lib=library,
-    )
-    overload = getattr(getattr(torch.ops, namespace), backward_name).default
+    def fake_jvp(*passed: Any) -> list[torch.Tensor]:
+        out = getattr(operators, name).default(*passed[:-2])
+        return [torch.empty_like(o) if is_float(o) else o.new_empty(0)
+                for o in (out if isinstance(out, tuple | list) else (out,))]  # fmt: skip
 
-    rule = Rule(overload, span)
-    torch.library.register_autograd(
-        qualified, rule.backward, setup_context=rule.setup_context, lib=library
-    )
+    overload = getattr(operators, name).default
+    rule = Rule(
+        define("_backward", "Tensor[] grads, int[] wanted", backward, fake_backward),
+        define("_jvp", "Tensor[] tangents, int[] which", jvp, fake_jvp),
+        made, span,
+    )  # fmt: skip
+    differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
+
+    def autograd(keyset: Any, *passed: Any) -> Any:
+        if any(map(is_dual, _flat(passed))):
+            with enable_single_level_autograd_function():
+                return Dual.apply(keyset, overload, rule, *passed)
+        return differentiable(keyset, *passed)
+
+    library.impl(name, autograd, "Autograd", with_keyset=True)
     return rule
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
 
 
 class Rule:
     """The derivative of one operator in autograd's form."""
 
-    def __init__(self, backward: Any, span: Span) -> None:
+    def __init__(self, backward: Any, jvp: Any, made: Callable[..., Any], span: Span) -> None:
         self.overload = backward
+        self.pushed = jvp
+        self.made = made
         self.span = span
 
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         for value in inputs:
             if isinstance(value, list | tuple) and any(
-                isinstance(v, torch.Tensor) and v.requires_grad for v in value
+                isinstance(v, torch.Tensor) and (v.requires_grad or is_dual(v)) for v in value
             ):
-                raise KernelValueError(
-                    "a list of tensors cannot be differentiated here",
-                    self.span,
-                    help="pass each tensor as an argument of its own",
-                )
-        ctx.save_for_backward(*(v for v in inputs if isinstance(v, torch.Tensor)))
+                raise list_error(self.span)
+        tensors = [v for v in inputs if isinstance(v, torch.Tensor)]
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
         ctx.inputs = [None if isinstance(v, torch.Tensor) else v for v in inputs]
         ctx.tensors = [isinstance(v, torch.Tensor) for v in inputs]
         outs = output if isinstance(output, tuple | list) else (output,)
-        ctx.floats = [_is_float(o) for o in outs]
+        ctx.floats = [is_float(o) for o in outs]
+        ctx.shapes = [(o.shape, o.dtype, o.device) for o in outs]
+
+    def inputs(self, ctx: Any) -> list[Any]:
+        saved = iter(ctx.saved_tensors)
+        return [next(saved) if is_tensor else v
+                for v, is_tensor in zip(ctx.inputs, ctx.tensors, strict=True)]  # fmt: skip
+
+    def jvp(self, ctx: Any, *tangents: Any) -> Any:
+        inputs = [primal_of(v) if is_float(v) else v for v in self.inputs(ctx)]
+        given = tangents[-len(inputs) :]
+        which = [k for k, t in enumerate(given) if isinstance(t, torch.Tensor)]
+        found = self.pushed(*inputs, [given[k] for k in which], which)
+        made = [t if has else None for t, has in zip(found, ctx.floats, strict=True)]
+        return made[0] if len(made) == 1 else tuple(made)
 
     def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        saved = iter(ctx.saved_tensors)
-        inputs = [next(saved) if is_tensor else v
-                  for v, is_tensor in zip(ctx.inputs, ctx.tensors, strict=True)]  # fmt: skip
+        inputs = self.inputs(ctx)
         needed = ctx.needs_input_grad[-len(inputs) :]
         wanted = [k for k, need in enumerate(needed) if need and ctx.tensors[k]]
         given = [g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float]
@@ -128,6 +202,34 @@ class Rule:
         return tuple(result)
 
 
+class Dual(_SingleLevelFunction):
+    """The operator, called with dual tensors. ``apply(keyset, overload, rule, *inputs)``."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, overload: Any, rule: Rule, *inputs: Any) -> Any:
+        if any(isinstance(v, list | tuple) and any(map(is_float, v)) for v in inputs):
+            raise list_error(rule.span)
+        with torch._C._AutoDispatchBelowAutograd():
+            output = overload.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
+        ctx.rule = rule
+        ctx.set_materialize_grads(False)
+        rule.setup_context(ctx, inputs, output)
+        outs = output if isinstance(output, tuple | list) else (output,)
+        ctx.mark_non_differentiable(*(o for o in outs if not is_float(o)))
+        return output
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return ctx.rule.jvp(ctx, *tangents)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        filled = [torch.zeros(shape, dtype=dtype, device=device) if g is None and has else g
+                  for g, has, (shape, dtype, device)
+                  in zip(grads, ctx.floats, ctx.shapes, strict=True)]  # fmt: skip
+        return (None, None, None, *ctx.rule.backward(ctx, *filled))
+
+
 class Transformed(torch.autograd.Function):
     """The operator as ``torch.func`` wants a function to be. ``apply(overload, rule, *inputs)``."""
 
@@ -139,6 +241,10 @@ class Transformed(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         _, ctx.rule, *rest = inputs
         ctx.rule.setup_context(ctx, rest, output)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return ctx.rule.jvp(ctx, *tangents)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -163,11 +269,7 @@ class TransformedBackward(torch.autograd.Function):
 
 def _second(span: Span) -> GradientError:
     return GradientError(
-        "second derivatives are there in plain eager calls only",
+        "second derivatives are there in plain eager calls and under torch.func only",
         span,
-        help="call the kernel outside of torch.compile and torch.func",
+        help="call the kernel outside of torch.compile and of dispatch modes",
     )
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()

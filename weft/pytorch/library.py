@@ -18,13 +18,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.autograd import forward_ad
 
-from weft.errors import KernelTypeError, KernelValueError
+from weft.errors import GradientError, KernelTypeError, KernelValueError
 from weft.frontend.parameters import Parameter
 from weft.frontend.specs import constant_key
 from weft.frontend.split import HostPart, Returned
 from weft.pytorch.derivative import Rule, Transformed, register
+from weft.pytorch.dual import is_dual
 from weft.pytorch.fake import fake_launchers
+from weft.pytorch.transforms import called
 from weft.runtime.launch import gradient_error
 from weft.source import FunctionSource, Span
 
@@ -81,7 +84,9 @@ class Operators:
         operator = self.find(types, fixed)
         passed = [v for v, t in zip(values, types, strict=True) if t]
         if operator.rule is not None and torch._C._are_functorch_transforms_active():
-            out = Transformed.apply(operator.overload, operator.rule, *passed)
+            out = (Transformed.apply(operator.overload, operator.rule, *passed)
+                   if torch._C._len_torch_dispatch_stack()  # which wants to see operators
+                   else called(operator.rule.made, passed, self.kernel.span))  # fmt: skip
         else:
             out = operator.overload(*passed)
         return self.assemble(out, values)
@@ -221,7 +226,7 @@ class Operators:
         recording: bool = False,
     ) -> Callable[..., Any]:  # fmt: skip
         """What carries the kernel out: with ``launchers`` for its loops, if not its own.
-        ``recording``: autograd is to see it."""
+        ``recording``: autograd is to see it, and forward mode."""
         kernel, parameters, returned = self.kernel, self.parameters, self.returned
 
         def implementation(*passed: Any) -> Any:
@@ -229,7 +234,8 @@ class Operators:
             values = [next(given) if t else constants[p.name]
                       for p, t in zip(parameters, types, strict=True)]  # fmt: skip
             args, kwargs = as_call(parameters, values)
-            with torch.set_grad_enabled(recording):
+            tangents = recording and torch._C._is_fwd_grad_enabled()
+            with torch.set_grad_enabled(recording), forward_ad._set_fwd_grad_enabled(tangents):
                 if launchers is None:
                     result = kernel.direct(*args, **kwargs)
                 else:
@@ -245,6 +251,14 @@ class Operators:
         span = self.kernel.span
 
         def autograd(keyset: Any, *passed: Any) -> Any:
+            dual = next((n for n, v in zip(names, passed, strict=True) if _has_dual(v)), "")
+            if dual:
+                raise GradientError(
+                    f"`{dual}` has a tangent, and the kernel is called as an operator that writes "
+                    "to its arguments", span,
+                    help="call it outside of torch.compile, torch.func and dispatch modes, or "
+                    "return new tensors",
+                )  # fmt: skip
             wanting = ""
             if torch.is_grad_enabled():
                 wanting = next(
@@ -266,6 +280,10 @@ def _needs_grad(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_needs_grad, value))
     return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _has_dual(value: Any) -> bool:
+    return any(map(_has_dual, value)) if isinstance(value, list | tuple) else is_dual(value)
 
 
 def _is_floating(value: Any) -> bool:

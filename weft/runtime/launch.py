@@ -103,7 +103,7 @@ class Launcher:
                     code, plan = self._planned(args)
                 return code.run(plan, *args)
             except TensorReached as reached:
-                self._reach(reached.name, reached.found)
+                self.reach(reached.name, reached.found)
 
     def extended(self, args: tuple[Any, ...], count: int | None = None) -> tuple[Any, ...]:
         """The host's arguments, and after them the tensors that called functions reach (``count``
@@ -113,7 +113,8 @@ class Launcher:
             args = (*args, arg.read(args))
         return args
 
-    def _reach(self, name: str, found: Static) -> None:
+    def reach(self, name: str, found: Static) -> None:
+        """Passes the tensor that a called function reaches as one more argument."""
         with self.lock:
             if any(arg.key == found.key for arg in self.region.args):
                 return  # another thread was here

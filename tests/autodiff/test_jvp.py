@@ -1,0 +1,130 @@
+"""Forward mode through operators: ``torch.func``, dispatch modes and ``torch.compile``."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.func import grad, jvp, vjp
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
+
+import weft
+from tests.autodiff import kernels as k
+from weft.errors import GradientError, KernelValueError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own, torch.jit.script
+
+
+def loss(x):
+    return k.softmax(x).sin().sum()
+
+
+def reference(x):
+    return torch.softmax(x, 1).sin().sum()
+
+
+@pytest.fixture
+def pair():
+    torch.manual_seed(0)
+    return torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+
+
+def same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_jvp(pair):
+    x, t = pair
+    same(jvp(loss, (x,), (t,)), jvp(reference, (x,), (t,)))
+    two = jvp(k.two, (x[0], x[1]), (t[0], t[1]))
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(x[n].clone(), t[n].clone()) for n in range(2)]
+        out = k.two(*duals)
+        same(two[1], [forward_ad.unpack_dual(o).tangent for o in out])
+
+
+def test_derivatives_of_derivatives(pair):
+    x, t = pair
+
+    def both(f):
+        yield jvp(grad(f), (x,), (t,))[1]  # forward over reverse
+        yield grad(lambda x: jvp(f, (x,), (t,))[1])(x)  # reverse over forward
+        yield grad(lambda x: (grad(f)(x) * t).sum())(x)
+        yield grad(lambda x: grad(lambda x: (grad(f)(x) * t).sum())(x).sin().sum())(x)
+        yield vjp(lambda t: jvp(f, (x,), (t,))[1], t)[1](torch.tensor(2.0, dtype=torch.float64))[0]
+
+    same(both(loss), both(reference))
+
+
+def test_forward_over_forward_is_refused(pair):
+    x, t = pair
+    with pytest.raises(GradientError, match="forward mode over forward mode is not there"):
+        jvp(lambda x: jvp(loss, (x,), (t,))[1], (x,), (t,))
+
+
+def test_a_dispatch_mode_sees_the_operator(pair):
+    x, t = pair
+    expected = jvp(lambda x: torch.softmax(x, 1), (x,), (t,))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, t)
+        with FlopCounterMode(display=False):
+            same(forward_ad.unpack_dual(k.softmax(dual)), expected)
+        with (
+            FlopCounterMode(display=False),
+            pytest.raises(GradientError, match="`x` has a tangent"),
+        ):
+            k.accumulate(dual[0], torch.zeros(4, dtype=torch.float64))
+
+
+def test_a_dispatch_mode_and_transforms(pair):
+    x, t = pair
+    with FlopCounterMode(display=False):
+        found = [*jvp(loss, (x,), (t,)), grad(loss)(x)]
+    same(found, [*jvp(reference, (x,), (t,)), grad(reference)(x)])
+    text = make_fx(lambda x, t: jvp(loss, (x,), (t,)), tracing_mode="fake")(x, t).code
+    assert "torch.ops.weft.softmax_jvp.default" in text
+
+
+def test_a_dispatch_mode_and_reverse_mode(pair):
+    x, t = pair[0].requires_grad_(), pair[1]
+    with FlopCounterMode(display=False):
+        with forward_ad.dual_level():
+            value, tangent = forward_ad.unpack_dual(k.softmax(forward_ad.make_dual(x, t)))
+            for out in (value, tangent):
+                with pytest.raises(GradientError, match="second derivatives are there in plain"):
+                    torch.autograd.grad(out.sin().sum(), x, retain_graph=True)
+        (found,) = torch.autograd.grad(value.sin().sum(), x)
+    same([found], [grad(reference)(x.detach())])
+
+
+def test_under_torch_compile(pair):
+    x, t = pair
+    same(torch.compile(lambda x, t: jvp(loss, (x,), (t,)), fullgraph=True)(x, t),
+         jvp(reference, (x,), (t,)))  # fmt: skip
+    expected = jvp(lambda x: torch.softmax(x, 1), (x,), (t,))
+    with forward_ad.dual_level():
+        out = torch.compile(k.softmax, fullgraph=True)(forward_ad.make_dual(x, t))
+        same(forward_ad.unpack_dual(out), expected)
+
+
+@weft.kernel
+def first_of(parts):
+    out = torch.empty_like(parts[0])
+    x = parts[0]
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i]
+    return out
+
+
+def test_lists_of_tensors_are_refused(pair):
+    x, t = pair[0][0].clone(), pair[1][0].clone()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, t)
+        torch.testing.assert_close(forward_ad.unpack_dual(first_of([dual, x])).tangent, 2 * x * t)
+        with (
+            FlopCounterMode(display=False),
+            pytest.raises(KernelValueError, match="a list of tensors cannot be differentiated"),
+        ):
+            first_of([dual, x])
+    with pytest.raises(KernelValueError, match="a list of tensors cannot be differentiated"):
+        jvp(lambda x: first_of([x, x]), (x,), (t,))

@@ -1,0 +1,254 @@
+"""Forward mode: a device loop that carries tangents along with its values (see README.md).
+
+One walk from top to bottom (``twins.py``) copies every operation and writes behind it what happens
+to the tangents. Nothing has to be remembered or done twice, so arrays that a loop reads and
+overwrites are no special case. What is here is the parallel loop and its reductions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from weft.autodiff.adjoint import Buffer
+from weft.autodiff.lengths import lengths
+from weft.autodiff.tangent import PREFIX, Tangent
+from weft.autodiff.twins import Walk
+from weft.errors import GradientError
+from weft.index.expression import Poly
+from weft.ir.core import Function, Op, Value
+from weft.ir.types import SCALARS, MemRefType, ScalarType, index
+
+_EXTREMA = ("maximumf", "minimumf")
+
+
+def forward(function: Function, wanted: Collection[int]) -> Tangent:
+    """``function`` with the tangents that follow from those of its arguments ``wanted``
+    (positions of memrefs or float scalars; the tangent of a scalar ``a`` is a scalar ``t.a``).
+
+    Precondition of a launch: no memory that is written overlaps another argument's. Derivatives of
+    scalar operations and conventions at ties are those of ``rules.RULES``. Raises
+    ``GradientError`` for what has no derivative, or none that can be had correctly.
+    """
+    return _Forward(function, wanted).run()
+
+
+class _Forward(Walk):
+    """The whole: one function, or several where the parallel loop has a product, maximum or
+    minimum: their tangents are known only when all iterations have been carried out."""
+
+    def __init__(self, function: Function, wanted: Collection[int]) -> None:
+        super().__init__(function, wanted)
+        self.steps: list[Function] = []
+        self.space: tuple[Poly, ...] = ()
+
+    def run(self) -> Tangent:
+        ops = self.primal.body.ops
+        for k, op in enumerate(ops):
+            if op.name == "scf.parallel" and self._reduced(op, (*_EXTREMA, "mulf")):
+                self._in_steps(ops[:k], op, ops[k + 1 :])
+                break
+            self.ops([op])
+        self.steps.append(self.finish())
+        active = [k for k, a in enumerate(self.primal.args)
+                  if a in self.arrays or a in self.activity.values]  # fmt: skip
+        return Tangent(
+            self.given, tuple(self.names), tuple(active), tuple(self.steps),
+            tuple(self.workspaces), self.space, self.notes,
+        )  # fmt: skip
+
+    def _reduced(self, op: Op, kinds: Sequence[str]) -> list[int]:
+        """The active results of a parallel loop that are reduced by one of ``kinds``."""
+        return [k for k in self.active(op.results) if op.attrs["kinds"][k] in kinds]
+
+    def parallel(self, op: Op) -> None:
+        self._loop(op)
+
+    # --- the parallel loop ------------------------------------------------------------------------
+    def _loop(self, op: Op) -> Sequence[Value]:
+        """The loop with tangents of its sums. Gives four totals for each product: see
+        ``_factor``."""
+        dims, kinds = op.attrs["dims"], op.attrs["kinds"]
+        bounds, starts = op.operands[: 3 * dims], op.operands[3 * dims :]
+        sums, products = self._reduced(op, ["addf"]), self._reduced(op, ["mulf"])
+        for k in self.active(op.results):
+            if kinds[k] not in ("addf", "mulf", *_EXTREMA):
+                message = f"a parallel reduction by {kinds[k]} has no derivative"
+                raise GradientError(message, op.span)
+        inits = [self.env[v] for v in starts] + [self.tangent(starts[k]) for k in sums]
+        for k in products:
+            inits += self._factor(starts[k])
+        new_bounds = [self.env[v] for v in bounds]
+        loop = self.b.parallel(
+            new_bounds[:dims], new_bounds[dims : 2 * dims], new_bounds[2 * dims :], inits,
+            [*kinds, *["addf"] * len(sums), *_PRODUCT * len(products)],
+        )  # fmt: skip
+        body = op.regions[0]
+        with self.b.at(loop.regions[0]):
+            self.stand(body.args, loop.regions[0].args)
+            self.ops(body.ops[:-1])
+            given = body.terminator.operands
+            self.b.span = body.terminator.span
+            self._keep(op, loop, given)
+            parts = [self.env[v] for v in given] + [self.tangent(given[k]) for k in sums]
+            for k in products:
+                parts += self._factor(given[k])
+            self.b.do("scf.reduce", *parts)
+        self.b.span = op.span
+        n = len(op.results)
+        self.stand(op.results, loop.results[:n])
+        for k, total in zip(sums, loop.results[n:], strict=False):
+            self.twin[op.results[k]] = total
+        return loop.results[n + len(sums) :]
+
+    def _factor(self, value: Value) -> list[Value]:
+        """What a factor contributes to (number of zeros, product of all others, sum of tangent
+        over value of all others, sum of the tangents of zeros)."""
+        v, t = self.env[value], self.tangent(value)
+        zero, one = self.number(0.0, v.type), self.number(1.0, v.type)
+        none = self.b.op("arith.cmpf", v, zero, predicate="oeq")
+        ratio = self.b.op("arith.divf", t, self.b.op("arith.select", none, one, v))
+        pairs = ((one, zero), (one, v), (zero, ratio), (t, zero))
+        return [self.b.op("arith.select", none, x, y) for x, y in pairs]
+
+    def _product(self, parts: Sequence[Value]) -> Value:
+        """The tangent of a product from the totals of ``_factor``, also with zeros among them."""
+        zeros, rest, ratios, of_zeros = parts
+        zero, one = self.number(0.0, rest.type), self.number(1.0, rest.type)
+        none = self.b.op("arith.cmpf", zeros, zero, predicate="oeq")
+        single = self.b.op("arith.cmpf", zeros, one, predicate="oeq")
+        alone = self.b.op("arith.mulf", rest, of_zeros)
+        without = self.b.op("arith.mulf", rest, ratios)
+        return self.b.op("arith.select", none, without,
+                         self.b.op("arith.select", single, alone, zero))  # fmt: skip
+
+    # --- what is known after the loop -------------------------------------------------------------
+    def _in_steps(self, head: Sequence[Op], op: Op, tail: Sequence[Op]) -> None:
+        """First the loop. For extremes it keeps what each iteration contributes, and a second loop
+        finds the mean of the tangents of those that have the extreme value: equal ones share, as
+        ``torch.amax`` has it. Last, in a loop of one iteration, what is made of the totals.
+        ``head`` was walked already."""
+        self._check_head(head)
+        extrema, products = self._reduced(op, _EXTREMA), self._reduced(op, ["mulf"])
+        if extrema:
+            self.space = lengths(self.primal, []).space
+        factors = self._loop(op)
+        totals = {k: self._keep_total(f"total.{k}", self.env[r]) for k, r in enumerate(op.results)}
+        sums = {k: self._keep_total(f"{PREFIX}total.{k}", self.twin[r])
+                for k, r in enumerate(op.results) if r in self.twin}  # fmt: skip
+        parts = [self._keep_total(f"factor.{k}", v) for k, v in enumerate(factors)]
+        self.steps.append(self.finish())
+        winners: list[str] = []
+        if extrema:
+            self._next("of_extremes", head, op, totals)
+            winners = [self._keep_total(f"winner.{k}", v) for k, v in enumerate(self._share(op))]
+            self.steps.append(self.finish())
+        self.begin(f"{self.primal.name}_tangent_of_totals")
+        zero, one = self.b.constant(0, index), self.b.constant(1, index)
+        loop = self.b.parallel([zero], [one], [one])
+        with self.b.at(loop.regions[0]):
+            self.ops(head)
+            self._totals(op, totals)
+            for k, name in sums.items():
+                self.twin[op.results[k]] = self._kept(name)
+            for j, k in enumerate(products):
+                four = [self._kept(name) for name in parts[4 * j : 4 * j + 4]]
+                self.twin[op.results[k]] = self._product(four)
+            for j, k in enumerate(extrema):
+                count, sum = (self._kept(name) for name in winners[2 * j : 2 * j + 2])
+                self.twin[op.results[k]] = self._mean(count, sum, self.env[op.results[k]])
+            self.ops(tail)
+            self.b.do("scf.reduce")
+
+    def _next(self, name: str, head: Sequence[Op], op: Op, totals: dict[int, str]) -> None:
+        self.begin(f"{self.primal.name}_tangent_{name}")
+        self.ops(head)
+        self._totals(op, totals)
+
+    def _totals(self, op: Op, names: dict[int, str]) -> None:
+        for k, name in names.items():
+            self.env[op.results[k]] = self._kept(name)
+
+    def _check_head(self, head: Sequence[Op]) -> None:
+        for op in head:
+            if op.name == "memref.load" and op.operands[0] in self.written:
+                raise GradientError(
+                    "a value that a product, maximum or minimum starts from is overwritten",
+                    op.span, help="start from a constant, and combine after the loop",
+                )  # fmt: skip
+
+    def _keep_total(self, name: str, value: Value) -> str:
+        assert isinstance(value.type, ScalarType)
+        self.workspaces.append(Buffer(name, value.type.name, None))
+        self.b.store(value, self.argument(name, MemRefType(value.type, 0)), [])
+        return name
+
+    def _kept(self, name: str) -> Value:
+        element = next(w.element for w in self.workspaces if w.name == name)
+        return self.b.load(self.argument(name, MemRefType(SCALARS[element], 0)), [])
+
+    def _keep(self, op: Op, loop: Op, given: Sequence[Value]) -> None:
+        """Within an iteration: writes what it contributes to extremes, and the tangents of that."""
+        dims = op.attrs["dims"]
+        extrema = self._reduced(op, _EXTREMA)
+        if not extrema:
+            return
+        at = []
+        for k, iv in enumerate(loop.regions[0].args):
+            distance = self.b.op("arith.subi", iv, loop.operands[k])
+            at.append(self.b.op("arith.floordivsi", distance, loop.operands[2 * dims + k]))
+        for k in extrema:
+            for name, value in (("value", self.env[given[k]]), ("tangent", self.tangent(given[k]))):
+                assert isinstance(value.type, ScalarType)
+                full = f"{name}.{k}.{op.results[k].name or 'extreme'}"
+                self.workspaces.append(Buffer(full, value.type.name, op))
+                self.b.store(value, self.argument(full, MemRefType(value.type, dims)), at)
+            self.notes[op.results[k].name or "extreme"] = (
+                f"{op.attrs['kinds'][k]} of the loop: what each iteration contributes is kept"
+            )
+
+    def _share(self, op: Op) -> Sequence[Value]:
+        """For each of the loop's extremes, from what was kept: how many iterations gave it, and the
+        sum of their tangents."""
+        dims, extrema = op.attrs["dims"], self._reduced(op, _EXTREMA)
+        zero, one = self.b.constant(0, index), self.b.constant(1, index)
+        buffers: list[list[Value]] = []
+        inits: list[Value] = []
+        for k in extrema:
+            name = op.results[k].name or "extreme"
+            type = op.results[k].type
+            assert isinstance(type, ScalarType)
+            buffers.append([self.argument(f"{part}.{k}.{name}", MemRefType(type, dims))
+                            for part in ("value", "tangent")])  # fmt: skip
+            start = op.operands[3 * dims + k]
+            total = self.env[op.results[k]]
+            if start in self.twin:
+                inits += self._winner(self.env[start], self.twin[start], total)
+            else:
+                inits += [self.number(0.0, type), self.number(0.0, type)]
+        sizes = [self.b.op("memref.dim", buffers[0][0], axis=axis) for axis in range(dims)]
+        loop = self.b.parallel([zero] * dims, sizes, [one] * dims, inits, ["addf"] * len(inits))
+        with self.b.at(loop.regions[0]) as block:
+            parts: list[Value] = []
+            for k, (values, tangents) in zip(extrema, buffers, strict=True):
+                value, tangent = self.b.load(values, block.args), self.b.load(tangents, block.args)
+                parts += self._winner(value, tangent, self.env[op.results[k]])
+            self.b.do("scf.reduce", *parts)
+        return loop.results
+
+    def _winner(self, value: Value, tangent: Value, total: Value) -> list[Value]:
+        """(1, tangent) where ``value`` is the extreme one, else zeros."""
+        zero, one = self.number(0.0, value.type), self.number(1.0, value.type)
+        wins = self.b.op("arith.cmpf", value, total, predicate="oeq")
+        return [self.b.op("arith.select", wins, x, zero) for x in (one, tangent)]
+
+    def _mean(self, count: Value, sum: Value, total: Value) -> Value:
+        """Zero where no iteration gave the extreme value, NaN where that is NaN."""
+        zero = self.number(0.0, sum.type)
+        none = self.b.op("arith.cmpf", count, zero, predicate="oeq")
+        fixed = self.b.op("arith.select", none, zero, self.b.op("arith.divf", sum, count))
+        defined = self.b.op("arith.cmpf", total, total, predicate="oeq")
+        return self.b.op("arith.select", defined, fixed, total)
+
+
+# Combiners of what ``_Forward._factor`` gives.
+_PRODUCT = ["addf", "mulf", "addf", "addf"]

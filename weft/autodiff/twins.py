@@ -1,0 +1,301 @@
+"""The walk of forward mode: each operation is copied, and behind it stands what its tangent is.
+
+A float that depends on what is differentiated has a *twin*, its derivative along the direction; an
+array of such floats has a *shadow*, a second array. What has no twin has the tangent zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from weft.autodiff.activity import activity
+from weft.autodiff.adjoint import Buffer
+from weft.autodiff.clean import without_unused
+from weft.autodiff.names import unique_names
+from weft.autodiff.rules import REFUSED, RULES, Local, adjoint_type
+from weft.autodiff.state import WRITES
+from weft.autodiff.tangent import PREFIX
+from weft.errors import GradientError
+from weft.ir.builder import Builder
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.types import MemRefType, ScalarType, Type, compute_type
+from weft.passes.cse import cse
+from weft.passes.dce import dce
+from weft.passes.demote import demote
+from weft.passes.simplify import simplify
+
+_CASTS = ("arith.extf", "arith.truncf")
+
+
+class Walk:
+    """The state of the walk, and a method for each kind of operation."""
+
+    def __init__(self, function: Function, wanted: Collection[int]) -> None:
+        self.given = function
+        # An accumulation in which no two iterations meet is an ordinary update, and has tangents.
+        self.primal = demote(function)
+        args = self.primal.args
+        self.names = unique_names(self.primal)
+        self.activity = activity(self.primal, [args[k] for k in wanted])
+        self.used = {v for op in walk(self.primal.body) for v in op.operands}
+        self.written = {op.operands[WRITES[op.name]] for op in walk(self.primal.body)
+                        if op.name in WRITES} & set(args)  # fmt: skip
+        self.arrays = self.activity.arrays & set(args)
+        self.workspaces: list[Buffer] = []
+        self.notes: dict[str, str] = {}
+        self.begin(self.primal.name + "_tangent")
+
+    def begin(self, name: str) -> None:
+        """A new function, to be filled from its top."""
+        args = self.primal.args
+        self.new = Function(name, [a.type for a in args], self.names, dict(self.primal.attrs),
+                            self.primal.span)  # fmt: skip
+        self.b = Builder(self.new.body, self.primal.span)
+        self.env: dict[Value, Value] = dict(zip(args, self.new.args, strict=True))
+        self.twin: dict[Value, Value] = {}  # values -> tangents; zero where there is none
+        self.shadow: dict[Value, Value] = {}  # arrays -> arrays of tangents
+        for memref, name_ in zip(args, self.names, strict=True):
+            if memref in self.arrays:
+                assert isinstance(memref.type, MemRefType)
+                type = MemRefType(memref.type.element, memref.type.rank)
+                self.shadow[memref] = self.argument(PREFIX + name_, type)
+            elif memref in self.activity.values:
+                assert isinstance(memref.type, ScalarType)
+                self.twin[memref] = self.argument(PREFIX + name_, adjoint_type(memref.type))
+
+    def argument(self, name: str, type: Type) -> Value:
+        value = Value(type, name, self.new.body)
+        self.new.body.args.append(value)
+        return value
+
+    def finish(self) -> Function:
+        self.b.do("func.return")
+        return without_unused(dce(cse(simplify(self.new))))
+
+    # --- small things -----------------------------------------------------------------------------
+    def number(self, value: float, type: Type) -> Value:
+        assert isinstance(type, ScalarType)
+        return self.b.constant(value, adjoint_type(type))
+
+    def tangent(self, value: Value) -> Value:
+        found = self.twin.get(value)
+        return self.number(0.0, value.type) if found is None else found
+
+    def active(self, values: Sequence[Value]) -> list[int]:
+        return [k for k, v in enumerate(values) if v in self.activity.values]
+
+    def stand(self, old: Sequence[Value], new: Sequence[Value]) -> None:
+        for before, after in zip(old, new, strict=True):
+            after.name = before.name
+            self.env[before] = after
+
+    def twins(self, old: Sequence[Value], new: Sequence[Value]) -> None:
+        """The last ones of ``new`` are the tangents of those of ``old`` that have any."""
+        which = self.active(old)
+        for k, value in zip(which, new[len(new) - len(which) :], strict=True):
+            value.name = f"{PREFIX}{old[k].name}" if old[k].name else ""
+            self.twin[old[k]] = value
+
+    def with_twins(self, values: Sequence[Value], like: Sequence[Value]) -> list[Value]:
+        """What ``values`` are in the new function, then tangents for those whose ``like`` (what
+        they are handed on to) has one."""
+        handed = [self.tangent(values[k]) for k in self.active(like)]
+        return [*(self.env[v] for v in values), *handed]
+
+    def types(self, values: Sequence[Value]) -> list[Type]:
+        twins = (values[k].type for k in self.active(values))
+        return [*(v.type for v in values),
+                *(adjoint_type(t) for t in twins if isinstance(t, ScalarType))]  # fmt: skip
+
+    # --- operations -------------------------------------------------------------------------------
+    def ops(self, ops: Sequence[Op]) -> None:
+        for op in ops:
+            self.b.span = op.span
+            match op.name:
+                case "scf.for":
+                    self._for(op)
+                case "scf.while":
+                    self._while(op)
+                case "scf.if":
+                    self._if(op)
+                case "scf.parallel":
+                    self.parallel(op)
+                case "memref.alloca":
+                    self._alloca(op)
+                case "memref.load":
+                    self._load(op)
+                case "memref.store":
+                    self._store(op)
+                case "memref.atomic_rmw":
+                    self._update(op)
+                case "memref.atomic_cas":
+                    self._exchange(op)
+                case "func.return":
+                    pass
+                case _:
+                    self._copy(op)
+                    self._scalar(op)
+
+    def block(self, old: Block, new: Block, args: Sequence[Value], like: Sequence[Value]) -> None:
+        """``old`` into ``new``; the last ``len(args)`` arguments of ``old`` may have tangents.
+        ``like``: what its terminator's last operands are handed on to."""
+        with self.b.at(new):
+            self.stand(old.args, new.args[: len(old.args)])
+            self.twins(args, new.args)
+            self.ops(old.ops[:-1])
+            end = old.terminator
+            self.b.span = end.span
+            ahead = end.operands[: len(end.operands) - len(like)]
+            given = self.with_twins(end.operands[len(ahead) :], like)
+            self.b.do(end.name, *(self.env[v] for v in ahead), *given, **end.attrs)
+
+    def _copy(self, op: Op) -> None:
+        copy = Op(op.name, [self.env[v] for v in op.operands], [r.type for r in op.results],
+                  dict(op.attrs))  # fmt: skip
+        self.b.append(copy)
+        self.stand(op.results, copy.results)
+
+    def _scalar(self, op: Op) -> None:
+        which = [k for k, v in enumerate(op.operands) if v in self.twin]
+        if not which or not any(r in self.activity.values for r in op.results):
+            if op.name in REFUSED and which:
+                raise GradientError(f"{op.name} has no derivative", op.span)
+            return
+        if op.name not in RULES:
+            raise GradientError(f"{op.name} has no derivative", op.span)
+        self.twin[op.result] = self._cast(op) if op.name in _CASTS else self.along(op, which)
+        self.twin[op.result].name = f"{PREFIX}{op.result.name}" if op.result.name else ""
+
+    def along(self, op: Op, which: Sequence[int]) -> Value:
+        """The sum over the operands ``which`` of derivative times tangent. The rule of an
+        operation gives adjoint times derivative for any adjoint: that of the result's tangent."""
+        operands = [self.env[v] for v in op.operands]
+        varied = [v in self.activity.values for v in op.operands]
+        total: Value | None = None
+        for k in which:
+            g = self.twin[op.operands[k]]
+            part = RULES[op.name](Local(self.b, op, operands, self.env[op.result], g, varied))[k]
+            if part is not None:
+                total = part if total is None else self.b.op("arith.addf", total, part)
+        return self.number(0.0, op.result.type) if total is None else total
+
+    def _cast(self, op: Op) -> Value:
+        return self.converted(self.twin[op.operands[0]], op.result.type)
+
+    def converted(self, value: Value, type: Type) -> Value:
+        """A tangent as one of a value of ``type``."""
+        assert isinstance(type, ScalarType)
+        return self.as_type(value, adjoint_type(type))
+
+    def as_type(self, value: Value, type: ScalarType) -> Value:
+        assert isinstance(value.type, ScalarType)
+        if value.type is type:
+            return value
+        wider = type.bits > value.type.bits
+        return self.b.op("arith.extf" if wider else "arith.truncf", value, type=type)
+
+    # --- memory -----------------------------------------------------------------------------------
+    def _alloca(self, op: Op) -> None:
+        self._copy(op)
+        if op.result in self.activity.arrays:
+            type = op.result.type
+            assert isinstance(type, MemRefType)
+            shadow = self.b.alloca(compute_type(type.element), type.shape or ())
+            shadow.name = f"{PREFIX}{op.result.name}"
+            self.shadow[op.result] = shadow
+
+    def _load(self, op: Op) -> None:
+        self._copy(op)
+        shadow = self.shadow.get(op.operands[0])
+        if shadow is not None and op.result in self.activity.values:
+            at = [self.env[v] for v in op.operands[1:]]
+            self.twin[op.result] = self.converted(self.b.load(shadow, at), op.result.type)
+
+    def _store(self, op: Op) -> None:
+        self._copy(op)
+        value, memref, *subscripts = op.operands
+        self._put(self.tangent(value) if memref in self.shadow else None, memref, subscripts)
+
+    def _put(self, tangent: Value | None, memref: Value, subscripts: Sequence[Value]) -> None:
+        shadow = self.shadow.get(memref)
+        if shadow is not None and tangent is not None:
+            assert isinstance(shadow.type, MemRefType)
+            at = [self.env[v] for v in subscripts]
+            self.b.store(self.as_type(tangent, shadow.type.element), shadow, at)
+
+    def _update(self, op: Op) -> None:
+        """``memref.atomic_rmw``: sums of tangents where iterations may meet; elsewhere anything."""
+        value, memref, *subscripts = op.operands
+        shadow, kind = self.shadow.get(memref), op.attrs["kind"]
+        if shadow is None:
+            self._copy(op)
+            return
+        found = op.result in self.used
+        if op.attrs["atomic"] and kind == "addf" and not found:
+            self._copy(op)
+            if value in self.twin:
+                at = [self.env[v] for v in subscripts]
+                self.b.atomic_rmw("addf", self.twin[value], shadow, at)
+        elif op.attrs["atomic"]:
+            what = "the value from before an atomic +=" if kind == "addf" else f"an atomic {kind}"
+            raise GradientError(
+                f"{what} of floats has no derivative", op.span,
+                help="accumulate with +=, or reduce into a local variable",
+            )  # fmt: skip
+        else:
+            self._plain_update(op)
+
+    def _plain_update(self, op: Op) -> None:
+        """An update as load, combination and store."""
+        value, memref, *subscripts = op.operands
+        type = memref.type
+        assert isinstance(type, MemRefType)
+        at = [self.env[v] for v in subscripts]
+        kept = self.as_type(self.b.load(self.env[memref], at), compute_type(type.element))
+        self.env[op.result] = kept
+        self.twin[op.result] = self.converted(self.b.load(self.shadow[memref], at), kept.type)
+        combination = Op(f"arith.{op.attrs['kind']}", [op.result, value], [kept.type])
+        new = combination.result
+        self.env[new] = self.b.op(combination.name, kept, self.env[value])
+        self.activity.values.add(new)
+        which = [k for k, v in enumerate(combination.operands) if v in self.twin]
+        tangent = self.along(combination, which)
+        self.b.store(self.as_type(self.env[new], type.element), self.env[memref], at)
+        self._put(tangent, memref, subscripts)
+
+    def _exchange(self, op: Op) -> None:
+        if op.operands[2] in self.shadow:
+            raise GradientError(
+                "an atomic compare-and-swap of floats has no derivative", op.span,
+                help="accumulate with +=, or reduce into a local variable",
+            )  # fmt: skip
+        self._copy(op)
+
+    # --- control ----------------------------------------------------------------------------------
+    def _for(self, op: Op) -> None:
+        body, carried = op.regions[0], op.regions[0].args[1:]
+        lower, upper, step = (self.env[v] for v in op.operands[:3])
+        loop = self.b.for_(lower, upper, step, self.with_twins(op.operands[3:], carried))
+        loop.attrs.update(op.attrs)
+        self.block(body, loop.regions[0], carried, carried)
+        self.stand(op.results, loop.results[: len(op.results)])
+        self.twins(op.results, loop.results)
+
+    def _while(self, op: Op) -> None:
+        before, after = op.regions
+        loop = self.b.while_(self.with_twins(op.operands, before.args), self.types(after.args))
+        self.block(before, loop.regions[0], before.args, after.args)
+        self.block(after, loop.regions[1], after.args, before.args)
+        self.stand(op.results, loop.results[: len(op.results)])
+        self.twins(op.results, loop.results)
+
+    def _if(self, op: Op) -> None:
+        branch = self.b.if_(self.env[op.operands[0]], self.types(op.results))
+        for old, new in zip(op.regions, branch.regions, strict=True):
+            self.block(old, new, [], op.results)
+        self.stand(op.results, branch.results[: len(op.results)])
+        self.twins(op.results, branch.results)
+
+    def parallel(self, op: Op) -> None:
+        """``scf.parallel``, with what its reductions need."""
+        raise NotImplementedError

@@ -1,0 +1,189 @@
+"""Launches with tangents: forward mode in eager PyTorch (``torch.autograd.forward_ad``).
+
+A launch some of whose tensors are dual carries out the steps of its ``Tangent`` instead of the
+loop: they compute what the loop computes, and the tangents of what it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import forward_ad
+
+from weft.autodiff.tangent import PREFIX, Tangent
+from weft.errors import GradientError
+from weft.index.expression import Dim, evaluate
+from weft.ir.core import Value
+from weft.runtime.launch import _extent  # pyright: ignore[reportPrivateUsage]
+from weft.runtime.signature import TORCH_DTYPES
+
+if TYPE_CHECKING:
+    from weft.pytorch.autograd import Loop
+
+# pyright: reportPrivateUsage=false
+
+
+LEVEL = 0  # torch has one only. Under torch.compile its number in Python is not kept up to date.
+
+
+def is_dual(value: Any) -> bool:
+    """Whether ``value`` is a tensor with a tangent, in a context where tangents count."""
+    return tangent_of(value) is not None
+
+
+def tangent_of(value: Any) -> torch.Tensor | None:
+    """The tangent of a dual tensor, None of everything else."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return None
+    if not torch._C._is_fwd_grad_enabled():
+        return None
+    return forward_ad.unpack_dual(value, level=LEVEL).tangent
+
+
+def primal_of(value: torch.Tensor) -> torch.Tensor:
+    """``value`` without its tangent, as an operation that reverse mode sees."""
+    return forward_ad.unpack_dual(value, level=LEVEL).primal
+
+
+@contextmanager
+def level() -> Generator[None]:
+    """A context in which tensors can be dual, whether or not it is one already."""
+    before = forward_ad._current_level
+    if before == LEVEL:
+        yield
+        return
+    try:
+        forward_ad.enter_dual_level()
+    except RuntimeError:  # there is one, entered by compiled code
+        forward_ad._current_level = LEVEL
+        try:
+            yield
+        finally:
+            forward_ad._current_level = before
+        return
+    try:
+        yield
+    finally:
+        forward_ad.exit_dual_level()
+
+
+class Forwarded:
+    """A ``Tangent`` with its steps ready to be launched."""
+
+    def __init__(self, tangent: Tangent, steps: Sequence[Loop]) -> None:
+        self.tangent = tangent
+        self.steps = steps
+
+
+class Along:
+    """One launch of ``loop`` on ``values`` along ``tangents`` (by position of the argument).
+
+    Either ``carry_out`` does it all and nothing is recorded. Or, where a derivative of the tangents
+    may be asked for (``recording``), they are computed by themselves, in operations that autograd
+    sees, from values as they were before.
+    """
+
+    def __init__(
+        self, loop: Loop, values: Sequence[Any], tangents: dict[int, torch.Tensor]
+    ) -> None:
+        self.loop = loop
+        self.made = loop.forwarded(frozenset(tangents))
+        self.tangents = tangents
+        self.found: dict[int, torch.Tensor] = {}  # tangents of what was written
+        self.values = list(values)
+        self.leaves = [v for v in (*values, *tangents.values())
+                       if isinstance(v, torch.Tensor) and v.requires_grad]  # fmt: skip
+        self.recording = torch.is_grad_enabled() and bool(self.leaves)
+        self.before = {k: values[k].clone() for k in loop.written} if self.recording else {}
+
+    def carry_out(self) -> None:
+        """Does what the loop does, and computes ``found``."""
+        with torch.no_grad():
+            self._run(lambda step, values: step.run(values))
+
+    def handed_over(
+        self, launch: Callable[[Loop, list[Any]], None]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The tangents of what is written, as torch wants them: in the memory of those from before
+        where there were any. ``launch`` launches a loop so that autograd sees it."""
+        if self.recording:
+            try:
+                self._run(launch)
+            except GradientError as error:  # said where a derivative of the tangents is asked for
+                self.carry_out()
+                self.found = {k: Refused.apply(error, t, *self.leaves)
+                              for k, t in self.found.items()}  # fmt: skip
+        result: list[torch.Tensor | None] = []
+        for k in self.loop.written:
+            found, before = self.found.get(k), self.tangents.get(k)
+            if found is not None and before is not None:
+                before.copy_(found)
+                found = before
+            elif found is None and self.values[k].is_floating_point():
+                found = torch.zeros_like(self.values[k])  # torch takes no other word for zero
+            result.append(found)
+        return tuple(result)
+
+    def _run(self, launch: Callable[[Loop, list[Any]], Any]) -> None:
+        loop, tangent = self.loop, self.made.tangent
+        for k, tensor in self.before.items():
+            self.values[k] = tensor.clone()
+        env: dict[str, Any] = dict(zip(loop.names, self.values, strict=True))
+        written = [self.values[k] for k in loop.written]
+        for k in tangent.active:
+            env[PREFIX + loop.names[k]] = self._buffer(k, written)
+        env |= self._workspaces()
+        for step in self.made.steps:
+            launch(step, [env[name] for name in step.names])
+        active = set(tangent.active)
+        self.found = {k: env[PREFIX + loop.names[k]] for k in loop.written if k in active}
+
+    def _buffer(self, k: int, written: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tangent of argument ``k``, contiguous; in memory of its own where it is written, or
+        where it shares memory with something that is."""
+        value, given = self.values[k], self.tangents.get(k)
+        if given is None or given._is_zerotensor():
+            return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+        found = given.resolve_neg().to(value.dtype).contiguous()
+        if k in self.loop.written or any(_share_memory(found, w) for w in written):
+            found = found.clone() if found.data_ptr() == given.data_ptr() else found
+        return found
+
+    def _workspaces(self) -> dict[str, torch.Tensor]:
+        tangent, function = self.made.tangent, self.loop.function
+        if not tangent.workspaces:
+            return {}
+        sizes: dict[Value | Dim, int] = {}
+        for argument, value in zip(function.args, self.values, strict=True):
+            if isinstance(value, torch.Tensor):
+                sizes.update((Dim(argument, axis), n) for axis, n in enumerate(value.shape))
+            else:
+                sizes[argument] = value
+        space = [max(evaluate(p, sizes), 0) for p in tangent.space]
+        device = next(v.device for v in self.values if isinstance(v, torch.Tensor))
+        made = {}
+        for w in tangent.workspaces:
+            dtype = TORCH_DTYPES[{"i1": "bool"}.get(w.element, w.element)]
+            made[w.name] = torch.empty(space if w.parallel else (), dtype=dtype, device=device)
+        return made
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    low, high = a.data_ptr(), b.data_ptr()
+    return low < high + _extent(b) and high < low + _extent(a)
+
+
+class Refused(torch.autograd.Function):
+    """``apply(error, tensor, *leaves)``: the tensor, whose gradient is ``error``."""
+
+    @staticmethod
+    def forward(ctx: Any, error: GradientError, tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+        ctx.error = error
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise ctx.error

@@ -1,0 +1,155 @@
+"""Kernels under ``torch.func``: derivatives of any order and kind, made of eager calls.
+
+``Eager.apply(f, *tensors)`` calls ``f``; its derivatives are again ``Eager.apply`` of functions
+that differentiate eagerly what ``f`` does. Batching (``vmap``, and ``jacfwd``, ``jacrev`` and
+``hessian``, which rest on it) is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from weft.errors import GradientError, KernelValueError
+from weft.pytorch.dual import is_dual, level
+from weft.source import Span
+
+# pyright: reportPrivateUsage=false
+# What the dispatcher includes and excludes outside of any operator.
+PLAIN = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+Many = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def list_error(span: Span) -> KernelValueError:
+    return KernelValueError(
+        "a list of tensors cannot be differentiated here", span,
+        help="pass each tensor as an argument of its own",
+    )  # fmt: skip
+
+
+def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
+    """``f(*values)`` under transforms of ``torch.func``: a tensor or a tuple of tensors."""
+    places = [k for k, v in enumerate(values) if isinstance(v, torch.Tensor)]
+    for value in values:
+        if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
+            raise list_error(span)
+    single = False
+
+    def many(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        nonlocal single
+        given = list(values)
+        for k, tensor in zip(places, tensors, strict=True):
+            given[k] = tensor
+        out = f(*given)
+        single = not isinstance(out, tuple | list)
+        return (out,) if single else tuple(out)
+
+    found = Eager.apply(many, span, *(values[k] for k in places))
+    return found[0] if single else found
+
+
+class Eager(torch.autograd.Function):
+    """``apply(f, span, *tensors)``: ``f(*tensors)``, a tuple. ``f`` is differentiable in eager
+    mode; ``span`` is where errors point."""
+
+    @staticmethod
+    def forward(f: Many, span: Span, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.no_grad():
+            return f(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.f, ctx.span, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.floats = [is_float(o) for o in output]
+        ctx.mark_non_differentiable(*(o for o in output if not is_float(o)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        tensors = ctx.saved_tensors
+        needed = ctx.needs_input_grad[-len(tensors) :]
+        wanted = [k for k, need in enumerate(needed) if need]
+        given = [g for g, has in zip(grads, ctx.floats, strict=True) if has]
+        found = Eager.apply(Pulled(ctx.f, len(tensors), wanted), ctx.span, *tensors, *given)
+        result: list[Any] = [None] * len(tensors)
+        for k, g in zip(wanted, found, strict=True):
+            result[k] = g
+        return (None, None, *result)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        tensors = ctx.saved_tensors
+        given = tangents[-len(tensors) :]
+        which = [k for k, t in enumerate(given) if t is not None and is_float(tensors[k])]
+        along = [given[k] for k in which]
+        pushed = Pushed(ctx.f, len(tensors), which, ctx.span)
+        found = iter(Eager.apply(pushed, ctx.span, *tensors, *along))
+        return tuple(next(found) if has else None for has in ctx.floats)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise GradientError(
+            "a kernel has no batching rule yet, so vmap and what rests on it (jacfwd, jacrev, "
+            "hessian) cannot be had", args[1],
+            help="write the loop over the batch in the kernel, or call jvp or vjp for each vector",
+        )  # fmt: skip
+
+
+class Pulled:
+    """``(*tensors, *grads)`` -> the gradients of ``f(*tensors)`` for those of ``tensors`` that are
+    ``wanted``, given those of its floats."""
+
+    def __init__(self, f: Many, count: int, wanted: Sequence[int]) -> None:
+        self.f, self.count, self.wanted = f, count, wanted
+
+    def __call__(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tensors, grads = list(values[: self.count]), values[self.count :]
+        more = torch.is_grad_enabled() and any(v.requires_grad for v in values)
+        with torch.enable_grad():
+            for k in self.wanted:
+                tensors[k] = tensors[k].view_as(tensors[k])  # a value of its own, with its tangent
+                if not tensors[k].requires_grad:
+                    tensors[k].requires_grad_()
+            leaves = [tensors[k] for k in self.wanted]
+            outs = [o for o in self.f(*tensors) if is_float(o)]
+            pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if o.requires_grad]
+            found: Any = torch.autograd.grad(  # None where a leaf is unused
+                [o for o, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True,
+                create_graph=more,
+            ) if pairs else [None] * len(leaves)  # fmt: skip
+            return tuple(
+                torch.zeros_like(v) if g is None else g for v, g in zip(leaves, found, strict=True)
+            )
+
+
+class Pushed:
+    """``(*tensors, *tangents)`` -> the tangents of the floats that ``f(*tensors)`` gives, where
+    those of ``tensors`` that ``which`` names have ``tangents``."""
+
+    def __init__(self, f: Many, count: int, which: Sequence[int], span: Span) -> None:
+        self.f, self.count, self.which, self.span = f, count, which, span
+
+    def __call__(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if any(map(is_dual, values)):
+            raise GradientError(
+                "forward mode over forward mode is not there", self.span,
+                help="take one of the two derivatives in reverse mode: jvp of grad, or grad of jvp",
+            )  # fmt: skip
+        with level(), forward_ad._set_fwd_grad_enabled(True):
+            return self._pushed(values)
+
+    def _pushed(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        tensors, tangents = list(values[: self.count]), values[self.count :]
+        for k, tangent in zip(self.which, tangents, strict=True):
+            tensors[k] = forward_ad.make_dual(tensors[k], tangent)
+        parts = [forward_ad.unpack_dual(o) for o in self.f(*tensors) if is_float(o)]
+        return tuple(torch.zeros_like(p.primal) if p.tangent is None else p.tangent for p in parts)

@@ -83,7 +83,7 @@ def register(
     """
     namespace, name = qualified.split("::")
     ahead = f"{schema}{', ' if schema else ''}"
-    operators = torch.ops.__getattr__(namespace)
+    operators = getattr(torch.ops, namespace)
 
     def define(suffix: str, arguments: str, run: Callable[..., Any], fake: Callable[..., Any]
                ) -> Any:  # fmt: skip

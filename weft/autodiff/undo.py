@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from weft.autodiff.activity import is_float
 from weft.autodiff.checkpoints import Checkpoints
+from weft.autodiff.extremum import Extremum, extremum
 from weft.autodiff.rules import REFUSED, RULES, ZERO, Local
 from weft.autodiff.state import DONE, WRITES, walk_regions
 from weft.autodiff.sums import is_unread, passes_through
@@ -159,7 +160,10 @@ class Undo(Checkpoints):
         self._restore(op)
         given = dict(zip(body.args[1:], body.terminator.operands, strict=True))
         sums = [c for c in carried if passes_through(c, given[c], body)]
-        chain = [c for c in carried if c not in sums]
+        extrema = self._extrema(op, [c for c in carried if c not in sums], results)
+        shares = {found: self._share(op, found, g) for found, g in extrema.items()}
+        picked = {found.carried for found in extrema}
+        chain = [c for c in carried if c not in sums and c not in picked]
         starts = [results[c] or self._zero(c) for c in chain]
         starts += [self._adjoint(v) for v in outer]
         # Backwards, unless nothing is handed on from iteration to iteration.
@@ -168,11 +172,15 @@ class Undo(Checkpoints):
             and op not in self.checkpoints
             and not self._stored_in(op)
             and not self._overwrites(op)
-            and all(is_unread(v, given[v], body) for v in body.args[1:] if v not in sums)
+            and all(
+                is_unread(v, given[v], body)
+                for v in body.args[1:]
+                if v not in sums and v not in picked
+            )
         )
 
         def undo(handed: Sequence[Value]) -> list[Value]:
-            self._undo_iteration(body, sums, chain, outer, handed, results)
+            self._undo_iteration(body, sums, chain, outer, handed, results, shares)
             return [self._inner_adj(v) for v in (*chain, *outer)]
 
         if plain:
@@ -181,6 +189,46 @@ class Undo(Checkpoints):
             lower, upper, step = (self.env[v] for v in op.operands[:3])
             totals = self._backwards(op, self._trips(lower, upper, step), starts, undo)
         self._after(op.operands[3:], body.args[1:], sums, chain, outer, results, totals)
+        for found, (_, first) in shares.items():
+            self._add(op.operands[3 + found.place], first)
+
+    def _extrema(
+        self, op: Op, carried: Sequence[Value], results: dict[Value, Value | None]
+    ) -> dict[Extremum, Value]:
+        """The running extrema among ``carried``, with the adjoints of their results."""
+        body = op.regions[0]
+        found = (extremum(body, body.args.index(c) - 1) for c in carried)
+        return {f: g for f in found if f is not None and (g := results[f.carried]) is not None}
+
+    def _share(self, op: Op, found: Extremum, g: Value) -> tuple[Callable[[Value], Value], Value]:
+        """What of the adjoint ``g`` of an extremum each element gets, as a function of it, and what
+        the value from before the loop gets."""
+        lower, upper, step, *inits = op.operands
+        init = inits[found.place]
+        first, result = self.env[init], self.env[op.results[found.place]]
+        zero, one = self._number(0.0, g), self._number(1.0, g)
+
+        def if_extreme(x: Value, yes: Value, no: Value = zero) -> Value:
+            return self.b.op("arith.select", self._same(x, result), yes, no)
+
+        # A bound that does not vary gets nothing, and so takes nothing away.
+        varies = init in self.activity.values
+        start = if_extreme(first, one) if varies else zero
+        loop = self.b.for_(self.env[lower], self.env[upper], self.env[step], [start])
+        with self.b.at(loop.regions[0]) as block:
+            self.env[op.regions[0].args[0]] = block.args[0]
+            for inner in found.slice:
+                self._redo(inner)
+            one_more = if_extreme(self.env[found.element], one)
+            self.b.do("scf.yield", self.b.op("arith.addf", block.args[1], one_more))
+        share = self.b.op("arith.divf", g, loop.result)
+        # Nothing equals a NaN, which only the value from before can be.
+        nothing = self._same(loop.result, zero)
+        left = self.b.op("arith.select", nothing, g, if_extreme(first, share))
+        return lambda x: if_extreme(x, share), left
+
+    def _same(self, x: Value, y: Value) -> Value:
+        return self.b.op("arith.cmpf", x, y, predicate="oeq")
 
     def _overwrites(self, op: Op) -> bool:
         """Whether an element of an argument may be written by several iterations of ``op``, or
@@ -196,6 +244,7 @@ class Undo(Checkpoints):
     def _undo_iteration(
         self, body: Block, sums: Sequence[Value], chain: Sequence[Value], outer: Sequence[Value],
         args: Sequence[Value], results: dict[Value, Value | None],
+        shares: dict[Extremum, tuple[Callable[[Value], Value], Value]],
     ) -> None:  # fmt: skip
         self._redo_block(body, taping=True)
         given = dict(zip(body.args[1:], body.terminator.operands, strict=True))
@@ -206,6 +255,8 @@ class Undo(Checkpoints):
         with self._scope(dict(self.inner)):
             for c in (*sums, *chain):
                 self._add(given[c], results[c] if c in sums else handed[c])
+            for found, (share, _) in shares.items():
+                self._add(found.element, share(self.env[found.element]))
             self._undo_block(body)
             self.inner = self.adj
         self.frozen = frozen

@@ -36,7 +36,9 @@ def extrema(function: Function) -> Function:
 def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if op.name != "scf.for" or not op.results:
         return None
-    found = {k: match for k in range(len(op.results)) if (match := _extremum(op.regions[0], k))}
+    found = {
+        k: match for k in range(len(op.results)) if (match := running_extremum(op.regions[0], k))
+    }
     if not found:
         return None
     rewriter.span = op.span
@@ -67,8 +69,9 @@ def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     return results
 
 
-def _extremum(body: Block, k: int) -> tuple[str, str, Value, Op] | None:
-    """(combiner, predicate, new element, the select) if carried value k is a running extremum."""
+def running_extremum(body: Block, k: int) -> tuple[str, str, Value, Op] | None:
+    """(combiner, predicate, new element, the select) if carried value k is a running extremum that
+    is used for nothing else."""
     carried, following = body.args[1 + k], body.terminator.operands[k]
     select = following.owner
     if not isinstance(select, Op) or select.name != "arith.select" or select not in body.ops:

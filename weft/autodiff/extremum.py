@@ -1,0 +1,62 @@
+"""Maxima and minima that a sequential loop carries: who gets the adjoint is seen from the result.
+
+What equals the result shares its adjoint evenly, as ``torch.amax`` has it. That needs neither a
+tape nor the order of the iterations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir.core import Block, Op, Value
+from weft.ir.types import ScalarType
+from weft.passes.extrema import running_extremum
+
+# What gives the same bits wherever it is computed: no rounding, so no fused or other rounding.
+_EXACT = ("memref.load", "arith.extf", "arith.negf", "math.absf", "arith.constant")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extremum:
+    """``carried`` becomes ``element`` where that is more extreme; ``slice`` computes ``element``
+    from the loop's index, in order. ``place``: which carried value of the loop it is."""
+
+    carried: Value
+    element: Value
+    slice: tuple[Op, ...]
+    place: int
+
+
+def extremum(body: Block, place: int) -> Extremum | None:
+    """Carried value ``place`` of a ``scf.for`` as an extremum of elements that are exactly the same
+    when they are computed once more; None where it is something else."""
+    found = running_extremum(body, place)
+    if found is None:
+        return None
+    *_, element, _ = found
+    needed: set[Op] = set()
+    todo = [element]
+    own = set(body.ops)
+    while todo:
+        owner = todo.pop().owner
+        if owner is body:
+            continue  # checked below: only the index
+        if isinstance(owner, Op) and owner in own and owner not in needed:
+            if not _exact(owner):
+                return None
+            needed.add(owner)
+            todo += owner.operands
+    carried = set(body.args[1:])
+    if element in carried or any(v in carried for op in needed for v in op.operands):
+        return None
+    slice = tuple(op for op in body.ops if op in needed)
+    return Extremum(body.args[1 + place], element, slice, place)
+
+
+def _exact(op: Op) -> bool:
+    if op.name == "memref.load":
+        return not isinstance(op.operands[0].owner, Op)  # a local array may have changed
+    return op.name in _EXACT or all(
+        isinstance(v.type, ScalarType) and not v.type.is_float and not op.regions
+        for v in (*op.operands, *op.results)
+    )

@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -22,7 +22,6 @@ from weft.frontend.split import HostPart, split
 from weft.lang.dtypes import DType
 from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
-from weft.pytorch.backward import Backward
 from weft.pytorch.library import Operators
 from weft.runtime import watch
 from weft.runtime.entry import make_entry, modes, plain_types, transforms
@@ -31,6 +30,7 @@ from weft.source import FunctionSource, Span, read_function
 
 if TYPE_CHECKING:
     from weft import compiler
+    from weft.pytorch.derived import Backward, Jvp
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch = torch.Tensor.__torch_dispatch__
@@ -93,10 +93,18 @@ class Kernel:
         """A call that does not go through PyTorch's dispatcher."""
         if self.options.interpret:
             return self.interpret(*args, **kwargs)
-        host, launchers = self._prepare(), self._launchers
+        self._prepare()
+        launchers = self._launchers
         if forward_ad._current_level >= 0:
             launchers = [functools.partial(_with_tangents, self._launchers, launcher)
                          for launcher in self._regions]  # fmt: skip
+        return self.carry_out(launchers, args, kwargs)
+
+    def carry_out(
+        self, launchers: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs the host part, with ``launchers`` for the device loops."""
+        host = self._prepare()
         try:
             if self._checked:
                 self.check_arguments(args, kwargs)
@@ -211,6 +219,12 @@ class Kernel:
         return self.parts.mutated & {p.name for p in self.parts.parameters}
 
     @property
+    def regions(self) -> Sequence[Launcher]:
+        """What launches its device loops."""
+        self._prepare()
+        return self._regions
+
+    @property
     def specializations(self) -> list[Specialization]:
         """What was compiled so far, loop by loop."""
         return [s for launcher in self._regions for s in launcher.compiled.values()]
@@ -228,9 +242,18 @@ class Kernel:
 
     @functools.cached_property
     def backward(self) -> Backward:
-        """The gradient that was derived from the loops: ``kernel.backward.inspect(...)``."""
-        self._prepare()
-        return Backward(self.direct, self._regions)
+        """The gradient that was derived from the loops: ``kernel.backward.inspect(...)``,
+        ``kernel.backward.interpret(...)``."""
+        from weft.pytorch.derived import Backward  # only where derivatives are looked at
+
+        return Backward(self)
+
+    @functools.cached_property
+    def jvp(self) -> Jvp:
+        """The loops with tangents, of forward mode: ``kernel.jvp.inspect(...)``."""
+        from weft.pytorch.derived import Jvp
+
+        return Jvp(self)
 
     # --- looking at it ---------------------------------------------------------------------------
     def interpret(self, *args: Any, **kwargs: Any) -> Any:

@@ -26,6 +26,8 @@ _NUMPY: dict[str, tuple[str, ...]] = {
     "i32": ("int32", "uint32"), "i64": ("int64", "uint64"), "index": ("int64",),
     "f16": ("float16",), "bf16": ("uint16",), "f32": ("float32",), "f64": ("float64",),
 }  # fmt: skip
+# Called after each operation with the operation, its operands and its results.
+Watch = Callable[[Op, Sequence[Any], Sequence[Any]], object]
 _UNDEFINED = {"float": np.nan, "int": 77, "index": 7777777, "bool": True}
 
 
@@ -36,12 +38,14 @@ def run(
     races: bool = False,
     order: str = "forward",
     seed: int = 0,
+    watch: Watch | None = None,
 ) -> None:
     """Runs ``function`` on ``args``: a numpy array for each memref, a number for each scalar.
 
     ``order`` is the order in which scf.parallel's iterations run: "forward", "reverse" or "random"
     (by ``seed``). With ``races``, two iterations of one scf.parallel that touch one element raise
-    ``RaceError`` if one of them at least writes it non-atomically.
+    ``RaceError`` if one of them at least writes it non-atomically. ``watch`` is called after each
+    operation.
     Raises ``KernelIndexError`` for a subscript out of range, whether or not the function checks it,
     ``KernelAssertionError`` for a failing assertion, and ``KernelTypeError`` for arguments that do
     not fit.
@@ -50,7 +54,7 @@ def run(
         raise KernelTypeError(f"{len(function.args)} arguments are needed, got {len(args)}")
     if order not in ("forward", "reverse", "random"):
         raise ValueError(f"order is {order!r}, must be forward, reverse or random")
-    machine = Machine(races, order, random.Random(seed))
+    machine = Machine(races, order, random.Random(seed), watch)
     pairs = zip(function.args, args, strict=True)
     checked = [_argument(value.type, arg, value.name) for value, arg in pairs]
     with np.errstate(all="ignore"):
@@ -69,10 +73,13 @@ def evaluate(op: Op, operands: Sequence[Any]) -> Any:
 class Machine:
     """The state of one run: values by SSA value, the parallel loops around this point."""
 
-    def __init__(self, races: bool, order: str, random: random.Random) -> None:
+    def __init__(
+        self, races: bool, order: str, random: random.Random, watch: Watch | None = None
+    ) -> None:
         self.values: dict[Value, Any] = {}
         self.races = races
         self.order = order
+        self.watch = watch
         self.random = random
         self.loops: list[_Touched] = []
         # Local arrays stay alive to the end: an address is never used for two of them.
@@ -89,6 +96,8 @@ class Machine:
                 result = (result,)
             if op.results:
                 self.values.update(zip(op.results, result, strict=True))
+            if self.watch is not None:
+                self.watch(op, operands, result if op.results else ())
         return result
 
     def element(

@@ -29,7 +29,8 @@ from weft.index.expression import Dim
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
 from weft.options import Options
-from weft.pytorch.dual import Along, Forwarded, is_dual, tangent_of
+from weft.pytorch.dual import Along, Forwarded
+from weft.pytorch.level import is_dual, tangent_of
 from weft.pytorch.workspaces import IR_DTYPES, Workspaces, workspaces
 from weft.runtime.fastpath import flat
 from weft.runtime.function import CompiledFunction
@@ -40,18 +41,21 @@ _WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
+Make = Callable[[Function], Callable[[Sequence[Any]], None]]
+
+
 class Loop:
     """A device loop: its IR, and its adjoints, made when they are asked for.
 
-    ``run(values)`` carries it out on values for the arguments of ``function``.
+    ``run(values)`` carries it out on values for the arguments of ``function``. ``make`` makes that
+    from a function, and what carries out the loops that are derived from it.
     """
 
-    def __init__(
-        self, function: Function, run: Callable[[Sequence[Any]], None], options: Options
-    ) -> None:
+    def __init__(self, function: Function, options: Options, make: Make | None = None) -> None:
         self.function = function
-        self.run = run
         self.options = options
+        self.make = make
+        self.run = make(function) if make else CompiledFunction(function, options)
         self.names = unique_names(function)
         memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
         self._adjoints: dict[Hashable, Reversed] = {}
@@ -63,6 +67,10 @@ class Loop:
         self.written = [k for k in memrefs if function.args[k] in written]
         # Where a view is written, torch takes the first tensor for it (see its CopySlices).
         self.memrefs = [*self.written, *(k for k in memrefs if k not in self.written)]
+
+    def derived(self, function: Function) -> Loop:
+        """A loop that was derived from this one."""
+        return Loop(function, self.options, self.make)
 
     @property
     def adjoints(self) -> list[Adjoint]:
@@ -90,7 +98,7 @@ class Loop:
                     self.function, wanted, kept, lasting=lasting, checkpoints=checkpoints,
                     split=split,
                 )  # fmt: skip
-                found = self._adjoints[key] = Reversed(adjoint, self.options)
+                found = self._adjoints[key] = Reversed(adjoint, self.derived)
                 if not any(w.extents for w in adjoint.taped):
                     self._adjoints[wanted, kept, True, checkpoints, split] = found
             return found
@@ -106,7 +114,7 @@ class Loop:
             found = self._forwards.get(wanted)
             if found is None:
                 tangent = forward(self.function, wanted)
-                steps = [loop_of(step, self.options) for step in tangent.steps]
+                steps = list(map(self.derived, tangent.steps))
                 found = self._forwards[wanted] = Forwarded(tangent, steps)
             return found
 
@@ -114,18 +122,14 @@ class Loop:
 class Reversed:
     """An adjoint with its steps ready to be launched."""
 
-    def __init__(self, adjoint: Adjoint, options: Options) -> None:
+    def __init__(self, adjoint: Adjoint, loop_of: Callable[[Function], Loop]) -> None:
         self.adjoint = adjoint
-        self.steps = [loop_of(step, options) for step in adjoint.steps]
+        self.steps = list(map(loop_of, adjoint.steps))
         lengths = adjoint.lengths
-        self.measure = loop_of(lengths.measure, options) if lengths and lengths.measure else None
+        self.measure = loop_of(lengths.measure) if lengths and lengths.measure else None
         loops = [*self.steps, *([self.measure] if self.measure else [])]
         self.reads = {name for loop in loops for name in loop.names}
         self.writes = {loop.names[k] for loop in self.steps for k in loop.written}
-
-
-def loop_of(function: Function, options: Options) -> Loop:
-    return Loop(function, CompiledFunction(function, options), options)
 
 
 @dataclass(slots=True)
@@ -347,11 +351,12 @@ def _check_written(loop: Loop, k: int, tensor: torch.Tensor) -> None:
         )  # fmt: skip
 
 
-def differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
-    """A launch of a kernel's loop while gradients are recorded. Gives what the launcher gives."""
+def differentiate(launcher: Launcher, args: tuple[Any, ...], make: Make | None = None) -> Any:
+    """A launch of a kernel's loop while gradients are recorded. Gives what the launcher gives.
+    ``make``: what carries the loop out, and all that is derived from it, if it is not compiled."""
     specs = list(launcher.specs(args).values())
     place = next(v.device.type for v in args if isinstance(v, torch.Tensor))
-    loop = _loop_of(launcher, specs, place)
+    loop = _loop_of(launcher, specs, place, make)
     values: list[Any] = []
     for spec, value in zip(specs, args, strict=True):
         if isinstance(spec, TupleSpec):
@@ -378,7 +383,7 @@ def differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
         ):
             made.copy_(result)
 
-    launch(loop, [*values, *results], run)
+    launch(loop, [*values, *results], run if make is None else None)
     if not results:
         return None
     return results[0] if len(results) == 1 else tuple(results)
@@ -387,19 +392,36 @@ def differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
 def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> Any:
     """A launch of a kernel's loop inside of a level of forward mode; ``plain`` is the launch
     without."""
+
+    def call(given: tuple[Any, ...]) -> Any:
+        return differentiate(launcher, given) if any(map(is_dual, given)) else plain(*args)
+
+    return _extended(launcher, args, call)
+
+
+def with_functions(launcher: Launcher, make: Make, *args: Any) -> Any:
+    """A launch of a kernel's loop that ``make`` carries out, and all that is derived from it."""
+    return _extended(launcher, args, lambda given: differentiate(launcher, given, make))
+
+
+def _extended(
+    launcher: Launcher, args: tuple[Any, ...], call: Callable[[tuple[Any, ...]], Any]
+) -> Any:
+    """``call`` of the arguments and the tensors that called functions reach."""
     while True:
         try:
-            given = launcher.extended(args)
-            if not any(map(is_dual, given)):
-                return plain(*args)
-            return differentiate(launcher, given)
+            return call(launcher.extended(args))
         except TensorReached as reached:
             launcher.reach(reached.name, reached.found)
 
 
-def _loop_of(launcher: Launcher, specs: Sequence[Spec], place: str) -> Loop:
+def _loop_of(
+    launcher: Launcher, specs: Sequence[Spec], place: str, make: Make | None = None
+) -> Loop:
     """The loop for arguments of these specs."""
     special = launcher.specialize(list(specs), place=place)
+    if make is not None:
+        return Loop(special.compiled.function, launcher.options, make)
     if special.derived is None:
-        special.derived = loop_of(special.compiled.function, launcher.options)
+        special.derived = Loop(special.compiled.function, launcher.options)
     return special.derived

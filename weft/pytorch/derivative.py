@@ -17,7 +17,7 @@ from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd.function import _SingleLevelFunction
 
 from weft.errors import GradientError
-from weft.pytorch.dual import is_dual, primal_of
+from weft.pytorch.level import is_dual, primal_of
 from weft.pytorch.transforms import PLAIN, Pushed, is_float, list_error
 from weft.source import Span
 

@@ -6,12 +6,10 @@ loop: they compute what the loop computes, and the tangents of what it writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd import forward_ad
 
 from weft.autodiff.tangent import PREFIX, Tangent
 from weft.errors import GradientError
@@ -24,50 +22,6 @@ if TYPE_CHECKING:
     from weft.pytorch.autograd import Loop
 
 # pyright: reportPrivateUsage=false
-
-
-LEVEL = 0  # torch has one only. Under torch.compile its number in Python is not kept up to date.
-
-
-def is_dual(value: Any) -> bool:
-    """Whether ``value`` is a tensor with a tangent, in a context where tangents count."""
-    return tangent_of(value) is not None
-
-
-def tangent_of(value: Any) -> torch.Tensor | None:
-    """The tangent of a dual tensor, None of everything else."""
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return None
-    if not torch._C._is_fwd_grad_enabled():
-        return None
-    return forward_ad.unpack_dual(value, level=LEVEL).tangent
-
-
-def primal_of(value: torch.Tensor) -> torch.Tensor:
-    """``value`` without its tangent, as an operation that reverse mode sees."""
-    return forward_ad.unpack_dual(value, level=LEVEL).primal
-
-
-@contextmanager
-def level() -> Generator[None]:
-    """A context in which tensors can be dual, whether or not it is one already."""
-    before = forward_ad._current_level
-    if before == LEVEL:
-        yield
-        return
-    try:
-        forward_ad.enter_dual_level()
-    except RuntimeError:  # there is one, entered by compiled code
-        forward_ad._current_level = LEVEL
-        try:
-            yield
-        finally:
-            forward_ad._current_level = before
-        return
-    try:
-        yield
-    finally:
-        forward_ad.exit_dual_level()
 
 
 class Forwarded:

@@ -25,8 +25,8 @@ from weft.frontend.parameters import Parameter
 from weft.frontend.specs import constant_key
 from weft.frontend.split import HostPart, Returned
 from weft.pytorch.derivative import Rule, Transformed, register
-from weft.pytorch.dual import is_dual
 from weft.pytorch.fake import fake_launchers
+from weft.pytorch.level import is_dual
 from weft.pytorch.transforms import called
 from weft.runtime.launch import gradient_error
 from weft.source import FunctionSource, Span

@@ -14,7 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from weft.errors import GradientError, KernelValueError
-from weft.pytorch.dual import is_dual, level
+from weft.pytorch.level import is_dual, level
 from weft.source import Span
 
 # pyright: reportPrivateUsage=false

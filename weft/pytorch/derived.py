@@ -1,0 +1,181 @@
+"""Looking at the derivatives of a kernel: ``kernel.backward`` and ``kernel.jvp``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from weft.errors import KernelTypeError
+from weft.ir.interp import Watch
+from weft.pytorch.autograd import Loop, with_functions
+from weft.pytorch.level import level, tangent_of
+from weft.runtime.interpreted import InterpretedFunction
+from weft.runtime.launch import Launcher
+
+
+class KernelLike(Protocol):
+    """What is asked of a kernel."""
+
+    __name__: str
+
+    @property
+    def regions(self) -> Sequence[Launcher]: ...
+    def direct(self, *args: Any, **kwargs: Any) -> Any: ...
+    def carry_out(
+        self, launchers: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any: ...
+
+
+class _Derived:
+    def __init__(self, kernel: KernelLike) -> None:
+        self.kernel = kernel
+
+    def loops(self) -> Iterator[tuple[int, Loop]]:
+        """The loops that something was derived from, with their lines."""
+        for launcher in self.kernel.regions:
+            for special in launcher.compiled.values():
+                if special.derived is not None:
+                    yield launcher.region.span.line, special.derived
+
+    def interpreted(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch | None
+    ) -> Any:
+        """A call of the kernel in which the interpreter carries out its loops, and all that is
+        derived from them."""
+        make = functools.partial(InterpretedFunction, watch=watch)
+        launchers = [functools.partial(with_functions, r, make) for r in self.kernel.regions]
+        return self.kernel.carry_out(launchers, args, kwargs)
+
+
+class Backward(_Derived):
+    """The gradient that was derived from a kernel."""
+
+    def inspect(self, *args: Any, **kwargs: Any) -> str:
+        """For each loop, how each gradient is accumulated, the workspaces, and the loops of the
+        gradient as IR. The kernel is called on copies; every float tensor counts as wanted."""
+        with torch.enable_grad():
+            self.kernel.direct(
+                *(_wanted(v)[1] for v in args), **{n: _wanted(v)[1] for n, v in kwargs.items()}
+            )
+        texts = [f"=== gradient of the loop at line {line} ===\n{adjoint}"
+                 for line, loop in self.loops() for adjoint in loop.adjoints]  # fmt: skip
+        return "\n\n".join(dict.fromkeys(texts))
+
+    def interpret(
+        self, *args: Any, grad: Any = None, watch: Watch | None = None, **kwargs: Any
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The gradients, computed by the IR's reference interpreter instead of compiled code.
+
+        One for each argument in the order in which they are given, None for what is not a float
+        tensor. ``grad``: the gradient of the result, or a tuple of them, one for each float tensor
+        that the kernel returns or, after these, writes to; ones if it is None. The kernel is called
+        on copies. ``watch(op, operands, results)`` is called after each operation of the kernel and
+        of its gradient, and may stop there (``breakpoint()``): ``op.name`` and ``op.span`` say what
+        and where it is. Every access is checked for bounds and races.
+        """
+        with torch.enable_grad():
+            values = [_wanted(v) for v in (*args, *kwargs.values())]
+            given = [copy for _, copy in values]
+            versions = [_version(v) for v in given]
+            named = dict(zip(kwargs, given[len(args) :], strict=True))
+            out = self.interpreted(tuple(given[: len(args)]), named, watch)
+            written = [v for v, n in zip(given, versions, strict=True) if _version(v) != n]
+            outs = _floats(out, written)
+        grads = _like(self.kernel, grad, outs)
+        leaves = [leaf for leaf, _ in values if leaf is not None]
+        pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if o.requires_grad]
+        found: Any = [None] * len(leaves)
+        if pairs:
+            found = torch.autograd.grad(
+                [o for o, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True
+            )
+        made = iter([torch.zeros_like(v) if g is None else g
+                     for v, g in zip(leaves, found, strict=True)])  # fmt: skip
+        return tuple(None if leaf is None else next(made) for leaf, _ in values)
+
+
+class Jvp(_Derived):
+    """The forward derivative of a kernel: its loops with tangents."""
+
+    def inspect(self, *args: Any, **kwargs: Any) -> str:
+        """For each loop, which arguments have tangents, the workspaces, and the loops with tangents
+        as IR. The kernel is called on copies; every float tensor has a tangent."""
+        with level(), torch.no_grad():
+            self.kernel.direct(*map(_dual, args), **{n: _dual(v) for n, v in kwargs.items()})
+        texts = [f"=== tangents of the loop at line {line} ===\n{tangent}"
+                 for line, loop in self.loops() for tangent in loop.tangents]  # fmt: skip
+        return "\n\n".join(dict.fromkeys(texts))
+
+    def interpret(
+        self, *args: Any, tangents: Sequence[Any] | None = None, watch: Watch | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        """The tangents of the results, computed by the IR's reference interpreter.
+
+        One for each float tensor that the kernel returns or, after these, writes to. ``tangents``:
+        one for each argument in the order in which they are given, None where there is none; ones
+        for every float tensor if it is left out. The rest is as in ``kernel.backward.interpret``.
+        """
+        values = [*args, *kwargs.values()]
+        if tangents is not None and len(tangents) != len(values):
+            raise KernelTypeError(
+                f"`{self.kernel.__name__}` is called with {len(values)} arguments, and there are "
+                f"{len(tangents)} tangents", help="give one for each argument, None for no tangent",
+            )  # fmt: skip
+        with level(), torch.no_grad():
+            pairs = zip(values, tangents or [None] * len(values), strict=True)
+            given = [_dual(v, t, tangents is None) for v, t in pairs]
+            versions = [_version(v) for v in given]
+            named = dict(zip(kwargs, given[len(args) :], strict=True))
+            out = self.interpreted(tuple(given[: len(args)]), named, watch)
+            written = [v for v, n in zip(given, versions, strict=True) if _version(v) != n]
+            found = [(o, tangent_of(o)) for o in _floats(out, written)]
+            return tuple(torch.zeros_like(o) if t is None else t.clone() for o, t in found)
+
+
+def _wanted(value: Any) -> tuple[torch.Tensor | None, Any]:
+    """A leaf that a gradient is asked for, and a copy of it that may be written to."""
+    if not isinstance(value, torch.Tensor):
+        return None, value
+    copy = value.detach().clone()
+    if not copy.is_floating_point():
+        return None, copy
+    leaf = copy.requires_grad_()
+    return leaf, leaf * 1
+
+
+def _dual(value: Any, tangent: torch.Tensor | None = None, ones: bool = True) -> Any:
+    """A copy with a tangent."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    copy = value.detach().clone()
+    if tangent is None and not (ones and copy.is_floating_point()):
+        return copy
+    along = torch.ones_like(copy) if tangent is None else tangent.detach().clone()
+    return torch.autograd.forward_ad.make_dual(copy, along)
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, torch.Tensor) else 0
+
+
+def _floats(out: Any, written: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The float tensors among results and what was written, each once."""
+    values = [*(out if isinstance(out, tuple | list) else (out,)), *written]
+    floats = [v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    return list({id(v): v for v in floats}.values())
+
+
+def _like(kernel: KernelLike, grad: Any, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    if grad is None:
+        return [torch.ones_like(o) for o in outs]
+    grads = list(grad) if isinstance(grad, tuple | list) else [grad]
+    if [g.shape for g in grads] != [o.shape for o in outs]:
+        raise KernelTypeError(
+            f"`grad` has shapes {[tuple(g.shape) for g in grads]}, and `{kernel.__name__}` gives "
+            f"{[tuple(o.shape) for o in outs]}", help="give a gradient for each float tensor",
+        )  # fmt: skip
+    return grads

@@ -97,6 +97,19 @@ def test_ptxas_takes_the_gradients_of_the_gallery(name: str) -> None:
             assert use.spill_loads + use.spill_stores <= 64
 
 
+@needs_ptxas
+@needs_libdevice
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_ptxas_takes_the_loops_with_tangents(name: str) -> None:
+    kernel, *args = DIFFERENTIABLE[name]
+    code = weft.compile_for("sm_90", kernel, *args, jvp=True)
+    assert any(loop.name.endswith("_tangent") for loop in code)
+    for loop in code:
+        for use in loop.usage().values():
+            assert use.registers <= 128
+            assert use.spill_loads + use.spill_stores <= 64
+
+
 @weft.kernel
 def mathematics(x, y, out):
     for i in range(x.shape[0]):

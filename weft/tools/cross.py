@@ -10,6 +10,7 @@ import torch
 
 from weft import compiler
 from weft.autodiff.activity import holds_floats
+from weft.autodiff.forward import forward
 from weft.autodiff.reverse import reverse
 from weft.autodiff.state import WRITES
 from weft.codegen import cuda, ptx
@@ -76,6 +77,7 @@ def compile_for(
     *args: Any,
     every_variant: bool = False,
     backward: bool = False,
+    jvp: bool = False,
     **kwargs: Any,
 ) -> GpuCode:
     """``kernel`` for the GPU ``arch`` ("sm_90"), as a call with these arguments would compile it.
@@ -83,7 +85,8 @@ def compile_for(
     Tensors may be anywhere, also on "meta": only dtypes, ranks and strides matter, and no loop
     runs. ``every_variant``: also those for other alignments and sizes. ``backward``: after each
     loop, also the loops of its gradient with respect to every floating-point tensor that it only
-    reads. Raises ``CompileError``s, ``GradientError`` and ``UnsupportedArchitectureError``.
+    reads; ``jvp``: also each loop with tangents of all of these. Raises ``CompileError``s,
+    ``GradientError`` and ``UnsupportedArchitectureError``.
     """
     target = architecture(arch)
     loops: list[GpuLoop] = []
@@ -97,6 +100,8 @@ def compile_for(
             specs = launcher.specs(launcher.extended(values))
             lowered = lower(launcher.region, specs, kernel.source, debug=options.debug)
             functions = [lowered.function, *(_backward(lowered.function) if backward else ())]
+            if jvp:
+                functions += _forward(lowered.function)
             for function in functions:
                 loops.append(_compiled(function, target, options, every_variant))
             return fakes[k](*values)
@@ -119,6 +124,13 @@ def _compiled(function: Function, target: str, options: Options, every_variant: 
         for variant in wanted
     )  # fmt: skip
     return GpuLoop(function.name, facts, codes)
+
+
+def _forward(function: Function) -> tuple[Function, ...]:
+    """The loops with tangents of the floating tensors that ``function`` reads."""
+    floats = {k for k, value in enumerate(function.args) if holds_floats(value)}
+    stored = {op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES}
+    return forward(function, {k for k in floats if function.args[k] not in stored}).steps
 
 
 def _backward(function: Function) -> tuple[Function, ...]:

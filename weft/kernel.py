@@ -251,7 +251,7 @@ class Kernel:
     @functools.cached_property
     def jvp(self) -> Jvp:
         """The loops with tangents, of forward mode: ``kernel.jvp.inspect(...)``."""
-        from weft.pytorch.derived import Jvp
+        from weft.pytorch.derived import Jvp  # likewise
 
         return Jvp(self)
 

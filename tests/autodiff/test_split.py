@@ -27,7 +27,7 @@ def parts(kernel):
     ]  # fmt: skip
 
 
-NAMES = ["conv", "stride2", "layernorm", "upsample", "sumexp"]
+NAMES = ["conv", "stride2", "layernorm", "upsample", "sumexp", "wkv"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -48,6 +48,14 @@ define internal double @emulated_rsqrt(double %x) {
   %q = fdiv double 1.0, %r
   ret double %q
 }
+define internal i32 @emulated_mulhi(i32 %a, i32 %b) {
+  %x = sext i32 %a to i64
+  %y = sext i32 %b to i64
+  %p = mul i64 %x, %y
+  %h = lshr i64 %p, 32
+  %r = trunc i64 %h to i32
+  ret i32 %r
+}
 declare float @llvm.sqrt.f32(float)
 declare double @llvm.sqrt.f64(double)
 declare void @emulated_barrier(ptr)
@@ -82,6 +90,7 @@ def host_text(text: str) -> str:
         r"call i32 @emulated_shuffle(ptr %context, i32 \1, i32 \2)",
         text,
     )
+    text = re.sub(r'asm "mul\.hi\.s32 [^"]*", "[^"]*"', "@emulated_mulhi", text)
     text = re.sub(r"declare .*@__nv_rsqrtf?\(.*\n", "", text)
     text = text.replace("@__nv_rsqrt", "@emulated_rsqrt").replace("@__nv_", "@")
     support = _SUPPORT
@@ -179,6 +188,7 @@ class Emulated(gpu.GpuCompiled):
     """A specialisation whose variants run here. ``force`` changes the variant that a call chose."""
 
     def module(self, variant: Variant, device: int) -> Module:
+        EmulatedCall.seen.append(variant)
         if self.optimized is None:
             raise AssertionError("the emulator compiles anew: turn the cache off")
         code = backend.compile_cuda(
@@ -192,13 +202,17 @@ class Emulated(gpu.GpuCompiled):
 
 class EmulatedCall(gpu.Call):
     variants: ClassVar[list[Variant]] = []  # that ran, for tests to look at
+    seen: ClassVar[list[Variant]] = []  # the same, as they were compiled
     change: ClassVar[Callable[..., Any] | None] = None  # of (variant, grid, block, shared)
 
     def _workspace(self, words: int) -> torch.Tensor:
         return torch.empty(words, dtype=torch.int64)
 
-    def _chosen(self, slots: bytes, trips: Any, narrow: bool, straight: bool) -> Any:
-        chosen = super()._chosen(slots, trips, narrow, straight)
+    def _fitting(self, function: Function, threads: int) -> int:
+        return threads
+
+    def _chosen(self, *args: Any) -> Any:
+        chosen = super()._chosen(*args)
         if EmulatedCall.change is not None:
             chosen = EmulatedCall.change(*chosen)
         self.variants.append(chosen[0])
@@ -206,6 +220,7 @@ class EmulatedCall(gpu.Call):
 
     def _run(self, launch: gpu.Launch, function: Function, block: bytes) -> None:
         kinds = [slot.kind for slot in self.facts.slots] + ["pointer", "int"]
+        kinds += ["int"] * (len(block) // 8 - len(kinds))
         function.run(launch.grid, launch.block, kinds, block)
 
     def _checked(self, launch: gpu.Launch, slots: bytes) -> None:

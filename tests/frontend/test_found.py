@@ -548,6 +548,7 @@ exit()
 """
 
 
+@pytest.mark.cpu
 def test_the_interactive_prompt() -> None:
     pty = pytest.importorskip("pty")
     pytest.importorskip("readline")

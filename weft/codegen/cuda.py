@@ -3,7 +3,7 @@ variants."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft import timing
@@ -12,7 +12,7 @@ from weft.codegen.grid import Grid
 from weft.codegen.host import Cpu
 from weft.codegen.launching import Facts, Variant
 from weft.codegen.mapping import plan
-from weft.codegen.narrow import Program, candidates, narrow
+from weft.codegen.narrow import Program, candidates, divisions, narrow
 from weft.codegen.threads import argument_slots
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
@@ -40,7 +40,7 @@ def analyse(function: Function, *, noalias: bool) -> Facts:
     function.attrs["noalias"] = noalias
     parallel = outermost(function, noalias=noalias)
     program = _program(function)
-    _, needed = candidates(program)
+    chosen, needed = candidates(program)
     bounds: list[tuple[int, int, int]] = []
     if parallel is not None:
         n = parallel.attrs["dims"]
@@ -52,7 +52,8 @@ def analyse(function: Function, *, noalias: bool) -> Facts:
     return Facts(
         "weft_" + "".join(c if c.isalnum() else "_" for c in function.name),
         argument_slots(function), tables.check_table, tables.print_table, tuple(program.steps),
-        tuple(bounds), tuple(needed), plan(function, parallel) if parallel is not None else None,
+        tuple(bounds), tuple(needed), _divisors(program, divisions(program, function, chosen)),
+        plan(function, parallel) if parallel is not None else None,
         parallel.attrs["kinds"] if parallel is not None else (),
     )  # fmt: skip
 
@@ -69,13 +70,18 @@ def compile_cuda(
     """PTX of one variant of ``function``. ``arch`` as ``ptx.architecture`` gives it."""
     with timing.stage("emit"):
         if variant.narrow:
-            chosen, _ = candidates(_program(function))
-            function = narrow(function, chosen)
+            program = _program(function)
+            chosen, _ = candidates(program)
+            found = divisions(program, function, chosen)
+            order = [step for step, _ in _divisors(program, found)]
+            numbers = {op: order.index(step) for op, step in found.items()}
+            function = narrow(function, chosen, numbers if variant.quick else {})
         parallel = outermost(function, noalias=noalias)
         assert (parallel is None) == facts.serial
         grid = Grid(
-            function, parallel, facts.mapping, variant, strict_math=strict_math, noalias=noalias
-        )
+            function, parallel, facts.mapping, variant, strict_math=strict_math, noalias=noalias,
+            divisors=len(facts.divisions),
+        )  # fmt: skip
         text = grid.emit()
     with timing.stage("llvm"):
         functions = tuple(sorted(grid.cuda.functions))
@@ -85,18 +91,32 @@ def compile_cuda(
     return CudaCode(arch, variant, text, functions, assembly, grid.symbol)
 
 
+def _divisors(
+    program: Program, divisions: Mapping[Op, int]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Each divisor's step, in the order of their numbers, with the steps of what it divides."""
+    dividends: dict[int, set[int]] = {}
+    for op, step in divisions.items():
+        dividends.setdefault(step, set()).add(program.of(op.operands[0]))
+    return tuple((step, tuple(sorted(dividends[step]))) for step in sorted(dividends))
+
+
 def variants(facts: Facts) -> list[Variant]:
     """Every form that calls may take: for tests, and to look at."""
     if facts.mapping is None:
         return [Variant(narrow=wide, covers=False) for wide in (True, False)]
-    found = []
+    mapping, covers = facts.mapping, not facts.kinds
+    found: list[Variant] = []
     for narrow_form in (True, False):
-        for vector in sorted({1, facts.mapping.vector}, reverse=True):
-            base = Variant(narrow_form, vector, covers=not facts.kinds)
+        quick = narrow_form and bool(facts.divisions)
+        for vector in sorted({1, mapping.vector}, reverse=True):
+            base = Variant(narrow_form, vector, covers, quick=quick)
             found.append(base)
-            if base.covers:
+            if quick:
+                found.append(replace(base, quick=False))
+            if covers:
                 found.append(replace(base, covers=False))
-            if facts.mapping.private >= 0:
+            if mapping.private >= 0:
                 found.append(replace(base, covers=False, private=True))
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weft.codegen.arith import Rule, scalar, widen, word
+from weft.codegen.arith import RULES, Rule, scalar, widen, word
 from weft.codegen.emit import Emitter, memory_type
 from weft.codegen.host import Cpu
 from weft.codegen.llvm import address
@@ -47,10 +47,23 @@ def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return ()
 
 
+def _divided(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    """A division whose divisor the call has as a reciprocal: see ``launching.reciprocal``."""
+    assert isinstance(e.target, Cuda)
+    if "divisor" not in op.attrs:
+        return RULES["arith.floordivsi"](e, op, operands)
+    multiplier, shift = e.target.reciprocals[op.attrs["divisor"]]
+    odd = e.inst(f"or i32 {e.inst(f'shl nsw i32 {operands[0]}, 1')}, 1")
+    # As LLVM IR it becomes a product of 64 by 64 bits: LLVM moves the extension out of loops.
+    high = e.inst(f'call i32 asm "mul.hi.s32 $0, $1, $2;", "=r,r,r"(i32 {odd}, i32 {multiplier})')
+    return [e.inst(f"ashr i32 {high}, {shift}")]
+
+
 class Cuda(Cpu):
     """What the rules ask of a GPU. ``functions`` collects the names that libdevice has to give."""
 
     rules: Mapping[str, Rule] = {
+        "arith.floordivsi": _divided,
         "arith.remf": _call("fmod"),  # frem would be x - y * trunc(x / y), which is not exact
         "math.rsqrt": _call("rsqrt"),
         "memref.load": _load,
@@ -61,6 +74,7 @@ class Cuda(Cpu):
         super().__init__(function)
         self.functions: set[str] = set()
         self.failed: list[str] = []  # blocks that jump to ``leave``
+        self.reciprocals: list[tuple[str, str]] = []  # of divisors, by their numbers
         self.aligned: dict[Op, int] = {}  # loads and stores at addresses with more than their own
 
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:

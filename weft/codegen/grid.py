@@ -49,14 +49,16 @@ class Grid:
 
     def __init__(
         self, function: Function, parallel: Op | None, mapping: Mapping | None, variant: Variant, *,
-        strict_math: bool, noalias: bool,
+        strict_math: bool, noalias: bool, divisors: int = 0,
     ) -> None:  # fmt: skip
+        """``divisors``: how many the argument block has reciprocals of, in a quick variant."""
         self.function = function
         self.parallel = parallel
         self.mapping = mapping
         self.variant = variant
         self.strict_math = strict_math
         self.noalias = noalias
+        self.divisors = divisors if variant.quick else 0
         self.cuda = Cuda(function)
         self.module = Module()
         self.symbol = "weft_" + "".join(c if c.isalnum() else "_" for c in function.name)
@@ -64,7 +66,7 @@ class Grid:
         self.written = written(function)
         self.unaligned = False  # the first of several neighbours is not at a whole vector
         self.quotients: set[Op] = set()  # that follow from the first neighbour's
-        threads = max(THREADS, mapping.block if mapping else 0)
+        threads = max(THREADS, mapping.threads if mapping else 0)
         self.traits = self.module.attribute(f'nounwind "nvvm.maxntid"="{threads}"')
         self.kinds: tuple[str, ...] = parallel.attrs["kinds"] if parallel and mapping else ()
         ops = function.body.ops
@@ -107,10 +109,17 @@ class Grid:
                 and value.type.rank
             ):
                 e.views[value].strides.append("1")
+        self.cuda.reciprocals = [self._reciprocal(e, k) for k in range(self.divisors)]
         self.cuda.leave, self.cuda.failed = "leave", []
         for op in self.function.body.ops[: self.split]:
             emit_op(e, op)
         return e
+
+    def _reciprocal(self, e: Emitter, k: int) -> tuple[str, str]:
+        """Multiplier and shift of a divisor, in 32 bits."""
+        multiplier = e.inst(f"trunc i64 %d{k} to i32")
+        shift = e.inst(f"trunc i64 {e.inst(f'lshr i64 %d{k}, 32')} to i32")
+        return multiplier, shift
 
     def _generic(self, e: Emitter, k: int) -> str:
         return e.inst(f"addrspacecast ptr addrspace(1) %s{k} to ptr")
@@ -148,6 +157,7 @@ class Grid:
                 traits += f" align {self._alignment(slot.arg)}"
             params.append(f"{types.get(slot.kind, 'i64')}{traits} %s{k}")
         params += ["ptr addrspace(1) noalias %partials", "i64 %blocks"]
+        params += [f"i64 %d{k}" for k in range(self.divisors)]
         e.finish(f"define ptx_kernel void @{name}({', '.join(params)}) {self.traits}")
 
     def _alignment(self, position: int) -> int:
@@ -275,12 +285,11 @@ class Grid:
                 self._guarded(e, e.inst(f"icmp slt {ty} {start}, {trip}"), lambda: one(start, []))
                 return []
             return loop(e, start, trip, stride, carried, names, one, type=ty)
-        lower, step = (e.constants.get(v) for v in (bounds[0], bounds[2]))
-        known = lower is not None and step == 1
-        shift = int(lower) % wide if lower is not None and known else 0
-        self.unaligned = not known
+        assert self.mapping is not None
+        shift = self.mapping.shift
+        self.unaligned = e.constants.get(bounds[0]) is None or e.constants.get(bounds[2]) != 1
         if self._apart > 1:
-            base, shift = between(e, start, ty, wide), 0
+            base = between(e, start, ty, wide)
         else:
             base = e.inst(f"mul nsw {ty} {start}, {wide}")
         if shift:  # so that vectors begin at multiples of their length in memory, not in the loop
@@ -306,6 +315,7 @@ class Grid:
         inside = e.inst(f"and i1 {e.inst(f'icmp sge {ty} {first}, 0')}, "
                         f"{e.inst(f'icmp sle {ty} {end}, {trip}')}")  # fmt: skip
         self.quotients = quotients(op.regions[0], op.regions[0].args[axis])
+        self.quotients -= {q for q in self.quotients if "divisor" in q.attrs}
         for divisor in {inner.operands[1] for inner in self.quotients}:
             kind = llvm_type(divisor.type)
             enough = e.inst(f"icmp sge {kind} {e.name(divisor)}, {length}")

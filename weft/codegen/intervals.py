@@ -93,3 +93,10 @@ _MEANING: dict[str, Callable[..., Interval]] = {
 
 def fits(interval: Interval) -> bool:
     return interval[0] >= _LOW and interval[1] <= _HIGH
+
+
+def trip_count(lower: Interval, upper: Interval, step: Interval) -> int | None:
+    """Iterations of a loop whose bounds are known; None where one of them is not."""
+    if any(a != b for a, b in (lower, upper, step)):
+        return None
+    return max(0, -(-(upper[0] - lower[0]) // step[0]))

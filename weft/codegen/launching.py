@@ -6,7 +6,9 @@ this.
 
 from __future__ import annotations
 
+import math
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +17,14 @@ from weft.codegen.interface import Check, Slot
 from weft.codegen.intervals import Step
 from weft.errors import WeftError
 
-THREADS = 256  # of a block
+THREADS = 256  # of a block, at most, where nobody asks for more
 WARP = 32
 REDUCTION_BLOCKS = (
     1024  # at most; a function of the sizes alone, so that sums do not depend on the GPU
 )
 PRIVATE_BYTES = 16384  # of shared memory for a block's own copy of what it accumulates into
+PROCESSORS = 128  # multiprocessors of a GPU that is not here
+_WAVES = 4  # blocks for each multiprocessor, below which blocks are made smaller
 _LIMITS = (2**31 - 1, 65535, 65535)  # blocks of a grid
 Dims = tuple[int, int, int]
 
@@ -30,25 +34,30 @@ class Mapping:
     """``order``: the parallel dimensions, the one along neighbouring threads (threadIdx.x) first.
 
     ``vector``: how many neighbours along it one thread takes; this needs ``aligned``, pairs of a
-    memref argument and bytes: its address, and its rows, must be multiples of them. ``private``:
-    the memref argument that each block accumulates into a copy of, or -1. ``block``: a wish of the
-    kernel's writer for the number of threads, or 0. ``loads``: something is read along the rows of
-    neighbouring outer iterations, so that square blocks find it in the cache. ``apart``: how far a
-    thread's neighbours are from each other; a warp's threads lie between them if it is ``WARP``.
+    memref argument and bytes: its address, and its rows, must be multiples of them. ``apart``: how
+    far a thread's neighbours are from each other; a warp's threads lie between them if it is
+    ``WARP``. ``shift``: neighbours of the first thread that lie before the first iteration.
+    ``private``: the memref argument that each block accumulates into a copy of, or -1. ``sides``:
+    threads of a block along x and y, where the sizes allow. ``lasting``: how many blocks there are
+    for each multiprocessor, each of which goes on to other iterations; 0 for as many as are needed.
+    ``block``: what the kernel's writer
+    asks for instead: () nothing, (n,) so many threads, (x, y, z) just these sides.
     """
 
     order: tuple[int, ...]
     vector: int = 1
     aligned: tuple[tuple[int, int], ...] = ()
     private: int = -1
-    block: int = 0
-    square: bool = True
+    sides: tuple[int, int] = (THREADS, 1)
     apart: int = 1
+    shift: int = 0
+    lasting: int = 0
+    block: tuple[int, ...] = ()
 
     @property
     def threads(self) -> int:
         """The most threads that a block has."""
-        return self.block or THREADS
+        return math.prod(self.block) if self.block else self.sides[0] * self.sides[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +65,18 @@ class Variant:
     """One form of a kernel: ``narrow`` indices of 32 bits, ``vector`` neighbours a thread,
     ``covers``
     if each thread has one iteration at most, ``private`` if blocks accumulate into shared
-    memory."""
+    memory, ``quick`` if divisors are multiplied by."""
 
     narrow: bool
     vector: int = 1
     covers: bool = True
     private: bool = False
+    quick: bool = False
 
     def __str__(self) -> str:
         words = [f"i{32 if self.narrow else 64}", f"v{self.vector}"]
-        return "-".join(words + ["covers"] * self.covers + ["private"] * self.private)
+        words += [n for n in ("covers", "private", "quick") if getattr(self, n)]
+        return "-".join(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +85,8 @@ class Facts:
 
     ``steps`` compute the index arithmetic from the argument block (see ``narrow.evaluate``);
     ``bounds`` are, for each parallel dimension, the steps of lower bound, upper bound and step;
-    ``needed`` the steps that must fit for the narrow form. ``mapping`` is None where one thread
+    ``needed`` the steps that must fit for the narrow form. ``divisions``: for each divisor that a
+    call decides, its step and those of what is divided by it. ``mapping`` is None where one thread
     runs everything. ``kinds``: the combiners that the kernel reduces by.
     """
 
@@ -85,6 +97,7 @@ class Facts:
     steps: tuple[Step, ...]
     bounds: tuple[tuple[int, int, int], ...]
     needed: tuple[int, ...]
+    divisions: tuple[tuple[int, tuple[int, ...]], ...]
     mapping: Mapping | None
     kinds: tuple[str, ...]
 
@@ -96,23 +109,28 @@ class Facts:
 # -- the grid of a call
 
 
-def shape(mapping: Mapping, trips: Sequence[int], *, vector: int, few: bool) -> tuple[Dims, Dims]:
+def shape(
+    mapping: Mapping, trips: Sequence[int], *, vector: int, few: bool,
+    processors: int = PROCESSORS, most: int = 1024,
+) -> tuple[Dims, Dims]:  # fmt: skip
     """(grid, block) for loops of these trip counts, in the order of ``mapping.order``.
 
     ``vector``: neighbours that a thread takes. ``few``: no more blocks than a reduction may have;
-    each then runs several iterations. Zero iterations give a grid of one block.
+    each then runs several iterations. ``processors``: multiprocessors that want work. ``most``:
+    threads that a block may have. Zero iterations give a grid of one block.
     """
     counts = [max(n, 1) for n in trips]
     if vector > 1 and mapping.apart > 1:  # whole warps
         counts[0] = -(-counts[0] // (vector * mapping.apart)) * mapping.apart
-    else:  # one more where rows do not begin aligned
-        counts[0] = -(-counts[0] // vector) + (vector > 1)
-    sides = [counts[0], counts[1] if len(counts) > 1 else 1, 1]
-    for count in counts[2:]:
-        sides[2] *= count
-    block = _block(sides, mapping.block or THREADS, square=len(counts) > 1, full=few)
+    elif vector > 1:
+        counts[0] = -(-(counts[0] + mapping.shift) // vector)
+    sides = [counts[0], counts[1] if len(counts) > 1 else 1, math.prod(counts[2:])]
+    block = _block(mapping, sides, full=few, processors=processors, most=most)
     blocks = [-(-side // b) for side, b in zip(sides, block, strict=True)]
     grid = [min(n, limit) for n, limit in zip(blocks, _LIMITS, strict=True)]
+    if mapping.lasting and math.prod(grid) > (total := mapping.lasting * processors):
+        grid[1] = min(grid[1], max(mapping.lasting // 2, total // grid[0]))
+        grid[0] = min(grid[0], max(total // grid[1], 1))
     if few:
         left = REDUCTION_BLOCKS
         for axis in range(3):
@@ -121,21 +139,85 @@ def shape(mapping: Mapping, trips: Sequence[int], *, vector: int, few: bool) -> 
     return (grid[0], grid[1], grid[2]), block
 
 
-def _block(sides: list[int], threads: int, *, square: bool, full: bool) -> Dims:
-    """Threads along each side: powers of two, at least a warp's width along x where there is
-    one."""
-    width = min(threads, 64) if square else threads
+def _block(mapping: Mapping, sides: list[int], *, full: bool, processors: int, most: int) -> Dims:
+    """Threads along each side: powers of two, unless the kernel's writer said others."""
+    if len(mapping.block) > 1:
+        x, y, z = (*mapping.block, 1, 1)[:3]
+        while full and x * y * z % WARP:  # whole warps, for their shuffles
+            x += 1
+        return x, y, z
+    threads = min(mapping.threads, most) if not mapping.block else mapping.threads
+    if full and not mapping.block:
+        threads = THREADS
+    width = min(mapping.sides[0], threads) if mapping.sides[1] > 1 else threads
     x = min(_power(sides[0]), width if sides[1] * sides[2] > 1 else threads)
     y = min(_power(sides[1]), threads // x)
     z = min(_power(sides[2]), threads // (x * y), 64)
-    if full or x * y * z < min(threads, 32):  # whole warps, for their shuffles
-        x = threads // (y * z)
+    if full or x * y * z < min(threads, WARP):
+        return threads // (y * z), y, z
+    while not mapping.block and x * y * z > WARP:  # small blocks, so that there are enough
+        if math.prod(-(-n // b) for n, b in zip(sides, (x, y, z), strict=True)) >= (
+            _WAVES * processors
+        ):
+            break
+        x, y, z = (x, y // 2, z) if y > 1 else (x, y, z // 2) if z > 1 else (x // 2, y, z)
     return x, y, z
+
+
+def covers(mapping: Mapping, trips: Sequence[int], grid: Dims, block: Dims, vector: int) -> bool:
+    """Whether every iteration has a thread of its own."""
+    counts = [trips[0], trips[1] if len(trips) > 1 else 1, math.prod(trips[2:])]
+    sides = [g * b for g, b in zip(grid, block, strict=True)]
+    if vector > 1 and mapping.apart > 1:
+        sides[0] = sides[0] // mapping.apart * mapping.apart * vector
+    elif vector > 1:
+        sides[0] = sides[0] * vector - mapping.shift
+    return all(side >= n for side, n in zip(sides, counts, strict=True))
+
+
+def roomier(threads: int, registers: int) -> int:
+    """Threads of a block, no more than these, of which a multiprocessor holds the most at once."""
+    best = threads
+    while registers and threads >= 2 * WARP:
+        threads //= 2
+        if _resident(threads, registers) > 1.1 * _resident(best, registers):
+            best = threads
+    return best
+
+
+def _resident(threads: int, registers: int) -> int:
+    """Threads at once: of 65536 registers, handed out to warps by 256, of 2048 threads, of 32
+    blocks."""
+    block = -(-registers * WARP // 256) * 256 * -(-threads // WARP)
+    return min(65536 // block, 2048 // threads, 32) * threads
 
 
 def _power(n: int) -> int:
     """The smallest power of two that is not below ``n``."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+# -- division by multiplication
+
+DIVISOR = struct.Struct("<iI")  # a word for each divisor, behind the arguments
+DIVIDEND = 1 << 29  # what is divided lies between this and its negative
+
+
+def reciprocal(divisor: int) -> tuple[int, int] | None:
+    """(multiplier, shift) with ``((2 * n + 1) * multiplier) >> (32 + shift) == n // divisor`` for
+    ``abs(n) <= DIVIDEND``; None where there is none.
+
+    The multiplier m is 2**k / d rounded, with k = 31 + shift. (2 n + 1) m / 2**(k+1) is n / d, and
+    half of 1 / d more; what rounding adds, (2 n + 1) (m d - 2**k) / (d 2**(k+1)), has to stay
+    below the other half. (The idea is that of Granlund and Montgomery, "Division by invariant
+    integers using multiplication", PLDI 1994.)
+    """
+    if not 0 < divisor < 1 << 31:
+        return None
+    k = max(31, 30 + (divisor - 1).bit_length())
+    multiplier = min(((1 << k) + divisor // 2) // divisor, (1 << 31) - 1)
+    rounding = (2 * DIVIDEND + 1) * abs(multiplier * divisor - (1 << k))
+    return (multiplier, k - 31) if rounding < 1 << k else None
 
 
 # -- architectures

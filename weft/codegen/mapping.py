@@ -8,8 +8,9 @@ the runtime follow both; a schedule would replace them.
 
 from __future__ import annotations
 
-from weft.codegen.launching import WARP, Mapping
+from weft.codegen.launching import THREADS, WARP, Mapping
 from weft.index.access import Access, accesses, parallel_dims_of
+from weft.index.expression import number
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, bf16, f16, f32, i1, i8, i16
 
@@ -28,19 +29,97 @@ def plan(function: Function, parallel: Op) -> Mapping:
     fastest = max(range(len(ivs)), key=lambda k: (scores[k], k))
     order = (fastest, *(k for k in reversed(range(len(ivs))) if k != fastest))
     vector, aligned, apart = _vector(function, parallel, found, ivs[fastest])
+    sides = _sides(found, [ivs[k] for k in order])
     return Mapping(
         order,
         vector,
         aligned,
         _private(function, parallel),
-        _threads(int(function.attrs.get("block_dim", 0))),
-        apart=apart,
+        sides,
+        apart,
+        _shift(parallel, fastest, vector) if apart == 1 else 0,
+        _LASTING if sides == _SQUARE else 0,
+        _asked(tuple(function.attrs.get("block_dim", ())), order),
     )
 
 
-def _threads(wish: int) -> int:
-    """What a kernel's writer asks for as whole warps, a power of two; 0 is no wish."""
-    return min(max(1 << (wish - 1).bit_length(), WARP), 1024) if wish else 0
+def _asked(wish: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """What a kernel's writer asks for. One number: so many threads, as whole warps, a power of
+    two. Several: threads along each index, in the order of the loop."""
+    if len(wish) == 1:
+        return (min(max(1 << (wish[0] - 1).bit_length(), WARP), 1024),)
+    return tuple(wish[k] for k in order) if wish else ()
+
+
+def _shift(parallel: Op, axis: int, vector: int) -> int:
+    """How far the first iteration is behind a multiple of ``vector``, where loops begin at a number
+    and go by one: vectors are then whole in memory, not in the loop."""
+    dims = parallel.attrs["dims"]
+    first, step = parallel.operands[axis].owner, parallel.operands[axis + 2 * dims].owner
+    for owner in (first, step):
+        if not isinstance(owner, Op) or owner.name != "arith.constant":
+            return 0
+    assert isinstance(first, Op)
+    assert isinstance(step, Op)
+    return int(first.attrs["value"]) % vector if step.attrs["value"] == 1 else 0
+
+
+# -- the sides of a block
+
+_SQUARE = 16, 16
+_LASTING = 32
+
+
+def _sides(found: list[Access], ivs: list[Value]) -> tuple[int, int]:
+    """Threads along x and y. ``ivs``: the parallel indices, that along x first.
+
+    A line, so that a block is in one row; shorter if threads take different times, so that warps
+    that are done make room. Where several rows read the same, that is once for a block of some
+    rows. Where rows of one array are columns of another, a square block has both as whole sectors;
+    such blocks last, so that those which run at the same time are side by side in both arrays.
+    """
+    x, *outer = ivs
+    if outer and any(_across(access, x, outer[0]) for access in found):
+        return _SQUARE
+    if outer and (_meet(found, outer[0]) or any(_again(a, outer[0]) for a in found)):
+        return 32, 4
+    uneven = any(
+        poly is None or any(iv in poly.leaves() for iv in ivs)
+        for access in found
+        for loop in access.loops
+        if not loop.parallel
+        for poly in (loop.lower, loop.upper)
+    )
+    return (2 * WARP if uneven else THREADS), 1
+
+
+def _across(access: Access, x: Value, y: Value) -> bool:
+    """Whether neighbours in memory are neighbours along y and not along x."""
+    strides = {use.iv: use.stride for use in parallel_dims_of(access)}
+    return _row_major(access) and strides.get(y) in (1, -1) and strides.get(x) not in (1, -1)
+
+
+def _again(access: Access, y: Value) -> bool:
+    """Whether a serial loop reads, at other indices ``y``, the same elements again."""
+    serial = set(access.serial)
+    if access.writes or not serial or None in access.subscripts:
+        return False
+    leaves = [set(poly.leaves()) for poly in access.subscripts if poly is not None]
+    return all(y not in found for found in leaves) or any(y in f and f & serial for f in leaves)
+
+
+def _meet(found: list[Access], y: Value) -> bool:
+    """Whether two loads are apart by a number of rows."""
+    rows: dict[object, list[int]] = {}
+    for access in found:
+        polys = [poly for poly in access.subscripts if poly is not None]
+        if access.writes or len(polys) < len(access.subscripts):
+            continue
+        place = (access.memref, *(poly - number(poly.offset) for poly in polys))
+        there = [poly.offset for poly in polys if y in poly.leaves()]
+        if rows.setdefault(place, there) != there:
+            return True
+    return False
 
 
 def _score(found: list[Access], iv: Value) -> float:

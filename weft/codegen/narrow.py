@@ -8,10 +8,10 @@ come from 64-bit tensors) stays 64-bit in both forms.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from weft.codegen.intervals import Step, evaluate, fits
-from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, Type, i1, i32, index
 
 NOMINAL = 1024  # of every size and number, when it is decided which indices may be 32-bit at all
@@ -124,21 +124,38 @@ _RING = ("arith.addi", "arith.subi", "arith.muli", "arith.andi", "arith.ori", "a
 _MEMREF_AT = {"memref.load": 0, "memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
-def narrow(function: Function, chosen: frozenset[Value]) -> Function:
+def divisions(program: Program, function: Function, chosen: frozenset[Value]) -> dict[Op, int]:
+    """The divisions ``a // b`` of 32 bits whose divisor is not written in the kernel, with the step
+    of their divisor."""
+    return {
+        op: program.of(op.operands[1])
+        for op in walk(function.body)
+        if op.name == "arith.floordivsi"
+        and op.result in chosen
+        and all(v in chosen for v in op.operands)
+        and program.steps[program.of(op.operands[1])][0] not in ("const", "any", "bits", "iv")
+    }
+
+
+def narrow(
+    function: Function, chosen: frozenset[Value], divisors: Mapping[Op, int] | None = None
+) -> Function:
     """``function`` with the values of ``chosen`` as i32, and 32-bit subscripts everywhere.
+    Divisions in ``divisors`` get the number there as an attribute.
 
     The result is for code generation alone: subscripts and bounds of loops are not ``index``.
     """
     types = [a.type for a in function.args]
     result = Function(function.name, types, [a.name for a in function.args],
                       dict(function.attrs), function.span)  # fmt: skip
-    _Narrowing(chosen).into(result, function)
+    _Narrowing(chosen, divisors or {}).into(result, function)
     return result
 
 
 class _Narrowing:
-    def __init__(self, chosen: frozenset[Value]) -> None:
+    def __init__(self, chosen: frozenset[Value], divisors: Mapping[Op, int]) -> None:
         self.chosen = chosen
+        self.divisors = divisors
         self.values: dict[Value, Value] = {}
         self.ops: list[Op] = []
 
@@ -206,7 +223,10 @@ class _Narrowing:
             case _:
                 pass
         operands = [self.get(v, t) for v, t in zip(op.operands, wanted, strict=True)]
-        new = Op(op.name, operands, results, dict(op.attrs), span=op.span)
+        attrs = dict(op.attrs)
+        if op in self.divisors:
+            attrs["divisor"] = self.divisors[op]
+        new = Op(op.name, operands, results, attrs, span=op.span)
         self.ops.append(new)
         for region in op.regions:
             new.regions.append(self.region(op, region))

@@ -59,16 +59,16 @@ def _configured(call: ast.expr, option: str) -> ast.expr | None:
     return next((k.value for k in call.keywords if k.arg == option), None)
 
 
-def block_dim(tree: ast.FunctionDef, loop: ast.For) -> int:
-    """The ``block_dim`` of the ``loop_config`` before ``loop``, where it is a number; else 0."""
+def configured(tree: ast.FunctionDef, loop: ast.For, option: str) -> ast.expr | None:
+    """What the ``loop_config`` before ``loop`` gives for an option; None where it gives nothing."""
     for node in ast.walk(tree):
         for body in (getattr(node, name, []) for name in ("body", "orelse")):
             for config, after in itertools.pairwise(body if isinstance(body, list) else []):
                 if isinstance(after, ast.For) and after.lineno == loop.lineno:
-                    value = _configured(getattr(config, "value", config), "block_dim")
-                    if isinstance(value, ast.Constant) and type(value.value) is int:
-                        return max(value.value, 0)
-    return 0
+                    value = _configured(getattr(config, "value", config), option)
+                    if value is not None:
+                        return value
+    return None
 
 
 def desugar_body(body: list[ast.stmt]) -> list[ast.stmt]:

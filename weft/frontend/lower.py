@@ -16,7 +16,8 @@ from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
 from weft.frontend import aggregates, expressions, loops, reductions, refused, statements
-from weft.frontend.desugar import RETURN_VALUE, block_dim, desugar_body, desugar_function, leaving
+from weft.frontend.config import block_dim
+from weft.frontend.desugar import RETURN_VALUE, desugar_body, desugar_function, leaving
 from weft.frontend.kinds import (
     STORAGE,
     Kind,
@@ -102,8 +103,6 @@ class Lowering:
                 names.append(name)
         node, span = self.region.node, self.source.span(self.region.node)
         attrs: dict[str, Any] = {"kernel": self.source.name, "float": own_float.name}
-        if threads := block_dim(self.source.tree, node):
-            attrs["block_dim"] = threads
         function = Function(f"{self.source.name}_{self.region.index}", types, names, attrs, span)
         self.builder = Builder(function.body, span)
         self.scalars = Scalars(self.builder, own_float)
@@ -203,6 +202,8 @@ class Lowering:
             dtypes.append(dtype)
             inits.append(self.scalars.cast(initial, dtype, self.span(node)).value)
             kinds.append(reductions.kind(combiners[name], dtype))
+        if block := block_dim(self, len(lowers)):
+            function.attrs["block_dim"] = tuple(block)
         loop = b.parallel(lowers, uppers, steps, inits, kinds)
         block = loop.regions[0]
         for value, name in zip(

@@ -158,17 +158,22 @@ def static(*values: Any) -> Any:
 class LoopConfig:
     """Hints for the next loop."""
 
-    block_dim: int | None = None
+    block_dim: int | tuple[int, ...] | None = None
     serialize: bool = False
     parallelize: int | None = None
 
 
 def loop_config(
     *,
-    block_dim: int | None = None,
+    block_dim: int | tuple[int, ...] | None = None,
     serialize: bool = False,
     parallelize: int | None = None,
     **ignored: Any,
 ) -> LoopConfig:
-    """Hints for the next loop of a kernel. They change no result; plain Python ignores them."""
+    """Hints for the next loop of a kernel. They change no result; plain Python ignores them.
+
+    ``block_dim``: threads of a block on a GPU, one number, or one for each index of the loop (up to
+    three). It is known when the kernel is compiled: a number, or a name of the module or of the
+    function around the kernel. ``serialize``: the iterations run in order, on one thread.
+    """
     return LoopConfig(block_dim, serialize, parallelize)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import logging
+import math
 import struct
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import llvmlite
@@ -19,8 +18,21 @@ import torch
 from weft import timing
 from weft.codegen import launching
 from weft.codegen.interface import Check, Slot
-from weft.codegen.intervals import Interval, evaluate, fits
-from weft.codegen.launching import PRIVATE_BYTES, THREADS, Dims, Facts, Variant, shape
+from weft.codegen.intervals import Interval, evaluate, fits, trip_count
+from weft.codegen.launching import (
+    DIVIDEND,
+    DIVISOR,
+    PRIVATE_BYTES,
+    PROCESSORS,
+    THREADS,
+    Dims,
+    Facts,
+    Variant,
+    covers,
+    reciprocal,
+    roomier,
+    shape,
+)
 from weft.frontend.lower import Lowered, lower
 from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
@@ -28,15 +40,24 @@ from weft.frontend.split import Region
 from weft.ir.core import Function
 from weft.ir.text import print_function
 from weft.ir.types import MemRefType
-from weft.lang import field as field_module
 from weft.options import Options
-from weft.runtime import build, cuda
+from weft.runtime import build, cuda, trampoline
 from weft.runtime.cache import DiskCache
-from weft.runtime.cuda import CudaError, Driver, Frame, Module, driver, load, make_current
+from weft.runtime.cuda import (
+    CudaError,
+    Driver,
+    Frame,
+    LaunchConfig,
+    Module,
+    driver,
+    load,
+    make_current,
+)
+from weft.runtime.pending import pending
 from weft.source import FunctionSource
 from weft.version import VERSION
 
-FORMAT = 2  # of the cached header; another number is another key
+FORMAT = 3  # of the cached header; another number is another key
 RECORD_WORDS = 16
 UNKNOWN_GRID = 1024  # blocks, where the trip counts are known on the GPU only
 SMALL = 8192  # iterations of a reduction that one block does alone
@@ -218,10 +239,12 @@ def _decode(header: dict[str, Any]) -> Facts | None:
             tuple(list(step) for step in header["steps"]),
             tuple((int(a), int(b), int(c)) for a, b, c in header["bounds"]),
             tuple(map(int, header["needed"])),
+            tuple((int(step), tuple(map(int, of))) for step, of in header["divisions"]),
             None if mapping is None else launching.Mapping(
                 tuple(mapping["order"]), mapping["vector"],
                 tuple((int(a), int(b)) for a, b in mapping["aligned"]), mapping["private"],
-                mapping["block"], mapping["square"], mapping["apart"],
+                (int(mapping["sides"][0]), int(mapping["sides"][1])), mapping["apart"],
+                mapping["shift"], mapping["lasting"], tuple(mapping["block"]),
             ),
             tuple(map(str, header["kinds"])),
         )  # fmt: skip
@@ -234,7 +257,8 @@ def _decode(header: dict[str, Any]) -> Facts | None:
 
 @dataclass(slots=True)
 class Launch:
-    """How one set of sizes and numbers runs: ``frames`` are free for the taking."""
+    """How one set of sizes and numbers runs: ``divisors`` end the argument block, ``frames`` are
+    free for the taking."""
 
     function: Any
     finish: Any
@@ -242,6 +266,7 @@ class Launch:
     block: Dims
     shared: int
     blocks: int
+    divisors: bytes = b""
     frames: list[Frame] = field(default_factory=list)
 
 
@@ -269,6 +294,7 @@ class Call:
         pointers = [(k, slot.arg) for k, slot in enumerate(facts.slots) if slot.kind == "pointer"]
         self.places = [(8 * k, aligned[arg] - 1) for k, arg in pointers if arg in aligned]
         self.launches: dict[tuple[bytes, bool], Launch | None] = {}
+        self.scope: dict[str, Any] = {}  # of the function that ``entry`` made
 
     def __call__(self, slots: bytes) -> None:
         straight = True
@@ -287,7 +313,7 @@ class Call:
         elif launch.blocks > 1 and self.facts.kinds:
             self._reduce(launch, slots)
         else:
-            self._run(launch, launch.function, slots + _ALONE)
+            self._run(launch, launch.function, slots + _ALONE + launch.divisors)
 
     @functools.cached_property
     def api(self) -> Driver:
@@ -298,40 +324,43 @@ class Call:
         decide; else the call itself."""
         if self.facts.checks or self.facts.kinds or self.numbers:
             return self
-        loose = " or ".join(f"slots[{place}] & {mask}" for place, mask in self.places)
         several = torch.cuda.device_count() > 1  # else torch's device is this one
-        tests = [test for test in (loose, f"device() != {self.device}" * several) if test]
-        head = f"    if {' or '.join(tests)}: return other(slots)\n" if tests else ""
-        api = self.api
-        free: list[tuple[Any, ...]] = []
+        test = f"    if device() != {self.device}: return other(slots)\n" * several
         scope: dict[str, Any] = {
-            "other": self, "take": free.pop, "give": free.append, "device": api.device,
-            "stream": api.stream, "launch": api.launch, "make": self._ready, "failed": self._late,
+            "other": self, "device": self.api.device, "stream": self.api.stream,
+            "launch": trampoline.trampoline(_cache(self.compiled.options)),
+            "record": trampoline.record(0, LaunchConfig(), 0, b"", ()), "missed": self._missed,
         }  # fmt: skip
-        exec(_ENTRY.format(head=head, device=self.device), scope)
+        exec(_ENTRY.format(test=test, device=self.device), scope)
+        self.scope = scope
         return scope["call"]
 
-    def _ready(self, slots: bytes) -> tuple[Any, ...] | None:
-        """A frame for ``entry``: where the argument block goes, and what the driver is told; None
-        where nothing runs."""
+    def _missed(self, code: int, slots: bytes) -> None:
+        """What ``entry`` does where nothing was launched."""
         key = (slots[self.within], True)
-        launch = self.launches[key] if key in self.launches else self._launch(slots, key)
-        if launch is None:
-            return None
-        frame = Frame(self.size + 16, launch.grid, launch.block, launch.shared)
-        frame.block.raw = slots + _ALONE
-        place = (ctypes.c_char * max(self.size, 1)).from_buffer(frame.block)
-        return place, frame.config, frame.reference, launch.function, frame.extra, frame
+        if code not in (trampoline.UNREADY, trampoline.UNALIGNED):
+            launch = self.launches[key]
+            assert launch is not None
+            block = slots + _ALONE + launch.divisors
+            self._failed(code, self._frame(launch, block), launch.function, block)
+            return
+        self(slots)
+        launch = self.launches.get(key)
+        if code == trampoline.UNREADY and launch is not None:  # from now on without this detour
+            config = LaunchConfig(*launch.grid, *launch.block, launch.shared, None, None, 0)
+            self.scope["record"] = trampoline.record(
+                launch.function.value, config, self.size, _ALONE + launch.divisors, self.places
+            )
 
-    def _late(self, code: int, taken: tuple[Any, ...], slots: bytes) -> None:
-        self._failed(code, taken[-1], taken[3], slots + _ALONE)
+    def _frame(self, launch: Launch, block: bytes) -> Frame:
+        try:
+            return launch.frames.pop()
+        except IndexError:
+            return Frame(len(block), launch.grid, launch.block, launch.shared)
 
     def _run(self, launch: Launch, function: Any, block: bytes) -> None:
         api, device = self.api, self.device
-        try:
-            frame = launch.frames.pop()
-        except IndexError:
-            frame = Frame(self.size + 16, launch.grid, launch.block, launch.shared)
+        frame = self._frame(launch, block)
         if api.device() != device:
             with torch.cuda.device(device):
                 code = self._submit(frame, function, block)
@@ -368,7 +397,7 @@ class Call:
     def _reduce(self, launch: Launch, slots: bytes) -> None:
         """Two stages. What the blocks leave is torch's memory, freed in the order of the stream."""
         left = self._workspace(launch.blocks * len(self.facts.kinds))
-        block = slots + _TAIL.pack(left.data_ptr(), launch.blocks)
+        block = slots + _TAIL.pack(left.data_ptr(), launch.blocks) + launch.divisors
         self._run(launch, launch.function, block)
         end = launch.finish
         self._run(end, end.function, block)
@@ -385,7 +414,7 @@ class Call:
         if launch.blocks > 1 and self.facts.kinds:
             self._reduce(launch, block)
         else:
-            self._run(launch, launch.function, block + _ALONE)
+            self._run(launch, launch.function, block + _ALONE + launch.divisors)
         if torch.cuda.is_current_stream_capturing():
             return  # a graph's launches are recorded, not run: there is nothing to read
         pending.add(record, self.facts.checks, self.device, self.error)
@@ -415,42 +444,78 @@ class Call:
             module = self.compiled.module(Variant(narrow, covers=False), self.device)
             return Launch(module.functions[facts.symbol], None, (1, 1, 1), (1, 1, 1), 0, 1)
         trips = [trip_count(*(found[k] for k in bounds)) for bounds in facts.bounds]
-        straight = straight and self._even_rows(views)
-        variant, grid, block, shared = self._chosen(slots, trips, narrow, straight)
         if 0 in trips and not facts.kinds:
             return None
-        module = self.compiled.module(variant, self.device)
-        blocks = grid[0] * grid[1] * grid[2]
+        straight = straight and self._even_rows(views)
+        divisors = self._divisors(found) if narrow else None
+        most = THREADS
+        while True:
+            variant, grid, block, shared = self._chosen(slots, trips, narrow, straight, most)
+            quick = variant.narrow and bool(divisors)
+            module = self.compiled.module(replace(variant, quick=quick), self.device)
+            function = module.functions[facts.symbol]
+            fitting = self._fitting(function, math.prod(block))
+            if fitting >= min(most, math.prod(block)):
+                break
+            most = fitting
+        ending = divisors if quick and divisors else b""
         finish = None
         if facts.kinds:
             end = module.functions[f"{facts.symbol}_finish"]
             finish = Launch(end, None, (1, 1, 1), (THREADS, 1, 1), 0, 1)
-        return Launch(module.functions[facts.symbol], finish, grid, block, shared, blocks)
+        blocks = math.prod(grid)
+        return Launch(function, finish, grid, block, shared, blocks, ending)
+
+    def _divisors(self, found: Sequence[Interval]) -> bytes:
+        """The words of each divisor; none where one is not known, or something that is divided is
+        too large."""
+        words = b""
+        for step, dividends in self.facts.divisions:
+            low, high = found[step]
+            numbers = reciprocal(low) if low == high else None
+            if numbers is None or any(
+                found[k][0] < -DIVIDEND or found[k][1] > DIVIDEND for k in dividends
+            ):
+                return b""
+            words += DIVISOR.pack(*numbers)
+        return words
+
+    def _fitting(self, function: Any, threads: int) -> int:
+        """The threads of a block that leave most room for others, for the registers they take."""
+        mapping = self.facts.mapping
+        if mapping is None or mapping.block or self.facts.kinds or not function:
+            return threads
+        return roomier(threads, cuda.attributes(function.value)["registers"])
+
+    def _processors(self) -> int:
+        """Multiprocessors of the device. A sum must not depend on it."""
+        return _multiprocessors(self.device)
 
     def _chosen(
-        self, slots: bytes, trips: list[int | None], narrow: bool, straight: bool
+        self, slots: bytes, trips: list[int | None], narrow: bool, straight: bool, most: int
     ) -> tuple[Variant, Dims, Dims, int]:
-        """The variant for these trip counts, its grid and block, and bytes of shared memory."""
+        """The variant for these trip counts, its grid and block of at most ``most`` threads, and
+        bytes of shared memory."""
         facts, mapping = self.facts, self.facts.mapping
         assert mapping is not None
         known = [n for n in trips if n is not None]
         if len(known) < len(trips):
-            block = (mapping.block or THREADS, 1, 1)
-            return Variant(narrow, covers=False), (UNKNOWN_GRID, 1, 1), block, 0
+            x, y, z = (*mapping.block, 1, 1)[:3] if mapping.block else (mapping.threads, 1, 1)
+            return Variant(narrow, covers=False), (UNKNOWN_GRID, 1, 1), (x, y, z), 0
         narrow = narrow and all(n < (1 << 31) - _MARGIN for n in known)
-        total = 1
-        for n in known:
-            total *= n
+        total = math.prod(known)
         ordered = [known[k] for k in mapping.order]
         least = mapping.vector * mapping.apart
         vector = mapping.vector if straight and ordered[0] >= least else 1
         shared = self._private_bytes(slots, total)
         few = bool(facts.kinds) or shared > 0
-        grid, block = shape(mapping, ordered, vector=vector, few=few)
+        grid, block = shape(
+            mapping, ordered, vector=vector, few=few, processors=self._processors(), most=most
+        )
         if facts.kinds and total <= SMALL:
             grid = (1, 1, 1)
-        covers = not few and _covers(ordered, grid, block, vector, mapping.apart)
-        return Variant(narrow, vector, covers, shared > 0), grid, block, shared
+        alone = not few and covers(mapping, ordered, grid, block, vector)
+        return Variant(narrow, vector, alone, shared > 0), grid, block, shared
 
     def _views(self, slots: bytes) -> dict[int, tuple[list[int], list[int]]]:
         """Sizes and strides of each memref argument, by its position."""
@@ -505,41 +570,18 @@ class Call:
 
 _ALONE = _TAIL.pack(0, 1)
 
-# What comes after the arguments in a frame does not change.
 _ENTRY = """
 def call(slots):
-{head}    try:
-        taken = take()
-    except IndexError:
-        taken = make(slots)
-        if taken is None: return
-    place, config, reference, function, extra, _ = taken
-    place.raw = slots
-    config.stream = stream({device})
-    code = launch(reference, function, None, extra)
-    if code: failed(code, taken, slots)
-    give(taken)
+{test}    code = launch(slots, stream({device}), record)
+    if code: missed(code, slots)
 """
 
 
-def trip_count(lower: Interval, upper: Interval, step: Interval) -> int | None:
-    """Iterations of a loop whose bounds are known; None where one of them is not."""
-    if any(a != b for a, b in (lower, upper, step)):
-        return None
-    return max(0, -(-(upper[0] - lower[0]) // step[0]))
-
-
-def _covers(trips: Sequence[int], grid: Dims, block: Dims, vector: int, apart: int) -> bool:
-    """Whether every iteration has a thread of its own."""
-    counts = [trips[0], trips[1] if len(trips) > 1 else 1, 1]
-    for n in trips[2:]:
-        counts[2] *= n
-    sides = [g * b for g, b in zip(grid, block, strict=True)]
-    if vector > 1 and apart > 1:
-        sides[0] = sides[0] // apart * apart * vector
-    else:
-        sides[0] = (sides[0] - (vector > 1)) * vector
-    return all(side >= n for side, n in zip(sides, counts, strict=True))
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    if not torch.cuda.is_available():
+        return PROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _reach(sizes: list[int], strides: list[int]) -> int:
@@ -547,44 +589,3 @@ def _reach(sizes: list[int], strides: list[int]) -> int:
     if 0 in sizes:
         return 0
     return sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-
-
-# -- checks that failed
-
-
-class Pending:
-    """Error records of launches that may still run."""
-
-    def __init__(self) -> None:
-        self.records: deque[tuple[Any, ...]] = deque()
-
-    def add(
-        self, record: torch.Tensor, checks: tuple[Check, ...], device: int,
-        error: Callable[[Check, list[int]], Exception],
-    ) -> None:  # fmt: skip
-        with torch.cuda.device(device):
-            event = torch.cuda.Event()
-            event.record()
-        self.records.append((record, event, checks, error))
-
-    def poll(self, *, wait: bool) -> None:
-        """Reads the records of launches that are done, of all if ``wait``. Raises what they say."""
-        while self.records:
-            record, event, checks, error = self.records[0]
-            if not wait and not event.query():
-                return
-            self.records.popleft()
-            words = record.tolist()
-            if words[0]:
-                raise error(checks[words[0] - 1], words[1:])
-
-
-pending = Pending()
-field_module.after_sync.append(lambda: pending.poll(wait=True))
-
-
-def synchronize() -> None:
-    """Waits for all launches. Raises the first check of a kernel that failed."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    pending.poll(wait=True)

@@ -1,0 +1,49 @@
+"""Tests of kernels run a second time where there is a CUDA device, with their tensors on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+# Modules whose tests make their tensors without a word about the device. The tests of the language
+# are here too, in ``tests/cuda/test_language.py``: there the emulator runs them as well.
+ANYWHERE = (
+    "tests/autodiff/test_beside_torch.py",
+    "tests/autodiff/test_checkpoints.py",
+    "tests/autodiff/test_extremum.py",
+    "tests/autodiff/test_gradients.py",
+    "tests/autodiff/test_inputs.py",
+    "tests/autodiff/test_jvp.py",
+    "tests/autodiff/test_modes.py",
+    "tests/autodiff/test_torch.py",
+    "tests/autodiff/test_traps.py",
+    "tests/examples/test_gradients.py",
+    "tests/frontend/test_found.py",
+    "tests/lang/test_vectors.py",
+    "tests/pytorch/test_operator.py",
+    "tests/runtime/test_fastpath.py",
+    "tests/runtime/test_kernel.py",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    path = metafunc.definition.path.relative_to(metafunc.config.rootpath).as_posix()
+    if path not in ANYWHERE or not torch.cuda.is_available():
+        return
+    places = ["cpu"]
+    if metafunc.definition.get_closest_marker("cpu") is None:
+        places.append(pytest.param("cuda", marks=pytest.mark.cuda))
+    metafunc.fixturenames.append("device")
+    metafunc.parametrize("device", places, indirect=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where tensors are made that do not say where."""
+    with torch.device(request.param):
+        assert torch.empty(()).device.type == request.param
+        yield request.param
+    if request.param == "cuda":
+        torch.cuda.synchronize()

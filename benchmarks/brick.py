@@ -202,13 +202,13 @@ def numba_tuned(case: Case) -> Call:
         for row in nb.prange(height):
             y = height - 1 - row + ph
             v = y // tile_height
-            i = tile_height - 1 - (y - v * tile_height)
+            source = tile[tile_height - 1 - (y - v * tile_height)]
+            target = out[row]
             col = 0
             begin = (-pw - v * offset) % tile_width
             while col < width:
                 length = min(tile_width - begin, width - col)
-                for k in range(length):
-                    out[row, col + k] = tile[i, begin + k]
+                target[col : col + length] = source[begin : begin + length]
                 col += length
                 begin = 0
 

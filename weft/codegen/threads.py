@@ -2,9 +2,9 @@
 
 A kernel becomes three LLVM functions. The *entry* computes the sizes, decides between the calling
 thread and OpenMP's pool, and combines what chunks reduced. The *worker*, run by each thread, takes
-chunks from a counter. The *chunk* is a range of the flattened iteration space, run as a real nest
-of loops: only its two ends are taken apart by division. Where chunks begin depends on the sizes
-alone, so a reduction gives the same bits with any number of threads.
+chunks of its own share, then of the others'. The *chunk* is a range of the flattened iteration
+space, run as a real nest of loops: only its two ends are taken apart by division. Where chunks
+begin depends on the sizes alone, so a reduction gives the same bits with any number of threads.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _stored_strides(type: MemRefType) -> int:
 
 # Words of the frame that the entry shares with workers and chunks. Trip counts, and values computed
 # before the loop, follow.
-_SLOTS, _COUNTER, _CHUNKS, _SIZE, _TOTAL, _PARTIALS, _FIRST = range(7)
+_SLOTS, _SHARES, _THREADS, _CHUNKS, _SIZE, _TOTAL, _PARTIALS, _FIRST = range(8)
+_LINE = 8  # words of a cache line: the next chunk of each share has a line of its own
 
 
 class Kernel:
@@ -168,8 +169,11 @@ class Kernel:
         if kinds:
             partials = e.fresh("partials")
             e.allocas.append(f"{partials} = alloca [{MAX_CHUNKS * len(kinds)} x i64], align 64")
-        words = [("ptr", "%slots"), ("i64", "0"), ("i64", chunks), ("i64", size), ("i64", total),
-                 ("ptr", partials), *(("i64", trip) for trip in (*trips, *lengths))]  # fmt: skip
+        shares = e.fresh("shares")
+        e.allocas.append(f"{shares} = alloca [{MAX_CHUNKS * _LINE} x i64], align 64")
+        words = [("ptr", "%slots"), ("ptr", shares), ("i64", "1"), ("i64", chunks), ("i64", size),
+                 ("i64", total), ("ptr", partials)]  # fmt: skip
+        words += [("i64", trip) for trip in (*trips, *lengths)]
         for value in self.shared:
             if isinstance(value.type, MemRefType):
                 words.append(("ptr", e.name(value)))
@@ -177,7 +181,8 @@ class Kernel:
                 words.append(("i64", word(e, e.name(value), scalar(value))))
         for k, (ty, value) in enumerate(words):
             e.line(f"store {ty} {value}, ptr {_place(e, frame, k)}")
-        self._dispatch(e, frame, chunks, work)
+        e.line(f"store i64 0, ptr {shares}")
+        self._dispatch(e, frame, shares, chunks)
         if kinds:
             self._combine(e, op, partials, chunks)
 
@@ -212,8 +217,8 @@ class Kernel:
         trips[-1] = _ceil_div(e, columns, str(self.plan.lanes * self.plan.vectors))
         return [rows, columns]
 
-    def _dispatch(self, e: Emitter, frame: str, chunks: str, work: str) -> None:
-        """Runs the worker here, or on the threads of OpenMP's pool."""
+    def _dispatch(self, e: Emitter, frame: str, shares: str, chunks: str) -> None:
+        """Runs the worker here, or on the threads of OpenMP's pool, which get equal shares."""
         here, pool, out = e.label("serial"), e.label("pool"), e.label("joined")
         if self.cpu.prints:
             e.line(f"call void @worker(ptr {frame})")
@@ -231,6 +236,14 @@ class Kernel:
         alone = e.inst(f"icmp slt i64 {wanted}, 2")
         e.branch(e.inst(f"or i1 {nested}, {alone}"), here, pool)
         e.start(pool)
+        e.line(f"store i64 {wanted}, ptr {_place(e, frame, _THREADS)}")
+
+        def share(thread: str, _: list[str]) -> list[str]:
+            begin = _begin_of_share(e, thread, wanted, chunks)
+            e.line(f"store i64 {begin}, ptr {_share(e, shares, thread)}")
+            return []
+
+        loop(e, "0", wanted, "1", [], [], share)
         threads = e.inst(f"trunc i64 {wanted} to i32")
         e.line(f"call void @GOMP_parallel(ptr @worker, ptr {frame}, i32 {threads}, i32 0)")
         e.jump(out)
@@ -267,24 +280,51 @@ class Kernel:
     # -- the worker
 
     def _worker(self, op: Op) -> None:
+        """What a thread does: the chunks of its own share, then what is left of the others'. A
+        share is the same part of memory in every call, which stays in the caches of one core."""
         e = self._emitter()
         slots = _load(e, "%frame", _SLOTS, "ptr")
         pointers = [_load(e, slots, k, "ptr") for k in range(len(self.memrefs))]
-        chunks, size, total = (_load(e, "%frame", k) for k in (_CHUNKS, _SIZE, _TOTAL))
+        shares = _load(e, "%frame", _SHARES, "ptr")
+        threads, chunks, size, total = (
+            _load(e, "%frame", k) for k in (_THREADS, _CHUNKS, _SIZE, _TOTAL)
+        )
         partials = _load(e, "%frame", _PARTIALS, "ptr")
-        counter = _place(e, "%frame", _COUNTER)
-        take, run, out = e.label("take"), e.label("run"), e.label("out")
-        e.jump(take)
-        e.start(take)
-        if self.cpu.checks:
-            go_on = e.label("fine")
-            record = _load(e, slots, len(self.slots) - 1, "ptr")
-            failed = e.inst(f"load atomic i64, ptr {record} monotonic, align 8")
-            e.branch(e.inst(f"icmp eq i64 {failed}, 0"), go_on, out)
-            e.start(go_on)
-        chunk = e.inst(f"atomicrmw add ptr {counter}, i64 1 monotonic, align 8")
-        e.branch(e.inst(f"icmp slt i64 {chunk}, {chunks}"), run, out)
-        e.start(run)
+        record = _load(e, slots, len(self.slots) - 1, "ptr") if self.cpu.checks else ""
+        e.declare("declare i32 @omp_get_thread_num()")
+        number = e.inst("sext i32 " + e.inst("call i32 @omp_get_thread_num()") + " to i64")
+        own = e.inst(f"urem i64 {number}, {threads}")  # alone, it may be any thread's number
+
+        def share(offset: str, _: list[str]) -> list[str]:
+            thread = e.inst(f"urem i64 {e.inst(f'add nsw i64 {own}, {offset}')}, {threads}")
+            counter = _share(e, shares, thread)
+            following = e.inst(f"add nsw i64 {thread}, 1")
+            last = _begin_of_share(e, following, threads, chunks)
+            take, run, out = e.label("take"), e.label("run"), e.label("out")
+            e.jump(take)
+            e.start(take)
+            if record:
+                go_on = e.label("fine")
+                failed = e.inst(f"load atomic i64, ptr {record} monotonic, align 8")
+                e.branch(e.inst(f"icmp eq i64 {failed}, 0"), go_on, out)
+                e.start(go_on)
+            chunk = e.inst(f"atomicrmw add ptr {counter}, i64 1 monotonic, align 8")
+            e.branch(e.inst(f"icmp slt i64 {chunk}, {last}"), run, out)
+            e.start(run)
+            self._run_chunk(e, op, chunk, slots, pointers, (size, total, partials))
+            e.jump(take)
+            e.start(out)
+            return []
+
+        loop(e, "0", threads, "1", [], [], share)
+        e.line("ret void")
+        e.finish(f"define internal void @worker(ptr noalias %frame) {self.traits}")
+
+    def _run_chunk(
+        self, e: Emitter, op: Op, chunk: str, slots: str, pointers: list[str],
+        parts: tuple[str, str, str],
+    ) -> None:  # fmt: skip
+        size, total, partials = parts
         begin = e.inst(f"mul nsw i64 {chunk}, {size}")
         end = e.intrinsic("llvm.smin.i64", "i64", ("i64", total),
                           ("i64", e.inst(f"add nsw i64 {begin}, {size}")))  # fmt: skip
@@ -293,10 +333,6 @@ class Kernel:
         pairs = [("ptr", slots), ("ptr", "%frame"), ("i64", begin), ("i64", end), ("ptr", partial)]
         pairs += [("ptr", p) for p in pointers]
         e.line(f"call void @chunk({', '.join(f'{t} {v}' for t, v in pairs)})")
-        e.jump(take)
-        e.start(out)
-        e.line("ret void")
-        e.finish(f"define internal void @worker(ptr noalias %frame) {self.traits}")
 
     # -- the chunk
 
@@ -429,6 +465,17 @@ def _shared_values(function: Function, parallel: Op) -> list[Value]:
         if op.name != "arith.constant":
             found += [v for v in op.results if v in used]
     return found
+
+
+def _begin_of_share(e: Emitter, thread: str, threads: str, chunks: str) -> str:
+    """The first chunk of a thread's share."""
+    return e.inst(f"udiv i64 {e.inst(f'mul nsw i64 {thread}, {chunks}')}, {threads}")
+
+
+def _share(e: Emitter, shares: str, thread: str) -> str:
+    """Where the next chunk of a thread's share is counted."""
+    line = e.inst(f"mul nsw i64 {thread}, {_LINE}")
+    return e.inst(f"getelementptr inbounds i64, ptr {shares}, i64 {line}")
 
 
 def _place(e: Emitter, block: str, k: int) -> str:

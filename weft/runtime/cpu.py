@@ -22,6 +22,7 @@ Prints = Sequence[tuple[Sequence[str | None], Sequence[str]]]
 _SERIAL = """
 define i32 @omp_get_max_threads() { ret i32 1 }
 define i32 @omp_in_parallel() { ret i32 0 }
+define i32 @omp_get_thread_num() { ret i32 0 }
 define void @GOMP_parallel(ptr %body, ptr %frame, i32 %threads, i32 %flags) {
   call void %body(ptr %frame)
   ret void
@@ -93,7 +94,9 @@ def _one_thread() -> None:
         ctypes.CFUNCTYPE(None, ctypes.c_int)(address)(1)
 
 
-_SERIAL_NAMES = ("omp_get_max_threads", "omp_in_parallel", "GOMP_parallel")
+_SERIAL_NAMES = (
+    "omp_get_max_threads", "omp_in_parallel", "omp_get_thread_num", "GOMP_parallel"
+)  # fmt: skip
 _keep: list[object] = []  # code that lives as long as the process
 
 

@@ -245,6 +245,21 @@ def test_atomic_operations_other_than_sums():
 
 
 @weft.kernel
+def doubled_and_largest(x):
+    out = x.clone()
+    m = -math.inf
+    for i in range(x.shape[0]):
+        out[i] += x[i]
+        m = max(m, out[i])
+    return m
+
+
+def test_a_maximum_beside_an_update_of_an_element():
+    x, t = draw(5), draw(5)
+    assert jvp(doubled_and_largest, [x], [t])[1] == (2 * t[x.argmax()],)
+
+
+@weft.kernel
 def compacted(x):
     n = torch.zeros(1, dtype=torch.int64)
     out = torch.zeros_like(x)

@@ -1,9 +1,12 @@
 """First and second derivatives against finite differences in float64."""
 
+import math
+
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+import weft
 from tests.autodiff import kernels as k
 from weft.errors import GradientError
 
@@ -145,3 +148,16 @@ def test_wkv_against_the_recurrence_in_torch():
     )
     for a, b in pairs:
         torch.testing.assert_close(a, b)
+
+
+@weft.kernel
+def largest_of_sines(x, n: int):
+    m = -math.inf
+    for i in range(n):
+        m = max(m, math.sin(x[i]))
+    return m
+
+
+def test_a_step_of_a_second_derivative_that_has_nothing_to_do():
+    x = draw(5).requires_grad_()
+    assert gradgradcheck(lambda x: largest_of_sines(x, 5), [x])

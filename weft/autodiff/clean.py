@@ -48,5 +48,10 @@ def without_unused(function: Function) -> Function:
 
 
 def has_effects(function: Function) -> bool:
-    """Whether it writes anything."""
-    return any(op.name in ("memref.store", "memref.atomic_rmw") for op in walk(function.body))
+    """Whether it writes to any of its arguments."""
+    args = set(function.args)
+    return any(
+        op.operands[1] in args
+        for op in walk(function.body)
+        if op.name in ("memref.store", "memref.atomic_rmw")
+    )

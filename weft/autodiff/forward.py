@@ -52,7 +52,7 @@ class _Forward(Walk):
         active = [k for k, a in enumerate(self.primal.args)
                   if a in self.arrays or a in self.activity.values]  # fmt: skip
         return Tangent(
-            self.given, tuple(self.names), tuple(active), tuple(self.steps),
+            self.primal, tuple(self.names), tuple(active), tuple(self.steps),
             tuple(self.workspaces), self.space, self.notes,
         )  # fmt: skip
 

@@ -70,7 +70,7 @@ def gather(
     gathered = [p for p in plans if p.form == "gather"]
     reduced = {a.op for p in plans if p.form == "reduce" for a in p.group}
     if not gathered and not reduced:
-        return Gathered([function], notes)
+        return Gathered([function] if has_effects(function) else [], notes)
     loops: list[Function] = []
     buffers: list[Buffer] = []
     sums = {p.name: terms for p in gathered if (terms := longest(p.found)) is not None}

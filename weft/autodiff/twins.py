@@ -31,7 +31,6 @@ class Walk:
     """The state of the walk, and a method for each kind of operation."""
 
     def __init__(self, function: Function, wanted: Collection[int]) -> None:
-        self.given = function
         # An accumulation in which no two iterations meet is an ordinary update, and has tangents.
         self.primal = demote(function)
         args = self.primal.args

@@ -107,11 +107,11 @@ class Along:
         return found
 
     def _workspaces(self) -> dict[str, torch.Tensor]:
-        tangent, function = self.made.tangent, self.loop.function
+        tangent = self.made.tangent
         if not tangent.workspaces:
             return {}
         sizes: dict[Value | Dim, int] = {}
-        for argument, value in zip(function.args, self.values, strict=True):
+        for argument, value in zip(tangent.primal.args, self.values, strict=True):
             if isinstance(value, torch.Tensor):
                 sizes.update((Dim(argument, axis), n) for axis, n in enumerate(value.shape))
             else:

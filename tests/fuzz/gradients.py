@@ -1,0 +1,224 @@
+"""Derivatives of one random kernel: forward mode, reverse mode, and differences of the Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+import weft
+from tests.fuzz.check import function, shaped
+from tests.fuzz.smooth import SmoothKernel, smooth_kernel
+from weft.errors import GradientError
+
+STEP = 1e-4
+EXACT = 1e-7  # relative, of derivatives in float64
+NARROW = 2e-3  # of those in float32
+# Where differences with two steps disagree by more than this, there is a branch in between or the
+# kernel amplifies without bound, and they say nothing.
+STABLE = 1e-3
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def check_gradients(random: Random) -> str:
+    """Draws a kernel and compares its derivatives; AssertionError where they differ. Gives what
+    became of it: "compared", "refused: <why>", or "rough" (it has no derivative here)."""
+    drawn = smooth_kernel(random)
+    kernel = weft.kernel(function(drawn.text))
+    floats, m = arguments(random, drawn)
+    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    n, a = random.randint(0, 4), random.choice((0.75, -1.5))
+    directions = tuple(_normal(generator, t) for t in floats)
+    differences, error = finite_differences(kernel, floats, directions, m, n, a)
+    if not all(d.isfinite().all() and (e <= STABLE * _size(d)).all()
+               for d, e in zip(differences, error, strict=True)):  # fmt: skip
+        return "rough"
+    tolerance = NARROW if drawn.narrow else EXACT
+    refused: list[str] = []
+    tangents = pulled = None
+    weights = tuple(_normal(generator, d) for d in differences)
+    try:
+        tangents = forward_mode(kernel, floats, directions, m, n, a)
+    except GradientError as caught:
+        refused.append(str(caught))
+    try:
+        pulled = reverse_mode(kernel, floats, weights, m, n, a)
+    except GradientError as caught:
+        refused.append(str(caught))
+    if tangents is not None:
+        for t, d, e in zip(tangents, differences, error, strict=True):
+            slack = tolerance * _size(d) + 4 * e
+            assert ((t.double() - d).abs() <= slack).all(), _says(
+                drawn, "tangents", d, t, floats, m, n, a
+            )
+    if pulled is not None:
+        terms = torch.cat([(w * d).reshape(-1) for w, d in zip(weights, differences, strict=True)])
+        parts = [(g.double() * u.double()).reshape(-1)
+                 for g, u in zip(pulled, directions, strict=True)]  # fmt: skip
+        found = torch.cat(parts)
+        slack = sum((w.abs() * 4 * e).sum() for w, e in zip(weights, error, strict=True))
+        slack = slack + tolerance * (1 + terms.abs().sum() + found.abs().sum())
+        assert abs(found.sum() - terms.sum()) <= slack, _says(
+            drawn, "gradients", terms.sum(), found.sum(), floats, m, n, a
+        )
+    return f"refused: {refused[0]}" if refused else "compared"
+
+
+def check_second(random: Random) -> str:
+    """Draws a kernel and compares its second derivative along a direction, taken in three ways,
+    with differences of its gradient. As ``check_gradients``."""
+    drawn = smooth_kernel(random)
+    kernel = weft.kernel(function(drawn.text))
+    floats, m = arguments(random, drawn)
+    floats = tuple(t.double() for t in floats)
+    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    n, a = random.randint(0, 4), random.choice((0.75, -1.5))
+    directions = tuple(_normal(generator, t) for t in floats)
+
+    def gradient(*given: torch.Tensor, more: bool = False) -> Tensors:
+        leaves = [t if t.requires_grad else t.view_as(t).requires_grad_() for t in given]
+        weights = torch.Generator().manual_seed(1)
+        total = sum((o.double() * _normal(weights, o).double()).sum()
+                    for o in results(kernel(*leaves, m, n, a)))  # fmt: skip
+        if not isinstance(total, torch.Tensor) or not total.requires_grad:
+            return tuple(map(torch.zeros_like, leaves))
+        found: Any = torch.autograd.grad(total, leaves, allow_unused=True, create_graph=more)
+        return tuple(torch.zeros_like(t) if g is None else g
+                     for t, g in zip(leaves, found, strict=True))  # fmt: skip
+
+    def difference(step: float) -> Tensors:
+        pairs = list(zip(floats, directions, strict=True))
+        above = gradient(*(t + step * u for t, u in pairs))
+        below = gradient(*(t - step * u for t, u in pairs))
+        return tuple((p - q) / (2 * step) for p, q in zip(above, below, strict=True))
+
+    def forward_over_reverse() -> Tensors:
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(t, u) for t, u in zip(floats, directions, strict=True)]
+            parts = [forward_ad.unpack_dual(g) for g in gradient(*duals)]
+            return tuple(torch.zeros_like(p.primal) if p.tangent is None else p.tangent
+                         for p in parts)  # fmt: skip
+
+    def reverse_over_reverse() -> Tensors:
+        leaves = [t.clone().requires_grad_() for t in floats]
+        found = gradient(*leaves, more=True)
+        total = sum((g * u).sum() for g, u in zip(found, directions, strict=True))
+        return _gradients(total, leaves)
+
+    def reverse_over_forward() -> Tensors:
+        leaves = tuple(t.clone().requires_grad_() for t in floats)
+        tangents = forward_mode(kernel, leaves, directions, m, n, a)
+        weights = torch.Generator().manual_seed(1)
+        total = sum((t.double() * _normal(weights, t).double()).sum() for t in tangents)
+        return _gradients(total, leaves)
+
+    try:
+        coarse, fine = difference(STEP), difference(STEP / 2)
+    except GradientError as caught:
+        return f"refused: {caught}"
+    error = [(f - c).abs() for c, f in zip(coarse, fine, strict=True)]
+    if not all(f.isfinite().all() and (e <= STABLE * _size(f)).all()
+               for f, e in zip(fine, error, strict=True)):  # fmt: skip
+        return "rough"
+    refused: list[str] = []
+    for way in (forward_over_reverse, reverse_over_reverse, reverse_over_forward):
+        try:
+            found = way()
+        except GradientError as caught:
+            refused.append(str(caught))
+            continue
+        for g, c, f, e in zip(found, coarse, fine, error, strict=True):
+            slack = 10 * EXACT * _size(f) + 4 * e
+            assert ((g - (4 * f - c) / 3).abs() <= slack).all(), _says(
+                drawn, f"second derivatives ({way.__name__})", f, g, floats, m, n, a
+            )
+    return f"refused: {refused[0]}" if refused else "compared"
+
+
+def _gradients(total: Any, leaves: Sequence[torch.Tensor]) -> Tensors:
+    if not isinstance(total, torch.Tensor) or not total.requires_grad:
+        return tuple(map(torch.zeros_like, leaves))
+    found: Any = torch.autograd.grad(total, leaves, allow_unused=True)
+    return tuple(torch.zeros_like(t) if g is None else g
+                 for t, g in zip(leaves, found, strict=True))  # fmt: skip
+
+
+def arguments(random: Random, drawn: SmoothKernel) -> tuple[Tensors, torch.Tensor]:
+    """x, y, z and m, in memory of any form."""
+    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    dtype = torch.float32 if drawn.narrow else torch.float64
+    rows, sizes = random.choice((1, 2, 3, 5)), (1, 2, 3, 4)
+    shape = (rows, random.choice(sizes))[: drawn.rank]
+    shapes = (shape, (rows, random.choice(sizes)), (random.choice((1, 2, 3, 7)),))
+    floats = tuple(shaped(random, torch.randn(s, generator=generator).to(dtype)) for s in shapes)
+    return floats, shaped(random, torch.randint(-9, 20, shape, generator=generator))
+
+
+def results(out: Any) -> Tensors:
+    """What a kernel returned, as tensors."""
+    values = out if isinstance(out, tuple) else (out,)
+    return tuple(torch.as_tensor(v) for v in values)
+
+
+def finite_differences(
+    kernel: weft.Kernel, floats: Tensors, directions: Tensors, m: torch.Tensor, n: int, a: float
+) -> tuple[Tensors, Tensors]:
+    """(derivatives along ``directions``, how far two step sizes disagree), by the Python itself in
+    float64."""
+
+    def value(step: float) -> Tensors:
+        moved = [t.double() + step * u.double() for t, u in zip(floats, directions, strict=True)]
+        return tuple(v.double() for v in results(kernel.interpret(*moved, m, n, a)))
+
+    slopes = []
+    for step in (STEP, STEP / 2):
+        pairs = zip(value(step), value(-step), strict=True)
+        slopes.append([(above - below) / (2 * step) for above, below in pairs])
+    pairs = list(zip(*slopes, strict=True))
+    return tuple((4 * f - c) / 3 for c, f in pairs), tuple((f - c).abs() for c, f in pairs)
+
+
+def forward_mode(
+    kernel: weft.Kernel, floats: Tensors, directions: Tensors, m: torch.Tensor, n: int, a: float
+) -> Tensors:
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(t, u) for t, u in zip(floats, directions, strict=True)]
+        parts = [forward_ad.unpack_dual(o) for o in results(kernel(*duals, m, n, a))]
+        return tuple(torch.zeros_like(p.primal) if p.tangent is None else p.tangent for p in parts)
+
+
+def reverse_mode(
+    kernel: weft.Kernel, floats: Tensors, weights: Tensors, m: torch.Tensor, n: int, a: float
+) -> Tensors:
+    leaves = [t.detach().requires_grad_() for t in floats]
+    outs = results(kernel(*leaves, m, n, a))
+    pairs = [(o, w.to(o.dtype)) for o, w in zip(outs, weights, strict=True) if o.requires_grad]
+    if not pairs:
+        return tuple(map(torch.zeros_like, leaves))
+    found: Any = torch.autograd.grad(
+        [o for o, _ in pairs], leaves, [w for _, w in pairs], allow_unused=True
+    )
+    return tuple(torch.zeros_like(v) if g is None else g
+                 for v, g in zip(leaves, found, strict=True))  # fmt: skip
+
+
+def _normal(generator: torch.Generator, like: torch.Tensor) -> torch.Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.dtype)
+
+
+def _size(values: torch.Tensor) -> torch.Tensor:
+    """What relative means: 1, or the largest of the values."""
+    return torch.tensor([1.0, *values.abs().reshape(-1).tolist()], dtype=torch.float64).max()
+
+
+def _says(
+    drawn: SmoothKernel, what: str, expected: Any, found: Any, floats: Tensors, m: torch.Tensor,
+    n: int, a: float,
+) -> str:  # fmt: skip
+    x, y, z = floats
+    return (f"{what} differ:\n{drawn.text}\nexpected {expected}\nfound {found}\n"
+            f"x = {x}\ny = {y}\nz = {z}\nm = {m}\nn = {n}, a = {a}")  # fmt: skip

@@ -1,0 +1,224 @@
+"""Random kernels that have derivatives almost everywhere, as Python source.
+
+Their floats depend smoothly on the inputs but for branches, minima and the like; they stay of
+moderate size. There are nested loops whose bounds depend on sizes, on outer indices and on data,
+``while``, ``break`` and ``continue``, products and recurrences that loops carry, local arrays,
+reductions, sums into elements that data choose, and loops that read what others computed. Now and
+then a kernel does what cannot be differentiated, and must be refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from tests.fuzz.generate import Generator
+
+
+@dataclass
+class SmoothKernel:
+    """A kernel's source, called ``kernel(x, y, z, m, n, a)``: floats x of ``rank``, y (x.shape[0],
+    K), z (L,), integers m of the shape of x, n and a float a. Returns one or more tensors."""
+
+    text: str
+    rank: int
+    narrow: bool  # meant for f32: it never branches on a computed float
+
+
+@dataclass
+class _Smooth(Generator):
+    narrow: bool = False
+    local: bool = False
+    rows: list[str] = field(default_factory=list)  # indices that are at most i
+    columns: list[str] = field(default_factory=list)  # indices below y.shape[1]
+
+    # --- expressions ------------------------------------------------------------------------------
+    def loaded(self) -> str:
+        return f"float(x[{self.place()}])"
+
+    def element(self) -> str:
+        """A read of x, y or z, with subscripts of every kind."""
+        row = self.random.choice(["i", "i", *self.rows, *(f"(i - {k})" for k in self.rows)])
+        kind = self.random.randrange(8)
+        if kind <= 2:
+            if kind == 2:
+                row = self.pick("min(i + 1, x.shape[0] - 1)", "(x.shape[0] - 1 - i)", "(i // 2)")
+            return f"x[{row}, j]" if self.rank == 2 else f"x[{row}]"
+        if kind <= 4:
+            column = self.random.choice([*self.columns, *self.columns, "0", "(c0 % y.shape[1])"])
+            return f"y[{row}, {column}]"
+        number = self.random.choice(["i", "(2 * i + 1)", "abs(i - c0)", "i // 2",
+                                     f"int(m[{self.place()}])", *self.frozen])  # fmt: skip
+        if kind == 5:
+            return f"z[min({number if number[0] != 'i' else 'i'}, z.shape[0] - 1) % z.shape[0]]"
+        return f"z[({number}) % z.shape[0]]"
+
+    def float_expression(self, depth: int = 0) -> str:
+        if depth > 2 or self.random.random() < 0.25:
+            leaves = [*self.floats, *self.floats, self.element(), self.element(), "a"]
+            if self.local:
+                leaves.append(f"h[{self.place_in_local()}]")
+            return self.random.choice([*leaves, str(self.random.choice([0.5, -1.25, 2.0]))])
+        a, b = self.float_expression(depth + 1), self.float_expression(depth + 1)
+        kind = self.random.randrange(14)
+        if kind < 5:
+            return f"({a} {self.pick('+', '-', '*')} {b})"
+        if kind == 5:
+            return f"({a} / ({b} * {b} + 1.0))"
+        if kind == 6:
+            return f"{self.pick('min', 'max')}({a}, {b})"
+        if kind <= 8:
+            return f"weft.math.{self.pick('sin', 'tanh', 'cos')}({a})"
+        if kind == 9:
+            return f"weft.math.sqrt({a} * {a} + 0.5)"
+        if kind == 10:
+            return f"weft.math.exp(-abs({a}))"
+        if kind == 11:
+            return f"weft.math.log({a} * {a} + 1.5)"
+        if kind == 12:
+            return f"({a} if {self.condition(depth + 1)} else {b})"
+        return f"({a} * ({self.int_expression(2)} % 3))"
+
+    def condition(self, depth: int = 0) -> str:
+        if not self.narrow and self.random.random() < 0.2:
+            return f"({self.random.choice(self.floats)} > {self.random.choice([-0.4, 0.3, 0.9])})"
+        return super().condition(depth)
+
+    def place_in_local(self) -> str:
+        return f"({self.random.choice([*self.frozen, *self.ints, 'i'])}) % 3"
+
+    # --- statements -------------------------------------------------------------------------------
+    def statement(self, indent: int, depth: int) -> None:
+        kind = self.random.randrange(17 if depth < 3 else 10)
+        f = self.random.choice(self.floats)
+        if kind <= 1:
+            self.emit(indent, f"{f} {self.pick('=', '+=', '-=')} {self.bounded(1)}")
+        elif kind <= 3:
+            self.emit(indent, f"{f} *= 1.0 + 0.4 * {self.bounded(1)}")
+        elif kind == 4:
+            self.emit(indent, f"{f} = 0.7 * {f} {self.pick('+', '-')} {self.bounded(1)}")
+        elif kind == 5:
+            self.emit(indent, f"{f} /= 1.5 + 0.5 * {self.bounded(1)}")
+        elif kind == 6:
+            g = self.random.choice(self.floats)
+            self.emit(indent, f"{f}, {g} = 0.5 * {g}, {self.bounded(2)}")
+        elif kind == 7:
+            name = self.random.choice(self.ints)
+            self.emit(indent, f"{name} = ({self.int_expression()}) % 101")
+        elif kind == 8 and self.local:
+            sign = self.pick("=", "+=", "*=")
+            self.emit(indent, f"h[{self.place_in_local()}] {sign} {self.bounded(1)}")
+        elif kind <= 9:
+            self.written(indent)
+        elif kind <= 11:
+            self.branch(indent, depth)
+        elif kind <= 14:
+            self.for_loop(indent, depth)
+        elif kind == 15:
+            self.while_loop(indent, depth)
+        elif self.breakable:
+            self.emit(indent, f"if {self.condition()}:")
+            self.emit(indent + 1, self.pick("break", "continue"))
+        else:
+            self.emit(indent, f"{f} = {self.bounded(0)}")
+
+    def written(self, indent: int) -> None:
+        place = self.place()
+        if self.random.random() < 0.1:  # what it reads may be overwritten: often refused
+            self.emit(indent, f"out[{place}] = out[{place}] * {self.bounded(1)}")
+        else:
+            self.emit(indent, f"out[{place}] {self.pick('=', '+=')} {self.bounded(1)}")
+
+    def for_loop(self, indent: int, depth: int) -> None:
+        self.fresh += 1
+        name = f"k{self.fresh}"
+        form = self.random.randrange(6)
+        known: list[str] | None = None
+        if form == 0:
+            span, known = "i + 1", self.rows
+        elif form <= 2:
+            span, known = self.pick("y.shape[1]", "min(n, y.shape[1])"), self.columns
+        elif form == 3:
+            span = f"abs({self.int_expression(2)}) % 4"
+        elif form == 4:
+            inner = self.random.choice([*self.frozen, "0"])
+            span = f"{inner}, abs({inner}) % 50 + {self.random.randint(0, 3)}"
+        else:
+            span = f"{self.random.randint(2, 5)}, 0, -{self.random.randint(1, 2)}"
+        self.emit(indent, f"for {name} in range({span}):")
+        self.frozen.append(name)
+        if known is not None:
+            known.append(name)
+        self.breakable += 1
+        self.body(indent + 1, depth + 1)
+        self.breakable -= 1
+        if known is not None:
+            known.pop()
+        self.frozen.pop()
+
+
+def smooth_kernel(random: Random) -> SmoothKernel:
+    """Draws one kernel."""
+    g = _Smooth(random, narrow=random.random() < 0.25, local=random.random() < 0.3)
+    g.rank = random.choice((1, 1, 2))
+    g.floats, g.ints = ["f0", "f1"], ["c0"]
+    place = g.place()
+    extents = ", ".join(f"x.shape[{k}]" for k in range(g.rank))
+    scatters, reduces = random.random() < 0.25, random.random() < 0.3
+    g.emit(0, "def kernel(x, y, z, m, n, a):")
+    g.emit(1, random.choice(("out = torch.zeros_like(x)", "out = torch.empty_like(x)",
+                             "out = x * 0.5", f"out = x.new_zeros({extents})")))  # fmt: skip
+    results = ["out"]
+    if scatters:
+        g.emit(1, "s = torch.zeros_like(z)")
+        results.append("s")
+    if reduces:
+        g.emit(1, random.choice(("total = 0.0", "total = 1.5", "total = a")))
+        results.append("total")
+    g.emit(1, f"for {place} in weft.ndrange({extents}):")
+    g.emit(2, f"c0 = {random.choice(['1', 'n', 'i', f'int(m[{place}]) % 5'])}")
+    g.emit(2, f"f0 = {random.choice(['0.5', 'a', g.element()])}")
+    g.emit(2, f"f1 = {g.element()}")
+    if g.local:
+        g.emit(2, f"h = weft.zeros((3,), weft.{'f32' if g.narrow else 'f64'})")
+        g.emit(2, f"h[{g.place_in_local()}] = {g.bounded(1)}")
+    if "empty" in g.lines[1]:
+        g.emit(2, f"out[{place}] = 0.0")
+    for _ in range(random.randint(1, 4)):
+        g.statement(2, 0)
+    g.emit(2, f"out[{place}] {random.choice(('=', '+='))} f0 + f1 * {g.float_expression(2)}")
+    if scatters:
+        where = random.choice((f"int(m[{place}])", "i", "i // 2", "c0"))
+        g.emit(2, f"s[({where}) % z.shape[0]] += {g.bounded(1)}")
+    if reduces:
+        g.emit(2, random.choice((
+            "total += f1", "total = max(total, f0)", "total = min(total, f1)",
+            "total -= 0.5 * f0 * f1", "total *= 1.0 + 0.3 * f0 / (1.0 + f0 * f0)",
+        )))  # fmt: skip
+    if random.random() < 0.3:
+        _second_loop(g, results)
+    g.emit(1, f"return {', '.join(results)}")
+    return SmoothKernel("\n".join(g.lines) + "\n", g.rank, g.narrow)
+
+
+def _second_loop(g: _Smooth, results: list[str]) -> None:
+    """A loop that reads what the first computed and PyTorch changed."""
+    g.emit(
+        1,
+        g.pick("t = out * 2.0 - 1.0", "t = torch.flip(out, [0])", "t = torch.sin(out)", "t = out"),
+    )
+    g.emit(1, "last = torch.empty_like(t)")
+    g.emit(1, "for i in range(t.shape[0]):")
+    whole = "t[i]" if g.rank == 1 else "t[i, j]"
+    indent = 2
+    if g.rank == 2:
+        g.emit(2, "for j in range(t.shape[1]):")
+        indent = 3
+    g.emit(indent, f"q = {whole} * z[i % z.shape[0]]")
+    g.emit(indent, "for k in range(n):")
+    g.emit(
+        indent + 1,
+        f"q = {g.pick('weft.math.sin(q)', 'q * 0.9', 'q')} + {g.pick(whole, 'a', '0.1')}",
+    )
+    g.emit(indent, f"last[i{', j' if g.rank == 2 else ''}] = q * q")
+    results.append("last")

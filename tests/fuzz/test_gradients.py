@@ -1,0 +1,46 @@
+"""Random kernels: derivatives against each other and against differences of the undecorated
+Python. ``make fuzz N=5000`` draws more."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.gradients import check_gradients, check_second
+
+COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "24"))
+
+# torch's own forward mode scripts its decompositions when it is first used.
+pytestmark = [pytest.mark.fuzz, pytest.mark.filterwarnings("ignore:`torch.jit.script`")]
+
+
+def outcomes(check: Callable[[Random], str], count: int) -> Counter[str]:
+    """What became of ``count`` random kernels."""
+    found: Counter[str] = Counter()
+
+    @settings(
+        max_examples=count, deadline=None, phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck), database=None,
+    )  # fmt: skip
+    @given(st.integers(0, 1 << 40))
+    def run(seed: int) -> None:
+        found[check(Random(seed)).partition(":")[0]] += 1
+
+    run()
+    return found
+
+
+def test_derivatives_of_random_kernels_are_differences_of_the_python() -> None:
+    found = outcomes(check_gradients, COUNT)
+    assert found["compared"] > 0.5 * COUNT, found  # the rest is refused by name, or rough
+
+
+def test_second_derivatives_of_random_kernels_are_differences_of_gradients() -> None:
+    found = outcomes(check_second, max(COUNT // 5, 4))
+    assert found["compared"] + found["refused"] > 0.5 * found.total(), found

@@ -20,18 +20,21 @@ from weft.passes.demote import demote
 from weft.passes.extrema import extrema
 from weft.passes.run import PIPELINE, Pass, run
 from weft.passes.runs import runs
+from weft.passes.touch import touch
 from weft.source import FunctionSource
 
 Listener = Callable[[str, str], None]
 
 
 def to_code(
-    function: Function, *, strict_math: bool, noalias: bool, verify: bool,
+    function: Function, *, strict_math: bool, noalias: bool, verify: bool, debug: bool = False,
     listener: Callable[[str, Function], None] | None = None,
 ) -> cpu.CpuCode:  # fmt: skip
-    """IR to object code of this machine. Raises ``RaceError`` where iterations provably meet."""
+    """IR to object code of this machine. Raises ``RaceError`` where iterations provably meet; with
+    ``debug``, the code checks at run time where that is not known."""
+    first = [touch] if debug else []
     without = [extrema] if strict_math else []
-    function = _passed(function, without, noalias=noalias, verify=verify, listener=listener)
+    function = _passed(function, first, without, noalias=noalias, verify=verify, listener=listener)
     return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias)
 
 
@@ -41,12 +44,12 @@ def optimize(
 ) -> Function:  # fmt: skip
     """IR after the passes, for a GPU: its loops are not cut up. Raises ``RaceError``."""
     return _passed(
-        function, [runs, blocks, extrema], noalias=noalias, verify=verify, listener=listener
+        function, [], [runs, blocks, extrema], noalias=noalias, verify=verify, listener=listener
     )
 
 
 def _passed(
-    function: Function, without: list[Pass], *, noalias: bool, verify: bool,
+    function: Function, first: list[Pass], without: list[Pass], *, noalias: bool, verify: bool,
     listener: Callable[[str, Function], None] | None,
 ) -> Function:  # fmt: skip
     if verify:
@@ -56,7 +59,7 @@ def _passed(
     function.attrs["noalias"] = noalias
     # Where buffers overlap, accumulations into two of them may meet: they stay atomic.
     left_out = without if noalias else [*without, demote]
-    passes = [p for p in PIPELINE if p not in left_out]
+    passes = [*first, *(p for p in PIPELINE if p not in left_out)]
     return run(function, passes, verify=verify, listener=listener)
 
 
@@ -102,7 +105,7 @@ def stages(
         shown.texts.update(_gpu_texts(function, arch, strict_math=strict_math, noalias=noalias))
         return shown
     code = to_code(lowered.function, strict_math=strict_math, noalias=noalias, verify=True,
-                   listener=listener)  # fmt: skip
+                   debug=debug, listener=listener)  # fmt: skip
     shown.texts["llvm"] = code.llvm
     shown.texts["llvm optimized"] = cpu.optimized(code)
     shown.texts["assembly"] = cpu.assembly(code)

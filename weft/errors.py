@@ -67,7 +67,7 @@ class KernelAssertionError(CompileError, AssertionError):
 
 
 class RaceError(CompileError, ValueError):
-    """Two iterations of a parallel loop provably touch one element, at least one writing."""
+    """Two iterations of a parallel loop touch one element, at least one writing."""
 
 
 class GradientError(CompileError, RuntimeError):

@@ -350,7 +350,8 @@ def kernel(
     """Compiles the top-level loops of a function: ``@weft.kernel`` or ``@weft.kernel(debug=True)``.
 
     ``name`` and ``namespace`` are those of the PyTorch operator (``torch.ops.weft.<name>``);
-    ``debug`` checks every access; ``strict_math`` forbids contraction and reassociation.
+    ``debug`` checks every subscript, and races that could not be decided (on the CPU);
+    ``strict_math`` forbids contraction and reassociation.
     """
     given = {"debug": debug, "strict_math": strict_math}
     options = {key: value for key, value in given.items() if value is not None}

@@ -2,7 +2,7 @@
 
 The only module that reads the environment:
 
-    WEFT_DEBUG=1          check every access
+    WEFT_DEBUG=1          check every subscript, and races that cannot be decided
     WEFT_STRICT_MATH=1    no contraction, no reassociation
     WEFT_INTERPRET=1      run kernels as plain Python, with checks
     WEFT_VERIFY=1         verify the IR after each pass

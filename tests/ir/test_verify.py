@@ -39,6 +39,7 @@ def test_typical_functions_are_valid(make: Callable[[], Function]) -> None:
 
 
 M1, M2 = tensor(f32, 1), tensor(f32, 2)
+TOUCH = {"kind": "reads", "words": 3, "own": (0, 1), "against": (2,), "grouped": False}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,9 @@ M1, M2 = tensor(f32, 1), tensor(f32, 2)
         ("memref.alloca", (), M1, {},
          "a local array has known sizes and is contiguous, not memref<?xf32>"),
         ("weft.assert", (i1,), None, {"message": 3}, "`message` must be a string"),
+        ("weft.touch", (M1, index, index, index), None, TOUCH, "4 operands for rank 1"),
+        ("weft.touch", (M1, *[index] * 5), None, TOUCH | {"against": (3,)},
+         "`own` and `against` must be places among the `words`"),
         ("weft.bounds", (index, i64), None, {"tensor": "x", "axis": 0},
          "operand 1 is i64, must be index"),
         ("weft.print", (f32,), None, {"parts": ("a",)},

@@ -104,6 +104,10 @@ class Target(Protocol):
         """Emits ``weft.print``."""
         ...
 
+    def touch(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
+        """Emits ``weft.touch`` of the element at ``pointer``."""
+        ...
+
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
         """Emits what happens where ``ok`` is false: note it, leave the function."""
         ...

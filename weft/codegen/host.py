@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from weft.codegen import float32, libraries
 from weft.codegen.arith import Rule, scalar, word
 from weft.codegen.emit import Emitter, llvm_type
-from weft.codegen.interface import Check
+from weft.codegen.interface import Check, word_shift
 from weft.codegen.machine import features
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import ScalarType, f32
+from weft.ir.types import MemRefType, ScalarType, f32
 
 
 class Cpu:
@@ -20,10 +20,11 @@ class Cpu:
     rules: Mapping[str, Rule] = {}
 
     def __init__(self, function: Function) -> None:
-        self.checks = _numbered(function, "weft.assert", "weft.bounds")
+        self.checks = _numbered(function, "weft.assert", "weft.bounds", "weft.touch")
         self.prints = _numbered(function, "weft.print")
         self.record = ""  # the error record's name in the function that is being written
         self.leave = ""  # the label that ends it
+        self.shadows: dict[Value, tuple[str, str]] = {}  # likewise: see ``interface.Slot``
 
     @property
     def check_table(self) -> tuple[Check, ...]:
@@ -73,6 +74,13 @@ class Cpu:
         return e.inst(f"call {ty} @{name}({args}) {e.module.attribute(pure)}")
 
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
+        values = op.operands if op.name == "weft.bounds" else op.operands[1:]
+        pairs = zip(values, operands, strict=True)
+        words = [word(e, name, scalar(value)) for value, name in pairs]
+        self.fail(e, op, ok, words[:15])  # the record holds 16 words
+
+    def fail(self, e: Emitter, op: Op, ok: str, words: Sequence[str]) -> None:
+        """Where ``ok`` is false: writes the record, unless another did, and leaves."""
         good, bad, write = e.label("good"), e.label("bad"), e.label("record")
         e.branch(ok, good, bad)
         e.start(bad)
@@ -80,14 +88,38 @@ class Cpu:
                       " monotonic monotonic")  # fmt: skip
         e.branch(e.inst(f"extractvalue {{ i64, i1 }} {pair}, 1"), write, self.leave)
         e.start(write)
-        values = op.operands if op.name == "weft.bounds" else op.operands[1:]
-        for k, (value, name) in enumerate(zip(values, operands, strict=True)):
-            if k >= 15:  # the record holds 16 words
-                break
+        for k, name in enumerate(words):
             place = e.inst(f"getelementptr i64, ptr {self.record}, i64 {k + 1}")
-            e.line(f"store i64 {word(e, name, scalar(value))}, ptr {place}")
+            e.line(f"store i64 {name}, ptr {place}")
         e.jump(self.leave)
         e.start(good)
+
+    def touch(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
+        shadow, shift = self.shadows[op.operands[0]]
+        begin = e.views[op.operands[0]].pointer
+        ends = [e.inst(f"ptrtoint ptr {p} to i64") for p in (pointer, begin)]
+        cell = e.inst(f"lshr i64 {e.inst(f'sub i64 {ends[0]}, {ends[1]}')}, {shift}")
+        cell = e.inst(f"mul i64 {cell}, {op.attrs['words']}")
+        e.declare(_MARK.replace("SIZE", str(1 << word_shift(len(self.checks)))))
+        raised = e.inst(f"add i64 {operands[1]}, 1")
+        raised = e.inst(f"shl i64 {raised}, {word_shift(len(self.checks))}")
+        own = e.inst(f"or i64 {raised}, {self.checks[op]}")
+
+        def met(place: int, take: str) -> str:
+            at = e.inst(f"add i64 {cell}, {place}")
+            at = e.inst(f"getelementptr i64, ptr {shadow}, i64 {at}")
+            return e.inst(f"call i64 @weft_met(ptr {at}, i64 {own}, i1 {take})")
+
+        first, *second = op.attrs["own"]
+        other = met(first, "true")
+        if second:  # the place for another iteration is taken if the first one is another's
+            met(second[0], e.inst(f"icmp ne i64 {other}, 0"))
+            other = "0"
+        for place in op.attrs["against"]:
+            found = met(place, "false")
+            none = e.inst(f"icmp eq i64 {other}, 0")
+            other = e.inst(f"select i1 {none}, i64 {found}, i64 {other}")
+        self.fail(e, op, e.inst(f"icmp eq i64 {other}, 0"), [own, other, *operands[2:]])
 
     def print(self, e: Emitter, op: Op, operands: Sequence[str]) -> None:
         words = e.fresh("words")
@@ -110,14 +142,49 @@ def _kinds(values: Sequence[Value]) -> tuple[str, ...]:
     return tuple(kinds[scalar(v).kind] for v in values)
 
 
+# What another iteration left at a place, else 0. An empty place is taken by this iteration's word
+# where ``take`` says so. All threads see accesses to these words in one order, and each notes what
+# it does before it looks: of two that meet, one at least sees the other.
+_MARK = """define internal i64 @weft_met(ptr %place, i64 %word, i1 %take) nounwind {
+entry:
+  %seen = load atomic i64, ptr %place seq_cst, align 8
+  %empty = icmp eq i64 %seen, 0
+  %try = and i1 %empty, %take
+  br i1 %try, label %exchange, label %have
+exchange:
+  %pair = cmpxchg ptr %place, i64 0, i64 %word seq_cst seq_cst, align 8
+  %found = extractvalue { i64, i1 } %pair, 0
+  br label %have
+have:
+  %there = phi i64 [ %seen, %entry ], [ %found, %exchange ]
+  %difference = xor i64 %there, %word
+  %own = icmp ult i64 %difference, SIZE
+  %other = select i1 %own, i64 0, i64 %there
+  ret i64 %other
+}"""
+
+
 def _check(op: Op) -> Check:
+    if op.name == "weft.touch":
+        return _race_check(op)
     bounds = op.name == "weft.bounds"
     values = op.operands if bounds else op.operands[1:]
-    s = op.span
-    span = None
-    if s is not None:
-        span = (s.file, s.line, s.column, s.end_line, s.end_column, s.text, s.kernel)
     return Check(
         "bounds" if bounds else "assert", str(op.attrs.get("message", "")),
-        str(op.attrs.get("tensor", "")), int(op.attrs.get("axis", 0)), _kinds(values), span,
+        str(op.attrs.get("tensor", "")), int(op.attrs.get("axis", 0)), _kinds(values), _span(op),
     )  # fmt: skip
+
+
+def _race_check(op: Op) -> Check:
+    type = op.operands[0].type
+    assert isinstance(type, MemRefType)
+    form = "grouped" if op.attrs["grouped"] else ""
+    values = ("int",) * len(op.operands)  # two words instead of the memref and the iteration
+    return Check("race", op.attrs["kind"], form, type.rank, values, _span(op))
+
+
+def _span(op: Op) -> tuple[str, int, int, int, int, str, str] | None:
+    s = op.span
+    if s is None:
+        return None
+    return (s.file, s.line, s.column, s.end_line, s.end_column, s.text, s.kernel)

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One 8-byte word of the argument block. ``kind`` is "pointer", "int", "float", "size",
-    "stride" or "record"; ``arg`` is the position among the function's arguments."""
+    "stride" or "record"; ``arg`` is the position among the function's arguments. Where accesses are
+    watched for races, there follow, for each memref that is, "shadow" (the address of the words for
+    its first element, of which ``axis`` belong to an element) and "shift" (log2 of the bytes of the
+    memref for which there are as many words)."""
 
     kind: str
     arg: int
@@ -20,8 +23,13 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A weft.assert or weft.bounds: record[0] == 1 + its position in ``CpuCode.checks`` says that
-    it failed. ``values`` are the kinds ("int", "float", "bool") of record[1:]."""
+    """A weft.assert, weft.bounds or weft.touch: record[0] == 1 + its position in ``CpuCode.checks``
+    says that it failed. ``values`` are the kinds ("int", "float", "bool") of record[1:].
+
+    ``kind`` "race": ``message`` is what the access does, ``axis`` the number of subscripts,
+    ``tensor`` "grouped" where the loop's indices are a vector. The record has the words of this
+    access and of the other (iteration + 1, shifted by ``word_shift``, and the check's position),
+    subscripts, and first value, step and count of each index."""
 
     kind: str
     message: str
@@ -29,3 +37,8 @@ class Check:
     axis: int
     values: tuple[str, ...]
     span: tuple[str, int, int, int, int, str, str] | None  # the fields of source.Span
+
+
+def word_shift(checks: int) -> int:
+    """How many bits of a word tell which of so many checks it is."""
+    return max(checks - 1, 0).bit_length()

@@ -410,6 +410,14 @@ def _bounds(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return ()
 
 
+@rule("weft.touch")
+def _touch(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    view = e.views[op.operands[0]]
+    pointer = address(e, view, operands[2 : 2 + view.type.rank])
+    e.target.touch(e, op, pointer, operands)
+    return ()
+
+
 @rule("weft.print")
 def _print(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     e.target.print(e, op, operands)

@@ -40,6 +40,12 @@ def argument_slots(function: Function) -> tuple[Slot, ...]:
         slots += [Slot("size", k, axis) for axis in range(type.rank)]
         slots += [Slot("stride", k, axis) for axis in range(_stored_strides(type))]
     slots.append(Slot("record", -1))
+    touches = {op.operands[0]: op.attrs["words"] for op in walk(function.body)
+               if op.name == "weft.touch"}  # fmt: skip
+    for k, _ in memrefs:
+        words = touches.get(function.args[k])
+        if words is not None:
+            slots += [Slot("shadow", k, words), Slot("shift", k)]
     return tuple(slots)
 
 
@@ -66,6 +72,7 @@ class Kernel:
         self.module = Module()
         self.symbol = "weft_" + "".join(c if c.isalnum() else "_" for c in function.name)
         self.slots = argument_slots(function)
+        self.record = next(k for k, slot in enumerate(self.slots) if slot.kind == "record")
         self.memrefs = [v for v in function.args if isinstance(v.type, MemRefType)]
         ops = function.body.ops
         places = [k for k, op in enumerate(ops) if op.name == "scf.parallel" and op.attrs["dims"]]
@@ -114,12 +121,15 @@ class Kernel:
                 e.views[value].sizes.append(_load(e, "%slots", k))
             elif slot.kind == "stride":
                 e.views[value].strides.append(_load(e, "%slots", k))
+            elif slot.kind == "shadow":
+                pair = _load(e, "%slots", k, "ptr"), _load(e, "%slots", k + 1)
+                self.cpu.shadows[value] = pair
         for value in self.memrefs:
             assert isinstance(value.type, MemRefType)
             if value.type.layout == "unit" and value.type.rank:
                 e.views[value].strides.append("1")
         if self.cpu.checks:
-            self.cpu.record = _load(e, "%slots", len(self.slots) - 1, "ptr")
+            self.cpu.record = _load(e, "%slots", self.record, "ptr")
             self.cpu.leave = e.label("leave")
 
     def _finish(self, e: Emitter, header: str) -> None:
@@ -290,7 +300,7 @@ class Kernel:
             _load(e, "%frame", k) for k in (_THREADS, _CHUNKS, _SIZE, _TOTAL)
         )
         partials = _load(e, "%frame", _PARTIALS, "ptr")
-        record = _load(e, slots, len(self.slots) - 1, "ptr") if self.cpu.checks else ""
+        record = _load(e, slots, self.record, "ptr") if self.cpu.checks else ""
         e.declare("declare i32 @omp_get_thread_num()")
         number = e.inst("sext i32 " + e.inst("call i32 @omp_get_thread_num()") + " to i64")
         own = e.inst(f"urem i64 {number}, {threads}")  # alone, it may be any thread's number

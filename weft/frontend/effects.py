@@ -70,7 +70,9 @@ def _atomic(name: str) -> Callable[[Lowering, ast.Call], Operand]:
             )
         stored = cx.scalars.cast(value, dtype, span)
         kind = reductions.kind(_RMW[name], dtype)
-        return Scalar(cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices), dtype)
+        with cx.builder.about(cx.span(node.args[0])):
+            before = cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices)
+        return Scalar(before, dtype)
 
     return handler
 
@@ -79,9 +81,10 @@ def _atomic_cas(cx: Lowering, node: ast.Call) -> Operand:
     span = cx.span(node)
     tensor, indices, values = _place(cx, node, 3, "atomic_cas")
     expected, desired = (cx.scalars.cast(v, tensor.dtype, span).value for v in values)
-    before = cx.builder.op(
-        "memref.atomic_cas", expected, desired, tensor.memref, *indices, type=expected.type
-    )
+    with cx.builder.about(cx.span(node.args[0])):
+        before = cx.builder.op(
+            "memref.atomic_cas", expected, desired, tensor.memref, *indices, type=expected.type
+        )
     return Scalar(before, tensor.dtype)
 
 
@@ -90,11 +93,12 @@ def _atomic_exchange(cx: Lowering, node: ast.Call) -> Operand:
     b, span = cx.builder, cx.span(node)
     tensor, indices, (value,) = _place(cx, node, 2, "atomic_exchange")
     new = cx.scalars.cast(value, tensor.dtype, span).value
-    first = expressions.load_element(cx, tensor, indices, span).value
-    op = b.while_([first], [first.type])
+    # Expecting `new` first asks what is there: atomically, as a load would not be.
+    op = b.while_([new], [new.type])
     with b.at(op.regions[0]):
         (expected,) = op.regions[0].args
-        seen = b.op("memref.atomic_cas", expected, new, tensor.memref, *indices, type=new.type)
+        with b.about(cx.span(node.args[0])):
+            seen = b.op("memref.atomic_cas", expected, new, tensor.memref, *indices, type=new.type)
         bits = {8: ir.i8, 16: ir.i16, 32: ir.i32, 64: ir.i64}.get(seen.type.bits)  # type: ignore[union-attr]
         left, right = seen, expected
         if seen.type.is_float:  # type: ignore[union-attr]

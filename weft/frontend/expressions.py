@@ -169,7 +169,8 @@ def _subscript(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Spa
 
 
 def load_element(cx: Lowering, tensor: Tensor, indices: list[Value], span: Span) -> Scalar:
-    value = cx.builder.load(tensor.memref, indices)
+    with cx.builder.about(span):
+        value = cx.builder.load(tensor.memref, indices)
     if tensor.dtype in ("f16", "bf16"):
         value = cx.builder.op("arith.extf", value, type=ir.f32)
     return Scalar(value, tensor.dtype)

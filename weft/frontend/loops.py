@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 
 def space(
-    cx: Lowering, node: ast.For, iterable: Operand
+    cx: Lowering, node: ast.For, iterable: Operand, *, ordered: bool = True
 ) -> tuple[list[Value], list[Value], list[Value], Callable[[list[Scalar]], Operand]]:
-    """Bounds of the iteration space of a ``for``, and what its target is bound to."""
+    """Bounds of the iteration space of a ``for``, and what its target is bound to. Where it is not
+    ``ordered``, a range that goes down is gone through from its end."""
     b, span = cx.builder, cx.span(node.iter)
     zero, one = b.constant(0, ir.index), b.constant(1, ir.index)
     index = cx.scalars.index
@@ -53,6 +54,8 @@ def space(
         if isinstance(step, Static) and step.value > 0:
             return [index(lower, span)], [index(upper, span)], [index(step, span)], whole
         count = _trips(cx, iterable, span)
+        if not ordered:
+            return *_rising(cx, iterable, count, span), whole
 
         def nth(items: list[Scalar]) -> Operand:
             offset = cx.scalars.binary("*", items[0], step, span)
@@ -74,6 +77,24 @@ def space(
         help="loop over range(...), weft.ndrange(...) or a tensor; write weft.serial(...) around "
         "what Python itself shall loop over",
     )  # fmt: skip
+
+
+def _rising(
+    cx: Lowering, r: Range, count: Value, span: Span
+) -> tuple[list[Value], list[Value], list[Value]]:
+    """The numbers of a range of ``count`` numbers, the least one first."""
+    s, op = cx.scalars, cx.scalars.binary
+    trips = Scalar(count, "int")
+    way = op("*", op("-", trips, Static(1), span), r.step, span)
+    last = op("+", r.lower, way, span)
+    if isinstance(r.step, Static):
+        lower, step = last, Static(-r.step.value)
+    else:
+        down = s.truth(s.compare("<", r.step, Static(0), span), span)
+        lower = s.select(down, last, r.lower, span)
+        step = s.extreme(">", s.magnitude(r.step, span), Static(1), span)
+    upper = op("+", lower, op("*", trips, step, span), span)
+    return [s.index(lower, span)], [s.index(upper, span)], [s.index(step, span)]
 
 
 def _trips(cx: Lowering, r: Range, span: Span) -> Value:

@@ -20,6 +20,7 @@ from weft.frontend.config import block_dim
 from weft.frontend.desugar import RETURN_VALUE, desugar_body, desugar_function, leaving
 from weft.frontend.kinds import (
     STORAGE,
+    Box,
     Kind,
     OpaqueKind,
     Operand,
@@ -184,7 +185,7 @@ class Lowering:
             [*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)]
         )
         iterable = self.expression(node.iter)
-        lowers, uppers, steps, bind = loops.space(self, node, iterable)
+        lowers, uppers, steps, bind = loops.space(self, node, iterable, ordered=False)
         # Lowering the body finds the types of the reduced names; the loop is built around it after.
         inits: list[Value] = []
         kinds: list[str] = []
@@ -205,6 +206,8 @@ class Lowering:
         if block := block_dim(self, len(lowers)):
             function.attrs["block_dim"] = tuple(block)
         loop = b.parallel(lowers, uppers, steps, inits, kinds)
+        if self.debug and isinstance(iterable, Box) and iterable.grouped:
+            loop.attrs["grouped"] = True  # for messages
         block = loop.regions[0]
         for value, name in zip(
             block.args, loops.target_names(node.target, len(block.args)), strict=True
@@ -328,11 +331,13 @@ class Lowering:
     def store_element(
         self, memref: Value, dtype: str, indices: list[Value], x: Operand, span: Span
     ) -> None:
+        """Stores ``x``, converted, into an element. ``span`` is that of the element."""
         b = self.builder
         value = self.scalars.cast(x, dtype, span).value
         if dtype in ("f16", "bf16"):
             value = b.op("arith.truncf", value, type=STORAGE[dtype])
-        b.store(value, memref, indices)
+        with b.about(span):
+            b.store(value, memref, indices)
 
     def types(self, kind: Kind) -> list[ir.ScalarType]:
         if isinstance(kind, ScalarKind):

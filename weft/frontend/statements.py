@@ -69,20 +69,22 @@ def _accumulate(
 ) -> None:
     """``x[i] op= v``: an accumulation where the operation has a combiner, else load and store."""
     assert isinstance(node.target, ast.Subscript)
-    part = expressions.subscripted(cx, base, node.target.slice, cx.span(node.target))
+    at = cx.span(node.target)
+    part = expressions.subscripted(cx, base, node.target.slice, at)
     operand = cx.expression(node.value)
     if fields.is_whole(part):
         values = fields.numbers(cx, part, operand, span)
         for place, value in zip(fields.places(cx, part), values, strict=True):
-            _accumulate_one(cx, part.tensor, place, value, symbol, span)
+            _accumulate_one(cx, part.tensor, place, value, symbol, at, span)
         return
-    tensor, indices = expressions.whole(part, cx.span(node.target))
-    _accumulate_one(cx, tensor, indices, operand, symbol, span)
+    tensor, indices = expressions.whole(part, at)
+    _accumulate_one(cx, tensor, indices, operand, symbol, at, span)
 
 
 def _accumulate_one(
-    cx: Lowering, tensor: Tensor, indices: list[Value], operand: Operand, symbol: str, span: Span
-) -> None:
+    cx: Lowering, tensor: Tensor, indices: list[Value], operand: Operand, symbol: str, at: Span,
+    span: Span,
+) -> None:  # fmt: skip
     value = expressions.read_scalar(cx, operand, span)
     if is_int(tensor.dtype) and is_float(promote("bool", dtype_of(value) or "bool")):
         raise KernelTypeError(
@@ -91,29 +93,31 @@ def _accumulate_one(
         )  # fmt: skip
     combiner = reductions.AUGMENTED.get(symbol)
     if combiner is None or symbol == "/" or (tensor.dtype == "bool" and symbol not in "&|^"):
-        old = expressions.load_element(cx, tensor, indices, span)
+        old = expressions.load_element(cx, tensor, indices, at)
         result = cx.scalars.binary(symbol, old, value, span)
-        cx.store_element(tensor.memref, tensor.dtype, indices, result, span)
+        cx.store_element(tensor.memref, tensor.dtype, indices, result, at)
         return
     if symbol == "-":
         value = cx.scalars.negate(value, span)
     stored = cx.scalars.cast(value, tensor.dtype, span)
     kind = reductions.kind(combiner, tensor.dtype)
-    cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices)
+    with cx.builder.about(at):
+        cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices)
 
 
 def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> None:
     base = cx.expression(target.value)
+    at = cx.span(target)
     if isinstance(base, (Tensor, Part)):
-        part = expressions.subscripted(cx, base, target.slice, cx.span(target))
+        part = expressions.subscripted(cx, base, target.slice, at)
         if fields.is_whole(part):
             values = fields.numbers(cx, part, operand, span)
             for place, value in zip(fields.places(cx, part), values, strict=True):
-                cx.store_element(part.tensor.memref, part.tensor.dtype, place, value, span)
+                cx.store_element(part.tensor.memref, part.tensor.dtype, place, value, at)
             return
-        tensor, indices = expressions.whole(part, cx.span(target))
+        tensor, indices = expressions.whole(part, at)
         value = expressions.read_scalar(cx, operand, span)
-        cx.store_element(tensor.memref, tensor.dtype, indices, value, span)
+        cx.store_element(tensor.memref, tensor.dtype, indices, value, at)
     elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
         new = aggregates.replace(cx, base, target.slice, operand, span)
         cx.assign(target.value.id, new, span)

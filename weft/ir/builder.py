@@ -27,6 +27,15 @@ class Builder:
         finally:
             self.block = saved
 
+    @contextmanager
+    def about(self, span: Any) -> Generator[None]:
+        """Puts ``span`` on what is built in a ``with``."""
+        saved, self.span = self.span, span
+        try:
+            yield
+        finally:
+            self.span = saved
+
     def append(self, op: Op) -> Op:
         if op.span is None:
             op.span = self.span

@@ -84,6 +84,8 @@ class Machine:
         self.loops: list[_Touched] = []
         # Local arrays stay alive to the end: an address is never used for two of them.
         self.locals: list[np.ndarray[Any, Any]] = []
+        # What weft.touch noted: by address and place, an iteration.
+        self.noted: dict[int, dict[int, int]] = {}
 
     def block(self, block: Block, args: Sequence[Any] = ()) -> tuple[Any, ...]:
         """Runs ``block`` and gives the operands of its terminator."""
@@ -326,6 +328,24 @@ def _bounds(m: Machine, op: Op, subscript: int, extent: int) -> tuple[()]:
     return ()
 
 
+def _touch(m: Machine, op: Op, memref: Any, iteration: int, *rest: int) -> tuple[()]:
+    pairs = zip(rest, memref.strides, strict=False)
+    address = memref.__array_interface__["data"][0] + sum(s * t for s, t in pairs)
+    noted = m.noted.setdefault(address, {})
+    own = op.attrs["own"]
+    met = [noted.setdefault(own[0], iteration)] if len(own) == 1 else []
+    if len(own) == 2 and noted.setdefault(own[0], iteration) != iteration:
+        noted.setdefault(own[1], iteration)
+    met += [noted[place] for place in op.attrs["against"] if place in noted]
+    for other in met:
+        if other != iteration:
+            raise RaceError(
+                f"iterations {other} and {iteration} meet where the latter {op.attrs['kind']}",
+                op.span,
+            )
+    return ()
+
+
 def _print(m: Machine, op: Op, *operands: Any) -> tuple[()]:
     values = iter(operands)
     print("".join(shown(next(values)) if part is None else part for part in op.attrs["parts"]),
@@ -358,5 +378,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "func.return": _terminator,
     "weft.assert": _assert,
     "weft.bounds": _bounds,
+    "weft.touch": _touch,
     "weft.print": _print,
 }

@@ -209,6 +209,15 @@ _row(
     attrs=("tensor", "axis"), pure=False,
 )  # fmt: skip
 _row(
+    "weft.touch", "memref index...", "",
+    "(memref, iteration, subscripts, then first value, step and count of each parallel index): "
+    "stops the kernel where this iteration and another may not both do with the element what they "
+    "do (debug mode). An element has `words` words for what iterations note: those of one `kind` "
+    "in the places `own`, the first one there and another one behind it. What stands at the places "
+    "`against` may not be met. `grouped`: the loop's indices are a vector.",
+    attrs=("kind", "words", "own", "against", "grouped"), pure=False,
+)  # fmt: skip
+_row(
     "weft.print", "any...", "",
     "prints; `parts` is a tuple of strings, with None where the next operand's value stands",
     attrs=("parts",), pure=False,

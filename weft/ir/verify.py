@@ -318,6 +318,17 @@ def _bounds(c: _Checker, op: Op) -> None:
     c.check(op, isinstance(op.attrs["axis"], int), "`axis` must be a number")
 
 
+def _touch(c: _Checker, op: Op) -> None:
+    type = op.operands[0].type
+    assert isinstance(type, MemRefType)
+    count = len(op.operands) - 2 - type.rank
+    c.check(op, count >= 3 and count % 3 == 0, f"{len(op.operands)} operands for rank {type.rank}")
+    c.check(op, isinstance(op.attrs["kind"], str), "`kind` must be a string")
+    places = (*op.attrs["own"], *op.attrs["against"])
+    fits = len(op.attrs["own"]) in (1, 2) and all(0 <= k < op.attrs["words"] for k in places)
+    c.check(op, fits, "`own` and `against` must be places among the `words`")
+
+
 def _print(c: _Checker, op: Op) -> None:
     parts = op.attrs["parts"]
     fits = isinstance(parts, tuple) and all(p is None or isinstance(p, str) for p in parts)
@@ -365,5 +376,6 @@ _RULES: dict[str, Rule] = {
     "scf.while": _while,
     "weft.assert": _assert,
     "weft.bounds": _bounds,
+    "weft.touch": _touch,
     "weft.print": _print,
 }

@@ -19,7 +19,7 @@ from weft.frontend.lower import Lowered, lower
 from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
-from weft.ir.core import Function
+from weft.ir.core import Function, walk
 from weft.ir.text import print_function
 from weft.options import Options
 from weft.runtime.cache import DiskCache
@@ -71,7 +71,7 @@ def compile_region(
                 lowered = lower(region, specs, source, debug=options.debug)
         text = print_function(lowered.function)
         log_ir.debug("%s", text)
-        key = _key(text, options, noalias)
+        key = _key(text + places(lowered.function, options), options, noalias)
         entry = cache.load(key) if cache is not None else None
         header = _decode(entry[0]) if entry is not None else None
         if entry is not None and header is not None:
@@ -86,6 +86,7 @@ def compile_region(
                 strict_math=options.strict_math,
                 noalias=noalias,
                 verify=options.verify,
+                debug=options.debug and region is not None,
             )
             log_llvm.debug("%s", code.llvm)
             slots, checks, prints, symbol = code.slots, code.checks, code.prints, code.symbol
@@ -125,6 +126,19 @@ def fingerprint() -> str:
         for p in sorted((root / folder).glob("*.py"))
     )
     return " ".join(f"{p.name}:{s.st_size}:{s.st_mtime_ns}" for p, s in stats)
+
+
+def places(function: Function, options: Options) -> str:
+    """Where in the source what may fail stands. Code that checks knows it, so that a kernel with
+    other lines above it is another one to the cache."""
+    checked = [op for op in walk(function.body) if op.name in _FAILING]
+    if not options.debug and all(op.name.startswith("memref.") for op in checked):
+        return ""
+    return "".join(f"// {op.span}\n" for op in checked)
+
+
+_FAILING = ("weft.assert", "weft.bounds", "memref.load", "memref.store", "memref.atomic_rmw",
+            "memref.atomic_cas")  # fmt: skip
 
 
 def _key(text: str, options: Options, noalias: bool) -> str:

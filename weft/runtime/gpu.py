@@ -190,7 +190,7 @@ def compile_region(
                 lowered = lower(region, specs, source, debug=options.debug)
         text = print_function(lowered.function)
         log_ir.debug("%s", text)
-        key = _key(text, options, noalias)
+        key = _key(text + build.places(lowered.function, options), options, noalias)
         entry = cache.load(key) if cache is not None else None
         facts = _decode(entry[0]) if entry is not None else None
         origin = "disk"

@@ -8,7 +8,6 @@ generated (``fastpath.py``).
 from __future__ import annotations
 
 import ast
-import ctypes
 import functools
 import logging
 import struct
@@ -30,6 +29,7 @@ from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime.build import Compiled, compile_region
 from weft.runtime.fastpath import GUARDS, HOTTEST, Generated, generate, kind_of
+from weft.runtime.shadow import checked
 from weft.runtime.signature import TORCH_DTYPES, check_devices, spec_of
 from weft.source import FunctionSource, Span
 
@@ -37,7 +37,6 @@ log = logging.getLogger("weft.specialize")
 
 MOST_PLANS = 4096  # per launcher: a program of ever new shapes must not grow without end
 TINY = 4096  # elements of all tensors together, below which the GIL is kept during the call
-RECORD_WORDS = 16
 _WORD = struct.Struct("<q")
 
 
@@ -217,7 +216,8 @@ class Launcher:
         else:
             call = compiled.load.call_holding_gil if tiny else compiled.load.call
         if compiled.checks and not on_gpu:
-            call = _checked(call, compiled.checks)
+            sizes = [(_extent(t), t.element_size()) for t in tensors]
+            call = checked(call, compiled.slots, compiled.checks, sizes, check_error)
         else:
             rest += _WORD.pack(0)
         outputs = [tensors[k].dtype for k in written if k < len(tensors)] + results
@@ -372,18 +372,6 @@ def overlaps(
 
 
 # --- checks of debug mode -----------------------------------------------------------------------
-def _checked(call: Callable[[bytes], Any], checks: Sequence[Any]) -> Callable[[bytes], None]:
-    """``call`` with an error record of its own; raises what the record says."""
-
-    def checked(slots: bytes) -> None:
-        record = (ctypes.c_int64 * RECORD_WORDS)()
-        call(slots + _WORD.pack(ctypes.addressof(record)))
-        if record[0]:
-            raise check_error(checks[record[0] - 1], list(record[1:]))
-
-    return checked
-
-
 def check_error(check: Any, values: list[int]) -> CompileError:
     """The error that a failed check stands for; ``values`` are the words that it recorded."""
     span = Span(*check.span) if check.span is not None else None

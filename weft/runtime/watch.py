@@ -30,25 +30,16 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from weft.errors import KernelIndexError, KernelTypeError, RaceError
+from weft.errors import KernelIndexError, KernelTypeError
 from weft.lang.dtypes import DType, Scalar, quietly
 from weft.lang.elements import Elementwise
 from weft.lang.field import Array, Field, indices, is_number, subscripts
 from weft.lang.loops import Grouped, NDRange, Serial
 from weft.lang.markers import is_func
 from weft.lang.vectors import MatrixType, VectorType
+from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject, subscript
 from weft.runtime.rewrite import CAST, LOOP, instrument
 from weft.source import FunctionSource, Span, read_function
-
-READ, WRITE = "reads", "writes"
-
-# Updates that may meet each other in any order, by the name of the operation: two iterations may
-# both do what has the same name here. Other augmented assignments (//=, %=, **=) are writes.
-UPDATES = {
-    "add": "+=", "sub": "+=", "mul": "*=", "truediv": "*=", "and_": "&=", "or_": "|=", "xor": "^=",
-    "min": "atomic_min", "max": "atomic_max", "exchange": "atomic_exchange",
-    "cas": "atomic_exchange",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +59,6 @@ class Place:
             self.code.co_name,
         )  # fmt: skip
 
-    def subscript(self) -> ast.Subscript | None:
-        """The subscript expression here, where it stands in one line."""
-        span = self.span()
-        if span.end_line != span.line:
-            return None
-        try:
-            tree = ast.parse(span.text[span.column : span.end_column].strip())
-        except SyntaxError:  # a position that is no whole expression
-            return None
-        found = (node for node in ast.walk(tree) if isinstance(node, ast.Subscript))
-        return next(found, None)
-
 
 def _here(depth: int) -> Place:
     frame = sys._getframe(depth + 1)  # pyright: ignore[reportPrivateUsage]
@@ -94,6 +73,9 @@ class Access:
     iteration: Any
     position: tuple[int, ...]
     place: Place
+
+    def side(self) -> tuple[str, Any, Span]:
+        return self.kind, self.iteration, self.place.span()
 
 
 @dataclass(slots=True)
@@ -137,10 +119,10 @@ class Watch:
         for (address, kind), access in self.now.items():
             earlier = self.before.setdefault(address, {})
             for other in earlier.values():
-                if kind != other.kind or kind == WRITE:
-                    raise _race(other, access)
+                if not may_meet(kind, other.kind):
+                    raise race(other.side(), access.side(), access.position)
         for (address, kind), access in self.now.items():
-            self.before[address][kind] = access
+            self.before[address].setdefault(kind, access)
         self.now.clear()
         self.reads.clear()
 
@@ -260,7 +242,7 @@ class Watched(Field):
         if not all(map(is_number, parts)):
             if self.watch.active:
                 raise KernelIndexError(
-                    f"a kernel's loop writes single elements of `{_subject(place)}`",
+                    f"a kernel's loop writes single elements of `{subject(place.span())}`",
                     place.span(),
                     "write one integer subscript for each dimension",
                 )
@@ -280,11 +262,12 @@ class Watched(Field):
         position = self._checked(parts, place)
         update = value.updated if isinstance(value, Scalar) else None
         address = self._address(position)
+        kind = WRITE
         if update is not None and update[0]._address(update[1]) == address:
+            kind = UPDATES.get(update[2], WRITE)
+        if kind != WRITE:
             self.watch.forget_read(address)
-            self.watch.touch(address, UPDATES.get(update[2], WRITE), position, place)
-        else:
-            self.watch.touch(address, WRITE, position, place)
+        self.watch.touch(address, kind, position, place)
         self._set_plain(position, value)
 
     def update(
@@ -322,7 +305,7 @@ class Watched(Field):
         return self.element is not None and len(parts) + len(self.element.shape) == self.dim()
 
     def _wrong_number(self, count: int, place: Place) -> KernelIndexError:
-        name, rank = _subject(place), len(self.extents)
+        name, rank = subject(place.span()), len(self.extents)
         given = "1 subscript is given" if count == 1 else f"{count} subscripts are given"
         return KernelIndexError(
             f"`{name}` has {rank} dimension{'s' * (rank != 1)}, but {given}",
@@ -362,7 +345,7 @@ class Watched(Field):
             position = tuple(map(operator.index, parts))
         except TypeError:
             raise KernelTypeError(
-                f"a subscript of `{_subject(place)}` is not an integer",
+                f"a subscript of `{subject(place.span())}` is not an integer",
                 place.span(),
                 "write int(...) around it",
             ) from None
@@ -380,7 +363,7 @@ class Watched(Field):
     def _out_of_range(
         self, parts: tuple[Any, ...], axis: int, k: int, place: Place
     ) -> KernelIndexError:
-        name = _subject(place)
+        name = subject(place.span())
         shown = ", ".join(str(operator.index(part)) for part in parts)
         help = "a negative index counts from the end only where it is written as a literal"
         return KernelIndexError(
@@ -391,15 +374,9 @@ class Watched(Field):
         )
 
 
-def _subject(place: Place) -> str:
-    """The tensor that is subscripted at ``place``, as written."""
-    node = place.subscript()
-    return "tensor" if node is None else ast.unparse(node.value)
-
-
 def _literal_axes(place: Place, count: int) -> set[int]:
     """The axes whose subscript is a negative literal in the source."""
-    node = place.subscript()
+    node = subscript(place.span())
     if node is None:
         return set()
     many = isinstance(node.slice, ast.Tuple)
@@ -413,29 +390,6 @@ def _literal_axes(place: Place, count: int) -> set[int]:
         and isinstance(part.op, ast.USub)
         and isinstance(part.operand, ast.Constant)
     }
-
-
-def _race(first: Access, second: Access) -> RaceError:
-    place = second.place if second.kind != READ else first.place
-    name = _subject(place)
-    element = f"`{name}[{', '.join(map(str, second.position))}]`"
-    if first.kind == second.kind:
-        what = f"iterations {first.iteration} and {second.iteration} both write {element}"
-    else:
-        what = (
-            f"iteration {first.iteration} {_verb(first.kind)} and "
-            f"iteration {second.iteration} {_verb(second.kind)} {element}"
-        )
-    return RaceError(
-        f"{what}, in a loop whose iterations run at once",
-        place.span(),
-        "write to an element of the iteration's own, add with `+=`, read from a copy, "
-        "or make the loop weft.serial(...)",
-    )
-
-
-def _verb(kind: str) -> str:
-    return kind if kind in (READ, WRITE) else f"updates (by {kind})"
 
 
 _SUBSCRIPTION = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)

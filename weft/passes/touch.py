@@ -1,0 +1,148 @@
+"""Race checks at run time, where index sets cannot tell whether iterations meet (debug mode)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations_with_replacement
+
+from weft.index.access import KINDS, Access, accesses
+from weft.index.races import compatible, proven_apart
+from weft.ir.builder import Rewriter
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.types import MemRefType, index
+from weft.passes.constants import constant_of
+
+# What an accumulation is called where a person reads of it.
+_WORDS = {"add": "+=", "mul": "*=", "and": "&=", "ori": "|=", "xor": "^="}
+
+
+def touch(function: Function) -> Function:
+    """Puts a ``weft.touch`` in front of each access whose iteration may meet another one's on the
+    element, as far as index sets know. What they prove apart costs nothing; local arrays belong to
+    their iteration.
+
+    Where memory may overlap (no ``noalias``), accesses of different arrays may meet, and each one
+    is watched if anything is written.
+    Precondition: a verified function with bounds checks, before a pass moves or merges accesses;
+    races that can be proven are refused already. Non-goals: functions with several parallel loops,
+    which are those of gradients.
+    """
+    loops = [op for op in walk(function.body) if op.name == "scf.parallel" and op.attrs["dims"]]
+    if len(loops) != 1 or loops[0] not in function.body.ops:
+        return function
+    open_accesses = undecided(function)
+    return _Toucher(function, loops[0], open_accesses).function(function)
+
+
+def undecided(function: Function) -> list[Access]:
+    """The accesses that may meet another iteration's, in program order."""
+    shared = [a for a in accesses(function) if a.parallel and not a.local]
+    shared = [a for a in shared if a.memref in function.args]
+    if not function.attrs.get("noalias"):
+        return shared if any(a.writes for a in shared) else []
+    found: set[Op] = set()
+    for a, b in combinations_with_replacement(shared, 2):
+        known = a.op in found and b.op in found
+        if a.memref is b.memref and not known and not compatible(a, b) and not proven_apart(a, b):
+            found |= {a.op, b.op}
+    return [a for a in shared if a.op in found]
+
+
+def kind_of(access: Access) -> str:
+    """What an access does, as it is called where a person reads of it."""
+    if access.kind == "rmw":
+        combiner = str(access.combiner)
+        name = f"atomic_{combiner[:3]}" if combiner.startswith(("max", "min")) else ""
+        return name or _WORDS[combiner[:3]]
+    return {"load": "reads", "store": "writes", "cas": "atomic_exchange"}[access.kind]
+
+
+class _Toucher(Rewriter):
+    """Each kind of access has a place in an element's words: two words, of which the first holds
+    the first iteration and the second another one. One word is enough for a plain write, because
+    the second iteration is an error."""
+
+    def __init__(self, function: Function, loop: Op, watched: list[Access]) -> None:
+        super().__init__(self._visit, around=self._around)
+        self.loop = loop
+        self.watched = {a.op: a for a in watched}
+        # The rewriter hands over copies, but in program order.
+        self.order = iter([op for op in walk(function.body) if op.name in KINDS])
+        self.places: dict[str, tuple[int, ...]] = {}
+        self.samples: dict[str, Access] = {}
+        self.words = 0
+        for a in watched:
+            kind = kind_of(a)
+            if kind not in self.places:
+                count = 1 if kind == "writes" else 2
+                self.places[kind] = tuple(range(self.words, self.words + count))
+                self.samples[kind] = a
+                self.words += count
+        self.iteration: Value | None = None
+        self.space: list[Value] = []
+
+    def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        if op is not self.loop or not self.watched:
+            return None
+        self.span = op.span
+        dims, body = op.attrs["dims"], op.regions[0]
+        lowers, uppers, steps = (
+            [self.lookup(v) for v in op.operands[k * dims : (k + 1) * dims]] for k in range(3)
+        )
+        bounds = zip(lowers, uppers, steps, strict=True)
+        counts = [self._count(*triple) for triple in bounds]
+        self.space = [v for t in zip(lowers, steps, counts, strict=True) for v in t]
+        copy = self.copy(op)
+        new = copy.regions[0]
+        for before, after in zip(body.args, new.args, strict=True):
+            after.name = before.name
+            self.replacement[before] = after
+        with self.at(new):
+            self.iteration = self._number(new.args, lowers, steps, counts)
+            for inside in body.ops:
+                self.rewrite(inside)
+        return self.append(copy).results
+
+    def _count(self, lower: Value, upper: Value, step: Value) -> Value:
+        """How many values an index takes."""
+        length = upper if constant_of(lower) == 0 else self.op("arith.subi", upper, lower)
+        if constant_of(step) != 1:
+            one = self.constant(1, index)
+            raised = self.op("arith.addi", length, self.op("arith.subi", step, one))
+            length = self.op("arith.floordivsi", raised, step)
+        return self.op("arith.maxsi", length, self.constant(0, index))
+
+    def _number(
+        self, ivs: Sequence[Value], lowers: list[Value], steps: list[Value], counts: list[Value]
+    ) -> Value:
+        """The number of an iteration, counted in row-major order."""
+        number: Value | None = None
+        for iv, lower, step, count in zip(ivs, lowers, steps, counts, strict=True):
+            k = iv if constant_of(lower) == 0 else self.op("arith.subi", iv, lower)
+            k = k if constant_of(step) == 1 else self.op("arith.floordivsi", k, step)
+            if number is not None:
+                k = self.op("arith.addi", self.op("arith.muli", number, count), k)
+            number = k
+        assert number is not None
+        return number
+
+    def _visit(self, op: Op, rewriter: Rewriter) -> None:
+        access = self.watched.get(next(self.order)) if op.name in KINDS else None
+        if access is None:
+            return
+        assert self.iteration is not None
+        memref = self.lookup(access.memref)
+        assert isinstance(memref.type, MemRefType)
+        subscripts = op.operands[len(op.operands) - memref.type.rank :]
+        own = kind_of(access)
+        against = tuple(
+            place
+            for kind, sample in self.samples.items()
+            if kind != own and not compatible(access, sample)
+            for place in self.places[kind]
+        )
+        self.do(
+            "weft.touch", memref, self.iteration, *subscripts, *self.space, kind=own,
+            words=self.words, own=self.places[own], against=against,
+            grouped=bool(self.loop.attrs.get("grouped")),
+        )  # fmt: skip

@@ -1,0 +1,70 @@
+"""Two iterations that meet on an element at run time: which ones may, and the error if not."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from weft.errors import RaceError
+from weft.source import Span
+
+# What an iteration does with an element: one of these, or an update, called as in ``UPDATES``.
+READ, WRITE, EXCHANGE = "reads", "writes", "atomic_exchange"
+
+# Updates that may meet each other in any order, by the name of the operation: two iterations may
+# both do what has the same name here. Other augmented assignments (/=, //=, %=, **=) are writes.
+UPDATES = {
+    "add": "+=", "sub": "+=", "mul": "*=", "and_": "&=", "or_": "|=", "xor": "^=",
+    "min": "atomic_min", "max": "atomic_max", "exchange": EXCHANGE, "cas": EXCHANGE,
+}  # fmt: skip
+
+
+def may_meet(first: str, second: str) -> bool:
+    """Whether two iterations may do this and that with one element: two reads, updates of one kind,
+    or an exchange and any update."""
+    if first == second:
+        return first != WRITE
+    return (
+        EXCHANGE in (first, second) and READ not in (first, second) and WRITE not in (first, second)
+    )
+
+
+def race(
+    first: tuple[str, Any, Span], second: tuple[str, Any, Span], position: tuple[int, ...]
+) -> RaceError:
+    """The error about two iterations, each (what it does, its index or indices, where), and the
+    element at ``position``."""
+    (kind, one, where), (other_kind, two, other_where) = first, second
+    span = other_where if other_kind != READ else where
+    element = f"`{subject(span)}[{', '.join(map(str, position))}]`"
+    if kind == other_kind:
+        what = f"iterations {one} and {two} both write {element}"
+    else:
+        what = f"iteration {one} {_verb(kind)} and iteration {two} {_verb(other_kind)} {element}"
+    return RaceError(
+        f"{what}, in a loop whose iterations run at once",
+        span,
+        "write to an element of the iteration's own, add with `+=`, read from a copy, "
+        "or make the loop weft.serial(...)",
+    )
+
+
+def _verb(kind: str) -> str:
+    return kind if kind in (READ, WRITE) else f"updates (by {kind})"
+
+
+def subscript(span: Span) -> ast.Subscript | None:
+    """The subscript expression at ``span``, where it stands in one line."""
+    if span.end_line != span.line:
+        return None
+    try:
+        tree = ast.parse(span.text[span.column : span.end_column].strip())
+    except SyntaxError:  # a position that is no whole expression
+        return None
+    return next((node for node in ast.walk(tree) if isinstance(node, ast.Subscript)), None)
+
+
+def subject(span: Span) -> str:
+    """The tensor that is subscripted at ``span``, as written."""
+    node = subscript(span)
+    return "tensor" if node is None else ast.unparse(node.value)

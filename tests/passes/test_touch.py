@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from tests.passes.generate import outcome, random_arguments, random_function
 from tests.passes.texts import normal, parsed, result_of
 from weft.errors import RaceError
+from weft.ir.interp import Machine
 from weft.ir.interp import run as interpret
 from weft.ir.ops import OPS
 from weft.passes.run import PIPELINE, run
@@ -99,9 +102,21 @@ def test_without_a_race_nothing_changes():
     assert out.tolist() == [0, 1, 2, 3]
 
 
+class WithoutLocals(Machine):
+    """Does not report races on local arrays outside of the loop, which no frontend makes."""
+
+    def element(self, op, memref, subscripts, writes):
+        local = any(memref is array for array in self.locals)
+        loops, self.loops = self.loops, [] if local else self.loops
+        found = super().element(op, memref, subscripts, writes)
+        self.loops = loops
+        return found
+
+
 def races(function, seed, alias):
     try:
-        interpret(function, random_arguments(seed, alias), races=True)
+        with mock.patch("weft.ir.interp.Machine", WithoutLocals):
+            interpret(function, random_arguments(seed, alias), races=True)
     except RaceError:
         return True
     return False

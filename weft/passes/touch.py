@@ -25,7 +25,7 @@ def touch(function: Function) -> Function:
     is watched if anything is written.
     Precondition: a verified function with bounds checks, before a pass moves or merges accesses;
     races that can be proven are refused already. Non-goals: functions with several parallel loops,
-    which are those of gradients.
+    which are those of gradients; local arrays outside of the loop, which no frontend makes.
     """
     loops = [op for op in walk(function.body) if op.name == "scf.parallel" and op.attrs["dims"]]
     if len(loops) != 1 or loops[0] not in function.body.ops:

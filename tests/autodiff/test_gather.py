@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import weft
 from tests.autodiff import kernels as k
 from weft.ir.core import walk
 
@@ -69,3 +70,35 @@ def test_bounds_that_are_minima_and_maxima_bound_the_sums_of_the_gradient():
     for op in sums:
         assert [v.owner.name for v in op.operands[:1]] == ["arith.maxsi"]
         assert all(inner.name != "scf.if" for inner in walk(op.regions[0]))
+
+
+def columns(x):
+    out = x.new_empty(x.shape[1])
+    for i in range(x.shape[1]):
+        p = 1.0
+        for j in range(x.shape[0]):
+            p *= x[j, i]
+        out[i] = p
+    return out
+
+
+def rows(x):
+    out = x.new_empty(x.shape[0])
+    for i in range(x.shape[0]):
+        p = 1.0
+        for j in range(x.shape[1]):
+            p *= x[i, j]
+        out[i] = p
+    return out
+
+
+def test_tapes_lie_as_the_loop_reads_its_inputs():
+    """Neighbouring iterations have neighbouring places on a tape where they read neighbours."""
+    for kernel, shapes, interleaved in (
+        (weft.kernel(columns), ((3, 4),), True),
+        (weft.kernel(rows), ((3, 4),), False),
+    ):
+        _, made = notes(kernel, *map(torch.randn, shapes))
+        tapes = [w for w in made.workspaces if w.name.startswith("tape")]
+        assert tapes
+        assert all(w.interleaved == interleaved for w in tapes)

@@ -92,8 +92,8 @@ def test_ptxas_takes_the_gradients_of_the_gallery(name: str) -> None:
     code = weft.compile_for("sm_90", kernel, *args, every_variant=True, backward=True)
     assert len(code.loops) > len(forward.loops)
     for loop in code:
-        for use in loop.usage().values():
-            assert use.registers <= 128
+        for (variant, _), use in loop.usage().items():
+            assert use.registers <= (128 if variant.narrow else 192)
             assert use.spill_loads + use.spill_stores <= 64
 
 

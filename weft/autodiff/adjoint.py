@@ -43,6 +43,7 @@ class Buffer:
     """A workspace: as large as the parallel loop ``parallel`` (a single element
     if that is None), then ``extents``, then
     ``shape``. Its contents need not be defined. ``element`` is the name of the scalar type.
+    ``interleaved``: ``extents`` come first, so that neighbouring iterations are neighbours in it.
     ``partial``: instead, for each chunk of a sum that is split, as large as the gradient of that
     name."""
 
@@ -51,6 +52,7 @@ class Buffer:
     parallel: Op | None
     extents: tuple[Extent, ...] = ()
     shape: tuple[int, ...] = ()
+    interleaved: bool = False
     partial: str = ""
 
 

@@ -179,6 +179,7 @@ class Redo(State):
             rank = len(self.indices) + len(around) + 1 + len(shape)
             tape.buffers.append(self._argument(name, MemRefType(stored(element), rank)))
             self.buffers.append(
-                Buffer(name, stored(element).name, self.parallel, (*around, extent), shape)
-            )
+                Buffer(name, stored(element).name, self.parallel, (*around, extent), shape,
+                       interleaved=self.interleaved and not isinstance(value.type, MemRefType))
+            )  # fmt: skip
         return tape

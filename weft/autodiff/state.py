@@ -9,7 +9,7 @@ from weft.autodiff.adjoint import Buffer, Extent
 from weft.autodiff.memory import contents, element_written_once
 from weft.autodiff.names import adjoint_prefix, before_name, unique_names
 from weft.autodiff.rules import adjoint_type
-from weft.autodiff.tape import Tape
+from weft.autodiff.tape import Tape, are_neighbours
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, compute_type, index
@@ -57,6 +57,7 @@ class State:
         self.buffers: list[Buffer] = []
         self.segments: dict[Op, Value] = {}  # the argument that says how long segments are
         self.tapes: dict[Op, Tape] = {}
+        self.interleaved = are_neighbours(function)
         # The sequential loops that are being undone around this point, and the iteration of each.
         self.around: list[tuple[Extent, Value]] = []
         self.inner: dict[Value, Value] = {}  # adjoints at the end of the iteration just undone
@@ -149,7 +150,11 @@ class State:
 
     def places(self) -> list[Value]:
         """The subscripts on a tape that come before the number of the iteration."""
-        return [*self.indices, *(number for _, number in self.around if self.lasting)]
+        return [*self.indices, *self.numbers()]
+
+    def numbers(self) -> list[Value]:
+        """The iterations of the loops around, where each has a place of its own."""
+        return [number for _, number in self.around if self.lasting]
 
     def _trips(self, lower: Value, upper: Value, step: Value) -> Value:
         distance = self.b.op("arith.subi", upper, lower)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.autodiff.adjoint import Extent
+from weft.index.access import accesses, parallel_dims_of
 from weft.ir.builder import Builder
-from weft.ir.core import Value
+from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType, ScalarType, i64, index
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Tape:
 
     def write(self, number: Value, r: State) -> None:
         for value, buffer in zip(self.carried, self.buffers, strict=False):
-            r.b.store(_to_memory(r.b, r.env[value]), buffer, [*r.places(), number])
+            r.b.store(_to_memory(r.b, r.env[value]), buffer, _scalar_at(r, number))
         for memref, buffer in zip(self.arrays, self.buffers[len(self.carried) :], strict=True):
             type = memref.type
             assert isinstance(type, MemRefType)
@@ -42,7 +43,7 @@ class Tape:
 
     def read(self, number: Value, r: State) -> None:
         for value, buffer in zip(self.carried, self.buffers, strict=False):
-            loaded = r.b.load(buffer, [*r.places(), number])
+            loaded = r.b.load(buffer, _scalar_at(r, number))
             r.env[value] = _from_memory(r.b, loaded, value.type)
         for memref, buffer in zip(self.arrays, self.buffers[len(self.carried) :], strict=True):
             type = memref.type
@@ -52,6 +53,27 @@ class Tape:
                 lambda at, t=buffer: r.b.load(t, [*r.places(), number, *at]),
                 lambda v, at, m=memref: r.b.store(v, r.env[m], at),
             )
+
+
+def _scalar_at(r: State, number: Value) -> list[Value]:
+    if r.interleaved:
+        return [*r.numbers(), number, *r.indices]
+    return [*r.places(), number]
+
+
+def are_neighbours(function: Function) -> bool:
+    """Whether neighbouring iterations of the parallel loop touch neighbouring elements in most of
+    what its sequential loops read and write. Tapes are then laid out so that they do as well: they
+    can be vectors of a CPU, and are coalesced on a GPU."""
+    votes = 0
+    for access in accesses(function):
+        if access.parallel and access.serial and not access.local:
+            use = parallel_dims_of(access)[-1]
+            if use.stride in (1, -1):
+                votes += 1
+            elif any(p is None or use.iv in p.leaves() for p in access.subscripts):
+                votes -= 1
+    return votes > 0
 
 
 def stored(type: object) -> ScalarType:

@@ -12,6 +12,7 @@ from weft.passes.bounds import bounds
 from weft.passes.cse import cse
 from weft.passes.dce import dce
 from weft.passes.demote import demote
+from weft.passes.expand import expand
 from weft.passes.extrema import extrema
 from weft.passes.forward import forward
 from weft.passes.hoist import hoist
@@ -27,6 +28,7 @@ PIPELINE: list[Pass] = [
     cse,  # equal subscripts become one value, which the next passes compare by identity
     bounds,  # checks of debug mode that index sets prove needless
     demote,  # an accumulation that no two iterations share becomes an ordinary update
+    expand,  # which is a load, an operation and a store
     forward,  # loads of what was just stored or loaded
     runs,  # loops split where an integer division keeps its value
     blocks,  # transpositions block by block

@@ -37,7 +37,8 @@ class Workspaces:
         if buffer.partial:
             return [self.chunks(buffer.partial), *self.env[buffer.partial].shape]
         time = [x.length(self.trips[x.op]) for x in buffer.extents]
-        return [*(self.space if buffer.parallel else ()), *time, *buffer.shape]
+        space = self.space if buffer.parallel else ()
+        return [*time, *space] if buffer.interleaved else [*space, *time, *buffer.shape]
 
     @property
     def tape_bytes(self) -> int:

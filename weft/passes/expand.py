@@ -1,0 +1,36 @@
+"""Ordinary updates as a load, an operation and a store, which other passes know.
+
+Precondition: ``demote`` has said which updates are ordinary. Non-goals: elements whose arithmetic
+is carried out in another type (f16), and updates that are atomic.
+"""
+
+from __future__ import annotations
+
+from weft.ir.builder import Rewriter
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.types import MemRefType, compute_type
+
+
+def expand(function: Function) -> Function:
+    """Replaces every ``memref.atomic_rmw`` that is not atomic."""
+    if not any(map(_is_ordinary, walk(function.body))):
+        return function
+
+    def visit(op: Op, rewriter: Rewriter) -> list[Value] | None:
+        if not _is_ordinary(op):
+            return None
+        value, memref, *subscripts = op.operands
+        before = rewriter.load(memref, subscripts)
+        after = rewriter.op(f"arith.{op.attrs['kind']}", before, value)
+        rewriter.store(after, memref, subscripts)
+        return [before]
+
+    return Rewriter(visit).function(function)
+
+
+def _is_ordinary(op: Op) -> bool:
+    if op.name != "memref.atomic_rmw" or op.attrs["atomic"]:
+        return False
+    type = op.operands[1].type
+    assert isinstance(type, MemRefType)
+    return compute_type(type.element) is type.element

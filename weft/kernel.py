@@ -180,6 +180,12 @@ class Kernel:
                     )
             return self._host
 
+    @property
+    def launchers(self) -> list[Launcher]:
+        """What launches each device loop."""
+        self._prepare()
+        return self._regions
+
     # --- what is known of it ---------------------------------------------------------------------
     @functools.cached_property
     def options(self) -> Options:

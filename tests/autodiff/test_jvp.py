@@ -91,7 +91,7 @@ def test_a_dispatch_mode_and_reverse_mode(pair):
         with forward_ad.dual_level():
             value, tangent = forward_ad.unpack_dual(k.softmax(forward_ad.make_dual(x, t)))
             for out in (value, tangent):
-                with pytest.raises(GradientError, match="second derivatives are there in plain"):
+                with pytest.raises(GradientError, match="forward mode of a derivative is there"):
                     torch.autograd.grad(out.sin().sum(), x, retain_graph=True)
         (found,) = torch.autograd.grad(value.sin().sum(), x)
     same([found], [grad(reference)(x.detach())])

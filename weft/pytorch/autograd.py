@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -280,11 +280,13 @@ def _workspaces(
 
 
 def launch(
-    loop: Loop, values: list[Any], run: Callable[[Sequence[Any]], None] | None = None
-) -> None:
+    loop: Loop, values: list[Any], run: Callable[[Sequence[Any]], None] | None = None,
+    outs: Mapping[str, torch.Tensor | None] | None = None,
+) -> None:  # fmt: skip
     """Launches ``loop`` on ``values`` for its function's arguments; autograd gets to know of it.
 
-    ``run``: how to carry it out, if not as the loop itself does.
+    ``run``: how to carry it out, if not as the loop itself does. ``outs``: what it writes, by name,
+    None if that is not to be had; if all that the gradient reads is there, it is not carried out.
     """
     run = run or loop.run
     tensors = [values[k] for k in loop.memrefs]
@@ -316,6 +318,8 @@ def launch(
         if made.steps:
             tensors += [values[k].clone() for k in loop.before]
             call.reversed = made
+            if outs is not None and not tangents:
+                call.run = _filling(loop, made, outs) or run
             call.saved = [n for n, v in call.named(tensors).items()
                           if n in made.reads and isinstance(v, torch.Tensor)]  # fmt: skip
         elif not tangents:
@@ -323,6 +327,25 @@ def launch(
                 run(values)
             return
     Launch.apply(call, *tensors)
+
+
+def _filling(
+    loop: Loop, made: Reversed, outs: Mapping[str, torch.Tensor | None]
+) -> Callable[[Sequence[Any]], None] | None:
+    """Instead of carrying ``loop`` out: what ``made`` reads of its results is copied. None where
+    ``outs`` does not say all of it."""
+    written = {k: loop.names[k] for k in loop.written}
+    needed = {k: outs.get(name) for k, name in written.items() if name in made.reads}
+    if not all(name in outs for name in written.values()):
+        return None
+    if any(out is None for out in needed.values()):
+        return None
+
+    def run(values: Sequence[Any]) -> None:
+        for k, out in needed.items():
+            values[k].copy_(out)
+
+    return run
 
 
 def _check_deterministic(loop: Loop, adjoint: Adjoint) -> None:
@@ -351,9 +374,13 @@ def _check_written(loop: Loop, k: int, tensor: torch.Tensor) -> None:
         )  # fmt: skip
 
 
-def differentiate(launcher: Launcher, args: tuple[Any, ...], make: Make | None = None) -> Any:
+def differentiate(
+    launcher: Launcher, args: tuple[Any, ...], make: Make | None = None,
+    outs: Mapping[str, torch.Tensor | None] | None = None,
+) -> Any:  # fmt: skip
     """A launch of a kernel's loop while gradients are recorded. Gives what the launcher gives.
-    ``make``: what carries the loop out, and all that is derived from it, if it is not compiled."""
+    ``make``: what carries the loop out, and all that is derived from it, if it is not compiled.
+    ``outs``: what the loop writes, by name, if that is known already (see ``launch``)."""
     specs = list(launcher.specs(args).values())
     place = next(v.device.type for v in args if isinstance(v, torch.Tensor))
     loop = _loop_of(launcher, specs, place, make)
@@ -383,7 +410,10 @@ def differentiate(launcher: Launcher, args: tuple[Any, ...], make: Make | None =
         ):
             made.copy_(result)
 
-    launch(loop, [*values, *results], run if make is None else None)
+    if outs is not None:  # results come last, under names of their own
+        totals = zip(launcher.region.results, loop.names[len(values) :], strict=True)
+        outs = {**outs, **{own: outs[name] for name, own in totals if name in outs}}
+    launch(loop, [*values, *results], run if make is None else None, outs)
     if not results:
         return None
     return results[0] if len(results) == 1 else tuple(results)

@@ -1,13 +1,13 @@
 """The derivatives of a kernel as operators: what ``torch.compile`` and dispatch modes go through.
 
-The backward of ``weft::f`` is the operator ``weft::f_backward``. It carries the kernel out again
-with gradients recorded, and differentiates that: the host part between loops then is what it was.
-``weft::f_jvp`` gives the tangents of the results. In plain eager calls no operator is involved, and
-nothing is carried out twice; ``torch.func`` has its own way (``transforms.py``).
+The backward of ``weft::f`` is the operator ``weft::f_backward`` (``nested.py``), and
+``weft::f_jvp`` gives the tangents of the results. In plain eager calls no operator is involved;
+``torch.func`` has its own way (``transforms.py``).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,32 +18,11 @@ from torch.autograd.function import _SingleLevelFunction
 
 from weft.errors import GradientError
 from weft.pytorch.level import is_dual, primal_of
+from weft.pytorch.nested import Backward, Made
 from weft.pytorch.transforms import PLAIN, Pushed, is_float, list_error
 from weft.source import Span
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
-
-
-def recorded(made: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[int],
-             grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:  # fmt: skip
-    """The gradients of ``made(*inputs)`` for the inputs ``wanted``, given those of its floats."""
-    with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.enable_grad():
-        values = list(inputs)
-        for k in wanted:
-            values[k] = values[k].detach().requires_grad_()
-        out = made(*values)
-        outs = [o for o in (out if isinstance(out, tuple | list) else (out,)) if is_float(o)]
-        pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if o.requires_grad]
-        leaves = [values[k] for k in wanted]
-        if not pairs:
-            return [torch.zeros_like(v) for v in leaves]
-        found: Any = torch.autograd.grad(  # None where a leaf is unused: the stub does not say so
-            [o for o, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True
-        )
-    return [
-        torch.zeros_like(v) if g is None else g.contiguous()
-        for v, g in zip(leaves, found, strict=True)
-    ]
 
 
 def pushed(made: Callable[..., Any], inputs: Sequence[Any], which: Sequence[int],
@@ -71,12 +50,14 @@ def pushed(made: Callable[..., Any], inputs: Sequence[Any], which: Sequence[int]
 def register(
     qualified: str,
     schema: str,
-    made: Callable[..., Any],
+    made: Made,
+    reads: Callable[[Sequence[Any]], bool],
     library: torch.library.Library,
     span: Span,
 ) -> Rule:
     """Makes the operator ``qualified`` (a kernel that writes to none of its arguments)
-    differentiable. ``made`` carries the kernel out; ``schema`` is that of its arguments.
+    differentiable. ``made`` and ``reads``: see ``nested.Backward``; ``schema`` is that of its
+    arguments.
 
     Two more operators are made: ``<name>_backward``, and ``<name>_jvp``, which gives the tangents
     of the results (for a result that is not of floats, an empty tensor).
@@ -84,6 +65,9 @@ def register(
     namespace, name = qualified.split("::")
     ahead = f"{schema}{', ' if schema else ''}"
     operators = getattr(torch.ops, namespace)
+
+    def plain(*inputs: Any) -> Any:
+        return made(inputs, None)
 
     def define(suffix: str, arguments: str, run: Callable[..., Any], fake: Callable[..., Any]
                ) -> Any:  # fmt: skip
@@ -106,18 +90,9 @@ def register(
         library.impl(name + suffix, autograd, "Autograd", with_keyset=True)
         return overload
 
-    def backward(*passed: Any) -> list[torch.Tensor]:
-        *inputs, grads, wanted = passed
-        return recorded(made, inputs, wanted, grads)
-
-    def fake_backward(*passed: Any) -> list[torch.Tensor]:
-        *inputs, _, wanted = passed
-        return [torch.empty(inputs[k].shape, dtype=inputs[k].dtype, device=inputs[k].device)
-                for k in wanted]  # fmt: skip
-
     def jvp(*passed: Any) -> list[torch.Tensor]:
         *inputs, tangents, which = passed
-        return pushed(made, inputs, which, tangents, span)
+        return pushed(plain, inputs, which, tangents, span)
 
     def fake_jvp(*passed: Any) -> list[torch.Tensor]:
         out = getattr(operators, name).default(*passed[:-2])
@@ -125,11 +100,12 @@ def register(
                 for o in (out if isinstance(out, tuple | list) else (out,))]  # fmt: skip
 
     overload = getattr(operators, name).default
-    rule = Rule(
-        define("_backward", "Tensor[] grads, int[] wanted", backward, fake_backward),
-        define("_jvp", "Tensor[] tangents, int[] which", jvp, fake_jvp),
-        made, span,
-    )  # fmt: skip
+    backward = Backward(
+        namespace, name, schema, made, library, reads, functools.partial(_second, span)
+    )
+    _ = backward.operator  # a compiled graph from torch's cache may be the first to ask for it
+    jvp_operator = define("_jvp", "Tensor[] tangents, int[] which", jvp, fake_jvp)
+    rule = Rule(backward, jvp_operator, plain, span)
     differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
 
     def autograd(keyset: Any, *passed: Any) -> Any:
@@ -153,8 +129,8 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
 class Rule:
     """The derivative of one operator in autograd's form."""
 
-    def __init__(self, backward: Any, jvp: Any, made: Callable[..., Any], span: Span) -> None:
-        self.overload = backward
+    def __init__(self, backward: Backward, jvp: Any, made: Callable[..., Any], span: Span) -> None:
+        self.reversed = backward
         self.pushed = jvp
         self.made = made
         self.span = span
@@ -165,19 +141,13 @@ class Rule:
                 isinstance(v, torch.Tensor) and (v.requires_grad or is_dual(v)) for v in value
             ):
                 raise list_error(self.span)
-        tensors = [v for v in inputs if isinstance(v, torch.Tensor)]
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.inputs = [None if isinstance(v, torch.Tensor) else v for v in inputs]
-        ctx.tensors = [isinstance(v, torch.Tensor) for v in inputs]
+        self.reversed.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*(v for v in inputs if isinstance(v, torch.Tensor)))
         outs = output if isinstance(output, tuple | list) else (output,)
-        ctx.floats = [is_float(o) for o in outs]
         ctx.shapes = [(o.shape, o.dtype, o.device) for o in outs]
 
     def inputs(self, ctx: Any) -> list[Any]:
-        saved = iter(ctx.saved_tensors)
-        return [next(saved) if is_tensor else v
-                for v, is_tensor in zip(ctx.inputs, ctx.tensors, strict=True)]  # fmt: skip
+        return ctx.form.inputs(ctx.saved_tensors[: ctx.count])
 
     def jvp(self, ctx: Any, *tangents: Any) -> Any:
         inputs = [primal_of(v) if is_float(v) else v for v in self.inputs(ctx)]
@@ -188,18 +158,11 @@ class Rule:
         return made[0] if len(made) == 1 else tuple(made)
 
     def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        inputs = self.inputs(ctx)
-        needed = ctx.needs_input_grad[-len(inputs) :]
-        wanted = [k for k, need in enumerate(needed) if need and ctx.tensors[k]]
-        given = [g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float]
-        if torch._C._are_functorch_transforms_active():
-            found = TransformedBackward.apply(self, len(inputs), wanted, *inputs, *given)
-        else:
-            found = self.overload(*inputs, given, wanted)
-        result: list[Any] = [None] * len(inputs)
-        for k, g in zip(wanted, found, strict=True):
-            result[k] = g
-        return tuple(result)
+        """The gradients of all inputs, of which none is a list."""
+        needed = ctx.needs_input_grad[-len(ctx.form.places) :]
+        places = zip(needed, ctx.form.places, strict=True)
+        found = self.reversed.gradients(ctx, [n for n, place in places if place is not None], grads)
+        return tuple(ctx.form.inputs(found, others=False))
 
 
 class Dual(_SingleLevelFunction):
@@ -251,25 +214,9 @@ class Transformed(torch.autograd.Function):
         return (None, None, *ctx.rule.backward(ctx, *grads))
 
 
-class TransformedBackward(torch.autograd.Function):
-    """The backward likewise. ``apply(rule, count, wanted, *inputs, *grads)``, ``count`` inputs."""
-
-    @staticmethod
-    def forward(rule: Rule, count: int, wanted: list[int], *values: Any) -> tuple[Any, ...]:
-        return tuple(rule.overload(*values[:count], list(values[count:]), wanted))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.span = inputs[0].span
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        raise _second(ctx.span)
-
-
 def _second(span: Span) -> GradientError:
     return GradientError(
-        "second derivatives are there in plain eager calls and under torch.func only",
+        "forward mode of a derivative is there in plain eager calls and under torch.func only",
         span,
         help="call the kernel outside of torch.compile and of dispatch modes",
     )

@@ -39,7 +39,7 @@ def _launcher(region: Region, source: FunctionSource) -> Callable[..., Any]:
     def launch(*args: Any) -> Any:
         if not region.results:
             return None
-        specs = tuple(_spec(arg, value) for arg, value in zip(region.args, args, strict=True))
+        specs = tuple(loose_spec(arg, value) for arg, value in zip(region.args, args, strict=True))
         if specs not in known:
             named = dict(zip((arg.name for arg in region.args), specs, strict=True))
             lowered = lower(region, named, source)
@@ -51,7 +51,7 @@ def _launcher(region: Region, source: FunctionSource) -> Callable[..., Any]:
     return launch
 
 
-def _spec(arg: RegionArg, value: Any) -> Spec:
+def loose_spec(arg: RegionArg, value: Any) -> Spec:
     """As ``spec_of``, but asks a tensor nothing that would fix its strides."""
     if isinstance(value, torch.Tensor) and value.dtype in DTYPES:
         return TensorSpec(DTYPES[value.dtype], value.dim(), "strided")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,8 +27,9 @@ from weft.frontend.split import HostPart, Returned
 from weft.pytorch.derivative import Rule, Transformed, register
 from weft.pytorch.fake import fake_launchers
 from weft.pytorch.level import is_dual
+from weft.pytorch.replay import Reading, replaying, returned_names
 from weft.pytorch.transforms import called
-from weft.runtime.launch import gradient_error
+from weft.runtime.launch import Launcher, gradient_error
 from weft.source import FunctionSource, Span
 
 # schema type of a Python value's type
@@ -49,6 +50,8 @@ class KernelLike(Protocol):
     @property
     def span(self) -> Span: ...
 
+    @property
+    def launchers(self) -> list[Launcher]: ...
     def direct(self, *args: Any, **kwargs: Any) -> Any: ...
     def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments: ...
 
@@ -184,11 +187,30 @@ class Operators:
         ):
             library.library.impl(name, self._autograd(overload), "Autograd", with_keyset=True)
         else:
-            schema = self._schema(types)
-            rule = register(f"{self.namespace}::{name}", schema[1 : schema.index(") ->")],
-                     self._implementation(types, constants, None, recording=True), library.library,
-                     self.kernel.span)  # fmt: skip
+            rule = self._rule(name, types, constants)
         return Operator(overload, types, constants, rule)
+
+    def _rule(self, name: str, types: tuple[str, ...], constants: dict[str, Any]) -> Rule:
+        """Tells autograd how the operator ``name`` is differentiated."""
+        kernel, returned = self.kernel, self.returned
+        names = returned_names(kernel.parts, kernel.source)
+        items = (returned,) if isinstance(returned, str) else returned or ()
+
+        def run(launchers: Any, inputs: Sequence[Any], *, recording: bool = False) -> Any:
+            return self._implementation(types, constants, launchers, recording)(*inputs)
+
+        def made(inputs: Sequence[Any], outs: Sequence[torch.Tensor] | None) -> Any:
+            if names is None or outs is None:
+                return run(None, inputs, recording=True)
+            fresh = [n for n, item in zip(names, items, strict=True) if not item]
+            known = dict(zip(fresh, outs or [None] * len(fresh), strict=True))
+            return run((replaying(kernel.launchers[0], known),), inputs, recording=True)
+
+        schema = self._schema(types)
+        schema = schema[1 : schema.index(") ->")]
+        reads = (lambda _: False) if names is None else Reading(kernel, kernel.launchers[0], run)
+        return register(f"{self.namespace}::{name}", schema, made, reads,
+                        _library(self.namespace).library, kernel.span)  # fmt: skip
 
     def _gives(self, overload: Any) -> bool:
         """Whether there is something to differentiate."""

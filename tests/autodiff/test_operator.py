@@ -1,0 +1,91 @@
+"""Derivatives of the operator of a kernel, as torch.compile and torch.func see it."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from tests.autodiff import kernels as k
+from tests.autodiff.test_gradients import made
+from weft.pytorch import autograd
+
+# Two tensors made in one kernel, and what a second loop makes of the first.
+SEVERAL = ["two"]
+NAMES = ["axpy", "conv", "softmax", "scan", "histogram", "inplace", "product_of_all", "newton",
+         *SEVERAL]  # fmt: skip
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The loops that were carried out so that autograd sees it, by name."""
+    seen = []
+    carry_out = autograd._Call.carry_out
+
+    def counting(self, tensors):
+        if getattr(self.run, "__qualname__", "").startswith("differentiate"):
+            seen.append(self.loop.function.name)
+        carry_out(self, tensors)
+
+    monkeypatch.setattr(autograd._Call, "carry_out", counting)
+    return seen
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_first_and_second_derivatives(name, runs):
+    kernel, args = made(name)
+    assert gradcheck(lambda *a: kernel.operators(a, {}), args)
+    assert bool(runs) == (name in SEVERAL)  # one loop is not carried out again
+    assert gradgradcheck(lambda *a: kernel.operators(a, {}), args)
+    assert bool(runs) == (name in SEVERAL)
+
+
+@pytest.mark.parametrize("name", ["conv", "softmax", "total", "scan", "layernorm"])
+def test_torch_func_to_the_third_order(name):
+    kernel, args = made(name)
+    args = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
+
+    def loss(x):
+        return kernel(x, *args[1:]).sin().sum()
+
+    def of_order(n, derive):
+        f = loss
+        for _ in range(n):
+            g = derive(f)
+            f = lambda x, g=g: (g(x) ** 2).sum()  # noqa: E731
+        return f
+
+    def plain(f):
+        def derivative(x):
+            if not x.requires_grad:
+                x = x.requires_grad_()
+            return torch.autograd.grad(f(x), x, create_graph=True)[0]
+
+        return derivative
+
+    for n in (1, 2, 3):
+        mine = of_order(n, torch.func.grad)(args[0].clone())
+        expected = of_order(n, plain)(args[0].clone())
+        torch.testing.assert_close(mine, expected.detach())
+
+
+def saved_by(out):
+    """The tensors that the graph of ``out`` keeps."""
+    return [t for t in out.grad_fn.saved_tensors if isinstance(t, torch.Tensor)]
+
+
+def test_only_what_must_be_saved_is():
+    w, x = torch.randn(3, 8, requires_grad=True), torch.randn(2, 3, 8, requires_grad=True)
+    assert len(saved_by(k.conv.operators((w, x, 0.1), {}))) == 2  # the inputs
+    out = k.scan.operators((torch.randn(2, 5, requires_grad=True), torch.randn(2)), {})
+    assert [t.shape for t in saved_by(out)] == [(2, 5), (2,), (2, 5)]  # and the states
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile's own
+@pytest.mark.parametrize("name", ["conv", "scan", "total"])
+def test_under_compile_the_loop_runs_once(name, runs):
+    kernel, args = made(name)
+    compiled = torch.compile(lambda *a: kernel(*a).sin().sum(), fullgraph=True)
+    tensors = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+    found = torch.autograd.grad(compiled(*args), tensors)
+    assert runs == []
+    for a, b in zip(found, torch.autograd.grad(kernel(*args).sin().sum(), tensors), strict=True):
+        torch.testing.assert_close(a, b)

@@ -1,0 +1,226 @@
+"""The backward of an operator as an operator, and its backward, and so on.
+
+``weft::f_backward`` carries the kernel's host part out again with gradients recorded, and
+differentiates that: what is between loops then is what it was. The loop of a kernel that has one
+is not carried out again: what it has written is what the operator has returned (``replay.py``). The
+backward of ``f_backward`` is made in the same way when it is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._library.autograd import Info, make_autograd_impl
+
+from weft.pytorch.level import is_dual
+from weft.pytorch.transforms import PLAIN, is_float
+
+# pyright: reportPrivateUsage=false
+
+# Carries an operator out: ``made(inputs, outs)``. ``outs``, unless it is None, says that only the
+# derivative is wanted: what the operator has returned before, or nothing if that is not read.
+Made = Callable[[Sequence[Any], Sequence[torch.Tensor] | None], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Where tensors are among an operator's inputs: for each input 1, the length of a list of
+    tensors as a tuple of one, or None; and the inputs that are no tensors."""
+
+    places: tuple[int | tuple[int] | None, ...]
+    others: tuple[Any, ...]
+
+    @staticmethod
+    def of(inputs: Sequence[Any]) -> tuple[list[torch.Tensor], Form]:
+        """The tensors in ``inputs``, and where they were."""
+        tensors: list[torch.Tensor] = []
+        places: list[int | tuple[int] | None] = []
+        others: list[Any] = []
+        for value in inputs:
+            if isinstance(value, torch.Tensor):
+                tensors.append(value)
+                places.append(1)
+            elif isinstance(value, list | tuple) and all(
+                isinstance(v, torch.Tensor) for v in value
+            ):
+                tensors += value
+                places.append((len(value),))
+            else:
+                others.append(value)
+                places.append(None)
+        return tensors, Form(tuple(places), tuple(others))
+
+    def inputs(self, tensors: Sequence[Any], *, others: bool = True) -> list[Any]:
+        """The inputs again, with ``tensors`` in their places; without ``others``, None for them."""
+        given, rest = iter(tensors), iter(self.others)
+
+        def value(place: int | tuple[int] | None) -> Any:
+            if place is None:
+                return next(rest) if others else None
+            if isinstance(place, int):
+                return next(given)
+            return [next(given) for _ in range(place[0])]
+
+        return [value(place) for place in self.places]
+
+
+def recorded(
+    made: Made, inputs: Sequence[Any], outs: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor], wanted: Sequence[int], *, again: bool = False,
+) -> list[torch.Tensor]:  # fmt: skip
+    """The gradients of ``made(inputs, outs)`` for those of its tensors whose numbers are
+    ``wanted``, given the gradients of its floats. ``again``: they can be differentiated."""
+    with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.enable_grad():
+        tensors, form = Form.of(inputs)
+        for k in wanted:
+            if not (again and tensors[k].requires_grad):
+                tensors[k] = tensors[k].detach().requires_grad_()
+        out = made(form.inputs(tensors), outs)
+        pairs = [(o, g) for o, g in zip(floats(out), grads, strict=True) if o.requires_grad]
+        leaves = [tensors[k] for k in wanted]
+        if not pairs:
+            return [torch.zeros_like(v) for v in leaves]
+        found: Any = torch.autograd.grad(  # None where a leaf is unused: the stub does not say so
+            [o for o, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True,
+            create_graph=again,
+        )  # fmt: skip
+    return [
+        torch.zeros_like(v) if g is None else g.contiguous()
+        for v, g in zip(leaves, found, strict=True)
+    ]
+
+
+class Backward:
+    """The derivative of the operator ``namespace::name``, whose arguments are ``schema``.
+
+    ``made`` carries it out so that autograd sees it. ``reads(inputs)``: whether ``made`` gains from
+    what the operator has returned, which then is saved. ``refuse(name)`` raises the error that says
+    that the operator ``name`` has no forward mode.
+    """
+
+    def __init__(
+        self, namespace: str, name: str, schema: str, made: Made,
+        library: torch.library.Library, reads: Callable[[Sequence[Any]], bool],
+        refuse: Callable[[], Any],
+    ) -> None:  # fmt: skip
+        self.namespace, self.name, self.schema = namespace, name, schema
+        self.made, self.library, self.reads, self.refuse = made, library, reads, refuse
+        self._lock = threading.RLock()
+
+    @functools.cached_property
+    def operator(self) -> tuple[Any, Backward]:
+        """The operator ``<name>_backward(inputs..., outs, grads, wanted)``, and its derivative."""
+        with self._lock:
+            name = f"{self.name}_backward"
+            schema = f"{self.schema}{', ' if self.schema else ''}"
+            schema += "Tensor[] outs, Tensor[] grads, int[] wanted"
+            qualified = f"{self.namespace}::{name}"
+            self.library.define(
+                f"{name}({schema}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,)
+            )
+
+            def implementation(*passed: Any) -> list[torch.Tensor]:
+                *inputs, outs, grads, wanted = passed
+                return recorded(self.made, inputs, outs, grads, wanted)
+
+            def again(
+                passed: Sequence[Any], _: Sequence[torch.Tensor] | None
+            ) -> list[torch.Tensor]:
+                *inputs, outs, grads, wanted = passed
+                return recorded(self.made, inputs, outs, grads, wanted, again=True)
+
+            def fake(*passed: Any) -> list[torch.Tensor]:
+                tensors, _ = Form.of(passed[:-3])
+                wanted = [tensors[k] for k in passed[-1]]
+                return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in wanted]
+
+            self.library.impl(name, implementation, "CompositeExplicitAutograd")
+            torch.library.register_fake(qualified, fake, lib=self.library)
+            overload = getattr(getattr(torch.ops, self.namespace), name).default
+            rule = Backward(self.namespace, name, schema, again, self.library, lambda _: False,
+                            self.refuse)  # fmt: skip
+            differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
+
+            def autograd(keyset: Any, *passed: Any) -> Any:
+                if any(map(is_dual, Form.of(passed)[0])):
+                    raise self.refuse()
+                return differentiable(keyset, *passed)
+
+            self.library.impl(name, autograd, "Autograd", with_keyset=True)
+            return overload, rule
+
+    # --- autograd --------------------------------------------------------------------------------
+    def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        tensors, ctx.form = Form.of(inputs)
+        outs = [*_tensors(output)] if self.reads(inputs) else []
+        ctx.save_for_backward(*tensors, *outs)
+        ctx.count = len(tensors)
+        ctx.floats = [is_float(o) for o in _items(output)]
+
+    def gradients(self, ctx: Any, needed: Sequence[bool], grads: Sequence[Any]) -> list[Any]:
+        """The gradient of each of the tensors that are ``needed``, None for the others."""
+        tensors, outs = ctx.saved_tensors[: ctx.count], list(ctx.saved_tensors[ctx.count :])
+        inputs = ctx.form.inputs(tensors)
+        wanted = [k for k, need in enumerate(needed) if need]
+        given = [g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float]
+        overload, rule = self.operator
+        passed = [*inputs, outs, given, wanted]
+        if torch._C._are_functorch_transforms_active():
+            found = transformed(overload, rule, passed)
+        else:
+            found = overload(*passed)
+        result: list[Any] = [None] * len(tensors)
+        for k, g in zip(wanted, found, strict=True):
+            result[k] = g
+        return result
+
+    def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """As ``make_autograd_impl`` wants it: by input, lists of tensors being lists."""
+        form: Form = ctx.form
+        needed: list[bool] = []
+        for place, need in zip(form.places, ctx.needs_input_grad, strict=True):
+            if place is not None:
+                needed += [need] if isinstance(place, int) else need
+        flat = grads[0] if len(grads) == 1 and isinstance(grads[0], list | tuple) else grads
+        return tuple(form.inputs(self.gradients(ctx, needed, flat), others=False))
+
+
+def transformed(overload: Any, rule: Backward, inputs: Sequence[Any]) -> Any:
+    """``overload(*inputs)`` as ``torch.func`` wants a function to be."""
+    tensors, form = Form.of(inputs)
+    return Transformed.apply(overload, rule, form, *tensors)
+
+
+class Transformed(torch.autograd.Function):
+    """An operator with its rule. ``apply(overload, rule, form, *tensors)``."""
+
+    @staticmethod
+    def forward(overload: Any, rule: Backward, form: Form, *tensors: torch.Tensor) -> Any:
+        out = overload(*form.inputs(tensors))
+        return tuple(out) if isinstance(out, list) else out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.rule, form, *tensors = inputs
+        ctx.rule.setup_context(ctx, form.inputs(tensors), output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return (None, None, None, *ctx.rule.gradients(ctx, ctx.needs_input_grad[3:], grads))
+
+
+def _items(out: Any) -> Sequence[Any]:
+    return out if isinstance(out, tuple | list) else (out,)
+
+
+def _tensors(out: Any) -> Iterator[torch.Tensor]:
+    return (o for o in _items(out) if isinstance(o, torch.Tensor))
+
+
+def floats(out: Any) -> list[torch.Tensor]:
+    return [o for o in _items(out) if is_float(o)]

@@ -1,0 +1,113 @@
+"""Recording a kernel for autograd without carrying its loop out once more.
+
+Where a kernel is one device loop and returns what that loop has written, its results say all that
+its gradient can want to know of it. Whether it wants to know is found by deriving it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from weft.autodiff.activity import holds_floats
+from weft.autodiff.names import unique_names
+from weft.autodiff.reverse import reverse
+from weft.autodiff.state import WRITES
+from weft.errors import WeftError
+from weft.frontend.lower import lower
+from weft.frontend.split import HostPart
+from weft.ir.core import Function, walk
+from weft.pytorch.autograd import differentiate
+from weft.pytorch.fake import KernelSource, fake_launchers, loose_spec
+from weft.runtime.launch import Launcher
+from weft.source import FunctionSource
+
+
+def returned_names(parts: HostPart, source: FunctionSource) -> tuple[str, ...] | None:
+    """The names of what the only loop of a kernel is followed by a ``return`` of; None where the
+    kernel is not like that."""
+    if len(parts.regions) != 1 or len(parts.returns) != 1 or len(source.tree.body) < 2:
+        return None
+    *_, loop, last = source.tree.body
+    if loop is not parts.regions[0].node or not isinstance(last, ast.Return):
+        return None
+    value = last.value
+    items = value.elts if isinstance(value, ast.Tuple) else [value]
+    names = tuple(item.id for item in items if isinstance(item, ast.Name))
+    return names if len(names) == len(items) else None
+
+
+def replaying(launcher: Launcher, outs: Mapping[str, torch.Tensor | None]) -> Callable[..., Any]:
+    """Launches the loop so that autograd sees it, but takes what it writes from ``outs`` (by name;
+    None: not to be had) where all of that is there which the gradient reads."""
+
+    def launch(*args: Any) -> Any:
+        return differentiate(launcher, launcher.extended(args), outs=outs)
+
+    return launch
+
+
+class Reading:
+    """Whether the gradient of a kernel's only loop reads what the loop has written."""
+
+    def __init__(
+        self, kernel: KernelSource, launcher: Launcher, run: Callable[[Any, Sequence[Any]], Any]
+    ) -> None:
+        """``run(launchers, inputs)`` runs the host part with ``launchers``."""
+        self.kernel, self.launcher, self.run = kernel, launcher, run
+        self.known: dict[Hashable, bool] = {}
+
+    def __call__(self, inputs: Sequence[Any]) -> bool:
+        key = tuple(map(_kind, inputs))
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self._find(inputs)
+        return found
+
+    def _find(self, inputs: Sequence[Any]) -> bool:
+        answers: list[bool] = []
+        (fake,), region = fake_launchers(self.kernel), self.launcher.region
+
+        def launch(*given: Any) -> Any:
+            args = self.launcher.extended(given)
+            pairs = zip(region.args, args, strict=True)
+            specs = {arg.name: loose_spec(arg, value) for arg, value in pairs}
+            answers.append(reads_results(lower(region, specs, self.kernel.source).function))
+            return fake(*args)
+
+        self.run((launch,), [_hollow(v) for v in inputs])
+        return any(answers)
+
+
+def reads_results(function: Function) -> bool:
+    """Whether the adjoint of ``function`` reads what it writes; true where there is none."""
+    args = function.args
+    stored = {op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES}
+    written = {k for k, v in enumerate(args) if v in stored}
+    wanted = {k for k, v in enumerate(args) if holds_floats(v)} - written
+    try:
+        adjoint = reverse(function, wanted, written)
+    except WeftError:  # said again where the gradient is asked for
+        return True
+    names = unique_names(function)
+    return any(names[k] in adjoint.used for k in written)
+
+
+def _kind(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.dim()
+    if isinstance(value, list | tuple):
+        return tuple(map(_kind, value))
+    return type(value)
+
+
+def _hollow(value: Any) -> Any:
+    """A tensor of this shape and no contents."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if isinstance(value, list | tuple):
+        return [_hollow(v) for v in value]
+    return value

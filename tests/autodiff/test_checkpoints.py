@@ -145,10 +145,9 @@ def backwards_by_hand(x, a):
     return torch.from_numpy(gx.T), torch.from_numpy(ga)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_hundred_thousand_steps_in_bounded_memory(dtype, monkeypatch):
+def test_a_hundred_thousand_steps_in_bounded_memory(monkeypatch):
     made = record(monkeypatch)
-    rows, steps = 64, 100_000
+    rows, steps, dtype = 24, 100_000, torch.float64
     torch.manual_seed(0)
     x = (0.5 * torch.randn(rows, steps, dtype=dtype)).requires_grad_()
     a = (0.9 + 0.2 * torch.rand(rows, dtype=dtype)).requires_grad_()
@@ -156,9 +155,8 @@ def test_a_hundred_thousand_steps_in_bounded_memory(dtype, monkeypatch):
     (spaces,) = made
     used = sum(t.nbytes for t in spaces.values() if isinstance(t, torch.Tensor))
     assert used == (317 + 316) * rows * dtype.itemsize  # the whole tape is 100,000 for each row
-    tolerance = 1e-10 if dtype == torch.float64 else 1e-3
     for mine, expected in zip((x.grad, a.grad), backwards_by_hand(x, a), strict=True):
-        torch.testing.assert_close(mine.double(), expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(mine, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_short_tapes_are_kept_whole(monkeypatch):

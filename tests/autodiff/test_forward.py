@@ -193,6 +193,32 @@ def test_ties_are_those_of_reverse_mode():
 
 
 @weft.kernel
+def largest_size(x, low):
+    out = torch.empty_like(low)
+    for i in range(x.shape[0]):
+        m = low[i]
+        for j in range(x.shape[1]):
+            m = max(m, abs(x[i, j]))
+        out[i] = m * m
+    return out
+
+
+def test_what_equals_a_running_maximum_shares_as_in_reverse_mode():
+    x = torch.tensor([[2.0, -2.0, 2.0, 1.0], [0.5, 0.5, 3.0, -3.0], [1.0, 2.0, 2.0, math.nan]])
+    low = torch.tensor([2.0, 4.0, 1.0])
+    u, v = torch.randn_like(x), torch.randn_like(low)
+    leaves = x.clone().requires_grad_(), low.clone().requires_grad_()
+    out = largest_size(*leaves)
+    jacobian = [torch.autograd.grad(o, leaves, retain_graph=True) for o in out]
+    expected = [(gx * u).sum() + (gl * v).sum() for gx, gl in jacobian]
+    _, (found,) = jvp(largest_size, [x, low], [u, v])
+    torch.testing.assert_close(found, torch.stack(expected))
+    # A bound that does not vary gets nothing and takes nothing away.
+    _, (found,) = jvp(largest_size, [x, low], [u, None])
+    torch.testing.assert_close(found[0], 4 * (u[0, 0] - u[0, 1] + u[0, 2]) / 3)
+
+
+@weft.kernel
 def smallest(x, first):
     m = first[()] * 1.0
     for i in range(x.shape[0]):

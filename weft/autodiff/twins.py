@@ -6,11 +6,12 @@ array of such floats has a *shadow*, a second array. What has no twin has the ta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from weft.autodiff.activity import activity
 from weft.autodiff.adjoint import Buffer
 from weft.autodiff.clean import without_unused
+from weft.autodiff.extremum import Extremum, extremum
 from weft.autodiff.names import unique_names
 from weft.autodiff.rules import REFUSED, RULES, Local, adjoint_type
 from weft.autodiff.state import WRITES
@@ -135,18 +136,22 @@ class Walk:
                     self._copy(op)
                     self._scalar(op)
 
-    def block(self, old: Block, new: Block, args: Sequence[Value], like: Sequence[Value]) -> None:
+    def block(
+        self, old: Block, new: Block, args: Sequence[Value], like: Sequence[Value],
+        handed: Callable[[list[Value]], list[Value]] = list,
+    ) -> None:  # fmt: skip
         """``old`` into ``new``; the last ``len(args)`` arguments of ``old`` may have tangents.
-        ``like``: what its terminator's last operands are handed on to."""
+        ``like``: what its terminator's last operands are handed on to; ``handed`` says what becomes
+        of these and their tangents."""
         with self.b.at(new):
             self.stand(old.args, new.args[: len(old.args)])
-            self.twins(args, new.args)
+            self.twins(args, new.args[: len(old.args) + len(self.active(args))])
             self.ops(old.ops[:-1])
             end = old.terminator
             self.b.span = end.span
             ahead = end.operands[: len(end.operands) - len(like)]
             given = self.with_twins(end.operands[len(ahead) :], like)
-            self.b.do(end.name, *(self.env[v] for v in ahead), *given, **end.attrs)
+            self.b.do(end.name, *(self.env[v] for v in ahead), *handed(given), **end.attrs)
 
     def _copy(self, op: Op) -> None:
         copy = Op(op.name, [self.env[v] for v in op.operands], [r.type for r in op.results],
@@ -274,11 +279,53 @@ class Walk:
     def _for(self, op: Op) -> None:
         body, carried = op.regions[0], op.regions[0].args[1:]
         lower, upper, step = (self.env[v] for v in op.operands[:3])
-        loop = self.b.for_(lower, upper, step, self.with_twins(op.operands[3:], carried))
+        which = self.active(carried)
+        extrema = [f for k in which if (f := extremum(body, k)) is not None]
+        starts = self.with_twins(op.operands[3:], carried)
+        varied = [op.operands[3 + f.place] in self.activity.values for f in extrema]
+        starts += [self.number(float(v), f.carried.type)
+                   for f, v in zip(extrema, varied, strict=True)]  # fmt: skip
+        loop = self.b.for_(lower, upper, step, starts)
         loop.attrs.update(op.attrs)
-        self.block(body, loop.regions[0], carried, carried)
-        self.stand(op.results, loop.results[: len(op.results)])
-        self.twins(op.results, loop.results)
+        counts = loop.regions[0].args[len(starts) + 1 - len(extrema) :]
+
+        def handed(given: list[Value]) -> list[Value]:
+            for found, count in zip(extrema, counts, strict=True):
+                at = len(carried) + which.index(found.place)
+                given[at], more = self._shared(found, given[found.place], count)
+                given.append(more)
+            return given
+
+        self.block(body, loop.regions[0], carried, carried, handed)
+        results = loop.results[: len(starts) - len(extrema)]
+        self.stand(op.results, results[: len(op.results)])
+        self.twins(op.results, results)
+        for found, count in zip(extrema, loop.results[len(results) :], strict=True):
+            result = op.results[found.place]
+            none = self._same(count, self.number(0.0, result.type))
+            mean = self.b.op("arith.divf", self.twin[result], count)
+            first = self.tangent(op.operands[3 + found.place])  # also that of a NaN
+            self.twin[result] = self.b.op("arith.select", none, first, mean)
+
+    def _shared(self, found: Extremum, following: Value, count: Value) -> tuple[Value, Value]:
+        """After an iteration of a running extremum, whose value is now ``following``: the sum of
+        the tangents of all that equal it, and how many these are. Each has the same share of the
+        result, as in reverse mode. A bound that does not vary takes no part."""
+        zero, one = self.number(0.0, count.type), self.number(1.0, count.type)
+        kept = self._same(self.env[found.carried], following)
+        wins = self._same(self.env[found.element], following)
+        sums = []
+        for before, more in (
+            (self.tangent(found.carried), self.tangent(found.element)), (count, one),
+        ):  # fmt: skip
+            parts = [
+                self.b.op("arith.select", c, x, zero) for c, x in ((kept, before), (wins, more))
+            ]
+            sums.append(self.b.op("arith.addf", *parts))
+        return sums[0], sums[1]
+
+    def _same(self, x: Value, y: Value) -> Value:
+        return self.b.op("arith.cmpf", x, y, predicate="oeq")
 
     def _while(self, op: Op) -> None:
         before, after = op.regions

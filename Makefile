@@ -22,7 +22,7 @@ help:
 	@echo 'make lint          ruff and pyright'
 	@echo 'make demo          the two examples on real input, checked and timed; writes out/'
 	@echo 'make bench         tables beside PyTorch, Numba, Taichi, Quadrants, Warp (ARGS=--quick)'
-	@echo 'make fuzz N=5000   N random kernels against the undecorated Python'
+	@echo 'make fuzz N=5000   N random kernels, and derivatives of N, against the Python'
 
 test: $(STAMP)
 	$(VENV)/bin/python -m pytest -n auto -m 'not slow' $(ARGS)

@@ -11,8 +11,6 @@ from tests.autodiff import kernels as k
 from tests.autodiff.test_gradients import CASES, draw, made
 from weft.errors import GradientError
 
-# torch's own forward mode scripts its decompositions when it is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`")
 SECOND = ["softmax", "product", "scan", "local", "histogram", "inplace", "maximum",
           "product_of_all", "two", "wkv", "nested"]  # fmt: skip
 

@@ -8,9 +8,6 @@ from tests.autodiff import kernels as k
 from tests.autodiff.test_gradients import CASES, draw
 from weft.errors import KernelTypeError
 
-# torch's own forward mode scripts its decompositions when it is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`")
-
 
 def leaves(args):
     return [a.clone().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point()

@@ -11,7 +11,7 @@ import weft
 from tests.autodiff import kernels as k
 from weft.errors import GradientError, KernelValueError
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own, torch.jit.script
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
 
 
 def loss(x):

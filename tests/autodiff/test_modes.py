@@ -8,9 +8,6 @@ import torch
 import weft
 from weft.errors import GradientError
 
-# torch's own forward mode scripts its decompositions when it is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is:DeprecationWarning")
-
 
 @weft.kernel
 def square(x):

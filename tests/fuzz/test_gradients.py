@@ -16,8 +16,7 @@ from tests.fuzz.gradients import check_gradients, check_second
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "24"))
 
-# torch's own forward mode scripts its decompositions when it is first used.
-pytestmark = [pytest.mark.fuzz, pytest.mark.filterwarnings("ignore:`torch.jit.script`")]
+pytestmark = pytest.mark.fuzz
 
 
 def outcomes(check: Callable[[Random], str], count: int) -> Counter[str]:

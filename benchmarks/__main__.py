@@ -13,6 +13,7 @@ MODULES = (
     "softmax",
     "matmul",
     "reduction",
+    "gradients",
 )
 
 

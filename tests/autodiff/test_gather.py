@@ -13,8 +13,8 @@ def notes(kernel, *args):
     kernel(*(a.double().requires_grad_() if a.is_floating_point() else a
              for a in args if isinstance(a, torch.Tensor)),
            *(a for a in args if not isinstance(a, torch.Tensor)))  # fmt: skip
-    (made,) = {id(r): r for s in kernel.specializations if s.derived
-               for r in s.derived.adjoints}.values()  # fmt: skip
+    # The first form is the usual one; others are for tapes that are long, and the like.
+    made, *_ = [r for s in kernel.specializations if s.derived for r in s.derived.adjoints]
     return made.notes, made
 
 

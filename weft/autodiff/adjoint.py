@@ -55,6 +55,34 @@ class Buffer:
     interleaved: bool = False
     partial: str = ""
 
+    def describe(self) -> str:
+        """How large it is, in words."""
+        words = {"all": "", "starts": "the segments of ", "segment": "a segment of "}
+        if self.partial:
+            text = f"{self.partial} for each chunk of its sums"
+        elif self.parallel is None:
+            text = "one number"
+        else:
+            text = "for each iteration of the parallel loop"
+            for extent in self.extents:
+                line = getattr(extent.op.span, "line", None)
+                loop = "a sequential loop" if line is None else f"the loop at line {line}"
+                text += f" and of {words[extent.part]}{loop}"
+            if any(extent.part == "all" for extent in self.extents):
+                text += " (the whole iteration space)"
+        shape = "".join(f" × {n}" for n in self.shape)
+        return f"{self.element}{shape}, {text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """To be added to ``gradient``: for each entry of the workspaces, the number in ``values`` to
+    the element in ``places`` (row-major; -1, with which it is filled before: to none)."""
+
+    gradient: str
+    places: str
+    values: str
+
 
 @dataclass(slots=True)
 class Adjoint:
@@ -63,7 +91,8 @@ class Adjoint:
     ``d.x``, or a workspace of ``workspaces``, or, of ``segments``, the number of iterations of a
     loop between two checkpoints (an i64). ``notes`` say of each gradient how it is accumulated.
     ``sums``: of those in gather form, how many iterations of its outermost loop each element's sum
-    has at most, in scalar arguments and extents of the steps."""
+    has at most, in scalar arguments and extents of the steps. ``listed``: what is to be added to
+    gradients after the steps."""
 
     primal: Function
     names: tuple[str, ...]
@@ -73,6 +102,7 @@ class Adjoint:
     lengths: Lengths | None
     notes: dict[str, str] = field(default_factory=dict)
     sums: dict[str, Poly] = field(default_factory=dict)
+    listed: tuple[Listed, ...] = ()
 
     @property
     def used(self) -> set[str]:
@@ -88,7 +118,7 @@ class Adjoint:
     def describe(self) -> str:
         """For each gradient how it is accumulated, then the workspaces."""
         lines = [f"{name}: {note}" for name, note in self.notes.items()]
-        lines += [f"workspace {w.name}" for w in self.workspaces if w.name in self.used]
+        lines += [f"workspace {w.name}: {w.describe()}" for w in self.taped]
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -73,7 +73,7 @@ class Checkpoints(Redo):
         tape = self.tapes[op]
         zero = self.b.constant(0, index)
         if tape.segment is None:
-            return self._span(tape, zero, n, starts, undo)
+            return self._undoing(op, self._span(tape, zero, n, starts, undo)).results
         count = self._segments(op, n)
         loop = self.b.for_(zero, count, self._one(), starts)
         with self.b.at(loop.regions[0]) as block:
@@ -83,7 +83,7 @@ class Checkpoints(Redo):
             tape.read(self._place(op, number), self)
             carried = [self.env[v] for v in tape.carried]
             self._segment(op, first, end, carried, tape.segment)
-            handed = self._span(tape.segment, first, end, block.args[1:], undo)
+            handed = self._span(tape.segment, first, end, block.args[1:], undo).results
             self.b.do("scf.yield", *handed)
         return loop.results
 
@@ -93,7 +93,7 @@ class Checkpoints(Redo):
         """The same in the order of the iterations, where nothing is handed on from one to the
         next: the loop then is one that other parts of the compiler understand."""
         lower, upper, step = (self.env[v] for v in op.operands[:3])
-        loop = self.b.for_(lower, upper, step, starts)
+        loop = self._undoing(op, self.b.for_(lower, upper, step, starts))
         with self.b.at(loop.regions[0]) as block:
             iv = block.args[0]
             iv.name = op.regions[0].args[0].name
@@ -109,8 +109,8 @@ class Checkpoints(Redo):
     def _span(
         self, tape: Tape, first: Value, end: Value, starts: Sequence[Value],
         undo: Callable[[Sequence[Value]], Sequence[Value]],
-    ) -> Sequence[Value]:  # fmt: skip
-        """The iterations ``end - 1`` to ``first``; ``tape`` begins with ``first``."""
+    ) -> Op:  # fmt: skip
+        """A loop through iterations ``end - 1`` to ``first``; ``tape`` begins with ``first``."""
         zero, one = self.b.constant(0, index), self._one()
         count = self.b.op("arith.subi", end, first)
         loop = self.b.for_(zero, count, one, starts)
@@ -122,7 +122,13 @@ class Checkpoints(Redo):
             handed = undo(block.args[1:])
             self.around.pop()
             self.b.do("scf.yield", *handed)
-        return loop.results
+        return loop
+
+    def _undoing(self, op: Op, loop: Op) -> Op:
+        """Notes that ``loop`` undoes every iteration of ``op``."""
+        loop.attrs["undoes"] = len(self.undone)
+        self.undone.append(op)
+        return loop
 
     # --- segments ---------------------------------------------------------------------------------
     def _segment(

@@ -9,10 +9,10 @@ chunks: one loop computes partial sums into a workspace, a second one adds them 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from weft.autodiff.adjoint import Buffer
+from weft.autodiff.adjoint import Buffer, Extent, Listed
 from weft.autodiff.clean import clean, has_effects
 from weft.autodiff.elements import element_loop, longest, split_loops
 from weft.autodiff.fibre import Fibre, NotAffine, fibre
@@ -22,8 +22,8 @@ from weft.index.access import Access, accesses
 from weft.index.expression import Poly
 from weft.index.races import proven_apart
 from weft.ir.builder import Rewriter
-from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import MemRefType, ScalarType, i64
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.types import MemRefType, ScalarType, i64, index
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Plan:
     """What becomes of the accumulations into one gradient."""
 
     name: str
-    form: str  # "plain", "reduce", "gather" or "atomic"
+    form: str  # "plain", "reduce", "gather", "listed" or "atomic"
     note: str
     group: list[Access] = field(default_factory=list)
     fibres: list[Fibre] = field(default_factory=list)
@@ -50,27 +50,31 @@ class Gathered:
     notes: dict[str, str]
     buffers: list[Buffer] = field(default_factory=list)
     sums: dict[str, Poly] = field(default_factory=dict)
+    listed: list[Listed] = field(default_factory=list)
 
 
 def gather(
-    function: Function, names: Sequence[str], parallel: Op, split: Collection[str] = ()
-) -> Gathered:
+    function: Function, names: Sequence[str], parallel: Op, undone: Sequence[Op],
+    split: Collection[str] = (), wide: bool = True, sort: bool = False,
+) -> Gathered:  # fmt: skip
     """Takes the accumulations into the arguments ``names`` out of ``function`` where that makes
-    them deterministic. ``parallel`` is the primal's loop; ``split`` names gradients whose sums are
-    computed in chunks."""
+    them deterministic. ``parallel`` is the primal's loop, ``undone`` those that its sequential
+    loops undo; ``split``, ``wide`` and ``sort``: see ``reverse``."""
     function = clean(lift(function, names))
     every = accesses(function)
     plans = []
-    slicer = Slicer(function)
+    slicer = Slicer(function, wide)
     for name in names:
         group = [a for a in every if a.memref.name == name]
         if group:
-            plans.append(_plan(name, group, slicer))
+            plans.append(_plan(name, group, slicer, sort))
     notes = {plan.name: plan.note for plan in plans}
     gathered = [p for p in plans if p.form == "gather"]
     reduced = {a.op for p in plans if p.form == "reduce" for a in p.group}
-    if not gathered and not reduced:
-        return Gathered([function] if has_effects(function) else [], notes)
+    lists = [_List(a, f"{p.name}.{k}.{function.name}", slicer.undoing(slicer.parents[a.op]) or [])
+             for p in plans if p.form == "listed" for k, a in enumerate(p.group)]  # fmt: skip
+    if not gathered and not reduced and not lists:
+        return Gathered([_plain(function)] if has_effects(function) else [], notes)
     loops: list[Function] = []
     buffers: list[Buffer] = []
     sums = {p.name: terms for p in gathered if (terms := longest(p.found)) is not None}
@@ -88,14 +92,67 @@ def gather(
             loops.append(element_loop(function, plan.name, plan.found, slicer))
     for k, value in enumerate(slicer.spilled):
         element = slicer.element(value)
-        buffers.append(Buffer(slicer.name(k), element.name, parallel))
+        time = [Extent(undone[op.attrs["undoes"]]) for op in slicer.loops(value)]
+        buffers.append(Buffer(slicer.name(k), element.name, parallel, tuple(time)))
+        if time:
+            for plan in gathered:
+                if any(value in slicer.kept_for(a) for a in plan.group):
+                    notes[plan.name] = "gather (with a workspace of the whole iteration space)"
+    for entry in lists:
+        extents = tuple(Extent(undone[op.attrs["undoes"]]) for op in entry.loops)
+        buffers.append(Buffer(entry.places, "i64", parallel, extents))
+        buffers.append(Buffer(entry.values, entry.element.name, parallel, extents))
     taken = {a.op for p in gathered for a in p.group}
-    main = _rest(function, taken, reduced, slicer)
-    steps = [clean(main)] if has_effects(clean(main)) else []
-    return Gathered([*steps, *map(clean, loops)], notes, buffers, sums)
+    main = clean(_rest(function, taken, reduced, slicer, lists))
+    steps = [main] if has_effects(main) else []
+    listed = [Listed(x.access.memref.name, x.places, x.values) for x in lists]
+    steps = [_plain(step) for step in (*steps, *map(clean, loops))]
+    return Gathered(steps, notes, buffers, sums, listed)
 
 
-def _plan(name: str, group: list[Access], slicer: Slicer) -> _Plan:
+def _plain(function: Function) -> Function:
+    """``function`` without the notes that only this module reads. It is changed in place."""
+    for op in walk(function.body):
+        op.attrs.pop("undoes", None)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class _List:
+    """An accumulation that is carried out later: where and what is listed in two workspaces, with
+    an entry for each iteration of the parallel loop and of ``loops``."""
+
+    access: Access
+    name: str
+    loops: Sequence[Op]
+
+    @property
+    def places(self) -> str:
+        return f"place.{self.name}"
+
+    @property
+    def values(self) -> str:
+        return f"value.{self.name}"
+
+    @property
+    def element(self) -> ScalarType:
+        type = self.access.op.operands[0].type
+        assert isinstance(type, ScalarType)
+        return type
+
+    def write(self, r: Rewriter, op: Op, slicer: Slicer, places: Value, values: Value) -> None:
+        """Lists ``op``, which stands for the accumulation."""
+        value, memref, *subscripts = op.operands
+        place = r.constant(0, index)
+        for axis, subscript in enumerate(subscripts):
+            extent = r.op("memref.dim", memref, axis=axis)
+            place = r.op("arith.addi", r.op("arith.muli", place, extent), subscript)
+        at = slicer.indices(r, self.loops, r.lookup)
+        r.store(r.op("arith.index_cast", place, type=i64), places, at)
+        r.store(value, values, at)
+
+
+def _plan(name: str, group: list[Access], slicer: Slicer, sort: bool) -> _Plan:
     if any(a.kind != "rmw" for a in group):
         return _Plan(name, "atomic", "as the loop writes it")
     alone = all(proven_apart(a, b) for k, a in enumerate(group) for b in group[k:])
@@ -110,13 +167,17 @@ def _plan(name: str, group: list[Access], slicer: Slicer) -> _Plan:
         for access in group:
             slicer.check(access)
     except (NotAffine, Unavailable) as error:
+        if sort and all(slicer.undoing(slicer.parents[a.op]) is not None for a in group):
+            return _Plan(name, "listed", f"sorted ({error})", group)
         return _Plan(name, "atomic", f"atomic ({error})", group)
     return _Plan(name, "gather", "gather", group, fibres)
 
 
-def _rest(function: Function, taken: set[Op], reduced: set[Op], slicer: Slicer) -> Function:
+def _rest(
+    function: Function, taken: set[Op], reduced: set[Op], slicer: Slicer, lists: Sequence[_List]
+) -> Function:
     """``function`` without the accumulations that were taken, which stores what sums need of it,
-    and which reduces what goes to one element."""
+    which reduces what goes to one element, and which writes ``lists``."""
     new = Function(
         function.name,
         [a.type for a in function.args] + [slicer.type(v) for v in slicer.spilled],
@@ -124,6 +185,13 @@ def _rest(function: Function, taken: set[Op], reduced: set[Op], slicer: Slicer) 
         dict(function.attrs),
         function.span,
     )
+    listing: dict[Op, tuple[_List, Value, Value]] = {}
+    for entry in lists:
+        rank = slicer.dims + len(entry.loops)
+        places = Value(MemRefType(i64, rank), entry.places, new.body)
+        values = Value(MemRefType(entry.element, rank), entry.values, new.body)
+        new.body.args += [places, values]
+        listing[entry.access.op] = entry, places, values
     order = iter([op for op in walk(function.body) if op.name == "memref.atomic_rmw"])
     finals: list[tuple[Value, list[Value]]] = []
 
@@ -133,6 +201,10 @@ def _rest(function: Function, taken: set[Op], reduced: set[Op], slicer: Slicer) 
         old = next(order)
         if old in reduced:
             finals.append((op.operands[0], old.operands[1:]))
+        if old in listing:
+            entry, places, values = listing[old]
+            entry.write(r, op, slicer, places, values)
+            return [op.operands[0]]
         return [op.operands[0]] if old in taken | reduced else None
 
     def around(op: Op, r: Rewriter) -> list[Value] | None:
@@ -143,13 +215,6 @@ def _rest(function: Function, taken: set[Op], reduced: set[Op], slicer: Slicer) 
         r.region(old, body)
         end = body.ops.pop()
         with r.at(body):
-            indices = slicer.indices(r)
-            for value, place in zip(slicer.spilled, new.args[len(function.args) :], strict=True):
-                kept = r.lookup(value)
-                assert isinstance(place.type, MemRefType)
-                if place.type.element is i64 and kept.type is not i64:
-                    kept = r.op("arith.index_cast", kept, type=i64)
-                r.store(kept, place, indices)
             r.append(end)
         for value, _ in finals:
             type = value.type
@@ -170,4 +235,34 @@ def _rest(function: Function, taken: set[Op], reduced: set[Op], slicer: Slicer) 
     rewriter.block = new.body
     for op in function.body.ops:
         rewriter.rewrite(op)
+    for value, place in zip(slicer.spilled, new.args[len(function.args) :], strict=False):
+        _keep(rewriter, new, value, place, slicer)
     return new
+
+
+def _keep(r: Rewriter, new: Function, value: Value, place: Value, slicer: Slicer) -> None:
+    """Stores what stands for ``value`` in the workspace ``place``, where it is made."""
+    kept = r.lookup(value)
+    made = Block()
+    with r.at(made):
+        at = slicer.indices(r, slicer.loops(value), r.lookup)
+        assert isinstance(place.type, MemRefType)
+        if place.type.element is i64 and kept.type is not i64:
+            kept = r.op("arith.index_cast", kept, type=i64)
+        r.store(kept, place, at)
+    owner = r.lookup(value).owner
+    if isinstance(owner, Block):
+        owner.ops[:0] = made.ops
+        return
+    for block in _blocks(new.body):
+        if owner in block.ops:
+            after = block.ops.index(owner) + 1
+            block.ops[after:after] = made.ops
+            return
+
+
+def _blocks(block: Block) -> Iterator[Block]:
+    yield block
+    for op in block.ops:
+        for region in op.regions:
+            yield from _blocks(region)

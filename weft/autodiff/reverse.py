@@ -26,6 +26,8 @@ def reverse(
     lasting: bool = False,
     checkpoints: Collection[Op] = (),
     split: Collection[str] = (),
+    wide: bool = True,
+    sort: bool = False,
 ) -> Adjoint:
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
 
@@ -34,16 +36,18 @@ def reverse(
     derivative of the adjoint needs; tapes in nested loops are then larger. ``checkpoints``:
     the sequential loops of ``function`` that keep what they carry only at the start of segments
     (see ``checkpoints.py``; not together with ``lasting``). ``split``: the gradients, of
-    ``Adjoint.sums``, whose sums are computed in chunks. Raises ``GradientError`` for what cannot be
-    reversed correctly.
+    ``Adjoint.sums``, whose sums are computed in chunks. ``wide``: a sum may have a workspace of the
+    size of the whole iteration space where it needs what a sequential loop carries; it is
+    accumulated atomically otherwise. ``sort``: what would be accumulated atomically is listed
+    instead (``Adjoint.listed``). Raises ``GradientError`` for what cannot be reversed correctly.
     """
-    return _Reversal(function, wanted, kept, lasting, checkpoints).run(split)
+    return _Reversal(function, wanted, kept, lasting, checkpoints).run(split, wide, sort)
 
 
 class _Reversal(Totals):
     """The whole: what comes before the parallel loop, the loop, and what comes after it."""
 
-    def run(self, split: Collection[str]) -> Adjoint:
+    def run(self, split: Collection[str], wide: bool, sort: bool) -> Adjoint:
         ops = self.primal.body.ops
         places = [k for k, op in enumerate(ops) if op.name == "scf.parallel"]
         if len(places) != 1:
@@ -60,7 +64,7 @@ class _Reversal(Totals):
         self._undo_ops(head)
         self.b.do("func.return")
         main = clean(self.new)
-        gathered = gather(main, self._gradients(), self.parallel, split)
+        gathered = gather(main, self._gradients(), self.parallel, self.undone, split, wide, sort)
         steps = [*self.first, *gathered.steps]
         if self.lasting:
             for step in steps:
@@ -73,7 +77,7 @@ class _Reversal(Totals):
         sizes = lengths(self.primal, list(loops)) if workspaces else None
         return Adjoint(
             self.primal, tuple(self.names), tuple(steps), tuple(workspaces), tuple(segments), sizes,
-            gathered.notes, gathered.sums,
+            gathered.notes, gathered.sums, tuple(gathered.listed),
         )  # fmt: skip
 
     def _check_atomics(self) -> None:

@@ -27,8 +27,10 @@ class Slicer:
     number for each iteration of its parallel loop.
     """
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, wide: bool = False) -> None:
+        """``wide``: workspaces may also have one number for each iteration of sequential loops."""
         self.function = function
+        self.wide = wide
         self.parallel = next(op for op in function.body.ops if op.name == "scf.parallel")
         self.dims: int = self.parallel.attrs["dims"]
         self.spilled: list[Value] = []
@@ -60,20 +62,36 @@ class Slicer:
         return i64 if value.type is index else value.type
 
     def type(self, value: Value) -> MemRefType:
-        return MemRefType(self.element(value), self.dims)
+        return MemRefType(self.element(value), self.dims + len(self.loops(value)))
 
-    def indices(self, rewriter: Rewriter) -> list[Value]:
-        """The subscripts in workspaces of the iteration that ``rewriter`` rebuilds."""
-        ivs = self.parallel.regions[0].args
-        return self._numbers(rewriter, [rewriter.lookup(v) for v in ivs], rewriter.lookup)
+    def loops(self, value: Value) -> list[Op]:
+        """The sequential loops around ``value``, which has a workspace."""
+        found = self.undoing(self.depth[value])
+        assert found is not None
+        return found
 
-    def _numbers(
-        self, b: Builder, ivs: Sequence[Value], lookup: Callable[[Value], Value]
+    def undoing(self, op: Op | None) -> list[Op] | None:
+        """``op`` and the sequential loops around it, outermost first. None where there are others
+        than those that undo a loop of the primal, whose iterations can be counted."""
+        found: list[Op] = []
+        while op is not None and op is not self.parallel:
+            if op.name == "scf.while" or (op.name == "scf.for" and "undoes" not in op.attrs):
+                return None
+            if op.name == "scf.for":
+                found.insert(0, op)
+            op = self.parents[op]
+        return found
+
+    def indices(
+        self, b: Builder, loops: Sequence[Op], lookup: Callable[[Value], Value]
     ) -> list[Value]:
+        """The subscripts, in workspaces, of an iteration of the parallel loop and of ``loops``.
+        ``lookup`` gives what stands for a value of ``function``."""
         n = self.dims
-        lowers = [lookup(v) for v in self.parallel.operands[:n]]
-        steps = [lookup(v) for v in self.parallel.operands[2 * n : 3 * n]]
-        return [b.op("arith.floordivsi", b.op("arith.subi", iv, low), step)
+        ivs = [*self.parallel.regions[0].args, *(op.regions[0].args[0] for op in loops)]
+        lowers = [*self.parallel.operands[:n], *(op.operands[0] for op in loops)]
+        steps = [*self.parallel.operands[2 * n : 3 * n], *(op.operands[2] for op in loops)]
+        return [b.op("arith.floordivsi", b.op("arith.subi", lookup(iv), lookup(low)), lookup(step))
                 for iv, low, step in zip(ivs, lowers, steps, strict=True)]  # fmt: skip
 
     # --- may it be copied? ------------------------------------------------------------------------
@@ -101,7 +119,8 @@ class Slicer:
 
     def _check(self, value: Value) -> None:
         for v in self._needed(value):
-            if self._spills(v) and self.depth[v] is not self.parallel:
+            loops = self.undoing(self.depth[v]) if self._spills(v) else []
+            if loops is None or (loops and not self.wide):
                 what = f"`{v.name}`" if v.name else "a value"
                 raise Unavailable(f"{what} is carried by a sequential loop")
 
@@ -178,8 +197,7 @@ class Slicer:
         if self._spills(value):
             if value not in self.spilled:
                 raise AssertionError("spilled values are collected first")
-            ivs = [w.values[v] for v in self.parallel.regions[0].args]
-            at = self._numbers(w.b, ivs, lambda v: self._copy(v, w, kept))
+            at = self.indices(w.b, self.loops(value), lambda v: self._copy(v, w, kept))
             result = w.b.load(kept[self.spilled.index(value)], at)
             if result.type is not value.type:
                 result = w.b.op("arith.index_cast", result, type=value.type)
@@ -213,11 +231,12 @@ class Slicer:
 
     def spill(self, access: Access) -> None:
         """Notes what ``copy`` will need from workspaces."""
+        self.spilled += [v for v in self.kept_for(access) if v not in self.spilled]
+
+    def kept_for(self, access: Access) -> list[Value]:
+        """What ``copy`` of this access needs from workspaces."""
         roots = [
             access.op.operands[0],
             *(op.operands[0] for op, _ in self._around(access.op) if op.name == "scf.if"),
         ]
-        for root in roots:
-            for v in self._needed(root):
-                if self._spills(v) and v not in self.spilled:
-                    self.spilled.append(v)
+        return [v for root in roots for v in self._needed(root) if self._spills(v)]

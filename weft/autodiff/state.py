@@ -58,6 +58,9 @@ class State:
         self.segments: dict[Op, Value] = {}  # the argument that says how long segments are
         self.tapes: dict[Op, Tape] = {}
         self.interleaved = are_neighbours(function)
+        # Loops of the primal: a loop of the adjoint that undoes all iterations of one has the place
+        # of that one here as its attribute "undoes".
+        self.undone: list[Op] = []
         # The sequential loops that are being undone around this point, and the iteration of each.
         self.around: list[tuple[Extent, Value]] = []
         self.inner: dict[Value, Value] = {}  # adjoints at the end of the iteration just undone

@@ -85,22 +85,18 @@ class Loop:
         }
         return [k for k in self.memrefs if self.function.args[k] in loads]
 
-    def reversed(
-        self, wanted: frozenset[int], kept: frozenset[int], *, lasting: bool = False,
-        checkpoints: frozenset[Op] = frozenset(), split: frozenset[str] = frozenset(),
-    ) -> Reversed:  # fmt: skip
-        """The adjoint; both forms are one where no tape is written over (see ``reverse``)."""
-        key = wanted, kept, lasting, checkpoints, split
+    def reversed(self, wanted: frozenset[int], kept: frozenset[int], **form: Any) -> Reversed:
+        """The adjoint in the form that the keywords of ``reverse`` say. The lasting form is the
+        usual one where no tape is written over."""
+        lasting = form.pop("lasting", False)
+        key = wanted, kept, tuple(sorted(form.items()))
         with self._lock:
-            found = self._adjoints.get(key)
+            found = self._adjoints.get((*key, lasting))
             if found is None:
-                adjoint = reverse(
-                    self.function, wanted, kept, lasting=lasting, checkpoints=checkpoints,
-                    split=split,
-                )  # fmt: skip
-                found = self._adjoints[key] = Reversed(adjoint, self.derived)
+                adjoint = reverse(self.function, wanted, kept, lasting=lasting, **form)
+                found = self._adjoints[*key, lasting] = Reversed(adjoint, self.derived)
                 if not any(w.extents for w in adjoint.taped):
-                    self._adjoints[wanted, kept, True, checkpoints, split] = found
+                    self._adjoints[*key, True] = found
             return found
 
     @property
@@ -224,11 +220,21 @@ class Launch(torch.autograd.Function):
         env |= sizes.make(ctx.device)
         for step in made.steps:
             launch(step, [env[name] for name in step.names])
+        for x in made.adjoint.listed:
+            env[x.gradient] = _added(env[x.gradient], env[x.places], env[x.values])
         found: list[Any] = [None] * len(ctx.shapes)
         for k in call.wanted:
             n = places[k]
             found[n] = env[prefix + loop.names[k]].to(ctx.dtypes[n])
         return (None, *found)
+
+
+def _added(gradient: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """``gradient`` with ``values`` added to the elements ``places``: by sorting them on CUDA, one
+    by one on the CPU (torch's ``index_put_``, where it is to be deterministic)."""
+    sums = values.new_zeros(gradient.numel() + 1)  # the last element is what -1 stands for
+    sums = sums.index_put((places.flatten(),), values.flatten(), accumulate=True)
+    return gradient + sums[:-1].view_as(gradient)
 
 
 def _fitting(
@@ -239,16 +245,23 @@ def _fitting(
     device: torch.device,
 ) -> tuple[Reversed, Workspaces]:
     """The form of the adjoint that fits the sizes of a call, and its workspaces: with checkpoints
-    where tapes are long, with split sums where gradients have few elements."""
+    where tapes are long, with split sums where gradients have few elements; without sums whose
+    order varies where torch is to be deterministic, whatever that takes."""
     loop, lasting = call.loop, torch.is_grad_enabled()
     sizes = _workspaces(call, made, env, shapes, device)
-    too_long = not lasting and sizes.tape_bytes > loop.options.tape_bytes
-    checkpoints = sizes.long if too_long else frozenset[Op]()
-    if checkpoints or sizes.few:
+    form: dict[str, Any] = {}
+    if torch.are_deterministic_algorithms_enabled():
+        if any(note.startswith("atomic") for note in made.adjoint.notes.values()):
+            form["sort"] = True
+    elif sizes.tape_bytes > loop.options.tape_bytes:
+        form["wide"] = False
+        if not lasting:
+            form["checkpoints"] = sizes.long
+    if sizes.few:
+        form["split"] = sizes.few
+    if form:
         kept = frozenset(loop.written) - call.wanted
-        made = loop.reversed(
-            call.wanted, kept, lasting=lasting, checkpoints=checkpoints, split=sizes.few
-        )
+        made = loop.reversed(call.wanted, kept, lasting=lasting, **form)
         sizes = _workspaces(call, made, env, shapes, device, sizes.trips)
     return made, sizes
 

@@ -79,6 +79,8 @@ class Workspaces:
             w.name: torch.empty(self.shape(w), dtype=_dtype(w), device=device)
             for w in self.adjoint.taped
         }
+        for x in self.adjoint.listed:
+            made[x.places].fill_(-1)
         for name, op in self.adjoint.segments:
             made[name] = segment_length(self.trips[op])
         return made

@@ -1,18 +1,30 @@
-"""On a CUDA device: the checks that ``benchmarks/gpu_check.py`` runs by hand, as tests."""
+"""On a CUDA device: the checks that ``benchmarks/gpu_check.py`` runs by hand, as tests; memory,
+errors that come late, and several devices."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import weft
 from benchmarks import gpu_check
+from examples import gallery
+from weft.runtime.pending import synchronize
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
+SEVERAL = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two devices")
 
 
+# Inductor imports a module of torch that warns of itself.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     "section", ["about", "gallery_kernels", "mathematics", "random_kernels", "launching"]
 )
@@ -20,3 +32,148 @@ def test_nothing_is_wrong(section: str) -> None:
     gpu_check.failures.clear()
     gpu_check.SECTIONS[section]()
     assert gpu_check.failures == []
+
+
+def test_memory_is_torchs() -> None:
+    x = torch.randn(1 << 20, device="cuda")
+    gallery.axpy(2.0, x, x), gallery.total(x)
+    torch.cuda.synchronize()
+    before, free = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+    y = gallery.axpy(2.0, x, x)
+    assert torch.cuda.memory_allocated() - before == y.nbytes
+    torch.cuda.reset_peak_memory_stats()
+    s = gallery.total(x)  # what its blocks leave is torch's memory, and free again
+    assert torch.cuda.memory_allocated() - before - y.nbytes == 512
+    assert torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated() >= 512
+    del y, s
+    assert torch.cuda.memory_allocated() == before
+    for _ in range(50):
+        gallery.axpy(2.0, x, x), gallery.total(x)
+    torch.cuda.synchronize()
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+def test_a_graph_holds_the_launches_of_a_derivative() -> None:
+    given = torch.randn(257, device="cuda")
+
+    def step() -> torch.Tensor:
+        x = given.detach().requires_grad_()  # a leaf of the stream that the graph is captured on
+        (found,) = torch.autograd.grad(gallery.axpy(3.0, x, x * x).sum(), x)
+        return found
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    given.copy_(torch.randn(257))
+    graph.replay()
+    torch.testing.assert_close(found, 3 + 2 * given)
+
+
+WILD = """
+import torch, weft
+
+@weft.kernel
+def wild(x, n: int):
+    for i in range(x.shape[0]):
+        x[i + n] = 1.0
+
+x = torch.zeros(64, device="cuda")
+wild(x, 0)
+torch.cuda.synchronize()
+try:
+    wild(x, 1 << 40)
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        print("torch noticed")
+    wild(x, 0)
+except weft.WeftError as error:
+    print("SAID", error)
+"""
+
+
+@pytest.mark.parametrize("blocking", ["0", "1"])
+def test_an_error_that_comes_late_names_the_kernel(blocking: str, tmp_path: Path) -> None:
+    program = tmp_path / "wild.py"
+    program.write_text(WILD)
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"CUDA_LAUNCH_BLOCKING": blocking, "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, env=environment, check=False
+    )
+    said = done.stdout + done.stderr
+    assert "SAID kernel `wild_0` cannot be launched" in said, said
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in said
+    assert ("torch noticed" in said) is (blocking == "0"), said
+
+
+@weft.kernel(debug=True)
+def shifted(x, n: int):
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i + n]
+    return out
+
+
+def test_a_process_survives_many_failed_checks() -> None:
+    x = torch.arange(1000.0, device="cuda")
+    for _ in range(5):
+        with pytest.raises(weft.KernelIndexError, match="its dimension 0 has 1000 elements"):
+            shifted(x, 7)
+        assert shifted(x, 0).tolist() == x.tolist()
+
+
+@weft.kernel
+def counted(x):
+    counts = torch.zeros(10, dtype=torch.int32, device=x.device)
+    for i in range(x.shape[0]):
+        counts[x[i]] += 1
+    return counts
+
+
+@SEVERAL
+@pytest.mark.parametrize("current", [0, 1])
+def test_kernels_run_where_their_tensors_are(current: int) -> None:
+    with torch.cuda.device(current):
+        for k in range(torch.cuda.device_count()):
+            for n in (5, 100_003):
+                x = torch.randn(n, device=f"cuda:{k}", requires_grad=True)
+                y = gallery.axpy(2.0, x, x * x)
+                assert y.device == x.device
+                torch.testing.assert_close(y, 2 * x + x * x)
+                (found,) = torch.autograd.grad(y.sum(), x)
+                torch.testing.assert_close(found, 2 + 2 * x)
+                z = x.detach()
+                torch.testing.assert_close(gallery.total(z), z.sum(), rtol=1e-3, atol=1e-2)
+                bins = torch.randint(0, 10, (n,), device=x.device)
+                assert torch.equal(counted(bins), torch.bincount(bins, minlength=10).int())
+                assert torch.cuda.current_device() == current
+            stream = torch.cuda.Stream(k)
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(10_000_000)
+                x = torch.randn(1 << 16, device=f"cuda:{k}")
+                y = gallery.axpy(1.0, x, x)
+            stream.synchronize()
+            torch.testing.assert_close(y, 2 * x)
+    synchronize()
+
+
+@SEVERAL
+def test_checks_on_a_device_that_is_not_current() -> None:
+    x = torch.arange(9.0, device="cuda:1")
+    assert shifted(x, 0).tolist() == x.tolist()
+    with pytest.raises(weft.KernelIndexError, match="subscript 9 of `x`"):
+        shifted(x, 1)
+
+
+@SEVERAL
+def test_tensors_of_two_devices_are_refused() -> None:
+    x, y = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
+    with pytest.raises(weft.KernelValueError, match="device"):
+        gallery.axpy(1.0, x, y)

@@ -227,3 +227,18 @@ def test_a_block_dim_that_cannot_be_is_refused() -> None:
 
     with pytest.raises(weft.KernelValueError, match="a block of 2048 threads"):
         weft.compile_for("sm_90", huge, meta(9))
+
+
+@weft.kernel
+def elsewhere(n: int):
+    out = torch.empty(n, device="cuda")
+    for i in range(n):
+        out[i] = i
+    return out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_torchs_error() -> None:
+    with pytest.raises((RuntimeError, AssertionError), match="CUDA") as caught:
+        elsewhere(3)
+    assert not isinstance(caught.value, weft.WeftError)

@@ -388,7 +388,7 @@ class Call:
             late = code in (700, 710, 715, 716, 717, 718, 719, 214)
             hint = (
                 "\nthe error was made by an earlier launch, of this kernel or another: "
-                "debug=True checks every access" if late else ""
+                "CUDA_LAUNCH_BLOCKING=1 names it, debug=True checks every access" if late else ""
             )  # fmt: skip
             raise CudaError(
                 f"kernel `{name}` cannot be launched: {self.api.error(code)}{hint}", code

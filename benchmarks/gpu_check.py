@@ -696,15 +696,9 @@ def brick() -> None:
         print(f"  no triton figure: {type(error).__name__}: {str(error)[:400]}")
     from weft.codegen import launching
 
-    saved = launching.THREADS, launching._block
+    saved = launching._block
     for width in (32, 64, 128, 256):
-
-        def block(
-            sides: list[int], threads: int, *, square: bool, full: bool, width: int = width
-        ) -> Any:
-            return min(width, 256), 256 // width, 1
-
-        launching._block = block
+        launching._block = lambda *_, width=width, **__: (width, 256 // width, 1)
         kernel = weft.kernel(wall.function)
         kernel(tile, size, size, offset, 36, 96)
         figure(
@@ -713,7 +707,7 @@ def brick() -> None:
             timed(functools.partial(kernel, tile, size, size, offset, 36, 96), 0.1),
             "ms",
         )
-    launching._block = saved[1]
+    launching._block = saved
 
 
 CUDA_CONV = """
@@ -801,7 +795,7 @@ def host() -> None:
         with tempfile.TemporaryDirectory() as folder:
             environment = {
                 **os.environ, "WEFT_CACHE": "1", "WEFT_CACHE_DIR": folder,
-                "CUDA_CACHE_DISABLE": "1", "PYTHONPYCACHEPREFIX": f"{folder}/bytecode",
+                "CUDA_CACHE_PATH": f"{folder}/driver", "PYTHONPYCACHEPREFIX": f"{folder}/bytecode",
             }  # fmt: skip
             environment.pop("PYTHONDONTWRITEBYTECODE", None)
             # As an installer does: Python's own compilation of weft is no part of a first call.

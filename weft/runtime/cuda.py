@@ -83,9 +83,14 @@ class Module:
 _JIT_ERROR_BUFFER, _JIT_ERROR_SIZE = 5, 6
 
 
-def load(image: str | bytes, names: list[str], device: int, what: str) -> Module:
-    """Loads PTX, or what ``assembled`` gave, on a device. ``what`` is said in errors. Raises
-    ``CudaError`` with the driver's log."""
+def load(ptx: str, names: list[str], device: int, what: str) -> Module:
+    """Loads PTX on a device. ``what`` is said in errors. Raises ``CudaError`` with the driver's
+    log.
+
+    The driver makes machine code of it, and keeps that in a cache of its own on disk
+    (``CUDA_CACHE_PATH``). Its linker, which would give the machine code to us, takes more registers
+    than are good.
+    """
     api = driver()
     with torch.cuda.device(device):
         make_current(device)
@@ -93,7 +98,7 @@ def load(image: str | bytes, names: list[str], device: int, what: str) -> Module
         options = (ctypes.c_int * 2)(_JIT_ERROR_BUFFER, _JIT_ERROR_SIZE)
         values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
         handle = ctypes.c_void_p()
-        text = ctypes.c_char_p(image.encode() if isinstance(image, str) else image)
+        text = ctypes.c_char_p(ptx.encode())
         code = api.library.cuModuleLoadDataEx(ctypes.byref(handle), text, 2, options, values)
         if code:
             said = log.value.decode(errors="replace").strip()
@@ -105,45 +110,6 @@ def load(image: str | bytes, names: list[str], device: int, what: str) -> Module
             api.check(code, f"{what} has no function {name}")
             functions[name] = function
     return Module(handle, functions)
-
-
-_INPUT_PTX = 1
-
-
-def assembled(ptx: str, device: int) -> bytes | None:
-    """The machine code that the driver makes of PTX for a device; None where it cannot: loading the
-    PTX then says why."""
-    api = driver()
-    with torch.cuda.device(device):
-        make_current(device)
-        library, state = api.library, ctypes.c_void_p()
-        if library.cuLinkCreate_v2(0, None, None, ctypes.byref(state)):
-            return None
-        text = ptx.encode() + b"\0"
-        data, size = ctypes.c_void_p(), ctypes.c_size_t()
-        code = library.cuLinkAddData_v2(
-            state,
-            _INPUT_PTX,
-            ctypes.c_char_p(text),
-            ctypes.c_size_t(len(text)),
-            None,
-            0,
-            None,
-            None,
-        )
-        code = code or library.cuLinkComplete(state, ctypes.byref(data), ctypes.byref(size))
-        made = None if code else ctypes.string_at(data, size.value)  # type: ignore[arg-type]
-        library.cuLinkDestroy(state)  # and with it what ``data`` points to
-        return made
-
-
-@functools.cache
-def version() -> int:
-    """The version of CUDA that the driver is for: other drivers make other machine code."""
-    number = ctypes.c_int()
-    api = driver()
-    api.check(api.library.cuDriverGetVersion(ctypes.byref(number)), "cuDriverGetVersion")
-    return number.value
 
 
 def make_current(device: int) -> None:

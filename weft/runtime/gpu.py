@@ -134,25 +134,6 @@ class GpuCompiled:
             cache.store(key, {"variant": str(variant), "arch": arch}, code.ptx.encode())
         return code.ptx
 
-    def _loadable(self, variant: Variant, device: int) -> str | bytes:
-        """Machine code of a variant, which the disk cache keeps; PTX where there is no cache, or
-        where the driver makes no machine code of it."""
-        arch, cache = architecture(device), _cache(self.options)
-        if cache is None:
-            return self.ptx(variant, arch)
-        place = (torch.cuda.get_device_capability(device), cuda.version())
-        key = hashlib.sha256(f"cubin {self.key} {variant} {place}".encode()).hexdigest()
-        entry = cache.load(key)
-        if entry is not None:
-            return entry[1]
-        text = self.ptx(variant, arch)
-        with timing.stage("assemble"):
-            code = cuda.assembled(text, device)
-        if code is None:
-            return text
-        cache.store(key, {"variant": str(variant), "arch": arch}, code)
-        return code
-
     def module(self, variant: Variant, device: int) -> Module:
         """A variant, loaded on a device."""
         with self.lock:
@@ -161,7 +142,7 @@ class GpuCompiled:
                 names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(
                     self.facts.kinds
                 )
-                code = self._loadable(variant, device)
+                code = self.ptx(variant, architecture(device))
                 with timing.stage("load"):
                     found = load(code, names, device, f"kernel `{self.function.name}`")
                 self.modules[variant, device] = found

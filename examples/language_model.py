@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from examples.beside import milliseconds, relative_error
 from examples.wkv import torch_wkv, wkv
 
-CHANNELS, LAYERS, TIME, BATCH, ROUNDS = 96, 2, 64, 16, 400
+CHANNELS, LAYERS, TIME, BATCH, ROUNDS = 96, 2, 64, 16, 300
 Wkv = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 

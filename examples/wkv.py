@@ -43,7 +43,7 @@ def wkv(w: torch.Tensor, u: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> t
 def torch_wkv(w: torch.Tensor, u: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """The same in PyTorch, a step of time at once."""
     above, below = torch.zeros_like(k[:, 0]), torch.zeros_like(k[:, 0])
-    largest = torch.full_like(k[:, 0], -1e38)
+    largest = torch.full_like(k[:, 0], torch.finfo(k.dtype).min / 2)
     out = []
     for k_t, v_t in zip(k.unbind(1), v.unbind(1), strict=True):
         m = torch.maximum(largest, u + k_t)

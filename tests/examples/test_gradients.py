@@ -152,3 +152,15 @@ def test_a_language_model_learns(
 ) -> None:
     language_model.main()  # asserts that the loss falls
     assert "round  119" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["softmax", "layer norm", "wkv", "bilateral", "springs"])
+def test_narrow_floats(name: str, dtype: torch.dtype) -> None:
+    """Against float64 on the same, rounded, inputs: sums are kept in float32."""
+    kernel, reference, arguments = CASES[name]
+    narrow = [a.to(dtype) if beside.is_float(a) else a for a in arguments]
+    result = beside.check(beside.Case(name, kernel, reference, tuple(narrow)))
+    unit = torch.finfo(dtype).eps
+    many = 50 if name == "springs" else 4  # its places and speeds are kept in narrow arrays
+    assert max(result.error, *result.gradients.values()) < many * unit

@@ -128,3 +128,41 @@ def test_lists_of_tensors_are_refused(pair):
             first_of([dual, x])
     with pytest.raises(KernelValueError, match="a list of tensors cannot be differentiated"):
         jvp(lambda x: first_of([x, x]), (x,), (t,))
+
+
+class Settings:
+    pass
+
+
+settings = Settings()
+settings.gain = torch.ones(3, dtype=torch.float64)
+bias = torch.zeros(3, dtype=torch.float64)
+
+
+@weft.kernel
+def with_settings(x):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = (x[i] + bias[i]) * settings.gain[i]
+    return out
+
+
+@pytest.mark.parametrize("name", ["settings.gain", "bias"])
+def test_tensors_from_around_a_kernel_are_no_silent_zero(name):
+    tensor = {"settings.gain": settings.gain, "bias": bias}[name]
+    x = torch.randn(3, dtype=torch.float64)
+    compiled = torch.compile(with_settings, fullgraph=True)
+    torch.testing.assert_close(compiled(x), x)
+    tensor.requires_grad_()
+    try:
+        (found,) = torch.autograd.grad(with_settings(x).sum(), tensor)
+        torch.testing.assert_close(found, x if "gain" in name else torch.ones_like(x))
+        with torch.no_grad():
+            torch.testing.assert_close(torch.func.jvp(with_settings, (x,), (x,))[1], x)
+        for call in (lambda: torch.func.jvp(with_settings, (x,), (x,)),
+                     lambda: torch.compile(with_settings, fullgraph=True)(x * 2)):  # fmt: skip
+            torch.compiler.reset()
+            with pytest.raises(Exception, match=f"`{name}` needs a derivative, and it is not an"):
+                call()
+    finally:
+        tensor.requires_grad_(False)

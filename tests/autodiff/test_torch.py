@@ -1,7 +1,11 @@
 """What PyTorch expects of something that has a gradient."""
 
+import gc
+import weakref
+
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import weft
@@ -160,3 +164,20 @@ def test_gradients_are_the_same_bits_every_time():
     for _ in range(3):
         again = torch.autograd.grad(loss(w, x), (w, x))
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("dual", [False, True])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_results_are_freed_at_once(requires_grad, dual):
+    x = torch.randn(3, 4, requires_grad=requires_grad)
+    k.softmax(x)
+    gc.collect()
+    gc.disable()
+    try:
+        with forward_ad.dual_level():
+            out = k.softmax(forward_ad.make_dual(x, torch.ones(3, 4)) if dual else x)
+            seen = weakref.ref(out)
+            del out
+            assert seen() is None
+    finally:
+        gc.enable()

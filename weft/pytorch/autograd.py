@@ -188,7 +188,8 @@ class Launch(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *_: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return ctx.call.along.handed_over(launch)
+        along, ctx.call.along = ctx.call.along, None  # it holds the results, which hold ``ctx``
+        return along.handed_over(launch)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
@@ -340,6 +341,7 @@ def launch(
                 run(values)
             return
     Launch.apply(call, *tensors)
+    call.run = loop.run  # lets go of the tensors, which hold ``call`` by their history
 
 
 def _filling(

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false
+import contextlib
+import dis
 import functools
 import inspect
 import threading
@@ -42,6 +44,7 @@ class KernelLike(Protocol):
     """What is asked of a kernel."""
 
     __name__: str
+    function: Callable[..., Any]
 
     @functools.cached_property
     def parts(self) -> HostPart: ...
@@ -81,6 +84,7 @@ class Operators:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the kernel through PyTorch's dispatcher."""
+        self._check_captured()
         values = list(self.kernel.bind(args, kwargs).arguments.values())
         types = tuple(map(schema_type, self.parameters, values))
         fixed = [v for v, t in zip(values, types, strict=True) if not t]
@@ -159,6 +163,7 @@ class Operators:
 
     def name_for(self, types: tuple[str, ...], fixed: tuple[Any, ...]) -> str:
         """The name of ``find(...)``'s operator: a constant to Dynamo, which calls this as it is."""
+        self._check_captured()
         return self.find(types, list(fixed)).overload._schema.name.rpartition(":")[2]
 
     # What torch.compiler.assume_constant_result does, without importing Dynamo.
@@ -217,6 +222,35 @@ class Operators:
         return len(overload._schema.returns) > 0 and any(
             "Tensor" in str(a.type) for a in overload._schema.arguments
         )
+
+    @functools.cached_property
+    def _captured(self) -> tuple[str, ...]:
+        """The values that the kernel takes from around it, dotted where they are attributes."""
+        function = self.kernel.function
+        names = {*function.__code__.co_freevars}
+        names |= {i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"}
+        regions = self.kernel.parts.regions
+        return (*names, *(a.name for r in regions for a in r.args if a.captured and not a.read))
+
+    def _check_captured(self) -> None:
+        """Raises ``GradientError`` where the derivative would leave out a tensor that is no
+        argument, and so none of the operator's."""
+        function = self.kernel.function
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        scope = dict(function.__globals__)
+        for name, cell in cells:
+            with contextlib.suppress(ValueError):  # not assigned yet
+                scope[name] = cell.cell_contents
+        for dotted in self._captured:
+            first, *rest = dotted.split(".")
+            value = functools.reduce(lambda v, name: getattr(v, name, None), rest, scope.get(first))
+            if _has_dual(value) or (torch.is_grad_enabled() and _needs_grad(value)):
+                raise GradientError(
+                    f"`{dotted}` needs a derivative, and it is not an argument of the kernel",
+                    self.kernel.span,
+                    help="torch.compile and other transforms see arguments only: pass it as one, "
+                    f"or {dotted}.detach()",
+                )  # fmt: skip
 
     def _check_mutated(self, constants: dict[str, Any]) -> None:
         parts = self.kernel.parts

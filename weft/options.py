@@ -22,17 +22,19 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+# What ``WEFT_LOGS`` may name, each with what it says. What comes from the disk cache was not
+# compiled: ``passes``, ``races``, ``llvm`` and ``asm`` are silent about it.
 LOG_NAMES = (
-    "specialize",
-    "source",
-    "ir",
-    "passes",
-    "llvm",
-    "asm",
-    "cache",
-    "races",
-    "launch",
-    "time",
+    "specialize",  # which loops are compiled for which arguments, and why
+    "source",  # the loop with the types of what it assigns
+    "ir",  # the IR that the frontend makes
+    "races",  # what was proven of each array, what is atomic, what is checked at run time
+    "passes",  # each pass: milliseconds, operations before and after
+    "llvm",  # LLVM IR
+    "asm",  # assembly, or PTX
+    "cache",  # hits of the disk cache, and what is stored
+    "time",  # milliseconds of each stage
+    "launch",  # each new exact set of arguments: device, threads or grid, bytes
 )
 
 

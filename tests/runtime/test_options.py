@@ -1,10 +1,14 @@
 """The environment variables, each in a process of its own."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+
+from weft.options import LOG_NAMES
+from weft.passes.run import PIPELINE
 
 PROGRAM = """
 import torch, weft
@@ -18,9 +22,22 @@ print(x.tolist(), [s.origin for s in fill.specializations])
 """
 
 
-def run(tmp_path, extra=0, **environment):
+COUNT = """
+import torch, weft
+@weft.kernel
+def count(x, idx, bins, out):
+    for i in range(x.shape[0]):
+        bins[idx[i]] += x[i]
+        out[idx[i]] = x[i]
+        x[i] *= 2.0
+for _ in range(2):
+    count(torch.ones(3), torch.tensor([0, 2, 1]), torch.zeros(3), torch.zeros(3))
+"""
+
+
+def run(tmp_path, extra=0, program=PROGRAM, **environment):
     file = tmp_path / "program.py"
-    file.write_text(PROGRAM.format(extra=extra))
+    file.write_text(program.replace("{extra}", str(extra)))
     variables = {k: v for k, v in os.environ.items() if not k.startswith("WEFT_")}
     variables |= {"WEFT_CACHE_DIR": str(tmp_path / "cache")} | environment
     return subprocess.run(
@@ -50,6 +67,73 @@ def test_checks_by_the_environment(tmp_path, variable):
 def test_logs_say_what_is_compiled_and_why(tmp_path):
     result = run(tmp_path, WEFT_LOGS="specialize")
     assert "[weft.specialize] fill, loop at line 5: x: f32[:] (new signature)" in result.stderr
+
+
+# What each log says of COUNT: a line of it, or all, as a regular expression.
+LOGS = {
+    "source": r"""
+\[weft\.source\] count_0:
+    for i in range\(x\.shape\[0\]\): +# i: int
+        bins\[idx\[i\]\] \+= x\[i\]
+        out\[idx\[i\]\] = x\[i\]
+        x\[i\] \*= 2\.0
+""",
+    "races": r"""
+\[weft\.races\] count_0: `x`: free of conflicts, proven
+\[weft\.races\] count_0: `bins`: free of conflicts, proven
+\[weft\.races\] count_0: `out`: not decided, `out\[idx\[i\]\]` at line 7 may meet itself
+\[weft\.races\] count_0: `x\[i\]` at line 8 is plain
+\[weft\.races\] count_0: `bins\[idx\[i\]\]` at line 6 is atomic
+""",
+    "passes": "\n" + "".join(
+        rf"\[weft\.passes\] count_0: {step.__name__:<8} +\d+\.\d{{3}} ms, \d+ -> \d+ operations\n"
+        for step in PIPELINE
+    ),
+    "launch": r"""
+\[weft\.launch\] count, loop at line 5: on cpu with at most \d+ threads, 60 bytes in 4 tensors
+""",
+    "time": r"\n\[weft\.time\] count_0, compiled\n(( *[a-z.]+ +\d+\.\d{3} ms)\n)+",
+    "asm": r"\n\[weft\.asm\] (.*\n)+?weft_count_0:\n(.*\n)+\tret.?\n(.*\n)*",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_each_log_says_what_it_is_for(tmp_path, name):
+    said = run(tmp_path, program=COUNT, WEFT_LOGS=name)
+    assert said.stdout == ""
+    assert re.fullmatch(LOGS[name], "\n" + said.stderr), said.stderr
+    if name in ("passes", "races", "asm"):  # what comes from the disk cache was not compiled
+        assert run(tmp_path, program=COUNT, WEFT_LOGS=name).stderr == ""
+    if name == "time":
+        stages = re.findall(r"^ *([a-z.]+) ", said.stderr, re.MULTILINE)
+        assert {"frontend", "races", "passes.demote", "emit", "llvm", "load"} <= set(stages)
+        again = run(tmp_path, program=COUNT, WEFT_LOGS=name).stderr
+        assert re.fullmatch(
+            r"\[weft\.time\] count_0, disk\n"
+            r"frontend +\d+\.\d{3} ms\nload +\d+\.\d{3} ms\n", again
+        )  # fmt: skip
+
+
+def test_debug_mode_logs_what_is_checked_at_run_time(tmp_path):
+    said = run(tmp_path, program=COUNT, WEFT_LOGS="races", WEFT_DEBUG="1").stderr
+    checked = [line for line in said.splitlines() if "run time" in line]
+    assert checked == ["[weft.races] count_0: `out[idx[i]]` at line 7 is checked at run time"]
+
+
+def test_a_proven_race_is_logged_before_it_is_raised(tmp_path):
+    program = COUNT.replace("x[i] *= 2.0", "x[0] = 2.0")
+    said = run(tmp_path, program=program, WEFT_LOGS="races").stderr
+    assert "[weft.races] count_0: `x`: conflict, proven: iteration" in said
+    assert "RaceError" in said
+
+
+def test_every_log_can_be_turned_on_and_other_names_are_warned_of(tmp_path):
+    said = run(tmp_path, program=COUNT, WEFT_LOGS="all").stderr
+    assert set(re.findall(r"^\[weft\.(\w+)\]", said, re.MULTILINE)) == set(LOG_NAMES)
+    said = run(tmp_path, program=COUNT, WEFT_LOGS="speed").stderr
+    assert said == (
+        "[weft] WEFT_LOGS: no log is called 'speed'; there are " + ", ".join(LOG_NAMES) + "\n"
+    )
 
 
 def test_a_wrong_value_is_an_error(tmp_path):

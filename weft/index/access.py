@@ -84,6 +84,14 @@ class Access:
         return self.kind != "load"
 
     @property
+    def where(self) -> str:
+        """The source text and line of it, for people."""
+        span = self.op.span
+        if span is None or span.end_line != span.line:
+            return f"`{self.memref.name or '?'}`" + (f" at line {span.line}" if span else "")
+        return f"`{span.text[span.column : span.end_column]}` at line {span.line}"
+
+    @property
     def parallel(self) -> tuple[Value, ...]:
         return tuple(loop.iv for loop in self.loops if loop.parallel)
 

@@ -8,6 +8,7 @@ so that a kernel which is right for the sizes it was written for is not refused.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +22,8 @@ from weft.ir.core import Function, Value
 
 if TYPE_CHECKING:
     import islpy
+
+log = logging.getLogger("weft.races")
 
 Verdict = Literal["free", "conflict", "unknown"]
 
@@ -78,10 +81,23 @@ def _worst(verdicts: list[Verdict]) -> Verdict:
 def check_races(function: Function) -> RaceReport:
     """The report on ``function``. Raises ``RaceError`` on the first array that has a conflict."""
     report = find_races(function)
+    if log.isEnabledFor(logging.DEBUG):
+        for array in report.arrays:
+            name = array.memref.name or "?"
+            log.debug("%s: `%s`: %s", function.name, name, _in_words(array))
     for array in report.arrays:
         if array.verdict == "conflict":
             raise race_error(array)
     return report
+
+
+def _in_words(array: ArrayRaces) -> str:
+    if array.pair is None:
+        return "free of conflicts, proven"
+    if array.verdict == "conflict":
+        return f"conflict, proven: {race_error(array).message}"
+    a, b = array.pair
+    return f"not decided, {a.where} may meet " + ("itself" if a is b else b.where)
 
 
 def find_races(function: Function) -> RaceReport:

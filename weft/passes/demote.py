@@ -6,10 +6,14 @@ Precondition: none. Non-goals: accumulations that meet are not turned into reduc
 
 from __future__ import annotations
 
+import logging
+
 from weft.index.access import Access, accesses
 from weft.index.races import proven_apart
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
+
+log = logging.getLogger("weft.races")
 
 
 def demote(function: Function) -> Function:
@@ -44,5 +48,9 @@ def _decisions(function: Function) -> dict[Op, bool]:
         for access in group:
             if access.kind == "rmw" and access.op.attrs["atomic"]:
                 alone = loop is None or access.local
-                decisions[access.op] = alone or all(proven_apart(access, b) for b in group)
+                plain = alone or all(proven_apart(access, b) for b in group)
+                decisions[access.op] = plain
+                if log.isEnabledFor(logging.DEBUG):
+                    how = "plain" if plain else "atomic"
+                    log.debug("%s: %s is %s", function.name, access.where, how)
     return decisions

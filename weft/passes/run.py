@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 from weft import timing
-from weft.ir.core import Function
+from weft.ir.core import Function, walk
 from weft.ir.verify import verify as check
 from weft.passes.blocks import blocks
 from weft.passes.bounds import bounds
@@ -19,6 +21,8 @@ from weft.passes.hoist import hoist
 from weft.passes.runs import runs
 from weft.passes.simplify import simplify
 from weft.passes.strength import strength
+
+log = logging.getLogger("weft.passes")
 
 Pass = Callable[[Function], Function]
 
@@ -52,10 +56,15 @@ def run(
     Each is timed as stage ``passes.<name>``. With ``verify``, the verifier runs after each and
     raises what it raises. ``listener(name, function)`` is called after each.
     """
+    logging_on = log.isEnabledFor(logging.DEBUG)
     for step in passes:
-        name = step.__name__
+        name, before, begin = step.__name__, function, perf_counter()
         with timing.stage(f"passes.{name}"):
             function = step(function)
+        if logging_on:
+            took = (perf_counter() - begin) * 1e3
+            counts = [sum(1 for _ in walk(f.body)) for f in (before, function)]
+            log.debug("%s: %-8s %7.3f ms, %d -> %d operations", function.name, name, took, *counts)
         if verify:
             check(function)
         if listener is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import combinations_with_replacement
 
@@ -11,6 +12,8 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, index
 from weft.passes.constants import constant_of
+
+log = logging.getLogger("weft.races")
 
 # What an accumulation is called where a person reads of it.
 _WORDS = {"add": "+=", "mul": "*=", "and": "&=", "ori": "|=", "xor": "^="}
@@ -31,6 +34,9 @@ def touch(function: Function) -> Function:
     if len(loops) != 1 or loops[0] not in function.body.ops:
         return function
     open_accesses = undecided(function)
+    if log.isEnabledFor(logging.DEBUG):
+        for access in open_accesses:
+            log.debug("%s: %s is checked at run time", function.name, access.where)
     return _Toucher(function, loops[0], open_accesses).function(function)
 
 

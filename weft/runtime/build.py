@@ -31,6 +31,9 @@ FORMAT = 1  # of the header; another number is another key
 log = logging.getLogger("weft.specialize")
 log_ir = logging.getLogger("weft.ir")
 log_llvm = logging.getLogger("weft.llvm")
+log_asm = logging.getLogger("weft.asm")
+log_source = logging.getLogger("weft.source")
+log_time = logging.getLogger("weft.time")
 
 
 @dataclass(slots=True)
@@ -69,8 +72,7 @@ def compile_region(
                 assert region is not None
                 assert source is not None
                 lowered = lower(region, specs, source, debug=options.debug)
-        text = print_function(lowered.function)
-        log_ir.debug("%s", text)
+        text = printed(lowered)
         key = _key(text + places(lowered.function, options), options, noalias)
         entry = cache.load(key) if cache is not None else None
         header = _decode(entry[0]) if entry is not None else None
@@ -89,6 +91,8 @@ def compile_region(
                 debug=options.debug and region is not None,
             )
             log_llvm.debug("%s", code.llvm)
+            if log_asm.isEnabledFor(logging.DEBUG):
+                log_asm.debug("%s", compiler.cpu.assembly(code))
             slots, checks, prints, symbol = code.slots, code.checks, code.prints, code.symbol
             object_code, origin = code.object, "compiled"
             if cache is not None:
@@ -96,6 +100,7 @@ def compile_region(
         with timing.stage("load"):
             loaded = load(object_code, symbol, prints)
     stages = recording.stages
+    log_stages(lowered.function, origin, recording)
     log.debug("%s: %s for (%s)", lowered.function.name, origin,
               ", ".join(f"{n}: {s}" for n, s in specs.items()))  # fmt: skip
     return Compiled(
@@ -111,6 +116,21 @@ def compile_region(
     )
 
 
+def printed(lowered: Lowered) -> str:
+    """The IR as text. It is logged, and the loop's source with types if there is one."""
+    if lowered.typed_source:
+        log_source.debug("%s:\n%s", lowered.function.name, lowered.typed_source)
+    text = print_function(lowered.function)
+    log_ir.debug("%s", text)
+    return text
+
+
+def log_stages(function: Function, what: str, recording: timing.Recording) -> None:
+    """Logs how long the stages of a compilation took."""
+    if log_time.isEnabledFor(logging.DEBUG):
+        log_time.debug("%s, %s\n%s", function.name, what, recording.report())
+
+
 @functools.cache
 def disk(folder: Path | None, limit: int) -> DiskCache:
     return DiskCache(folder, limit)
@@ -122,7 +142,7 @@ def fingerprint() -> str:
     root = Path(weft.__file__).parent
     stats = (
         (p, p.stat())
-        for folder in ("", "codegen", "passes")
+        for folder in ("", "codegen", "index", "passes")
         for p in sorted((root / folder).glob("*.py"))
     )
     return " ".join(f"{p.name}:{s.st_size}:{s.st_mtime_ns}" for p, s in stats)

@@ -38,7 +38,6 @@ from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
 from weft.ir.core import Function
-from weft.ir.text import print_function
 from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime import build, cuda, trampoline
@@ -66,9 +65,9 @@ _WORD = struct.Struct("<q")
 _TAIL = struct.Struct("<Qq")  # the address of what blocks leave, and how many blocks there are
 
 log = logging.getLogger("weft.specialize")
-log_ir = logging.getLogger("weft.ir")
 log_llvm = logging.getLogger("weft.llvm")
 log_asm = logging.getLogger("weft.asm")
+log_launch = logging.getLogger("weft.launch")
 
 
 @dataclass(slots=True)
@@ -128,6 +127,7 @@ class GpuCompiled:
         for stage, milliseconds in recording.stages.items():
             self.stages[stage] = self.stages.get(stage, 0.0) + milliseconds
         log.debug("%s: compiled for %s as %s", self.function.name, arch, variant)
+        build.log_stages(self.function, str(variant), recording)
         log_llvm.debug("%s", code.llvm)
         log_asm.debug("%s", code.ptx)
         if cache is not None:
@@ -169,8 +169,7 @@ def compile_region(
                 assert region is not None
                 assert source is not None
                 lowered = lower(region, specs, source, debug=options.debug)
-        text = print_function(lowered.function)
-        log_ir.debug("%s", text)
+        text = build.printed(lowered)
         key = _key(text + build.places(lowered.function, options), options, noalias)
         entry = cache.load(key) if cache is not None else None
         facts = _decode(entry[0]) if entry is not None else None
@@ -186,6 +185,7 @@ def compile_region(
             origin = "compiled"
             if cache is not None:
                 cache.store(key, asdict(facts), b"")
+    build.log_stages(lowered.function, origin, recording)
     log.debug("%s: %s for CUDA, (%s)", lowered.function.name, origin,
               ", ".join(f"{n}: {s}" for n, s in specs.items()))  # fmt: skip
     return GpuCompiled(lowered.function, facts, lowered.results, lowered.guards, origin,
@@ -408,6 +408,11 @@ class Call:
             self.launches.clear()
         with self.compiled.lock:
             made = self.launches[key] = self._made(slots, straight=key[1])
+        if made is not None:
+            log_launch.debug(
+                "%s: grid %s, block %s, %d bytes of shared memory",
+                self.compiled.function.name, made.grid, made.block, made.shared,
+            )  # fmt: skip
         return made
 
     def _made(self, slots: bytes, *, straight: bool) -> Launch | None:

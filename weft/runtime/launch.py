@@ -34,6 +34,7 @@ from weft.runtime.signature import TORCH_DTYPES, check_devices, spec_of
 from weft.source import FunctionSource, Span
 
 log = logging.getLogger("weft.specialize")
+log_launch = logging.getLogger("weft.launch")
 
 MOST_PLANS = 4096  # per launcher: a program of ever new shapes must not grow without end
 TINY = 4096  # elements of all tensors together, below which the GIL is kept during the call
@@ -226,6 +227,13 @@ class Launcher:
         extents = [_extent(t) for t in tensors]
         # Lazily negated tensors are imaginary parts: every other float in memory, or fewer.
         odd = any(t.is_floating_point() and 1 not in t.stride() for t in tensors)
+        if log_launch.isEnabledFor(logging.DEBUG):
+            threads = torch.get_num_threads()
+            log_launch.debug(
+                "%s, loop at line %d: on %s%s, %d bytes in %d tensors", self.source.name,
+                self.region.span.line, place or "cpu",
+                "" if on_gpu else f" with at most {threads} threads", sum(extents), len(tensors),
+            )  # fmt: skip
         pack = struct.Struct("<" + "".join(head)).pack
         makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
         return (call, pack, rest, grad, tuple(compiled.guards), odd, *extents, *makers)

@@ -70,7 +70,7 @@ class Form:
 
 
 def recorded(
-    made: Made, inputs: Sequence[Any], outs: Sequence[torch.Tensor],
+    made: Made, inputs: Sequence[Any], outs: Sequence[torch.Tensor] | None,
     grads: Sequence[torch.Tensor], wanted: Sequence[int], *, again: bool = False,
 ) -> list[torch.Tensor]:  # fmt: skip
     """The gradients of ``made(inputs, outs)`` for those of its tensors whose numbers are
@@ -114,34 +114,43 @@ class Backward:
 
     @functools.cached_property
     def operator(self) -> tuple[Any, Backward]:
-        """The operator ``<name>_backward(inputs..., outs, grads, wanted)``, and its derivative."""
+        """The operator ``<name>_backward(inputs..., grads, wanted, outs)``, and its derivative.
+
+        ``outs`` may be left out: graphs do that which torch keeps from before there was such an
+        argument.
+        """
         with self._lock:
             name = f"{self.name}_backward"
-            schema = f"{self.schema}{', ' if self.schema else ''}"
-            schema += "Tensor[] outs, Tensor[] grads, int[] wanted"
+            ahead = f"{self.schema.replace('=None', '')}{', ' if self.schema else ''}"
+            schema = f"{ahead}Tensor[] grads, int[] wanted, Tensor[]? outs=None"
             qualified = f"{self.namespace}::{name}"
             self.library.define(
                 f"{name}({schema}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,)
             )
+            operators = getattr(torch.ops, self.namespace)
+            count = len(getattr(operators, self.name).default._schema.arguments)
+
+            def split(passed: Sequence[Any]) -> tuple[Sequence[Any], Any, Any, Any]:
+                grads, wanted, *outs = passed[count:]
+                return passed[:count], outs[0] if outs else None, grads, wanted
 
             def implementation(*passed: Any) -> list[torch.Tensor]:
-                *inputs, outs, grads, wanted = passed
-                return recorded(self.made, inputs, outs, grads, wanted)
+                return recorded(self.made, *split(passed))
 
             def again(
                 passed: Sequence[Any], _: Sequence[torch.Tensor] | None
             ) -> list[torch.Tensor]:
-                *inputs, outs, grads, wanted = passed
-                return recorded(self.made, inputs, outs, grads, wanted, again=True)
+                return recorded(self.made, *split(passed), again=True)
 
             def fake(*passed: Any) -> list[torch.Tensor]:
-                tensors, _ = Form.of(passed[:-3])
-                wanted = [tensors[k] for k in passed[-1]]
+                inputs, _, _, numbers = split(passed)
+                tensors, _ = Form.of(inputs)
+                wanted = [tensors[k] for k in numbers]
                 return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in wanted]
 
             self.library.impl(name, implementation, "CompositeExplicitAutograd")
             torch.library.register_fake(qualified, fake, lib=self.library)
-            overload = getattr(getattr(torch.ops, self.namespace), name).default
+            overload = getattr(operators, name).default
             rule = Backward(self.namespace, name, schema, again, self.library, lambda _: False,
                             self.refuse)  # fmt: skip
             differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
@@ -169,7 +178,7 @@ class Backward:
         wanted = [k for k, need in enumerate(needed) if need]
         given = [g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float]
         overload, rule = self.operator
-        passed = [*inputs, outs, given, wanted]
+        passed = [*inputs, given, wanted, outs]
         if torch._C._are_functorch_transforms_active():
             found = transformed(overload, rule, passed)
         else:

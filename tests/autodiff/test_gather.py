@@ -52,7 +52,7 @@ def test_a_number_that_all_iterations_read_is_reduced():
 
 def test_data_dependent_subscripts_are_atomic_and_say_so():
     found, _ = notes(k.pick, torch.randn(3), torch.tensor([0, 2, 1, 2]))
-    assert found == {"d.x": "atomic (data-dependent subscript of x)"}
+    assert found == {"d.x": "atomic (data-dependent subscript idx[i])"}
 
 
 def test_the_backward_can_be_looked_at():

@@ -22,7 +22,7 @@ from weft.index.expression import (
     number,
     show,
 )
-from weft.ir.core import Value
+from weft.ir.core import Op, Value
 from weft.ir.types import index
 
 
@@ -45,9 +45,9 @@ class Fibre:
 
 def fibre(access: Access) -> Fibre:
     """Solves ``subscripts = element``. Raises ``NotAffine`` where that is not possible."""
-    for poly in access.subscripts:
+    for poly, value in zip(access.subscripts, access.op.operands[2:], strict=True):
         if poly is None:
-            raise NotAffine(f"data-dependent subscript of {_primal(access)}")
+            raise NotAffine(f"data-dependent subscript {written(value)}")
     element = [Value(index, f"j{k}") for k in range(len(access.subscripts))]
     ivs = [loop.iv for loop in access.loops]
     found = Fibre(element)
@@ -57,6 +57,31 @@ def fibre(access: Access) -> Fibre:
     clean = [part for c in constraints for part in _plain(Compare(c.kind, c.poly.substitute(same)))]
     _bounds(clean, [iv for iv in ivs if iv not in found.solved], found, access)
     return found
+
+
+_SIGNS = {"arith.addi": "+", "arith.subi": "-", "arith.muli": "*", "arith.floordivsi": "//",
+          "arith.remsi": "%"}  # fmt: skip
+_CASTS = ("arith.index_cast", "arith.extsi", "arith.extui", "arith.trunci")
+_CALLS = {"arith.minsi": "min", "arith.maxsi": "max", "arith.fptosi": "int"}
+
+
+def written(value: Value, depth: int = 4) -> str:
+    """How an index may be written in the source: ``idx[i]``; "..." for what is too long."""
+    op = value.owner
+    if not isinstance(op, Op) or depth == 0:
+        return value.name or "..."
+    parts = [written(v, depth - 1) for v in op.operands]
+    if op.name == "arith.constant":
+        return str(op.attrs["value"])
+    if op.name == "memref.load":
+        return f"{parts[0]}[{', '.join(parts[1:])}]"
+    if op.name in _CASTS:
+        return parts[0]
+    if op.name in _SIGNS and len(parts) == 2:
+        return f"{parts[0]} {_SIGNS[op.name]} {parts[1]}"
+    if op.name in _CALLS:
+        return f"{_CALLS[op.name]}({', '.join(parts)})"
+    return value.name or "..."
 
 
 def _primal(access: Access) -> str:

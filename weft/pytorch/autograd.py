@@ -30,7 +30,7 @@ from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.pytorch.dual import Along, Forwarded
-from weft.pytorch.level import is_dual, tangent_of
+from weft.pytorch.level import is_dual, tangent_of, within_level
 from weft.pytorch.workspaces import IR_DTYPES, Workspaces, workspaces
 from weft.runtime.fastpath import flat
 from weft.runtime.function import CompiledFunction
@@ -212,15 +212,25 @@ class Launch(torch.autograd.Function):
             if k not in loop.written:
                 n = places[k]
                 dtype = _COMPUTE.get(ctx.dtypes[n], ctx.dtypes[n])
-                env[prefix + loop.names[k]] = torch.zeros(
+                env[prefix + loop.names[k]] = torch.empty(
                     ctx.shapes[n], dtype=dtype, device=ctx.device
                 )
         shapes = {loop.function.args[k]: ctx.shapes[n] for k, n in places.items()}
         made, sizes = _fitting(call, made, env, shapes, ctx.device)
         _check_deterministic(loop, made.adjoint)
         env |= sizes.make(ctx.device)
+        for k in call.wanted:
+            name = prefix + loop.names[k]
+            # A loop over the elements writes all of them.
+            if k not in loop.written and not made.adjoint.notes.get(name, "").startswith("gather"):
+                env[name].zero_()
+        plain = not torch.is_grad_enabled() and not within_level()
         for step in made.steps:
-            launch(step, [env[name] for name in step.names])
+            values = [env[name] for name in step.names]
+            if plain:
+                step.run(values)
+            else:
+                launch(step, values)
         for x in made.adjoint.listed:
             env[x.gradient] = _added(env[x.gradient], env[x.places], env[x.values])
         found: list[Any] = [None] * len(ctx.shapes)

@@ -32,6 +32,11 @@ def primal_of(value: torch.Tensor) -> torch.Tensor:
     return forward_ad.unpack_dual(value, level=LEVEL).primal
 
 
+def within_level() -> bool:
+    """Whether tensors can be dual here."""
+    return forward_ad._current_level >= 0
+
+
 @contextmanager
 def level() -> Generator[None]:
     """A context in which tensors can be dual, whether or not it is one already."""

@@ -159,3 +159,25 @@ def test_a_launch_that_writes_to_two_views_is_refused():
     x = torch.randn(4, dtype=torch.float64, requires_grad=True)
     with pytest.raises(GradientError, match="the loop writes to 2 tensors, and `left` is a view"):
         halves(x)
+
+
+@weft.kernel
+def as_often_as_columns(x, y):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        s = 1.0
+        for k in range(y.shape[1]):
+            if s > 1e9:
+                break
+            s *= x[i] + k
+        out[i] = s
+    return out
+
+
+def test_a_loop_over_the_second_size_of_a_tensor_that_is_not_read():
+    # The sizes are a tuple, two arguments of one name: the tape has to be as long as the second.
+    x, y = torch.randn(3, dtype=torch.float64, requires_grad=True), torch.empty(2, 500)
+    out = as_often_as_columns(x, y[:, :5])
+    assert torch.autograd.gradcheck(lambda x: as_often_as_columns(x, y[:, :5]), [x])
+    found = as_often_as_columns.backward.interpret(x, y[:, :5])[0]
+    torch.testing.assert_close(found, torch.autograd.grad(out.sum(), x)[0])

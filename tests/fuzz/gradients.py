@@ -21,6 +21,8 @@ NARROW = 2e-3  # of those in float32
 # kernel amplifies without bound, and they say nothing.
 STABLE = 1e-3
 
+INTERPRETED = 0.15  # how often the derived loops are carried out by the interpreter as well
+
 Tensors = tuple[torch.Tensor, ...]
 
 
@@ -65,7 +67,30 @@ def check_gradients(random: Random) -> str:
         assert abs(found.sum() - terms.sum()) <= slack, _says(
             drawn, "gradients", terms.sum(), found.sum(), floats, m, n, a
         )
+    if not refused and random.random() < INTERPRETED:
+        _interpreted(kernel, (*floats, m, n, a), weights, directions, drawn)
     return f"refused: {refused[0]}" if refused else "compared"
+
+
+def _interpreted(
+    kernel: weft.Kernel, args: tuple[Any, ...], weights: Tensors, directions: Tensors,
+    drawn: SmoothKernel,
+) -> None:  # fmt: skip
+    """The derived loops by the interpreter: nothing is out of bounds, no iterations meet, and it
+    computes what compiled code does."""
+    floats = args[:3]
+    given = tuple(w.to(floats[0].dtype) for w in weights)
+    loose = NARROW if drawn.narrow else EXACT
+    pairs = [
+        (kernel.backward.interpret(*args, grad=given)[:3],
+         reverse_mode(kernel, floats, weights, *args[3:])),
+        (kernel.jvp.interpret(*args, tangents=[*directions, None, None, None]),
+         forward_mode(kernel, floats, directions, *args[3:])),
+    ]  # fmt: skip
+    for mine, theirs in pairs:
+        for x, y in zip(mine, theirs, strict=True):
+            assert x is not None
+            assert ((x - y).abs() <= loose * _size(y)).all(), f"{drawn.text}\n{x}\n{y}"
 
 
 def check_second(random: Random) -> str:

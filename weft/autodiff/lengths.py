@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.autodiff.clean import without_unused
+from weft.autodiff.names import unique_names
 from weft.errors import GradientError
 from weft.index.access import Extraction
 from weft.index.expression import ONE, Dim, Poly, extreme, floor
@@ -126,6 +127,8 @@ def _measure(function: Function, loops: list[Op], missing: list[Op]) -> Function
     trips = Value(MemRefType(i64, 1), "trips")
     made.append(trips)
     new = rewriter.function(function)
+    for value, name in zip(new.args, unique_names(function), strict=True):
+        value.name = name
     trips.owner = new.body
     new.body.args.append(trips)
     new.name = f"{function.name}_trips"

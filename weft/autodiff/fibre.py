@@ -51,12 +51,53 @@ def fibre(access: Access) -> Fibre:
     element = [Value(index, f"j{k}") for k in range(len(access.subscripts))]
     ivs = [loop.iv for loop in access.loops]
     found = Fibre(element)
-    constraints = _solve(access, element, ivs, found)
-    constraints += list(_domain(access, found))
+    turns = _Turns()
+    subscripts = [turns.without(s, e, access) for s, e in
+                  zip(access.subscripts, element, strict=True) if s is not None]  # fmt: skip
+    constraints = _solve(access, subscripts, element, ivs, found)
+    constraints += [*turns.constraints, *_domain(access, found)]
     same = same_sizes(access)
     clean = [part for c in constraints for part in _plain(Compare(c.kind, c.poly.substitute(same)))]
-    _bounds(clean, [iv for iv in ivs if iv not in found.solved], found, access)
+    free = [*(iv for iv in ivs if iv not in found.solved), *turns.numbers]
+    _bounds(clean, free, [m.substitute(same) for m in turns.moduli], found, access)
     return found
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Periodic subscripts: ``e % n = j`` where ``e = j + n * q`` for a number of turns ``q``, which
+    is one more index to sum over."""
+
+    numbers: list[Value] = field(default_factory=list)
+    moduli: list[Poly] = field(default_factory=list)
+    constraints: list[Compare] = field(default_factory=list)
+
+    def without(self, poly: Poly, element: Value, access: Access) -> Poly:
+        """``poly``, or where it is a remainder what is equal to the same element."""
+        for a in poly.atoms():
+            if not isinstance(a, Floor) or (poly - a.numerator + atom(a) * a.divisor).terms:
+                continue
+            if not _is_positive(a.divisor, access):
+                continue
+            turn = Value(index, f"q{len(self.numbers)}")
+            self.numbers.append(turn)
+            self.moduli.append(a.divisor)
+            self.constraints.append(Compare("ge", a.divisor - ONE - atom(element)))
+            return a.numerator - atom(turn) * a.divisor
+        return poly
+
+
+def _is_positive(poly: Poly, access: Access) -> bool:
+    """Whether ``poly`` certainly is, where ``access`` is carried out: a positive number, or the
+    number of iterations of a loop around it."""
+    if poly.constant is not None:
+        return poly.constant > 0
+    for loop in access.loops:
+        if loop.lower is not None and loop.upper is not None:
+            low = loop.lower.constant
+            if low is not None and low >= 0 and not (loop.upper - poly).terms:
+                return True
+    return False
 
 
 _SIGNS = {"arith.addi": "+", "arith.subi": "-", "arith.muli": "*", "arith.floordivsi": "//",
@@ -115,8 +156,10 @@ def _linear(poly: Poly, iv: Value) -> int | None:
     return factor
 
 
-def _solve(access: Access, element: list[Value], ivs: list[Value], found: Fibre) -> list[Compare]:
-    open_ = [s - atom(e) for s, e in zip(access.subscripts, element, strict=True) if s is not None]
+def _solve(
+    access: Access, subscripts: list[Poly], element: list[Value], ivs: list[Value], found: Fibre
+) -> list[Compare]:
+    open_ = [s - atom(e) for s, e in zip(subscripts, element, strict=True)]
     constraints: list[Compare] = []
     while open_:
         best: tuple[int, Value, Poly] | None = None
@@ -196,7 +239,10 @@ def _plain(constraint: Compare) -> Iterator[Compare]:
     yield constraint
 
 
-def _bounds(constraints: list[Compare], free: list[Value], found: Fibre, access: Access) -> None:
+def _bounds(
+    constraints: list[Compare], free: list[Value], moduli: list[Poly], found: Fibre, access: Access
+) -> None:
+    """Bounds of the indices ``free``, whose coefficients are numbers or, of turns, ``moduli``."""
     place = {iv: k for k, iv in enumerate(free)}
     bounds: list[tuple[list[Poly], list[Poly]]] = [([], []) for _ in free]
     for constraint in constraints:
@@ -207,10 +253,18 @@ def _bounds(constraints: list[Compare], free: list[Value], found: Fibre, access:
             (found.inner if _mentions(constraint, found.solved) else found.outer).append(constraint)
             continue
         factor = _linear(constraint.poly, free[last])
+        turns = constraint.poly.coefficient(free[last])
+        rest = constraint.poly - atom(free[last]) * turns
+        if factor is None and constraint.kind == "ge" and free[last] not in set(rest.leaves()):
+            if turns in moduli:
+                bounds[last][0].append(-floor(rest, turns))
+                continue
+            if -turns in moduli:
+                bounds[last][1].append(floor(rest, -turns))
+                continue
         if factor is None or constraint.kind != "ge":
             found.inner.append(constraint)
             continue
-        rest = constraint.poly - atom(free[last]).scaled(factor)
         if factor > 0:  # iv >= -rest / factor, rounded up
             bounds[last][0].append(-floor(rest, number(factor)))
         else:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-# Modules whose tests make their tensors without a word about the device. The tests of the language
-# are here too, in ``tests/cuda/test_language.py``: there the emulator runs them as well.
+# Modules whose tests make their tensors without a word about the device (those that do not are
+# marked ``cpu``). The tests of the language run again in ``tests/cuda/test_language.py``, where the
+# emulator takes part, and the examples in ``tests/cuda/test_device.py``.
 ANYWHERE = (
     "tests/autodiff/test_beside_torch.py",
     "tests/autodiff/test_checkpoints.py",
@@ -19,7 +20,6 @@ ANYWHERE = (
     "tests/autodiff/test_modes.py",
     "tests/autodiff/test_torch.py",
     "tests/autodiff/test_traps.py",
-    "tests/examples/test_gradients.py",
     "tests/frontend/test_found.py",
     "tests/lang/test_vectors.py",
     "tests/pytorch/test_operator.py",
@@ -35,15 +35,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     places = ["cpu"]
     if metafunc.definition.get_closest_marker("cpu") is None:
         places.append(pytest.param("cuda", marks=pytest.mark.cuda))
-    metafunc.fixturenames.append("device")
     metafunc.parametrize("device", places, indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """Where tensors are made that do not say where."""
-    with torch.device(request.param):
-        assert torch.empty(()).device.type == request.param
-        yield request.param
-    if request.param == "cuda":
-        torch.cuda.synchronize()
+    place = getattr(request, "param", "cpu")
+    if place == "cpu":
+        yield place
+        return
+    with torch.device(place):
+        assert torch.empty(()).device.type == place
+        yield place
+    torch.cuda.synchronize()

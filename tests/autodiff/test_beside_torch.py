@@ -219,7 +219,6 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
 
-LENGTHS = torch.tensor([4, 2, 0, 5, 3])
 Case = tuple[Callable[..., Any], Callable[..., Any], Callable[[], tuple[Any, ...]]]
 CASES: dict[str, Case] = {
     "a product": (product, lambda x: x.prod(1), lambda: (draw(3, 5),)),
@@ -233,7 +232,7 @@ CASES: dict[str, Case] = {
     "continue": (continues, torch_continues, lambda: (draw(4, 7),)),
     "break": (breaks, torch_breaks, lambda: (draw(5, 6), 1.5)),
     "bounds of outer indices and data": (
-        triangles, torch_triangles, lambda: (draw(5, 5), LENGTHS),
+        triangles, torch_triangles, lambda: (draw(5, 5), torch.tensor([4, 2, 0, 5, 3])),
     ),
     "overwritten by other loops": (
         overwritten_by_another_loop, torch_overwritten, lambda: (draw(7),),

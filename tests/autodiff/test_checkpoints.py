@@ -145,6 +145,7 @@ def backwards_by_hand(x, a):
     return torch.from_numpy(gx.T), torch.from_numpy(ga)
 
 
+@pytest.mark.cpu
 def test_a_hundred_thousand_steps_in_bounded_memory(monkeypatch):
     made = record(monkeypatch)
     rows, steps, dtype = 24, 100_000, torch.float64

@@ -10,7 +10,7 @@ import weft
 from tests.autodiff import kernels as k
 from weft.errors import GradientError
 
-INDICES = torch.tensor([0, 2, 1, 2, 2, 0])
+INDICES = [0, 2, 1, 2, 2, 0]
 
 
 def draw(*shape):
@@ -28,8 +28,8 @@ CASES = {
     "layernorm": lambda: (k.layernorm, draw(3, 4), draw(4), draw(4)),
     "breaks": lambda: (k.breaks, draw(4, 6)),
     "local": lambda: (k.local, draw(2, 6)),
-    "histogram": lambda: (k.histogram, draw(6), INDICES, 3),
-    "pick": lambda: (k.pick, draw(3), INDICES),
+    "histogram": lambda: (k.histogram, draw(6), torch.tensor(INDICES), 3),
+    "pick": lambda: (k.pick, draw(3), torch.tensor(INDICES)),
     "inplace": lambda: (k.inplace, draw(6)),
     "stride2": lambda: (k.stride2, draw(9), draw(3)),
     "maximum": lambda: (k.maximum, draw(3, 4)),

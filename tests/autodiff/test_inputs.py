@@ -134,6 +134,7 @@ def test_several_backward_passes_add_up_and_need_retain_graph() -> None:
         loss.backward()
 
 
+@pytest.mark.cpu
 def test_hooks_see_and_change_gradients() -> None:
     torch.manual_seed(0)
     leaves = [t.requires_grad_() for t in (draw(4, 6), draw(4, 6), draw(6))]

@@ -13,7 +13,8 @@ import torch
 
 import weft
 from benchmarks import gpu_check
-from examples import gallery
+from examples import beside, gallery
+from tests.examples.test_gradients import CASES
 from weft.runtime.pending import synchronize
 
 pytestmark = [
@@ -73,6 +74,15 @@ def test_a_graph_holds_the_launches_of_a_derivative() -> None:
     given.copy_(torch.randn(257))
     graph.replay()
     torch.testing.assert_close(found, 3 + 2 * given)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_examples_have_the_gradients_of_torch(name: str) -> None:
+    kernel, reference, arguments = CASES[name]
+    there = [a.double() if beside.is_float(a) else a for a in arguments]
+    there = [a.cuda() if isinstance(a, torch.Tensor) else a for a in there]
+    result = beside.check(beside.Case(name, kernel, reference, tuple(there)))
+    assert max(result.error, *result.gradients.values()) < 1e-10
 
 
 WILD = """

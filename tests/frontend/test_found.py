@@ -52,6 +52,7 @@ def plus_one(x):
     return out
 
 
+@pytest.mark.cpu
 def test_a_called_function_reads_and_writes_global_tensors() -> None:
     @weft.kernel
     def fill(n: int):
@@ -75,6 +76,7 @@ def test_a_called_function_reads_and_writes_global_tensors() -> None:
     assert "LUT" in both.inspect(x)["ir"]
 
 
+@pytest.mark.cpu
 def test_a_global_tensor_of_a_called_function_is_never_stale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -137,6 +139,7 @@ def test_tensors_in_a_dict() -> None:
         assert out.tolist() == [0.0, scale, 2 * scale]
 
 
+@pytest.mark.cpu
 def test_many_threads_find_the_tensors_of_a_called_function() -> None:
     target = torch.zeros(64)
 
@@ -424,6 +427,7 @@ def _sum_in_child(queue: Any) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.cpu
 def test_a_forked_process_runs_kernels() -> None:
     plus_one(torch.zeros(300_000))  # the threads of the pool exist now, and not in the child
     context = multiprocessing.get_context("fork")
@@ -446,6 +450,7 @@ def drift(v, dt):
     return v + GRAVITY * dt
 
 
+@pytest.mark.cpu
 def test_fields_of_vectors() -> None:
     position = weft.Vector.field(2, dtype=weft.f32, shape=8)
     velocity = weft.Vector.field(2, weft.f32, 8)
@@ -480,6 +485,7 @@ def test_fields_of_vectors() -> None:
     torch.testing.assert_close((position.to_torch(), velocity.to_torch()), after)
 
 
+@pytest.mark.cpu
 def test_a_field_of_vectors_and_one_of_scalars_in_the_same_shape() -> None:
     @weft.kernel
     def rank(x: weft.template(), out):

@@ -172,6 +172,7 @@ def test_writes_are_told_to_autograd_each_time():
     assert versions == [1, 2, 3, 4]
 
 
+@pytest.mark.cpu
 def test_wrong_arguments_after_right_ones():
     kernel = fresh()
     x = torch.ones(3)

@@ -249,6 +249,7 @@ def test_host_loops_and_branches():
     assert torch.equal(x, before)
 
 
+@pytest.mark.cpu
 def test_unsupported_tensors():
     x = torch.ones(2)
     with pytest.raises(KernelTypeError, match=r"dtype complex64(.|\n)*view_as_real"):

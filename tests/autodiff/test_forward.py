@@ -334,3 +334,21 @@ def test_without_forward_mode_nothing_is_carried():
         with forward_ad._set_fwd_grad_enabled(False):
             out = k.softmax(dual)
         assert forward_ad.unpack_dual(out).tangent is None
+
+
+@weft.kernel
+def signs(x):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = 1.0 if x[i] > 0 else -1.0
+    return out
+
+
+def test_a_loop_without_a_derivative_beside_reverse_mode():
+    x, t = draw(4).requires_grad_(), draw(4)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, t)
+        (g,) = torch.autograd.grad((signs(dual) * dual * dual).sum(), x)
+        value, tangent = forward_ad.unpack_dual(g)
+    torch.testing.assert_close(value, 2 * x.detach().abs())
+    torch.testing.assert_close(tangent, 2 * x.detach().sign() * t)

@@ -31,11 +31,12 @@ def check_gradients(random: Random) -> str:
     became of it: "compared", "refused: <why>", or "rough" (it has no derivative here)."""
     drawn = smooth_kernel(random)
     kernel = weft.kernel(function(drawn.text))
+    exact = weft.kernel(function(in_float64(drawn)))
     floats, m = arguments(random, drawn)
     generator = torch.Generator().manual_seed(random.randrange(1 << 30))
     n, a = random.randint(0, 4), random.choice((0.75, -1.5))
     directions = tuple(_normal(generator, t) for t in floats)
-    differences, error = finite_differences(kernel, floats, directions, m, n, a)
+    differences, error = finite_differences(exact, floats, directions, m, n, a)
     if not all(d.isfinite().all() and (e <= STABLE * _size(d)).all()
                for d, e in zip(differences, error, strict=True)):  # fmt: skip
         return "rough"
@@ -97,7 +98,7 @@ def check_second(random: Random) -> str:
     """Draws a kernel and compares its second derivative along a direction, taken in three ways,
     with differences of its gradient. As ``check_gradients``."""
     drawn = smooth_kernel(random)
-    kernel = weft.kernel(function(drawn.text))
+    kernel = weft.kernel(function(in_float64(drawn)))
     floats, m = arguments(random, drawn)
     floats = tuple(t.double() for t in floats)
     generator = torch.Generator().manual_seed(random.randrange(1 << 30))
@@ -170,6 +171,11 @@ def _gradients(total: Any, leaves: Sequence[torch.Tensor]) -> Tensors:
     found: Any = torch.autograd.grad(total, leaves, allow_unused=True)
     return tuple(torch.zeros_like(t) if g is None else g
                  for t, g in zip(leaves, found, strict=True))  # fmt: skip
+
+
+def in_float64(drawn: SmoothKernel) -> str:
+    """The text of the kernel for arguments in float64: its local arrays follow."""
+    return drawn.text.replace("weft.f32", "weft.f64")
 
 
 def arguments(random: Random, drawn: SmoothKernel) -> tuple[Tensors, torch.Tensor]:

@@ -339,14 +339,14 @@ def launch(
         call.along = Along(loop, values, tangents)
     if recording:
         made = loop.reversed(wanted, frozenset(loop.written) - wanted)
-        if made.steps:
+        if made.steps or tangents:
             tensors += [values[k].clone() for k in loop.before]
             call.reversed = made
             if outs is not None and not tangents:
                 call.run = _filling(loop, made, outs) or run
             call.saved = [n for n, v in call.named(tensors).items()
                           if n in made.reads and isinstance(v, torch.Tensor)]  # fmt: skip
-        elif not tangents:
+        else:
             with torch.no_grad():
                 run(values)
             return

@@ -147,6 +147,7 @@ def with_settings(x):
     return out
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", ["settings.gain", "bias"])
 def test_tensors_from_around_a_kernel_are_no_silent_zero(name):
     tensor = {"settings.gain": settings.gain, "bias": bias}[name]

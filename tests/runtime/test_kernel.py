@@ -435,3 +435,27 @@ def test_many_threads_at_once():
 def test_the_decorator_refuses_what_is_no_function():
     with pytest.raises(KernelTypeError, match="decorates a function, not type"):
         weft.kernel(int)
+
+
+@weft.kernel
+def squares_below(n: int) -> float:
+    s = 0.0
+    for i in range(n):
+        s += weft.math.sqrt(weft.f32(i) * i)
+    return s
+
+
+@pytest.mark.cpu
+def test_another_default_device_changes_nothing():
+    x, out = torch.randn(5, requires_grad=True), torch.empty(5)
+    total(x.detach())
+    with torch.device("meta"):
+        assert squares_below(5) == 10
+        assert squares_below.interpret(5) == 10
+        torch.testing.assert_close(total(x.detach()), x.sum().item())
+        scaled_x = scaled(x, 2.0)
+        torch.testing.assert_close(scaled_x, 2 * x)
+        (found,) = torch.autograd.grad(scaled_x, x, torch.ones(5, device="cpu"))
+        assert found.tolist() == [2.0] * 5
+        add(x.detach(), x.detach(), out)
+    torch.testing.assert_close(out, 2 * x.detach())

@@ -126,7 +126,9 @@ class DType:
             # Through the widest type, so that integers that do not fit wrap instead of failing.
             wide = torch.float64 if isinstance(value, float | np.floating) else torch.int64
             with quietly():
-                return torch.tensor(value, dtype=wide).to(self.torch).as_subclass(Scalar)
+                return (
+                    torch.tensor(value, dtype=wide, device="cpu").to(self.torch).as_subclass(Scalar)
+                )
         if isinstance(value, torch.Tensor):
             if value.dim() != 0:
                 raise KernelTypeError(

@@ -31,7 +31,9 @@ mat2, mat3, mat4 = MatrixType(2, 2), MatrixType(3, 3), MatrixType(4, 4)
 
 def _weak(value: Any) -> torch.Tensor:
     """A Python number as a tensor of Python's own width."""
-    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+    return torch.tensor(
+        value, dtype=torch.float64 if isinstance(value, float) else torch.int64, device="cpu"
+    )
 
 
 def _spread(function: Callable[..., Any], *args: Any) -> Any:

@@ -34,7 +34,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The tensor's memory, or a copy of it where that is on another device."""
     tensor = tensor.detach()
     if tensor.device.type != "cpu":  # the same strides, as its type in the IR says
-        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
         tensor = copy.copy_(tensor)
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.view(torch.uint16)

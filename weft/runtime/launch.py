@@ -196,7 +196,7 @@ class Launcher:
         compiled: Compiled = special.compiled
         memory = _memory(specs)
         tensors = [args[k] for k in memory]
-        place = tensors[0].device if tensors else None
+        place = tensors[0].device if tensors else torch.device("cpu")
         head = ["Q"] * (len(tensors) + len(compiled.results))
         tail: list[int] = []
         for spec, value in zip(specs, args, strict=True):
@@ -209,7 +209,7 @@ class Launcher:
         elements = sum(t.numel() for t in tensors)
         tiny = elements <= TINY and not _has_inner_loop(compiled.function.body)
         rest = struct.pack(f"<{len(tail)}q", *tail)
-        on_gpu = place is not None and place.type == "cuda"
+        on_gpu = place.type == "cuda"
         if on_gpu:
             from weft.runtime import gpu  # imported before, where the loop was compiled
 
@@ -231,7 +231,7 @@ class Launcher:
             threads = torch.get_num_threads()
             log_launch.debug(
                 "%s, loop at line %d: on %s%s, %d bytes in %d tensors", self.source.name,
-                self.region.span.line, place or "cpu",
+                self.region.span.line, place,
                 "" if on_gpu else f" with at most {threads} threads", sum(extents), len(tensors),
             )  # fmt: skip
         pack = struct.Struct("<" + "".join(head)).pack

@@ -22,20 +22,33 @@ class InterpretedFunction:
 
     def __call__(self, values: Sequence[Any]) -> None:
         """Runs it on ``values``: a tensor for each memref, a number for each scalar."""
-        arrays = [_array(v) if isinstance(v, torch.Tensor) else v for v in values]
+        memory = HostMemory()
+        arrays = [memory.array(v) if isinstance(v, torch.Tensor) else v for v in values]
         interp.run(self.function, arrays, races=True, watch=self.watch)
-        for value, array in zip(values, arrays, strict=True):
-            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-                found = torch.from_numpy(array)
-                value.copy_(found.view(value.dtype) if value.dtype is torch.bfloat16 else found)
+        memory.write_back()
 
 
-def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The tensor's memory, or a copy of it where that is on another device."""
-    tensor = tensor.detach()
-    if tensor.device.type != "cpu":  # the same strides, as its type in the IR says
-        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-        tensor = copy.copy_(tensor)
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.view(torch.uint16)
-    return tensor.numpy()
+class HostMemory:
+    """Tensors as NumPy arrays. Memory of another device is copied here, each storage once, so that
+    tensors which share memory there do so here."""
+
+    def __init__(self) -> None:
+        self.copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def array(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+        tensor = tensor.detach()
+        if tensor.device.type != "cpu":
+            tensor = self._copied(tensor)
+        if tensor.dtype is torch.bfloat16:
+            tensor = tensor.view(torch.uint16)
+        return tensor.numpy()
+
+    def write_back(self) -> None:
+        for theirs, ours in self.copies.values():
+            theirs.copy_(ours)
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        theirs = tensor.untyped_storage()
+        _, ours = self.copies.setdefault(theirs.data_ptr(), (theirs, theirs.cpu()))
+        empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        return empty.set_(ours, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -198,3 +198,24 @@ def test_not_a_number_has_no_part_in_it() -> None:
     y = torch.ones(1, 3)
     (g,) = torch.autograd.grad(largest_size(y, low), low)
     assert g.tolist() == [2.0]
+
+
+@weft.kernel
+def larger(x, y):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = max(x[i], 2 * y[i]) + min(x[i], 1.0)
+    return out
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_a_tie_is_shared_whether_or_not_the_other_needs_a_gradient(both):
+    x = torch.tensor([0.0, 1.0, 2.0, 1.0], requires_grad=True)
+    y = torch.tensor([0.0, 1.0, 0.5, 0.5], requires_grad=both)
+    expected = torch.maximum(x, 2 * y) + x.clamp(max=1.0)
+    weights = torch.randn(4)
+    wanted = [x, y] if both else [x]
+    found = torch.autograd.grad(larger(x, y), wanted, weights)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, wanted, weights))
+    _, tangent = torch.func.jvp(lambda x: larger(x, y.detach()), (x.detach(),), (weights,))
+    torch.testing.assert_close(tangent, found[0])

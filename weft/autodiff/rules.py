@@ -3,9 +3,9 @@
 ``RULES[name](d)`` gives, for each operand, its adjoint (None: zero). ``d`` is a ``Local``:
 ``d.g`` is the adjoint of the result, ``d.a``, ``d.b``, ``d.c`` the operands, ``d.y`` the result.
 ``ZERO`` names the operations whose derivative is zero wherever it exists. An operation that is in
-neither is refused by name. At ties, minimum and maximum of two varying values share the
-adjoint, as torch.maximum does; ``max(x, bound)`` gives all of it to ``x``, as torch.clamp does; the
-absolute value has derivative 0 at 0.
+neither is refused by name. At ties, minimum and maximum of two values from tensors share the
+adjoint, as torch.maximum does; ``max(x, bound)``, where the bound is a number, gives all of it to
+``x``, as torch.clamp does; the absolute value has derivative 0 at 0.
 """
 
 from __future__ import annotations
@@ -94,11 +94,33 @@ def _one_plus_square(d: Local, sign: float) -> Value:
     return d.add(d.number(1.0), d.mul(d.number(sign), d.mul(d.a, d.a)))
 
 
+def _share(d: Local, first: int) -> bool:
+    """Whether a tie of the operands from ``first`` on is shared: each varies, or would if a
+    gradient were asked for of the tensor that it comes from."""
+    pairs = zip(d.varied[first:], d.source.operands[first:], strict=False)
+    return all(varied or _from_tensors(value) for varied, value in pairs)
+
+
+def _from_tensors(value: Value) -> bool:
+    """Whether ``value`` is computed from elements, not counting what loops carry."""
+    seen: set[Value] = set()
+    waiting = [value]
+    while waiting:
+        owner = waiting.pop().owner
+        if not isinstance(owner, Op):
+            continue
+        if owner.name == "memref.load":
+            return True
+        waiting += [v for v in owner.operands if v not in seen]
+        seen.update(owner.operands)
+    return False
+
+
 def _extremum(d: Local, less: bool) -> list[Value | None]:
     """All to the operand that is the result, half to each at a tie (all to the one that varies, if
-    the other does not), all to the NaN."""
+    the other is a number), all to the NaN."""
     zero, tie = d.number(0.0), d.equal(d.a, d.b)
-    half = d.mul(d.g, d.number(0.5)) if all(d.varied) else d.g
+    half = d.mul(d.g, d.number(0.5)) if _share(d, 0) else d.g
     x, y = (d.a, d.b) if less else (d.b, d.a)
     loses_a, loses_b = d.less(y, x), d.less(x, y)
     return [
@@ -108,7 +130,7 @@ def _extremum(d: Local, less: bool) -> list[Value | None]:
 
 
 def _choice(d: Local) -> list[Value | None]:
-    """``max(a, b)`` arrives as a choice by comparison: where both vary, a tie is shared."""
+    """``max(a, b)`` arrives as a choice by comparison: a tie is shared, as in ``_extremum``."""
     zero = d.number(0.0)
     test, yes, no = d.source.operands
     shares = [d.select(d.a, d.g, zero), d.select(d.a, zero, d.g)]
@@ -116,7 +138,7 @@ def _choice(d: Local) -> list[Value | None]:
     if (
         isinstance(compare, Op)
         and compare.name == "arith.cmpf"
-        and all(d.varied[1:])
+        and _share(d, 1)
         and ({*compare.operands} == {yes, no} and compare.attrs["predicate"] in _ORDERS)
     ):
         tie, half = d.equal(d.b, d.c), d.mul(d.g, d.number(0.5))

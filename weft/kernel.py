@@ -225,12 +225,6 @@ class Kernel:
         return self.parts.mutated & {p.name for p in self.parts.parameters}
 
     @property
-    def regions(self) -> Sequence[Launcher]:
-        """What launches its device loops."""
-        self._prepare()
-        return self._regions
-
-    @property
     def specializations(self) -> list[Specialization]:
         """What was compiled so far, loop by loop."""
         return [s for launcher in self._regions for s in launcher.compiled.values()]

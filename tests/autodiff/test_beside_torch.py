@@ -14,18 +14,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import weft
+from tests.autodiff.kernels import product
 from weft.errors import GradientError
-
-
-@weft.kernel
-def product(x):
-    out = x.new_empty(x.shape[0])
-    for i in range(x.shape[0]):
-        p = 1.0
-        for j in range(x.shape[1]):
-            p *= x[i, j]
-        out[i] = p
-    return out
 
 
 @weft.kernel

@@ -6,6 +6,7 @@ array of such floats has a *shadow*, a second array. What has no twin has the ta
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 
 from weft.autodiff.activity import activity
@@ -28,7 +29,7 @@ from weft.passes.simplify import simplify
 _CASTS = ("arith.extf", "arith.truncf")
 
 
-class Walk:
+class Walk(ABC):
     """The state of the walk, and a method for each kind of operation."""
 
     def __init__(self, function: Function, wanted: Collection[int]) -> None:
@@ -342,6 +343,6 @@ class Walk:
         self.stand(op.results, branch.results[: len(op.results)])
         self.twins(op.results, branch.results)
 
+    @abstractmethod
     def parallel(self, op: Op) -> None:
         """``scf.parallel``, with what its reductions need."""
-        raise NotImplementedError

@@ -1,9 +1,10 @@
 """Functions of float32 written out as arithmetic, so that LLVM inlines and vectorises them.
 
-About 1 unit in the last place, as SLEEF's, in half of its time and with no call that empties the
-registers. Every step that rounding must not change is an ``llvm.fma`` or carries no flags. The
-polynomials are those of least largest error (Remez), fitted by us; the decompositions are the usual
-ones (Muller, "Elementary Functions", 3rd edition, chapter 11).
+About 1 unit in the last place, as SLEEF's, in a quarter (``tanh``) to three quarters (``log``)
+of its time (65,536 numbers, AVX-512), and with no call that empties the registers. Every
+step that rounding must not change is an ``llvm.fma`` or carries no flags. The polynomials
+are those of least largest error (Remez), fitted by us; the decompositions are the usual ones
+(Muller, "Elementary Functions", 3rd edition, chapter 11).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class KernelLike(Protocol):
     __name__: str
 
     @property
-    def regions(self) -> Sequence[Launcher]: ...
+    def launchers(self) -> list[Launcher]: ...
     def direct(self, *args: Any, **kwargs: Any) -> Any: ...
     def carry_out(
         self, launchers: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -35,7 +35,7 @@ class _Derived:
 
     def loops(self) -> Iterator[tuple[int, Loop]]:
         """The loops that something was derived from, with their lines."""
-        for launcher in self.kernel.regions:
+        for launcher in self.kernel.launchers:
             for special in launcher.compiled.values():
                 if special.derived is not None:
                     yield launcher.region.span.line, special.derived
@@ -46,7 +46,7 @@ class _Derived:
         """A call of the kernel in which the interpreter carries out its loops, and all that is
         derived from them."""
         make = functools.partial(InterpretedFunction, watch=watch)
-        launchers = [functools.partial(with_functions, r, make) for r in self.kernel.regions]
+        launchers = [functools.partial(with_functions, r, make) for r in self.kernel.launchers]
         return self.kernel.carry_out(launchers, args, kwargs)
 
 

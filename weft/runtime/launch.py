@@ -394,8 +394,10 @@ def check_error(check: Any, values: list[int]) -> CompileError:
 
 
 def gradient_error(name: str, span: Span | None) -> KernelValueError:
-    """The error about a gradient that is asked for."""
+    """The error about a gradient that is asked for where there is none."""
     return KernelValueError(
-        f"`{name}` requires grad: gradients of weft kernels are not there yet", span,
-        help=f"call the kernel under torch.no_grad(), or pass {name}.detach()",
+        f"`{name}` requires grad, and there is no gradient of a kernel that writes to its "
+        "arguments where it is called as an operator", span,
+        help="return a new tensor, call it outside of torch.compile, torch.func and dispatch "
+        f"modes, or without a gradient: under torch.no_grad(), or with {name}.detach()",
     )  # fmt: skip

@@ -44,8 +44,8 @@ class Buffer:
     if that is None), then ``extents``, then
     ``shape``. Its contents need not be defined. ``element`` is the name of the scalar type.
     ``interleaved``: ``extents`` come first, so that neighbouring iterations are neighbours in it.
-    ``partial``: instead, for each chunk of a sum that is split, as large as the gradient of that
-    name."""
+    ``partial``: instead, for each chunk of a sum that is split, or of the loop, as large as the
+    gradient of that name. ``private``: it is a private copy."""
 
     name: str
     element: str
@@ -54,12 +54,13 @@ class Buffer:
     shape: tuple[int, ...] = ()
     interleaved: bool = False
     partial: str = ""
+    private: bool = False
 
     def describe(self) -> str:
         """How large it is, in words."""
         words = {"all": "", "starts": "the segments of ", "segment": "a segment of "}
         if self.partial:
-            text = f"{self.partial} for each chunk of its sums"
+            text = f"{self.partial} for each chunk of {'the loop' if self.private else 'its sums'}"
         elif self.parallel is None:
             text = "one number"
         else:
@@ -84,6 +85,16 @@ class Listed:
     values: str
 
 
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """A gradient that could be accumulated in private copies, as the loop meets it. ``count``: how
+    many additions that are (at least, where a loop's length is not known). ``atomic``: the other
+    way is atomic; else it is a sum for each element, in a loop of its own."""
+
+    count: Poly
+    atomic: bool
+
+
 @dataclass(slots=True)
 class Adjoint:
     """The adjoint of ``primal``. Each of ``steps`` is a function whose arguments' names say which
@@ -92,7 +103,10 @@ class Adjoint:
     loop between two checkpoints (an i64). ``notes`` say of each gradient how it is accumulated.
     ``sums``: of those in gather form, how many iterations of its outermost loop each element's sum
     has at most, in scalar arguments and extents of the steps. ``listed``: what is to be added to
-    gradients after the steps."""
+    gradients after the steps. ``defined``: the gradients all of whose elements the steps write; the
+    others are zero before. ``dense``: those that would be among them, by stores in place of
+    accumulations, where the expressions of all pairs are equal. ``private``: those that may be
+    accumulated in private copies. Their expressions are like those of ``sums``."""
 
     primal: Function
     names: tuple[str, ...]
@@ -103,6 +117,9 @@ class Adjoint:
     notes: dict[str, str] = field(default_factory=dict)
     sums: dict[str, Poly] = field(default_factory=dict)
     listed: tuple[Listed, ...] = ()
+    defined: frozenset[str] = frozenset()
+    dense: dict[str, tuple[tuple[Poly, Poly], ...]] = field(default_factory=dict)
+    private: dict[str, Additions] = field(default_factory=dict)
 
     @property
     def used(self) -> set[str]:

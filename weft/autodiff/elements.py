@@ -71,12 +71,13 @@ def split_loops(
     for op in walk(new.body):  # the gradient itself is the other loop's
         if op.name == "memref.dim" and op.operands[0] is target:
             op.operands[0], op.attrs = parts, {"axis": op.attrs["axis"] + 1}
-    return [new, _added_up(function, name, element, rank, workspace)]
+    return [new, added_up(function, name, element, rank, workspace)]
 
 
-def _added_up(
+def added_up(
     function: Function, name: str, element: ScalarType, rank: int, workspace: str
 ) -> Function:
+    """The gradient ``name`` as the sum of the parts in ``workspace``, in their order."""
     types: list[Type] = [MemRefType(element, rank), MemRefType(element, rank + 1)]
     new = Function(f"{function.name}_{name.replace('.', '_')}_total", types, [name, workspace],
                    dict(function.attrs), function.span)  # fmt: skip

@@ -9,21 +9,26 @@ chunks: one loop computes partial sums into a workspace, a second one adds them 
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from weft.autodiff.adjoint import Buffer, Extent, Listed
+from weft.autodiff.adjoint import Additions, Buffer, Extent, Listed
 from weft.autodiff.clean import clean, has_effects
-from weft.autodiff.elements import element_loop, longest, split_loops
+from weft.autodiff.dense import dense
+from weft.autodiff.elements import added_up, element_loop, longest, split_loops
 from weft.autodiff.fibre import Fibre, NotAffine, fibre
 from weft.autodiff.lift import lift
+from weft.autodiff.private import private
 from weft.autodiff.slices import Slicer, Unavailable
 from weft.index.access import Access, accesses
-from weft.index.expression import Poly
+from weft.index.expression import Dim, Poly, number
 from weft.index.races import proven_apart
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, i64, index
+from weft.passes.demote import demote
 
 
 @dataclass(slots=True)
@@ -31,7 +36,7 @@ class _Plan:
     """What becomes of the accumulations into one gradient."""
 
     name: str
-    form: str  # "plain", "reduce", "gather", "listed" or "atomic"
+    form: str  # "plain", "reduce", "gather", "listed", "atomic" or "private"
     note: str
     group: list[Access] = field(default_factory=list)
     fibres: list[Fibre] = field(default_factory=list)
@@ -40,74 +45,156 @@ class _Plan:
     def found(self) -> list[tuple[Access, Fibre]]:
         return list(zip(self.group, self.fibres, strict=True))
 
+    @property
+    def element(self) -> ScalarType:
+        return self._type.element
+
+    @property
+    def rank(self) -> int:
+        return self._type.rank
+
+    @property
+    def _type(self) -> MemRefType:
+        type = self.group[0].memref.type
+        assert isinstance(type, MemRefType)
+        return type
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is chosen by the sizes of a call: see ``reverse``."""
+
+    split: Collection[str] = ()
+    wide: bool = True
+    sort: bool = False
+    stored: Collection[str] = ()
+    private: Collection[str] = ()
+
 
 @dataclass(slots=True)
 class Gathered:
     """The functions to be launched in order, a note on each gradient, the workspaces for what the
-    sums need and for their parts, and how long sums are (see ``Adjoint.sums``)."""
+    sums need and for their parts. The rest: see ``Adjoint``."""
 
     steps: list[Function]
     notes: dict[str, str]
     buffers: list[Buffer] = field(default_factory=list)
     sums: dict[str, Poly] = field(default_factory=dict)
     listed: list[Listed] = field(default_factory=list)
+    defined: set[str] = field(default_factory=set)
+    dense: dict[str, tuple[tuple[Poly, Poly], ...]] = field(default_factory=dict)
+    private: dict[str, Additions] = field(default_factory=dict)
 
 
 def gather(
-    function: Function, names: Sequence[str], parallel: Op, undone: Sequence[Op],
-    split: Collection[str] = (), wide: bool = True, sort: bool = False,
-) -> Gathered:  # fmt: skip
+    function: Function, names: Sequence[str], parallel: Op, undone: Sequence[Op], form: Form
+) -> Gathered:
     """Takes the accumulations into the arguments ``names`` out of ``function`` where that makes
     them deterministic. ``parallel`` is the primal's loop, ``undone`` those that its sequential
-    loops undo; ``split``, ``wide`` and ``sort``: see ``reverse``."""
+    loops undo."""
     function = clean(lift(function, names))
     every = accesses(function)
-    plans = []
-    slicer = Slicer(function, wide)
-    for name in names:
-        group = [a for a in every if a.memref.name == name]
-        if group:
-            plans.append(_plan(name, group, slicer, sort))
-    notes = {plan.name: plan.note for plan in plans}
+    slicer = Slicer(function, form.wide)
+    groups = {name: [a for a in every if a.memref.name == name] for name in names}
+    plans = [_plan(name, group, slicer, form.sort) for name, group in groups.items() if group]
+    made = Gathered([], {})
+    stores: set[Op] = set()
+    for plan in plans:
+        found = dense(plan.group, function.args) if plan.form == "plain" else None
+        if found is not None:
+            made.dense[plan.name] = found.equal
+            stores |= found.first if plan.name in form.stored else set()
+    made.private = additions(plans, slicer)
+    for plan in plans:
+        if plan.name in form.private:
+            _make_private(plan)
+    made.notes = {plan.name: plan.note for plan in plans}
     gathered = [p for p in plans if p.form == "gather"]
     reduced = {a.op for p in plans if p.form == "reduce" for a in p.group}
+    copied = {p.name: f"part.{p.name}.{function.name}" for p in plans if p.form == "private"}
     lists = [_List(a, f"{p.name}.{k}.{function.name}", slicer.undoing(slicer.parents[a.op]) or [])
              for p in plans if p.form == "listed" for k, a in enumerate(p.group)]  # fmt: skip
-    if not gathered and not reduced and not lists:
-        return Gathered([_plain(function)] if has_effects(function) else [], notes)
+    made.defined = {*(p.name for p in gathered), *copied, *(made.dense.keys() & form.stored)}
+    if not any((gathered, reduced, lists, stores, copied)):
+        made.steps = [_plain(function)] if has_effects(function) else []
+        return made
     loops: list[Function] = []
-    buffers: list[Buffer] = []
-    sums = {p.name: terms for p in gathered if (terms := longest(p.found)) is not None}
+    made.sums = {p.name: terms for p in gathered if (terms := longest(p.found)) is not None}
     for plan in gathered:
         for access in plan.group:
             slicer.spill(access)
     for plan in gathered:
-        if plan.name in split and plan.name in sums:
+        if plan.name in form.split and plan.name in made.sums:
             workspace = f"part.{plan.name}.{function.name}"
             loops += split_loops(function, plan.name, plan.found, slicer, workspace)
-            element = next(a.memref.type for a in plan.group)
-            assert isinstance(element, MemRefType)
-            buffers.append(Buffer(workspace, element.element.name, None, partial=plan.name))
+            made.buffers.append(Buffer(workspace, plan.element.name, None, partial=plan.name))
         else:
             loops.append(element_loop(function, plan.name, plan.found, slicer))
     for k, value in enumerate(slicer.spilled):
         element = slicer.element(value)
         time = [Extent(undone[op.attrs["undoes"]]) for op in slicer.loops(value)]
-        buffers.append(Buffer(slicer.name(k), element.name, parallel, tuple(time)))
+        made.buffers.append(Buffer(slicer.name(k), element.name, parallel, tuple(time)))
         if time:
             for plan in gathered:
                 if any(value in slicer.kept_for(a) for a in plan.group):
-                    notes[plan.name] = "gather (with a workspace of the whole iteration space)"
+                    made.notes[plan.name] = "gather (with a workspace of the whole iteration space)"
     for entry in lists:
         extents = tuple(Extent(undone[op.attrs["undoes"]]) for op in entry.loops)
-        buffers.append(Buffer(entry.places, "i64", parallel, extents))
-        buffers.append(Buffer(entry.values, entry.element.name, parallel, extents))
+        made.buffers.append(Buffer(entry.places, "i64", parallel, extents))
+        made.buffers.append(Buffer(entry.values, entry.element.name, parallel, extents))
     taken = {a.op for p in gathered for a in p.group}
-    main = clean(_rest(function, taken, reduced, slicer, lists))
+    main = clean(_rest(function, taken, reduced, slicer, lists, stores))
+    for plan in plans:
+        if (workspace := copied.get(plan.name)) is not None:
+            made.buffers.append(
+                Buffer(workspace, plan.element.name, None, partial=plan.name, private=True)
+            )
+            loops.append(added_up(function, plan.name, plan.element, plan.rank, workspace))
+    main = clean(private(demote(main), copied)) if copied else main
     steps = [main] if has_effects(main) else []
-    listed = [Listed(x.access.memref.name, x.places, x.values) for x in lists]
-    steps = [_plain(step) for step in (*steps, *map(clean, loops))]
-    return Gathered(steps, notes, buffers, sums, listed)
+    made.listed = [Listed(x.access.memref.name, x.places, x.values) for x in lists]
+    made.steps = [_plain(step) for step in (*steps, *map(clean, loops))]
+    return made
+
+
+def additions(plans: Sequence[_Plan], slicer: Slicer) -> dict[str, Additions]:
+    """The gradients that may have private copies. Those in gather form only if the loop goes where
+    they are accumulated for another gradient's sake: then it has their values at hand."""
+    if slicer.parallel.results or any(p.form == "reduce" for p in plans):
+        return {}
+    args = slicer.function.args
+    visited = {op for p in plans if p.form == "plain" for a in p.group
+               for op in slicer.enclosing(a.op)}  # fmt: skip
+    found: dict[str, Additions] = {}
+    for plan in plans:
+        if any(a.kind != "rmw" or not a.parallel for a in plan.group):
+            continue
+        along = all(slicer.parents[a.op] in visited for a in plan.group)
+        if plan.form == "atomic" or (plan.form == "gather" and along):
+            counts = [_iterations(a, args) for a in plan.group]
+            total = functools.reduce(operator.add, counts)
+            found[plan.name] = Additions(total, plan.form == "atomic")
+    return found
+
+
+def _iterations(access: Access, known: Collection[Value]) -> Poly:
+    """How often ``access`` is carried out, in ``known`` and their extents: loops that these do not
+    say the length of count once, conditions count as true."""
+    total = number(1)
+    for loop in access.loops:
+        if loop.lower is None or loop.upper is None or loop.step != number(1):
+            continue
+        length = loop.upper - loop.lower
+        leaves = (x.memref if isinstance(x, Dim) else x for x in length.leaves())
+        if all(leaf in known for leaf in leaves):
+            total = total * length
+    return total
+
+
+def _make_private(plan: _Plan) -> None:
+    _, _, why = plan.note.partition(" ")
+    plan.note = f"private copies, added up in their order {why}".rstrip()
+    plan.form = "private"
 
 
 def _plain(function: Function) -> Function:
@@ -174,10 +261,11 @@ def _plan(name: str, group: list[Access], slicer: Slicer, sort: bool) -> _Plan:
 
 
 def _rest(
-    function: Function, taken: set[Op], reduced: set[Op], slicer: Slicer, lists: Sequence[_List]
-) -> Function:
+    function: Function, taken: set[Op], reduced: set[Op], slicer: Slicer, lists: Sequence[_List],
+    stores: set[Op],
+) -> Function:  # fmt: skip
     """``function`` without the accumulations that were taken, which stores what sums need of it,
-    which reduces what goes to one element, and which writes ``lists``."""
+    which reduces what goes to one element, and which writes ``lists``; ``stores`` are stores."""
     new = Function(
         function.name,
         [a.type for a in function.args] + [slicer.type(v) for v in slicer.spilled],
@@ -204,6 +292,9 @@ def _rest(
         if old in listing:
             entry, places, values = listing[old]
             entry.write(r, op, slicer, places, values)
+            return [op.operands[0]]
+        if old in stores:
+            r.store(op.operands[0], op.operands[1], op.operands[2:])
             return [op.operands[0]]
         return [op.operands[0]] if old in taken | reduced else None
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from weft.autodiff.adjoint import Adjoint
 from weft.autodiff.clean import clean
-from weft.autodiff.gather import gather
+from weft.autodiff.gather import Form, gather
 from weft.autodiff.lengths import lengths
 from weft.autodiff.state import WRITES
 from weft.autodiff.totals import Totals
@@ -28,6 +28,8 @@ def reverse(
     split: Collection[str] = (),
     wide: bool = True,
     sort: bool = False,
+    stored: Collection[str] = (),
+    private: Collection[str] = (),
 ) -> Adjoint:
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
 
@@ -39,15 +41,18 @@ def reverse(
     ``Adjoint.sums``, whose sums are computed in chunks. ``wide``: a sum may have a workspace of the
     size of the whole iteration space where it needs what a sequential loop carries; it is
     accumulated atomically otherwise. ``sort``: what would be accumulated atomically is listed
-    instead (``Adjoint.listed``). Raises ``GradientError`` for what cannot be reversed correctly.
+    instead (``Adjoint.listed``). ``stored``: gradients of ``Adjoint.dense`` that are stored.
+    ``private``: gradients of ``Adjoint.private`` that have private copies. Raises
+    ``GradientError`` for what cannot be reversed correctly.
     """
-    return _Reversal(function, wanted, kept, lasting, checkpoints).run(split, wide, sort)
+    form = Form(split, wide, sort, stored, private)
+    return _Reversal(function, wanted, kept, lasting, checkpoints).run(form)
 
 
 class _Reversal(Totals):
     """The whole: what comes before the parallel loop, the loop, and what comes after it."""
 
-    def run(self, split: Collection[str], wide: bool, sort: bool) -> Adjoint:
+    def run(self, form: Form) -> Adjoint:
         ops = self.primal.body.ops
         places = [k for k, op in enumerate(ops) if op.name == "scf.parallel"]
         if len(places) != 1:
@@ -64,7 +69,7 @@ class _Reversal(Totals):
         self._undo_ops(head)
         self.b.do("func.return")
         main = clean(self.new)
-        gathered = gather(main, self._gradients(), self.parallel, self.undone, split, wide, sort)
+        gathered = gather(main, self._gradients(), self.parallel, self.undone, form)
         steps = [*self.first, *gathered.steps]
         if self.lasting:
             for step in steps:
@@ -77,7 +82,8 @@ class _Reversal(Totals):
         sizes = lengths(self.primal, list(loops)) if workspaces else None
         return Adjoint(
             self.primal, tuple(self.names), tuple(steps), tuple(workspaces), tuple(segments), sizes,
-            gathered.notes, gathered.sums, tuple(gathered.listed),
+            gathered.notes, gathered.sums, tuple(gathered.listed), frozenset(gathered.defined),
+            gathered.dense, gathered.private,
         )  # fmt: skip
 
     def _check_atomics(self) -> None:

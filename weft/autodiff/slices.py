@@ -108,6 +108,10 @@ class Slicer:
             elif op.name == "scf.while":
                 raise Unavailable("it is read in a while loop")
 
+    def enclosing(self, op: Op) -> list[Op]:
+        """The operations with regions around ``op``, innermost first."""
+        return [parent for parent, _ in self._around(op)]
+
     def _around(self, op: Op) -> list[tuple[Op, Op]]:
         """The operations with regions around ``op``, innermost first, with what is in them."""
         found = []

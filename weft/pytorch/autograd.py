@@ -59,6 +59,7 @@ class Loop:
         self.names = unique_names(function)
         memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
         self._adjoints: dict[Hashable, Reversed] = {}
+        self.launched: Adjoint | None = None  # the last adjoint of which no derivative was asked
         self._forwards: dict[frozenset[int], Forwarded] = {}
         self._lock = threading.RLock()
         written = {
@@ -216,15 +217,16 @@ class Launch(torch.autograd.Function):
                     ctx.shapes[n], dtype=dtype, device=ctx.device
                 )
         shapes = {loop.function.args[k]: ctx.shapes[n] for k, n in places.items()}
-        made, sizes = _fitting(call, made, env, shapes, ctx.device)
+        plain = not torch.is_grad_enabled() and not within_level()
+        made, sizes = _fitting(call, made, env, shapes, ctx.device, plain)
         _check_deterministic(loop, made.adjoint)
+        if plain:
+            loop.launched = made.adjoint
         env |= sizes.make(ctx.device)
         for k in call.wanted:
             name = prefix + loop.names[k]
-            # A loop over the elements writes all of them.
-            if k not in loop.written and not made.adjoint.notes.get(name, "").startswith("gather"):
+            if k not in loop.written and name not in made.adjoint.defined:
                 env[name].zero_()
-        plain = not torch.is_grad_enabled() and not within_level()
         for step in made.steps:
             values = [env[name] for name in step.names]
             if plain:
@@ -254,10 +256,12 @@ def _fitting(
     env: dict[str, Any],
     shapes: dict[Value, torch.Size],
     device: torch.device,
+    plain: bool,
 ) -> tuple[Reversed, Workspaces]:
     """The form of the adjoint that fits the sizes of a call, and its workspaces: with checkpoints
     where tapes are long, with split sums where gradients have few elements; without sums whose
-    order varies where torch is to be deterministic, whatever that takes."""
+    order varies where torch is to be deterministic, whatever that takes. ``plain``: nothing is
+    derived from the adjoint, whose form then may be one that is only fast."""
     loop, lasting = call.loop, torch.is_grad_enabled()
     sizes = _workspaces(call, made, env, shapes, device)
     form: dict[str, Any] = {}
@@ -268,12 +272,21 @@ def _fitting(
         form["wide"] = False
         if not lasting:
             form["checkpoints"] = sizes.long
-    if sizes.few:
-        form["split"] = sizes.few
+    copies: dict[str, int] = {}
+    if plain:
+        if "sort" not in form:
+            copies = sizes.private(loop.options.tape_bytes, torch.get_num_threads())
+        if copies:
+            form["private"] = frozenset(copies)
+        if sizes.dense:
+            form["stored"] = sizes.dense
+    if few := frozenset(sizes.few - copies.keys()):
+        form["split"] = few
     if form:
         kept = frozenset(loop.written) - call.wanted
         made = loop.reversed(call.wanted, kept, lasting=lasting, **form)
         sizes = _workspaces(call, made, env, shapes, device, sizes.trips)
+        sizes.copies = copies
     return made, sizes
 
 

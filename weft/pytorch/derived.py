@@ -55,13 +55,17 @@ class Backward(_Derived):
 
     def inspect(self, *args: Any, **kwargs: Any) -> str:
         """For each loop, how each gradient is accumulated, the workspaces, and the loops of the
-        gradient as IR. The kernel is called on copies; every float tensor counts as wanted."""
-        with torch.enable_grad():
-            self.kernel.direct(
-                *(_wanted(v)[1] for v in args), **{n: _wanted(v)[1] for n, v in kwargs.items()}
-            )
+        gradient as IR, in the form that these sizes call for. Forward and backward are carried out
+        on copies; every float tensor counts as wanted."""
+        leaves, outs = _recorded(self.kernel.direct, args, kwargs)
+        found = [o for o in outs if o.requires_grad]
+        if found:
+            wanted = [leaf for leaf in leaves if leaf is not None]
+            given = [torch.ones_like(o) for o in found]
+            torch.autograd.grad(found, wanted, given, allow_unused=True)
         texts = [f"=== gradient of the loop at line {line} ===\n{adjoint}"
-                 for line, loop in self.loops() for adjoint in loop.adjoints]  # fmt: skip
+                 for line, loop in self.loops()
+                 for adjoint in ([loop.launched] if loop.launched else loop.adjoints)]  # fmt: skip
         return "\n\n".join(dict.fromkeys(texts))
 
     def interpret(
@@ -76,16 +80,13 @@ class Backward(_Derived):
         of its gradient, and may stop there (``breakpoint()``): ``op.name`` and ``op.span`` say what
         and where it is. Every access is checked for bounds and races.
         """
-        with torch.enable_grad():
-            values = [_wanted(v) for v in (*args, *kwargs.values())]
-            given = [copy for _, copy in values]
-            versions = [_version(v) for v in given]
-            named = dict(zip(kwargs, given[len(args) :], strict=True))
-            out = self.interpreted(tuple(given[: len(args)]), named, watch)
-            written = [v for v, n in zip(given, versions, strict=True) if _version(v) != n]
-            outs = _floats(out, written)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.interpreted(args, kwargs, watch)
+
+        every, outs = _recorded(call, args, kwargs)
         grads = _like(self.kernel, grad, outs)
-        leaves = [leaf for leaf, _ in values if leaf is not None]
+        leaves = [leaf for leaf in every if leaf is not None]
         pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if o.requires_grad]
         found: Any = [None] * len(leaves)
         if pairs:
@@ -94,7 +95,7 @@ class Backward(_Derived):
             )
         made = iter([torch.zeros_like(v) if g is None else g
                      for v, g in zip(leaves, found, strict=True)])  # fmt: skip
-        return tuple(None if leaf is None else next(made) for leaf, _ in values)
+        return tuple(None if leaf is None else next(made) for leaf in every)
 
 
 class Jvp(_Derived):
@@ -134,6 +135,20 @@ class Jvp(_Derived):
             written = [v for v, n in zip(given, versions, strict=True) if _version(v) != n]
             found = [(o, tangent_of(o)) for o in _floats(out, written)]
             return tuple(torch.zeros_like(o) if t is None else t.clone() for o, t in found)
+
+
+def _recorded(
+    call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+    """``call`` on copies: a leaf for each argument that is a float tensor, None for the others, and
+    the float tensors among results and what was written."""
+    with torch.enable_grad():
+        values = [_wanted(v) for v in (*args, *kwargs.values())]
+        given = [copy for _, copy in values]
+        versions = [_version(v) for v in given]
+        out = call(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+        written = [v for v, n in zip(given, versions, strict=True) if _version(v) != n]
+    return [leaf for leaf, _ in values], _floats(out, written)
 
 
 def _wanted(value: Any) -> tuple[torch.Tensor | None, Any]:

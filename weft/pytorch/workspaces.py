@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,14 @@ _SHORT = 16
 # have some terms.
 _ITERATIONS = {"cuda": 1 << 22, "cpu": 256}
 _LEAST_TERMS = 16
+# Private copies of a gradient are for the CPU. Atomic additions cost some times what it takes to
+# fill an element of a copy and to add it up; fewer of them are not worth the second launch.
+_LEAST_ADDITIONS = 1 << 14
+_FILLED_PER_ATOMIC = 4
+# A sum in a loop of its own reads again what the copies have at hand. These pay for long sums, in
+# so many chunks that any number of threads has some.
+_LONG_SUM = 512
+_CHUNKS = range(64, 257)
 
 
 @dataclass(slots=True)
@@ -32,10 +40,13 @@ class Workspaces:
     env: Mapping[str, Any]
     space: list[int]
     trips: dict[Op, int]
+    copies: Mapping[str, int] = field(default_factory=dict)  # of the gradients that have some
 
     def shape(self, buffer: Buffer) -> list[int]:
         if buffer.partial:
-            return [self.chunks(buffer.partial), *self.env[buffer.partial].shape]
+            name = buffer.partial
+            chunks = self.copies[name] if buffer.private else self.chunks(name)
+            return [chunks, *self.env[name].shape]
         time = [x.length(self.trips[x.op]) for x in buffer.extents]
         space = self.space if buffer.parallel else ()
         return [*time, *space] if buffer.interleaved else [*space, *time, *buffer.shape]
@@ -61,12 +72,49 @@ class Workspaces:
         """In how many parts the sums of a gradient are computed. This follows from sizes and the
         kind of device alone, so that the bits of a gradient do not depend on anything else."""
         gradient = self.env[name]
-        poly = self.adjoint.sums[name]
-        terms = max(evaluate(poly, {leaf: self._number(leaf) for leaf in poly.leaves()}), 0)
+        terms = max(self._evaluate(self.adjoint.sums[name]), 0)
         if terms < _LEAST_TERMS:
             return 1
         wanted = _ITERATIONS.get(gradient.device.type, 1)
         return max(min(-(-wanted // max(gradient.numel(), 1)), math.isqrt(terms - 1) + 1), 1)
+
+    @property
+    def dense(self) -> frozenset[str]:
+        """The gradients whose first accumulations go to every element once."""
+        return frozenset(
+            name for name, pairs in self.adjoint.dense.items()
+            if all(self._evaluate(a) == self._evaluate(b) for a, b in pairs)
+        )  # fmt: skip
+
+    def private(self, most: int, threads: int) -> dict[str, int]:
+        """The gradients that are to be accumulated in private copies of at most ``most`` bytes
+        each in all, and how many copies: for each thread some, in place of atomics; as many as
+        follow from sizes alone, in place of sums whose bits do."""
+        found: dict[bool, dict[str, int]] = {True: {}, False: {}}
+        for name, x in self.adjoint.private.items():
+            gradient, count = self.env[name], max(self._evaluate(x.count), 0)
+            size = max(gradient.numel(), 1)
+            if gradient.device.type != "cpu" or count < _LEAST_ADDITIONS:
+                continue
+            if x.atomic:
+                least = threads
+                best = min(max(count // size, least), 4 * threads)
+                if least * size > _FILLED_PER_ATOMIC * count:
+                    continue
+            else:
+                least = _CHUNKS[0]
+                best = min(max(count // size // 8, least), _CHUNKS[-1])
+                if count // size < _LONG_SUM:
+                    continue
+            best = min(best, most // (size * gradient.element_size()))
+            if best >= least:
+                found[x.atomic][name] = best
+        names = found[True] or found[False]
+        return dict.fromkeys(names, min(names.values(), default=0))
+
+    def _evaluate(self, poly: Poly) -> int:
+        """``poly`` in scalar arguments and extents of the steps."""
+        return evaluate(poly, {leaf: self._number(leaf) for leaf in poly.leaves()})
 
     def _number(self, leaf: Value | Dim) -> int:
         if isinstance(leaf, Dim):

@@ -1,0 +1,167 @@
+"""Gradients whose first accumulations are stores, to memory that was not set to zero."""
+
+import pytest
+import torch
+
+import weft
+from weft.pytorch import autograd
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Memory that nobody has set to zero holds NaN."""
+    empty = torch.empty
+
+    def nan(*args, **kwargs):
+        made = empty(*args, **kwargs)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(autograd.torch, "empty", nan)
+
+
+def stored(kernel):
+    """The gradients that were not set to zero, in what was launched last."""
+    (loop,) = [s.derived for s in kernel.specializations if s.derived and s.derived.launched]
+    return {name for name in loop.launched.dense if name in loop.launched.defined}
+
+
+def compared(kernel, function, *args):
+    """The gradients of ``kernel`` are those of ``function``."""
+    leaves = [a.detach().double().requires_grad_() for a in args]
+    out = kernel(*leaves)
+    g = torch.randn_like(out)
+    found = torch.autograd.grad(out, leaves, g)
+    leaves = [a.detach().double().requires_grad_() for a in args]
+    expected = torch.autograd.grad(function(*leaves), leaves, g)
+    torch.testing.assert_close(found, expected)
+
+
+@weft.kernel
+def twice(x):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            s += x[i, j]
+        for j in range(x.shape[1]):
+            out[i, j] = x[i, j] * s
+    return out
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 1), (0, 4), (4, 0)])
+def test_each_element_is_stored_and_then_added_to(shape):
+    kernel = weft.kernel(twice.function)
+    compared(kernel, lambda x: x * x.sum(1, keepdim=True), torch.randn(shape))
+    assert stored(kernel) == {"d.x"}
+
+
+def test_a_slice_that_is_read_leaves_zeros():
+    @weft.kernel
+    def inside(x):
+        out = x.new_empty(x.shape[0] - 1)
+        for i in range(x.shape[0] - 1):
+            out[i] = x[i] * 2.0
+        return out
+
+    compared(inside, lambda x: x[:-1] * 2, torch.randn(7))
+    assert stored(inside) == set()
+
+
+def test_rows_given_by_another_tensor():
+    @weft.kernel
+    def added(x, y):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] + y[i] * y[i]
+        return out
+
+    kernel = weft.kernel(added.function)
+    compared(kernel, lambda x, y: x + y * y, torch.randn(5), torch.randn(5))
+    assert stored(kernel) == {"d.x", "d.y"}
+    compared(kernel, lambda x, y: x + (y * y)[:5], torch.randn(5), torch.randn(8))
+    assert stored(kernel) == {"d.x"}
+
+
+def test_a_condition_leaves_zeros():
+    @weft.kernel
+    def positive(x):
+        out = torch.zeros_like(x)
+        for i in range(x.shape[0]):
+            if i % 3 != 0:
+                out[i] = x[i] * x[i]
+        return out
+
+    def expected(x):
+        return torch.where(torch.arange(x.shape[0]) % 3 != 0, x * x, torch.zeros_like(x))
+
+    compared(positive, expected, torch.randn(10))
+    assert stored(positive) == set()
+
+
+def test_components_of_a_vector():
+    @weft.kernel
+    def length(x):
+        out = x.new_empty(x.shape[0])
+        for i in range(x.shape[0]):
+            out[i] = x[i, 0] * x[i, 0] + x[i, 1] * x[i, 1]
+        return out
+
+    kernel = weft.kernel(length.function)
+    compared(kernel, lambda x: (x * x).sum(1), torch.randn(6, 2))
+    assert stored(kernel) == {"d.x"}
+    compared(kernel, lambda x: (x * x)[:, :2].sum(1), torch.randn(6, 3))
+    assert stored(kernel) == set()
+
+
+def test_a_loop_that_meets_an_element_twice_accumulates():
+    @weft.kernel
+    def neighbours(x):
+        out = x.new_empty(x.shape[0])
+        for i in range(x.shape[0]):
+            s = 0.0
+            for j in range(x.shape[1]):
+                s += x[i, j] * x[i, (j + 1) % x.shape[1]]
+            out[i] = s
+        return out
+
+    compared(neighbours, lambda x: (x * x.roll(-1, 1)).sum(1), torch.randn(4, 5))
+    assert stored(neighbours) == set()
+
+
+def test_an_element_that_another_iteration_of_the_loop_adds_to_first():
+    @weft.kernel
+    def reversed_rows(x):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            for j in range(x.shape[1]):
+                out[i, j] = x[i, j] * x[i, x.shape[1] - 1 - j]
+        return out
+
+    compared(reversed_rows, lambda x: x * x.flip(1), torch.randn(3, 4))
+
+
+def test_a_permuted_subscript():
+    @weft.kernel
+    def transposed(x):
+        out = x.new_empty(x.shape[1], x.shape[0])
+        for i, j in weft.ndrange(x.shape[1], x.shape[0]):
+            out[i, j] = x[j, i] * x[j, i]
+        return out
+
+    compared(transposed, lambda x: (x * x).T, torch.randn(3, 4))
+    assert stored(transposed) == {"d.x"}
+
+
+@pytest.mark.parametrize("repeat", [0, 1, 3])
+def test_a_loop_around_that_may_not_run(repeat):
+    @weft.kernel
+    def repeated(x, n: int):
+        out = torch.zeros_like(x)
+        for i in range(x.shape[0]):
+            s = 0.0
+            for _ in range(n):
+                s += x[i] * x[i]
+            out[i] = s
+        return out
+
+    compared(lambda x: repeated(x, repeat), lambda x: x * x * repeat, torch.randn(5))

@@ -1,0 +1,106 @@
+"""Accumulations that are stores: the first to each element, where they go to all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from weft.autodiff.fibre import same_sizes
+from weft.index.access import Access
+from weft.index.expression import ONE, Dim, Poly, atom, number
+from weft.ir.core import Op, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Each element is first accumulated into by one of ``first``, and once, if the expressions of
+    each pair of ``equal`` are equal: so that these may store, to memory that is not defined."""
+
+    first: frozenset[Op]
+    equal: tuple[tuple[Poly, Poly], ...]
+
+
+def dense(group: Sequence[Access], known: Collection[Value]) -> Dense | None:
+    """``group``: all accesses to a gradient, in program order, each an accumulation; no two
+    iterations of the parallel loop meet. The expressions are in ``known`` and their extents. None
+    where it is not so, or that cannot be said."""
+    constants = [k for k, s in enumerate(group[0].subscripts) if s is not None and _is_number(s)]
+    firsts: dict[tuple[int, ...], Access] = {}
+    anywhere = False  # something goes to places that are not told apart by constants
+    equal: dict[tuple[Poly, Poly], None] = {}
+    for access in group:
+        place = _place(access, constants)
+        if place is None:
+            anywhere = True
+            if not all(_after(f, access) for f in firsts.values()):
+                return None
+        elif place in firsts:
+            if not _after(firsts[place], access):
+                return None
+        else:
+            extents = None if anywhere else _whole(access, constants, known)
+            if extents is None:
+                return None
+            firsts[place] = access
+            equal |= dict.fromkeys(extents)
+    sizes = [max(place[k] for place in firsts) + 1 for k in range(len(constants))]
+    if math.prod(sizes) != len(firsts):
+        return None
+    memref = group[0].memref
+    equal |= {(atom(Dim(memref, axis)), number(n)): None
+              for axis, n in zip(constants, sizes, strict=True)}  # fmt: skip
+    return Dense(frozenset(f.op for f in firsts.values()), tuple(equal))
+
+
+def _is_number(poly: Poly) -> bool:
+    return poly.constant is not None and poly.constant >= 0
+
+
+def _place(access: Access, axes: Sequence[int]) -> tuple[int, ...] | None:
+    """The numbers that are the subscripts ``axes``."""
+    found: list[int] = []
+    for axis in axes:
+        poly = access.subscripts[axis]
+        if poly is None or not _is_number(poly):
+            return None
+        assert poly.constant is not None
+        found.append(poly.constant)
+    return tuple(found)
+
+
+def _whole(
+    access: Access, constants: Sequence[int], known: Collection[Value]
+) -> list[tuple[Poly, Poly]] | None:
+    """What must be equal for ``access`` to touch each element once, not counting those that differ
+    in the axes ``constants``: each loop counts along one axis, from one end to the other."""
+    if access.guards:
+        return None
+    axes = [k for k in range(len(access.subscripts)) if k not in constants]
+    if len(axes) != len(access.loops):
+        return None
+    same = same_sizes(access)
+    found: list[tuple[Poly, Poly]] = []
+    for loop in access.loops:
+        if loop.lower is None or loop.upper is None or loop.lower.terms or loop.step != ONE:
+            return None
+        along = [k for k in axes if access.subscripts[k] == atom(loop.iv)]
+        upper = loop.upper.substitute(same)
+        leaves = (x.memref if isinstance(x, Dim) else x for x in upper.leaves())
+        if len(along) != 1 or not all(leaf in known for leaf in leaves):
+            return None
+        extent = atom(Dim(access.memref, along[0]))
+        if upper != extent:
+            found.append((extent, upper))
+    return found
+
+
+def _after(first: Access, later: Access) -> bool:
+    """Whether ``later``, which comes later in the program, does so at each element: in a loop that
+    is around both, at the same iteration."""
+    common = {*first.serial} & {*later.serial}
+    return all(
+        subscript == mine
+        for subscript, mine in zip(later.subscripts, first.subscripts, strict=True)
+        if mine is not None and any(leaf in common for leaf in mine.leaves())
+    )

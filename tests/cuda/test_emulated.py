@@ -26,7 +26,10 @@ from examples import (
 )
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.fuzz import check as fuzz
-from weft.codegen.launching import Variant
+from weft.codegen import launching, mapping
+from weft.codegen.jam import is_one
+from weft.codegen.launching import InStep, Jam, Mapping, Variant
+from weft.ir.core import Function, Op
 
 COUNT = int(os.environ.get("WEFT_FUZZ_CUDA", "5"))
 
@@ -47,13 +50,32 @@ def single(variant: Variant, grid: Any, block: Any, shared: int) -> Any:
 
 CHANGES: dict[str, Callable[..., Any] | None] = {
     "as chosen": None, "64-bit": wide, "few threads": few, "one at a time": single,
+    "in step": None,
 }  # fmt: skip
 
 
+def every_jam(function: Function, parallel: Op, fastest: int) -> InStep:
+    """Iterations in step along each index that allows it, whether or not that pays."""
+    dims = parallel.attrs["dims"]
+    if parallel.attrs["kinds"]:
+        return InStep()
+    steps = parallel.operands[2 * dims :]
+    return InStep(
+        tuple(Jam(k, 2, 3 if k == fastest else 1) for k in range(dims) if is_one(steps[k]))
+    )
+
+
+def all_jams(mapping: Mapping, trips: list[int], processors: int) -> tuple[int, ...]:
+    return tuple(range(len(mapping.steps.jams)))
+
+
 @pytest.fixture(params=CHANGES)
-def change(request: pytest.FixtureRequest) -> Iterator[str]:
+def change(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     EmulatedCall.change = CHANGES[request.param]
     EmulatedCall.variants.clear()
+    if request.param == "in step":
+        monkeypatch.setattr(mapping, "steps", every_jam)
+        monkeypatch.setattr(launching, "jams", all_jams)
     yield request.param
     EmulatedCall.change = None
 

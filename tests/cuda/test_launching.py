@@ -110,13 +110,30 @@ def blurred(x, out):
         out[i, j] = x[i - 1, j] + x[i + 1, j]
 
 
+@weft.kernel
+def triangle(x, out):
+    for i, j in out:
+        s = 0.0
+        for k in range(j + 1):
+            s += x[i, j, k]
+        out[i, j] = s
+
+
+@weft.kernel
+def scaled_rows(x, scale):
+    for i, j in x:
+        x[i, j] = x[i, j] * scale[i]
+
+
 def test_sides_follow_from_what_a_kernel_reads() -> None:
     tile = meta(3, 4, dtype=torch.int32)
     for expected, kernel, *args in (
         ((32, 4), blurred, meta(9, 9), meta(9, 9)),
         ((32, 4), gallery.matmul, meta(9, 8), meta(8, 7)),
         ((16, 16), gallery.transpose, meta(9, 8)),
-        ((64, 1), causal_conv.causal_conv, meta(3, 17), meta(2, 3, 17), 0.1),
+        ((128, 1), causal_conv.causal_conv, meta(3, 17), meta(2, 3, 17), 0.1),
+        ((64, 1), triangle, meta(9, 8, 8), meta(9, 8)),
+        ((256, 1), scaled_rows, meta(9, 8), meta(9)),
         ((256, 1), brick_wall.brick_wall, tile, 20, 28, 2, 1, 5),
         ((256, 1), layer_norm.layer_norm, meta(9, 8), meta(8), meta(8), 1e-5),
     ):

@@ -79,8 +79,10 @@ def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
     for loop in code:
         for (variant, _), use in loop.usage().items():
             assert use.registers <= 96
-            # Addresses of 64 bits with strides: ptxas would rather spill four words of grid_sample.
-            assert use.spill_loads + use.spill_stores <= (0 if variant.narrow else 32)
+            # Addresses of 64 bits with strides, and several sums in step: ptxas would rather
+            # spill a few words than use more registers.
+            small = variant.narrow and not variant.jams
+            assert use.spill_loads + use.spill_stores <= (0 if small else 40)
 
 
 @needs_ptxas

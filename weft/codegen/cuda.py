@@ -3,6 +3,8 @@ variants."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +12,8 @@ from weft import timing
 from weft.codegen import ptx
 from weft.codegen.grid import Grid
 from weft.codegen.host import Cpu
-from weft.codegen.launching import Facts, Variant
+from weft.codegen.jam import jam
+from weft.codegen.launching import Facts, InStep, Variant
 from weft.codegen.mapping import plan
 from weft.codegen.narrow import Program, candidates, divisions, narrow
 from weft.codegen.threads import argument_slots
@@ -78,6 +81,10 @@ def compile_cuda(
             function = narrow(function, chosen, numbers if variant.quick else {})
         parallel = outermost(function, noalias=noalias)
         assert (parallel is None) == facts.serial
+        for place in variant.jams:
+            assert parallel is not None
+            assert facts.mapping is not None
+            function, parallel = jam(function, parallel, facts.mapping.steps.jams[place])
         grid = Grid(
             function, parallel, facts.mapping, variant, strict_math=strict_math, noalias=noalias,
             divisors=len(facts.divisions),
@@ -116,9 +123,20 @@ def variants(facts: Facts) -> list[Variant]:
                 found.append(replace(base, quick=False))
             if covers:
                 found.append(replace(base, covers=False))
+            for several in _in_step(mapping.steps):
+                found.append(replace(base, jams=several))
             if mapping.private >= 0:
                 found.append(replace(base, covers=False, private=True))
     return found
+
+
+def _in_step(steps: InStep) -> list[tuple[int, ...]]:
+    places = range(len(steps.jams))
+    pairs = [
+        pair for pair in itertools.combinations(places, 2)
+        if math.prod(steps.jams[k].copies for k in pair) <= steps.most
+    ]  # fmt: skip
+    return [*((k,) for k in places), *pairs]
 
 
 # -- what runs on the grid

@@ -25,8 +25,54 @@ REDUCTION_BLOCKS = (
 PRIVATE_BYTES = 16384  # of shared memory for a block's own copy of what it accumulates into
 PROCESSORS = 128  # multiprocessors of a GPU that is not here
 _WAVES = 4  # blocks for each multiprocessor, below which blocks are made smaller
+WORTH = 0.65  # of the loads have to be left, at most, for another axis to be taken
+_AXES = 2  # at most, along which a thread has several iterations
+_BUSY = 1024  # threads for each multiprocessor, below which none takes several iterations
 _LIMITS = (2**31 - 1, 65535, 65535)  # blocks of a grid
 Dims = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Jam:
+    """``copies`` iterations along a dimension of the parallel loop, ``apart`` from each other:
+    those between them belong to the neighbours of the thread that has them. Bit k of ``own`` says
+    that each reads the k-th load for itself."""
+
+    axis: int
+    copies: int
+    apart: int = 1
+    own: int = 0
+
+    @property
+    def length(self) -> int:
+        """Iterations of as many neighbours as there are ``apart``."""
+        return self.copies * self.apart
+
+    def trips(self, count: int) -> int:
+        """How many iterations are left of so many."""
+        return -(-count // self.length) * self.apart
+
+    def fits(self, count: int) -> bool:
+        """Whether few of so many iterations are left over."""
+        return 4 * (count // self.length * self.length) >= 3 * count > 0
+
+
+@dataclass(frozen=True, slots=True)
+class InStep:
+    """What a thread may have several iterations of: of ``jams`` those that save most of ``loads``
+    loads, with ``most`` iterations at most."""
+
+    jams: tuple[Jam, ...] = ()
+    loads: int = 0
+    most: int = 1
+
+    def cost(self, taken: Sequence[Jam]) -> float:
+        """Loads of an iteration, on average, if a thread has several along the axes of
+        ``taken``."""
+        return sum(
+            1 / math.prod(jam.copies for jam in taken if not jam.own >> k & 1)
+            for k in range(self.loads)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +87,8 @@ class Mapping:
     threads of a block along x and y, where the sizes allow. ``lasting``: how many blocks there are
     for each multiprocessor, each of which goes on to other iterations; 0 for as many as are needed.
     ``block``: what the kernel's writer
-    asks for instead: () nothing, (n,) so many threads, (x, y, z) just these sides.
+    asks for instead: () nothing, (n,) so many threads, (x, y, z) just these sides. ``steps``:
+    iterations that a thread may do in step.
     """
 
     order: tuple[int, ...]
@@ -53,6 +100,7 @@ class Mapping:
     shift: int = 0
     lasting: int = 0
     block: tuple[int, ...] = ()
+    steps: InStep = InStep()
 
     @property
     def threads(self) -> int:
@@ -65,17 +113,20 @@ class Variant:
     """One form of a kernel: ``narrow`` indices of 32 bits, ``vector`` neighbours a thread,
     ``covers``
     if each thread has one iteration at most, ``private`` if blocks accumulate into shared
-    memory, ``quick`` if divisors are multiplied by."""
+    memory, ``quick`` if divisors are multiplied by; ``jams`` are
+    the places in ``Mapping.steps.jams`` of those that are carried out."""
 
     narrow: bool
     vector: int = 1
     covers: bool = True
     private: bool = False
     quick: bool = False
+    jams: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         words = [f"i{32 if self.narrow else 64}", f"v{self.vector}"]
         words += [n for n in ("covers", "private", "quick") if getattr(self, n)]
+        words += [f"jam{k}" for k in self.jams]
         return "-".join(words)
 
 
@@ -137,6 +188,33 @@ def shape(
             grid[axis] = min(grid[axis], left)
             left //= grid[axis]
     return (grid[0], grid[1], grid[2]), block
+
+
+def jams(mapping: Mapping, trips: Sequence[int], processors: int) -> tuple[int, ...]:
+    """The places of those ``mapping.steps.jams`` that pay for loops of these trip counts, and leave
+    each multiprocessor enough threads."""
+    steps = mapping.steps
+    taken: list[int] = []
+    left = list(trips)
+    while len(taken) < _AXES:
+        chosen = [steps.jams[place] for place in taken]
+        copies = math.prod(jam.copies for jam in chosen)
+        best, cost = -1, WORTH * steps.cost(chosen)
+        for place, jam in enumerate(steps.jams):
+            less = [jam.trips(n) if k == jam.axis else n for k, n in enumerate(left)]
+            if (
+                place not in taken and jam.fits(left[jam.axis])
+                and copies * jam.copies <= steps.most
+                and math.prod(less) >= _BUSY * processors
+                and (found := steps.cost([*chosen, jam])) < cost
+            ):  # fmt: skip
+                best, cost = place, found
+        if best < 0:
+            break
+        taken.append(best)
+        axis = steps.jams[best].axis
+        left[axis] = steps.jams[best].trips(left[axis])
+    return tuple(taken)
 
 
 def _block(mapping: Mapping, sides: list[int], *, full: bool, processors: int, most: int) -> Dims:

@@ -8,7 +8,8 @@ the runtime follow both; a schedule would replace them.
 
 from __future__ import annotations
 
-from weft.codegen.launching import THREADS, WARP, Mapping
+from weft.codegen.launching import THREADS, WARP, InStep, Mapping
+from weft.codegen.sharing import steps
 from weft.index.access import Access, accesses, parallel_dims_of
 from weft.index.expression import number
 from weft.ir.core import Function, Op, Value, walk
@@ -30,16 +31,23 @@ def plan(function: Function, parallel: Op) -> Mapping:
     order = (fastest, *(k for k in reversed(range(len(ivs))) if k != fastest))
     vector, aligned, apart = _vector(function, parallel, found, ivs[fastest])
     sides = _sides(found, [ivs[k] for k in order])
+    private = _private(function, parallel)
+    wish = tuple(function.attrs.get("block_dim", ()))
+    alone = vector > 1 or private >= 0 or sides == _SQUARE or bool(wish)
+    found_steps = InStep() if alone else steps(function, parallel, fastest)
+    if found_steps.jams and sides[1] == 1:
+        sides = _STEADY
     return Mapping(
         order,
         vector,
         aligned,
-        _private(function, parallel),
+        private,
         sides,
         apart,
         _shift(parallel, fastest, vector) if apart == 1 else 0,
         _LASTING if sides == _SQUARE else 0,
-        _asked(tuple(function.attrs.get("block_dim", ())), order),
+        _asked(wish, order),
+        found_steps,
     )
 
 
@@ -68,6 +76,7 @@ def _shift(parallel: Op, axis: int, vector: int) -> int:
 
 _SQUARE = 16, 16
 _LASTING = 32
+_STEADY = 4 * WARP, 1  # where threads do several iterations in step
 
 
 def _sides(found: list[Access], ivs: list[Value]) -> tuple[int, int]:
@@ -94,9 +103,11 @@ def _sides(found: list[Access], ivs: list[Value]) -> tuple[int, int]:
 
 
 def _across(access: Access, x: Value, y: Value) -> bool:
-    """Whether neighbours in memory are neighbours along y and not along x."""
+    """Whether neighbours in memory are neighbours along y, and rows are along x."""
     strides = {use.iv: use.stride for use in parallel_dims_of(access)}
-    return _row_major(access) and strides.get(y) in (1, -1) and strides.get(x) not in (1, -1)
+    rows = any(poly is None or x in poly.leaves() for poly in access.subscripts)
+    across = strides.get(y) in (1, -1) and strides.get(x) not in (1, -1)
+    return rows and across and _row_major(access)
 
 
 def _again(access: Access, y: Value) -> bool:

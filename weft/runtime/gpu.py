@@ -56,7 +56,7 @@ from weft.runtime.pending import pending
 from weft.source import FunctionSource
 from weft.version import VERSION
 
-FORMAT = 3  # of the cached header; another number is another key
+FORMAT = 4  # of the cached header; another number is another key
 RECORD_WORDS = 16
 UNKNOWN_GRID = 1024  # blocks, where the trip counts are known on the GPU only
 SMALL = 8192  # iterations of a reduction that one block does alone
@@ -226,11 +226,20 @@ def _decode(header: dict[str, Any]) -> Facts | None:
                 tuple((int(a), int(b)) for a, b in mapping["aligned"]), mapping["private"],
                 (int(mapping["sides"][0]), int(mapping["sides"][1])), mapping["apart"],
                 mapping["shift"], mapping["lasting"], tuple(mapping["block"]),
+                _decode_steps(mapping["steps"]),
             ),
             tuple(map(str, header["kinds"])),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _decode_steps(header: dict[str, Any]) -> launching.InStep:
+    jams = tuple(
+        launching.Jam(int(jam["axis"]), int(jam["copies"]), int(jam["apart"]), int(jam["own"]))
+        for jam in header["jams"]
+    )
+    return launching.InStep(jams, int(header["loads"]), int(header["most"]))
 
 
 # -- calls
@@ -490,6 +499,9 @@ class Call:
             return Variant(narrow, covers=False), (UNKNOWN_GRID, 1, 1), (x, y, z), 0
         narrow = narrow and all(n < (1 << 31) - _MARGIN for n in known)
         total = math.prod(known)
+        jams = launching.jams(mapping, known, self._processors())
+        for jam in (mapping.steps.jams[place] for place in jams):
+            known[jam.axis] = jam.trips(known[jam.axis])
         ordered = [known[k] for k in mapping.order]
         least = mapping.vector * mapping.apart
         vector = mapping.vector if straight and ordered[0] >= least else 1
@@ -501,7 +513,7 @@ class Call:
         if facts.kinds and total <= SMALL:
             grid = (1, 1, 1)
         alone = not few and covers(mapping, ordered, grid, block, vector)
-        return Variant(narrow, vector, alone, shared > 0), grid, block, shared
+        return Variant(narrow, vector, alone, shared > 0, jams=jams), grid, block, shared
 
     def _views(self, slots: bytes) -> dict[int, tuple[list[int], list[int]]]:
         """Sizes and strides of each memref argument, by its position."""

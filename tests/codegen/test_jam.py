@@ -1,0 +1,252 @@
+"""Iterations in step: the same numbers, bit by bit, and loads that are shared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from examples import causal_conv, gallery
+from weft.codegen.jam import jam, varying, written
+from weft.codegen.launching import InStep, Jam, Mapping, jams
+from weft.ir import interp
+from weft.ir.core import Function, Op, walk
+from weft.ir.parse import parse_function
+from weft.ir.text import print_function
+from weft.ir.verify import verify
+
+# out[i, j] = sum of a[i, k] * b[k, j] for k from max(j - 3, 0) to min(j + i, n)
+BAND = """
+func.func @band(%a: memref<?x?xf32>, %b: memref<?x?xf32>, %out: memref<?x?xf32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c3 = arith.constant 3 : index
+  %zero = arith.constant 0.0 : f32
+  %m = "weft.dim"(%out) {axis = 0} : (memref<?x?xf32>) -> index
+  %n = "weft.dim"(%out) {axis = 1} : (memref<?x?xf32>) -> index
+  scf.parallel (%i, %j) = (%c0, %c0) to (%m, %n) step (%c1, %c1) {
+    %0 = arith.subi %j, %c3 : index
+    %low = arith.maxsi %0, %c0 : index
+    %1 = arith.addi %j, %i : index
+    %high = arith.minsi %1, %n : index
+    %s = scf.for %k = %low to %high step %c1 iter_args(%t = %zero) -> (f32) {
+      %x = memref.load %a[%i, %k] : memref<?x?xf32>
+      %y = memref.load %b[%k, %j] : memref<?x?xf32>
+      %2 = arith.mulf %x, %y : f32
+      %3 = arith.addf %t, %2 : f32
+      scf.yield %3 : f32
+    }
+    memref.store %s, %out[%i, %j] : memref<?x?xf32>
+    scf.reduce
+  }
+  func.return
+}
+"""
+
+
+def only(function: Function) -> Op:
+    return next(op for op in function.body.ops if op.name == "scf.parallel")
+
+
+def after(function: Function, *shapes: tuple[int, ...]) -> list[Any]:
+    """What a function leaves in memory that starts as random numbers."""
+    rng = np.random.default_rng(5)
+    memory = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    interp.run(function, memory)
+    return memory
+
+
+@pytest.mark.parametrize("how", [(0, 2), (0, 3), (1, 2), (1, 4), (1, 2, 3), (0, 2, 4)])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (0, 4), (4, 0), (5, 17), (8, 12)])
+def test_bits_are_kept(how: tuple[int, ...], sizes: tuple[int, int]) -> None:
+    function = parse_function(BAND)
+    m, n = sizes
+    shapes = ((m, n), (n, n), (m, n))
+    made, parallel = jam(function, only(function), Jam(*how))
+    verify(made)
+    assert parallel in made.body.ops
+    for old, new in zip(after(function, *shapes), after(made, *shapes), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_two_jams_keep_bits() -> None:
+    function = parse_function(BAND)
+    made, parallel = jam(*jam(function, only(function), Jam(0, 4)), Jam(1, 2, 3))
+    verify(made)
+    for sizes in ((8, 12), (5, 13), (3, 2)):
+        shapes = (sizes, (sizes[1],) * 2, sizes)
+        for old, new in zip(after(function, *shapes), after(made, *shapes), strict=True):
+            np.testing.assert_array_equal(old, new)
+    together = max(
+        (op for op in walk(parallel.regions[0]) if op.name == "scf.for"),
+        key=lambda op: len(op.results),
+    )
+    loads = [op for op in together.regions[0].ops if op.name == "memref.load"]
+    assert len(together.results) == 8, "a sum for each iteration"
+    assert len(loads) == 6, "four rows of one, two columns of the other"
+
+
+def test_what_is_common_is_done_once() -> None:
+    function = parse_function(
+        BAND.replace("%1 = arith.addi %j, %i : index", "%1 = arith.addi %j, %c3 : index")
+    )
+    made, _ = jam(function, only(function), Jam(0, 2))
+    text = print_function(made)
+    body = text[text.index("scf.if") : text.index("else")]
+    assert body.count("scf.for") == 1, "bounds are the same for both"
+    assert body.count("memref.load %a") == 2
+    assert body.count("memref.load %b") == 1
+    assert body.count("arith.maxsi") == 1
+
+
+# -- which loops
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def found(kernel: weft.Kernel, *args: Any) -> list[tuple[int, int]]:
+    """(axis, how far apart) of what a call with loops of a million iterations each does in step."""
+    mapping = weft.compile_for("sm_90", kernel, *args).loops[0].facts.mapping
+    assert mapping is not None
+    places = jams(mapping, [1 << 20] * len(mapping.order), processors=100)
+    taken = [mapping.steps.jams[place] for place in places]
+    assert all(jam.copies == 4 for jam in taken)
+    return [(jam.axis, jam.apart) for jam in taken]
+
+
+@weft.kernel
+def windows(x, w, out):
+    for n, o, i, j in out:
+        s = 0.0
+        for c in range(x.shape[1]):
+            for di in range(3):
+                for dj in range(3):
+                    s += x[n, c, i + di, j + dj] * w[o, c, di, dj]
+        out[n, o, i, j] = s
+
+
+@weft.kernel
+def nearest(x, out):
+    for i in range(x.shape[0]):
+        best = 1e30
+        for j in range(x.shape[0]):
+            best = min(best, abs(x[j] - x[i]) + 0.5)
+        out[i] = best
+
+
+@weft.kernel
+def sparse(starts, columns, values, x, out):
+    for i, j in out:
+        s = 0.0
+        for p in range(starts[i], starts[i + 1]):
+            s += values[p] * x[columns[p], j]
+        out[i, j] = s
+
+
+def test_indices_that_share_loads_are_jammed() -> None:
+    assert found(gallery.matmul, meta(9, 8), meta(8, 7)) == [(0, 1), (1, 32)]
+    conv = found(causal_conv.causal_conv, meta(3, 17), meta(2, 3, 17), 0.1)
+    assert conv == [(0, 1), (2, 32)], "first that whose loops are all of one length"
+    image = found(windows, meta(2, 3, 9, 9), meta(4, 3, 3, 3), meta(2, 4, 7, 7))
+    assert image == [(2, 1), (1, 1)], "rows, which share what windows have in common, and channels"
+    assert found(nearest, meta(9), meta(9)) == [(0, 32)]
+
+
+def test_rows_of_a_sparse_matrix_are_not_in_step_but_columns_are() -> None:
+    whole = [meta(5, dtype=torch.int64), meta(9, dtype=torch.int64)]
+    assert found(sparse, *whole, meta(9), meta(6, 3), meta(4, 3)) == [(1, 32)]
+
+
+@weft.kernel
+def row_sums(x, out):
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            s += x[i, j]
+        out[i] = s
+
+
+@weft.kernel
+def escape(x, c, out):
+    for i in range(x.shape[0]):
+        z = x[i]
+        for k in range(c.shape[0]):
+            if z < 4:
+                z = z * z + c[k]
+        out[i] = z
+
+
+@weft.kernel
+def attraction(x, out):
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[0]):
+            d = x[j] - x[i]
+            s += d * torch.rsqrt(d * d + 0.1)
+        out[i] = s
+
+
+@weft.kernel
+def waves(x, f, out):
+    for i in range(x.shape[0]):
+        s = 0.0
+        for k in range(f.shape[0]):
+            s += math.sin(x[i] * f[k])
+        out[i] = s
+
+
+@weft.kernel
+def asked(a, b, out):
+    weft.loop_config(block_dim=64)
+    for i, j in out:
+        s = 0.0
+        for k in range(a.shape[1]):
+            s += a[i, k] * b[k, j]
+        out[i, j] = s
+
+
+def test_what_shares_nothing_or_is_heavy_is_not_jammed() -> None:
+    assert found(row_sums, meta(9, 8), meta(9)) == []
+    assert found(escape, meta(9), meta(8), meta(9)) == [], "branches depend on data"
+    assert found(waves, meta(9), meta(8), meta(9)) == [], "time goes into sines, not loads"
+    assert found(attraction, meta(9), meta(9)) == []
+    assert found(asked, meta(9, 8), meta(8, 7), meta(9, 7)) == [], "the writer said what blocks are"
+    checked = weft.kernel(debug=True)(gallery.matmul.function)
+    assert found(checked, meta(9, 8), meta(8, 7)) == []
+
+
+def test_a_call_takes_what_its_sizes_allow() -> None:
+    both = InStep((Jam(0, 4, 1, 0b01), Jam(1, 4, 32, 0b10)), loads=2, most=16)
+    mapping = Mapping((1, 0), steps=both)
+    assert jams(mapping, [4096, 4096], processors=100) == (0, 1)
+    assert jams(mapping, [512, 1024], processors=100) == (0,), "a second one would leave 32,768"
+    assert jams(mapping, [256, 512], processors=100) == ()
+    assert jams(mapping, [3, 1 << 20], processors=100) == (1,), "three rows are no four"
+    assert jams(mapping, [4096, 100], processors=1) == (0,)
+    assert jams(mapping, [0, 100], processors=1) == ()
+    assert jams(Mapping((1, 0), steps=replace(both, most=8)), [4096, 4096], 100) == (0,)
+    little = InStep((Jam(0, 4, 1, 0b0111),), loads=4, most=16)
+    assert jams(Mapping((1, 0), steps=little), [4096, 4096], 100) == (), "one load of four"
+
+
+def test_what_is_left_of_trips() -> None:
+    assert [Jam(0, 4).trips(n) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+    assert [Jam(0, 4, 32).trips(n) for n in (0, 1, 128, 129)] == [0, 32, 32, 64]
+    assert [Jam(0, 4).fits(n) for n in (0, 3, 4, 5, 6, 7, 8, 11)] == [
+        False, False, True, True, False, False, True, False,
+    ]  # fmt: skip
+
+
+def test_varying() -> None:
+    function = parse_function(BAND)
+    parallel = only(function)
+    names = {v.name for v in varying(parallel, 0, written(function))}
+    assert {"i", "high", "x", "s", "t"} <= names
+    assert not {"j", "low", "y", "k"} & names

@@ -1,0 +1,338 @@
+"""Several iterations of a parallel loop in one, in step: what they have in common is done once.
+
+``jam`` is a function from IR to IR. Iterations of a parallel loop do not depend on each other, so
+that any order of their operations will do in which each iteration keeps its own. Serial loops of
+the iterations become one loop. Where their bounds differ, each iteration first catches up with the
+last to begin, then all go on together, and at the end each does what is left of its own: the order
+within an iteration is what it was, and so is every bit of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.codegen.launching import Jam
+from weft.ir.builder import Builder
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.ops import OPS
+from weft.ir.types import ScalarType, Type
+
+_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+
+
+def jam(function: Function, parallel: Op, how: Jam) -> tuple[Function, Op]:
+    """``function``, in which an iteration of ``parallel``, one of its operations, does what
+    ``how.copies`` did, and the new parallel loop. The old one has step 1 along the axis, and
+    reduces nothing; memrefs do not overlap if one of them is written."""
+    new = Function(
+        function.name, [a.type for a in function.args], [a.name for a in function.args],
+        dict(function.attrs), function.span,
+    )  # fmt: skip
+    work = _Jamming(function, parallel, how, new)
+    return new, work.run(function, new)
+
+
+def written(function: Function) -> set[Value]:
+    """The memrefs that ``function`` writes to."""
+    return {op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES}
+
+
+def common(op: Op, changing: set[Value]) -> bool:
+    """Whether ``op`` gives the same for equal operands. ``changing``: memory that is written."""
+    return OPS[op.name].pure or (op.name == "memref.load" and op.operands[0] not in changing)
+
+
+def varying(parallel: Op, axis: int, changing: set[Value]) -> set[Value]:
+    """What differs, or may differ, between iterations along ``axis``. The index of a serial loop
+    does not, whatever the loop's bounds, if iterations are in step. ``changing``: as ``written``
+    gives it."""
+    found = {parallel.regions[0].args[axis]}
+    before = -1
+    while len(found) > before:
+        before = len(found)
+        _spread(parallel.regions[0], found, changing, apart=False)
+    return found
+
+
+def _spread(block: Block, found: set[Value], changing: set[Value], *, apart: bool) -> None:
+    """Adds to ``found`` what follows from it. ``apart``: iterations disagree on running this."""
+    for op in block.ops:
+        match op.name:
+            case "scf.for":
+                uneven = any(v in found for v in op.operands[:3])
+                if op.operands[2] in found:
+                    found.add(op.regions[0].args[0])
+                _spread(op.regions[0], found, changing, apart=apart or uneven)
+                ends = op.regions[0].terminator.operands
+                rows = zip(op.regions[0].args[1:], op.operands[3:], ends, op.results, strict=True)
+                for row in rows:
+                    if apart or uneven or any(v in found for v in row):
+                        found.update((row[0], row[3]))
+            case "scf.if":
+                uneven = apart or op.operands[0] in found
+                for region in op.regions:
+                    _spread(region, found, changing, apart=uneven)
+                for k, result in enumerate(op.results):
+                    arms = [region.terminator.operands[k] for region in op.regions]
+                    if uneven or any(v in found for v in arms):
+                        found.add(result)
+            case _:
+                if any(v in found for v in op.operands) or not common(op, changing):
+                    found.update(op.results)
+
+
+class _Jamming:
+    """One function while it is rebuilt. ``values[k]`` has, for the k-th iteration, the new value
+    of each old one; what all have in common is the same object in each."""
+
+    def __init__(self, function: Function, parallel: Op, how: Jam, new: Function) -> None:
+        self.parallel = parallel
+        self.how = how
+        self.changing = written(function)
+        self.varying = varying(parallel, how.axis, self.changing)
+        self.builder = Builder(new.body)
+        start = dict(zip(function.args, new.args, strict=True))
+        self.values = [dict(start) for _ in range(how.copies)]
+        self.all = range(how.copies)
+
+    def run(self, function: Function, new: Function) -> Op:
+        made = None
+        for op in function.body.ops:
+            if op is self.parallel:
+                made = self._parallel(op)
+            else:
+                self._alone(op, self.all)
+        assert made is not None
+        return made
+
+    # -- values
+
+    def get(self, k: int, value: Value) -> Value:
+        return self.values[k][value]
+
+    def put(self, lanes: Sequence[int], old: Value, new: Value) -> None:
+        if not new.name:
+            new.name = old.name
+        for k in lanes:
+            self.values[k][old] = new
+
+    def number(self, value: int, like: Value) -> Value:
+        assert isinstance(like.type, ScalarType)
+        return self.builder.constant(value, like.type)
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self.builder.op("arith.addi", a, b)
+
+    def least(self, values: Sequence[Value], name: str = "arith.minsi") -> Value:
+        found = values[0]
+        for value in values[1:]:
+            if value is not found:
+                found = self.builder.op(name, found, value)
+        return found
+
+    # -- the parallel loop
+
+    def _parallel(self, op: Op) -> Op:
+        how, dims, build = self.how, op.attrs["dims"], self.builder
+        operands = [self.get(0, v) for v in op.operands]
+        lower, upper = operands[how.axis], operands[how.axis + dims]
+        zero, one = self.number(0, lower), self.number(1, lower)
+        count = build.op("arith.subi", upper, lower)
+        count = build.op("arith.maxsi", count, zero)
+        # Positions along the axis: as many as ``Jam.trips`` says.
+        length = how.copies * how.apart
+        shifted = self.add(count, self.number(length - 1, lower))
+        count = build.op("arith.floordivsi", shifted, self.number(length, lower))
+        if how.apart > 1:
+            count = build.op("arith.muli", count, self.number(how.apart, lower))
+        operands[how.axis], operands[how.axis + dims] = zero, count
+        operands[how.axis + 2 * dims] = one
+        block = Block([a.type for a in op.regions[0].args])
+        made = build.append(Op(op.name, operands, (), dict(op.attrs), [block], op.span))
+        for k, (old, arg) in enumerate(zip(op.regions[0].args, block.args, strict=True)):
+            if k != how.axis:
+                self.put(self.all, old, arg)
+            arg.name = old.name
+        with build.at(block):
+            self._iterations(op, block.args[how.axis], lower, upper)
+            build.append(Op("scf.reduce", []))
+        return made
+
+    def _iterations(self, op: Op, place: Value, lower: Value, upper: Value) -> None:
+        """Those at ``place``: together if there are so many, else one by one."""
+        how, build, body = self.how, self.builder, op.regions[0]
+        iv = body.args[how.axis]
+        if how.apart > 1:
+            warp = build.op("arith.floordivsi", place, self.number(how.apart, place))
+            skipped = build.op("arith.muli", warp, self.number(how.apart * (how.copies - 1), place))
+            first = self.add(place, skipped)
+        else:
+            first = build.op("arith.muli", place, self.number(how.copies, place))
+        first = self.add(lower, first)
+        indices = [first]
+        for k in range(1, how.copies):
+            indices.append(self.add(first, self.number(k * how.apart, first)))
+        whole = build.op("arith.cmpi", indices[-1], upper, predicate="slt")
+        branch = build.if_(whole)
+        with build.at(branch.regions[0]):
+            for k, index in enumerate(indices):
+                self.put([k], iv, index)
+            self._body(body.ops[:-1], self.all)
+            build.append(Op("scf.yield", []))
+        with build.at(branch.regions[1]):
+            end = self.add(indices[-1], self.number(1, first))
+            step = self.number(how.apart, first)
+            rest = build.for_(first, self.least([end, upper]), step)
+            rest.regions[0] = inner = Block([place.type])
+            with build.at(inner):
+                self.put([0], iv, inner.args[0])
+                self._body(body.ops[:-1], [0])
+                build.append(Op("scf.yield", []))
+            build.append(Op("scf.yield", []))
+
+    # -- operations
+
+    def _body(self, ops: Sequence[Op], lanes: Sequence[int]) -> None:
+        for op in ops:
+            with self.builder.about(op.span):
+                self._op(op, lanes)
+
+    def _op(self, op: Op, lanes: Sequence[int]) -> None:
+        if len(lanes) == 1:
+            self._alone(op, lanes)
+        elif op.name == "scf.for":
+            self._for(op, lanes)
+        elif op.name == "scf.if":
+            self._if(op, lanes)
+        elif any(v in self.varying for v in op.operands) or not common(op, self.changing):
+            for k in lanes:
+                self._alone(op, [k])
+        else:
+            self._alone(op, lanes)
+
+    def _alone(self, op: Op, lanes: Sequence[int]) -> None:
+        """One copy of ``op``, for all of ``lanes``, as the first of them has its operands."""
+        k = lanes[0]
+        operands = [self.get(k, v) for v in op.operands]
+        types = [v.type for v in op.results]
+        made = Op(op.name, operands, types, dict(op.attrs), [], op.span)
+        for region in op.regions:
+            made.regions.append(self._region(region, lanes))
+        self.builder.append(made)
+        for old, new in zip(op.results, made.results, strict=True):
+            self.put(lanes, old, new)
+
+    def _region(self, old: Block, lanes: Sequence[int]) -> Block:
+        new = Block([a.type for a in old.args])
+        for before, after in zip(old.args, new.args, strict=True):
+            self.put(lanes, before, after)
+        with self.builder.at(new):
+            for op in old.ops:
+                self._alone(op, lanes)
+        return new
+
+    # -- loops
+
+    def _for(self, op: Op, lanes: Sequence[int]) -> None:
+        lows, highs = ([self.get(k, op.operands[j]) for k in lanes] for j in (0, 1))
+        carried = [[self.get(k, v) for v in op.operands[3:]] for k in lanes]
+        uneven = [op.operands[j] in self.varying for j in (0, 1)]
+        if op.operands[2] in self.varying or (any(uneven) and not is_one(op.operands[2])):
+            for k in lanes:
+                self._alone(op, [k])
+            return
+        low, high = lows[0], highs[0]
+        if uneven[0]:
+            low = self.least(lows, "arith.maxsi")
+            for place, k in enumerate(lanes):
+                end = self.least([low, highs[place]])
+                carried[place] = self._own(op, k, lows[place], end, carried[place])
+        if uneven[1]:
+            high = self.least([low, self.least(highs)], "arith.maxsi")
+        carried = self._together(op, lanes, low, high, carried)
+        if uneven[1]:
+            for place, k in enumerate(lanes):
+                carried[place] = self._own(op, k, high, highs[place], carried[place])
+        for place, k in enumerate(lanes):
+            for old, new in zip(op.results, carried[place], strict=True):
+                self.put([k], old, new)
+
+    def _own(self, op: Op, k: int, low: Value, high: Value, carried: list[Value]) -> list[Value]:
+        """The iterations of a serial loop from ``low`` to ``high`` of the ``k``-th iteration."""
+        step = self.get(k, op.operands[2])
+        types = [v.type for v in carried]
+        made = Op("scf.for", [low, high, step, *carried], types, dict(op.attrs), [], op.span)
+        made.regions.append(self._region(op.regions[0], [k]))
+        self.builder.append(made)
+        return made.results
+
+    def _together(
+        self, op: Op, lanes: Sequence[int], low: Value, high: Value, carried: list[list[Value]]
+    ) -> list[list[Value]]:
+        body = op.regions[0]
+        own = [arg in self.varying for arg in body.args[1:]]
+        # What is carried, once for each iteration or once for all: (position, place of a lane).
+        columns = [
+            (j, place) for j, several in enumerate(own)
+            for place in (range(len(lanes)) if several else (0,))
+        ]  # fmt: skip
+        inits = [carried[place][j] for j, place in columns]
+        types: list[Type] = [v.type for v in inits]
+        block = Block([body.args[0].type, *types])
+        step = self.get(lanes[0], op.operands[2])
+        made = Op("scf.for", [low, high, step, *inits], types, dict(op.attrs), [block], op.span)
+        self.put(lanes, body.args[0], block.args[0])
+        for (j, place), arg in zip(columns, block.args[1:], strict=True):
+            self.put([lanes[place]] if own[j] else lanes, body.args[1 + j], arg)
+        with self.builder.at(block):
+            self._body(body.ops[:-1], lanes)
+            ends = [self.get(lanes[place], body.terminator.operands[j]) for j, place in columns]
+            self.builder.append(Op("scf.yield", ends))
+        self.builder.append(made)
+        results = [list(row) for row in carried]
+        for (j, place), value in zip(columns, made.results, strict=True):
+            for row in [place] if own[j] else range(len(lanes)):
+                results[row][j] = value
+        return results
+
+    # -- branches
+
+    def _if(self, op: Op, lanes: Sequence[int]) -> None:
+        """Together where all take the same branch. Where they need not: if all take the first one
+        and that has loops, together; else one by one."""
+        if op.operands[0] not in self.varying:
+            self._branch(op, lanes, self.get(lanes[0], op.operands[0]), apart=False)
+        elif any(inner.name == "scf.for" for inner in walk(op.regions[0])):
+            conditions = [self.get(k, op.operands[0]) for k in lanes]
+            self._branch(op, lanes, self.least(conditions, "arith.andi"), apart=True)
+        else:
+            for k in lanes:
+                self._alone(op, [k])
+
+    def _branch(self, op: Op, lanes: Sequence[int], condition: Value, *, apart: bool) -> None:
+        own = [v in self.varying for v in op.results]
+        columns = [
+            (j, k) for j, several in enumerate(own) for k in (lanes if several else lanes[:1])
+        ]
+        types = [op.results[j].type for j, _ in columns]
+        made = Op("scf.if", [condition], types, dict(op.attrs), [Block(), Block()], op.span)
+        kept = [dict(values) for values in self.values]
+        for number, region in enumerate(op.regions):
+            with self.builder.at(made.regions[number]):
+                if number == 1 and apart:
+                    for k in lanes:
+                        self._alone(op, [k])
+                    ends = [self.get(k, op.results[j]) for j, k in columns]
+                else:
+                    self._body(region.ops[:-1], lanes)
+                    ends = [self.get(k, region.terminator.operands[j]) for j, k in columns]
+                self.builder.append(Op("scf.yield", ends))
+            self.values = [dict(values) for values in kept]
+        self.builder.append(made)
+        for (j, k), value in zip(columns, made.results, strict=True):
+            self.put([k] if own[j] else lanes, op.results[j], value)
+
+
+def is_one(value: Value) -> bool:
+    owner = value.owner
+    return isinstance(owner, Op) and owner.name == "arith.constant" and owner.attrs["value"] == 1

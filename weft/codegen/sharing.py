@@ -1,0 +1,122 @@
+"""Which iterations a thread of a GPU may do in step, so that they share what they read.
+
+A multiprocessor reads one row of 32 numbers from its first cache in the time of four rows of
+multiplications. Where iterations along a parallel index read the same elements, a thread that has
+several of them reads those once. A call chooses (``launching.jams``), ``jam`` writes the code.
+"""
+
+from __future__ import annotations
+
+from weft.codegen.jam import is_one, varying, written
+from weft.codegen.launching import WARP, WORTH, InStep, Jam
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.ops import OPS
+from weft.ir.types import MemRefType
+
+COPIES = 4  # along one index
+MOST_OPS = 320  # in the innermost loops, for all iterations of a thread
+_STEEPEST = 2  # how much the bounds of a serial loop may change from iteration to iteration
+
+_ALLOWED = {"memref.load", "memref.store", "scf.for", "scf.if", "scf.yield", "scf.reduce"}
+_LIGHT = {"math.fma", "math.absf", "math.absi", "math.isnan", "math.isinf"}
+
+
+def steps(function: Function, parallel: Op, fastest: int) -> InStep:
+    """What may pay for the iterations of ``parallel``, indices that no serial loop's bounds depend
+    on first. ``fastest``: the index along neighbouring threads, whose iterations in one thread are
+    a warp apart, so that neighbouring threads still read neighbouring elements."""
+    body = parallel.regions[0]
+    if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
+        return InStep()
+    if not all(_simple(op) for op in walk(body)):
+        return InStep()
+    innermost = [op.regions[0] for op in walk(body) if op.name == "scf.for" and _last(op)]
+    loads = [op for block in innermost for op in block.ops if _moves(op, block)]
+    if not loads:
+        return InStep()
+    changing = written(function)
+    found: list[tuple[tuple[bool, bool], Jam]] = []
+    dims = parallel.attrs["dims"]
+    for axis in range(dims):
+        apart = varying(parallel, axis, changing)
+        if not is_one(parallel.operands[2 * dims + axis]) or not _even(parallel, axis, apart):
+            continue
+        own = 0
+        for k, op in enumerate(loads):
+            own |= (op.operands[0] in changing or any(v in apart for v in op.operands)) << k
+        jam = Jam(axis, COPIES, WARP if axis == fastest else 1, own)
+        if InStep((), len(loads)).cost([jam]) < WORTH * len(loads):
+            slides = axis != fastest and any(_slides(op, parallel, axis) for op in loads)
+            found.append(((_uneven(parallel, apart), not slides), jam))
+    found.sort(key=lambda pair: (pair[0], pair[1].axis))
+    size = sum(len(block.ops) for block in innermost)
+    return InStep(tuple(jam for _, jam in found), len(loads), MOST_OPS // size)
+
+
+def _last(loop: Op) -> bool:
+    return all(op.name != "scf.for" for op in walk(loop.regions[0]))
+
+
+def _moves(op: Op, block: Block) -> bool:
+    """Whether ``op`` loads something else each time that the loop of ``block`` runs it."""
+    inside = {*block.args, *(v for o in block.ops for v in o.results)}
+    return op.name == "memref.load" and any(v in inside for v in op.operands[1:])
+
+
+def _slides(load: Op, parallel: Op, axis: int) -> bool:
+    """Whether neighbours along ``axis`` read, some iterations of a serial loop later, the same."""
+    owners = [v.owner for v in load.operands[1:]]
+    index = parallel.regions[0].args[axis]
+    return any(isinstance(o, Op) and o.name == "arith.addi" and index in o.operands for o in owners)
+
+
+def _simple(op: Op) -> bool:
+    if op.name == "scf.for":
+        return is_one(op.operands[2])
+    if op.name.startswith("math."):
+        return op.name in _LIGHT
+    if op.name == "memref.load" and not isinstance(op.operands[0].type, MemRefType):
+        return False
+    return op.name in _ALLOWED or OPS[op.name].pure
+
+
+def _uneven(parallel: Op, apart: set[Value]) -> bool:
+    """Whether bounds of serial loops are among ``apart``."""
+    loops = [op for op in walk(parallel.regions[0]) if op.name == "scf.for"]
+    return any(v in apart for op in loops for v in op.operands[:2])
+
+
+def _even(parallel: Op, axis: int, apart: set[Value]) -> bool:
+    """Whether neighbours along ``axis`` do nearly the same: bounds of their loops differ by little,
+    and what they branch on follows from indices."""
+    slopes = {parallel.regions[0].args[axis]: 1}
+    for op in walk(parallel.regions[0]):
+        known = [slopes.get(v, None if v in apart else 0) for v in op.operands]
+        if op.name == "scf.for" and any(k is None or k > _STEEPEST for k in known[:3]):
+            return False
+        if op.name in _SLOPES and op.result in apart and None not in known:
+            slope = _SLOPES[op.name](*(k for k in known if k is not None))
+            if slope is not None:
+                slopes[op.result] = slope
+        if op.name == "scf.if" and op.operands[0] in apart and not _of_indices(op.operands[0]):
+            return False
+    return True
+
+
+_SLOPES = {
+    "arith.addi": lambda a, b: a + b,
+    "arith.subi": lambda a, b: a + b,
+    "arith.minsi": max,
+    "arith.maxsi": max,
+    "arith.index_cast": lambda a: a,
+}
+
+
+def _of_indices(value: Value) -> bool:
+    """Whether a condition is made of comparisons of integers, none of which was loaded."""
+    op = value.owner
+    if not isinstance(op, Op):
+        return True
+    if op.name == "memref.load" or op.regions or op.name == "arith.cmpf":
+        return False
+    return all(_of_indices(v) for v in op.operands if not isinstance(v.type, MemRefType))

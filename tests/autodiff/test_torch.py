@@ -1,6 +1,7 @@
 """What PyTorch expects of something that has a gradient."""
 
 import gc
+import math
 import weakref
 
 import pytest
@@ -59,6 +60,18 @@ def test_torch_compile(tensors):
 def test_opcheck(tensors):
     k.conv.operators((*tensors, 0.1), {})
     torch.library.opcheck(k.conv.op, (*tensors, 0.1))
+
+
+def test_opcheck_of_a_kernel_that_was_not_called_before():
+    @weft.kernel
+    def scaled(x: torch.Tensor, a: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = a * math.exp(x[i])
+        return out
+
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    torch.library.opcheck(scaled.op, (x, 0.5))
 
 
 def test_activation_checkpointing(tensors):

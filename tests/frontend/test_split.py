@@ -271,6 +271,44 @@ def test_mutation_inside_a_called_function():
     assert written(kernel) == {"x"}
 
 
+def test_mutation_through_unpacked_arguments():
+    def kernel(x, y, z):
+        pair = (x, 1.0)
+        fill_first(*pair)
+        named = {"y": y}
+        for i in range(3):
+            fill_first(value=z[i], **named)
+
+    assert written(kernel) == {"x", "y", "z"}
+
+
+def bent(x, i):
+    v = weft.Vector([x[i, 0], x[i, 1]])
+    v[0] += 1
+    return v
+
+
+def first_row(x, y):
+    y[0] += x[0]
+    return x[0]
+
+
+def test_vectors_are_values_also_those_that_a_function_returns():
+    def kernel(x, y, z):
+        out = torch.empty_like(x)
+        for i in range(3):
+            v = bent(x, i)
+            v[1] -= x[i, 1]
+            m = weft.Matrix([[x[i, 0], 0.0], [0.0, 1.0]])
+            m[0, 1] = v[0]
+            out[i, 0] = m[0, 1]
+        row = first_row(y, z)
+        row += 1
+        return out
+
+    assert written(kernel) == {"y", "z"}
+
+
 # --- what is refused ------------------------------------------------------------
 def test_refused_name_read_after_the_loop():
     def kernel(x):

@@ -110,8 +110,9 @@ def longest(found: Found) -> Poly | None:
         ranges = [(e, ZERO, atom(d)) for e, d in zip(fibre.element, extents, strict=True)]
         bounds = [extreme(high - low + ONE, ranges, upwards=True)
                   for low in lowers for high in uppers]  # fmt: skip
-        known = [p for p in bounds if p is not None and not any(
-            leaf in fibre.element for leaf in p.leaves())]  # fmt: skip
+        arguments = access.memref.owner
+        known = [p for p in bounds if p is not None and all(
+            isinstance(leaf, Dim) or leaf.owner is arguments for leaf in p.leaves())]  # fmt: skip
         if not known:
             return None
         ends.append(known[0])
@@ -121,13 +122,16 @@ def longest(found: Found) -> Poly | None:
 def _function(
     function: Function, name: str, slicer: Slicer
 ) -> tuple[Function, dict[Value, Value], Sequence[Value]]:
-    """An empty function with the arguments of ``function`` and of its workspaces."""
+    """A function with the arguments of ``function`` and of its workspaces, and with nothing in it
+    but what is computed in front of the parallel loop."""
     args = function.args
     types = [a.type for a in args] + [slicer.type(v) for v in slicer.spilled]
     names = [a.name for a in args] + [slicer.name(k) for k in range(len(slicer.spilled))]
     new = Function(f"{function.name}_{name.replace('.', '_')}", types, names,
                    dict(function.attrs), function.span)  # fmt: skip
-    return new, dict(zip(args, new.args, strict=False)), new.args[len(args) :]
+    outside = dict(zip(args, new.args, strict=False))
+    slicer.copy_outside(Builder(new.body, function.span), outside)
+    return new, outside, new.args[len(args) :]
 
 
 def _argument(function: Function, name: str) -> Value:

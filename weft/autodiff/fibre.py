@@ -42,6 +42,13 @@ class Fibre:
     outer: list[Compare] = field(default_factory=list)
     inner: list[Compare] = field(default_factory=list)
 
+    def symbols(self) -> set[Value | Dim]:
+        """What the expressions are made of besides the element and the indices."""
+        ends = [p for _, lowers, uppers in self.loops for p in (*lowers, *uppers)]
+        polys = [*ends, *self.solved.values(), *(c.poly for c in (*self.outer, *self.inner))]
+        indices = {*self.element, *self.solved, *(iv for iv, _, _ in self.loops)}
+        return {leaf for p in polys for leaf in p.leaves()} - indices
+
 
 def fibre(access: Access) -> Fibre:
     """Solves ``subscripts = element``. Raises ``NotAffine`` where that is not possible."""
@@ -200,8 +207,7 @@ def _solve(
             raise NotAffine(f"subscript {show(equation)} of {_primal(access)} is not affine")
         low = quotient.numerator - value.scaled(by)
         constraints += [Compare("ge", low), Compare("ge", number(by - 1) - low)]
-    return [Compare(c.kind, _replace(c.poly, found.solved)) if c.kind != "eq" else c
-            for c in constraints]  # fmt: skip
+    return [Compare(c.kind, _replace(c.poly, found.solved)) for c in constraints]
 
 
 def _domain(access: Access, found: Fibre) -> Iterator[Compare]:
@@ -250,7 +256,7 @@ def _bounds(
             continue
         last = max((place[x] for x in constraint.poly.leaves() if x in place), default=-1)
         if last < 0:
-            (found.inner if _mentions(constraint, found.solved) else found.outer).append(constraint)
+            found.outer.append(constraint)
             continue
         factor = _linear(constraint.poly, free[last])
         turns = constraint.poly.coefficient(free[last])
@@ -273,10 +279,6 @@ def _bounds(
         if not lowers or not uppers:
             raise NotAffine(f"the iterations over {iv.name} that read one element have no bound")
         found.loops.append((iv, list(dict.fromkeys(lowers)), list(dict.fromkeys(uppers))))
-
-
-def _mentions(constraint: Compare, solved: dict[Value, Poly]) -> bool:
-    return any(leaf in solved for leaf in constraint.poly.leaves())
 
 
 def _trivial(constraint: Compare, element: list[Value], access: Access) -> bool:

@@ -251,8 +251,9 @@ def _plan(name: str, group: list[Access], slicer: Slicer, sort: bool) -> _Plan:
         return _Plan(name, "reduce", "parallel reduction", group)
     try:
         fibres = [fibre(a) for a in group]
-        for access in group:
+        for access, found in zip(group, fibres, strict=True):
             slicer.check(access)
+            slicer.check_symbols(found.symbols())
     except (NotAffine, Unavailable) as error:
         if sort and all(slicer.undoing(slicer.parents[a.op]) is not None for a in group):
             return _Plan(name, "listed", f"sorted ({error})", group)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from weft.autodiff.write import Writer
 from weft.errors import WeftError
 from weft.index.access import Access
+from weft.index.expression import Dim
 from weft.ir.builder import Builder, Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
@@ -112,6 +113,14 @@ class Slicer:
         """The operations with regions around ``op``, innermost first."""
         return [parent for parent, _ in self._around(op)]
 
+    def check_symbols(self, symbols: Iterable[Value | Dim]) -> None:
+        """Raises ``Unavailable`` where a symbol of a fibre cannot be had elsewhere."""
+        known = {*self.function.args, *(v for op in self.outside() for v in op.results)}
+        for symbol in symbols:
+            if isinstance(symbol, Value) and symbol not in known:
+                what = f"`{symbol.name}`" if symbol.name else "a bound"
+                raise Unavailable(f"{what} is computed by a loop")
+
     def _around(self, op: Op) -> list[tuple[Op, Op]]:
         """The operations with regions around ``op``, innermost first, with what is in them."""
         found = []
@@ -166,6 +175,30 @@ class Slicer:
         return OPS[op.name].pure
 
     # --- copying ----------------------------------------------------------------------------------
+    def outside(self) -> list[Op]:
+        """What is computed in front of the parallel loop and can be computed elsewhere as well."""
+        found: list[Op] = []
+        known = set(self.function.args)
+        for op in self.function.body.ops[: self.function.body.ops.index(self.parallel)]:
+            inner = [o for region in op.regions for o in walk(region)]
+            own = {r for o in inner for r in o.results}
+            own.update(a for o in (op, *inner) for region in o.regions for a in region.args)
+            needed = {v for o in (op, *inner) for v in o.operands} - own
+            if self._repeatable(op) and needed <= known:
+                known.update(op.results)
+                found.append(op)
+        return found
+
+    def copy_outside(self, b: Builder, values: dict[Value, Value]) -> None:
+        """Appends a copy of ``outside``. ``values``, what stands for the arguments, then also has
+        what stands for its results."""
+        rewriter = Rewriter(lambda op, r: None)
+        rewriter.replacement.update(values)
+        rewriter.block = b.block
+        for op in self.outside():
+            rewriter.rewrite(op)
+            values.update((v, rewriter.lookup(v)) for v in op.results)
+
     def copy(
         self, access: Access, w: Writer, kept: Sequence[Value], use: Callable[[Value], Value],
         otherwise: Value,

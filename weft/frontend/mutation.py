@@ -13,6 +13,7 @@ from typing import Any
 
 from weft.errors import SourceUnavailableError
 from weft.frontend.names import MISSING, Scope, bound_names, is_known, root_name
+from weft.lang.vectors import Matrix, Vector
 from weft.source import read_function
 
 # Attributes of a tensor that share no memory with it.
@@ -83,9 +84,26 @@ class Mutations:
             receiver = self.roots(func.value)
             returns_receiver = name in VIEWS or (name.endswith("_") and not name.endswith("__"))
             return receiver | all_roots if returns_receiver else frozenset()
+        if isinstance(value, type) and issubclass(value, Vector | Matrix):
+            return frozenset()  # their elements are values
         if is_known(value) and value is not MISSING and not isinstance(value, type):
             return all_roots if name in VIEWS or name.endswith("_") else frozenset()
+        if isinstance(value, types.FunctionType) and value not in self.active and all_roots:
+            return self._returned_roots(node, value, all_roots)
         return all_roots
+
+    def _returned_roots(
+        self, node: ast.Call, function: types.FunctionType, all_roots: frozenset[str]
+    ) -> frozenset[str]:
+        """What a function that is written in Python returns may share memory with."""
+        try:
+            names = returned_parameters(function, self.device, self.active)
+            bound = _bound(node, function)
+        except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
+            return all_roots
+        return frozenset[str]().union(
+            *(self.roots(item) for name, items in bound for item in items if name in names)
+        )
 
     def run(self, body: list[ast.stmt]) -> None:
         before: Any = None
@@ -173,17 +191,30 @@ class Mutations:
         inner = function if isinstance(function, types.FunctionType) else inspect.unwrap(function)
         try:
             names = written_parameters(inner, self.device, self.active)
-            bound = inspect.signature(inner).bind(
-                *node.args, **{k.arg or "**": k.value for k in node.keywords}
-            )
+            bound = _bound(node, inner)
         except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
             # No Python source: a library function, which says by `_` or `out=` that it writes.
             return
-        for name, value in bound.arguments.items():
+        for name, items in bound:
             if name in names:
-                for item in value if isinstance(value, tuple) else (value,):
-                    if isinstance(item, ast.expr):
-                        self.written |= self.roots(item)
+                self.written |= frozenset[str]().union(*map(self.roots, items))
+
+
+def _bound(node: ast.Call, function: Callable[..., Any]) -> list[tuple[str, list[ast.expr]]]:
+    """The arguments of a call by the names of the function's parameters; where some are unpacked,
+    each parameter may be any argument."""
+    signature = inspect.signature(function)
+    arguments = [*node.args, *(k.value for k in node.keywords)]
+    if any(isinstance(a, ast.Starred) for a in node.args) or any(not k.arg for k in node.keywords):
+        return [(name, arguments) for name in signature.parameters]
+    bound = signature.bind(*node.args, **{str(k.arg): k.value for k in node.keywords}).arguments
+    found: list[tuple[str, list[ast.expr]]] = []
+    for name, value in bound.items():
+        if isinstance(value, tuple):
+            found.append((name, [*value]))
+        else:
+            found.append((name, [*value.values()] if isinstance(value, dict) else [value]))
+    return found
 
 
 def written_parameters(
@@ -193,7 +224,18 @@ def written_parameters(
     if function in active:
         return frozenset()
     tree, scope = read_function(function).tree, Scope.of(function)
-    return mutated(tree, scope, (), active | {function}, device)[0]
+    return frozenset(_found(tree, scope, (), active | {function}, device).written)
+
+
+def returned_parameters(
+    function: Callable[..., Any], device: bool = False, active: frozenset[Any] = frozenset()
+) -> frozenset[str]:
+    """Names of the parameters of ``function``, and of the tensors that it captures, whose memory
+    its results may share. Raises SourceUnavailableError."""
+    tree, scope = read_function(function).tree, Scope.of(function)
+    found = _found(tree, scope, (), active | {function}, device)
+    returns = [n.value for s in tree.body for n in ast.walk(s) if isinstance(n, ast.Return)]
+    return frozenset[str]().union(*map(found.roots, returns))
 
 
 def mutated(
@@ -208,6 +250,14 @@ def mutated(
     A captured tensor is treated as a parameter of its own name. ``regions`` are the statements of
     ``tree`` that are device loops; ``device`` says that all of it is called from one.
     """
+    found = _found(tree, scope, regions, active, device)
+    return frozenset(found.written), found.aliases
+
+
+def _found(
+    tree: ast.FunctionDef, scope: Scope, regions: Container[ast.AST], active: frozenset[Any],
+    device: bool,
+) -> Mutations:  # fmt: skip
     a = tree.args
     parameters = [p.arg for p in [*a.posonlyargs, *a.args, *a.kwonlyargs]]
     parameters += [p.arg for p in (a.vararg, a.kwarg) if p is not None]
@@ -219,4 +269,4 @@ def mutated(
         if not callable(scope.lookup(name)):
             found.aliases[name] = frozenset({name})
     found.run(tree.body)
-    return frozenset(found.written), found.aliases
+    return found

@@ -11,7 +11,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes  # has no public name
 
+# pyright: reportPrivateUsage=false
 from weft.autodiff.activity import holds_floats
 from weft.autodiff.names import unique_names
 from weft.autodiff.reverse import reverse
@@ -78,7 +80,9 @@ class Reading:
             answers.append(reads_results(lower(region, specs, self.kernel.source).function))
             return fake(*args)
 
-        self.run((launch,), [_hollow(v) for v in inputs])
+        # This is no part of the program, so modes that watch the program do not see it.
+        with _disable_current_modes():
+            self.run((launch,), [_hollow(v) for v in inputs])
         return any(answers)
 
 

@@ -236,6 +236,8 @@ class EmulatedCall(gpu.Call):
 
 
 class _Loaded:
+    address = 0
+
     def __init__(self, compiled: Emulated) -> None:
         self.compiled = compiled
 

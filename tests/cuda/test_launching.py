@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 from typing import Any
 
@@ -13,8 +12,6 @@ import weft
 from examples import brick_wall, causal_conv, gallery, layer_norm
 from tests.cuda.emulator import EmulatedCall, emulated
 from weft.codegen.launching import DIVIDEND, Mapping, covers, reciprocal, roomier, shape
-from weft.runtime import trampoline
-from weft.runtime.cuda import LaunchConfig
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -140,37 +137,6 @@ def test_sides_follow_from_what_a_kernel_reads() -> None:
         mapping = weft.compile_for("sm_90", kernel, *args).loops[0].facts.mapping
         assert mapping is not None
         assert mapping.sides == expected, kernel
-
-
-def test_a_launch_hands_over_the_arguments() -> None:
-    seen: list[Any] = []
-
-    def launch(config: Any, function: int, parameters: Any, extra: Any) -> int:
-        length = extra[3]
-        size = ctypes.cast(length, ctypes.POINTER(ctypes.c_size_t))[0]
-        seen.append((config[0], function, parameters, (extra[0], extra[2], extra[4]),
-                     ctypes.string_at(extra[1], size)))  # fmt: skip
-        given = seen[-1][0]
-        seen[-1] = ((given.grid_x, given.block_y, given.shared, given.stream), *seen[-1][1:])
-        return 7
-
-    kind = ctypes.CFUNCTYPE(
-        ctypes.c_int, ctypes.POINTER(LaunchConfig), ctypes.c_void_p, ctypes.c_void_p,
-        ctypes.POINTER(ctypes.c_void_p),
-    )  # fmt: skip
-    callback = kind(launch)
-    address = ctypes.cast(callback, ctypes.c_void_p).value
-    config = LaunchConfig(3, 1, 1, 32, 5, 1, 99, None, None, 0)
-    call = trampoline.trampoline(None)
-    slots = bytes(range(16, 40))
-    made = trampoline.record(1234, config, len(slots), b"12345678", [(0, 7), (8, 7)], address)
-    assert call(slots, 77, made) == 7
-    assert seen == [((3, 5, 99, 77), 1234, None, (1, 2, None), slots + b"12345678")]
-    made = trampoline.record(1234, config, len(slots), b"", [(0, 7), (9, 7)], address)
-    assert call(slots, 77, made) == trampoline.UNALIGNED
-    made = trampoline.record(0, config, len(slots), b"", [], address)
-    assert call(slots, 77, made) == trampoline.UNREADY
-    assert len(seen) == 1
 
 
 SIXTY_FOUR = 64

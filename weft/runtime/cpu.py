@@ -8,7 +8,7 @@ import itertools
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -32,12 +32,13 @@ define void @GOMP_parallel(ptr %body, ptr %frame, i32 %threads, i32 %flags) {
 
 class LoadedFunction:
     """A compiled kernel in memory. ``call`` and ``call_holding_gil`` take the argument block as one
-    bytes object or pointer; the latter keeps the interpreter's lock, for work of microseconds."""
+    bytes object or pointer; the latter keeps the interpreter's lock, for work of microseconds.
+    ``address`` is the code's own, 0 where Python has to prepare a call (for prints)."""
 
     __slots__ = ("_keep", "address", "call", "call_holding_gil")
 
     def __init__(self, address: int, keep: object, prints: Prints = ()) -> None:
-        self.address = address
+        self.address = 0 if prints else address
         self._keep = keep
         call: Callable[[Any], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
         holding: Callable[[Any], None] = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)
@@ -45,15 +46,18 @@ class LoadedFunction:
         self.call_holding_gil = _printing(holding, prints) if prints else holding
 
 
-def load(object: bytes, symbol: str, prints: Prints = ()) -> LoadedFunction:
-    """Links object code into this process. ``prints`` is ``CpuCode.prints``.
+def load(
+    object: bytes, symbol: str, prints: Prints = (), symbols: Mapping[str, int] | None = None
+) -> LoadedFunction:
+    """Links object code into this process. ``prints`` is ``CpuCode.prints``; ``symbols``: addresses
+    of functions that it calls.
 
     Raises ``RuntimeError`` if the code needs a function that is not there.
     """
     library = f"{symbol}.{next(_numbers)}"
     builder = llvm.JITLibraryBuilder().add_object_img(object).add_current_process()
     with _lock:
-        for name, address in _own_symbols().items():
+        for name, address in {**_own_symbols(), **(symbols or {})}.items():
             builder.import_symbol(name, address)
         tracker = builder.export_symbol(symbol).link(_jit(), library)
     return LoadedFunction(tracker[symbol], tracker, prints)

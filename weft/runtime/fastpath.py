@@ -1,23 +1,25 @@
-"""The functions that launch a loop, as Python text, for the kinds of its arguments.
+"""The functions that launch a loop, for the kinds of its arguments.
 
-``launch`` finds the plan of a call by its exact key. ``hot`` is for one plan: a single test in C++
-(the guard that ``torch.compile`` puts before its own code) says whether the tensors are of the
-plan's types, dtypes, devices, shapes and strides, need gradients or not as they did, and whether
-torch's modes and transforms are as they were; it stands before ``launch`` for the plans that are
-met.
+``launch``, generated as Python text, finds the plan of a call by its exact key. Before it stand
+builtins of machine code (``native.py``) for the plans that are met. A builtin is for one plan: a
+single test in C++ (the guard that ``torch.compile`` puts before its own code) says whether the
+tensors are of the plan's types, dtypes, devices, shapes and strides, need gradients or not as they
+did, and whether torch's modes and transforms are as they were.
 """
 
 from __future__ import annotations
 
+import operator
 import struct
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from weft.frontend.specs import ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
+from weft.runtime import native, routine
 from weft.runtime.signature import scalar_kind
 
 # The guards of torch.compile have no public name: without them each call builds its key.
@@ -26,41 +28,94 @@ _TensorGuards: Any = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None
 )
 
-# The parts of a plan, in their order; extents of the tensors and makers of the results follow.
-PLAN = ("call", "pack", "tail", "grad", "guards", "odd")
-GUARDS = PLAN.index("guards")
 HOTTEST = 4  # plans that are tried before the key is built
+
+
+class Plan(NamedTuple):
+    """What a call needs to know. ``pack`` packs pointers and scalars, ``tail`` follows them;
+    ``call`` takes both. ``odd``: a tensor may be one that torch negates lazily."""
+
+    call: Callable[[bytes], object]
+    pack: Callable[..., bytes]
+    tail: bytes
+    grad: bool
+    guards: tuple[Any, ...]
+    odd: bool
+    extents: tuple[int, ...]  # bytes of each tensor from its first to its last element
+    makers: tuple[Callable[[], torch.Tensor], ...]  # of the results
+    direct: native.Direct | None  # instead of ``call``
+    cold: bool = True  # not met again yet
 
 
 @dataclass(slots=True)
 class Generated:
-    """The functions for one combination of argument kinds, and the plans that they have."""
+    """What serves calls with one combination of argument kinds, and the plans that they have."""
 
     launch: Callable[..., Any]  # (*args): a call by exact key
     run: Callable[..., Any]  # (plan, *args): a call whose plan is known
     key: Callable[..., tuple[Any, ...]]
-    rest: Callable[..., tuple[Any, ...]]  # what of the key is not about tensors
-    hot: Any  # a function that is made anew for each plan, with the plan as its globals
-    tensors: list[int]  # their positions
-    results: int
-    plans: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
-    alias_plans: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
+    kinds: Sequence[str]
+    writes: list[int]  # positions of the tensors that are written
+    bumped: list[int]  # of those, what autograd is told of
+    holds: Callable[[Any], bool]
+    plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
+    alias_plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
 
-    def for_plan(self, plan: tuple[Any, ...], args: tuple[Any, ...]) -> types.FunctionType | None:
-        """A function that serves calls like this one and passes others on to its global
-        ``otherwise``; None where this torch has no guards."""
-        if _TensorGuards is None:
+    def for_plan(
+        self, plan: Plan, specs: Sequence[Spec], args: tuple[Any, ...]
+    ) -> native.Work | None:
+        """What a builtin does for calls like this one; None where there is none."""
+        if _TensorGuards is None or not native.available():
             return None
-        tensors = [args[k] for k in self.tensors]
-        guards = _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-        names = _plan_names(self.tensors, self.results)
-        own = {"check": guards.check, "rest_then": self.rest(*args), "guard_objects": guards}
-        scope = self.hot.__globals__ | dict(zip(names, plan, strict=True)) | own
-        return types.FunctionType(self.hot.__code__, scope)
+        tensors = tensors_of(self.kinds)
+        check = None
+        if tensors:
+            of_these = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
+            check = _TensorGuards(*(args[k] for k in tensors), **of_these).check
+        head = 8 * (len(tensors) + len(plan.makers))
+        block = bytes(head + 8 * sum(map(_slots, specs))) + plan.tail
+        if len(block) > native.MOST_BYTES:
+            return None
+        work = native.Work(
+            len(args), check, plan.call, plan.direct, plan.extents,
+            [(tensors.index(i), tensors.index(j)) for i, j in apart(self.writes, tensors)],
+            self.bumped, plan.makers, block, plan.grad, plan.guards, self.holds,
+        )  # fmt: skip
+        slot = head // 8
+        for k, (kind, spec, value) in enumerate(zip(self.kinds, specs, args, strict=True)):
+            slots = _slots(spec)
+            if kind == "scalar":
+                assert isinstance(spec, ScalarSpec)
+                as_float = spec.kind == "float"
+                span = _bounds(spec) or _INT64
+                step = routine.FLOAT if as_float else routine.INTEGER
+                work.step(step, k, slot=slot, type=type(value), range=span)
+            elif kind == "size":
+                work.step(routine.SIZE, k, slot=slot, type=torch.Size, range=(id(int), slots))
+            elif kind == "identity":
+                work.step(routine.SAME, k, objects=[value])
+            elif kind == "plain":
+                work.step(routine.EQUAL, k, type=type(value), objects=[value])
+            elif kind != "tensor":
+                ask = _ASKED[kind]
+                asked = [ask, ask(value), _packer(kind, spec)]
+                work.step(routine.ASKED, k, slot=slot, range=(0, 8 * slots), objects=asked)
+            if k in tensors:
+                work.step(routine.TENSOR, k, slot=tensors.index(k))
+            slot += slots
+        return work
 
 
-def _plan_names(tensors: Sequence[int], results: int) -> list[str]:
-    return [*PLAN, *(f"e{k}" for k in tensors), *(f"m{k}" for k in range(results))]
+def tensors_of(kinds: Sequence[str]) -> list[int]:
+    """The positions of the tensors."""
+    return [k for k, kind in enumerate(kinds) if kind in ("tensor", "field")]
+
+
+def apart(writes: Sequence[int], tensors: Sequence[int]) -> list[tuple[int, int]]:
+    """The pairs of tensors whose memory must not overlap."""
+    return [
+        (i, j) for i in writes for j in tensors if i != j and not (j in writes and j < i)
+    ]  # fmt: skip
 
 
 def generate(
@@ -69,16 +124,15 @@ def generate(
 ) -> tuple[Generated, dict[str, Any]]:  # fmt: skip
     """The functions, and their globals. ``writes``: positions of the tensors that are written;
     ``bumped``: those to tell autograd of; ``uses``: what the text calls (``slow``, ``stale``,
-    ``differentiate``, ``holds``; ``alias`` is added later)."""
+    ``differentiate``, ``holds``; ``alias`` and ``warm`` are added later)."""
     scope: dict[str, Any] = {
         "plans": {}, "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
         "increment_version": torch._C._increment_version, "types_of": _types_of, "flat": flat,
         "number": _number, "PackError": struct.error, **uses,
     }  # fmt: skip
     exec(compile(launcher_text(kinds, specs, writes, bumped, results), name, "exec"), scope)
-    tensors = [k for k, kind in enumerate(kinds) if kind in ("tensor", "field")]
     made = Generated(
-        scope["launch"], scope["run"], scope["key"], scope["rest"], scope["hot"], tensors, results,
+        scope["launch"], scope["run"], scope["key"], kinds, writes, bumped, uses["holds"],
         scope["plans"],
     )  # fmt: skip
     return made, scope
@@ -87,16 +141,16 @@ def generate(
 def launcher_text(
     kinds: Sequence[str], specs: Sequence[Spec], writes: list[int], bumped: list[int], results: int
 ) -> str:
-    """The Python text of ``key``, ``rest``, ``run``, ``launch`` and ``hot`` (see ``generate``)."""
+    """The Python text of ``key``, ``run`` and ``launch`` (see ``generate``)."""
     names = [f"a{k}" for k in range(len(kinds))]
     comma = ", ".join(names)
     everything = _tuple(names)
     pairs = list(zip(kinds, names, strict=True))
     key = _tuple([_KEYS[kind].format(a=name) for kind, name in pairs])
-    rest = _tuple([_REST.get(kind, _KEYS[kind]).format(a=name) for kind, name in pairs])
-    tensors = [k for k, kind in enumerate(kinds) if kind in ("tensor", "field")]
+    tensors = tensors_of(kinds)
     outs = [f"r{k}" for k in range(results)]
-    plan = ", ".join(_plan_names(tensors, results))
+    extents, makers = _tuple([f"e{k}" for k in tensors]), _tuple([f"m{k}" for k in range(results)])
+    plan = f"call, pack, tail, grad, guards, odd, {extents}, {makers}, direct, cold"
     values = [*(f"p{k}" for k in tensors), *(f"{r}.data_ptr()" for r in outs)]
     for kind, name in pairs:
         values += [_VALUES[kind].format(a=name)] if kind in _VALUES else []
@@ -117,11 +171,10 @@ def launcher_text(
     ]  # fmt: skip
     overlaps = [
         f"if p{j} < p{i} + e{i} and p{i} < p{j} + e{j}: return alias({everything})"
-        for i in writes for j in tensors if i != j and not (j in writes and j < i)
+        for i, j in apart(writes, tensors)
     ]  # fmt: skip
     fresh = f"if guards and not holds(guards): return stale({everything})"
     lines = [f"def key({comma}):", f"    return {key}"]
-    lines += [f"def rest({comma}):", f"    return {rest}"]
     lines += [f"def run(plan, {comma}):", f"    {plan} = plan", *_indented([*read, *launch])]
     lines += [f"def launch({comma}):", "    try:", f"        {plan} = plans[{key}]"]
     lines += [
@@ -131,12 +184,7 @@ def launcher_text(
     if tensors:
         negated = " or ".join(f"a{k}.is_neg()" for k in tensors)
         lines.append(f"    if odd and ({negated}): return slow({everything})")
-    lines += _indented([fresh, *ranges, *read, *overlaps, *launch])
-    tests = [f"check({', '.join(names[k] for k in tensors)})"] * bool(tensors)
-    tests += [f"{rest} == rest_then"] * (rest != "()")
-    lines += [f"def hot({comma}):", "    try:", f"        same = {' and '.join(tests) or True}"]
-    lines += ["    except (AttributeError, TypeError):", "        same = False"]
-    lines += [f"    if not same: return otherwise({comma})"]
+    lines.append(f"    if cold: return warm({everything})")
     lines += _indented([fresh, *ranges, *read, *overlaps, *launch])
     return "\n".join(lines) + "\n"
 
@@ -166,11 +214,17 @@ _KEYS = {
     "plain": "{a}.__class__, {a}",
     "constant": "constant_key({a})",
 }
-# What of it no guard of tensors sees.
-_REST = {"tensor": "", "field": "{a}.element"}
 # What of it is packed. ("number": a NumPy scalar, an IntEnum and the like.)
 _VALUES = {"scalar": "{a}", "number": "number({a})", "size": "*{a}", "tuple": "*flat({a})"}
+# What has to be as it was, of kinds that the machine code leaves to Python.
+_ASKED: dict[str, Callable[[Any], Any]] = {
+    "field": operator.attrgetter("element"),
+    "number": operator.attrgetter("__class__"),
+    "tuple": lambda value: _types_of(value),
+    "constant": constant_key,
+}
 _PLAIN = (int, bool, str, torch.dtype)
+_INT64 = (-(1 << 63), (1 << 63) - 1)
 
 
 def kind_of(spec: Spec, value: Any) -> str:
@@ -222,3 +276,35 @@ def flat(value: Any) -> list[Any]:
         elif scalar_kind(item):
             numbers.append(_number(item))
     return numbers
+
+
+def _slots(spec: Spec) -> int:
+    """The words that its value takes in the argument block, apart from a pointer."""
+    return len(scalar_formats(spec))
+
+
+def scalar_formats(spec: Spec) -> str:
+    """How ``struct`` packs its value, apart from a pointer."""
+    if isinstance(spec, TupleSpec):
+        return "".join(map(scalar_formats, spec.items))
+    if isinstance(spec, ScalarSpec):
+        return "d" if spec.kind == "float" else "q"
+    return ""
+
+
+def _packer(kind: str, spec: Spec) -> Callable[[Any], bytes] | None:
+    """Packs what ``_VALUES`` says; raises an exception where that is not possible."""
+    pack = struct.Struct("<" + scalar_formats(spec)).pack
+    if kind == "tuple":
+        return lambda value: pack(*flat(value))
+    if kind != "number":
+        return None
+    low, high = _bounds(spec) or (None, None)
+
+    def number(value: Any) -> bytes:
+        plain = _number(value)
+        if low is not None and high is not None and not low <= plain <= high:
+            raise OverflowError
+        return pack(plain)
+
+    return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import logging
@@ -40,7 +41,7 @@ from weft.frontend.split import Region
 from weft.ir.core import Function
 from weft.ir.types import MemRefType
 from weft.options import Options
-from weft.runtime import build, cuda, trampoline
+from weft.runtime import build, cuda, native, routine
 from weft.runtime.cache import DiskCache
 from weft.runtime.cuda import (
     CudaError,
@@ -284,7 +285,7 @@ class Call:
         pointers = [(k, slot.arg) for k, slot in enumerate(facts.slots) if slot.kind == "pointer"]
         self.places = [(8 * k, aligned[arg] - 1) for k, arg in pointers if arg in aligned]
         self.launches: dict[tuple[bytes, bool], Launch | None] = {}
-        self.scope: dict[str, Any] = {}  # of the function that ``entry`` made
+        self.cell: ctypes.c_char_p | None = None  # where ``direct`` finds its record
 
     def __call__(self, slots: bytes) -> None:
         straight = True
@@ -304,43 +305,30 @@ class Call:
             self._reduce(launch, slots)
         else:
             self._run(launch, launch.function, slots + _ALONE + launch.divisors)
+            if self.cell is not None and not self.cell and straight:
+                self._ready(launch, self.cell)
 
     @functools.cached_property
     def api(self) -> Driver:
         return driver()
 
-    def entry(self) -> Callable[[bytes], None]:
-        """This call as one function of few steps, where it needs one launch whose grid the shapes
-        decide; else the call itself."""
+    def direct(self) -> native.Direct | None:
+        """This call without Python, where it needs one launch whose grid the shapes decide."""
         if self.facts.checks or self.facts.kinds or self.numbers:
-            return self
+            return None
         several = torch.cuda.device_count() > 1  # else torch's device is this one
-        test = f"    if device() != {self.device}: return other(slots)\n" * several
-        scope: dict[str, Any] = {
-            "other": self, "device": self.api.device, "stream": self.api.stream,
-            "launch": trampoline.trampoline(_cache(self.compiled.options)),
-            "record": trampoline.record(0, LaunchConfig(), 0, b"", ()), "missed": self._missed,
-        }  # fmt: skip
-        exec(_ENTRY.format(test=test, device=self.device), scope)
-        self.scope = scope
-        return scope["call"]
+        self.cell = ctypes.c_char_p()
+        place = ctypes.addressof(self.cell)
+        return native.Direct(routine.DRIVER, place, self, self.device, several)
 
-    def _missed(self, code: int, slots: bytes) -> None:
-        """What ``entry`` does where nothing was launched."""
-        key = (slots[self.within], True)
-        if code not in (trampoline.UNREADY, trampoline.UNALIGNED):
-            launch = self.launches[key]
-            assert launch is not None
-            block = slots + _ALONE + launch.divisors
-            self._failed(code, self._frame(launch, block), launch.function, block)
-            return
-        self(slots)
-        launch = self.launches.get(key)
-        if code == trampoline.UNREADY and launch is not None:  # from now on without this detour
-            config = LaunchConfig(*launch.grid, *launch.block, launch.shared, None, None, 0)
-            self.scope["record"] = trampoline.record(
-                launch.function.value, config, self.size, _ALONE + launch.divisors, self.places
-            )
+    def _ready(self, launch: Launch, cell: ctypes.c_char_p) -> None:
+        """From now on ``direct`` leads past Python."""
+        config = LaunchConfig(*launch.grid, *launch.block, launch.shared, None, None, 0)
+        entry: Any = self.api.launch
+        address = ctypes.cast(entry, ctypes.c_void_p).value or 0
+        cell.value = native.launch_record(
+            address, launch.function.value, config, self.size, _ALONE + launch.divisors, self.places
+        )
 
     def _frame(self, launch: Launch, block: bytes) -> Frame:
         try:
@@ -567,12 +555,6 @@ class Call:
 
 
 _ALONE = _TAIL.pack(0, 1)
-
-_ENTRY = """
-def call(slots):
-{test}    code = launch(slots, stream({device}), record)
-    if code: missed(code, slots)
-"""
 
 
 @functools.cache

@@ -12,7 +12,6 @@ import functools
 import logging
 import struct
 import threading
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,13 +21,14 @@ import torch
 from weft.errors import CompileError, KernelAssertionError, KernelIndexError, KernelValueError
 from weft.frontend.kinds import Static
 from weft.frontend.scope import TensorReached
-from weft.frontend.specs import ScalarSpec, Spec, TensorSpec, TupleSpec
+from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import Region, RegionArg
 from weft.ir.core import Block, Function, walk
 from weft.ir.types import MemRefType
 from weft.options import Options
-from weft.runtime.build import Compiled, compile_region
-from weft.runtime.fastpath import GUARDS, HOTTEST, Generated, generate, kind_of
+from weft.runtime import native, routine
+from weft.runtime.build import Compiled, compile_region, disk
+from weft.runtime.fastpath import HOTTEST, Generated, Plan, generate, kind_of, scalar_formats
 from weft.runtime.shadow import checked
 from weft.runtime.signature import TORCH_DTYPES, check_devices, spec_of
 from weft.source import FunctionSource, Span
@@ -79,7 +79,7 @@ class Launcher:
         self.names = [arg.name for arg in region.args]
         self.lock = threading.RLock()
         self.generated: dict[tuple[tuple[str, ...], frozenset[int]], Generated] = {}
-        self.hottest: list[types.FunctionType] = []
+        self.hottest: list[tuple[object, ...]] = []  # what builtins are made of, newest first
         self.compiled: dict[tuple[Any, ...], Specialization] = {}
         self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
         # What launches the loop where a gradient is asked for; autograd is a layer above.
@@ -127,7 +127,7 @@ class Launcher:
             self.generated.clear()
             self.hottest.clear()
 
-    def _planned(self, args: tuple[Any, ...]) -> tuple[Generated, tuple[Any, ...]]:
+    def _planned(self, args: tuple[Any, ...]) -> tuple[Generated, Plan]:
         span = self.region.span
         specs = list(self.specs(args).values())
         tensors = [
@@ -146,14 +146,12 @@ class Launcher:
             plans.clear()
         plan = plans[code.key(*args)] = self._plan(special, specs, args, written)
         special.plans += 1
-        if not aliased:
-            self._heat(code, plan, args)
         return code, plan
 
     def alias(self, code: Generated, args: tuple[Any, ...]) -> Any:
         """A call in which memory that is written overlaps another argument's."""
         plan = code.alias_plans.get(code.key(*args))
-        if plan is None or not _holds(plan[GUARDS]):
+        if plan is None or not _holds(plan.guards):
             return self.slow(args)
         return code.run(plan, *args)
 
@@ -190,17 +188,14 @@ class Launcher:
     def _plan(
         self, special: Specialization, specs: list[Spec], args: tuple[Any, ...],
         written: frozenset[int],
-    ) -> tuple[Any, ...]:  # fmt: skip
-        """What a call needs to know, in the order in which the generated code unpacks it:
-        (call, pack, tail, grad, guards, odd, extents..., makers of results...)."""
+    ) -> Plan:  # fmt: skip
         compiled: Compiled = special.compiled
         memory = _memory(specs)
         tensors = [args[k] for k in memory]
         place = tensors[0].device if tensors else torch.device("cpu")
-        head = ["Q"] * (len(tensors) + len(compiled.results))
+        head = "Q" * (len(tensors) + len(compiled.results)) + "".join(map(scalar_formats, specs))
         tail: list[int] = []
         for spec, value in zip(specs, args, strict=True):
-            head += _scalar_formats(spec)
             if isinstance(spec, TensorSpec):
                 tail += value.shape
                 if spec.layout != "contiguous":
@@ -213,12 +208,17 @@ class Launcher:
         if on_gpu:
             from weft.runtime import gpu  # imported before, where the loop was compiled
 
-            call = gpu.Call(special.compiled, tensors[0].get_device(), check_error).entry()
+            call = gpu.Call(special.compiled, tensors[0].get_device(), check_error)
+            direct = call.direct()
         else:
-            call = compiled.load.call_holding_gil if tiny else compiled.load.call
+            load = compiled.load
+            call = load.call_holding_gil if tiny else load.call
+            way = routine.HOLDING if tiny else routine.RELEASING
+            direct = native.Direct(way, load.address, load) if load.address else None
         if compiled.checks and not on_gpu:
             sizes = [(_extent(t), t.element_size()) for t in tensors]
             call = checked(call, compiled.slots, compiled.checks, sizes, check_error)
+            direct = None
         else:
             rest += _WORD.pack(0)
         outputs = [tensors[k].dtype for k in written if k < len(tensors)] + results
@@ -234,9 +234,10 @@ class Launcher:
                 self.region.span.line, place,
                 "" if on_gpu else f" with at most {threads} threads", sum(extents), len(tensors),
             )  # fmt: skip
-        pack = struct.Struct("<" + "".join(head)).pack
+        pack = struct.Struct("<" + head).pack
         makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
-        return (call, pack, rest, grad, tuple(compiled.guards), odd, *extents, *makers)
+        return Plan(call, pack, rest, grad, tuple(compiled.guards), odd, tuple(extents),
+                    tuple(makers), direct)  # fmt: skip
 
     def stale(self, args: tuple[Any, ...]) -> Any:
         """A guard of the plan that was found does not hold any more: compile again."""
@@ -284,34 +285,36 @@ class Launcher:
         name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
         made, scope = generate(name, kinds, specs, writes, bumped, len(self.region.results), uses)
         scope["alias"] = functools.partial(self.alias, made)
+        scope["warm"] = functools.partial(self.warm, made)
         self.generated[kinds, written] = made
         if len(self.generated) == 1:
             self._chain()
         return made
 
-    def _heat(self, made: Generated, plan: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-        """Puts the function for this plan before those of other plans; the last of them goes."""
-        hot = made.for_plan(plan, args)
-        if hot is not None:
-            self.hottest = [hot, *self.hottest][:HOTTEST]
-            self._chain()
+    def warm(self, code: Generated, args: tuple[Any, ...]) -> Any:
+        """The second call of a plan: a builtin for it is put before those of other plans; the last
+        of them goes."""
+        specs = list(self.specs(args).values())
+        key = code.key(*args)
+        with self.lock:
+            plan = code.plans.get(key)
+            if plan is not None and plan.cold:
+                code.plans[key] = plan = plan._replace(cold=False)
+                work = code.for_plan(plan, specs, args)
+                if work is not None:
+                    self.hottest = [work.packed(), *self.hottest][:HOTTEST]
+                    self._chain()
+        return code.launch(*args)
 
     def _chain(self) -> None:
-        """Installs what serves a call: the hot functions in their order, then the exact key."""
+        """Installs what serves a call: the builtins in their order, then the exact key."""
         entry: Callable[..., Any] = next(iter(self.generated.values())).launch
-        for hot in reversed(self.hottest):
-            hot.__globals__["otherwise"] = entry
-            entry = hot
+        options = self.options
+        cache = disk(options.cache_dir, options.cache_bytes) if options.cache else None
+        for packed in reversed(self.hottest):
+            entry = native.builtin(packed, entry, cache)
         reaches = any(arg.read is not None for arg in self.region.args)
         self.install(self._extending(entry) if reaches else entry)
-
-
-def _scalar_formats(spec: Spec) -> list[str]:
-    if isinstance(spec, TupleSpec):
-        return [f for item in spec.items for f in _scalar_formats(item)]
-    if isinstance(spec, ScalarSpec):
-        return ["d" if spec.kind == "float" else "q"]
-    return []
 
 
 def _memory(specs: Sequence[Spec]) -> list[int]:

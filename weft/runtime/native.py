@@ -1,0 +1,162 @@
+"""A launch as a builtin function: machine code of this processor that speaks CPython's C API.
+
+For a plan, ``builtin`` makes a function that does what the plan's calls have in common without any
+Python: it looks at the arguments, packs the argument block, and calls the compiled loop or the CUDA
+driver. It acts on calls that are as the plan says and have nothing special to them; everything else
+goes, untouched, to the function that it was given for that. The code is in ``routine.py``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from weft.runtime import cpu, routine
+from weft.runtime.cache import DiskCache
+from weft.runtime.cuda import LaunchConfig
+from weft.runtime.routine import GRAD, GUARDED, LAUNCH, OBJECTS, PYTHON, SEVERAL, TEST
+
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+MOST_BYTES = 4096  # of an argument block, which is on the stack
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """Compiled code that is called without Python: how (``HOLDING``, ``RELEASING``: the code at
+    ``address`` with the interpreter's lock or without; ``DRIVER``: a launch on ``device``, whose
+    record's address stands at ``address`` once it is known). ``keep`` is what must stay alive."""
+
+    way: int
+    address: int
+    keep: object
+    device: int = 0
+    several: bool = False  # there are more devices than this one
+
+
+@dataclass(slots=True)
+class Work:
+    """What the calls of one plan are like, and what they do."""
+
+    arguments: int
+    check: Callable[..., bool] | None  # of the tensors
+    call: Callable[[bytes], object]
+    direct: Direct | None  # instead of ``call``, while that is possible
+    extents: Sequence[int]
+    apart: Sequence[tuple[int, int]]
+    bumped: Sequence[int]
+    makers: Sequence[Callable[[], torch.Tensor]]
+    block: bytes
+    grad: bool
+    guards: tuple[Any, ...]
+    holds: Callable[[Any], bool]
+    steps: list[tuple[int, ...]] = field(default_factory=list)
+    objects: list[object] = field(default_factory=list)
+
+    def step(
+        self, kind: int, argument: int, *, slot: int = 0, type: type | None = None,
+        range: tuple[int, int] = (0, 0), objects: Sequence[object] = (),
+    ) -> None:  # fmt: skip
+        """Adds a step (see ``routine.py``)."""
+        low, high = range
+        if objects:
+            low = len(OBJECTS) + len(self.makers) + len(self.objects)
+            self.objects += objects
+        self.steps.append((kind, argument, slot, id(type) if type else 0, low, high))
+
+    def packed(self) -> tuple[object, ...]:
+        """The objects of the builtin, without what it does otherwise."""
+        direct = self.direct or Direct(PYTHON, 0, None)
+        flags = GRAD * self.grad | GUARDED * bool(self.guards) | SEVERAL * direct.several
+        head = (
+            self.arguments, len(self.steps), len(self.extents), len(self.apart), len(self.makers),
+            len(self.bumped), len(self.block), flags, direct.way, direct.address, id(True),
+            id(None), id(Exception),
+        )  # fmt: skip
+        words = [*head, *(w for step in self.steps for w in step), *self.extents]
+        words += [*(k for pair in self.apart for k in pair), *self.bumped]
+        record = b"".join((w & _ALL).to_bytes(8, "little") for w in words) + self.block
+        return (
+            record, None, self.check, torch.Tensor.data_ptr, torch._C._increment_version,
+            torch.is_grad_enabled, self.holds, self.guards, self.call, _stream, direct.device,
+            _device, *self.makers, *self.objects, direct.keep,
+        )  # fmt: skip
+
+
+_ALL = (1 << 64) - 1
+_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_device = getattr(torch._C, "_cuda_getDevice", None)
+
+
+def launch_record(
+    launch: int, function: int, config: LaunchConfig, size: int, ending: bytes,
+    tests: Sequence[tuple[int, int]],
+) -> bytes:  # fmt: skip
+    """A call of the driver (``launch``: the address of cuLaunchKernelEx) for ``function`` as
+    ``config`` says, with the first ``size`` bytes of the argument block and ``ending`` behind them
+    (whole words), where the 32 bits at each place of ``tests`` have nothing in common with its
+    mask."""
+    head = LAUNCH.pack(launch, function, size, len(ending), len(tests))
+    return head + bytes(config) + ending + b"".join(TEST.pack(*test) for test in tests)
+
+
+def builtin(
+    packed: tuple[object, ...], otherwise: Callable[..., Any], cache: DiskCache | None
+) -> Callable[..., Any]:
+    """The function for ``packed`` (of ``Work``), which passes other calls on to ``otherwise``. The
+    machine code is kept in ``cache``."""
+    assert OBJECTS[1] == "otherwise"
+    return _new()(_definition(cache), (packed[0], otherwise, *packed[2:]), None)
+
+
+class _Definition(ctypes.Structure):
+    """PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )  # fmt: skip
+
+
+_FASTCALL, _KEYWORDS = 0x80, 0x02
+_lock = threading.Lock()
+_kept: list[Any] = []  # the definition, which lives as long as the process
+
+
+def _definition(cache: DiskCache | None) -> int:
+    """The address of the definition that all builtins share."""
+    if not _kept:
+        with _lock:
+            if not _kept:
+                code = routine.object_code(cache)
+                loaded = cpu.load(code, routine.SYMBOL, symbols=routine.addresses())
+                made = _Definition(b"launch", loaded.address, _FASTCALL | _KEYWORDS, None)
+                _kept.append((made, ctypes.addressof(made), loaded))
+    return _kept[0][1]
+
+
+@functools.cache
+def _new() -> Any:
+    make: Any = ctypes.pythonapi["PyCFunction_NewEx"]
+    make.restype = ctypes.py_object
+    make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    return make
+
+
+@functools.cache
+def available() -> bool:
+    """Whether this interpreter is one whose C API the machine code speaks."""
+    return (
+        sys.implementation.name == "cpython"
+        and not sysconfig.get_config_var("Py_GIL_DISABLED")
+        and (sys.byteorder, ctypes.sizeof(ctypes.c_void_p)) == ("little", 8)
+        and all(hasattr(ctypes.pythonapi, name) for name in routine.FUNCTIONS)
+    )

@@ -115,7 +115,11 @@ class Kernel:
         return result if self._convert is None else self._convert(result)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
+        if instance is None:
+            return self
+        if _is_dynamo_compiling():  # which cannot make methods
+            return functools.partial(self, instance)
+        return types.MethodType(self, instance)
 
     def __reduce__(self) -> str:
         """Kernels are pickled and copied as functions are: by name."""

@@ -56,6 +56,20 @@ def test_derivatives_of_derivatives(pair):
     same(both(loss), both(reference))
 
 
+def test_forward_mode_over_the_gradient_of_a_plain_sum():
+    @weft.kernel
+    def cubes(x):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] ** 3
+        return out
+
+    x, v = torch.randn(2, 5, dtype=torch.float64)
+    # the gradient of sum() is one number, expanded
+    _, along = jvp(grad(lambda x: cubes(x).sum()), (x,), (v,))
+    torch.testing.assert_close(along, 6 * x * v)
+
+
 def test_forward_over_forward_is_refused(pair):
     x, t = pair
     with pytest.raises(GradientError, match="forward mode over forward mode is not there"):

@@ -171,6 +171,42 @@ def test_a_method_under_compile():
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x))
 
 
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    @weft.kernel
+    def scale(self, x):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = self.factor[i] * x[i]
+        return out
+
+
+@weft.kernel
+def scaled_by(x, config):
+    factor = config["factor"]
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = factor[i] * x[i]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x, f: Scaled(f).scale(x), "self"),
+        (lambda x, f: scaled_by(x, {"factor": f}), "config"),
+    ],
+)
+def test_objects_under_compile_are_refused_by_name(call, name):
+    torch._dynamo.reset()
+    x, factor = torch.randn(2, 3)
+    torch.testing.assert_close(call(x, factor), x * factor)
+    with pytest.raises(Exception, match=rf"`{name}` is an object: under torch.compile a kernel"):
+        torch.compile(call, fullgraph=True, backend="eager")(x, factor)
+
+
 def test_fake_tensors():
     with FakeTensorMode() as mode:
         x = mode.from_tensor(torch.randn(3, 4, dtype=torch.float64))

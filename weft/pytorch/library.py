@@ -17,6 +17,7 @@ import inspect
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,7 @@ from weft.errors import GradientError, KernelTypeError, KernelValueError
 from weft.frontend.parameters import Parameter
 from weft.frontend.specs import constant_key
 from weft.frontend.split import HostPart, Returned
+from weft.lang.dtypes import DType
 from weft.pytorch.derivative import Rule, Transformed, register
 from weft.pytorch.fake import fake_launchers
 from weft.pytorch.level import is_dual
@@ -37,6 +39,9 @@ from weft.source import FunctionSource, Span
 # schema type of a Python value's type
 _SCALARS = {int: "SymInt", float: "float", bool: "bool", torch.SymInt: "SymInt",
             torch.SymFloat: "float", torch.SymBool: "bool"}  # fmt: skip
+# Types of values that an operator may have fixed in it under torch.compile.
+_FIXED = (str, type(None), bool, int, float, tuple, list, torch.dtype, torch.device, DType, type,
+          FunctionType, BuiltinFunctionType, MethodType)  # fmt: skip
 _ANNOTATED = {"tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bool"}
 
 
@@ -112,6 +117,8 @@ class Operators:
             else:
                 value = parameter.default
             kind = schema_type(parameter, value)
+            if not kind and not isinstance(value, _FIXED):
+                self.refuse(parameter.name)
             values.append(value)
             types.append(kind)
             (passed if kind else fixed).append(value)
@@ -166,8 +173,18 @@ class Operators:
         self._check_captured()
         return self.find(types, list(fixed)).overload._schema.name.rpartition(":")[2]
 
+    def refuse(self, name: str) -> None:
+        """Raises ``KernelTypeError`` for an object that Dynamo is asked to look into."""
+        raise KernelTypeError(
+            f"`{name}` is an object: under torch.compile a kernel takes tensors, numbers, tuples "
+            "of one of these, functions, dtypes, strings and None", self.kernel.span,
+            help=f"give what the kernel reads of `{name}` parameters of its own, and pass them "
+            "from a function or method around it",
+        )  # fmt: skip
+
     # What torch.compiler.assume_constant_result does, without importing Dynamo.
     name_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     # --- making one ------------------------------------------------------------------------------
     def _make(self, types: tuple[str, ...], fixed: list[Any]) -> Operator:

@@ -150,6 +150,9 @@ class Pushed:
     def _pushed(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         tensors, tangents = list(values[: self.count]), values[self.count :]
         for k, tangent in zip(self.which, tangents, strict=True):
-            tensors[k] = forward_ad.make_dual(tensors[k], tangent)
+            primal = tensors[k]
+            if 0 in primal.stride():  # torch gives tangents the same layout: no memory of their own
+                primal = primal.clone(memory_format=torch.contiguous_format)
+            tensors[k] = forward_ad.make_dual(primal, tangent)
         parts = [forward_ad.unpack_dual(o) for o in self.f(*tensors) if is_float(o)]
         return tuple(torch.zeros_like(p.primal) if p.tangent is None else p.tangent for p in parts)

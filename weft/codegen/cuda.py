@@ -7,15 +7,17 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from weft import timing
-from weft.codegen import ptx
+from weft.codegen import launching, ptx
 from weft.codegen.grid import Grid
 from weft.codegen.host import Cpu
 from weft.codegen.jam import jam
-from weft.codegen.launching import Facts, InStep, Variant
-from weft.codegen.mapping import plan
+from weft.codegen.launching import Even, Facts, InStep, Variant
+from weft.codegen.mapping import VECTOR_BYTES, plan
 from weft.codegen.narrow import Program, candidates, divisions, narrow
+from weft.codegen.neighbours import Common, common
 from weft.codegen.threads import argument_slots
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
@@ -52,12 +54,13 @@ def analyse(function: Function, *, noalias: bool) -> Facts:
         )
         bounds = list(zip(low, high, step, strict=True))
     tables = Cpu(function)
+    mapping = plan(function, parallel) if parallel is not None else None
     return Facts(
         "weft_" + "".join(c if c.isalnum() else "_" for c in function.name),
         argument_slots(function), tables.check_table, tables.print_table, tuple(program.steps),
         tuple(bounds), tuple(needed), _divisors(program, divisions(program, function, chosen)),
-        plan(function, parallel) if parallel is not None else None,
-        parallel.attrs["kinds"] if parallel is not None else (),
+        mapping, parallel.attrs["kinds"] if parallel is not None else (),
+        _even(function, parallel, mapping, program),
     )  # fmt: skip
 
 
@@ -75,10 +78,19 @@ def compile_cuda(
         if variant.narrow:
             program = _program(function)
             chosen, _ = candidates(program)
-            found = divisions(program, function, chosen)
-            order = [step for step, _ in _divisors(program, found)]
-            numbers = {op: order.index(step) for op, step in found.items()}
-            function = narrow(function, chosen, numbers if variant.quick else {})
+            notes: dict[Op, dict[str, Any]] = {op: {} for op in walk(function.body)}
+            if variant.quick:
+                found = divisions(program, function, chosen)
+                order = [step for step, _ in _divisors(program, found)]
+                for op, step in found.items():
+                    notes[op]["divisor"] = order.index(step)
+            if variant.even:
+                outer = outermost(function, noalias=noalias)
+                shared = _common(outer, facts.mapping, program)
+                assert shared is not None
+                notes |= {op: notes[op] | {"even": "shared"} for op in shared.shared}
+                notes |= {op: notes[op] | {"even": "whole"} for op in shared.whole}
+            function = narrow(function, chosen, notes)
         parallel = outermost(function, noalias=noalias)
         assert (parallel is None) == facts.serial
         for place in variant.jams:
@@ -87,7 +99,7 @@ def compile_cuda(
             function, parallel = jam(function, parallel, facts.mapping.steps.jams[place])
         grid = Grid(
             function, parallel, facts.mapping, variant, strict_math=strict_math, noalias=noalias,
-            divisors=len(facts.divisions),
+            divisors=len(facts.divisions), even=facts.even,
         )  # fmt: skip
         text = grid.emit()
     with timing.stage("llvm"):
@@ -95,6 +107,8 @@ def compile_cuda(
         module = ptx.optimized(text, arch, functions)
     with timing.stage("ptx"):
         assembly = ptx.assemble(module, arch)
+        if variant.streams:
+            assembly = ptx.streaming(assembly)
     return CudaCode(arch, variant, text, functions, assembly, grid.symbol)
 
 
@@ -108,6 +122,40 @@ def _divisors(
     return tuple((step, tuple(sorted(dividends[step]))) for step in sorted(dividends))
 
 
+def _common(
+    parallel: Op | None, mapping: launching.Mapping | None, program: Program
+) -> Common | None:
+    """What neighbours along x have in common; None where a call cannot make them even."""
+    if parallel is None or mapping is None:
+        return None
+    dims, axis = parallel.attrs["dims"], mapping.order[0]
+    lower, step = parallel.operands[axis], parallel.operands[axis + 2 * dims].owner
+    by_one = isinstance(step, Op) and step.name == "arith.constant" and step.attrs["value"] == 1
+    if mapping.vector == 1 or not by_one:
+        return None
+    body = parallel.regions[0]
+    return common(body, body.args[axis], lower, mapping.side, program.given)
+
+
+def _even(
+    function: Function, parallel: Op | None, mapping: launching.Mapping | None, program: Program
+) -> Even | None:
+    found = _common(parallel, mapping, program)
+    if found is None or mapping is None:
+        return None
+    aligned: dict[int, int] = {}
+    for op in found.whole:
+        memref = op.operands[0 if op.name == "memref.load" else 1]
+        assert isinstance(memref.type, MemRefType)
+        limit = min(mapping.side * memref.type.element.bytes, VECTOR_BYTES)
+        aligned[function.args.index(memref)] = limit
+    return Even(
+        mapping.side, tuple(sorted(aligned.items())),
+        tuple(sorted(map(program.of, found.multiples))),
+        tuple(sorted(map(program.of, found.divisors))),
+    )  # fmt: skip
+
+
 def variants(facts: Facts) -> list[Variant]:
     """Every form that calls may take: for tests, and to look at."""
     if facts.mapping is None:
@@ -118,9 +166,16 @@ def variants(facts: Facts) -> list[Variant]:
         quick = narrow_form and bool(facts.divisions)
         for vector in sorted({1, mapping.vector}, reverse=True):
             base = Variant(narrow_form, vector, covers, quick=quick)
+            even = narrow_form and vector > 1 and facts.even is not None
+            if even:
+                found.append(replace(base, even=True))
             found.append(base)
+            if narrow_form and vector > 1 and covers and mapping.streamed:
+                found.append(replace(base, even=even, streams=True))
             if quick:
                 found.append(replace(base, quick=False))
+            if even and covers:
+                found.append(replace(base, quick=False, covers=False, even=True))
             if covers:
                 found.append(replace(base, covers=False))
             for several in _in_step(mapping.steps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from weft.codegen.arith import RULES, Rule, scalar, widen, word
-from weft.codegen.emit import Emitter, memory_type
+from weft.codegen.emit import Emitter, View, memory_type
 from weft.codegen.host import Cpu
 from weft.codegen.llvm import address
 from weft.codegen.vectormath import FUNCTIONS
@@ -25,12 +25,23 @@ def _call(name: str) -> Rule:
     return emit
 
 
+def _place(e: Emitter, op: Op, view: View, indices: Sequence[str]) -> tuple[str, int]:
+    """The address of what a load or store accesses, and the bytes that it is a multiple of."""
+    target, element = e.target, view.type.element
+    assert isinstance(target, Cuda)
+    if target.place:
+        ty = memory_type(element)
+        begin = f"ptr {target.begins[op]}"
+        pointer = e.inst(f"getelementptr inbounds {ty}, {begin}, i64 {target.place}")
+    else:
+        pointer = target.begins[op] = address(e, view, indices)
+    return pointer, target.aligned.get(op, element.bytes)
+
+
 def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     view = e.views[op.operands[0]]
     element = view.type.element
-    pointer = address(e, view, operands[1:])
-    assert isinstance(e.target, Cuda)
-    align = e.target.aligned.get(op, element.bytes)
+    pointer, align = _place(e, op, view, operands[1:])
     value = e.inst(f"load {memory_type(element)}, ptr {pointer}, align {align}")
     return [e.inst(f"icmp ne i8 {value}, 0") if element is i1 else value]
 
@@ -38,11 +49,9 @@ def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     view = e.views[op.operands[1]]
     element, value = view.type.element, operands[0]
-    pointer = address(e, view, operands[2:])
+    pointer, align = _place(e, op, view, operands[2:])
     if element is i1:
         value = e.inst(f"zext i1 {value} to i8")
-    assert isinstance(e.target, Cuda)
-    align = e.target.aligned.get(op, element.bytes)
     e.line(f"store {memory_type(element)} {value}, ptr {pointer}, align {align}")
     return ()
 
@@ -76,6 +85,8 @@ class Cuda(Cpu):
         self.failed: list[str] = []  # blocks that jump to ``leave``
         self.reciprocals: list[tuple[str, str]] = []  # of divisors, by their numbers
         self.aligned: dict[Op, int] = {}  # loads and stores at addresses with more than their own
+        # How far the neighbour is from one whose accesses, at ``begins``, are right in front.
+        self.place, self.begins = 0, dict[Op, str]()
 
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         return self.library_call(e, FUNCTIONS[function][0], t, operands)

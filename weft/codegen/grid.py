@@ -8,15 +8,14 @@ memory; what blocks leave is combined by a second function of one block, in a fi
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Sequence
 
+from weft.codegen.abreast import Abreast
 from weft.codegen.arith import combine, from_word, identity, narrow, scalar, word
 from weft.codegen.device import ORDERING, Cuda
 from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type
-from weft.codegen.launching import THREADS, Mapping, Variant
+from weft.codegen.launching import THREADS, Even, Mapping, Variant
 from weft.codegen.llvm import emit_block, emit_op, loop
-from weft.codegen.neighbours import quotients, whole_vectors
 from weft.codegen.threads import argument_slots
 from weft.codegen.threadwise import (
     barrier,
@@ -49,9 +48,10 @@ class Grid:
 
     def __init__(
         self, function: Function, parallel: Op | None, mapping: Mapping | None, variant: Variant, *,
-        strict_math: bool, noalias: bool, divisors: int = 0,
+        strict_math: bool, noalias: bool, divisors: int = 0, even: Even | None = None,
     ) -> None:  # fmt: skip
-        """``divisors``: how many the argument block has reciprocals of, in a quick variant."""
+        """``divisors``: how many the argument block has reciprocals of, in a quick variant.
+        ``even``: the even form, in an even variant."""
         self.function = function
         self.parallel = parallel
         self.mapping = mapping
@@ -64,9 +64,9 @@ class Grid:
         self.symbol = "weft_" + "".join(c if c.isalnum() else "_" for c in function.name)
         self.slots = argument_slots(function)
         self.written = written(function)
-        self.unaligned = False  # the first of several neighbours is not at a whole vector
-        self.quotients: set[Op] = set()  # that follow from the first neighbour's
-        threads = max(THREADS, mapping.threads if mapping else 0)
+        self.even = even if variant.even else None
+        usual = 2 * THREADS if variant.streams else THREADS
+        threads = max(usual, mapping.threads if mapping else 0)
         self.traits = self.module.attribute(f'nounwind "nvvm.maxntid"="{threads}"')
         self.kinds: tuple[str, ...] = parallel.attrs["kinds"] if parallel and mapping else ()
         ops = function.body.ops
@@ -132,7 +132,7 @@ class Grid:
         assert isinstance(type, MemRefType)
         if self.variant.narrow:
             name = e.inst(f"trunc i64 {name} to i32")
-        aligned = dict(self.mapping.aligned) if self.mapping and self.variant.vector > 1 else {}
+        aligned = self._limits
         position = self.function.args.index(value)
         slot = self.slots[k]
         row = slot.kind == "stride" if type.layout == "unit" else axis == type.rank - 1
@@ -163,8 +163,14 @@ class Grid:
     def _alignment(self, position: int) -> int:
         type = self.function.args[position].type
         assert isinstance(type, MemRefType)
-        aligned = dict(self.mapping.aligned) if self.mapping and self.variant.vector > 1 else {}
-        return aligned.get(position, type.element.bytes)
+        return self._limits.get(position, type.element.bytes)
+
+    @property
+    def _limits(self) -> dict[int, int]:
+        """Of each argument that is accessed in whole vectors, their bytes."""
+        if self.mapping is None or self.variant.vector == 1:
+            return {}
+        return dict(self.even.aligned if self.even is not None else self.mapping.aligned)
 
     # -- the kernel
 
@@ -287,16 +293,19 @@ class Grid:
             return loop(e, start, trip, stride, carried, names, one, type=ty)
         assert self.mapping is not None
         shift = self.mapping.shift
-        self.unaligned = e.constants.get(bounds[0]) is None or e.constants.get(bounds[2]) != 1
-        if self._apart > 1:
-            base = between(e, start, ty, wide)
+        known = e.constants.get(bounds[0]) is not None and e.constants.get(bounds[2]) == 1
+        args = self.function.args
+        limits = {args[k]: limit for k, limit in self._limits.items()} if known or self.even else {}
+        abreast = Abreast(op, axis, self.mapping, wide, self.even, self.cuda, limits)
+        if abreast.scattered:
+            base = between(e, start, ty, wide, abreast.side)
         else:
             base = e.inst(f"mul nsw {ty} {start}, {wide}")
         if shift:  # so that vectors begin at multiples of their length in memory, not in the loop
             base = e.inst(f"sub nsw {ty} {base}, {shift}")
 
         def several(first: str, values: list[str]) -> list[str]:
-            return self._neighbours(e, op, axis, first, trip, ty, values, names, bind)
+            return self._neighbours(e, abreast, op, first, trip, ty, values, names, bind)
 
         if self.variant.covers:
             several(base, [])
@@ -305,18 +314,15 @@ class Grid:
         return loop(e, base, trip, stride, carried, names, several, type=ty)
 
     def _neighbours(
-        self, e: Emitter, op: Op, axis: int, first: str, trip: str, ty: str, carried: list[str],
-        names: list[str], bind: Callable[[int, str], None],
+        self, e: Emitter, abreast: Abreast, op: Op, first: str, trip: str, ty: str,
+        carried: list[str], names: list[str], bind: Callable[[int, str], None],
     ) -> list[str]:  # fmt: skip
         """``vector`` iterations from ``first`` on: without branches if all of them exist."""
-        apart = self._apart
-        length = (self.variant.vector - 1) * apart + 1
+        length = abreast.length
         end = e.inst(f"add nsw {ty} {first}, {length}")
         inside = e.inst(f"and i1 {e.inst(f'icmp sge {ty} {first}, 0')}, "
                         f"{e.inst(f'icmp sle {ty} {end}, {trip}')}")  # fmt: skip
-        self.quotients = quotients(op.regions[0], op.regions[0].args[axis])
-        self.quotients -= {q for q in self.quotients if "divisor" in q.attrs}
-        for divisor in {inner.operands[1] for inner in self.quotients}:
+        for divisor in {inner.operands[1] for inner in abreast.quotients}:
             kind = llvm_type(divisor.type)
             enough = e.inst(f"icmp sge {kind} {e.name(divisor)}, {length}")
             inside = e.inst(f"and i1 {inside}, {enough}")
@@ -324,7 +330,7 @@ class Grid:
         e.branch(inside, full, part)
         e.start(full)
         types = [scalar(v) for v in op.results]
-        parts = self._abreast(e, op, axis, first, ty, bind)
+        parts = abreast.emit(e, first, ty, bind)
         while len(parts) > 1:
             parts = [self._combined(e, types, a, b)
                      for a, b in zip(parts[::2], parts[1::2], strict=True)]  # fmt: skip
@@ -333,10 +339,20 @@ class Grid:
         e.start(part)
         low = e.intrinsic(f"llvm.smax.{ty}", ty, (ty, first), (ty, "0"))
         high = e.intrinsic(f"llvm.smin.{ty}", ty, (ty, end), (ty, trip))
-        one = lambda count, values: self._iteration(e, op, lambda: bind(axis, count), values)  # noqa: E731
+
+        def one(count: str, values: list[str]) -> list[str]:
+            return self._iteration(e, op, lambda: bind(abreast.axis, count), values)
+
+        def side_by_side(count: str, values: list[str]) -> list[str]:
+            behind = e.inst(f"add nsw {ty} {count}, {abreast.side}")
+            last = e.intrinsic(f"llvm.smin.{ty}", ty, (ty, behind), (ty, high))
+            return loop(e, count, last, "1", values, names, one, metadata=self._rolled(), type=ty)
+
+        nested = abreast.scattered and abreast.side > 1
         single = loop(
-            e, low, high, str(apart), carried, names, one, metadata=self._rolled(), type=ty
-        )
+            e, low, high, str(abreast.apart if abreast.scattered else 1), carried, names,
+            side_by_side if nested else one, metadata=self._rolled(), type=ty,
+        )  # fmt: skip
         other = e.block
         e.jump(out)
         e.start(out)
@@ -346,50 +362,6 @@ class Grid:
             e.fill(slot, (a, block), (b, other))
             results.append(phi)
         return results
-
-    def _abreast(
-        self, e: Emitter, op: Op, axis: int, first: str, ty: str, bind: Callable[[int, str], None]
-    ) -> list[list[str]]:
-        """The neighbours' iterations in step, so that their loads and stores lie side by side: LLVM
-        makes them one. (Iterations of a parallel loop do not depend on each other.)"""
-        names, body = e.names, op.regions[0]
-        own: list[dict[Value, str]] = [{} for _ in range(self.variant.vector)]
-        for k, local in enumerate(own):
-            e.names = ChainMap(local, names)  # type: ignore[assignment]
-            bind(axis, first if k == 0 else e.inst(f"add nsw {ty} {first}, {k * self._apart}"))
-        assert self.mapping is not None
-        limits = {} if self.unaligned else {
-            self.function.args[position]: limit for position, limit in self.mapping.aligned
-        }  # fmt: skip
-        aligned = [whole_vectors(body, body.args[axis], k, limits) for k in range(len(own))]
-        for inner in body.ops[:-1]:
-            for k, local in enumerate(own):
-                e.names = ChainMap(local, names)  # type: ignore[assignment]
-                self.cuda.aligned = aligned[k]
-                if k and inner in self.quotients:
-                    local[inner.result] = self._next_quotient(e, inner, own[0], k * self._apart)
-                else:
-                    emit_op(e, inner)
-        self.cuda.aligned = {}
-        parts = []
-        for local in own:
-            e.names = ChainMap(local, names)  # type: ignore[assignment]
-            parts.append([e.name(v) for v in body.terminator.operands])
-        e.names = names
-        return parts
-
-    def _next_quotient(self, e: Emitter, op: Op, first: dict[Value, str], k: int) -> str:
-        """(a + k) // b from a // b, for 0 < k < b: one more where the remainder gets to b."""
-        ty = llvm_type(op.result.type)
-        quotient, divisor = first[op.result], e.name(op.operands[1])
-        product = e.inst(f"mul {ty} {quotient}, {divisor}")
-        rest = e.inst(f"sub {ty} {first[op.operands[0]]}, {product}")
-        over = e.inst(f"icmp sge {ty} {e.inst(f'add {ty} {rest}, {k}')}, {divisor}")
-        return e.inst(f"add {ty} {quotient}, {e.inst(f'zext i1 {over} to {ty}')}")
-
-    @property
-    def _apart(self) -> int:
-        return self.mapping.apart if self.mapping is not None else 1
 
     def _iteration(
         self, e: Emitter, op: Op, bind: Callable[[], None], carried: list[str]

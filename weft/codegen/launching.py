@@ -24,6 +24,7 @@ REDUCTION_BLOCKS = (
 )
 PRIVATE_BYTES = 16384  # of shared memory for a block's own copy of what it accumulates into
 PROCESSORS = 128  # multiprocessors of a GPU that is not here
+CACHE_BYTES = 50 << 20  # its second-level cache
 _WAVES = 4  # blocks for each multiprocessor, below which blocks are made smaller
 WORTH = 0.65  # of the loads have to be left, at most, for another axis to be taken
 _AXES = 2  # at most, along which a thread has several iterations
@@ -88,7 +89,9 @@ class Mapping:
     for each multiprocessor, each of which goes on to other iterations; 0 for as many as are needed.
     ``block``: what the kernel's writer
     asks for instead: () nothing, (n,) so many threads, (x, y, z) just these sides. ``steps``:
-    iterations that a thread may do in step.
+    iterations that a thread may do in step. ``side``: of how many neighbours the longest loads and
+    stores are, where they are next to each other. ``streamed``: the arguments that are written, if
+    none of them is read.
     """
 
     order: tuple[int, ...]
@@ -101,6 +104,8 @@ class Mapping:
     lasting: int = 0
     block: tuple[int, ...] = ()
     steps: InStep = InStep()
+    side: int = 1
+    streamed: tuple[int, ...] = ()
 
     @property
     def threads(self) -> int:
@@ -109,12 +114,28 @@ class Mapping:
 
 
 @dataclass(frozen=True, slots=True)
+class Even:
+    """A form for calls in which a thread's neighbours are next to each other, ``count`` at a time,
+    from a multiple of that on, and then read and write whole vectors.
+
+    ``aligned`` as in ``Mapping``. ``multiples``: steps that must be multiples of ``count``;
+    ``divisors``: those of them that must be positive.
+    """
+
+    count: int
+    aligned: tuple[tuple[int, int], ...]
+    multiples: tuple[int, ...]
+    divisors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One form of a kernel: ``narrow`` indices of 32 bits, ``vector`` neighbours a thread,
     ``covers``
     if each thread has one iteration at most, ``private`` if blocks accumulate into shared
     memory, ``quick`` if divisors are multiplied by; ``jams`` are
-    the places in ``Mapping.steps.jams`` of those that are carried out."""
+    the places in ``Mapping.steps.jams`` of those that are carried out; ``even`` as in ``Even``,
+    ``streams`` if what is written makes way first in the caches."""
 
     narrow: bool
     vector: int = 1
@@ -122,10 +143,12 @@ class Variant:
     private: bool = False
     quick: bool = False
     jams: tuple[int, ...] = ()
+    even: bool = False
+    streams: bool = False
 
     def __str__(self) -> str:
         words = [f"i{32 if self.narrow else 64}", f"v{self.vector}"]
-        words += [n for n in ("covers", "private", "quick") if getattr(self, n)]
+        words += [n for n in ("covers", "private", "quick", "even", "streams") if getattr(self, n)]
         words += [f"jam{k}" for k in self.jams]
         return "-".join(words)
 
@@ -138,7 +161,8 @@ class Facts:
     ``bounds`` are, for each parallel dimension, the steps of lower bound, upper bound and step;
     ``needed`` the steps that must fit for the narrow form. ``divisions``: for each divisor that a
     call decides, its step and those of what is divided by it. ``mapping`` is None where one thread
-    runs everything. ``kinds``: the combiners that the kernel reduces by.
+    runs everything. ``kinds``: the combiners that the kernel reduces by. ``even``: None where
+    there is no such form.
     """
 
     symbol: str
@@ -151,6 +175,7 @@ class Facts:
     divisions: tuple[tuple[int, tuple[int, ...]], ...]
     mapping: Mapping | None
     kinds: tuple[str, ...]
+    even: Even | None = None
 
     @property
     def serial(self) -> bool:
@@ -251,6 +276,19 @@ def covers(mapping: Mapping, trips: Sequence[int], grid: Dims, block: Dims, vect
     elif vector > 1:
         sides[0] = sides[0] * vector - mapping.shift
     return all(side >= n for side, n in zip(sides, counts, strict=True))
+
+
+def joined(mapping: Mapping, grid: Dims, block: Dims) -> tuple[Dims, Dims]:
+    """Two blocks of a row as one, where rows have an even number of the usual blocks."""
+    if mapping.block or mapping.apart == 1 or block != (THREADS, 1, 1) or grid[0] % 2:
+        return grid, block
+    return (grid[0] // 2, grid[1], grid[2]), (2 * THREADS, 1, 1)
+
+
+def streams(written: int, read: int, cache: int) -> bool:
+    """Whether what a kernel writes should make way in the caches for what it reads: if it is too
+    much for the second-level ``cache`` anyway and what is read is little (all in bytes)."""
+    return written > cache and 8 * read <= written
 
 
 def roomier(threads: int, registers: int) -> int:

@@ -29,7 +29,7 @@ def plan(function: Function, parallel: Op) -> Mapping:
     # Ties go to the last index, as loops over row-major arrays are written.
     fastest = max(range(len(ivs)), key=lambda k: (scores[k], k))
     order = (fastest, *(k for k in reversed(range(len(ivs))) if k != fastest))
-    vector, aligned, apart = _vector(function, parallel, found, ivs[fastest])
+    vector, aligned, apart, side = _vector(function, parallel, found, ivs[fastest])
     sides = _sides(found, [ivs[k] for k in order])
     private = _private(function, parallel)
     wish = tuple(function.attrs.get("block_dim", ()))
@@ -48,7 +48,16 @@ def plan(function: Function, parallel: Op) -> Mapping:
         _LASTING if sides == _SQUARE else 0,
         _asked(wish, order),
         found_steps,
+        side,
+        _streamed(function, found) if vector > 1 and not parallel.attrs["kinds"] else (),
     )
+
+
+def _streamed(function: Function, found: list[Access]) -> tuple[int, ...]:
+    written = {a.memref for a in found if a.writes}
+    if any(a.memref in written for a in found if a.kind != "store"):
+        return ()
+    return tuple(k for k, arg in enumerate(function.args) if arg in written)
 
 
 def _asked(wish: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
@@ -158,28 +167,29 @@ _STRAIGHT = ("memref.load", "memref.store", "memref.dim")
 
 def _vector(
     function: Function, parallel: Op, found: list[Access], iv: Value
-) -> tuple[int, tuple[tuple[int, int], ...], int]:
-    """``vector``, ``aligned`` and ``apart`` of the mapping."""
+) -> tuple[int, tuple[tuple[int, int], ...], int, int]:
+    """``vector``, ``aligned``, ``apart`` and ``side`` of the mapping."""
     body = parallel.regions[0]
     memory = [op for op in body.ops if op.name in ("memref.load", "memref.store")]
     if any(op.regions or op.name.startswith(("weft.", "memref.atomic", "memref.alloca"))
            for op in body.ops):  # fmt: skip
-        return 1, (), 1
+        return 1, (), 1, 1
     along = [(a, use) for a in found for use in parallel_dims_of(a) if use.iv is iv]
     unit = [
         a for a, use in along if use.stride == 1 and _row_major(a) and a.memref in function.args
     ]
     stores = [a for a in found if a.writes]
     if not unit or any(a not in unit for a in stores):
-        return 1, (), 1
+        return 1, (), 1, 1
     most = max(_bytes(a.memref) for a in unit)
     copies = min(VECTOR_BYTES // most, 8)
     while copies > 1 and copies * len(body.ops) > MOST_COPIES:
         copies //= 2
     if copies < 2 or len(memory) * copies > 128:
-        return 1, (), 1
+        return 1, (), 1, 1
     args = function.args
     aligned = {args.index(a.memref): copies * _bytes(a.memref) for a in unit}
+    side = copies
     divides = any(op.name == "arith.floordivsi" for op in body.ops)
     if parallel.attrs["kinds"]:
         copies *= 2  # two vectors on their way at a time
@@ -190,8 +200,8 @@ def _vector(
     ):
         # Twice as many quotients for one division. What is read at places that come of divisions,
         # or of data, is not read in vectors: a warp's threads then access what lies side by side.
-        return 2 * copies, (), WARP
-    return copies, tuple(sorted(aligned.items())), 1
+        return 2 * copies, (), WARP, side
+    return copies, tuple(sorted(aligned.items())), 1, side
 
 
 def _bytes(memref: Value) -> int:

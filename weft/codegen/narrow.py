@@ -9,6 +9,7 @@ come from 64-bit tensors) stays 64-bit in both forms.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from weft.codegen.intervals import Step, evaluate, fits
 from weft.ir.core import Block, Function, Op, Value, walk
@@ -48,6 +49,15 @@ class Program:
 
     def of(self, value: Value) -> int:
         return self.number.get(value, self._unknown)
+
+    def given(self, value: Value) -> bool:
+        """Whether a call's sizes and numbers alone decide a value of 64 bits."""
+        op = value.owner
+        if not isinstance(op, Op):
+            return self.steps[self.of(value)][0] == "slot"
+        if op.name in ("arith.constant", "memref.dim"):
+            return self.of(value) != self._unknown
+        return op.name in _RULES and _bits(op.result) == 64 and all(map(self.given, op.operands))
 
     def _block(self, block: Block) -> None:
         for op in block.ops:
@@ -138,24 +148,24 @@ def divisions(program: Program, function: Function, chosen: frozenset[Value]) ->
 
 
 def narrow(
-    function: Function, chosen: frozenset[Value], divisors: Mapping[Op, int] | None = None
+    function: Function, chosen: frozenset[Value], notes: Mapping[Op, dict[str, Any]] | None = None
 ) -> Function:
     """``function`` with the values of ``chosen`` as i32, and 32-bit subscripts everywhere.
-    Divisions in ``divisors`` get the number there as an attribute.
+    Operations in ``notes`` get the attributes there.
 
     The result is for code generation alone: subscripts and bounds of loops are not ``index``.
     """
     types = [a.type for a in function.args]
     result = Function(function.name, types, [a.name for a in function.args],
                       dict(function.attrs), function.span)  # fmt: skip
-    _Narrowing(chosen, divisors or {}).into(result, function)
+    _Narrowing(chosen, notes or {}).into(result, function)
     return result
 
 
 class _Narrowing:
-    def __init__(self, chosen: frozenset[Value], divisors: Mapping[Op, int]) -> None:
+    def __init__(self, chosen: frozenset[Value], notes: Mapping[Op, dict[str, Any]]) -> None:
         self.chosen = chosen
-        self.divisors = divisors
+        self.notes = notes
         self.values: dict[Value, Value] = {}
         self.ops: list[Op] = []
 
@@ -223,9 +233,7 @@ class _Narrowing:
             case _:
                 pass
         operands = [self.get(v, t) for v, t in zip(op.operands, wanted, strict=True)]
-        attrs = dict(op.attrs)
-        if op in self.divisors:
-            attrs["divisor"] = self.divisors[op]
+        attrs = op.attrs | self.notes.get(op, {})
         new = Op(op.name, operands, results, attrs, span=op.span)
         self.ops.append(new)
         for region in op.regions:

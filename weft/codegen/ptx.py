@@ -64,6 +64,12 @@ def assemble(module: llvm.ModuleRef, arch: str) -> str:
     return machine(arch).emit_assembly(module)
 
 
+def streaming(text: str) -> str:
+    """PTX with global stores of data that makes way first in the caches. LLVM has no word for it:
+    it drops ``!nontemporal``."""
+    return re.sub(r"\bst\.global\.", "st.global.cs.", text)
+
+
 # -- NVIDIA's assembler
 
 

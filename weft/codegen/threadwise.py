@@ -137,9 +137,12 @@ def barrier(e: Emitter) -> None:
     e.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
 
 
-def between(e: Emitter, place: str, ty: str, count: int) -> str:
+def between(e: Emitter, place: str, ty: str, count: int, side: int) -> str:
     """The first of ``count`` iterations of the thread at ``place``, where the threads of a warp lie
-    between a thread's neighbours."""
+    between a thread's neighbours, but for ``side`` that are next to each other."""
     warp = e.inst(f"lshr {ty} {place}, {WARP.bit_length() - 1}")
     begin = e.inst(f"mul nuw nsw {ty} {warp}, {WARP * count}")
-    return e.inst(f"add nuw nsw {ty} {begin}, {e.inst(f'and {ty} {place}, {WARP - 1}')}")
+    lane = e.inst(f"and {ty} {place}, {WARP - 1}")
+    if side > 1:
+        lane = e.inst(f"mul nuw nsw {ty} {lane}, {side}")
+    return e.inst(f"add nuw nsw {ty} {begin}, {lane}")

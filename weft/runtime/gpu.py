@@ -9,7 +9,7 @@ import logging
 import math
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from weft.codegen import launching
 from weft.codegen.interface import Check, Slot
 from weft.codegen.intervals import Interval, evaluate, fits, trip_count
 from weft.codegen.launching import (
+    CACHE_BYTES,
     DIVIDEND,
     DIVISOR,
     PRIVATE_BYTES,
@@ -30,6 +31,7 @@ from weft.codegen.launching import (
     Facts,
     Variant,
     covers,
+    joined,
     reciprocal,
     roomier,
     shape,
@@ -42,6 +44,7 @@ from weft.ir.core import Function
 from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime import build, cuda, native, routine
+from weft.runtime.arguments import Arguments
 from weft.runtime.cache import DiskCache
 from weft.runtime.cuda import (
     CudaError,
@@ -57,7 +60,7 @@ from weft.runtime.pending import pending
 from weft.source import FunctionSource
 from weft.version import VERSION
 
-FORMAT = 4  # of the cached header; another number is another key
+FORMAT = 5  # of the cached header; another number is another key
 RECORD_WORDS = 16
 UNKNOWN_GRID = 1024  # blocks, where the trip counts are known on the GPU only
 SMALL = 8192  # iterations of a reduction that one block does alone
@@ -208,7 +211,7 @@ def _key(text: str, options: Options, noalias: bool) -> str:
 def _decode(header: dict[str, Any]) -> Facts | None:
     """The facts in a cached header; None where it is not of this form."""
     try:
-        mapping = header["mapping"]
+        mapping, even = header["mapping"], header["even"]
         return Facts(
             str(header["symbol"]),
             tuple(Slot(str(s["kind"]), int(s["arg"]), int(s["axis"])) for s in header["slots"]),
@@ -227,9 +230,14 @@ def _decode(header: dict[str, Any]) -> Facts | None:
                 tuple((int(a), int(b)) for a, b in mapping["aligned"]), mapping["private"],
                 (int(mapping["sides"][0]), int(mapping["sides"][1])), mapping["apart"],
                 mapping["shift"], mapping["lasting"], tuple(mapping["block"]),
-                _decode_steps(mapping["steps"]),
+                _decode_steps(mapping["steps"]), int(mapping["side"]),
+                tuple(map(int, mapping["streamed"])),
             ),
             tuple(map(str, header["kinds"])),
+            None if even is None else launching.Even(
+                int(even["count"]), tuple((int(a), int(b)) for a, b in even["aligned"]),
+                tuple(map(int, even["multiples"])), tuple(map(int, even["divisors"])),
+            ),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError):
         return None
@@ -280,18 +288,20 @@ class Call:
         used = {int(step[1]) for step in facts.steps if step[0] == "slot"}
         self.numbers = [k for k in numbers if k in used]
         self.within = slice(8 * min(self.numbers, default=0), 8 * max(self.numbers, default=-1) + 8)
-        mapping = facts.mapping
-        aligned = dict(mapping.aligned) if mapping is not None else {}
+        aligned = dict(facts.mapping.aligned) if facts.mapping is not None else {}
+        even = dict(facts.even.aligned) if facts.even is not None else {}
         pointers = [(k, slot.arg) for k, slot in enumerate(facts.slots) if slot.kind == "pointer"]
-        self.places = [(8 * k, aligned[arg] - 1) for k, arg in pointers if arg in aligned]
-        self.launches: dict[tuple[bytes, bool], Launch | None] = {}
+        # Where an address is, a mask of the bits that must be 0, and how straight the call is else.
+        self.places = [(8 * k, (even | aligned)[arg] - 1, _BENT if arg in aligned else _STRAIGHT)
+                       for k, arg in pointers if arg in even or arg in aligned]  # fmt: skip
+        self.launches: dict[tuple[bytes, int], Launch | None] = {}
         self.cell: ctypes.c_char_p | None = None  # where ``direct`` finds its record
 
     def __call__(self, slots: bytes) -> None:
-        straight = True
-        for place, mask in self.places:
+        straight = _EVEN
+        for place, mask, otherwise in self.places:
             if slots[place] & mask:
-                straight = False
+                straight = min(straight, otherwise)
         key = (slots[self.within], straight)
         try:
             launch = self.launches[key]
@@ -305,7 +315,7 @@ class Call:
             self._reduce(launch, slots)
         else:
             self._run(launch, launch.function, slots + _ALONE + launch.divisors)
-            if self.cell is not None and not self.cell and straight:
+            if self.cell is not None and not self.cell and straight == _EVEN:
                 self._ready(launch, self.cell)
 
     @functools.cached_property
@@ -327,8 +337,9 @@ class Call:
         entry: Any = self.api.launch
         address = ctypes.cast(entry, ctypes.c_void_p).value or 0
         cell.value = native.launch_record(
-            address, launch.function.value, config, self.size, _ALONE + launch.divisors, self.places
-        )
+            address, launch.function.value, config, self.size, _ALONE + launch.divisors,
+            [(place, mask) for place, mask, _ in self.places],
+        )  # fmt: skip
 
     def _frame(self, launch: Launch, block: bytes) -> Frame:
         try:
@@ -400,7 +411,7 @@ class Call:
 
     # -- what runs
 
-    def _launch(self, slots: bytes, key: tuple[bytes, bool]) -> Launch | None:
+    def _launch(self, slots: bytes, key: tuple[bytes, int]) -> Launch | None:
         if len(self.launches) > 1024:
             self.launches.clear()
         with self.compiled.lock:
@@ -412,7 +423,7 @@ class Call:
             )  # fmt: skip
         return made
 
-    def _made(self, slots: bytes, *, straight: bool) -> Launch | None:
+    def _made(self, slots: bytes, *, straight: int) -> Launch | None:
         facts = self.facts
 
         def word(k: int) -> Interval:
@@ -420,22 +431,30 @@ class Call:
             return value, value
 
         found = evaluate(facts.steps, word)
-        views = self._views(slots)
-        narrow = all(_reach(*view) < (1 << 31) - 1 for view in views.values())
-        narrow = narrow and all(fits(found[k]) for k in facts.needed)
+        arguments = Arguments(facts, self.compiled.function, slots)
+        narrow = arguments.narrow() and all(fits(found[k]) for k in facts.needed)
         if facts.mapping is None:
             module = self.compiled.module(Variant(narrow, covers=False), self.device)
             return Launch(module.functions[facts.symbol], None, (1, 1, 1), (1, 1, 1), 0, 1)
         trips = [trip_count(*(found[k] for k in bounds)) for bounds in facts.bounds]
         if 0 in trips and not facts.kinds:
             return None
-        straight = straight and self._even_rows(views)
+        whole = straight != _BENT and arguments.even_rows(facts.mapping.aligned)
+        even = straight == _EVEN and arguments.even(found)
         divisors = self._divisors(found) if narrow else None
-        most = THREADS
+        streams = arguments.streams(_second_level(self.device))
+        most = 2 * THREADS if streams else THREADS
         while True:
-            variant, grid, block, shared = self._chosen(slots, trips, narrow, straight, most)
+            variant, grid, block, shared = self._chosen(
+                slots, trips, narrow, whole, min(most, THREADS)
+            )
             quick = variant.narrow and bool(divisors)
-            module = self.compiled.module(replace(variant, quick=quick), self.device)
+            vectors = variant.narrow and variant.vector > 1
+            stream = streams and vectors and variant.covers
+            variant = replace(variant, quick=quick, even=even and vectors, streams=stream)
+            if variant.streams and most > THREADS:
+                grid, block = joined(facts.mapping, grid, block)
+            module = self.compiled.module(variant, self.device)
             function = module.functions[facts.symbol]
             fitting = self._fitting(function, math.prod(block))
             if fitting >= min(most, math.prod(block)):
@@ -503,41 +522,6 @@ class Call:
         alone = not few and covers(mapping, ordered, grid, block, vector)
         return Variant(narrow, vector, alone, shared > 0, jams=jams), grid, block, shared
 
-    def _views(self, slots: bytes) -> dict[int, tuple[list[int], list[int]]]:
-        """Sizes and strides of each memref argument, by its position."""
-        found: dict[int, tuple[list[int], list[int]]] = {}
-        for k, slot in enumerate(self.facts.slots):
-            if slot.kind == "pointer":
-                found[slot.arg] = ([], [])
-            elif slot.kind in ("size", "stride"):
-                found[slot.arg][slot.kind == "stride"].append(_WORD.unpack_from(slots, 8 * k)[0])
-        for arg, (sizes, strides) in found.items():
-            type = self.compiled.function.args[arg].type
-            assert isinstance(type, MemRefType)
-            if type.layout == "unit" and sizes:
-                strides.append(1)
-            elif type.layout == "contiguous":
-                length = 1
-                for n in reversed(sizes):
-                    strides.insert(0, length)
-                    length *= max(n, 1)
-        return found
-
-    def _even_rows(self, views: Mapping[int, tuple[list[int], list[int]]]) -> bool:
-        """Whether every row of what is accessed in vectors begins at a whole one if the first
-        does."""
-        mapping = self.facts.mapping
-        for arg, limit in mapping.aligned if mapping is not None else ():
-            type = self.compiled.function.args[arg].type
-            assert isinstance(type, MemRefType)
-            sizes, strides = views[arg]
-            per = limit // type.element.bytes
-            if any(s % per for s in strides[:-1]) or (
-                type.layout == "contiguous" and len(sizes) > 1 and sizes[-1] % per
-            ):
-                return False
-        return True
-
     def _private_bytes(self, slots: bytes, total: int) -> int:
         """Bytes of a block's own copy of what is accumulated into; 0 where it does not pay."""
         mapping = self.facts.mapping
@@ -555,6 +539,16 @@ class Call:
 
 
 _ALONE = _TAIL.pack(0, 1)
+# What addresses allow: elements one by one, vectors, or the even form too.
+_BENT, _STRAIGHT, _EVEN = range(3)
+
+
+@functools.cache
+def _second_level(device: int) -> int:
+    """Bytes of a device's second-level cache."""
+    if not torch.cuda.is_available():
+        return CACHE_BYTES
+    return torch.cuda.get_device_properties(device).L2_cache_size
 
 
 @functools.cache
@@ -562,10 +556,3 @@ def _multiprocessors(device: int) -> int:
     if not torch.cuda.is_available():
         return PROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _reach(sizes: list[int], strides: list[int]) -> int:
-    """The offset of the last element, in elements."""
-    if 0 in sizes:
-        return 0
-    return sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))

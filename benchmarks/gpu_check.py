@@ -491,6 +491,15 @@ def timed(call: Callable[[], object], seconds: float = 0.3) -> float:
     return statistics.median(samples)
 
 
+def alternating(calls: dict[str, Callable[[], object]], rounds: int = 12) -> dict[str, float]:
+    """Medians as of ``timed``, the calls taking turns: for differences of some percent."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for k in range(rounds):
+        for name in sorted(calls, reverse=k % 2 == 1):
+            samples[name].append(timed(calls[name], 0.02))
+    return {name: statistics.median(found) for name, found in samples.items()}
+
+
 def host_time(call: Callable[[], object], rounds: int = 7, count: int = 500) -> float:
     """Microseconds of the calling thread for one call, the device kept busy with nothing else."""
     best = math.inf
@@ -655,6 +664,11 @@ def brick() -> None:
     narrow = torch.arange(30 * 44, dtype=torch.int32, device="cuda").view(30, 44)
     figure(name, "weft, output given, tiles of 30 by 44",
            timed(lambda: given(image, narrow, size, size, 22, 3, 7)), "ms")  # fmt: skip
+    for dtype in (torch.uint8, torch.float16):
+        texture, small = tile.to(dtype), image.to(dtype)
+        figure(name.replace("int32", str(dtype).removeprefix("torch.")), "weft, output given",
+               timed(lambda t=texture, s=small: given(s, t, size, size, offset, 36, 96)),
+               "ms")  # fmt: skip
     part = tile[:144, :288].contiguous()
     saved_size = brick_wall.image_height, brick_wall.image_width
     brick_wall.image_height = brick_wall.image_width = size
@@ -669,7 +683,7 @@ def brick() -> None:
             sys.path.insert(0, folder)
             import brick_triton
 
-            best = math.inf
+            others: dict[str, Callable[[], object]] = {}
             for block in (256, 512, 1024, 2048, 4096):
                 for warps in (2, 4, 8):
 
@@ -690,8 +704,13 @@ def brick() -> None:
 
                     launch()
                     assert torch.equal(image.cpu(), expected), "the triton kernel is wrong"
-                    best = min(best, timed(launch, 0.1))
-            figure(name, "triton, sizes compiled in, best of 15", best, "ms")
+                    others[f"triton, blocks of {block}, {warps} warps"] = launch
+            times = alternating(others, 3)
+            best = min(times, key=lambda config: times[config])
+            turns = {"weft": lambda: given(image, tile, size, size, offset, 36, 96),
+                     best: others[best], "fill": lambda: image.fill_(3)}  # fmt: skip
+            for row, ms in alternating(turns).items():
+                figure(name, f"in turn: {row}", ms, "ms", "best of 15" if row == best else "")
     except Exception as error:
         print(f"  no triton figure: {type(error).__name__}: {str(error)[:400]}")
     from weft.codegen import launching

@@ -20,6 +20,8 @@ from weft.codegen import launching
 from weft.codegen.launching import Mapping, joined, streams
 from weft.runtime import gpu
 
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
@@ -49,7 +51,8 @@ def tiled(tile: torch.Tensor, out: torch.Tensor, shift: int, skew: int) -> None:
 
 def tiled_by_torch(tile: torch.Tensor, out: torch.Tensor, shift: int, skew: int) -> torch.Tensor:
     h, w = tile.shape
-    i, j = torch.arange(out.shape[0])[:, None], torch.arange(out.shape[1])[None]
+    i = torch.arange(out.shape[0], device=out.device)[:, None]
+    j = torch.arange(out.shape[1], device=out.device)[None]
     return tile[i % h, (j - shift - i // h * skew) % w]
 
 
@@ -57,7 +60,9 @@ def begins_at(tensor: torch.Tensor, bytes: int) -> bool:
     return tensor.data_ptr() % bytes == 0
 
 
-def draw(random: random.Random, dtype: torch.dtype, side: int) -> tuple[Any, ...]:
+def draw(
+    random: random.Random, dtype: torch.dtype, side: int, device: str
+) -> tuple[torch.Tensor, torch.Tensor, int, int]:
     """A call of ``tiled``: each number mostly a multiple of ``side``, and at times not."""
 
     def around(low: int, high: int) -> int:
@@ -68,29 +73,46 @@ def draw(random: random.Random, dtype: torch.dtype, side: int) -> tuple[Any, ...
     rows, cols = random.randrange(0, 6), max(around(0, 700 // side), 0)
     if random.random() < 0.5:
         cols = max(cols, 256)
-    tile = numbers((h * w + 16,), dtype, random.randrange(99))
+    tile = numbers((h * w + 16,), dtype, random.randrange(99)).to(device)
     where = random.choice((0, 0, 0, 0, 16 // tile.element_size(), 1))
     tile = tile[where : where + h * w].view(h, w)
     padding = random.choice((0, 0, side, 1))
-    out = torch.full((rows * (cols + padding) + 32,), 101).to(dtype)
+    out = torch.full((rows * (cols + padding) + 32,), 101, device=device).to(dtype)
     where = random.choice((0, 0, 0, 0, 16 // tile.element_size(), 1))
     out = out[where : where + rows * (cols + padding)].view(rows, cols + padding)[:, :cols]
     return tile, out, around(-30, 30), around(-5, 5)
 
 
+@pytest.fixture(params=["emulator", pytest.param("cuda", marks=[pytest.mark.cuda, NO_GPU])])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "emulator":
+        return "cpu"
+    load = gpu.GpuCompiled.module
+
+    def module(self: gpu.GpuCompiled, variant: launching.Variant, device: int) -> Any:
+        EmulatedCall.seen.append(variant)
+        return load(self, variant, device)
+
+    monkeypatch.setattr(gpu.GpuCompiled, "module", module)
+    return "cuda"
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.int32, torch.float64])
-def test_the_even_form_is_chosen_where_it_is_right(dtype: torch.dtype) -> None:
+def test_the_even_form_is_chosen_where_it_is_right(dtype: torch.dtype, place: str) -> None:
     side = min(16 // dtype.itemsize, 8)
     bytes = side * dtype.itemsize
     spread = 32 if dtype.itemsize >= 4 else 1  # how far a thread's neighbours are from each other
-    random_numbers, kernel = random.Random(dtype.itemsize), emulated(tiled)
+    random_numbers = random.Random(dtype.itemsize)
+    kernel = emulated(tiled) if place == "cpu" else weft.kernel(tiled.function)
     found: set[bool] = set()
     for _ in range(60):
-        tile, out, shift, skew = draw(random_numbers, dtype, side)
+        tile, out, shift, skew = draw(random_numbers, dtype, side, place)
         expected = tiled_by_torch(tile, out, shift, skew)
         EmulatedCall.seen.clear()
         kernel(tile, out, shift, skew)
         assert torch.equal(out, expected)
+        if not EmulatedCall.seen and place == "cuda":
+            continue  # the same shapes and numbers once more
         if not out.numel():
             assert not EmulatedCall.seen
             continue
@@ -255,6 +277,18 @@ def test_stores_that_make_way_are_chosen_by_the_sizes(monkeypatch: pytest.Monkey
         kernel(tile, out, shift, 12)
         assert torch.equal(out, tiled_by_torch(tile, out, shift, 12))
         assert str(chosen()) == expected
+
+
+def test_an_image_that_is_larger_than_the_cache(place: str) -> None:
+    if place == "cpu":
+        assert gpu._second_level(0) == launching.CACHE_BYTES
+        return
+    rows = gpu._second_level(0) // (4 * 4096) + 3
+    tile = numbers((5, 512), torch.int32, 2).cuda()
+    out = torch.empty(rows, 4096, dtype=torch.int32, device="cuda")
+    weft.kernel(tiled.function)(tile, out, 96, 256)
+    assert str(chosen()) == "i32-v8-covers-quick-even-streams"
+    assert torch.equal(out, tiled_by_torch(tile, out, 96, 256))
 
 
 def test_what_is_read_again_does_not_make_way() -> None:

@@ -24,8 +24,8 @@ from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.library import Operators
 from weft.runtime import watch
-from weft.runtime.entry import make_entry, modes, plain_types, transforms
-from weft.runtime.launch import Launcher, Specialization
+from weft.runtime.entry import make_entry, modes, order_of, plain_types, transforms
+from weft.runtime.launch import Ahead, Launcher, Specialization
 from weft.source import FunctionSource, Span, read_function
 
 if TYPE_CHECKING:
@@ -179,9 +179,13 @@ class Kernel:
                     self._convert = as_scalar
                 self._host = parts.host
                 if self._convert is None and not self._checked and not self.options.interpret:
-                    self._entry = make_entry(
+                    self._entry = entry = make_entry(
                         self.signature, parts.host, self._launchers, self._special
                     )
+                    order = order_of(self.source, parts)
+                    if order is not None:
+                        put = functools.partial(setattr, self, "_entry")
+                        self._regions[0].ahead = Ahead(entry, order, put)
             return self._host
 
     @property

@@ -16,6 +16,8 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
 from weft.errors import WeftError
@@ -26,6 +28,7 @@ if not native.available() or fastpath._TensorGuards is None:
     pytest.skip("there are no builtins here", allow_module_level=True)
 
 SEEN = []
+FACTOR = 2.0
 
 
 def work(arguments=1, **given):
@@ -159,6 +162,16 @@ def test_sizes():
     for other in (torch.Size([3]), torch.Size([1, 2, 3]), (3, 4), [3, 4], torch.Size([3, Sub(4)])):
         assert call(other)[0] == "otherwise"
     assert SEEN == []
+
+
+def test_levels_of_forward_mode():
+    call = step(routine.LEVEL, objects=[forward_ad, "_current_level"])
+    assert taken(call, 1) == bytes(8)
+    with forward_ad.dual_level():
+        assert taken(call, 1) is None
+    assert taken(call, 1) == bytes(8)
+    for module in (types.SimpleNamespace(_current_level=None), types.SimpleNamespace()):
+        assert taken(step(routine.LEVEL, objects=[module, "_current_level"]), 1) is None
 
 
 def test_what_python_is_asked():
@@ -393,7 +406,9 @@ def test_a_launch_hands_over_the_arguments(monkeypatch):
     assert call(16) is None
     slots = struct.pack("<q", 16) + b"the tail"
     assert [slots] == SEEN, "not ready: Python launches"
-    driven.ready(b"12345678", [(0, 15)])
+    driven.ready(
+        b"12345678", [(0, 15, 0), (8, (1 << 64) - 1, int.from_bytes(b"the tail", "little"))]
+    )
     assert call(16) is None
     assert driven.calls == [((3, 5, 99, 77), 1234, None, (1, 2, None), slots + b"12345678")]
     assert call(17) is None, "not aligned: Python launches"
@@ -403,6 +418,15 @@ def test_a_launch_hands_over_the_arguments(monkeypatch):
     assert call(16) is None, "an error: Python tries again, and says what it is"
     assert len(driven.calls) == 2
     assert SEEN[2:] == [slots]
+
+
+def test_a_launch_for_a_number(monkeypatch):
+    driven = Driven(monkeypatch)
+    call = driven.builtin()
+    driven.ready(b"", [(0, (1 << 64) - 1, (3 << 32) + 5)])
+    for n in ((3 << 32) + 5, 5, 3 << 32, (3 << 32) + 5):
+        assert call(n) is None
+    assert (len(driven.calls), len(SEEN)) == (2, 2)
 
 
 def test_a_launch_on_another_device(monkeypatch):
@@ -634,6 +658,133 @@ def compare(found, wanted):
             assert a[0] is b[0]
         else:
             assert type(a) is type(b)
+
+
+# --- kernels that are one loop --------------------------------------------------------------------
+def move(a, n: int, x, out):
+    """Reads its arguments in another order."""
+    for i in range(out.shape[0]):
+        out[i] = x[i] * n + a
+
+
+def test_a_builtin_in_front_of_a_kernel():
+    x, out = torch.rand(5), torch.zeros(5)
+    kernel = hot(move, (0.5, 3, x, out))
+    assert is_builtin(kernel._entry)
+    for a, n in ((0.5, 3), (-2.0, -1), (1, 2), (0.5, 1 << 33)):
+        kernel(a, n, x, out)
+        torch.testing.assert_close(out, x * n + a)
+    kernel(1.5, 2, x=x, out=out)
+    torch.testing.assert_close(out, x * 2 + 1.5)
+    version = out._version
+    kernel(a=2.5, n=2, x=x, out=out)
+    torch.testing.assert_close(out, x * 2 + 2.5)
+    assert out._version == version + 1
+    for wrong in ((), (0.5, 3, x), (0.5, 3, x, out, out)):
+        with pytest.raises(TypeError, match="argument"):
+            kernel(*wrong)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
+        kernel(0.5, 3, x, out, z=1)
+    with pytest.raises(WeftError):
+        kernel(0.5, 1.5, x, out)
+    with pytest.raises(WeftError):
+        kernel(0.5, 1 << 64, x, out)
+    kernel(0.5, 3, out, out)
+    torch.testing.assert_close(out, (x * 2 + 2.5) * 3 + 0.5)
+
+
+def test_what_comes_before_the_builtin_of_a_kernel():
+    x, out = torch.rand(5), torch.zeros(5)
+    kernel = hot(move, (0.5, 3, x, out))
+    seen = []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Noting():
+        kernel(0.5, 3, x, out)
+    assert any("move" in name for name in seen)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones(5))
+        fresh = torch.zeros(5)
+        kernel(0.5, 3, dual, fresh)
+        tangent = forward_ad.unpack_dual(fresh).tangent
+    assert tangent.tolist() == [3.0] * 5
+    kernel(1.0, 2, x, out)
+    torch.testing.assert_close(out, x * 2 + 1)
+    needs = x.clone().requires_grad_()
+    fresh = torch.zeros(5)
+    kernel(0.5, 3, needs, fresh)
+    fresh.sum().backward()
+    assert needs.grad.tolist() == [3.0] * 5
+
+    class Own(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        @staticmethod
+        def __new__(cls, elem):
+            return torch.Tensor._make_wrapper_subclass(cls, elem.shape, dtype=elem.dtype)
+
+        def __init__(self, elem):
+            self.elem = elem
+
+        @classmethod
+        def __torch_dispatch__(cls, function, kinds, args=(), kwargs=None):
+            seen.append(cls)
+            args = [a.elem if isinstance(a, cls) else a for a in args]
+            return function(*args, **(kwargs or {}))
+
+    out.zero_()
+    kernel(0.5, 3, Own(x), out)
+    assert Own in seen
+    torch.testing.assert_close(out, x * 3 + 0.5)
+
+
+def test_kernels_that_are_more_than_one_loop_have_no_builtin_in_front():
+    def with_result(x):
+        s = 0.0
+        for i in range(x.shape[0]):
+            s += x[i]
+        return s
+
+    def unused(x, y):
+        for i in range(x.shape[0]):
+            x[i] = 1.0
+
+    def captured(x):
+        for i in range(x.shape[0]):
+            x[i] = FACTOR
+
+    def attribute(config, x):
+        for i in range(x.shape[0]):
+            x[i] = config.scale
+
+    def named(x, *, y=2.0):
+        for i in range(x.shape[0]):
+            x[i] = y
+
+    x = torch.rand(3)
+    more = {unused: (x, 1), attribute: (Config(1.0, 2), x)}
+    for function in (with_result, unused, captured, attribute, named):
+        kernel = hot(function, more.get(function, (x,)))
+        assert not is_builtin(kernel._entry)
+
+
+def test_a_default_in_front():
+    def scaled(x, out, a=2.0):
+        """Has a docstring, too."""
+        for i in range(x.shape[0]):
+            out[i] = a * x[i]
+
+    x, out = torch.rand(3), torch.zeros(3)
+    kernel = hot(scaled, (x, out, 3.0))
+    assert is_builtin(kernel._entry)
+    kernel(x, out)
+    torch.testing.assert_close(out, 2 * x)
+    kernel(x, out, 4.0)
+    torch.testing.assert_close(out, 4 * x)
 
 
 def test_gradients_after_a_builtin():

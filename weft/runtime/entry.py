@@ -7,12 +7,16 @@ tensor subclass) and goes on to the host part. What it finds out of the ordinary
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+
+from weft.frontend.split import HostPart
+from weft.source import FunctionSource
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -21,6 +25,7 @@ transforms = torch._C._functorch.peek_interpreter_stack
 # Types of arguments that the host part takes as they are.
 plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), str}
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _TEXT = """\
 def entry({signature}):
@@ -74,3 +79,23 @@ def make_entry(
     )
     exec(compile(text, "<weft entry>", "exec"), scope)
     return scope["entry"]
+
+
+def order_of(source: FunctionSource, parts: HostPart) -> list[int] | None:
+    """For a kernel that is one loop and nothing else: which of the kernel's arguments the loop's
+    are, in turn. None for other kernels, and where not all arguments are passed on."""
+    body = source.tree.body
+    if ast.get_docstring(source.tree) is not None:
+        body = body[1:]
+    names = [p.name for p in parts.parameters]
+    if (
+        len(body) != 1
+        or len(parts.regions) != 1
+        or parts.regions[0].node is not body[0]
+        or parts.regions[0].results
+        or any(p.position not in _POSITIONAL for p in parts.parameters)
+        or {a.name for a in parts.regions[0].args if a.parameter is not None} != set(names)
+        or len(parts.regions[0].args) != len(names)
+    ):
+        return None
+    return [names.index(a.name) for a in parts.regions[0].args]

@@ -267,6 +267,7 @@ class Launch:
     blocks: int
     divisors: bytes = b""
     frames: list[Frame] = field(default_factory=list)
+    record: bytes | None = None  # what ``native`` launches
 
 
 class Call:
@@ -296,6 +297,7 @@ class Call:
                        for k, arg in pointers if arg in even or arg in aligned]  # fmt: skip
         self.launches: dict[tuple[bytes, int], Launch | None] = {}
         self.cell: ctypes.c_char_p | None = None  # where ``direct`` finds its record
+        self.ready: Launch | None = None  # what that is of
 
     def __call__(self, slots: bytes) -> None:
         straight = _EVEN
@@ -315,31 +317,38 @@ class Call:
             self._reduce(launch, slots)
         else:
             self._run(launch, launch.function, slots + _ALONE + launch.divisors)
-            if self.cell is not None and not self.cell and straight == _EVEN:
-                self._ready(launch, self.cell)
+            if self.cell is not None and straight == _EVEN and self.ready is not launch:
+                self._ready(launch, self.cell, slots)
 
     @functools.cached_property
     def api(self) -> Driver:
         return driver()
 
     def direct(self) -> native.Direct | None:
-        """This call without Python, where it needs one launch whose grid the shapes decide."""
-        if self.facts.checks or self.facts.kinds or self.numbers:
+        """This call without Python, where it needs one launch. Where numbers decide about its grid,
+        it is for those of the last call."""
+        if self.facts.checks or self.facts.kinds:
             return None
         several = torch.cuda.device_count() > 1  # else torch's device is this one
         self.cell = ctypes.c_char_p()
         place = ctypes.addressof(self.cell)
         return native.Direct(routine.DRIVER, place, self, self.device, several)
 
-    def _ready(self, launch: Launch, cell: ctypes.c_char_p) -> None:
-        """From now on ``direct`` leads past Python."""
+    def _ready(self, launch: Launch, cell: ctypes.c_char_p, slots: bytes) -> None:
+        """From now on ``direct`` leads past Python, to ``launch``."""
+        self.ready = launch
+        if launch.record is not None:
+            cell.value = launch.record
+            return
         config = LaunchConfig(*launch.grid, *launch.block, launch.shared, None, None, 0)
         entry: Any = self.api.launch
         address = ctypes.cast(entry, ctypes.c_void_p).value or 0
-        cell.value = native.launch_record(
-            address, launch.function.value, config, self.size, _ALONE + launch.divisors,
-            [(place, mask) for place, mask, _ in self.places],
-        )  # fmt: skip
+        tests = [(place, mask, 0) for place, mask, _ in self.places]
+        for k in self.numbers:
+            tests.append((8 * k, (1 << 64) - 1, int.from_bytes(slots[8 * k : 8 * k + 8], "little")))
+        cell.value = launch.record = native.launch_record(
+            address, launch.function.value, config, self.size, _ALONE + launch.divisors, tests
+        )
 
     def _frame(self, launch: Launch, block: bytes) -> Frame:
         try:

@@ -65,6 +65,16 @@ class Specialization:
         return f"loop at line {self.line}: ({self.signature}), {time}{overlap}"
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A kernel that is one loop and nothing else: its ``entry`` (see ``make_entry``), where the
+    loop's arguments are among its own, and what puts a function before the entry."""
+
+    entry: Callable[..., Any]
+    order: Sequence[int]
+    install: Callable[[Callable[..., Any]], None]
+
+
 class Launcher:
     """Launches one region. Call ``first`` until ``entry`` is set, then ``entry``."""
 
@@ -79,7 +89,8 @@ class Launcher:
         self.names = [arg.name for arg in region.args]
         self.lock = threading.RLock()
         self.generated: dict[tuple[tuple[str, ...], frozenset[int]], Generated] = {}
-        self.hottest: list[tuple[object, ...]] = []  # what builtins are made of, newest first
+        self.hottest: list[native.Work] = []  # what builtins are made of, newest first
+        self.ahead: Ahead | None = None
         self.compiled: dict[tuple[Any, ...], Specialization] = {}
         self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
         # What launches the loop where a gradient is asked for; autograd is a layer above.
@@ -302,7 +313,7 @@ class Launcher:
                 code.plans[key] = plan = plan._replace(cold=False)
                 work = code.for_plan(plan, specs, args)
                 if work is not None:
-                    self.hottest = [work.packed(), *self.hottest][:HOTTEST]
+                    self.hottest = [work, *self.hottest][:HOTTEST]
                     self._chain()
         return code.launch(*args)
 
@@ -311,10 +322,17 @@ class Launcher:
         entry: Callable[..., Any] = next(iter(self.generated.values())).launch
         options = self.options
         cache = disk(options.cache_dir, options.cache_bytes) if options.cache else None
-        for packed in reversed(self.hottest):
-            entry = native.builtin(packed, entry, cache)
+        for work in reversed(self.hottest):
+            entry = native.builtin(work.packed(), entry, cache)
         reaches = any(arg.read is not None for arg in self.region.args)
         self.install(self._extending(entry) if reaches else entry)
+        if self.ahead is not None and not reaches:
+            entry = self.ahead.entry
+            for work in reversed(self.hottest):
+                if work.check is not None:  # which sees torch's modes
+                    packed = work.ahead(self.ahead.order).packed()
+                    entry = native.builtin(packed, entry, cache)
+            self.ahead.install(entry)
 
 
 def _memory(specs: Sequence[Spec]) -> list[int]:

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import llvmlite.binding as llvm
 import torch
+from torch.autograd import forward_ad
 
+from weft.codegen.machine import host, machine
 from weft.runtime import cpu, routine
 from weft.runtime.cache import DiskCache
 from weft.runtime.cuda import LaunchConfig
@@ -72,6 +76,15 @@ class Work:
             self.objects += objects
         self.steps.append((kind, argument, slot, id(type) if type else 0, low, high))
 
+    def ahead(self, order: Sequence[int]) -> Work:
+        """The same work in place of a kernel, whose arguments have their places in ``order``; it
+        is left to others within a level of forward mode."""
+        steps = [(kind, order[k], *rest) for kind, k, *rest in self.steps]
+        work = replace(self, bumped=[order[k] for k in self.bumped], steps=steps,
+                       objects=[*self.objects])  # fmt: skip
+        work.step(routine.LEVEL, 0, objects=[forward_ad, sys.intern("_current_level")])
+        return work
+
     def packed(self) -> tuple[object, ...]:
         """The objects of the builtin, without what it does otherwise."""
         direct = self.direct or Direct(PYTHON, 0, None)
@@ -98,12 +111,12 @@ _device = getattr(torch._C, "_cuda_getDevice", None)
 
 def launch_record(
     launch: int, function: int, config: LaunchConfig, size: int, ending: bytes,
-    tests: Sequence[tuple[int, int]],
+    tests: Sequence[tuple[int, int, int]],
 ) -> bytes:  # fmt: skip
     """A call of the driver (``launch``: the address of cuLaunchKernelEx) for ``function`` as
     ``config`` says, with the first ``size`` bytes of the argument block and ``ending`` behind them
-    (whole words), where the 32 bits at each place of ``tests`` have nothing in common with its
-    mask."""
+    (whole words), where each of ``tests`` holds: a place in the block, a mask, and what the word
+    there has to be under the mask."""
     head = LAUNCH.pack(launch, function, size, len(ending), len(tests))
     return head + bytes(config) + ending + b"".join(TEST.pack(*test) for test in tests)
 
@@ -136,11 +149,29 @@ def _definition(cache: DiskCache | None) -> int:
     if not _kept:
         with _lock:
             if not _kept:
-                code = routine.object_code(cache)
-                loaded = cpu.load(code, routine.SYMBOL, symbols=routine.addresses())
+                code = _object_code(cache)
+                loaded = cpu.load(code, routine.SYMBOL, symbols=_addresses())
                 made = _Definition(b"launch", loaded.address, _FASTCALL | _KEYWORDS, None)
                 _kept.append((made, ctypes.addressof(made), loaded))
     return _kept[0][1]
+
+
+def _object_code(cache: DiskCache | None) -> bytes:
+    key = hashlib.sha256(f"{host()}\n{routine.TEXT}".encode()).hexdigest()
+    entry = cache.load(key) if cache is not None else None
+    if entry is not None:
+        return entry[1]
+    code = machine().emit_object(llvm.parse_assembly(routine.TEXT))
+    if cache is not None:
+        cache.store(key, {"symbol": routine.SYMBOL}, code)
+    return code
+
+
+def _addresses() -> dict[str, int]:
+    return {
+        name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
+        for name in routine.FUNCTIONS
+    }
 
 
 @functools.cache

@@ -17,14 +17,9 @@ alive. Of CPython only functions are used, and no layout of its objects.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import struct
 from collections.abc import Sequence
 
-import llvmlite.binding as llvm
-
-from weft.codegen.machine import host, machine
-from weft.runtime.cache import DiskCache
 from weft.runtime.cuda import LaunchConfig
 
 HEAD = (
@@ -45,16 +40,18 @@ EQUAL = 4  # equal to the object "low"
 SIZE = 5  # "high" ints, to "slot" and those after it
 ASKED = 6  # object "low" called with it gives what equals the next one; the object after that, if
 # it is not None, gives "high" bytes, to "slot"
+LEVEL = 7  # object "low" has no level of forward mode open (the next object is the attribute)
 # Ways to call.
 HOLDING, RELEASING, PYTHON, DRIVER = range(4)
 GRAD, GUARDED, SEVERAL = 1, 2, 4  # flags
 SYMBOL = "weft_native"
 
 # What the driver is called with (see ``launch_record``): launch, function, bytes of arguments,
-# bytes behind them, tests; then CUlaunchConfig, the bytes behind, two 32-bit words for each test.
+# bytes behind them, tests; then CUlaunchConfig, the bytes behind, three words for each test: a
+# place in the argument block, a mask, and what the word there has to be under the mask.
 _LAUNCH = ("driver", "function", "taken", "rest", "tests")
 LAUNCH = struct.Struct("<5Q")
-TEST = struct.Struct("<II")
+TEST = struct.Struct("<3Q")
 _CONFIG = ctypes.sizeof(LaunchConfig)
 _STREAM = LaunchConfig.stream.offset
 
@@ -85,9 +82,10 @@ FUNCTIONS = {
     "Py_IncRef": "void (ptr)", "Py_DecRef": "void (ptr)", "PyErr_Occurred": "ptr ()",
     "PyErr_ExceptionMatches": "i32 (ptr)", "PyErr_Clear": "void ()",
     "PyEval_SaveThread": "ptr ()", "PyEval_RestoreThread": "void (ptr)",
+    "PyObject_GetAttr": "ptr (ptr, ptr)",
 }  # fmt: skip
 
-_TEXT = f"""
+TEXT = f"""
 ; 1 where the call gives the object "true", 0 where it gives another, -1 with an error set
 define internal i32 @asks(ptr %function, ptr %args, i64 %count, i64 %true) {{
   %found = call ptr @PyObject_Vectorcall(ptr %function, ptr %args, i64 %count, ptr null)
@@ -167,6 +165,7 @@ typed:
     i64 {EQUAL}, label %equal
     i64 {SIZE}, label %size
     i64 {ASKED}, label %asked
+    i64 {LEVEL}, label %level
   ]
 tensor:
   %tensor.p = getelementptr ptr, ptr %tensors, i64 %slot
@@ -213,6 +212,18 @@ took:
   store i64 %item.v, ptr %item.p
   %next = add i64 %k, 1
   br label %item
+level:
+  %module = call ptr @PyTuple_GetItem(ptr %self, i64 %low)
+  %name.n = add i64 %low, 1
+  %name = call ptr @PyTuple_GetItem(ptr %self, i64 %name.n)
+  %level.o = call ptr @PyObject_GetAttr(ptr %module, ptr %name)
+  %levelless = icmp eq ptr %level.o, null
+  br i1 %levelless, label %no, label %levels
+levels:
+  %level.v = call i64 @PyLong_AsLongLong(ptr %level.o)
+  call void @Py_DecRef(ptr %level.o)
+  %closed = icmp slt i64 %level.v, 0
+  br i1 %closed, label %stored, label %no
 asked:
   %ask = call ptr @PyTuple_GetItem(ptr %self, i64 %low)
   %answer = call ptr @one(ptr %ask, ptr %value)
@@ -255,8 +266,8 @@ no:
 define internal i1 @drives(ptr %self, ptr %cell, ptr %block, i64 %flags) {{
   %record = load ptr, ptr %cell
   %unready = icmp eq ptr %record, null
-  br i1 %unready, label %no, label %place
-place:
+  br i1 %unready, label %no, label %ready
+ready:
 {_words("record", "driver", "function", of=_LAUNCH)}
   %driver.f = inttoptr i64 %driver to ptr
   %function.f = inttoptr i64 %function to ptr
@@ -282,20 +293,18 @@ sizes:
   %first = getelementptr i8, ptr %ending, i64 %rest
   br label %test
 test:
-  %k = phi i64 [ 0, %sizes ], [ %next, %aligned ]
+  %k = phi i64 [ 0, %sizes ], [ %next, %passed ]
   %left = icmp ult i64 %k, %tests
   br i1 %left, label %look, label %fill
 look:
-  %pair = getelementptr i64, ptr %first, i64 %k
-  %at = load i32, ptr %pair
-  %mask.p = getelementptr i8, ptr %pair, i64 4
-  %mask = load i32, ptr %mask.p
-  %word.p = getelementptr i8, ptr %block, i32 %at
-  %word = load i32, ptr %word.p
-  %low = and i32 %word, %mask
-  %straight = icmp eq i32 %low, 0
-  br i1 %straight, label %aligned, label %no
-aligned:
+  %test.p = getelementptr [3 x i64], ptr %first, i64 %k
+{_words("test.p", "place", "mask", "wanted", of=("place", "mask", "wanted"))}
+  %word.p = getelementptr i8, ptr %block, i64 %place
+  %word = load i64, ptr %word.p
+  %masked = and i64 %word, %mask
+  %as.wanted = icmp eq i64 %masked, %wanted
+  br i1 %as.wanted, label %passed, label %no
+passed:
   %next = add i64 %k, 1
   br label %test
 fill:
@@ -573,28 +582,6 @@ raise:
   ret ptr null
 }}
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-"""
-
-
-def object_code(cache: DiskCache | None) -> bytes:
-    """The object code, from ``cache`` or made now and kept there."""
-    declared = (
-        f"declare {type.replace(' (', f' @{name}(', 1)}" for name, type in FUNCTIONS.items()
-    )
-    text = "\n".join((_TEXT, *declared))
-    key = hashlib.sha256(f"{host()}\n{text}".encode()).hexdigest()
-    entry = cache.load(key) if cache is not None else None
-    if entry is not None:
-        return entry[1]
-    code = machine().emit_object(llvm.parse_assembly(text))
-    if cache is not None:
-        cache.store(key, {"symbol": SYMBOL}, code)
-    return code
-
-
-def addresses() -> dict[str, int]:
-    """Where the functions are that the machine code calls."""
-    return {
-        name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
-        for name in FUNCTIONS
-    }
+""" + "\n".join(
+    f"declare {type.replace(' (', f' @{name}(', 1)}" for name, type in FUNCTIONS.items()
+)

@@ -18,8 +18,11 @@ from weft.ir.verify import verify as check
 from weft.passes.blocks import blocks
 from weft.passes.demote import demote
 from weft.passes.extrema import extrema
+from weft.passes.keep import keep
+from weft.passes.reciprocal import reciprocal
 from weft.passes.run import PIPELINE, Pass, run
 from weft.passes.runs import runs
+from weft.passes.sink import sink
 from weft.passes.touch import touch
 from weft.source import FunctionSource
 
@@ -33,7 +36,7 @@ def to_code(
     """IR to object code of this machine. Raises ``RaceError`` where iterations provably meet; with
     ``debug``, the code checks at run time where that is not known."""
     first = [touch] if debug else []
-    without = [extrema] if strict_math else []
+    without = [extrema, reciprocal] if strict_math else []
     function = _passed(function, first, without, noalias=noalias, verify=verify, listener=listener)
     return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias)
 
@@ -44,7 +47,12 @@ def optimize(
 ) -> Function:  # fmt: skip
     """IR after the passes, for a GPU: its loops are not cut up. Raises ``RaceError``."""
     return _passed(
-        function, [], [runs, blocks, extrema], noalias=noalias, verify=verify, listener=listener
+        function,
+        [],
+        [runs, blocks, extrema, sink, keep, reciprocal],
+        noalias=noalias,
+        verify=verify,
+        listener=listener,
     )
 
 

@@ -18,8 +18,11 @@ from weft.passes.expand import expand
 from weft.passes.extrema import extrema
 from weft.passes.forward import forward
 from weft.passes.hoist import hoist
+from weft.passes.keep import keep
+from weft.passes.reciprocal import reciprocal
 from weft.passes.runs import runs
 from weft.passes.simplify import simplify
+from weft.passes.sink import sink
 from weft.passes.strength import strength
 
 log = logging.getLogger("weft.passes")
@@ -39,6 +42,12 @@ PIPELINE: list[Pass] = [
     hoist,  # invariants out of loops
     extrema,  # running maxima that any order of iterations may compute
     cse,  # what met outside of the loops
+    sink,  # contributions to one element, from loop after loop, to the last of them
+    keep,  # what several loops compute alike, in memory that is overwritten later
+    sink,  # what was kept is not dear any more
+    cse,  # what came to the later loops
+    reciprocal,  # division by what a loop does not change
+    cse,  # reciprocals of one number
     strength,  # only now, because index sets read divisions more easily than shifts
     dce,  # all that is left without a use
 ]

@@ -1,0 +1,129 @@
+"""What several loops compute alike, kept in memory that is about to be overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.ir.builder import Rewriter
+from weft.ir.core import Block, Function, Op, Value
+from weft.ir.types import MemRefType
+from weft.passes.siblings import Numbers, blocks, is_dear, is_plain, siblings, touches
+
+
+def keep(function: Function) -> Function:
+    """Where loops of the same iterations, one after the other, compute the same dear value (an
+    ``exp``), and the last of them stores to an element for each iteration, the first one stores the
+    value there, and the others load it.
+
+    Nobody can see it: iterations that look at the element meanwhile would race with the store that
+    is there already.
+    Precondition: a verified function after ``cse`` and ``sink``; arguments do not overlap.
+    Non-goals: elements that are not next to each other; memory of its own for such values.
+    """
+    if not is_plain(function):
+        return function
+    for _ in range(8):
+        found = _first(function)
+        if found is None:
+            break
+        function = _Keeper(found).function(function)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """``maker`` computes the value, which ``store`` overwrites at ``at``; ``users`` compute it
+    again: (operation, index of its loop)."""
+
+    maker: Op
+    memref: Value
+    at: Sequence[Value]
+    iv: Value  # of the loop whose subscripts ``at`` are
+    maker_iv: Value
+    users: dict[Op, Value]
+
+
+def _first(function: Function) -> _Kept | None:
+    for block in blocks(function.body):
+        for group in siblings(block):
+            for k, last in enumerate(group):
+                for first in group[:k]:
+                    found = _kept(block, first, last, group)
+                    if found is not None:
+                        return found
+    return None
+
+
+def _kept(block: Block, first: int, last: int, group: Sequence[int]) -> _Kept | None:
+    early, late = block.ops[first], block.ops[last]
+    span = block.ops[first : last + 1]
+    changed = {m for o in span for x, m in touches(o) if x.name != "memref.load"}
+    numbers = Numbers(early, lambda m: m not in changed)
+    ops, iv = early.regions[0].ops, early.regions[0].args[0]
+    for store in late.regions[0].ops:
+        if store.name != "memref.store":
+            continue
+        _, memref, *at = store.operands
+        late_iv = late.regions[0].args[0]
+        if [x for o in span for x, m in touches(o) if m is memref] != [store]:
+            continue
+        type = memref.type
+        assert isinstance(type, MemRefType)
+        if type.layout not in ("contiguous", "unit") or at.count(late_iv) != 1:
+            continue
+        if at[-1] is not late_iv or any(_made_in(late, v) for v in at[:-1]):
+            continue
+        if not _before(block, first, at[:-1]):
+            continue
+        equal = numbers.matched(late)
+        values = set(equal.values())
+        made = [o for o in ops if o.results and o.result in values and is_dear(o, early.regions[0])
+                and o.result.type is type.element]  # fmt: skip
+        if not made:
+            continue
+        maker = made[-1]
+        users: dict[Op, Value] = {}
+        for place in group:
+            if first < place <= last:
+                loop = block.ops[place]
+                match = numbers.matched(loop)
+                body = loop.regions[0].ops
+                for o in body[: body.index(store)] if loop is late else body:
+                    if o.results and match.get(o.results[0]) is maker.result:
+                        users[o] = loop.regions[0].args[0]
+        if users:
+            return _Kept(maker, memref, at, late_iv, iv, users)
+    return None
+
+
+def _made_in(loop: Op, value: Value) -> bool:
+    return value in loop.regions[0].args or value.owner in loop.regions[0].ops
+
+
+def _before(block: Block, place: int, values: Sequence[Value]) -> bool:
+    """Whether ``values`` are known at ``place`` in ``block``."""
+    later = {v for o in block.ops[place:] for v in o.results}
+    return not any(v in later for v in values)
+
+
+class _Keeper(Rewriter):
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__(lambda op, rewriter: None)
+        self.kept = kept
+
+    def rewrite(self, op: Op) -> None:
+        kept = self.kept
+        iv = kept.users.get(op)
+        if iv is not None:
+            self.span = op.span
+            value = self.load(self.lookup(kept.memref), self._at(iv))
+            value.name = op.result.name
+            self.replacement[op.result] = value
+            return
+        super().rewrite(op)
+        if op is kept.maker:
+            self.store(self.lookup(op.result), self.lookup(kept.memref), self._at(kept.maker_iv))
+
+    def _at(self, iv: Value) -> list[Value]:
+        return [self.lookup(iv if v is self.kept.iv else v) for v in self.kept.at]

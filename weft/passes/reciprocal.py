@@ -1,0 +1,90 @@
+"""Division by what a loop does not change, without a division in the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.ir.builder import Builder, Rewriter
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.types import ScalarType, f32
+
+# Beyond these powers of two, a divisor is scaled: neither its reciprocal nor the quotient then
+# leaves the range of normal numbers where the true quotient does not.
+_LIMITS = {"f32": 100, "f64": 900}
+
+
+def reciprocal(function: Function) -> Function:
+    """``x / y`` in a ``scf.for`` in which y does not change is x times the reciprocal of y, and one
+    step that corrects it.
+
+    Precondition: a verified function, invariants hoisted. Not used with ``strict_math``: a quotient
+    that is a number of the type is exact, and others are correctly rounded but for those next to
+    the middle of two numbers (within 2**-22 of their distance), or next to what overflows or is
+    subnormal. Zeros, infinities and NaN are as they were.
+    Source: P. Markstein, "Computation of elementary functions on the IBM RISC System/6000
+    processor", 1990 (the remainder, exact by fma, corrects the quotient).
+    Non-goals: the parallel loop itself, whose time is that of memory; integers.
+    """
+    if not any(op.name == "arith.divf" for op in walk(function.body)):
+        return function
+    return Rewriter(lambda op, rewriter: None, around=_around).function(function)
+
+
+def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    if op.name != "scf.for":
+        return None
+    body = op.regions[0]
+    inside = {*body.args, *(v for o in body.ops if o.name != "arith.constant" for v in o.results)}
+    found = [o for o in body.ops if o.name == "arith.divf"
+             and o.operands[0] in inside and o.operands[1] not in inside]  # fmt: skip
+    if not found:
+        return None
+    rewriter.span = op.span
+    divisors = dict.fromkeys(o.operands[1] for o in found)
+    by = {y: _inverse(rewriter, rewriter.lookup(y)) for y in divisors}
+    copy = rewriter.copy(op)
+    old, new = op.regions[0], copy.regions[0]
+    for before, after in zip(old.args, new.args, strict=True):
+        after.name = before.name
+        rewriter.replacement[before] = after
+    with rewriter.at(new):
+        for inner in old.ops:
+            if inner in found:
+                rewriter.span = inner.span
+                x, y = inner.operands
+                value = _quotient(rewriter, rewriter.lookup(x), *by[y])
+                value.name = inner.result.name
+                rewriter.replacement[inner.result] = value
+            else:
+                rewriter.rewrite(inner)
+    return rewriter.append(copy).results
+
+
+def _inverse(b: Builder, y: Value) -> tuple[Value, Value, Value]:
+    """A power of two, y times that, and the reciprocal of the product."""
+    type = y.type
+    assert isinstance(type, ScalarType)
+    limit = _LIMITS["f32" if type is f32 else "f64"]
+
+    def number(value: float) -> Value:
+        return b.constant(value, type)
+
+    size = b.op("math.absf", y)
+    small = b.op("arith.cmpf", size, number(2.0**-limit), predicate="olt")
+    large = b.op("arith.cmpf", size, number(2.0**limit), predicate="ogt")
+    scale = b.op("arith.select", large, number(2.0**-limit), number(1.0))
+    scale = b.op("arith.select", small, number(2.0**limit), scale)
+    scaled = b.op("arith.mulf", y, scale)
+    return scale, scaled, b.op("arith.divf", number(1.0), scaled)
+
+
+def _quotient(b: Builder, x: Value, scale: Value, y: Value, inverse: Value) -> Value:
+    x = b.op("arith.mulf", x, scale)
+    first = b.op("arith.mulf", x, inverse)
+    rest = b.op("math.fma", b.op("arith.negf", first), y, x)
+    better = b.op("math.fma", rest, inverse, first)
+    # A zero keeps its sign. NaN: x or y is not finite, or the quotient is not.
+    type = x.type
+    assert isinstance(type, ScalarType)
+    corrected = b.op("arith.cmpf", better, b.constant(0.0, type), predicate="one")
+    return b.op("arith.select", corrected, better, first)

@@ -42,18 +42,12 @@ def to_code(
 
 
 def optimize(
-    function: Function, *, noalias: bool, verify: bool,
+    function: Function, *, strict_math: bool, noalias: bool, verify: bool,
     listener: Callable[[str, Function], None] | None = None,
 ) -> Function:  # fmt: skip
     """IR after the passes, for a GPU: its loops are not cut up. Raises ``RaceError``."""
-    return _passed(
-        function,
-        [],
-        [runs, blocks, extrema, sink, keep, reciprocal],
-        noalias=noalias,
-        verify=verify,
-        listener=listener,
-    )
+    without = [runs, blocks, sink, keep, reciprocal, *([extrema] if strict_math else [])]
+    return _passed(function, [], without, noalias=noalias, verify=verify, listener=listener)
 
 
 def _passed(
@@ -109,7 +103,13 @@ def stages(
         shown.texts[key] = print_function(function)
 
     if arch:
-        function = optimize(lowered.function, noalias=noalias, verify=True, listener=listener)
+        function = optimize(
+            lowered.function,
+            strict_math=strict_math,
+            noalias=noalias,
+            verify=True,
+            listener=listener,
+        )
         shown.texts.update(_gpu_texts(function, arch, strict_math=strict_math, noalias=noalias))
         return shown
     code = to_code(lowered.function, strict_math=strict_math, noalias=noalias, verify=True,
@@ -126,7 +126,7 @@ def _gpu_texts(
     """The stages behind the passes, for the variant that a large call takes."""
     from weft.codegen import cuda, ptx  # code generation for GPUs is not needed without one
 
-    facts = cuda.analyse(function, noalias=noalias)
+    facts = cuda.analyse(function, noalias=noalias, strict_math=strict_math)
     variant = cuda.variants(facts)[0]
     code = cuda.compile_cuda(
         function, facts, variant, arch, strict_math=strict_math, noalias=noalias

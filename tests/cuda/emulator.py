@@ -60,6 +60,8 @@ declare float @llvm.sqrt.f32(float)
 declare double @llvm.sqrt.f64(double)
 declare void @emulated_barrier(ptr)
 declare i32 @emulated_shuffle(ptr, i32, i32)
+declare i32 @emulated_exchange(ptr, i32, i32, i32)
+declare void @emulated_meeting(ptr, i32)
 """
 
 
@@ -90,6 +92,14 @@ def host_text(text: str) -> str:
         r"call i32 @emulated_shuffle(ptr %context, i32 \1, i32 \2)",
         text,
     )
+    text = re.sub(
+        r"call i32 @llvm\.nvvm\.shfl\.sync\.bfly\.i32\(i32 (\S+), i32 (\S+), i32 (\d+), i32 31\)",
+        r"call i32 @emulated_exchange(ptr %context, i32 \1, i32 \2, i32 \3)",
+        text,
+    )
+    text = text.replace(
+        "call void @llvm.nvvm.bar.warp.sync(", "call void @emulated_meeting(ptr %context, "
+    )
     text = re.sub(r'asm "mul\.hi\.s32 [^"]*", "[^"]*"', "@emulated_mulhi", text)
     text = re.sub(r"declare .*@__nv_rsqrtf?\(.*\n", "", text)
     text = text.replace("@__nv_rsqrt", "@emulated_rsqrt").replace("@__nv_", "@")
@@ -106,6 +116,17 @@ class _Block:
     def __init__(self, threads: int) -> None:
         self.values = [0] * threads
         self.barrier = threading.Barrier(threads)
+        self.groups: dict[tuple[int, int], threading.Barrier] = {}  # by warp and mask of its lanes
+        self.lock = threading.Lock()
+
+    def meet(self, number: int, mask: int) -> None:
+        """Waits for the lanes of ``mask`` in the warp of thread ``number``."""
+        mask &= (1 << 32) - 1
+        assert mask >> number % 32 & 1, "a lane waits with others than itself"
+        lanes = min(mask.bit_count(), len(self.values) - number // 32 * 32)
+        with self.lock:
+            barrier = self.groups.setdefault((number // 32, mask), threading.Barrier(lanes))
+        barrier.wait(timeout=60)
 
 
 _blocks: dict[int, tuple[_Block, int]] = {}  # by the address of a thread's context
@@ -125,6 +146,25 @@ def _shuffle(context: int, value: int, offset: int) -> int:
     return taken
 
 
+def _exchange(context: int, mask: int, value: int, offset: int) -> int:
+    block, number = _blocks[context]
+    assert mask >> (number % 32 ^ offset) & 1, "the other lane takes no part"
+    block.values[number] = value
+    block.meet(number, mask)
+    taken = block.values[number ^ offset]
+    block.meet(number, mask)
+    return taken
+
+
+def _meeting(context: int, mask: int) -> None:
+    block, number = _blocks[context]
+    block.meet(number, mask)
+
+
+_exchange_callback = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int
+)(_exchange)
+_meeting_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(_meeting)
 _barrier_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_barrier)
 _shuffle_callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)(
     _shuffle
@@ -141,10 +181,14 @@ class Function:
             _jit.append(
                 llvm.create_lljit_compiler(machine(), use_jit_link=False, suppress_errors=False)
             )
-        self.waits = "emulated_barrier(ptr %context)" in text
+        self.waits = (
+            re.search(r"emulated_(barrier|exchange|meeting)\(ptr %context", text) is not None
+        )
         builder = llvm.JITLibraryBuilder().add_ir(text).add_current_process()
         for symbol, callback in (("emulated_barrier", _barrier_callback),
-                                 ("emulated_shuffle", _shuffle_callback)):  # fmt: skip
+                                 ("emulated_shuffle", _shuffle_callback),
+                                 ("emulated_exchange", _exchange_callback),
+                                 ("emulated_meeting", _meeting_callback)):  # fmt: skip
             builder.import_symbol(symbol, ctypes.cast(callback, ctypes.c_void_p).value)
         builder.export_symbol(name)
         self.tracker = builder.link(_jit[0], f"emulated.{next(_numbers)}")

@@ -13,7 +13,7 @@ import torch
 
 import weft
 from benchmarks import gpu_check
-from examples import beside, gallery
+from examples import beside, causal_conv, gallery, softmax
 from tests.examples.test_gradients import CASES
 from weft.runtime.pending import synchronize
 
@@ -187,3 +187,41 @@ def test_tensors_of_two_devices_are_refused() -> None:
     x, y = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
     with pytest.raises(weft.KernelValueError, match="device"):
         gallery.axpy(1.0, x, y)
+
+
+@weft.kernel
+def sums(x):
+    out = x.new_empty(x.shape[0])
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            s += x[i, j]
+        out[i] = s
+    return out
+
+
+@pytest.mark.parametrize(
+    ("rows", "length"), [(3, 100_003), (4099, 517), (100_000, 33), (70_001, 16), (9, 444)]
+)
+def test_rows_that_threads_have_together(rows: int, length: int) -> None:
+    x = torch.randn(rows, length, device="cuda", dtype=torch.float64)
+    for kernel, expected in ((softmax.softmax, x.softmax(1)), (sums, x.sum(1))):
+        first = kernel(x.float())
+        torch.testing.assert_close(first.double(), expected, rtol=1e-4, atol=1e-3)
+        assert torch.equal(first, kernel(x.float())), "the same bits each time"
+
+
+@pytest.mark.parametrize("sizes", [(1021, 517, 1500), (2048, 64, 2048), (515, 3, 4100)])
+def test_iterations_in_step(sizes: tuple[int, int, int]) -> None:
+    m, n, k = sizes
+    a, b = torch.randn(m, n, device="cuda"), torch.randn(n, k, device="cuda")
+    expected = a.double() @ b.double()
+    torch.testing.assert_close(gallery.matmul(a, b).double(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_iterations_in_step_whose_loops_end_one_after_another() -> None:
+    w, k = torch.randn(65, 1100, device="cuda"), torch.randn(9, 65, 1100, device="cuda")
+    padded = torch.nn.functional.pad(k.double(), (1099, 0))
+    expected = 0.5 + torch.nn.functional.conv1d(padded, w.double()[:, None], groups=65)
+    found = causal_conv.causal_conv(w, k, 0.5)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)

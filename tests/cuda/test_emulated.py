@@ -26,7 +26,7 @@ from examples import (
 )
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.fuzz import check as fuzz
-from weft.codegen import launching, mapping
+from weft.codegen import launching, mapping, teams
 from weft.codegen.jam import is_one
 from weft.codegen.launching import InStep, Jam, Mapping, Variant
 from weft.ir.core import Function, Op
@@ -50,7 +50,7 @@ def single(variant: Variant, grid: Any, block: Any, shared: int) -> Any:
 
 CHANGES: dict[str, Callable[..., Any] | None] = {
     "as chosen": None, "64-bit": wide, "few threads": few, "one at a time": single,
-    "in step": None,
+    "in step": None, "in teams": None, "in large teams": None,
 }  # fmt: skip
 
 
@@ -76,6 +76,10 @@ def change(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param == "in step":
         monkeypatch.setattr(mapping, "steps", every_jam)
         monkeypatch.setattr(launching, "jams", all_jams)
+    if request.param in ("in teams", "in large teams"):
+        size = (8, 16) if request.param == "in teams" else (96, 1)
+        monkeypatch.setattr(teams._Search, "gain", lambda self, fastest: 1)
+        monkeypatch.setattr(launching, "team", lambda lengths, rows: size)
     yield request.param
     EmulatedCall.change = None
 

@@ -14,10 +14,20 @@ from weft.codegen import launching, ptx
 from weft.codegen.grid import Grid
 from weft.codegen.host import Cpu
 from weft.codegen.jam import jam
-from weft.codegen.launching import Even, Facts, InStep, Variant
+from weft.codegen.launching import (
+    LEAST_MEMBERS,
+    MOST_MEMBERS,
+    SEVERAL,
+    WARP,
+    Even,
+    Facts,
+    InStep,
+    Variant,
+)
 from weft.codegen.mapping import VECTOR_BYTES, plan
 from weft.codegen.narrow import Program, candidates, divisions, narrow
 from weft.codegen.neighbours import Common, common
+from weft.codegen.teams import find, marked
 from weft.codegen.threads import argument_slots
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
@@ -40,7 +50,7 @@ class CudaCode:
         return str(ptx.optimized(self.llvm, self.arch, self.functions))
 
 
-def analyse(function: Function, *, noalias: bool) -> Facts:
+def analyse(function: Function, *, noalias: bool, strict_math: bool) -> Facts:
     """What is known of ``function``, the result of the passes."""
     function.attrs["noalias"] = noalias
     parallel = outermost(function, noalias=noalias)
@@ -54,7 +64,18 @@ def analyse(function: Function, *, noalias: bool) -> Facts:
         )
         bounds = list(zip(low, high, step, strict=True))
     tables = Cpu(function)
-    mapping = plan(function, parallel) if parallel is not None else None
+    mapping = None
+    if parallel is not None:
+        mapping = plan(function, parallel)
+        team = (
+            None
+            if mapping.block
+            else find(function, parallel, mapping.order[0], strict=strict_math)
+        )
+        lengths = team.lengths if team is not None else []
+        mapping = replace(
+            mapping, team=tuple((program.of(low), program.of(high)) for low, high in lengths)
+        )
     return Facts(
         "weft_" + "".join(c if c.isalnum() else "_" for c in function.name),
         argument_slots(function), tables.check_table, tables.print_table, tuple(program.steps),
@@ -75,6 +96,13 @@ def compile_cuda(
 ) -> CudaCode:
     """PTX of one variant of ``function``. ``arch`` as ``ptx.architecture`` gives it."""
     with timing.stage("emit"):
+        if variant.team:
+            parallel = outermost(function, noalias=noalias)
+            assert parallel is not None
+            assert facts.mapping is not None
+            team = find(function, parallel, facts.mapping.order[0], strict=strict_math)
+            assert team is not None
+            function = marked(function, team)
         if variant.narrow:
             program = _program(function)
             chosen, _ = candidates(program)
@@ -182,6 +210,12 @@ def variants(facts: Facts) -> list[Variant]:
                 found.append(replace(base, jams=several))
             if mapping.private >= 0:
                 found.append(replace(base, covers=False, private=True))
+        if mapping.team:
+            base = Variant(narrow_form, covers=False, quick=quick)
+            found += [
+                replace(base, team=n)
+                for n in (LEAST_MEMBERS, WARP // 2, WARP, SEVERAL, MOST_MEMBERS)
+            ]
     return found
 
 

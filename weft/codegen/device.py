@@ -8,6 +8,7 @@ from weft.codegen.arith import RULES, Rule, scalar, widen, word
 from weft.codegen.emit import Emitter, View, memory_type
 from weft.codegen.host import Cpu
 from weft.codegen.llvm import address
+from weft.codegen.members import Members
 from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Function, Op
 from weft.ir.types import ScalarType, f32, f64, i1
@@ -47,13 +48,38 @@ def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 
 
 def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    assert isinstance(e.target, Cuda)
+    if e.target.members is not None and "team" in op.attrs:
+        e.target.members.alone(e, op, lambda: _stored(e, op, operands))
+    else:
+        _stored(e, op, operands)
+    return ()
+
+
+def _stored(e: Emitter, op: Op, operands: list[str]) -> None:
     view = e.views[op.operands[1]]
     element, value = view.type.element, operands[0]
     pointer, align = _place(e, op, view, operands[2:])
     if element is i1:
         value = e.inst(f"zext i1 {value} to i8")
     e.line(f"store {memory_type(element)} {value}, ptr {pointer}, align {align}")
-    return ()
+
+
+def _accumulated(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    """An accumulation; where one member of a team does it, nobody asks what was there."""
+    assert isinstance(e.target, Cuda)
+    rule = RULES["memref.atomic_rmw"]
+    if e.target.members is None or "team" not in op.attrs:
+        return rule(e, op, operands)
+    e.target.members.alone(e, op, lambda: rule(e, op, operands))
+    return ["poison"]
+
+
+def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    assert isinstance(e.target, Cuda)
+    if e.target.members is not None and "team" in op.attrs:
+        return e.target.members.shared_loop(e, op, operands)
+    return RULES["scf.for"](e, op, operands)
 
 
 def _divided(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
@@ -77,6 +103,8 @@ class Cuda(Cpu):
         "math.rsqrt": _call("rsqrt"),
         "memref.load": _load,
         "memref.store": _store,
+        "memref.atomic_rmw": _accumulated,
+        "scf.for": _for,
     }
 
     def __init__(self, function: Function) -> None:
@@ -84,6 +112,7 @@ class Cuda(Cpu):
         self.functions: set[str] = set()
         self.failed: list[str] = []  # blocks that jump to ``leave``
         self.reciprocals: list[tuple[str, str]] = []  # of divisors, by their numbers
+        self.members: Members | None = None  # of teams that have iterations together
         self.aligned: dict[Op, int] = {}  # loads and stores at addresses with more than their own
         # How far the neighbour is from one whose accesses, at ``begins``, are right in front.
         self.place, self.begins = 0, dict[Op, str]()

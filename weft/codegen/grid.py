@@ -16,6 +16,7 @@ from weft.codegen.device import ORDERING, Cuda
 from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type
 from weft.codegen.launching import THREADS, Even, Mapping, Variant
 from weft.codegen.llvm import emit_block, emit_op, loop
+from weft.codegen.members import Members
 from weft.codegen.threads import argument_slots
 from weft.codegen.threadwise import (
     barrier,
@@ -24,13 +25,14 @@ from weft.codegen.threadwise import (
     in_block,
     index_of,
     position,
+    register,
     shuffle,
     to,
     trip_count,
     updates,
     written,
 )  # fmt: skip
-from weft.ir.core import Function, Op, Value
+from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, f64
 
 _SHARED = "weft_warps"  # what the warps of a block hand over
@@ -66,7 +68,7 @@ class Grid:
         self.written = written(function)
         self.even = even if variant.even else None
         usual = 2 * THREADS if variant.streams else THREADS
-        threads = max(usual, mapping.threads if mapping else 0)
+        threads = max(usual, mapping.threads if mapping else 0, variant.team)
         self.traits = self.module.attribute(f'nounwind "nvvm.maxntid"="{threads}"')
         self.kinds: tuple[str, ...] = parallel.attrs["kinds"] if parallel and mapping else ()
         ops = function.body.ops
@@ -201,6 +203,9 @@ class Grid:
             k: trip_count(e, lower, upper, step, llvm_type(args[k].type))
             for k, (lower, upper, step) in enumerate(bounds)
         }
+        if self.variant.team:
+            self._rows(e, op, bounds, trips)
+            return []
         types = [scalar(v) for v in op.results]
         neutral = [
             e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)
@@ -253,6 +258,36 @@ class Grid:
             return self._span(e, "z", total, ty, carried, names, inside)
 
         return along_z(neutral)
+
+    def _rows(self, e: Emitter, op: Op, bounds: list[list[Value]], trips: dict[int, str]) -> None:
+        """The iteration of the thread's team: blocks count along x, teams of a block along y."""
+        args, ty = op.regions[0].args, "i64"
+        loops = [o for o in walk(op.regions[0]) if o.name == "scf.for" and "team" in o.attrs]
+        most = max(len(o.results) for o in loops)
+        self.cuda.members = Members(e, self.variant.team, most)
+        block, place, size = (
+            to(e, register(e, name), "i32", ty, unsigned=True)
+            for name in ("ctaid.x", "tid.y", "ntid.y")
+        )
+        left = e.inst(f"add nuw nsw {ty} {e.inst(f'mul nuw nsw {ty} {block}, {size}')}, {place}")
+        wide = [to(e, trips[k], llvm_type(arg.type), ty) for k, arg in enumerate(args)]
+        total = wide[0]
+        for trip in wide[1:]:
+            total = e.inst(f"mul nsw {ty} {total}, {trip}")
+
+        def row() -> None:
+            rest = left
+            for k in reversed(range(len(args))):
+                part = rest
+                if k:
+                    quotient = e.inst(f"udiv {ty} {rest}, {wide[k]}")
+                    product = e.inst(f"mul {ty} {quotient}, {wide[k]}")
+                    part, rest = e.inst(f"sub {ty} {rest}, {product}"), quotient
+                kind = llvm_type(args[k].type)
+                e.names[args[k]] = index_of(e, to(e, part, ty, kind), bounds[k], kind)
+            emit_block(e, op.regions[0])
+
+        self._guarded(e, e.inst(f"icmp slt {ty} {left}, {total}"), row)
 
     def _span(
         self, e: Emitter, side: str, trip: str, ty: str, carried: list[str], names: list[str],

@@ -19,6 +19,11 @@ from weft.errors import WeftError
 
 THREADS = 256  # of a block, at most, where nobody asks for more
 WARP = 32
+SEVERAL = 512  # as ``Variant.team``: a block of whole warps, of no more threads
+MOST_MEMBERS, LEAST_MEMBERS = 1024, 8  # of a team; eight numbers of four bytes are read at once
+_TOGETHER = 1 << 20  # threads of all teams, where there are not more iterations
+_SHORTEST = 16  # the longest loop of a team is not shorter
+_EACH = 8  # iterations of that loop that each member has, at least
 REDUCTION_BLOCKS = (
     1024  # at most; a function of the sizes alone, so that sums do not depend on the GPU
 )
@@ -91,7 +96,8 @@ class Mapping:
     asks for instead: () nothing, (n,) so many threads, (x, y, z) just these sides. ``steps``:
     iterations that a thread may do in step. ``side``: of how many neighbours the longest loads and
     stores are, where they are next to each other. ``streamed``: the arguments that are written, if
-    none of them is read.
+    none of them is read. ``team``: first index and end (numbers of ``Facts.steps``) of loops that
+    threads may share which have an iteration together.
     """
 
     order: tuple[int, ...]
@@ -106,6 +112,7 @@ class Mapping:
     steps: InStep = InStep()
     side: int = 1
     streamed: tuple[int, ...] = ()
+    team: tuple[tuple[int, int], ...] = ()
 
     @property
     def threads(self) -> int:
@@ -135,7 +142,9 @@ class Variant:
     if each thread has one iteration at most, ``private`` if blocks accumulate into shared
     memory, ``quick`` if divisors are multiplied by; ``jams`` are
     the places in ``Mapping.steps.jams`` of those that are carried out; ``even`` as in ``Even``,
-    ``streams`` if what is written makes way first in the caches."""
+    ``streams`` if what is written makes way first in the caches; ``team`` is the number of threads
+    that have an iteration together, 0 for one, ``SEVERAL`` or ``MOST_MEMBERS`` for as many warps as
+    there are."""
 
     narrow: bool
     vector: int = 1
@@ -145,11 +154,13 @@ class Variant:
     jams: tuple[int, ...] = ()
     even: bool = False
     streams: bool = False
+    team: int = 0
 
     def __str__(self) -> str:
         words = [f"i{32 if self.narrow else 64}", f"v{self.vector}"]
         words += [n for n in ("covers", "private", "quick", "even", "streams") if getattr(self, n)]
         words += [f"jam{k}" for k in self.jams]
+        words += [f"team{self.team}"] * bool(self.team)
         return "-".join(words)
 
 
@@ -240,6 +251,24 @@ def jams(mapping: Mapping, trips: Sequence[int], processors: int) -> tuple[int, 
         axis = steps.jams[best].axis
         left[axis] = steps.jams[best].trips(left[axis])
     return tuple(taken)
+
+
+def team(lengths: Sequence[int | None], rows: int) -> tuple[int, int]:
+    """Threads that have an iteration together whose shared loops are so long (None: not known
+    before), if there are so many iterations, and iterations that a block has; (0, 0) if each thread
+    does better alone. A function of the sizes alone, as sums depend on it."""
+    wanted = _power(_TOGETHER // max(rows, 1) + 1) // 2
+    if None in lengths:
+        members = min(max(wanted, LEAST_MEMBERS), WARP)
+    else:
+        longest = max((n for n in lengths if n is not None), default=0)
+        if longest < _SHORTEST:
+            return 0, 0
+        members = max(wanted, LEAST_MEMBERS if longest < 16 * _EACH else 2 * LEAST_MEMBERS)
+        most = max(_power(-(-longest // _EACH)), LEAST_MEMBERS)
+        members = min(members, most, MOST_MEMBERS)
+    teams = 1 if members > WARP else THREADS // 2 // members  # of a block
+    return (members, teams) if -(-rows // teams) <= _LIMITS[0] else (0, 0)
 
 
 def _block(mapping: Mapping, sides: list[int], *, full: bool, processors: int, most: int) -> Dims:

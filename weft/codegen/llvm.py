@@ -226,7 +226,7 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         e.groups.append(group)
     results = loop(
         e, lower, upper, step, inits, [llvm_type(v.type) for v in op.results],
-        lambda induction, carried: _loop_body(e, body, [induction, *carried]),
+        lambda induction, carried: loop_body(e, body, [induction, *carried]),
         type=llvm_type(body.args[0].type), metadata=metadata,
     )  # fmt: skip
     if metadata:
@@ -270,7 +270,8 @@ def rows_follow(e: Emitter, memrefs: Sequence[Value], behind: int, trips: str, d
     return found
 
 
-def _loop_body(e: Emitter, body: Block, names: Sequence[str]) -> list[str]:
+def loop_body(e: Emitter, body: Block, names: Sequence[str]) -> list[str]:
+    """One iteration: what it hands on to the next, for ``names`` of index and carried values."""
     for value, name in zip(body.args, names, strict=True):
         e.names[value] = name
     return emit_block(e, body)

@@ -70,14 +70,17 @@ def index_of(e: Emitter, count: str, bounds: list[Value], ty: str) -> str:
     return count
 
 
-def shuffle(e: Emitter, t: ScalarType, value: str, offset: int) -> str:
-    """The value of the lane that is ``offset`` further up."""
+def shuffle(
+    e: Emitter, t: ScalarType, value: str, offset: int, *, how: str = "down", mask: str = "-1"
+) -> str:
+    """The value of the lane that is ``offset`` further up, or with "bfly" the one whose number
+    differs by the bits of ``offset``. ``mask``: the lanes that take part."""
     bits = word(e, value, t) if t.bits == 64 or t.bits < 32 else ""
-    name = "llvm.nvvm.shfl.sync.down.i32"
+    name = f"llvm.nvvm.shfl.sync.{how}.i32"
 
     def one(part: str) -> str:
         return e.intrinsic(
-            name, "i32", ("i32", "-1"), ("i32", part), ("i32", str(offset)), ("i32", "31")
+            name, "i32", ("i32", mask), ("i32", part), ("i32", str(offset)), ("i32", "31")
         )
 
     if t.bits == 32:

@@ -19,14 +19,16 @@ import torch
 from weft import timing
 from weft.codegen import launching
 from weft.codegen.interface import Check, Slot
-from weft.codegen.intervals import Interval, evaluate, fits, trip_count
+from weft.codegen.intervals import ANY, Interval, evaluate, fits, trip_count
 from weft.codegen.launching import (
     CACHE_BYTES,
     DIVIDEND,
     DIVISOR,
     PRIVATE_BYTES,
     PROCESSORS,
+    SEVERAL,
     THREADS,
+    WARP,
     Dims,
     Facts,
     Variant,
@@ -122,7 +124,10 @@ class GpuCompiled:
         with timing.record() as recording:
             if self.optimized is None:
                 self.optimized = compiler.optimize(
-                    self.function, noalias=self.noalias, verify=self.options.verify
+                    self.function,
+                    strict_math=self.options.strict_math,
+                    noalias=self.noalias,
+                    verify=self.options.verify,
                 )
             code = backend.compile_cuda(
                 self.optimized, self.facts, variant, arch,
@@ -183,9 +188,14 @@ def compile_region(
             from weft import compiler
             from weft.codegen import cuda as backend
 
-            optimized = compiler.optimize(lowered.function, noalias=noalias, verify=options.verify)
+            optimized = compiler.optimize(
+                lowered.function,
+                strict_math=options.strict_math,
+                noalias=noalias,
+                verify=options.verify,
+            )
             with timing.stage("mapping"):
-                facts = backend.analyse(optimized, noalias=noalias)
+                facts = backend.analyse(optimized, noalias=noalias, strict_math=options.strict_math)
             origin = "compiled"
             if cache is not None:
                 cache.store(key, asdict(facts), b"")
@@ -232,6 +242,7 @@ def _decode(header: dict[str, Any]) -> Facts | None:
                 mapping["shift"], mapping["lasting"], tuple(mapping["block"]),
                 _decode_steps(mapping["steps"]), int(mapping["side"]),
                 tuple(map(int, mapping["streamed"])),
+                tuple((int(low), int(high)) for low, high in mapping["team"]),
             ),
             tuple(map(str, header["kinds"])),
             None if even is None else launching.Even(
@@ -452,10 +463,11 @@ class Call:
         even = straight == _EVEN and arguments.even(found)
         divisors = self._divisors(found) if narrow else None
         streams = arguments.streams(_second_level(self.device))
+        lengths = [_length(found[low], found[high]) for low, high in facts.mapping.team]
         most = 2 * THREADS if streams else THREADS
         while True:
             variant, grid, block, shared = self._chosen(
-                slots, trips, narrow, whole, min(most, THREADS)
+                slots, trips, narrow, whole, min(most, THREADS), lengths
             )
             quick = variant.narrow and bool(divisors)
             vectors = variant.narrow and variant.vector > 1
@@ -466,7 +478,7 @@ class Call:
             module = self.compiled.module(variant, self.device)
             function = module.functions[facts.symbol]
             fitting = self._fitting(function, math.prod(block))
-            if fitting >= min(most, math.prod(block)):
+            if variant.team or fitting >= min(most, math.prod(block)):
                 break
             most = fitting
         ending = divisors if quick and divisors else b""
@@ -503,10 +515,11 @@ class Call:
         return _multiprocessors(self.device)
 
     def _chosen(
-        self, slots: bytes, trips: list[int | None], narrow: bool, straight: bool, most: int
-    ) -> tuple[Variant, Dims, Dims, int]:
-        """The variant for these trip counts, its grid and block of at most ``most`` threads, and
-        bytes of shared memory."""
+        self, slots: bytes, trips: list[int | None], narrow: bool, straight: bool, most: int,
+        lengths: list[int | None],
+    ) -> tuple[Variant, Dims, Dims, int]:  # fmt: skip
+        """The variant for these trip counts and lengths of loops that a team may share, its grid
+        and block of at most ``most`` threads, and bytes of shared memory."""
         facts, mapping = self.facts, self.facts.mapping
         assert mapping is not None
         known = [n for n in trips if n is not None]
@@ -515,6 +528,11 @@ class Call:
             return Variant(narrow, covers=False), (UNKNOWN_GRID, 1, 1), (x, y, z), 0
         narrow = narrow and all(n < (1 << 31) - _MARGIN for n in known)
         total = math.prod(known)
+        members, rows = launching.team(lengths, total) if lengths else (0, 0)
+        if members:
+            team = members if members <= WARP else max(members, SEVERAL)
+            blocks = -(-total // rows)
+            return Variant(narrow, covers=False, team=team), (blocks, 1, 1), (members, rows, 1), 0
         jams = launching.jams(mapping, known, self._processors())
         for jam in (mapping.steps.jams[place] for place in jams):
             known[jam.axis] = jam.trips(known[jam.axis])
@@ -565,3 +583,10 @@ def _multiprocessors(device: int) -> int:
     if not torch.cuda.is_available():
         return PROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _length(first: Interval, end: Interval) -> int | None:
+    """The most iterations between these; None where that is not known before a kernel runs."""
+    if ANY in (first, end) or end[1] - first[0] >= 1 << 40:
+        return None
+    return max(end[1] - first[0], 0)

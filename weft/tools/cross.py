@@ -115,8 +115,10 @@ def compile_for(
 
 
 def _compiled(function: Function, target: str, options: Options, every_variant: bool) -> GpuLoop:
-    optimized = compiler.optimize(function, noalias=True, verify=options.verify)
-    facts = cuda.analyse(optimized, noalias=True)
+    optimized = compiler.optimize(
+        function, strict_math=options.strict_math, noalias=True, verify=options.verify
+    )
+    facts = cuda.analyse(optimized, noalias=True, strict_math=options.strict_math)
     wanted = cuda.variants(facts) if every_variant else cuda.variants(facts)[:1]
     codes = tuple(
         cuda.compile_cuda(optimized, facts, variant, target,

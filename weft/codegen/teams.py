@@ -1,0 +1,330 @@
+"""Loops inside of an iteration that several threads of a GPU share.
+
+Where iterations of the parallel loop go along rows (a softmax, a norm, a product with a vector),
+one thread for each would read a column at a time, and there may be few rows. A **team** of threads
+has the iteration instead. Its members do the same, except in the serial loops that may go in any
+order: of these each member has every n-th iteration, and what they carry is combined at the end.
+Stores outside of such loops are done by one member. ``find`` decides, ``marked`` notes it in the
+IR, for ``members`` to write the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from weft.codegen.jam import is_one
+from weft.index.access import Access, accesses
+from weft.index.expression import Poly, atom
+from weft.ir.builder import Rewriter
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.ops import OPS
+from weft.ir.types import MemRefType
+
+# How what a loop carries is combined, by the operation that updates it. That of a difference is a
+# sum, of what is taken off.
+_KINDS = {
+    "arith.addf": "addf", "arith.mulf": "mulf", "arith.maximumf": "maximumf",
+    "arith.minimumf": "minimumf", "arith.maxnumf": "maxnumf", "arith.minnumf": "minnumf",
+    "arith.addi": "addi", "arith.muli": "muli", "arith.maxsi": "maxsi", "arith.minsi": "minsi",
+    "arith.maxui": "maxui", "arith.minui": "minui", "arith.andi": "andi", "arith.ori": "ori",
+    "arith.xori": "xori",
+}  # fmt: skip
+_DIFFERENCES = {"arith.subf": "addf", "arith.subi": "addi"}
+_INEXACT = ("addf", "mulf")
+_REFUSED = {"memref.atomic_cas", "weft.assert", "weft.bounds", "weft.touch", "weft.print"}
+
+
+@dataclass(slots=True)
+class Team:
+    """``loops``: those that members share, with the combiners of what they carry. ``single``:
+    stores of one member. ``ordered``: of both those that write what others of the team read."""
+
+    loops: dict[Op, tuple[str, ...]] = field(default_factory=dict)
+    single: set[Op] = field(default_factory=set)
+    ordered: set[Op] = field(default_factory=set)
+
+    @property
+    def lengths(self) -> list[tuple[Value, Value]]:
+        """First index and end of each shared loop."""
+        return [(op.operands[0], op.operands[1]) for op in self.loops]
+
+
+def find(function: Function, parallel: Op, fastest: int, *, strict: bool) -> Team | None:
+    """The team for iterations of ``parallel``, if one reads neighbouring elements where threads of
+    their own (neighbours along ``fastest``) would not. ``strict``: sums keep their order."""
+    if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
+        return None
+    body = parallel.regions[0]
+    if not any(op.name == "scf.for" for op in walk(body)):
+        return None
+    search = _Search({access.op: access for access in accesses(function)}, strict)
+    if not search.uniform(body) or not search.team.loops:
+        return None
+    if search.gain(body.args[fastest]) <= 0:
+        return None
+    search.order(body)
+    return search.team
+
+
+def marked(function: Function, team: Team) -> Function:
+    """A copy of ``function``, in which operations of the team have these attributes: "team", the
+    combiners of a loop, () for a store; "ordered" where others of the team wait for it."""
+    return _Marking(team).function(function)
+
+
+class _Marking(Rewriter):
+    def __init__(self, team: Team) -> None:
+        super().__init__(lambda op, rewriter: None)
+        self.team = team
+
+    def copy(self, op: Op) -> Op:
+        new = super().copy(op)
+        if op in self.team.loops or op in self.team.single:
+            new.attrs["team"] = self.team.loops.get(op, ())
+            new.attrs["ordered"] = op in self.team.ordered
+        return new
+
+
+class _Search:
+    def __init__(self, found: dict[Op, Access], strict: bool) -> None:
+        self.found = found
+        self.strict = strict
+        self.team = Team()
+        self.local: set[Value] = set()
+
+    def uniform(self, block: Block) -> bool:
+        """Takes in what all members do. False where that would be work done many times over, or
+        something that must be done once."""
+        for op in block.ops:
+            if op.name in _REFUSED or op.name == "scf.while":
+                return False
+            if op.name == "scf.for":
+                kinds = self.shared(op)
+                inner = any(o.name == "scf.for" for o in walk(op.regions[0]))
+                if kinds is not None and (not inner or self.along(op)):
+                    self.team.loops[op] = kinds
+                elif not inner or not self.uniform(op.regions[0]):
+                    return False
+            elif op.name == "scf.if":
+                if not all(self.uniform(region) for region in op.regions):
+                    return False
+            elif op.name == "memref.alloca":
+                self.local.add(op.result)
+            elif op.name in ("memref.store", "memref.atomic_rmw"):
+                if op.results and _used(op.result, block):
+                    return False
+                if op.operands[1] not in self.local:
+                    self.team.single.add(op)
+        return True
+
+    # -- which loops may go in any order
+
+    def shared(self, loop: Op) -> tuple[str, ...] | None:
+        """The combiners of what ``loop`` carries; None if its iterations have an order."""
+        body = loop.regions[0]
+        if not is_one(loop.operands[2]) or any(op.name in _REFUSED for op in walk(body)):
+            return None
+        kinds = [
+            _kind(body, arg, end)
+            for arg, end in zip(body.args[1:], body.terminator.operands, strict=True)
+        ]
+        if any(kind is None or (self.strict and kind in _INEXACT) for kind in kinds):
+            return None
+        return tuple(k for k in kinds if k is not None) if self.apart(loop) else None
+
+    def apart(self, loop: Op) -> bool:
+        """Whether no iteration of ``loop`` touches what another one writes."""
+        body = loop.regions[0]
+        inside = {op.result for op in walk(body) if op.name == "memref.alloca"}
+        touched: dict[Value, list[Access]] = {}
+        for op in walk(body):
+            if (access := self.found.get(op)) is not None and access.memref not in inside:
+                touched.setdefault(access.memref, []).append(access)
+        for memref, several in touched.items():
+            free = [_free(access.op, body) for access in several]
+            if all(access.kind == "load" for access in several) or all(free):
+                continue
+            if memref in self.local or any(free) or not self.one_each(loop, several):
+                return False
+        return True
+
+    def one_each(self, loop: Op, several: list[Access]) -> bool:
+        """Whether all of these accesses are to one element, another one in each iteration."""
+        subscripts = several[0].subscripts
+        if any(access.subscripts != subscripts for access in several):
+            return False
+        iv = loop.regions[0].args[0]
+        inner = {op.regions[0].args[0] for op in walk(loop.regions[0]) if op.name == "scf.for"}
+        steps = [poly is not None and _step(poly, iv) for poly in subscripts]
+        leaves = {v for poly in subscripts if poly is not None for v in poly.leaves()}
+        return None not in subscripts and any(steps) and not leaves & inner
+
+    # -- whether it pays
+
+    def along(self, loop: Op) -> bool:
+        """Whether members would access neighbours somewhere in ``loop``."""
+        iv = loop.regions[0].args[0]
+        near = (self.found[op] for op in walk(loop.regions[0]) if op in self.found)
+        return any(_neighbours(access, iv) for access in near)
+
+    def gain(self, fastest: Value) -> int:
+        """Accesses that members do as neighbours and threads of their own do not, less those where
+        it is the other way round."""
+        total = 0
+        for loop in self.team.loops:
+            iv = loop.regions[0].args[0]
+            for op in walk(loop.regions[0]):
+                access = self.found.get(op)
+                if access is None or None in access.subscripts or access.local:
+                    continue
+                alone = _apart(access, iv, fastest)
+                team = _neighbours(access, iv) or not any(iv in leaves for leaves in _all(access))
+                total += (not alone and _neighbours(access, iv)) - (alone and not team)
+        return total
+
+    # -- who waits for whom
+
+    def order(self, body: Block) -> None:
+        """Notes which loops and stores write memory that the iteration reads somewhere."""
+        read = {op.operands[0] for op in walk(body) if op.name == "memref.load"}
+        read |= {
+            op.operands[1] for op in walk(body)
+            if op.name == "memref.atomic_rmw" and not op.attrs["atomic"]
+        }  # fmt: skip
+        both = read - self.local
+        for op in (*self.team.loops, *self.team.single):
+            below = [op, *(inner for region in op.regions for inner in walk(region))]
+            if any(o.name in _WRITES and o.operands[1] in both for o in below):
+                self.team.ordered.add(op)
+
+
+_WRITES = ("memref.store", "memref.atomic_rmw")
+
+
+def _all(access: Access) -> Iterator[set[object]]:
+    return (set(poly.leaves()) for poly in access.subscripts if poly is not None)
+
+
+def _step(poly: Poly, iv: Value) -> int:
+    """What ``poly`` grows by with ``iv``, 0 if that is not one number."""
+    factor = poly.coefficient(iv).constant
+    if not factor or iv in set((poly - atom(iv).scaled(factor)).leaves()):
+        return 0
+    return factor
+
+
+def _row_major(access: Access) -> bool:
+    type = access.memref.type
+    return isinstance(type, MemRefType) and type.layout != "strided" and type.rank > 0
+
+
+def _neighbours(access: Access, iv: Value) -> bool:
+    """Whether neighbours along ``iv`` access neighbours in a row."""
+    if None in access.subscripts or not _row_major(access):
+        return False
+    *outer, last = access.subscripts
+    assert last is not None
+    return abs(_step(last, iv)) == 1 and not any(
+        p is not None and iv in set(p.leaves()) for p in outer
+    )
+
+
+def _apart(access: Access, iv: Value, fastest: Value) -> bool:
+    """Whether threads that are neighbours along ``fastest`` access one element, or neighbours, at
+    the same turn of the loop over ``iv``."""
+    (loop,) = (loop for loop in access.loops if loop.iv is iv)
+    mentioned = any(iv in leaves for leaves in _all(access))
+    if mentioned and loop.lower is None:
+        return False
+    *outer, last = access.subscripts
+    begin = {iv: loop.lower} if mentioned else {}
+    at = [p.substitute(lambda v: begin.get(v)) for p in (*outer, last) if p is not None]  # type: ignore[arg-type]
+    if any(fastest in set(p.leaves()) for p in at[:-1]):
+        return False
+    if fastest not in set(at[-1].leaves()):
+        return True
+    return _row_major(access) and abs(_step(at[-1], fastest)) == 1
+
+
+def _free(op: Op, body: Block) -> bool:
+    """Whether ``op`` adds to memory, in whatever order."""
+    return op.name == "memref.atomic_rmw" and op.attrs["atomic"] and not _used(op.result, body)
+
+
+def _used(value: Value, block: Block) -> bool:
+    return any(value in op.operands for op in walk(block))
+
+
+def _kind(body: Block, arg: Value, end: Value) -> str | None:
+    """The combiner that ``end`` is made from ``arg`` with, if nothing else uses what lies between;
+    None where it is something else."""
+    chain = _Chain()
+    kind = chain.follow(arg, end)
+    if not kind:
+        return None
+    chain.ops.add(body.terminator)
+    for op in walk(body):
+        if op not in chain.ops and any(v in chain.values for v in op.operands):
+            return None
+    return kind
+
+
+class _Chain:
+    """The operations from a carried value to the next one: ``values`` it goes through, and the
+    ``ops`` that may use these."""
+
+    def __init__(self) -> None:
+        self.values: set[Value] = set()
+        self.ops: set[Op] = set()
+
+    def follow(self, arg: Value, value: Value) -> str | None:
+        """The combiner between ``arg`` and ``value``: "" if they are the same, None if there is
+        none."""
+        if value is arg:
+            self.values.add(value)
+            return ""
+        op = value.owner
+        if not isinstance(op, Op):
+            return None
+        kind: str | None = None
+        if op.name in _KINDS:
+            kind = self.update(arg, op, _KINDS[op.name], op.operands)
+        elif op.name in _DIFFERENCES:
+            kind = self.update(arg, op, _DIFFERENCES[op.name], op.operands[:1])
+        elif op.name == "math.fma":
+            kind = self.update(arg, op, "addf", op.operands[2:])
+        elif op.name == "arith.select":
+            kind = self.merge([self.follow(arg, v) for v in op.operands[1:]])
+            kind = None if op.operands[0] in self.values else kind
+        elif op.name == "scf.if":
+            k = op.results.index(value)
+            ends = [region.terminator for region in op.regions]
+            kind = self.merge([self.follow(arg, end.operands[k]) for end in ends])
+            self.ops.update(ends)
+        elif op.name == "scf.for":
+            k = op.results.index(value)
+            before = self.follow(arg, op.operands[3 + k])
+            if before is not None:
+                end = op.regions[0].terminator
+                inner = self.follow(op.regions[0].args[1 + k], end.operands[k])
+                kind = self.merge([before, inner])
+                self.ops.add(end)
+        if kind is not None:
+            self.values.add(value)
+            self.ops.add(op)
+        return kind
+
+    def update(self, arg: Value, op: Op, kind: str, operands: list[Value]) -> str | None:
+        found = [(v, self.follow(arg, v)) for v in operands]
+        through = [before for _, before in found if before is not None]
+        if len(through) != 1 or through[0] not in ("", kind) or op.operands[0] is op.operands[-1]:
+            return None
+        return kind
+
+    def merge(self, kinds: list[str | None]) -> str | None:
+        known = {kind for kind in kinds if kind}
+        return None if None in kinds or len(known) > 1 else next(iter(known), "")
+
+
+assert all(name in OPS for name in (*_KINDS, *_DIFFERENCES))

@@ -96,8 +96,8 @@ def test_ptxas_takes_the_gradients_of_the_gallery(name: str) -> None:
     for loop in code:
         for (variant, _), use in loop.usage().items():
             assert use.registers <= (128 if variant.narrow else 192)
-            # Blocks of 1024 threads leave 64 registers to each.
-            assert use.spill_loads + use.spill_stores <= (64 if variant.team < 1024 else 128)
+            # Where threads share a row, ptxas would rather spill than have fewer of them.
+            assert use.spill_loads + use.spill_stores <= (128 if variant.team else 64)
 
 
 @needs_ptxas

@@ -16,7 +16,7 @@ from weft.codegen.device import ORDERING, Cuda
 from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type
 from weft.codegen.launching import THREADS, Even, Mapping, Variant
 from weft.codegen.llvm import emit_block, emit_op, loop
-from weft.codegen.members import Members
+from weft.codegen.members import Members, row
 from weft.codegen.threads import argument_slots
 from weft.codegen.threadwise import (
     barrier,
@@ -25,14 +25,13 @@ from weft.codegen.threadwise import (
     in_block,
     index_of,
     position,
-    register,
     shuffle,
     to,
     trip_count,
     updates,
     written,
 )  # fmt: skip
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType, ScalarType, f64
 
 _SHARED = "weft_warps"  # what the warps of a block hand over
@@ -260,34 +259,15 @@ class Grid:
         return along_z(neutral)
 
     def _rows(self, e: Emitter, op: Op, bounds: list[list[Value]], trips: dict[int, str]) -> None:
-        """The iteration of the thread's team: blocks count along x, teams of a block along y."""
-        args, ty = op.regions[0].args, "i64"
-        loops = [o for o in walk(op.regions[0]) if o.name == "scf.for" and "team" in o.attrs]
-        most = max(len(o.results) for o in loops)
-        self.cuda.members = Members(e, self.variant.team, most)
-        block, place, size = (
-            to(e, register(e, name), "i32", ty, unsigned=True)
-            for name in ("ctaid.x", "tid.y", "ntid.y")
-        )
-        left = e.inst(f"add nuw nsw {ty} {e.inst(f'mul nuw nsw {ty} {block}, {size}')}, {place}")
-        wide = [to(e, trips[k], llvm_type(arg.type), ty) for k, arg in enumerate(args)]
-        total = wide[0]
-        for trip in wide[1:]:
-            total = e.inst(f"mul nsw {ty} {total}, {trip}")
+        """The iteration of the thread's team."""
+        self.cuda.members = Members(e, self.variant.team, op)
+        there, bind = row(e, op, bounds, trips)
 
-        def row() -> None:
-            rest = left
-            for k in reversed(range(len(args))):
-                part = rest
-                if k:
-                    quotient = e.inst(f"udiv {ty} {rest}, {wide[k]}")
-                    product = e.inst(f"mul {ty} {quotient}, {wide[k]}")
-                    part, rest = e.inst(f"sub {ty} {rest}, {product}"), quotient
-                kind = llvm_type(args[k].type)
-                e.names[args[k]] = index_of(e, to(e, part, ty, kind), bounds[k], kind)
+        def body() -> None:
+            bind()
             emit_block(e, op.regions[0])
 
-        self._guarded(e, e.inst(f"icmp slt {ty} {left}, {total}"), row)
+        self._guarded(e, there, body)
 
     def _span(
         self, e: Emitter, side: str, trip: str, ty: str, carried: list[str], names: list[str],

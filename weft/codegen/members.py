@@ -11,8 +11,8 @@ from weft.codegen.arith import combine, from_word, identity, scalar, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.launching import WARP
 from weft.codegen.llvm import loop, loop_body
-from weft.codegen.threadwise import barrier, in_block, register, shuffle, to
-from weft.ir.core import Op
+from weft.codegen.threadwise import barrier, in_block, index_of, register, shuffle, to
+from weft.ir.core import Op, Value, walk
 from weft.ir.types import ScalarType
 
 _SHARED = "weft_team"  # what the warps of a team hand over
@@ -20,16 +20,18 @@ _SHARED = "weft_team"  # what the warps of a team hand over
 
 class Members:
     """What a thread knows of its team. ``width``: members, at most those of a warp; more than that
-    for a team that is a block, of as many warps as it has. ``most``: values that a loop carries, at
-    most."""
+    for a team that is a block, of as many warps as it has. ``parallel``: the loop whose
+    iterations teams have."""
 
-    def __init__(self, e: Emitter, width: int, most: int) -> None:
+    def __init__(self, e: Emitter, width: int, parallel: Op) -> None:
         self.width = min(width, WARP)
         self.several = width > WARP
         self.number = register(e, "tid.x")
         self.size = register(e, "ntid.x") if self.several else str(width)
         self.mask = "-1"
         if self.several:
+            inside = walk(parallel.regions[0])
+            most = max(len(op.results) for op in inside if op.name == "scf.for")
             e.declare(
                 f"@{_SHARED} = internal addrspace(3) global [{WARP * most} x i64] undef, align 16"
             )
@@ -132,6 +134,37 @@ class Members:
             values = _pairs(e, kinds, types, values, others)
             offset //= 2
         return values
+
+
+def row(
+    e: Emitter, op: Op, bounds: list[list[Value]], trips: dict[int, str]
+) -> tuple[str, Callable[[], None]]:
+    """Whether the thread's team has an iteration of ``op``, and what names its indices. Blocks
+    count along x, teams of a block along y. ``bounds``: lower, upper, step of each index;
+    ``trips``: how many there are."""
+    args, ty = op.regions[0].args, "i64"
+    block, place, size = (
+        to(e, register(e, name), "i32", ty, unsigned=True)
+        for name in ("ctaid.x", "tid.y", "ntid.y")
+    )
+    number = e.inst(f"add nuw nsw {ty} {e.inst(f'mul nuw nsw {ty} {block}, {size}')}, {place}")
+    wide = [to(e, trips[k], llvm_type(arg.type), ty) for k, arg in enumerate(args)]
+    total = wide[0]
+    for trip in wide[1:]:
+        total = e.inst(f"mul nsw {ty} {total}, {trip}")
+
+    def bind() -> None:
+        rest = number
+        for k in reversed(range(len(args))):
+            part = rest
+            if k:
+                quotient = e.inst(f"udiv {ty} {rest}, {wide[k]}")
+                product = e.inst(f"mul {ty} {quotient}, {wide[k]}")
+                part, rest = e.inst(f"sub {ty} {rest}, {product}"), quotient
+            kind = llvm_type(args[k].type)
+            e.names[args[k]] = index_of(e, to(e, part, ty, kind), bounds[k], kind)
+
+    return e.inst(f"icmp slt {ty} {number}, {total}"), bind
 
 
 def _pairs(

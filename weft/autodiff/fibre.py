@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.errors import WeftError
-from weft.index.access import Access
+from weft.index.access import Access, Loop
 from weft.index.expression import (
     ONE,
     ZERO,
     Both,
+    Choice,
     Compare,
     Condition,
     Dim,
@@ -18,8 +19,10 @@ from weft.index.expression import (
     Pick,
     Poly,
     atom,
+    extreme,
     floor,
     number,
+    pick,
     show,
 )
 from weft.ir.core import Op, Value
@@ -55,6 +58,7 @@ def fibre(access: Access) -> Fibre:
     for poly, value in zip(access.subscripts, access.op.operands[2:], strict=True):
         if poly is None:
             raise NotAffine(f"data-dependent subscript {written(value)}")
+    access, stepped = _with_steps(access)
     element = [Value(index, f"j{k}") for k in range(len(access.subscripts))]
     ivs = [loop.iv for loop in access.loops]
     found = Fibre(element)
@@ -65,22 +69,61 @@ def fibre(access: Access) -> Fibre:
     constraints += [*turns.constraints, *_domain(access, found)]
     same = same_sizes(access)
     clean = [part for c in constraints for part in _plain(Compare(c.kind, c.poly.substitute(same)))]
-    free = [*(iv for iv in ivs if iv not in found.solved), *turns.numbers]
+    free = [*turns.places, *(iv for iv in ivs if iv not in found.solved), *turns.numbers]
     _bounds(clean, free, [m.substitute(same) for m in turns.moduli], found, access)
+    found.solved |= {iv: _replace(poly, found.solved) for iv, poly in stepped.items()}
     return found
+
+
+def _with_steps(access: Access) -> tuple[Access, dict[Value, Poly]]:
+    """``access`` with loops whose steps are 1: an index of a loop with another one is its lower
+    bound plus steps, whose number is the new index. Also says what these indices are."""
+    stepped: dict[Value, Poly] = {}
+    loops: list[Loop] = []
+    for loop in access.loops:
+        by = loop.step and loop.step.constant
+        lower, upper = loop.lower, loop.upper
+        if not by or by == 1 or lower is None or upper is None:
+            loops.append(loop)
+            continue
+        steps = Value(index, loop.iv.name)
+        stepped[loop.iv] = _replace(lower, stepped) + atom(steps).scaled(by)
+        count = floor(upper - lower + number(by - 1), number(by))
+        loops.append(Loop(steps, ZERO, count, ONE, loop.parallel))
+    if not stepped:
+        return access, stepped
+    moved = replace(access, loops=tuple(loops))
+    return moved.substitute(lambda leaf: stepped.get(leaf)), stepped  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
 class _Turns:
     """Periodic subscripts: ``e % n = j`` where ``e = j + n * q`` for a number of turns ``q``, which
-    is one more index to sum over."""
+    is one more index to sum over. Likewise clamped ones, which were not taken apart (``pieces``):
+    ``max(e, 0) = j`` where ``e = p``, for each place ``p`` that is clamped to ``j``."""
 
     numbers: list[Value] = field(default_factory=list)
+    places: list[Value] = field(default_factory=list)
     moduli: list[Poly] = field(default_factory=list)
     constraints: list[Compare] = field(default_factory=list)
 
     def without(self, poly: Poly, element: Value, access: Access) -> Poly:
-        """``poly``, or where it is a remainder what is equal to the same element."""
+        """``poly``, or where it is a remainder or clamped what is equal to the same element."""
+        clamp = _clamp(poly, access)
+        if clamp is not None:
+            inside, least, most = clamp
+            place = Value(index, f"p{len(self.places)}")
+            self.places.append(place)
+            at, (lowest, highest) = atom(element), _range(inside, access)
+            first = last = at
+            if least is not None:
+                first = atom(Choice(Compare("ge", at - least - ONE), at, lowest))
+            if most is not None:
+                last = atom(Choice(Compare("ge", most - at - ONE), at, highest))
+            self.constraints += [Compare("ge", atom(place) - first),
+                                 Compare("ge", last - atom(place)),
+                                 *_reached(poly, at, least, most)]  # fmt: skip
+            return inside - atom(place) + at
         for a in poly.atoms():
             if not isinstance(a, Floor) or (poly - a.numerator + atom(a) * a.divisor).terms:
                 continue
@@ -92,6 +135,50 @@ class _Turns:
             self.constraints.append(Compare("ge", a.divisor - ONE - atom(element)))
             return a.numerator - atom(turn) * a.divisor
         return poly
+
+
+def _range(poly: Poly, access: Access) -> tuple[Poly, Poly]:
+    """The least and the greatest value, in what is the same in all iterations."""
+    first, last = (extreme(poly, access.ranges(), upwards=up) for up in (False, True))
+    if first is None or last is None:
+        raise NotAffine(f"subscript {show(poly)} of {_primal(access)} has no bounds")
+    return first, last
+
+
+def _clamp(poly: Poly, access: Access) -> tuple[Poly, Poly | None, Poly | None] | None:
+    """What ``poly`` clamps, from below and from above: minima and maxima with what is the same in
+    all iterations."""
+    indices = {loop.iv for loop in access.loops}
+    chosen = _chosen(poly)
+    if chosen is None:
+        return None
+    sides = (chosen.left, chosen.right), (chosen.right, chosen.left)
+    for inside, end in sides:
+        if indices.isdisjoint(end.leaves()) and not indices.isdisjoint(inside.leaves()):
+            inner, least, most = _clamp(inside, access) or (inside, None, None)
+            if chosen.kind == "max" and least is None:
+                return inner, end, most
+            if chosen.kind == "min" and most is None:
+                return inner, least, end
+    return None
+
+
+def _chosen(poly: Poly) -> Pick | None:
+    """The minimum or maximum that ``poly`` is."""
+    atoms = list(poly.atoms())
+    alone = len(atoms) == 1 and isinstance(atoms[0], Pick) and poly == atom(atoms[0])
+    return atoms[0] if alone and isinstance(atoms[0], Pick) else None
+
+
+def _reached(poly: Poly, at: Poly, least: Poly | None, most: Poly | None) -> list[Compare]:
+    """That the clamped ``poly`` has ``at`` among its values. Where the ends cross, it is always the
+    outer one."""
+    if least is None or most is None:
+        return [Compare("ge", at - least)] if least else [Compare("ge", most - at)] if most else []
+    chosen = _chosen(poly)
+    if chosen is not None and chosen.kind == "min":
+        return [Compare("ge", most - at), Compare("ge", at - pick("min", least, most))]
+    return [Compare("ge", at - least), Compare("ge", pick("max", least, most) - at)]
 
 
 def _is_positive(poly: Poly, access: Access) -> bool:

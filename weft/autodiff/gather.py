@@ -20,6 +20,7 @@ from weft.autodiff.dense import dense
 from weft.autodiff.elements import added_up, element_loop, longest, split_loops
 from weft.autodiff.fibre import Fibre, NotAffine, fibre
 from weft.autodiff.lift import lift
+from weft.autodiff.pieces import pieces
 from weft.autodiff.private import private
 from weft.autodiff.slices import Slicer, Unavailable
 from weft.index.access import Access, accesses
@@ -39,11 +40,7 @@ class _Plan:
     form: str  # "plain", "reduce", "gather", "listed", "atomic" or "private"
     note: str
     group: list[Access] = field(default_factory=list)
-    fibres: list[Fibre] = field(default_factory=list)
-
-    @property
-    def found(self) -> list[tuple[Access, Fibre]]:
-        return list(zip(self.group, self.fibres, strict=True))
+    found: list[tuple[Access, Fibre]] = field(default_factory=list)
 
     @property
     def element(self) -> ScalarType:
@@ -250,15 +247,15 @@ def _plan(name: str, group: list[Access], slicer: Slicer, sort: bool) -> _Plan:
     ):
         return _Plan(name, "reduce", "parallel reduction", group)
     try:
-        fibres = [fibre(a) for a in group]
-        for access, found in zip(group, fibres, strict=True):
+        found = [(piece, fibre(piece)) for a in group for piece in pieces(a)]
+        for access, one in found:
             slicer.check(access)
-            slicer.check_symbols(found.symbols())
+            slicer.check_symbols(one.symbols())
     except (NotAffine, Unavailable) as error:
         if sort and all(slicer.undoing(slicer.parents[a.op]) is not None for a in group):
             return _Plan(name, "listed", f"sorted ({error})", group)
         return _Plan(name, "atomic", f"atomic ({error})", group)
-    return _Plan(name, "gather", "gather", group, fibres)
+    return _Plan(name, "gather", "gather", group, found)
 
 
 def _rest(

@@ -68,9 +68,10 @@ def _add(
     rewriter: Rewriter, op: Op, value: Value, safe: set[Op], ends: Sequence[Value]
 ) -> None:  # fmt: skip
     """Accumulates ``value`` where ``op`` did: only if the loop ran, unless that does not matter."""
-    if op in safe:
+    if op in safe or _runs(*ends):
         rewriter.atomic_rmw("addf", value, op.operands[1], op.operands[2:])
-        safe.add(rewriter.block.ops[-1])
+        if op in safe:
+            safe.add(rewriter.block.ops[-1])
         return
     branch = rewriter.if_(rewriter.op("arith.cmpi", *ends, predicate="slt"))
     with rewriter.at(branch.regions[0]):
@@ -78,6 +79,13 @@ def _add(
         rewriter.do("scf.yield")
     with rewriter.at(branch.regions[1]):
         rewriter.do("scf.yield")
+
+
+def _runs(lower: Value, upper: Value) -> bool:
+    """Whether the loop certainly runs at all: its ends are numbers."""
+    ends = [v.owner.attrs["value"] for v in (lower, upper)
+            if isinstance(v.owner, Op) and v.owner.name == "arith.constant"]  # fmt: skip
+    return len(ends) == 2 and ends[0] < ends[1]
 
 
 def _in_range(access: Access) -> bool:

@@ -413,6 +413,7 @@ _RULES: dict[str, Callable[..., Poly | None]] = {
     "arith.floordivsi": _floor,
     "arith.minsi": lambda a, b: pick("min", a, b),
     "arith.maxsi": lambda a, b: pick("max", a, b),
+    "math.absi": lambda a: pick("max", a, -a),
     "arith.shli": _shift_left,
     "arith.shrsi": _shift_right,
     "arith.andi": _mask,

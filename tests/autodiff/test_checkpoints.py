@@ -22,6 +22,7 @@ def always(monkeypatch):
     """Checkpoints even where the tape would be small. Gives the workspaces of each launch."""
     monkeypatch.setattr(workspaces, "_SHORT", 0)
     monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+    monkeypatch.setattr(workspaces, "REMEMBERED", 0)
     return record(monkeypatch)
 
 

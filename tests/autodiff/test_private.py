@@ -16,6 +16,7 @@ from weft.pytorch import workspaces
 def always(monkeypatch):
     """Copies wherever there may be some, even where there is nothing to gain."""
     monkeypatch.setattr(workspaces, "_LEAST_ADDITIONS", 0)
+    monkeypatch.setattr(workspaces, "REMEMBERED", 0)
     monkeypatch.setattr(workspaces, "_FILLED_PER_ATOMIC", 1 << 40)
     monkeypatch.setattr(workspaces, "_LONG_SUM", 0)
     monkeypatch.setattr(workspaces, "_CHUNKS", range(3, 6))
@@ -86,10 +87,12 @@ def test_an_iteration_space_of_any_shape(shape, threads, always):
 
 
 def test_copies_where_they_pay():
+    pick = weft.kernel(k.pick.function)
+
     def note(elements, picks):
         x = torch.randn(elements, requires_grad=True)
-        k.pick(x, torch.randint(0, elements, (picks,))).sum().backward()
-        return dict(launched(k.pick))["d.x"]
+        pick(x, torch.randint(0, elements, (picks,))).sum().backward()
+        return dict(launched(pick))["d.x"]
 
     assert note(100, 1 << 16).startswith("private copies, added up in their order (data-dependent")
     assert note(100, 1 << 8).startswith("atomic")  # few additions
@@ -97,11 +100,12 @@ def test_copies_where_they_pay():
 
 
 def test_copies_that_take_too_much_memory():
+    pick = weft.kernel(k.pick.function)
     x = torch.randn(3 << 20, requires_grad=True)
     idx = torch.randint(0, 3 << 20, (3 << 20,))
     g = torch.randn(3 << 20)
-    (found,) = torch.autograd.grad(k.pick(x, idx), x, g)
-    assert dict(launched(k.pick))["d.x"].startswith("atomic")
+    (found,) = torch.autograd.grad(pick(x, idx), x, g)
+    assert dict(launched(pick))["d.x"].startswith("atomic")
     expected = torch.zeros(3 << 20).index_add_(0, idx, 2 * x.detach()[idx] * g)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
@@ -134,7 +138,7 @@ def test_a_long_sum_goes_along_with_the_loop_and_its_bits_do_not_depend_on_threa
 
 def test_inspect_says_how_many_bytes():
     x = torch.randn(100)
-    text = k.pick.backward.inspect(x, torch.randint(0, 100, (1 << 16,)))
+    text = weft.kernel(k.pick.function).backward.inspect(x, torch.randint(0, 100, (1 << 16,)))
     assert "d.x: private copies, added up in their order (data-dependent subscript idx[i])" in text
     assert ": f32, d.x for each chunk of the loop" in text
 
@@ -152,3 +156,24 @@ def test_torch_compile_and_several_loops():
     y = x.detach().double().requires_grad_()
     (expected,) = torch.autograd.grad((y[idx] ** 2)[idx] ** 2, y, g.double())
     torch.testing.assert_close(found.double(), expected, atol=1e-2, rtol=1e-3)
+
+
+def test_what_fits_is_remembered_by_all_that_it_depends_on():
+    pick = weft.kernel(k.pick.function)
+    x = torch.randn(100, requires_grad=True)
+    idx = torch.randint(0, 100, (1 << 15,))
+
+    def form():
+        pick(x, idx).sum().backward()
+        return dict(launched(pick))["d.x"].partition(" ")[0]
+
+    assert [form(), form()] == ["private", "private"]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert [form(), form()] == ["sorted", "sorted"]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert form() == "private"
+    (g,) = torch.autograd.grad(pick(x, idx).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(g.sum(), x)
+    torch.testing.assert_close(second, 2 * torch.bincount(idx, minlength=100).float())

@@ -14,6 +14,7 @@ from weft.pytorch import workspaces
 def always(monkeypatch):
     """Chunks even where there is nothing to gain."""
     monkeypatch.setattr(workspaces, "_LEAST_TERMS", 2)
+    monkeypatch.setattr(workspaces, "REMEMBERED", 0)
     monkeypatch.setattr(workspaces, "_ITERATIONS", {"cpu": 1 << 22})
 
 

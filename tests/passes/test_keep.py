@@ -238,3 +238,27 @@ def test_the_result_in_the_place_of_the_argument():
     expected = x.softmax(1)
     into(x, x)
     torch.testing.assert_close(x, expected)
+
+
+def test_an_operation_of_several_results_beside_what_is_kept():
+    @weft.kernel
+    def both(x):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            total, least, most = 0.0, 0.0, 0.0
+            for j in range(x.shape[1]):
+                total += weft.math.exp(x[i, j])
+                if x[i, j] > 0.0:
+                    most += x[i, j]
+                    if j > 2:
+                        least += most
+                    else:
+                        total += 1.0
+                else:
+                    least -= x[i, j]
+            for j in range(x.shape[1]):
+                out[i, j] = weft.math.exp(x[i, j]) / total + least
+        return out
+
+    x = torch.randn(3, 9, dtype=torch.float64)
+    torch.testing.assert_close(both(x), both.interpret(x))

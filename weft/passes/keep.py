@@ -78,8 +78,8 @@ def _kept(block: Block, first: int, last: int, group: Sequence[int]) -> _Kept | 
             continue
         equal = numbers.matched(late)
         values = set(equal.values())
-        made = [o for o in ops if o.results and o.result in values and is_dear(o, early.regions[0])
-                and o.result.type is type.element]  # fmt: skip
+        made = [o for o in ops if len(o.results) == 1 and o.result in values
+                and o.result.type is type.element and is_dear(o, early.regions[0])]  # fmt: skip
         if not made:
             continue
         maker = made[-1]

@@ -29,9 +29,10 @@ from weft.index.expression import Dim
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
 from weft.options import Options
+from weft.pytorch import workspaces
 from weft.pytorch.dual import Along, Forwarded
 from weft.pytorch.level import is_dual, tangent_of, within_level
-from weft.pytorch.workspaces import IR_DTYPES, Workspaces, workspaces
+from weft.pytorch.workspaces import IR_DTYPES, Workspaces
 from weft.runtime.fastpath import flat
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher, overlaps
@@ -127,6 +128,7 @@ class Reversed:
         loops = [*self.steps, *([self.measure] if self.measure else [])]
         self.reads = {name for loop in loops for name in loop.names}
         self.writes = {loop.names[k] for loop in self.steps for k in loop.written}
+        self.fitting: dict[Hashable, tuple[Reversed, Workspaces]] = {}  # see ``_fitting``
 
 
 @dataclass(slots=True)
@@ -258,10 +260,36 @@ def _fitting(
     device: torch.device,
     plain: bool,
 ) -> tuple[Reversed, Workspaces]:
-    """The form of the adjoint that fits the sizes of a call, and its workspaces: with checkpoints
-    where tapes are long, with split sums where gradients have few elements; without sums whose
-    order varies where torch is to be deterministic, whatever that takes. ``plain``: nothing is
-    derived from the adjoint, whose form then may be one that is only fast."""
+    """The form of the adjoint that fits the sizes of a call, and its workspaces, remembered where
+    both follow from these sizes alone. ``plain``: nothing is derived from the adjoint, whose form
+    then may be one that is only fast."""
+    if made.measure is not None or not workspaces.REMEMBERED:
+        return _fitted(call, made, env, shapes, device, plain)
+    numbers = tuple(v if isinstance(v, int) else None for v in call.values)
+    key = (numbers, *shapes.values(), device, plain, torch.is_grad_enabled(),
+           torch.are_deterministic_algorithms_enabled(), torch.get_num_threads())  # fmt: skip
+    found = made.fitting.get(key)
+    if found is None:
+        fitting, sizes = _fitted(call, made, env, shapes, device, plain)
+        if fitting.measure is not None:
+            return fitting, sizes
+        if len(made.fitting) >= workspaces.REMEMBERED:
+            made.fitting.clear()
+        found = made.fitting[key] = fitting, sizes.remembered()
+    return found
+
+
+def _fitted(
+    call: _Call,
+    made: Reversed,
+    env: dict[str, Any],
+    shapes: dict[Value, torch.Size],
+    device: torch.device,
+    plain: bool,
+) -> tuple[Reversed, Workspaces]:
+    """As ``_fitting``: with checkpoints where tapes are long, with split sums where gradients have
+    few elements, with private copies and without zeros where that is possible; without sums whose
+    order varies where torch is to be deterministic, whatever that takes."""
     loop, lasting = call.loop, torch.is_grad_enabled()
     sizes = _workspaces(call, made, env, shapes, device)
     form: dict[str, Any] = {}
@@ -313,7 +341,7 @@ def _workspaces(
                                   for n in reversed.measure.names])  # fmt: skip
         return trips.tolist()
 
-    return workspaces(reversed.adjoint, env, values, measured, known)
+    return workspaces.workspaces(reversed.adjoint, env, values, measured, known)
 
 
 def launch(

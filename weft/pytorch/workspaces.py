@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ _SHORT = 16
 # have some terms.
 _ITERATIONS = {"cuda": 1 << 22, "cpu": 256}
 _LEAST_TERMS = 16
+REMEMBERED = 64  # sizes of calls for which it is known what fits them
 # Private copies of a gradient are for the CPU. Atomic additions cost some times what it takes to
 # fill an element of a copy and to add it up; fewer of them are not worth the second launch.
 _LEAST_ADDITIONS = 1 << 14
@@ -41,8 +43,16 @@ class Workspaces:
     space: list[int]
     trips: dict[Op, int]
     copies: Mapping[str, int] = field(default_factory=dict)  # of the gradients that have some
+    shapes: Mapping[str, list[int]] = field(default_factory=dict)  # those found out before
+
+    def remembered(self) -> Workspaces:
+        """The same for other calls with these sizes: it does not hold their tensors."""
+        shapes = {w.name: self.shape(w) for w in self.adjoint.taped}
+        return Workspaces(self.adjoint, {}, self.space, self.trips, self.copies, shapes)
 
     def shape(self, buffer: Buffer) -> list[int]:
+        if buffer.name in self.shapes:
+            return self.shapes[buffer.name]
         if buffer.partial:
             name = buffer.partial
             chunks = self.copies[name] if buffer.private else self.chunks(name)
@@ -83,7 +93,8 @@ class Workspaces:
         """The gradients whose first accumulations go to every element once."""
         return frozenset(
             name for name, pairs in self.adjoint.dense.items()
-            if all(self._evaluate(a) == self._evaluate(b) for a, b in pairs)
+            if all(map(self._is_known, itertools.chain(*pairs)))
+            and all(self._evaluate(a) == self._evaluate(b) for a, b in pairs)
         )  # fmt: skip
 
     def private(self, most: int, threads: int) -> dict[str, int]:
@@ -92,6 +103,8 @@ class Workspaces:
         follow from sizes alone, in place of sums whose bits do."""
         found: dict[bool, dict[str, int]] = {True: {}, False: {}}
         for name, x in self.adjoint.private.items():
+            if not self._is_known(x.count):
+                continue
             gradient, count = self.env[name], max(self._evaluate(x.count), 0)
             size = max(gradient.numel(), 1)
             if gradient.device.type != "cpu" or count < _LEAST_ADDITIONS:
@@ -111,6 +124,11 @@ class Workspaces:
                 found[x.atomic][name] = best
         names = found[True] or found[False]
         return dict.fromkeys(names, min(names.values(), default=0))
+
+    def _is_known(self, poly: Poly) -> bool:
+        """Whether the steps take all that ``poly`` is made of."""
+        names = (x.memref.name if isinstance(x, Dim) else x.name for x in poly.leaves())
+        return all(self.env.get(name) is not None for name in names)
 
     def _evaluate(self, poly: Poly) -> int:
         """``poly`` in scalar arguments and extents of the steps."""

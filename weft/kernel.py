@@ -164,6 +164,8 @@ class Kernel:
 
     def _prepare(self) -> Callable[..., Any]:
         """Splits the function and makes the launchers: at the first call."""
+        if self._host is not None:  # assigned when all of it is there
+            return self._host
         with self._lock:
             if self._host is None:
                 parts = self.parts
@@ -177,7 +179,6 @@ class Kernel:
                 returned = annotations_of(self.function).get("return")
                 if isinstance(returned, DType) or returned in (float, int, bool):
                     self._convert = as_scalar
-                self._host = parts.host
                 if self._convert is None and not self._checked and not self.options.interpret:
                     self._entry = entry = make_entry(
                         self.signature, parts.host, self._launchers, self._special
@@ -186,6 +187,7 @@ class Kernel:
                     if order is not None:
                         put = functools.partial(setattr, self, "_entry")
                         self._regions[0].ahead = Ahead(entry, order, put)
+                self._host = parts.host
             return self._host
 
     @property

@@ -3,10 +3,13 @@
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 from weft.errors import KernelTypeError, KernelValueError
+from weft.pytorch.level import has_dual
+from weft.runtime import fastpath, native
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
 
@@ -244,6 +247,65 @@ def test_an_operator_that_writes_to_arguments_has_no_gradient():
     assert y.tolist() == [1.0] * 3
     with torch.no_grad():
         prefix.operators((x,), {})
+
+
+def test_an_operator_leaves_the_modes_of_gradients_as_they_were():
+    @weft.kernel
+    def half(x):
+        if x.shape[0] == 3:
+            raise ValueError("three")
+        assert not torch.is_grad_enabled()
+        assert not torch._C._is_fwd_grad_enabled()
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] / 2
+        return out
+
+    for grad, forward in ((True, True), (True, False), (False, True), (False, False)):
+        with torch.set_grad_enabled(grad), forward_ad._set_fwd_grad_enabled(forward):
+            assert half.operators((torch.ones(2),), {}).tolist() == [0.5] * 2
+            with pytest.raises(ValueError, match="three"):
+                half.operators((torch.ones(3),), {})
+            assert torch.is_grad_enabled() == grad
+            assert torch._C._is_fwd_grad_enabled() == forward
+
+
+@pytest.mark.cpu
+def test_an_operator_has_builtins_of_its_own():
+    @weft.kernel
+    def twice(x):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = 2 * x[i]
+        return out
+
+    for _ in range(8):
+        twice(torch.ones(3))
+    plain = len(twice._regions[0].hottest)
+    for _ in range(24):  # below autograd torch's state is another
+        assert twice.operators((torch.ones(3),), {}).tolist() == [2.0] * 3
+    if fastpath._TensorGuards is not None and native.available():
+        assert (plain, len(twice._regions[0].hottest)) == (1, 2)
+
+
+def test_a_dual_tensor_in_a_list():
+    @weft.kernel
+    def product(x, rest):
+        out = torch.empty_like(x)
+        y = rest[0]
+        for i in range(x.shape[0]):
+            out[i] = x[i] * y[i]
+        return out
+
+    x, y = torch.rand(3), torch.rand(3)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(y, torch.ones(3))
+        with pytest.raises(KernelValueError, match="a list of tensors cannot be differentiated"):
+            product.operators((x, [dual]), {})
+        assert has_dual((1, None, [x, (dual,)]))
+        assert not has_dual((1, None, [x, y, 2.0], "x"))
+        with forward_ad._set_fwd_grad_enabled(False):
+            assert not has_dual((dual,))
 
 
 def test_a_view_that_is_returned_is_copied_by_the_operator():

@@ -8,17 +8,17 @@ import llvmlite.binding as llvm
 
 
 @functools.cache
-def machine() -> llvm.TargetMachine:
+def machine(effort: int = 1) -> llvm.TargetMachine:
     """The description of this machine that LLVM works with.
 
-    ``opt=1`` is about the last steps, from LLVM IR to machine code: it makes code as fast as 3 does
-    in a third of the time (measured on vector loops and register tiles).
+    ``effort`` (0 to 3) is about the last steps, from LLVM IR to machine code: 1 makes code as fast
+    as 3 does in a third of the time (measured on vector loops and register tiles).
     """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=1,
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=effort,
         reloc="pic", codemodel="small",
     )  # fmt: skip
 

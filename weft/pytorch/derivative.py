@@ -8,7 +8,7 @@ The backward of ``weft::f`` is the operator ``weft::f_backward`` (``nested.py``)
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd.function import _SingleLevelFunction
 
 from weft.errors import GradientError
-from weft.pytorch.level import is_dual, primal_of
+from weft.pytorch.level import has_dual, is_dual, primal_of
 from weft.pytorch.nested import Backward, Made
 from weft.pytorch.transforms import PLAIN, Pushed, is_float, list_error
 from weft.source import Span
@@ -83,7 +83,7 @@ def register(
         differentiable = make_autograd_impl(overload, Info(refuse, lambda *_, **__: None))
 
         def autograd(keyset: Any, *passed: Any) -> Any:
-            if any(map(is_dual, _flat(passed))):
+            if has_dual(passed):
                 raise _second(span)
             return differentiable(keyset, *passed)
 
@@ -109,21 +109,16 @@ def register(
     differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
 
     def autograd(keyset: Any, *passed: Any) -> Any:
-        if any(map(is_dual, _flat(passed))):
+        if has_dual(passed):
             with enable_single_level_autograd_function():
                 return Dual.apply(keyset, overload, rule, *passed)
-        return differentiable(keyset, *passed)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*passed):
+            return differentiable(keyset, *passed)
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload.redispatch(keyset & torch._C._after_autograd_keyset, *passed)
 
     library.impl(name, autograd, "Autograd", with_keyset=True)
     return rule
-
-
-def _flat(values: Sequence[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _flat(value)
-        else:
-            yield value
 
 
 class Rule:

@@ -15,13 +15,12 @@ import dis
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch
-from torch.autograd import forward_ad
 
 from weft.errors import GradientError, KernelTypeError, KernelValueError
 from weft.frontend.parameters import Parameter
@@ -30,7 +29,7 @@ from weft.frontend.split import HostPart, Returned
 from weft.lang.dtypes import DType
 from weft.pytorch.derivative import Rule, Transformed, register
 from weft.pytorch.fake import fake_launchers
-from weft.pytorch.level import is_dual
+from weft.pytorch.level import has_dual
 from weft.pytorch.replay import Reading, replaying, returned_names
 from weft.pytorch.transforms import called
 from weft.runtime.launch import Launcher, gradient_error
@@ -42,6 +41,7 @@ _SCALARS = {int: "SymInt", float: "float", bool: "bool", torch.SymInt: "SymInt",
 # Types of values that an operator may have fixed in it under torch.compile.
 _FIXED = (str, type(None), bool, int, float, tuple, list, torch.dtype, torch.device, DType, type,
           FunctionType, BuiltinFunctionType, MethodType)  # fmt: skip
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _ANNOTATED = {"tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bool"}
 
 
@@ -261,7 +261,7 @@ class Operators:
         for dotted in self._captured:
             first, *rest = dotted.split(".")
             value = functools.reduce(lambda v, name: getattr(v, name, None), rest, scope.get(first))
-            if _has_dual(value) or (torch.is_grad_enabled() and _needs_grad(value)):
+            if has_dual((value,)) or (torch.is_grad_enabled() and _needs_grad(value)):
                 raise GradientError(
                     f"`{dotted}` needs a derivative, and it is not an argument of the kernel",
                     self.kernel.span,
@@ -301,19 +301,29 @@ class Operators:
         """What carries the kernel out: with ``launchers`` for its loops, if not its own.
         ``recording``: autograd is to see it, and forward mode."""
         kernel, parameters, returned = self.kernel, self.parameters, self.returned
+        host = kernel.direct
+        if launchers is not None:
+            host = functools.partial(kernel.parts.host, launchers)
+        as_passed = all(types) and all(p.position in _POSITIONAL for p in parameters)
 
-        def implementation(*passed: Any) -> Any:
+        def call(passed: tuple[Any, ...]) -> Any:
+            if as_passed:
+                return host(*passed)
             given = iter(passed)
             values = [next(given) if t else constants[p.name]
                       for p, t in zip(parameters, types, strict=True)]  # fmt: skip
             args, kwargs = as_call(parameters, values)
-            tangents = recording and torch._C._is_fwd_grad_enabled()
-            with torch.set_grad_enabled(recording), forward_ad._set_fwd_grad_enabled(tangents):
-                if launchers is None:
-                    result = kernel.direct(*args, **kwargs)
-                else:
-                    result = kernel.parts.host(launchers, *args, **kwargs)
-                return list_made(result, returned, passed, kernel)
+            return host(*args, **kwargs)
+
+        def implementation(*passed: Any) -> Any:
+            grad, tangents = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+            torch._C._set_grad_enabled(recording)
+            torch._C._set_fwd_grad_enabled(recording and tangents)
+            try:
+                return list_made(call(passed), returned, passed, kernel)
+            finally:
+                torch._C._set_fwd_grad_enabled(tangents)
+                torch._C._set_grad_enabled(grad)
 
         return implementation
 
@@ -324,8 +334,8 @@ class Operators:
         span = self.kernel.span
 
         def autograd(keyset: Any, *passed: Any) -> Any:
-            dual = next((n for n, v in zip(names, passed, strict=True) if _has_dual(v)), "")
-            if dual:
+            if has_dual(passed):
+                dual = next(n for n, v in zip(names, passed, strict=True) if has_dual((v,)))
                 raise GradientError(
                     f"`{dual}` has a tangent, and the kernel is called as an operator that writes "
                     "to its arguments", span,
@@ -353,10 +363,6 @@ def _needs_grad(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_needs_grad, value))
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _has_dual(value: Any) -> bool:
-    return any(map(_has_dual, value)) if isinstance(value, list | tuple) else is_dual(value)
 
 
 def _is_floating(value: Any) -> bool:
@@ -427,7 +433,8 @@ def list_made(result: Any, returned: Returned, passed: tuple[Any, ...], kernel: 
         return None
     items = [result] if isinstance(returned, str) else list(result)
     names = [returned] if isinstance(returned, str) else list(returned or ())
-    taken = {_storage(t) for t in _tensors(passed)}
+    taken: set[int] = set()
+    _add_storages(passed, taken)
     made = []
     for item, name in zip(items, names, strict=True):
         if name:
@@ -440,23 +447,20 @@ def list_made(result: Any, returned: Returned, passed: tuple[Any, ...], kernel: 
                 help="as an operator (under torch.compile, say) it can return tensors only; write "
                 "a tuple as `return a, b`",
             )  # fmt: skip
-        if _storage(item) in taken:
+        if item.untyped_storage()._cdata in taken:
             item = item.clone()
-        taken.add(_storage(item))
+        if len(names) > 1:
+            taken.add(item.untyped_storage()._cdata)
         made.append(item)
     return made[0] if len(made) == 1 else tuple(made)
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
+def _add_storages(values: Sequence[Any], taken: set[int]) -> None:
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            taken.add(value.untyped_storage()._cdata)
         elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+            _add_storages(value, taken)
 
 
 class _Namespace:

@@ -29,6 +29,9 @@ _TensorGuards: Any = getattr(
 )
 
 HOTTEST = 4  # plans that are tried before the key is built
+# A plan gets a builtin at the first of its calls by exact key. There are later ones where torch's
+# state is another (below autograd, say), for which it may get one of its own.
+WARMING = frozenset((1, 4, 16))
 
 
 class Plan(NamedTuple):
@@ -44,7 +47,7 @@ class Plan(NamedTuple):
     extents: tuple[int, ...]  # bytes of each tensor from its first to its last element
     makers: tuple[Callable[[], torch.Tensor], ...]  # of the results
     direct: native.Direct | None  # instead of ``call``
-    cold: bool = True  # not met again yet
+    met: Callable[[], int]  # counts the calls that were served by exact key
 
 
 @dataclass(slots=True)
@@ -71,7 +74,10 @@ class Generated:
         check = None
         if tensors:
             of_these = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
-            check = _TensorGuards(*(args[k] for k in tensors), **of_these).check
+            given = [args[k] for k in tensors]
+            check = _TensorGuards(*given, **of_these).check
+            if not check(*given):  # one of them is there twice
+                return None
         head = 8 * (len(tensors) + len(plan.makers))
         block = bytes(head + 8 * sum(map(_slots, specs))) + plan.tail
         if len(block) > native.MOST_BYTES:
@@ -128,7 +134,7 @@ def generate(
     scope: dict[str, Any] = {
         "plans": {}, "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
         "increment_version": torch._C._increment_version, "types_of": _types_of, "flat": flat,
-        "number": _number, "PackError": struct.error, **uses,
+        "number": _number, "PackError": struct.error, "warming": WARMING, **uses,
     }  # fmt: skip
     exec(compile(launcher_text(kinds, specs, writes, bumped, results), name, "exec"), scope)
     made = Generated(
@@ -150,7 +156,7 @@ def launcher_text(
     tensors = tensors_of(kinds)
     outs = [f"r{k}" for k in range(results)]
     extents, makers = _tuple([f"e{k}" for k in tensors]), _tuple([f"m{k}" for k in range(results)])
-    plan = f"call, pack, tail, grad, guards, odd, {extents}, {makers}, direct, cold"
+    plan = f"call, pack, tail, grad, guards, odd, {extents}, {makers}, direct, met"
     values = [*(f"p{k}" for k in tensors), *(f"{r}.data_ptr()" for r in outs)]
     for kind, name in pairs:
         values += [_VALUES[kind].format(a=name)] if kind in _VALUES else []
@@ -184,7 +190,7 @@ def launcher_text(
     if tensors:
         negated = " or ".join(f"a{k}.is_neg()" for k in tensors)
         lines.append(f"    if odd and ({negated}): return slow({everything})")
-    lines.append(f"    if cold: return warm({everything})")
+    lines.append(f"    if met() in warming: return warm({everything})")
     lines += _indented([fresh, *ranges, *read, *overlaps, *launch])
     return "\n".join(lines) + "\n"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import logging
 import struct
 import threading
@@ -248,7 +249,7 @@ class Launcher:
         pack = struct.Struct("<" + head).pack
         makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
         return Plan(call, pack, rest, grad, tuple(compiled.guards), odd, tuple(extents),
-                    tuple(makers), direct)  # fmt: skip
+                    tuple(makers), direct, itertools.count(1).__next__)  # fmt: skip
 
     def stale(self, args: tuple[Any, ...]) -> Any:
         """A guard of the plan that was found does not hold any more: compile again."""
@@ -303,14 +304,13 @@ class Launcher:
         return made
 
     def warm(self, code: Generated, args: tuple[Any, ...]) -> Any:
-        """The second call of a plan: a builtin for it is put before those of other plans; the last
-        of them goes."""
+        """A later call of a plan: a builtin for it is put before those of other plans; the last of
+        them goes."""
         specs = list(self.specs(args).values())
         key = code.key(*args)
         with self.lock:
             plan = code.plans.get(key)
-            if plan is not None and plan.cold:
-                code.plans[key] = plan = plan._replace(cold=False)
+            if plan is not None:
                 work = code.for_plan(plan, specs, args)
                 if work is not None:
                     self.hottest = [work, *self.hottest][:HOTTEST]

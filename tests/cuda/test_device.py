@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,110 @@ def counted(x):
     for i in range(x.shape[0]):
         counts[x[i]] += 1
     return counts
+
+
+@weft.kernel
+def first(x, out, n: int, a: float):
+    for i in range(n):
+        out[i] = a * x[i]
+
+
+@weft.kernel
+def scaled(x, out, a: float):
+    for i in range(x.shape[0]):
+        out[i] = a * x[i]
+
+
+def is_builtin(kernel: weft.Kernel) -> bool:
+    return isinstance(kernel._entry, types.BuiltinFunctionType)
+
+
+def test_later_calls_are_like_the_first() -> None:
+    base, out = torch.randn(4097, device="cuda"), torch.zeros(4096, device="cuda")
+    for k in range(12):  # some begin where vectors do not
+        x = base[k % 3 : 4096 + k % 3] if k % 3 < 2 else torch.randn(4096, device="cuda")
+        scaled(x, out, k)
+        assert torch.equal(out, x * k)
+        scaled(x, out, float(k))
+        assert torch.equal(out, x * k)
+    assert is_builtin(scaled)
+    scaled(out, out, 2.0)
+    assert torch.equal(out, x * 22)
+    for _ in range(3):
+        total = gallery.total(x)
+        torch.testing.assert_close(total, x.sum(), rtol=1e-4, atol=1e-3)
+
+
+def test_later_calls_with_other_numbers() -> None:
+    x, out = torch.randn(100_000, device="cuda"), torch.empty(100_000, device="cuda")
+    for n in (10, 10, 10, 10, 100_000, 10, 10, 0, 99_999, 99_999, 99_999, 5):
+        out.fill_(-1.0)
+        first(x, out, n, 2.0)
+        assert torch.equal(out[:n], 2 * x[:n])
+        assert bool((out[n:] == -1.0).all())
+    assert is_builtin(first)
+
+
+def test_later_calls_on_streams_and_in_graphs() -> None:
+    x, out = torch.randn(1 << 16, device="cuda"), torch.zeros(1 << 16, device="cuda")
+    for _ in range(4):
+        scaled(x, out, 1.0)
+    assert is_builtin(scaled)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        x.fill_(3.0)
+        scaled(x, out, 2.0)
+        done = torch.cuda.Event()
+        done.record()
+    assert not done.query(), "the launch went to the stream, and nobody waited"
+    stream.synchronize()
+    assert bool((out == 6.0).all())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        scaled(x, out, 5.0)
+        scaled(out, x, 2.0)
+    assert bool((out == 6.0).all())
+    for k in range(3):
+        graph.replay()
+        assert bool((x == 3.0 * 10 ** (k + 1)).all())
+
+
+def test_later_calls_from_threads() -> None:
+    wrong: list[int] = []
+    x = torch.randn(1000, device="cuda")
+    for _ in range(4):
+        scaled(x, torch.empty_like(x), 1.0)
+    assert is_builtin(scaled)
+
+    def run(k: int) -> None:  # a thread that has no context yet
+        out = torch.empty_like(x)
+        for n in range(200):
+            scaled(x, out, float(n))
+            if n % 50 == 0 and not torch.equal(out, x * n):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@SEVERAL
+@pytest.mark.parametrize("current", [0, 1])
+def test_later_calls_run_where_their_tensors_are(current: int) -> None:
+    pairs = [(torch.randn(50, device=f"cuda:{k}"), torch.zeros(50, device=f"cuda:{k}"))
+             for k in range(2)]  # fmt: skip
+    with torch.cuda.device(current):
+        for n in range(8):
+            for x, out in pairs:
+                scaled(x, out, float(n))
+                assert torch.equal(out, x * n)
+                assert torch.cuda.current_device() == current
+    assert is_builtin(scaled)
 
 
 @SEVERAL

@@ -336,9 +336,9 @@ class Call:
         return driver()
 
     def direct(self) -> native.Direct | None:
-        """This call without Python, where it needs one launch. Where numbers decide about its grid,
-        it is for those of the last call."""
-        if self.facts.checks or self.facts.kinds:
+        """This call without Python, where it turns out to need one launch. Where numbers decide
+        about its grid, it is for those of the last call."""
+        if self.facts.checks:
             return None
         several = torch.cuda.device_count() > 1  # else torch's device is this one
         self.cell = ctypes.c_char_p()

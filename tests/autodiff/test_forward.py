@@ -261,7 +261,7 @@ def scaled(x, y):
 
 def test_atomic_operations_other_than_sums():
     x = torch.randn(3)
-    with pytest.raises(GradientError, match="an atomic maximumf of floats has no derivative"):
+    with pytest.raises(GradientError, match="an atomic maximum of floats has no derivative"):
         jvp(largest, [x, torch.tensor([0, 1, 1])], [x, None])
     x, y, t = draw(3, 4), draw(3), draw(3, 4)  # no two iterations meet: an ordinary update
     _, (found,) = jvp(scaled, [x, y], [t, None])

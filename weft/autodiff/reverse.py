@@ -60,8 +60,11 @@ class _Reversal(Totals):
         (at,) = places
         head, self.parallel, tail = ops[:at], ops[at], ops[at + 1 :]
         if any(op.regions for op in (*head, *tail)):
-            raise GradientError("control flow around the parallel loop cannot be differentiated",
-                                self.primal.span)  # fmt: skip
+            raise GradientError(
+                "a loop or branch that is carried out before the device loop has no gradient: what "
+                "a function computes for its bounds", self.primal.span,
+                help="compute the bounds in the host part, and give the device loop numbers",
+            )  # fmt: skip
         self._check_atomics()
         for op in head:
             self._redo(op)

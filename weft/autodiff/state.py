@@ -10,6 +10,7 @@ from weft.autodiff.memory import contents, element_written_once
 from weft.autodiff.names import adjoint_prefix, before_name, unique_names
 from weft.autodiff.rules import adjoint_type
 from weft.autodiff.tape import Tape, are_neighbours
+from weft.errors import GradientError
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, compute_type, index
@@ -22,6 +23,28 @@ SCOPES = ("scf.for", "scf.while", "scf.if")
 
 def walk_regions(op: Op) -> list[Op]:
     return [inner for region in op.regions for inner in walk(region)]
+
+
+_ATOMIC = {"maximumf": "maximum", "minimumf": "minimum", "mulf": "product"}
+
+
+def update_error(op: Op) -> GradientError:
+    """The refusal of an update of an element of floats that is no sum."""
+    kind = op.attrs.get("kind", "")
+    if kind == "mulf":
+        what, way = (
+            "a product accumulated into an element",
+            "multiply in a local variable, and store it once",
+        )
+    elif kind in _ATOMIC:
+        what = f"an atomic {_ATOMIC[kind]}"
+        way = (
+            f"take the {_ATOMIC[kind]} in a local variable; or, if its derivative is not wanted, "
+            "of x.detach(), made in the host part"
+        )
+    else:
+        what, way = "an atomic compare-and-swap", "accumulate with +="
+    return GradientError(f"{what} of floats has no derivative", op.span, help=way)
 
 
 class State:

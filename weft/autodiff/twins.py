@@ -15,7 +15,7 @@ from weft.autodiff.clean import without_unused
 from weft.autodiff.extremum import Extremum, extremum
 from weft.autodiff.names import unique_names
 from weft.autodiff.rules import REFUSED, RULES, Local, adjoint_type
-from weft.autodiff.state import WRITES
+from weft.autodiff.state import WRITES, update_error
 from weft.autodiff.tangent import PREFIX
 from weft.errors import GradientError
 from weft.ir.builder import Builder
@@ -242,10 +242,11 @@ class Walk(ABC):
                 at = [self.env[v] for v in subscripts]
                 self.b.atomic_rmw("addf", self.twin[value], shadow, at)
         elif op.attrs["atomic"]:
-            what = "the value from before an atomic +=" if kind == "addf" else f"an atomic {kind}"
+            if kind != "addf":
+                raise update_error(op)
             raise GradientError(
-                f"{what} of floats has no derivative", op.span,
-                help="accumulate with +=, or reduce into a local variable",
+                "the value from before an atomic += of floats has no derivative", op.span,
+                help="read it in a loop of its own, before",
             )  # fmt: skip
         else:
             self._plain_update(op)
@@ -270,10 +271,7 @@ class Walk(ABC):
 
     def _exchange(self, op: Op) -> None:
         if op.operands[2] in self.shadow:
-            raise GradientError(
-                "an atomic compare-and-swap of floats has no derivative", op.span,
-                help="accumulate with +=, or reduce into a local variable",
-            )  # fmt: skip
+            raise update_error(op)
         self._copy(op)
 
     # --- control ----------------------------------------------------------------------------------

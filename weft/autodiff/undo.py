@@ -9,7 +9,7 @@ from weft.autodiff.activity import is_float
 from weft.autodiff.checkpoints import Checkpoints
 from weft.autodiff.extremum import Extremum, extremum
 from weft.autodiff.rules import REFUSED, RULES, ZERO, Local
-from weft.autodiff.state import DONE, WRITES, walk_regions
+from weft.autodiff.state import DONE, WRITES, update_error, walk_regions
 from weft.autodiff.sums import is_unread, passes_through
 from weft.errors import GradientError
 from weft.ir.core import Block, Op, Value
@@ -105,14 +105,12 @@ class Undo(Checkpoints):
         if shadow is None:
             return
         if op.attrs.get("kind") != "addf":
-            kind = op.attrs.get("kind", "compare-and-swap")
-            raise GradientError(
-                f"an atomic {kind} of floats has no gradient",
-                op.span,
-                help="accumulate with +=, or reduce into a local variable",
-            )
+            raise update_error(op)
         if op.result in self.adj:
-            raise GradientError("the value from before an atomic += has no gradient", op.span)
+            raise GradientError(
+                "the value from before an atomic += has no gradient", op.span,
+                help="read it in a loop of its own, before",
+            )  # fmt: skip
         at = [self.env[v] for v in op.operands[2:]]
         self._add(op.operands[0], self.b.load(shadow, at))
 

@@ -111,7 +111,8 @@ class Workspaces:
                 continue
             if x.atomic:
                 least = threads
-                best = min(max(count // size, least), 4 * threads)
+                several = 4 * threads if threads > 1 else 1  # so that none waits long for others
+                best = min(max(count // size, least), several)
                 if least * size > _FILLED_PER_ATOMIC * count:
                     continue
             else:

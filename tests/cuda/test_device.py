@@ -331,3 +331,22 @@ def test_iterations_in_step_whose_loops_end_one_after_another() -> None:
     expected = 0.5 + torch.nn.functional.conv1d(padded, w.double()[:, None], groups=65)
     found = causal_conv.causal_conv(w, k, 0.5)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(50_000, 7), (4099, 517), (200, 20_000)])
+def test_columns_that_threads_have_together(rows: int, columns: int) -> None:
+    x = torch.randn(columns, rows, device="cuda", dtype=torch.float64).t().contiguous()
+    first = column_sums(x.float())
+    torch.testing.assert_close(first.double(), x.sum(0), rtol=1e-4, atol=1e-2)
+    assert torch.equal(first, column_sums(x.float())), "the same bits each time"
+
+
+@weft.kernel
+def column_sums(x):
+    out = x.new_empty(x.shape[1])
+    for j in range(x.shape[1]):
+        s = 0.0
+        for i in range(x.shape[0]):
+            s += x[i, j]
+        out[j] = s
+    return out

@@ -51,6 +51,7 @@ def single(variant: Variant, grid: Any, block: Any, shared: int) -> Any:
 CHANGES: dict[str, Callable[..., Any] | None] = {
     "as chosen": None, "64-bit": wide, "few threads": few, "one at a time": single,
     "in step": None, "in teams": None, "in large teams": None,
+    "in columns": None,
 }  # fmt: skip
 
 
@@ -80,6 +81,9 @@ def change(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         size = (8, 16) if request.param == "in teams" else (96, 1)
         monkeypatch.setattr(teams._Search, "gain", lambda self, fastest: 1)
         monkeypatch.setattr(launching, "team", lambda lengths, rows: size)
+    if request.param == "in columns":
+        monkeypatch.setattr(teams._Search, "gain", lambda self, fastest: -1)
+        monkeypatch.setattr(launching, "columns", lambda lengths, trips: (8, 8))
     yield request.param
     EmulatedCall.change = None
 

@@ -254,8 +254,13 @@ def test_loops_with_an_order_are_not(kernel: weft.Kernel) -> None:
 
 
 def test_threads_that_read_neighbours_anyway_stay_alone() -> None:
-    assert kinds(col_sums, meta(4, 9), meta(9)) is None
-    assert kinds(gallery.matmul, meta(4, 9), meta(9, 5)) is None
+    for kernel, *args in (
+        (col_sums, meta(4, 9), meta(9)),
+        (gallery.matmul, meta(4, 9), meta(9, 5)),
+    ):
+        team = team_of(kernel, *args)
+        assert team is not None
+        assert team.columns, "or stand side by side"
     assert kinds(causal_conv.causal_conv, meta(3, 9), meta(2, 3, 9), 0.1) is None
     assert kinds(row_sums, meta(9, 4).t(), meta(4)) is None, "strides are not known to be one"
 
@@ -286,6 +291,17 @@ def test_the_size_of_a_team() -> None:
     assert team([None, 5], 1 << 20) == (8, 16), "lengths that the GPU reads"
     assert team([None], 100) == (32, 4)
     assert team([100], 1 << 40) == (0, 0), "more blocks than a grid has"
+
+
+def test_teams_side_by_side() -> None:
+    columns = launching.columns
+    assert columns([65_536], [128]) == (8, 128)
+    assert columns([4096], [4096]) == (16, 64)
+    assert columns([4096], [1 << 14]) == (32, 32)
+    assert columns([100, 3], [64, 256]) == (32, 16), "two indices"
+    assert columns([63], [64]) == (0, 0), "short loops"
+    assert columns([4096], [1 << 18]) == (0, 0), "columns enough"
+    assert columns([None], [64]) == (0, 0)
 
 
 # -- what they compute
@@ -372,3 +388,45 @@ def test_rows_in_columns_of_memory() -> None:
     same(row_sums, x.t(), torch.zeros(6))
     same(row_sums, torch.randn(6, 100)[:, ::2], torch.zeros(6))
     same(row_sums, torch.randn(12, 50)[::2], torch.zeros(6))
+
+
+@weft.kernel
+def column_statistics(x, mean, spread, low):
+    for j, k in weft.ndrange(x.shape[1], (1, x.shape[2])):
+        s = 0.0
+        least = math.inf
+        for i in range(x.shape[0]):
+            s += x[i, j, k]
+            least = min(least, x[i, j, k])
+        low[j, k] = least
+        mean[j, k] = s / x.shape[0]
+        q = 0.0
+        for i in range(x.shape[0]):
+            q += (x[i, j, k] - mean[j, k]) ** 2
+        if q > 1:
+            spread[j, k] = math.sqrt(q)
+        for i in range(x.shape[0]):
+            x[i, j, k] -= s / x.shape[0]
+
+
+@pytest.mark.parametrize("sizes", [(64, 1, 2), (101, 2, 9), (700, 3, 18), (64, 5, 1), (64, 0, 3)])
+def test_columns(sizes: tuple[int, int, int]) -> None:
+    x = torch.randn(sizes)
+    outs = [torch.full(sizes[1:], 9.0) for _ in range(3)]
+    EmulatedCall.variants.clear()
+    same(column_statistics, x, *outs)
+    assert all(variant.columns == 8 for variant in EmulatedCall.variants)
+    assert EmulatedCall.variants or 0 in sizes or sizes[2] == 1
+
+
+def test_columns_whose_loops_are_of_different_lengths() -> None:
+    @weft.kernel
+    def above(x, out):
+        for j in range(x.shape[1]):
+            s = 0.0
+            for i in range(j + 60):
+                s += x[i, j]
+            out[j] = s
+
+    same(above, torch.randn(100, 40), torch.zeros(40))
+    assert EmulatedCall.variants[-1].columns == 8

@@ -74,7 +74,9 @@ def analyse(function: Function, *, noalias: bool, strict_math: bool) -> Facts:
         )
         lengths = team.lengths if team is not None else []
         mapping = replace(
-            mapping, team=tuple((program.of(low), program.of(high)) for low, high in lengths)
+            mapping,
+            team=tuple((program.of(low), program.of(high)) for low, high in lengths),
+            columns=team is not None and team.columns,
         )
     return Facts(
         "weft_" + "".join(c if c.isalnum() else "_" for c in function.name),
@@ -212,10 +214,11 @@ def variants(facts: Facts) -> list[Variant]:
                 found.append(replace(base, covers=False, private=True))
         if mapping.team:
             base = Variant(narrow_form, covers=False, quick=quick)
-            found += [
-                replace(base, team=n)
-                for n in (LEAST_MEMBERS, WARP // 2, WARP, SEVERAL, MOST_MEMBERS)
-            ]
+            widths = (LEAST_MEMBERS, WARP // 2, WARP)
+            if mapping.columns:
+                found += [replace(base, team=MOST_MEMBERS, columns=n) for n in widths]
+            else:
+                found += [replace(base, team=n) for n in (*widths, SEVERAL, MOST_MEMBERS)]
     return found
 
 

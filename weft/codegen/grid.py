@@ -16,7 +16,7 @@ from weft.codegen.device import ORDERING, Cuda
 from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type
 from weft.codegen.launching import THREADS, Even, Mapping, Variant
 from weft.codegen.llvm import emit_block, emit_op, loop
-from weft.codegen.members import Members, row
+from weft.codegen.members import Members, column, row
 from weft.codegen.threads import argument_slots
 from weft.codegen.threadwise import (
     barrier,
@@ -260,7 +260,13 @@ class Grid:
 
     def _rows(self, e: Emitter, op: Op, bounds: list[list[Value]], trips: dict[int, str]) -> None:
         """The iteration of the thread's team."""
-        self.cuda.members = Members(e, self.variant.team, op)
+        members = Members(e, self.variant.team, op, self.variant.columns)
+        self.cuda.members = members
+        if members.columns:
+            assert self.mapping is not None
+            column(e, members, op, bounds, trips, self.mapping.order[0])
+            emit_block(e, op.regions[0])
+            return
         there, bind = row(e, op, bounds, trips)
 
         def body() -> None:

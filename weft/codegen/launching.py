@@ -97,7 +97,8 @@ class Mapping:
     iterations that a thread may do in step. ``side``: of how many neighbours the longest loads and
     stores are, where they are next to each other. ``streamed``: the arguments that are written, if
     none of them is read. ``team``: first index and end (numbers of ``Facts.steps``) of loops that
-    threads may share which have an iteration together.
+    threads may share which have an iteration together, ``columns`` if those threads are not the
+    neighbours in a warp: these have iterations that are neighbours.
     """
 
     order: tuple[int, ...]
@@ -113,6 +114,7 @@ class Mapping:
     side: int = 1
     streamed: tuple[int, ...] = ()
     team: tuple[tuple[int, int], ...] = ()
+    columns: bool = False
 
     @property
     def threads(self) -> int:
@@ -144,7 +146,7 @@ class Variant:
     the places in ``Mapping.steps.jams`` of those that are carried out; ``even`` as in ``Even``,
     ``streams`` if what is written makes way first in the caches; ``team`` is the number of threads
     that have an iteration together, 0 for one, ``SEVERAL`` or ``MOST_MEMBERS`` for as many warps as
-    there are."""
+    there are; ``columns`` is how many such teams a block has side by side."""
 
     narrow: bool
     vector: int = 1
@@ -155,12 +157,14 @@ class Variant:
     even: bool = False
     streams: bool = False
     team: int = 0
+    columns: int = 0
 
     def __str__(self) -> str:
         words = [f"i{32 if self.narrow else 64}", f"v{self.vector}"]
         words += [n for n in ("covers", "private", "quick", "even", "streams") if getattr(self, n)]
         words += [f"jam{k}" for k in self.jams]
         words += [f"team{self.team}"] * bool(self.team)
+        words += [f"columns{self.columns}"] * bool(self.columns)
         return "-".join(words)
 
 
@@ -269,6 +273,22 @@ def team(lengths: Sequence[int | None], rows: int) -> tuple[int, int]:
         members = min(members, most, MOST_MEMBERS)
     teams = 1 if members > WARP else THREADS // 2 // members  # of a block
     return (members, teams) if -(-rows // teams) <= _LIMITS[0] else (0, 0)
+
+
+def columns(lengths: Sequence[int | None], trips: Sequence[int]) -> tuple[int, int]:
+    """Teams of a block, side by side along the first index, and threads of each, where shared loops
+    are so long and there are so many iterations; (0, 0) if each thread does better alone. A
+    function of the sizes alone, as sums depend on it."""
+    longest = max((n for n in lengths if n is not None), default=0)
+    wanted = _TOGETHER // max(math.prod(trips), 1)
+    if None in lengths or min(wanted, longest // _EACH) < _SHORTEST // 2:
+        return 0, 0
+    outer = math.prod(trips[1:])
+    width = next(
+        (n for n in (WARP, WARP // 2) if -(-trips[0] // n) * outer >= 2 * PROCESSORS), WARP // 4
+    )
+    members = min(_power(wanted + 1) // 2, _power(-(-longest // _EACH)), MOST_MEMBERS // width)
+    return (width, members) if -(-trips[0] // width) * outer <= _LIMITS[0] else (0, 0)
 
 
 def _block(mapping: Mapping, sides: list[int], *, full: bool, processors: int, most: int) -> Dims:

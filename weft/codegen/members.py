@@ -21,20 +21,23 @@ _SHARED = "weft_team"  # what the warps of a team hand over
 class Members:
     """What a thread knows of its team. ``width``: members, at most those of a warp; more than that
     for a team that is a block, of as many warps as it has. ``parallel``: the loop whose
-    iterations teams have."""
+    iterations teams have. ``columns``: teams that a block has side by side, whose first members are
+    neighbours; 0 if a team's members are."""
 
-    def __init__(self, e: Emitter, width: int, parallel: Op) -> None:
+    def __init__(self, e: Emitter, width: int, parallel: Op, columns: int = 0) -> None:
         self.width = min(width, WARP)
         self.several = width > WARP
-        self.number = register(e, "tid.x")
-        self.size = register(e, "ntid.x") if self.several else str(width)
+        self.columns = columns
+        side = "y" if columns else "x"
+        self.number = register(e, f"tid.{side}")
+        self.size = register(e, f"ntid.{side}") if self.several else str(width)
+        self.there = "true"  # whether the team has an iteration
         self.mask = "-1"
         if self.several:
             inside = walk(parallel.regions[0])
             most = max(len(op.results) for op in inside if op.name == "scf.for")
-            e.declare(
-                f"@{_SHARED} = internal addrspace(3) global [{WARP * most} x i64] undef, align 16"
-            )
+            words = WARP * most * max(columns, 1)
+            e.declare(f"@{_SHARED} = internal addrspace(3) global [{words} x i64] undef, align 16")
         if width < WARP:
             thread, _ = in_block(e)
             first = e.inst(f"and i32 {thread}, {WARP - width}")
@@ -47,6 +50,8 @@ class Members:
         types = [scalar(v) for v in op.results]
         body = op.regions[0]
         ty = llvm_type(body.args[0].type)
+        if self.there != "true":
+            upper = e.inst(f"select i1 {self.there}, {ty} {upper}, {ty} {lower}")
         begin = e.inst(f"add nsw {ty} {lower}, {to(e, self.number, 'i32', ty, unsigned=True)}")
         neutral = [e.literal(identity(k, t), t) for k, t in zip(kinds, types, strict=True)]
         if op.attrs["ordered"]:
@@ -68,7 +73,8 @@ class Members:
         if op.attrs["ordered"]:
             self.wait(e)
         yes, out = e.label("first"), e.label("others")
-        e.branch(e.inst(f"icmp eq i32 {self.number}, 0"), yes, out)
+        chosen = e.inst(f"icmp eq i32 {self.number}, 0")
+        e.branch(e.inst(f"and i1 {chosen}, {self.there}"), yes, out)
         e.start(yes)
         store()
         e.jump(out)
@@ -88,45 +94,61 @@ class Members:
         self, e: Emitter, kinds: Sequence[str], types: list[ScalarType], values: list[str]
     ) -> list[str]:
         """What the members hold, combined: the same bits in each."""
-        values = self._butterfly(e, kinds, types, values, self.width)
+        least = max(self.columns, 1)  # how far members are from each other in a warp
+        values = self._butterfly(e, kinds, types, values, self.width, least)
         if not self.several:
             return values
-        shared = f"@{_SHARED}"
-        lane = e.inst(f"and i32 {self.number}, {WARP - 1}")
-        warp = e.inst(f"lshr i32 {self.number}, 5")
-        place = lambda k, n: e.inst(  # noqa: E731
-            f"getelementptr i64, ptr addrspace(3) {shared}, "
-            f"i32 {e.inst(f'add nuw nsw i32 {n}, {WARP * k}')}"
-        )
+        thread, threads = in_block(e)
+        lane = e.inst(f"and i32 {thread}, {WARP - 1}")
+        warp = e.inst(f"lshr i32 {thread}, 5")
+        row = e.inst(f"mul nuw nsw i32 {warp}, {least}")
+
+        def place(k: int, n: str) -> str:
+            number = e.inst(f"add nuw nsw i32 {n}, {WARP * least * k}")
+            return e.inst(f"getelementptr i64, ptr addrspace(3) @{_SHARED}, i32 {number}")
+
         yes, out = e.label("hand"), e.label("handed")
-        e.branch(e.inst(f"icmp eq i32 {lane}, 0"), yes, out)
+        e.branch(e.inst(f"icmp ult i32 {lane}, {least}"), yes, out)
         e.start(yes)
+        own = e.inst(f"add nuw nsw i32 {row}, {lane}")
         for k, (value, t) in enumerate(zip(values, types, strict=True)):
-            e.line(f"store i64 {word(e, value, t)}, ptr addrspace(3) {place(k, warp)}")
+            e.line(f"store i64 {word(e, value, t)}, ptr addrspace(3) {place(k, own)}")
         e.jump(out)
         e.start(out)
         barrier(e)
-        there = e.inst(f"icmp ult i32 {lane}, {e.inst(f'lshr i32 {self.size}, 5')}")
-        taken = []
-        for k, (kind, t) in enumerate(zip(kinds, types, strict=True)):
-            value = from_word(e, e.inst(f"load i64, ptr addrspace(3) {place(k, lane)}"), t)
-            neutral = e.literal(identity(kind, t), t)
-            taken.append(
-                e.inst(f"select i1 {there}, {llvm_type(t)} {value}, {llvm_type(t)} {neutral}")
-            )
+        neutral = [e.literal(identity(kind, t), t) for kind, t in zip(kinds, types, strict=True)]
+        warps = e.inst(f"lshr i32 {threads}, 5")
+
+        def taken(number: str) -> list[str]:
+            return [
+                from_word(e, e.inst(f"load i64, ptr addrspace(3) {place(k, number)}"), t)
+                for k, t in enumerate(types)
+            ]
+
+        if self.columns:
+            column = register(e, "tid.x")
+            end = e.inst(f"mul nuw nsw i32 {warps}, {least}")
+            totals = loop(
+                e, column, end, str(least), neutral, [llvm_type(t) for t in types],
+                lambda number, sums: _pairs(e, kinds, types, sums, taken(number)), type="i32",
+            )  # fmt: skip
+            barrier(e)
+            return totals
+        there = e.inst(f"icmp ult i32 {lane}, {warps}")
+        parts = [
+            e.inst(f"select i1 {there}, {llvm_type(t)} {value}, {llvm_type(t)} {none}")
+            for value, none, t in zip(taken(lane), neutral, types, strict=True)
+        ]
         barrier(e)
-        return self._butterfly(e, kinds, types, taken, WARP)
+        return self._butterfly(e, kinds, types, parts, WARP, 1)
 
     def _butterfly(
-        self,
-        e: Emitter,
-        kinds: Sequence[str],
-        types: list[ScalarType],
-        values: list[str],
-        width: int,
-    ) -> list[str]:
+        self, e: Emitter, kinds: Sequence[str], types: list[ScalarType], values: list[str],
+        width: int, least: int,
+    ) -> list[str]:  # fmt: skip
+        """What lanes hold that are multiples of ``least`` apart, combined."""
         offset = width // 2
-        while offset:
+        while offset >= least:
             others = [
                 shuffle(e, t, v, offset, how="bfly", mask=self.mask)
                 for t, v in zip(types, values, strict=True)
@@ -165,6 +187,37 @@ def row(
             e.names[args[k]] = index_of(e, to(e, part, ty, kind), bounds[k], kind)
 
     return e.inst(f"icmp slt {ty} {number}, {total}"), bind
+
+
+def column(
+    e: Emitter, members: Members, op: Op, bounds: list[list[Value]], trips: dict[int, str],
+    first: int,
+) -> None:  # fmt: skip
+    """Names the indices of the iteration of ``op`` that the thread's team has. Blocks count along
+    x: those of the other indices, and neighbours along the index ``first``. A team beyond the last
+    iteration takes that, and does nothing in it."""
+    args, ty = op.regions[0].args, "i64"
+    block, lane = (
+        to(e, register(e, name), "i32", ty, unsigned=True) for name in ("ctaid.x", "tid.x")
+    )
+    wide = [to(e, trips[k], llvm_type(arg.type), ty) for k, arg in enumerate(args)]
+    raised = e.inst(f"add nuw nsw {ty} {wide[first]}, {members.columns - 1}")
+    groups = e.inst(f"udiv {ty} {raised}, {members.columns}")
+    left = e.inst(f"udiv {ty} {block}, {groups}")
+    group = e.inst(f"sub {ty} {block}, {e.inst(f'mul {ty} {left}, {groups}')}")
+    begin = e.inst(f"mul nuw nsw {ty} {group}, {members.columns}")
+    place = e.inst(f"add nuw nsw {ty} {begin}, {lane}")
+    members.there = e.inst(f"icmp slt {ty} {place}, {wide[first]}")
+    last = e.inst(f"sub {ty} {wide[first]}, 1")
+    parts = {first: e.intrinsic(f"llvm.smin.{ty}", ty, (ty, place), (ty, last))}
+    for k in reversed(range(len(args))):
+        if k != first:
+            quotient = e.inst(f"udiv {ty} {left}, {wide[k]}")
+            product = e.inst(f"mul {ty} {quotient}, {wide[k]}")
+            parts[k], left = e.inst(f"sub {ty} {left}, {product}"), quotient
+    for k, part in parts.items():
+        kind = llvm_type(args[k].type)
+        e.names[args[k]] = index_of(e, to(e, part, ty, kind), bounds[k], kind)
 
 
 def _pairs(

@@ -38,11 +38,13 @@ _REFUSED = {"memref.atomic_cas", "weft.assert", "weft.bounds", "weft.touch", "we
 @dataclass(slots=True)
 class Team:
     """``loops``: those that members share, with the combiners of what they carry. ``single``:
-    stores of one member. ``ordered``: of both those that write what others of the team read."""
+    stores of one member. ``ordered``: of both those that write what others of the team read.
+    ``columns``: neighbouring threads are not of one team, but have neighbouring iterations."""
 
     loops: dict[Op, tuple[str, ...]] = field(default_factory=dict)
     single: set[Op] = field(default_factory=set)
     ordered: set[Op] = field(default_factory=set)
+    columns: bool = False
 
     @property
     def lengths(self) -> list[tuple[Value, Value]]:
@@ -51,8 +53,10 @@ class Team:
 
 
 def find(function: Function, parallel: Op, fastest: int, *, strict: bool) -> Team | None:
-    """The team for iterations of ``parallel``, if one reads neighbouring elements where threads of
-    their own (neighbours along ``fastest``) would not. ``strict``: sums keep their order."""
+    """The team for iterations of ``parallel``. Its members are neighbours if they then read
+    neighbouring elements where threads of their own (neighbours along ``fastest``) would not. If
+    those would, teams may stand side by side, where there are few iterations. ``strict``: sums keep
+    their order."""
     if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
         return None
     body = parallel.regions[0]
@@ -61,9 +65,14 @@ def find(function: Function, parallel: Op, fastest: int, *, strict: bool) -> Tea
     search = _Search({access.op: access for access in accesses(function)}, strict)
     if not search.uniform(body) or not search.team.loops:
         return None
-    if search.gain(body.args[fastest]) <= 0:
-        return None
     search.order(body)
+    gain = search.gain(body.args[fastest])
+    if gain <= 0:
+        # The whole block waits where members do: all its threads have to come by.
+        waiting = {*search.team.loops, *(search.team.ordered & search.team.single)}
+        search.team.columns = True
+        if gain == 0 or not waiting <= {*body.ops}:
+            return None
     return search.team
 
 
@@ -170,7 +179,7 @@ class _Search:
 
     def gain(self, fastest: Value) -> int:
         """Accesses that members do as neighbours and threads of their own do not, less those where
-        it is the other way round."""
+        it is the other way round; 0 too where neither does."""
         total = 0
         for loop in self.team.loops:
             iv = loop.regions[0].args[0]

@@ -18,12 +18,13 @@ import torch
 
 from weft import timing
 from weft.codegen import launching
-from weft.codegen.interface import Check, Slot
+from weft.codegen.interface import Check
 from weft.codegen.intervals import ANY, Interval, evaluate, fits, trip_count
 from weft.codegen.launching import (
     CACHE_BYTES,
     DIVIDEND,
     DIVISOR,
+    MOST_MEMBERS,
     PRIVATE_BYTES,
     PROCESSORS,
     SEVERAL,
@@ -58,6 +59,7 @@ from weft.runtime.cuda import (
     load,
     make_current,
 )
+from weft.runtime.facts import decode
 from weft.runtime.pending import pending
 from weft.source import FunctionSource
 from weft.version import VERSION
@@ -181,7 +183,7 @@ def compile_region(
         text = build.printed(lowered)
         key = _key(text + build.places(lowered.function, options), options, noalias)
         entry = cache.load(key) if cache is not None else None
-        facts = _decode(entry[0]) if entry is not None else None
+        facts = decode(entry[0]) if entry is not None else None
         origin = "disk"
         if facts is None:
             # Passes and code generation are not imported where the cache has the code.
@@ -216,50 +218,6 @@ def _key(text: str, options: Options, noalias: bool) -> str:
         f"debug={options.debug} strict={options.strict_math} noalias={noalias}", text,
     )  # fmt: skip
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _decode(header: dict[str, Any]) -> Facts | None:
-    """The facts in a cached header; None where it is not of this form."""
-    try:
-        mapping, even = header["mapping"], header["even"]
-        return Facts(
-            str(header["symbol"]),
-            tuple(Slot(str(s["kind"]), int(s["arg"]), int(s["axis"])) for s in header["slots"]),
-            tuple(
-                Check(c["kind"], c["message"], c["tensor"], c["axis"], tuple(c["values"]),
-                      tuple(c["span"]) if c["span"] is not None else None)  # type: ignore[arg-type]
-                for c in header["checks"]
-            ),
-            tuple((tuple(parts), tuple(kinds)) for parts, kinds in header["prints"]),
-            tuple(list(step) for step in header["steps"]),
-            tuple((int(a), int(b), int(c)) for a, b, c in header["bounds"]),
-            tuple(map(int, header["needed"])),
-            tuple((int(step), tuple(map(int, of))) for step, of in header["divisions"]),
-            None if mapping is None else launching.Mapping(
-                tuple(mapping["order"]), mapping["vector"],
-                tuple((int(a), int(b)) for a, b in mapping["aligned"]), mapping["private"],
-                (int(mapping["sides"][0]), int(mapping["sides"][1])), mapping["apart"],
-                mapping["shift"], mapping["lasting"], tuple(mapping["block"]),
-                _decode_steps(mapping["steps"]), int(mapping["side"]),
-                tuple(map(int, mapping["streamed"])),
-                tuple((int(low), int(high)) for low, high in mapping["team"]),
-            ),
-            tuple(map(str, header["kinds"])),
-            None if even is None else launching.Even(
-                int(even["count"]), tuple((int(a), int(b)) for a, b in even["aligned"]),
-                tuple(map(int, even["multiples"])), tuple(map(int, even["divisors"])),
-            ),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def _decode_steps(header: dict[str, Any]) -> launching.InStep:
-    jams = tuple(
-        launching.Jam(int(jam["axis"]), int(jam["copies"]), int(jam["apart"]), int(jam["own"]))
-        for jam in header["jams"]
-    )
-    return launching.InStep(jams, int(header["loads"]), int(header["most"]))
 
 
 # -- calls
@@ -453,6 +411,10 @@ class Call:
         found = evaluate(facts.steps, word)
         arguments = Arguments(facts, self.compiled.function, slots)
         narrow = arguments.narrow() and all(fits(found[k]) for k in facts.needed)
+        # Threads count a little further than loops go.
+        ends = [high for _, high, _ in facts.bounds]
+        ends += [high for _, high in facts.mapping.team] if facts.mapping is not None else []
+        narrow = narrow and all(found[k][1] < (1 << 31) - _MARGIN for k in ends)
         if facts.mapping is None:
             module = self.compiled.module(Variant(narrow, covers=False), self.device)
             return Launch(module.functions[facts.symbol], None, (1, 1, 1), (1, 1, 1), 0, 1)
@@ -528,11 +490,8 @@ class Call:
             return Variant(narrow, covers=False), (UNKNOWN_GRID, 1, 1), (x, y, z), 0
         narrow = narrow and all(n < (1 << 31) - _MARGIN for n in known)
         total = math.prod(known)
-        members, rows = launching.team(lengths, total) if lengths else (0, 0)
-        if members:
-            team = members if members <= WARP else max(members, SEVERAL)
-            blocks = -(-total // rows)
-            return Variant(narrow, covers=False, team=team), (blocks, 1, 1), (members, rows, 1), 0
+        if lengths and (together := self._together(narrow, known, lengths)) is not None:
+            return together
         jams = launching.jams(mapping, known, self._processors())
         for jam in (mapping.steps.jams[place] for place in jams):
             known[jam.axis] = jam.trips(known[jam.axis])
@@ -548,6 +507,27 @@ class Call:
             grid = (1, 1, 1)
         alone = not few and covers(mapping, ordered, grid, block, vector)
         return Variant(narrow, vector, alone, shared > 0, jams=jams), grid, block, shared
+
+    def _together(
+        self, narrow: bool, trips: list[int], lengths: list[int | None]
+    ) -> tuple[Variant, Dims, Dims, int] | None:
+        """As ``_chosen``, where several threads have an iteration together."""
+        mapping = self.facts.mapping
+        assert mapping is not None
+        base = Variant(narrow, covers=False)
+        if mapping.columns:
+            first, *outer = (trips[k] for k in mapping.order)
+            width, members = launching.columns(lengths, [first, *outer])
+            if not width:
+                return None
+            variant = replace(base, team=MOST_MEMBERS, columns=width)
+            return variant, (-(-first // width) * math.prod(outer), 1, 1), (width, members, 1), 0
+        total = math.prod(trips)
+        members, rows = launching.team(lengths, total)
+        if not members:
+            return None
+        variant = replace(base, team=members if members <= WARP else max(members, SEVERAL))
+        return variant, (-(-total // rows), 1, 1), (members, rows, 1), 0
 
     def _private_bytes(self, slots: bytes, total: int) -> int:
         """Bytes of a block's own copy of what is accumulated into; 0 where it does not pay."""

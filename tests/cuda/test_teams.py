@@ -299,6 +299,7 @@ def test_teams_side_by_side() -> None:
     assert columns([4096], [4096]) == (16, 64)
     assert columns([4096], [1 << 14]) == (32, 32)
     assert columns([100, 3], [64, 256]) == (32, 16), "two indices"
+    assert columns([4096], [1 << 16]) == (0, 0), "columns nearly enough"
     assert columns([63], [64]) == (0, 0), "short loops"
     assert columns([4096], [1 << 18]) == (0, 0), "columns enough"
     assert columns([None], [64]) == (0, 0)

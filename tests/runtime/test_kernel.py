@@ -13,6 +13,7 @@ from weft.errors import (
     KernelTypeError,
     KernelValueError,
 )
+from weft.runtime.pending import synchronize
 
 SCALE = 2.0
 
@@ -352,6 +353,7 @@ def test_a_failed_assertion_in_a_kernel():
     x[42] = -1
     with pytest.raises(KernelAssertionError, match="must be positive"):
         check(x)
+        synchronize()  # a GPU may not be done yet
 
 
 def test_ndarray_annotations():

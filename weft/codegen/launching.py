@@ -22,6 +22,7 @@ WARP = 32
 SEVERAL = 512  # as ``Variant.team``: a block of whole warps, of no more threads
 MOST_MEMBERS, LEAST_MEMBERS = 1024, 8  # of a team; eight numbers of four bytes are read at once
 _TOGETHER = 1 << 20  # threads of all teams, where there are not more iterations
+_FEW = 32  # that many times fewer iterations, for teams that stand side by side
 _SHORTEST = 16  # the longest loop of a team is not shorter
 _EACH = 8  # iterations of that loop that each member has, at least
 REDUCTION_BLOCKS = (
@@ -281,7 +282,7 @@ def columns(lengths: Sequence[int | None], trips: Sequence[int]) -> tuple[int, i
     function of the sizes alone, as sums depend on it."""
     longest = max((n for n in lengths if n is not None), default=0)
     wanted = _TOGETHER // max(math.prod(trips), 1)
-    if None in lengths or min(wanted, longest // _EACH) < _SHORTEST // 2:
+    if None in lengths or wanted < _FEW or longest < _FEW * 2:
         return 0, 0
     outer = math.prod(trips[1:])
     width = next(

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import weft
-from examples import brick_wall, gallery
+from examples import brick_wall, gallery, softmax
 from tests.cuda.emulator import EmulatedCall, emulated
 from weft.codegen import launching
 from weft.codegen.launching import Mapping, joined, streams
 from weft.runtime import gpu
+from weft.runtime.facts import decode
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -252,9 +253,11 @@ def test_what_is_known_of_a_kernel_survives_the_cache() -> None:
     for kernel, *args in (
         (brick_wall.brick_wall, tile, 20, 28, 2, 1, 5),
         (gallery.total, torch.empty(9, device="meta")),
+        (gallery.matmul, *(torch.empty(9, 9, device="meta") for _ in range(2))),
+        (softmax.softmax, torch.empty(9, 9, device="meta")),
     ):
         facts = weft.compile_for("sm_90", kernel, *args).loops[0].facts
-        assert gpu._decode(json.loads(json.dumps(asdict(facts)))) == facts
+        assert decode(json.loads(json.dumps(asdict(facts)))) == facts
 
 
 # -- what is written makes way

@@ -1,5 +1,7 @@
 """Whose iterations an element is read by: strides, steps, and bounds that come from data."""
 
+import time
+
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -217,3 +219,33 @@ def test_steps(kernel, n, m):
     check(kernel, draw(n), draw(m))
     assert "gather" in forms(kernel)
     assert not any(form.startswith("atomic") for form in forms(kernel))
+
+
+@weft.kernel
+def strided_by(x, w, stride: int, pad: int):
+    n = x.shape[0]
+    out = x.new_zeros(n)
+    for i in range(n):
+        s = 0.0
+        for k in range(w.shape[0]):
+            at = i * stride + k - pad
+            if 0 <= at < n:
+                s += x[at] ** 2 * w[k]
+        out[i] = s
+    return out
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 0, -1, -2])
+def test_strides_that_are_arguments(stride):
+    check(strided_by, draw(7), draw(3), stride, 1 if stride > 0 else -6)
+    assert all(form.startswith("gather") for form in forms(strided_by))
+
+
+def test_a_stride_that_is_an_argument_bounds_the_sums():
+    """Each element is read by three iterations, not tried with all of them."""
+    x, w = draw(60_000), draw(3)
+    with torch.autograd.set_multithreading_enabled(False):
+        out = strided_by(x, w, 1, 1).sum()
+        start = time.thread_time()
+        torch.autograd.grad(out, x)
+        assert time.thread_time() - start < 1.0  # all of them: 3,600,000,000 conditions

@@ -338,6 +338,8 @@ def _bounds(
     """Bounds of the indices ``free``, whose coefficients are numbers or, of turns, ``moduli``."""
     place = {iv: k for k, iv in enumerate(free)}
     bounds: list[tuple[list[Poly], list[Poly]]] = [([], []) for _ in free]
+    scaled: list[tuple[int, Poly, Poly]] = []
+    varying = {*free, *found.solved}
     for constraint in constraints:
         if _trivial(constraint, found.element, access):
             continue
@@ -357,11 +359,22 @@ def _bounds(
                 continue
         if factor is None or constraint.kind != "ge":
             found.inner.append(constraint)
+            if constraint.kind == "ge" and varying.isdisjoint(turns.leaves()) and (
+                free[last] not in set(rest.leaves())
+            ):  # fmt: skip
+                scaled.append((last, turns, rest))
             continue
         if factor > 0:  # iv >= -rest / factor, rounded up
             bounds[last][0].append(-floor(rest, number(factor)))
         else:
             bounds[last][1].append(floor(rest, number(-factor)))
+    for last, by, rest in scaled:
+        # by * iv + rest >= 0, and the sign of `by` (a stride, say) shows when the loop runs.
+        lowers, uppers = bounds[last]
+        if lowers and uppers:
+            up, down = Compare("ge", by - ONE), Compare("ge", -by - ONE)
+            lowers.append(atom(Choice(up, -floor(rest, by), lowers[0])))
+            uppers.append(atom(Choice(down, floor(rest, -by), uppers[0])))
     for iv, (lowers, uppers) in zip(free, bounds, strict=True):
         if not lowers or not uppers:
             raise NotAffine(f"the iterations over {iv.name} that read one element have no bound")

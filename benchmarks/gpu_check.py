@@ -781,6 +781,120 @@ def conv() -> None:
     launching._block = saved
 
 
+CUDA_CONV_GRADIENT = """
+extern "C" __global__ void d_k(const float* __restrict__ w, const float* __restrict__ g,
+                               float* __restrict__ out, int B, int C, int T) {
+    int u = blockIdx.x * blockDim.x + threadIdx.x, c = blockIdx.y, b = blockIdx.z;
+    if (u >= T) return;
+    float s = 0;
+    for (int t = u; t < T; ++t) s += g[(b * C + c) * T + t] * w[c * T + T - 1 - t + u];
+    out[(b * C + c) * T + u] = s;
+}
+extern "C" __global__ void d_w(const float* __restrict__ k, const float* __restrict__ g,
+                               float* __restrict__ out, int B, int C, int T) {
+    int j = blockIdx.x * blockDim.x + threadIdx.x, c = blockIdx.y, b = blockIdx.z;
+    if (j >= T) return;
+    float s = 0;
+    for (int t = T - 1 - j; t < T; ++t) {
+        s += g[(b * C + c) * T + t] * k[(b * C + c) * T + t + j - T + 1];
+    }
+    out[(b * C + c) * T + j] = s;
+}
+"""
+
+
+@section
+def conv_gradient() -> None:
+    B, C, T = 32, 768, 768
+    name = f"gradient of causal_conv B={B} C={C} T={T} float32"
+    w = torch.randn(C, T, device="cuda", requires_grad=True)
+    k = torch.randn(B, C, T, device="cuda", requires_grad=True)
+    g = torch.randn(B, C, T, device="cuda")
+    out = causal_conv.causal_conv(w, k, 0.1)
+    found = torch.autograd.grad(out, (w, k), g, retain_graph=True)
+    padded = torch.nn.functional.pad(k, (T - 1, 0))
+    expected = 0.1 + torch.nn.functional.conv1d(padded, w[:, None], groups=C)
+    exact = torch.autograd.grad(expected, (w, k), g, retain_graph=True)
+    for mine, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-2)
+    for leaves, label in (((w, k), "w and k"), ((w,), "w"), ((k,), "k")):
+        gradient = functools.partial(torch.autograd.grad, out, leaves, g, retain_graph=True)
+        figure(name, f"weft, of {label}", timed(gradient), "ms")
+    gradient = functools.partial(torch.autograd.grad, expected, (w, k), g, retain_graph=True)
+    figure(name, "PyTorch, of w and k", timed(gradient), "ms")
+    try:
+        for_k = torch.cuda._compile_kernel(CUDA_CONV_GRADIENT, "d_k")
+        for_w = torch.cuda._compile_kernel(CUDA_CONV_GRADIENT, "d_w")
+    except Exception as error:
+        print(f"  no CUDA C++ figure: {type(error).__name__}: {str(error)[:600]}")
+        return
+    parts, other = torch.empty_like(k), torch.empty_like(k)
+    plain_w, plain_k = w.detach(), k.detach()
+
+    def launch() -> torch.Tensor:
+        shape = {"grid": (-(-T // 256), C, B), "block": (256, 1, 1)}
+        for_k(**shape, args=(plain_w, g, other, B, C, T))
+        for_w(**shape, args=(plain_k, g, parts, B, C, T))
+        return parts.sum(0)
+
+    torch.testing.assert_close(launch(), found[0], rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(other, found[1], rtol=1e-3, atol=1e-2)
+    figure(name, "CUDA C++ as written, of w and k", timed(launch), "ms")
+
+
+@weft.kernel
+def row_sums(x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[0])
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            s += x[i, j]
+        out[i] = s
+    return out
+
+
+@weft.kernel
+def column_sums(x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[1])
+    for j in range(x.shape[1]):
+        s = 0.0
+        for i in range(x.shape[0]):
+            s += x[i, j]
+        out[j] = s
+    return out
+
+
+@section
+def rows() -> None:
+    """Loops inside of a parallel loop that go along rows, and columns."""
+    for m, n in ((4096, 4096), (4096, 768), (65_536, 128)):
+        x = torch.randn(m, n, device="cuda", requires_grad=True)
+        weight, bias = (torch.randn(n, device="cuda", requires_grad=True) for _ in range(2))
+        norm = functools.partial(torch.nn.functional.layer_norm, x, (n,), weight, bias, 1e-5)
+        flat = x.detach()
+        for label, mine, other, leaves in (
+            ("row sums", lambda f=flat: row_sums(f), lambda f=flat: f.sum(1), ()),
+            ("column sums", lambda f=flat: column_sums(f), lambda f=flat: f.sum(0), ()),
+            ("softmax", lambda x=x: softmax.softmax(x), lambda x=x: x.softmax(1), (x,)),
+            (
+                "layer norm",
+                functools.partial(layer_norm.layer_norm, x, weight, bias, 1e-5), norm,
+                (x, weight, bias),
+            ),
+        ):  # fmt: skip
+            name = f"{label} of {m} x {n} float32"
+            outs = [call() for call in (mine, other)]
+            torch.testing.assert_close(*outs, rtol=1e-3, atol=1e-2)
+            for who, call in (("weft", mine), ("torch", other)):
+                with torch.no_grad():
+                    figure(name, who, timed(call, 0.1), "ms")
+            g = torch.randn_like(outs[0])
+            for who, out in zip(("weft", "torch"), outs, strict=True):
+                if leaves:
+                    call = functools.partial(torch.autograd.grad, out, leaves, g, retain_graph=True)
+                    figure(name, f"{who}, backward", timed(call, 0.1), "ms")
+
+
 @section
 def host() -> None:
     """The calling thread's time for small calls, and the wait for the first one."""

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import weft
 from weft.errors import WeftError
 from weft.runtime import fastpath, native, routine
-from weft.runtime.cuda import LaunchConfig
+from weft.runtime.routine import LaunchConfig
 
 if not native.available() or fastpath._TensorGuards is None:
     pytest.skip("there are no builtins here", allow_module_level=True)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from weft.errors import WeftError
+from weft.runtime.routine import LaunchConfig
 
 # torch has no public name for the current stream's address or the current device without a check.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -23,17 +24,6 @@ class CudaError(WeftError, RuntimeError):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
-
-
-class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        ("grid_x", ctypes.c_uint), ("grid_y", ctypes.c_uint), ("grid_z", ctypes.c_uint),
-        ("block_x", ctypes.c_uint), ("block_y", ctypes.c_uint), ("block_z", ctypes.c_uint),
-        ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
-        ("count", ctypes.c_uint),
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -66,8 +66,7 @@ class Specialization:
         return f"loop at line {self.line}: ({self.signature}), {time}{overlap}"
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
+class Ahead(NamedTuple):
     """A kernel that is one loop and nothing else: its ``entry`` (see ``make_entry``), where the
     loop's arguments are among its own, and what puts a function before the entry."""
 
@@ -326,10 +325,10 @@ class Launcher:
             entry = native.builtin(work.packed(), entry, cache)
         reaches = any(arg.read is not None for arg in self.region.args)
         self.install(self._extending(entry) if reaches else entry)
-        if self.ahead is not None and not reaches:
+        if self.ahead is not None:
             entry = self.ahead.entry
             for work in reversed(self.hottest):
-                if work.check is not None:  # which sees torch's modes
+                if work.check is not None and not reaches:  # the check sees torch's modes
                     packed = work.ahead(self.ahead.order).packed()
                     entry = native.builtin(packed, entry, cache)
             self.ahead.install(entry)

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import torch
@@ -24,16 +24,23 @@ from torch.autograd import forward_ad
 from weft.codegen.machine import host, machine
 from weft.runtime import cpu, routine
 from weft.runtime.cache import DiskCache
-from weft.runtime.cuda import LaunchConfig
-from weft.runtime.routine import GRAD, GUARDED, LAUNCH, OBJECTS, PYTHON, SEVERAL, TEST
+from weft.runtime.routine import (
+    GRAD,
+    GUARDED,
+    LAUNCH,
+    OBJECTS,
+    PYTHON,
+    SEVERAL,
+    TEST,
+    LaunchConfig,
+)
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 
 MOST_BYTES = 4096  # of an argument block, which is on the stack
 
 
-@dataclass(frozen=True, slots=True)
-class Direct:
+class Direct(NamedTuple):
     """Compiled code that is called without Python: how (``HOLDING``, ``RELEASING``: the code at
     ``address`` with the interpreter's lock or without; ``DRIVER``: a launch on ``device``, whose
     record's address stands at ``address`` once it is known). ``keep`` is what must stay alive."""
@@ -45,7 +52,7 @@ class Direct:
     several: bool = False  # there are more devices than this one
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Work:
     """What the calls of one plan are like, and what they do."""
 

@@ -20,7 +20,17 @@ import ctypes
 import struct
 from collections.abc import Sequence
 
-from weft.runtime.cuda import LaunchConfig
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid_x", ctypes.c_uint), ("grid_y", ctypes.c_uint), ("grid_z", ctypes.c_uint),
+        ("block_x", ctypes.c_uint), ("block_y", ctypes.c_uint), ("block_z", ctypes.c_uint),
+        ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )  # fmt: skip
+
 
 HEAD = (
     "arguments", "steps", "tensors", "apart", "results", "bumped", "size", "flags", "way", "code",

@@ -97,11 +97,39 @@ def test_what_is_common_is_done_once() -> None:
     )
     made, _ = jam(function, only(function), Jam(0, 2))
     text = print_function(made)
-    body = text[text.index("scf.if") : text.index("else")]
+    early, body = text.split("scf.if")
+    body = body[: body.index("else")]
     assert body.count("scf.for") == 1, "bounds are the same for both"
     assert body.count("memref.load %a") == 2
     assert body.count("memref.load %b") == 1
-    assert body.count("arith.maxsi") == 1
+    assert early.count("arith.maxsi") == 2, "the least of the loop, beside that of the trip count"
+
+
+GUARDED = BAND.replace(
+    "%s = scf.for",
+    """%ok = arith.cmpi sgt, %i, %c1 : index
+    %s = scf.if %ok -> (f32) {
+    %r = scf.for""",
+).replace(
+    "memref.store %s",
+    """scf.yield %r : f32
+    } else {
+    scf.yield %zero : f32
+    }
+    memref.store %s""",
+)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (9, 5), (8, 12)])
+def test_branches_that_all_take(sizes: tuple[int, int]) -> None:
+    function = parse_function(GUARDED)
+    made, _ = jam(function, only(function), Jam(0, 4))
+    verify(made)
+    shapes = (sizes, (sizes[1],) * 2, sizes)
+    for old, new in zip(after(function, *shapes), after(made, *shapes), strict=True):
+        np.testing.assert_array_equal(old, new)
+    text = print_function(made)
+    assert text.count("scf.if") == 2, "one asks for all at once, one is in what is left over"
 
 
 # -- which loops

@@ -94,12 +94,15 @@ class _Jamming:
         start = dict(zip(function.args, new.args, strict=True))
         self.values = [dict(start) for _ in range(how.copies)]
         self.all = range(how.copies)
+        self.outside = True  # of the parallel loop
 
     def run(self, function: Function, new: Function) -> Op:
         made = None
         for op in function.body.ops:
             if op is self.parallel:
+                self.outside = False
                 made = self._parallel(op)
+                self.outside = True
             else:
                 self._alone(op, self.all)
         assert made is not None
@@ -172,23 +175,53 @@ class _Jamming:
         indices = [first]
         for k in range(1, how.copies):
             indices.append(self.add(first, self.number(k * how.apart, first)))
+        for k, index in enumerate(indices):
+            self.put([k], iv, index)
+        early, taken = self._early(body)
+        self._body(early, self.all)
         whole = build.op("arith.cmpi", indices[-1], upper, predicate="slt")
+        for inner_if in taken:
+            for k in self.all:
+                whole = build.op("arith.andi", whole, self.get(k, inner_if.operands[0]))
         branch = build.if_(whole)
         with build.at(branch.regions[0]):
-            for k, index in enumerate(indices):
-                self.put([k], iv, index)
-            self._body(body.ops[:-1], self.all)
+            for inner_op in body.ops[:-1]:
+                if inner_op in taken:
+                    self._body(inner_op.regions[0].ops[:-1], self.all)
+                    ends = inner_op.regions[0].terminator.operands
+                    for old, new in zip(inner_op.results, ends, strict=True):
+                        for k in self.all:
+                            self.values[k][old] = self.get(k, new)
+                elif inner_op not in early:
+                    self._body([inner_op], self.all)
             build.append(Op("scf.yield", []))
         with build.at(branch.regions[1]):
             end = self.add(indices[-1], self.number(1, first))
             step = self.number(how.apart, first)
             rest = build.for_(first, self.least([end, upper]), step)
+            rest.attrs["rolled"] = True
             rest.regions[0] = inner = Block([place.type])
             with build.at(inner):
                 self.put([0], iv, inner.args[0])
                 self._body(body.ops[:-1], [0])
                 build.append(Op("scf.yield", []))
             build.append(Op("scf.yield", []))
+
+    def _early(self, body: Block) -> tuple[list[Op], list[Op]]:
+        """What may be computed before it is known that there are so many iterations, and those of
+        the branches on it, around loops, that iterations need not agree on: if all take the first
+        one, and there are so many, that is the only thing to ask."""
+        early: list[Op] = []
+        taken: list[Op] = []
+        late = {v for op in body.ops for v in op.results}
+        for op in body.ops[:-1]:
+            ready = not any(v in late for v in op.operands)
+            if ready and OPS[op.name].pure:
+                early.append(op)
+                late.difference_update(op.results)
+            elif ready and op.name == "scf.if" and op.operands[0] in self.varying:
+                taken += [op] * any(inner.name == "scf.for" for inner in walk(op.regions[0]))
+        return early, taken
 
     # -- operations
 
@@ -200,6 +233,9 @@ class _Jamming:
     def _op(self, op: Op, lanes: Sequence[int]) -> None:
         if len(lanes) == 1:
             self._alone(op, lanes)
+        elif op.attrs.get("rolled"):
+            for k in lanes:
+                self._alone(op, [k])
         elif op.name == "scf.for":
             self._for(op, lanes)
         elif op.name == "scf.if":
@@ -216,6 +252,8 @@ class _Jamming:
         operands = [self.get(k, v) for v in op.operands]
         types = [v.type for v in op.results]
         made = Op(op.name, operands, types, dict(op.attrs), [], op.span)
+        if op.name == "scf.for" and not self.outside:
+            made.attrs["rolled"] = True
         for region in op.regions:
             made.regions.append(self._region(region, lanes))
         self.builder.append(made)
@@ -261,7 +299,8 @@ class _Jamming:
         """The iterations of a serial loop from ``low`` to ``high`` of the ``k``-th iteration."""
         step = self.get(k, op.operands[2])
         types = [v.type for v in carried]
-        made = Op("scf.for", [low, high, step, *carried], types, dict(op.attrs), [], op.span)
+        attrs = {**op.attrs, "rolled": True}
+        made = Op("scf.for", [low, high, step, *carried], types, attrs, [], op.span)
         made.regions.append(self._region(op.regions[0], [k]))
         self.builder.append(made)
         return made.results

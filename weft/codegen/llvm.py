@@ -224,12 +224,15 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         accesses = e.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}')
         metadata = e.module.node(f"!{{{{self}}, {accesses}}}")
         e.groups.append(group)
+    if op.attrs.get("rolled"):  # what runs rarely, or not for long: see jam.py
+        off = e.module.node('!{!"llvm.loop.unroll.disable"}')
+        metadata = e.module.node(f"!{{{{self}}, {off}}}")
     results = loop(
         e, lower, upper, step, inits, [llvm_type(v.type) for v in op.results],
         lambda induction, carried: loop_body(e, body, [induction, *carried]),
         type=llvm_type(body.args[0].type), metadata=metadata,
     )  # fmt: skip
-    if metadata:
+    if op.attrs.get("independent"):
         e.groups.pop()
     return results
 

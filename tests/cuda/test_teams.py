@@ -265,6 +265,17 @@ def test_threads_that_read_neighbours_anyway_stay_alone() -> None:
     assert kinds(row_sums, meta(9, 4).t(), meta(4)) is None, "strides are not known to be one"
 
 
+def test_the_gradient_of_a_convolution_goes_along_neighbours() -> None:
+    code = weft.compile_for(
+        "sm_90", causal_conv.causal_conv, meta(3, 9), meta(2, 3, 9), 0.1, backward=True
+    )
+    for loop in code.loops:
+        mapping = loop.facts.mapping
+        assert mapping is not None
+        assert not mapping.team, "loops that begin at max(j, 0) begin side by side"
+        assert mapping.steps.jams
+
+
 def test_debug_mode_has_no_teams() -> None:
     checked = weft.kernel(debug=True)(row_sums.function)
     assert kinds(checked, meta(4, 9), meta(4)) is None

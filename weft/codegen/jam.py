@@ -17,6 +17,7 @@ from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, Type
 
+_OWN = 4  # turns of a loop at once, of what an iteration does beside the others
 _WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
@@ -199,7 +200,7 @@ class _Jamming:
             end = self.add(indices[-1], self.number(1, first))
             step = self.number(how.apart, first)
             rest = build.for_(first, self.least([end, upper]), step)
-            rest.attrs["rolled"] = True
+            rest.attrs["unroll"] = 1
             rest.regions[0] = inner = Block([place.type])
             with build.at(inner):
                 self.put([0], iv, inner.args[0])
@@ -233,7 +234,7 @@ class _Jamming:
     def _op(self, op: Op, lanes: Sequence[int]) -> None:
         if len(lanes) == 1:
             self._alone(op, lanes)
-        elif op.attrs.get("rolled"):
+        elif op.attrs.get("unroll") == 1:
             for k in lanes:
                 self._alone(op, [k])
         elif op.name == "scf.for":
@@ -253,7 +254,7 @@ class _Jamming:
         types = [v.type for v in op.results]
         made = Op(op.name, operands, types, dict(op.attrs), [], op.span)
         if op.name == "scf.for" and not self.outside:
-            made.attrs["rolled"] = True
+            made.attrs["unroll"] = 1
         for region in op.regions:
             made.regions.append(self._region(region, lanes))
         self.builder.append(made)
@@ -299,7 +300,7 @@ class _Jamming:
         """The iterations of a serial loop from ``low`` to ``high`` of the ``k``-th iteration."""
         step = self.get(k, op.operands[2])
         types = [v.type for v in carried]
-        attrs = {**op.attrs, "rolled": True}
+        attrs = {**op.attrs, "unroll": _OWN}
         made = Op("scf.for", [low, high, step, *carried], types, attrs, [], op.span)
         made.regions.append(self._region(op.regions[0], [k]))
         self.builder.append(made)

@@ -224,9 +224,11 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         accesses = e.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}')
         metadata = e.module.node(f"!{{{{self}}, {accesses}}}")
         e.groups.append(group)
-    if op.attrs.get("rolled"):  # what runs rarely, or not for long: see jam.py
-        off = e.module.node('!{!"llvm.loop.unroll.disable"}')
-        metadata = e.module.node(f"!{{{{self}}, {off}}}")
+    if "unroll" in op.attrs:  # what runs rarely, or not for long: see jam.py
+        times = op.attrs["unroll"]
+        word = f'count", i32 {times}' if times > 1 else 'disable"'
+        unroll = e.module.node('!{!"llvm.loop.unroll.' + word + "}")
+        metadata = e.module.node(f"!{{{{self}}, {unroll}}}")
     results = loop(
         e, lower, upper, step, inits, [llvm_type(v.type) for v in op.results],
         lambda induction, carried: loop_body(e, body, [induction, *carried]),

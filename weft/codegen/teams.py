@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from weft.codegen.jam import is_one
 from weft.index.access import Access, accesses
-from weft.index.expression import Poly, atom
+from weft.index.expression import Pick, Poly, atom
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
@@ -247,13 +247,23 @@ def _apart(access: Access, iv: Value, fastest: Value) -> bool:
     if mentioned and loop.lower is None:
         return False
     *outer, last = access.subscripts
-    begin = {iv: loop.lower} if mentioned else {}
+    begin = {iv: _arm(loop.lower, fastest)} if mentioned and loop.lower is not None else {}
     at = [p.substitute(lambda v: begin.get(v)) for p in (*outer, last) if p is not None]  # type: ignore[arg-type]
     if any(fastest in set(p.leaves()) for p in at[:-1]):
         return False
     if fastest not in set(at[-1].leaves()):
         return True
     return _row_major(access) and abs(_step(at[-1], fastest)) == 1
+
+
+def _arm(poly: Poly, iv: Value) -> Poly:
+    """``poly`` where what depends on ``iv`` is picked: the greater one of it and a bound, say."""
+    for pick in list(poly.atoms()):
+        factor = poly.coefficient(pick).constant
+        if isinstance(pick, Pick) and factor:
+            arm = pick.left if iv in set(pick.left.leaves()) else pick.right
+            poly = poly + (arm - atom(pick)).scaled(factor)
+    return poly
 
 
 def _free(op: Op, body: Block) -> bool:

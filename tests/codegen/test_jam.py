@@ -105,6 +105,34 @@ def test_what_is_common_is_done_once() -> None:
     assert early.count("arith.maxsi") == 2, "the least of the loop, beside that of the trip count"
 
 
+BOUNDS = {
+    "ends later": ("%c0", "%j"),
+    "ends earlier": ("%c0", "%0"),
+    "begins later": ("%j", "%n"),
+    "begins earlier": ("%0", "%n"),
+    "never both": ("%j", "%0"),
+    "begins after the end": ("%1", "%m"),
+}
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize(("m", "n", "apart"), [(3, 17, 1), (2, 24, 3), (5, 8, 2), (1, 4, 1)])
+def test_loops_that_begin_or_end_one_after_the_other(
+    bounds: str, m: int, n: int, apart: int
+) -> None:
+    low, high = BOUNDS[bounds]
+    text = BAND.replace("%0 = arith.subi %j, %c3", "%0 = arith.subi %n, %j")
+    text = text.replace("%k = %low to %high", f"%k = {low} to {high}")
+    function = parse_function(text.replace("memref.load %a[%i, %k]", "memref.load %a[%i, %j]"))
+    made, _ = jam(function, only(function), Jam(1, 4, apart))
+    verify(made)
+    shapes = ((m, n), (n, n), (m, n))
+    if bounds == "begins after the end":
+        shapes = ((m, n), (max(m, n), n), (m, n))
+    for old, new in zip(after(function, *shapes), after(made, *shapes), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
 GUARDED = BAND.replace(
     "%s = scf.for",
     """%ok = arith.cmpi sgt, %i, %c1 : index

@@ -17,7 +17,7 @@ from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, Type
 
-_OWN = 4  # turns of a loop at once, of what an iteration does beside the others
+_RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
 _WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
@@ -181,10 +181,11 @@ class _Jamming:
         early, taken = self._early(body)
         self._body(early, self.all)
         whole = build.op("arith.cmpi", indices[-1], upper, predicate="slt")
-        for inner_if in taken:
-            for k in self.all:
-                whole = build.op("arith.andi", whole, self.get(k, inner_if.operands[0]))
+        asked = [self.get(k, branch.operands[0]) for branch in taken for k in self.all]
+        for condition in dict.fromkeys(asked):
+            whole = build.op("arith.andi", whole, condition)
         branch = build.if_(whole)
+        branch.attrs["whole"] = True
         with build.at(branch.regions[0]):
             for inner_op in body.ops[:-1]:
                 if inner_op in taken:
@@ -200,11 +201,13 @@ class _Jamming:
             end = self.add(indices[-1], self.number(1, first))
             step = self.number(how.apart, first)
             rest = build.for_(first, self.least([end, upper]), step)
-            rest.attrs["unroll"] = 1
+            rest.attrs |= _RARE
             rest.regions[0] = inner = Block([place.type])
             with build.at(inner):
                 self.put([0], iv, inner.args[0])
-                self._body(body.ops[:-1], [0])
+                for rest_op in body.ops[:-1]:  # one by one along other indices, too
+                    one_by_one = rest_op.attrs.get("whole")
+                    self._body(rest_op.regions[1].ops[:-1] if one_by_one else [rest_op], [0])
                 build.append(Op("scf.yield", []))
             build.append(Op("scf.yield", []))
 
@@ -220,6 +223,8 @@ class _Jamming:
             if ready and OPS[op.name].pure:
                 early.append(op)
                 late.difference_update(op.results)
+            elif ready and op.attrs.get("whole"):
+                taken.append(op)
             elif ready and op.name == "scf.if" and op.operands[0] in self.varying:
                 taken += [op] * any(inner.name == "scf.for" for inner in walk(op.regions[0]))
         return early, taken
@@ -234,7 +239,7 @@ class _Jamming:
     def _op(self, op: Op, lanes: Sequence[int]) -> None:
         if len(lanes) == 1:
             self._alone(op, lanes)
-        elif op.attrs.get("unroll") == 1:
+        elif op.attrs.get("rare"):
             for k in lanes:
                 self._alone(op, [k])
         elif op.name == "scf.for":
@@ -254,7 +259,7 @@ class _Jamming:
         types = [v.type for v in op.results]
         made = Op(op.name, operands, types, dict(op.attrs), [], op.span)
         if op.name == "scf.for" and not self.outside:
-            made.attrs["unroll"] = 1
+            made.attrs |= _RARE
         for region in op.regions:
             made.regions.append(self._region(region, lanes))
         self.builder.append(made)
@@ -280,6 +285,55 @@ class _Jamming:
             for k in lanes:
                 self._alone(op, [k])
             return
+        ranks = [_direction(op.operands[j], self.parallel.regions[0].args[self.how.axis],
+                            self.varying) for j in (0, 1)]  # fmt: skip
+        if uneven[0] != uneven[1] and ranks[uneven[1]]:
+            carried = self._ladder(op, lanes, lows, highs, carried, ranks[uneven[1]] > 0)
+        else:
+            carried = self._stairs(op, lanes, lows, highs, carried, uneven)
+        for place, k in enumerate(lanes):
+            for old, new in zip(op.results, carried[place], strict=True):
+                self.put([k], old, new)
+
+    def _ladder(
+        self, op: Op, lanes: Sequence[int], lows: list[Value], highs: list[Value],
+        carried: list[list[Value]], rising: bool,
+    ) -> list[list[Value]]:  # fmt: skip
+        """Iterations that begin or end one after the other: those that are there go on together,
+        as far as no other begins or ends. ``rising``: later iterations begin, or end, later."""
+        places = list(range(len(lanes)))
+        order = places if rising else places[::-1]  # by which bound comes first
+        ends = op.operands[1] in self.varying
+        # Where a rung begins or ends, and who is on it.
+        if ends:
+            rungs = [(order[s:], highs[order[s]]) for s in places]
+            low = lows[0]
+        else:
+            rungs = [(order[: s + 1], lows[order[s + 1]]) for s in places[:-1]]
+            rungs.append((order, highs[0]))
+            low = lows[order[0]]
+        for number, (there, high) in enumerate(rungs):
+            there = sorted(there)
+            if ends:
+                high = self.least([low, high], "arith.maxsi")
+            elif number:
+                low = lows[order[number]]
+            if not ends:
+                high = self.least([high, highs[0]])
+            times = {} if len(there) == len(lanes) else {"unroll": 1}
+            rows = self._together(
+                op, [lanes[p] for p in there], low, high, [carried[p] for p in there], times
+            )
+            for p, row in zip(there, rows, strict=True):
+                carried[p] = row
+            low = high
+        return carried
+
+    def _stairs(
+        self, op: Op, lanes: Sequence[int], lows: list[Value], highs: list[Value],
+        carried: list[list[Value]], uneven: list[bool],
+    ) -> list[list[Value]]:  # fmt: skip
+        """All together where all are there; before and after that, each by itself."""
         low, high = lows[0], highs[0]
         if uneven[0]:
             low = self.least(lows, "arith.maxsi")
@@ -288,27 +342,22 @@ class _Jamming:
                 carried[place] = self._own(op, k, lows[place], end, carried[place])
         if uneven[1]:
             high = self.least([low, self.least(highs)], "arith.maxsi")
-        carried = self._together(op, lanes, low, high, carried)
+        carried = self._together(op, lanes, low, high, carried, {})
         if uneven[1]:
             for place, k in enumerate(lanes):
                 carried[place] = self._own(op, k, high, highs[place], carried[place])
-        for place, k in enumerate(lanes):
-            for old, new in zip(op.results, carried[place], strict=True):
-                self.put([k], old, new)
+        return carried
 
     def _own(self, op: Op, k: int, low: Value, high: Value, carried: list[Value]) -> list[Value]:
         """The iterations of a serial loop from ``low`` to ``high`` of the ``k``-th iteration."""
-        step = self.get(k, op.operands[2])
-        types = [v.type for v in carried]
-        attrs = {**op.attrs, "unroll": _OWN}
-        made = Op("scf.for", [low, high, step, *carried], types, attrs, [], op.span)
-        made.regions.append(self._region(op.regions[0], [k]))
-        self.builder.append(made)
-        return made.results
+        return self._together(op, [k], low, high, [carried], {"unroll": 1})[0]
 
     def _together(
-        self, op: Op, lanes: Sequence[int], low: Value, high: Value, carried: list[list[Value]]
-    ) -> list[list[Value]]:
+        self, op: Op, lanes: Sequence[int], low: Value, high: Value, carried: list[list[Value]],
+        attrs: dict[str, int],
+    ) -> list[list[Value]]:  # fmt: skip
+        """One loop from ``low`` to ``high`` for the iterations ``lanes``, what each of them carries
+        then, and further attributes of it."""
         body = op.regions[0]
         own = [arg in self.varying for arg in body.args[1:]]
         # What is carried, once for each iteration or once for all: (position, place of a lane).
@@ -320,7 +369,8 @@ class _Jamming:
         types: list[Type] = [v.type for v in inits]
         block = Block([body.args[0].type, *types])
         step = self.get(lanes[0], op.operands[2])
-        made = Op("scf.for", [low, high, step, *inits], types, dict(op.attrs), [block], op.span)
+        operands = [low, high, step, *inits]
+        made = Op("scf.for", operands, types, {**op.attrs, **attrs}, [block], op.span)
         self.put(lanes, body.args[0], block.args[0])
         for (j, place), arg in zip(columns, block.args[1:], strict=True):
             self.put([lanes[place]] if own[j] else lanes, body.args[1 + j], arg)
@@ -371,6 +421,27 @@ class _Jamming:
         self.builder.append(made)
         for (j, k), value in zip(columns, made.results, strict=True):
             self.put([k] if own[j] else lanes, op.results[j], value)
+
+
+def _direction(value: Value, iv: Value, varying: set[Value]) -> int:
+    """1 if ``value`` grows with ``iv``, or stays, -1 if it falls, or stays; 0 if neither is known,
+    or it has nothing to do with it."""
+    if value is iv:
+        return 1
+    op = value.owner
+    if value not in varying or not isinstance(op, Op) or op.name not in _MONOTONE:
+        return 0
+    found: set[int] = set()
+    for operand, sign in zip(op.operands, _MONOTONE[op.name], strict=False):
+        if operand in varying:
+            found.add(sign * _direction(operand, iv, varying))
+    return found.pop() if len(found) == 1 else 0
+
+
+_MONOTONE = {
+    "arith.addi": (1, 1), "arith.subi": (1, -1), "arith.minsi": (1, 1), "arith.maxsi": (1, 1),
+    "arith.index_cast": (1,),
+}  # fmt: skip
 
 
 def is_one(value: Value) -> bool:

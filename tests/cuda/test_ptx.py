@@ -98,7 +98,7 @@ def test_ptxas_takes_the_gradients_of_the_gallery(name: str) -> None:
             assert use.registers <= (128 if variant.narrow else 192)
             # Where clamped subscripts make eight sums, or threads share a row, ptxas would rather
             # spill than have fewer threads at once.
-            assert use.spill_loads + use.spill_stores <= (256 if name == "bilateral" else 128)
+            assert use.spill_loads + use.spill_stores <= (512 if name == "bilateral" else 128)
 
 
 @needs_ptxas

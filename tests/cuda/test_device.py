@@ -295,23 +295,12 @@ def test_tensors_of_two_devices_are_refused() -> None:
         gallery.axpy(1.0, x, y)
 
 
-@weft.kernel
-def sums(x):
-    out = x.new_empty(x.shape[0])
-    for i in range(x.shape[0]):
-        s = 0.0
-        for j in range(x.shape[1]):
-            s += x[i, j]
-        out[i] = s
-    return out
-
-
 @pytest.mark.parametrize(
     ("rows", "length"), [(3, 100_003), (4099, 517), (100_000, 33), (70_001, 16), (9, 444)]
 )
 def test_rows_that_threads_have_together(rows: int, length: int) -> None:
     x = torch.randn(rows, length, device="cuda", dtype=torch.float64)
-    for kernel, expected in ((softmax.softmax, x.softmax(1)), (sums, x.sum(1))):
+    for kernel, expected in ((softmax.softmax, x.softmax(1)), (gpu_check.row_sums, x.sum(1))):
         first = kernel(x.float())
         torch.testing.assert_close(first.double(), expected, rtol=1e-4, atol=1e-3)
         assert torch.equal(first, kernel(x.float())), "the same bits each time"
@@ -336,17 +325,6 @@ def test_iterations_in_step_whose_loops_end_one_after_another() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(50_000, 7), (4099, 517), (200, 20_000)])
 def test_columns_that_threads_have_together(rows: int, columns: int) -> None:
     x = torch.randn(columns, rows, device="cuda", dtype=torch.float64).t().contiguous()
-    first = column_sums(x.float())
+    first = gpu_check.column_sums(x.float())
     torch.testing.assert_close(first.double(), x.sum(0), rtol=1e-4, atol=1e-2)
-    assert torch.equal(first, column_sums(x.float())), "the same bits each time"
-
-
-@weft.kernel
-def column_sums(x):
-    out = x.new_empty(x.shape[1])
-    for j in range(x.shape[1]):
-        s = 0.0
-        for i in range(x.shape[0]):
-            s += x[i, j]
-        out[j] = s
-    return out
+    assert torch.equal(first, gpu_check.column_sums(x.float())), "the same bits each time"

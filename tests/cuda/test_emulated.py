@@ -27,8 +27,8 @@ from examples import (
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.fuzz import check as fuzz
 from weft.codegen import launching, mapping, teams
-from weft.codegen.jam import is_one
 from weft.codegen.launching import InStep, Jam, Mapping, Variant
+from weft.codegen.tile import is_constant
 from weft.ir.core import Function, Op
 
 COUNT = int(os.environ.get("WEFT_FUZZ_CUDA", "5"))
@@ -62,7 +62,7 @@ def every_jam(function: Function, parallel: Op, fastest: int) -> InStep:
         return InStep()
     steps = parallel.operands[2 * dims :]
     return InStep(
-        tuple(Jam(k, 2, 3 if k == fastest else 1) for k in range(dims) if is_one(steps[k]))
+        tuple(Jam(k, 2, 3 if k == fastest else 1) for k in range(dims) if is_constant(steps[k], 1))
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.autodiff.adjoint import Buffer, Extent, Part
-from weft.autodiff.state import DONE, SCOPES, WRITES, State, walk_regions
+from weft.autodiff.state import DONE, SCOPES, State, walk_regions
 from weft.autodiff.tape import Tape, stored
 from weft.ir.core import Block, Op, Value
+from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType, i64, index
 
 

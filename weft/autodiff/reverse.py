@@ -8,10 +8,10 @@ from weft.autodiff.adjoint import Adjoint
 from weft.autodiff.clean import clean
 from weft.autodiff.gather import Form, gather
 from weft.autodiff.lengths import lengths
-from weft.autodiff.state import WRITES
 from weft.autodiff.totals import Totals
 from weft.errors import GradientError
 from weft.ir.core import Function, Op, walk
+from weft.ir.ops import WRITES
 from weft.ir.types import ScalarType
 
 # What may follow the parallel loop: totals are converted and written.

@@ -10,10 +10,8 @@ from weft.index.access import Access
 from weft.index.expression import Dim
 from weft.ir.builder import Builder, Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.ops import OPS
+from weft.ir.ops import OPS, WRITES
 from weft.ir.types import MemRefType, ScalarType, i64, index
-
-_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
 class Unavailable(WeftError):
@@ -36,7 +34,7 @@ class Slicer:
         self.dims: int = self.parallel.attrs["dims"]
         self.spilled: list[Value] = []
         self.written = {
-            op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES
+            op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES
         }
         self.depth: dict[
             Value, Op | None

@@ -13,11 +13,11 @@ from weft.autodiff.tape import Tape, are_neighbours
 from weft.errors import GradientError
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType, ScalarType, compute_type, index
 
 # What the redoing leaves out: the loop itself has done it, and its result stands.
 DONE = ("weft.assert", "weft.bounds", "weft.print")
-WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 SCOPES = ("scf.for", "scf.while", "scf.if")
 
 

@@ -15,11 +15,12 @@ from weft.autodiff.clean import without_unused
 from weft.autodiff.extremum import Extremum, extremum
 from weft.autodiff.names import unique_names
 from weft.autodiff.rules import REFUSED, RULES, Local, adjoint_type
-from weft.autodiff.state import WRITES, update_error
+from weft.autodiff.state import update_error
 from weft.autodiff.tangent import PREFIX
 from weft.errors import GradientError
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType, ScalarType, Type, compute_type
 from weft.passes.cse import cse
 from weft.passes.dce import dce

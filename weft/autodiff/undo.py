@@ -9,10 +9,11 @@ from weft.autodiff.activity import is_float
 from weft.autodiff.checkpoints import Checkpoints
 from weft.autodiff.extremum import Extremum, extremum
 from weft.autodiff.rules import REFUSED, RULES, ZERO, Local
-from weft.autodiff.state import DONE, WRITES, update_error, walk_regions
+from weft.autodiff.state import DONE, update_error, walk_regions
 from weft.autodiff.sums import is_unread, passes_through
 from weft.errors import GradientError
 from weft.ir.core import Block, Op, Value
+from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType, compute_type
 
 

@@ -30,6 +30,7 @@ from weft.codegen.neighbours import Common, common
 from weft.codegen.teams import find, marked
 from weft.codegen.threads import argument_slots
 from weft.ir.core import Function, Op, Value, walk
+from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType
 
 
@@ -237,7 +238,6 @@ _EFFECTS = {
     "memref.store", "memref.atomic_rmw", "memref.atomic_cas", "memref.alloca", "weft.print",
     "scf.parallel",
 }  # fmt: skip
-_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
 def outermost(function: Function, *, noalias: bool) -> Op | None:
@@ -259,7 +259,7 @@ def outermost(function: Function, *, noalias: bool) -> Op | None:
         op.name in _EFFECTS or op.name in ("weft.assert", "weft.bounds") for op in after
     ):
         return None
-    written = {op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES}
+    written = {op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES}
     read = {op.operands[0] for op in before if op.name == "memref.load"}
     if read & written or (read and written and not noalias):
         return None

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.codegen.launching import Jam
+from weft.codegen.tile import is_constant
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.ops import OPS
+from weft.ir.ops import OPS, WRITES
 from weft.ir.types import ScalarType, Type
 
 _RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
-_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
 def jam(function: Function, parallel: Op, how: Jam) -> tuple[Function, Op]:
@@ -35,7 +35,7 @@ def jam(function: Function, parallel: Op, how: Jam) -> tuple[Function, Op]:
 
 def written(function: Function) -> set[Value]:
     """The memrefs that ``function`` writes to."""
-    return {op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES}
+    return {op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES}
 
 
 def common(op: Op, changing: set[Value]) -> bool:
@@ -281,7 +281,7 @@ class _Jamming:
         lows, highs = ([self.get(k, op.operands[j]) for k in lanes] for j in (0, 1))
         carried = [[self.get(k, v) for v in op.operands[3:]] for k in lanes]
         uneven = [op.operands[j] in self.varying for j in (0, 1)]
-        if op.operands[2] in self.varying or (any(uneven) and not is_one(op.operands[2])):
+        if op.operands[2] in self.varying or (any(uneven) and not is_constant(op.operands[2], 1)):
             for k in lanes:
                 self._alone(op, [k])
             return
@@ -442,8 +442,3 @@ _MONOTONE = {
     "arith.addi": (1, 1), "arith.subi": (1, -1), "arith.minsi": (1, 1), "arith.maxsi": (1, 1),
     "arith.index_cast": (1,),
 }  # fmt: skip
-
-
-def is_one(value: Value) -> bool:
-    owner = value.owner
-    return isinstance(owner, Op) and owner.name == "arith.constant" and owner.attrs["value"] == 1

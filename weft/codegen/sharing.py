@@ -7,8 +7,9 @@ several of them reads those once. A call chooses (``launching.jams``), ``jam`` w
 
 from __future__ import annotations
 
-from weft.codegen.jam import is_one, varying, written
+from weft.codegen.jam import varying, written
 from weft.codegen.launching import WARP, WORTH, InStep, Jam
+from weft.codegen.tile import is_constant
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
@@ -39,7 +40,9 @@ def steps(function: Function, parallel: Op, fastest: int) -> InStep:
     dims = parallel.attrs["dims"]
     for axis in range(dims):
         apart = varying(parallel, axis, changing)
-        if not is_one(parallel.operands[2 * dims + axis]) or not _even(parallel, axis, apart):
+        if not is_constant(parallel.operands[2 * dims + axis], 1) or not _even(
+            parallel, axis, apart
+        ):
             continue
         own = 0
         for k, op in enumerate(loads):
@@ -72,7 +75,7 @@ def _slides(load: Op, parallel: Op, axis: int) -> bool:
 
 def _simple(op: Op) -> bool:
     if op.name == "scf.for":
-        return is_one(op.operands[2])
+        return is_constant(op.operands[2], 1)
     if op.name.startswith("math."):
         return op.name in _LIGHT
     if op.name == "memref.load" and not isinstance(op.operands[0].type, MemRefType):

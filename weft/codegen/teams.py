@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from weft.codegen.jam import is_one
+from weft.codegen.tile import is_constant
 from weft.index.access import Access, accesses
 from weft.index.expression import Pick, Poly, atom
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.ops import OPS
+from weft.ir.ops import OPS, WRITES
 from weft.ir.types import MemRefType
 
 # How what a loop carries is combined, by the operation that updates it. That of a difference is a
@@ -132,7 +132,7 @@ class _Search:
     def shared(self, loop: Op) -> tuple[str, ...] | None:
         """The combiners of what ``loop`` carries; None if its iterations have an order."""
         body = loop.regions[0]
-        if not is_one(loop.operands[2]) or any(op.name in _REFUSED for op in walk(body)):
+        if not is_constant(loop.operands[2], 1) or any(op.name in _REFUSED for op in walk(body)):
             return None
         kinds = [
             _kind(body, arg, end)
@@ -204,11 +204,8 @@ class _Search:
         both = read - self.local
         for op in (*self.team.loops, *self.team.single):
             below = [op, *(inner for region in op.regions for inner in walk(region))]
-            if any(o.name in _WRITES and o.operands[1] in both for o in below):
+            if any(o.name in WRITES and o.operands[WRITES[o.name]] in both for o in below):
                 self.team.ordered.add(op)
-
-
-_WRITES = ("memref.store", "memref.atomic_rmw")
 
 
 def _all(access: Access) -> Iterator[set[object]]:

@@ -6,10 +6,10 @@ from weft.codegen.arith import from_word, word
 from weft.codegen.emit import Emitter
 from weft.codegen.launching import WARP
 from weft.ir.core import Function, Op, Value
+from weft.ir.ops import WRITES
 from weft.ir.types import ScalarType
 
 SREG = "llvm.nvvm.read.ptx.sreg."
-_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
 def updates(ops: list[Op]) -> list[tuple[str, Value]]:
@@ -30,8 +30,8 @@ def written(function: Function) -> set[int]:
     def below(ops: list[Op]) -> set[int]:
         found = set()
         for op in ops:
-            if op.name in _WRITES:
-                found.add(positions.get(op.operands[_WRITES[op.name]], -1))
+            if op.name in WRITES:
+                found.add(positions.get(op.operands[WRITES[op.name]], -1))
             for region in op.regions:
                 found |= below(region.ops)
         return found

@@ -49,7 +49,7 @@ def plan(op: Op, vector_bytes: int) -> Plan | None:
     body = op.regions[0]
     loops = [inner for inner in walk(body) if inner.name == "scf.for"]
     dims = op.attrs["dims"]
-    if not loops or op.attrs["kinds"] or not _constant(op.operands[3 * dims - 1], 1):
+    if not loops or op.attrs["kinds"] or not is_constant(op.operands[3 * dims - 1], 1):
         return None
     if not all(_allowed(inner) for inner in walk(body)):
         return None
@@ -81,7 +81,7 @@ def _best_axis(found: Plan, op: Op, inside: list[Op]) -> int | None:
     """The outer index, if there is one, that most loads of whole vectors do not depend on."""
     best, best_shared = None, 0
     for axis in range(op.attrs["dims"] - 1):
-        if not _constant(op.operands[2 * op.attrs["dims"] + axis], 1):
+        if not is_constant(op.operands[2 * op.attrs["dims"] + axis], 1):
             continue
         _analyse(found, op, jam=axis)
         vectors = [access for access in inside if lane_step(found, access) != 0]
@@ -92,7 +92,8 @@ def _best_axis(found: Plan, op: Op, inside: list[Op]) -> int | None:
     return best
 
 
-def _constant(value: Value, number: int) -> bool:
+def is_constant(value: Value, number: int) -> bool:
+    """Whether ``value`` is written as ``number``."""
     owner = value.owner
     return (
         isinstance(owner, Op) and owner.name == "arith.constant" and owner.attrs["value"] == number
@@ -101,7 +102,7 @@ def _constant(value: Value, number: int) -> bool:
 
 def _allowed(op: Op) -> bool:
     if op.name == "scf.for":
-        return _constant(op.operands[2], 1)
+        return is_constant(op.operands[2], 1)
     if _is_access(op):
         return isinstance(op.operands[-1].type, ScalarType) and _memref(op).element is not i1
     return op.name in _ALLOWED or OPS[op.name].pure

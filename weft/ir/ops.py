@@ -31,6 +31,9 @@ class OpDef:
 
 OPS: dict[str, OpDef] = {}
 
+# What writes to memory, and which operand the memref is.
+WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+
 
 def _row(name: str, operands: str, results: str, doc: str = "", **traits: object) -> None:
     OPS[name] = OpDef(name, operands, results, doc=doc, **traits)  # type: ignore[arg-type]

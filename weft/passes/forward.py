@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value
+from weft.ir.ops import WRITES
 from weft.passes.constants import constant_of
-from weft.passes.memory import WRITES, may_alias, writes
+from weft.passes.memory import may_alias, writes
 
 
 def forward(function: Function) -> Function:

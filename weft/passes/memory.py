@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from weft.ir.core import Block, Function, Op, Value
+from weft.ir.ops import WRITES
 
 # The operations that write memory, with the position of the memref among their operands. The
 # subscripts are the operands after it.
-WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
 def written(op: Op) -> Value | None:

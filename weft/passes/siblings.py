@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.ops import OPS
+from weft.ir.ops import OPS, WRITES
 from weft.ir.types import MemRefType
 from weft.passes.constants import key
-from weft.passes.memory import WRITES
 
 # What takes many times longer than an addition.
 _CHEAP = {"math.absf", "math.absi", "math.floor", "math.ceil", "math.trunc", "math.roundeven",

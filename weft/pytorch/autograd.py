@@ -27,6 +27,7 @@ from weft.frontend.scope import TensorReached
 from weft.frontend.specs import ConstSpec, Spec, TupleSpec
 from weft.index.expression import Dim
 from weft.ir.core import Function, Op, Value, walk
+from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.pytorch import workspaces
@@ -38,7 +39,6 @@ from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher, overlaps
 from weft.runtime.signature import TORCH_DTYPES
 
-_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -63,9 +63,7 @@ class Loop:
         self.launched: Adjoint | None = None  # the last adjoint of which no derivative was asked
         self._forwards: dict[frozenset[int], Forwarded] = {}
         self._lock = threading.RLock()
-        written = {
-            op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES
-        }
+        written = {op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES}
         self.written = [k for k in memrefs if function.args[k] in written]
         # Where a view is written, torch takes the first tensor for it (see its CopySlices).
         self.memrefs = [*self.written, *(k for k in memrefs if k not in self.written)]

@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import _disable_current_modes  # has no public
 from weft.autodiff.activity import holds_floats
 from weft.autodiff.names import unique_names
 from weft.autodiff.reverse import reverse
-from weft.autodiff.state import WRITES
 from weft.errors import WeftError
 from weft.frontend.lower import lower
 from weft.frontend.split import HostPart
 from weft.ir.core import Function, walk
+from weft.ir.ops import WRITES
 from weft.pytorch.autograd import differentiate
 from weft.pytorch.fake import KernelSource, fake_launchers, loose_spec
 from weft.runtime.launch import Launcher

@@ -25,6 +25,7 @@ from weft.frontend.scope import TensorReached
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import Region, RegionArg
 from weft.ir.core import Block, Function, walk
+from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime import native, routine
@@ -344,14 +345,13 @@ def _holds(guards: Sequence[Any]) -> bool:
 
 
 # --- what the compiled function says of itself --------------------------------------------------
-_WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
 def _written(function: Function) -> frozenset[int]:
     """Which of the memref arguments (counted among memrefs) are written."""
     memrefs = [a for a in function.args if isinstance(a.type, MemRefType)]
     numbers = {id(a): k for k, a in enumerate(memrefs)}
-    operands = (op.operands[_WRITES[op.name]] for op in walk(function.body) if op.name in _WRITES)
+    operands = (op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES)
     return frozenset(numbers[id(v)] for v in operands if id(v) in numbers)
 
 

@@ -12,12 +12,12 @@ from weft import compiler
 from weft.autodiff.activity import holds_floats
 from weft.autodiff.forward import forward
 from weft.autodiff.reverse import reverse
-from weft.autodiff.state import WRITES
 from weft.codegen import cuda, ptx
 from weft.codegen.cuda import CudaCode
 from weft.codegen.launching import Facts, Variant, architecture
 from weft.frontend.lower import lower
 from weft.ir.core import Function, walk
+from weft.ir.ops import WRITES
 from weft.kernel import Kernel
 from weft.options import Options
 from weft.pytorch.fake import fake_launchers

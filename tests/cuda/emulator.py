@@ -59,7 +59,6 @@ define internal i32 @emulated_mulhi(i32 %a, i32 %b) {
 declare float @llvm.sqrt.f32(float)
 declare double @llvm.sqrt.f64(double)
 declare void @emulated_barrier(ptr)
-declare i32 @emulated_shuffle(ptr, i32, i32)
 declare i32 @emulated_exchange(ptr, i32, i32, i32)
 declare void @emulated_meeting(ptr, i32)
 """
@@ -85,11 +84,6 @@ def host_text(text: str) -> str:
     text = re.sub(
         r"call void @llvm\.nvvm\.barrier\S*\(i32 0\)",
         "call void @emulated_barrier(ptr %context)",
-        text,
-    )
-    text = re.sub(
-        r"call i32 @llvm\.nvvm\.shfl\.sync\.down\.i32\(i32 -1, i32 (\S+), i32 (\d+), i32 31\)",
-        r"call i32 @emulated_shuffle(ptr %context, i32 \1, i32 \2)",
         text,
     )
     text = re.sub(
@@ -136,16 +130,6 @@ def _barrier(context: int) -> None:
     _blocks[context][0].barrier.wait()
 
 
-def _shuffle(context: int, value: int, offset: int) -> int:
-    block, number = _blocks[context]
-    block.values[number] = value
-    block.barrier.wait()
-    source = number + offset if number % 32 + offset < 32 else number
-    taken = block.values[source]
-    block.barrier.wait()
-    return taken
-
-
 def _exchange(context: int, mask: int, value: int, offset: int) -> int:
     block, number = _blocks[context]
     assert mask >> (number % 32 ^ offset) & 1, "the other lane takes no part"
@@ -166,9 +150,6 @@ _exchange_callback = ctypes.CFUNCTYPE(
 )(_exchange)
 _meeting_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(_meeting)
 _barrier_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_barrier)
-_shuffle_callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)(
-    _shuffle
-)
 _jit: list[Any] = []
 
 
@@ -186,7 +167,6 @@ class Function:
         )
         builder = llvm.JITLibraryBuilder().add_ir(text).add_current_process()
         for symbol, callback in (("emulated_barrier", _barrier_callback),
-                                 ("emulated_shuffle", _shuffle_callback),
                                  ("emulated_exchange", _exchange_callback),
                                  ("emulated_meeting", _meeting_callback)):  # fmt: skip
             builder.import_symbol(symbol, ctypes.cast(callback, ctypes.c_void_p).value)

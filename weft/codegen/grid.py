@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.codegen.abreast import Abreast
-from weft.codegen.arith import combine, from_word, identity, narrow, scalar, word
+from weft.codegen.arith import from_word, identity, narrow, scalar, word
 from weft.codegen.device import ORDERING, Cuda
 from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type
-from weft.codegen.launching import THREADS, Even, Mapping, Variant
+from weft.codegen.launching import THREADS, WARP, Even, Mapping, Variant
 from weft.codegen.llvm import emit_block, emit_op, loop
-from weft.codegen.members import Members, column, row
+from weft.codegen.members import Members, column, in_whole_block, pairs, row, shared_words
 from weft.codegen.threads import argument_slots
 from weft.codegen.threadwise import (
     barrier,
@@ -25,7 +25,6 @@ from weft.codegen.threadwise import (
     in_block,
     index_of,
     position,
-    shuffle,
     to,
     trip_count,
     updates,
@@ -410,9 +409,7 @@ class Grid:
     def _combined(
         self, e: Emitter, types: Sequence[ScalarType], a: list[str], b: list[str]
     ) -> list[str]:
-        return [
-            combine(e, kind, t, x, y) for kind, t, x, y in zip(self.kinds, types, a, b, strict=True)
-        ]
+        return pairs(e, self.kinds, types, a, b)
 
     # -- reductions
 
@@ -420,8 +417,8 @@ class Grid:
         """Combines the block's ``values``; its first thread finishes, or hands over what they
         are."""
         types = [scalar(v) for v in op.results]
-        thread, threads = in_block(e)
-        values = self._block_combined(e, types, values, thread, threads)
+        thread, _ = in_block(e)
+        values = self._block_combined(e, types, values)
 
         def first() -> None:
             done, more, out = e.label("alone"), e.label("several"), e.label("stored")
@@ -449,44 +446,10 @@ class Grid:
         for rest in self.function.body.ops[self.split + 1 :]:
             emit_op(e, rest)
 
-    def _block_combined(
-        self, e: Emitter, types: list[ScalarType], values: list[str], thread: str, threads: str
-    ) -> list[str]:
-        """What a block's threads hold, combined: by shuffles in each warp, then in the first
-        warp."""
-        shared = f"@{_SHARED}"
-        words = 32 * len(types)
-        e.declare(f"{shared} = internal addrspace(3) global [{words} x i64] undef, align 16")
-        lane = e.inst(f"and i32 {thread}, 31")
-        warp = e.inst(f"lshr i32 {thread}, 5")
-        values = self._warp_combined(e, types, values)
-
-        def leave() -> None:
-            for k, (value, t) in enumerate(zip(values, types, strict=True)):
-                place = e.inst(f"add nuw nsw i32 {warp}, {32 * k}")
-                pointer = e.inst(f"getelementptr i64, ptr addrspace(3) {shared}, i32 {place}")
-                e.line(f"store i64 {word(e, value, t)}, ptr addrspace(3) {pointer}")
-
-        self._guarded(e, e.inst(f"icmp eq i32 {lane}, 0"), leave)
-        barrier(e)
-        there = e.inst(f"icmp ult i32 {lane}, {e.inst(f'lshr i32 {threads}, 5')}")
-        taken = []
-        for k, (kind, t) in enumerate(zip(self.kinds, types, strict=True)):
-            place = e.inst(f"add nuw nsw i32 {lane}, {32 * k}")
-            pointer = e.inst(f"getelementptr i64, ptr addrspace(3) {shared}, i32 {place}")
-            bits = e.inst(f"load i64, ptr addrspace(3) {pointer}")
-            neutral = e.literal(identity(kind, t), t)
-            value = from_word(e, bits, t)
-            taken.append(
-                e.inst(f"select i1 {there}, {llvm_type(t)} {value}, {llvm_type(t)} {neutral}")
-            )
-        return self._warp_combined(e, types, taken)
-
-    def _warp_combined(self, e: Emitter, types: list[ScalarType], values: list[str]) -> list[str]:
-        for offset in (16, 8, 4, 2, 1):
-            others = [shuffle(e, t, v, offset) for t, v in zip(types, values, strict=True)]
-            values = self._combined(e, types, values, others)
-        return values
+    def _block_combined(self, e: Emitter, types: list[ScalarType], values: list[str]) -> list[str]:
+        """What a block's threads hold, combined."""
+        shared_words(e, _SHARED, WARP * len(types))
+        return in_whole_block(e, self.kinds, types, values, _SHARED)
 
     def _finish_kernel(self) -> None:
         """The second stage of a reduction: one block combines what the blocks left, in their
@@ -511,7 +474,7 @@ class Grid:
 
         first, stride = (e.inst(f"zext i32 {v} to i64") for v in (thread, threads))
         values = loop(e, first, "%blocks", stride, neutral, [llvm_type(t) for t in types], body)
-        values = self._block_combined(e, types, values, thread, threads)
+        values = self._block_combined(e, types, values)
         self._guarded(
             e, e.inst(f"icmp eq i32 {thread}, 0"), lambda: self._conclude(e, op, types, values)
         )

@@ -37,7 +37,7 @@ class Members:
             inside = walk(parallel.regions[0])
             most = max(len(op.results) for op in inside if op.name == "scf.for")
             words = WARP * most * max(columns, 1)
-            e.declare(f"@{_SHARED} = internal addrspace(3) global [{words} x i64] undef, align 16")
+            shared_words(e, _SHARED, words)
         if width < WARP:
             thread, _ = in_block(e)
             first = e.inst(f"and i32 {thread}, {WARP - width}")
@@ -66,7 +66,7 @@ class Members:
         if not parts:
             return []
         totals = self._combined(e, kinds, types, parts)
-        return _pairs(e, kinds, types, inits, totals)
+        return pairs(e, kinds, types, inits, totals)
 
     def alone(self, e: Emitter, op: Op, store: Callable[[], object]) -> None:
         """What the first member does for all."""
@@ -94,68 +94,81 @@ class Members:
         self, e: Emitter, kinds: Sequence[str], types: list[ScalarType], values: list[str]
     ) -> list[str]:
         """What the members hold, combined: the same bits in each."""
-        least = max(self.columns, 1)  # how far members are from each other in a warp
-        values = self._butterfly(e, kinds, types, values, self.width, least)
         if not self.several:
-            return values
-        thread, threads = in_block(e)
-        lane = e.inst(f"and i32 {thread}, {WARP - 1}")
-        warp = e.inst(f"lshr i32 {thread}, 5")
-        row = e.inst(f"mul nuw nsw i32 {warp}, {least}")
+            return _in_warp(e, kinds, types, values, self.width, 1, self.mask)
+        return in_whole_block(e, kinds, types, values, _SHARED, self.columns)
 
-        def place(k: int, n: str) -> str:
-            number = e.inst(f"add nuw nsw i32 {n}, {WARP * least * k}")
-            return e.inst(f"getelementptr i64, ptr addrspace(3) @{_SHARED}, i32 {number}")
 
-        yes, out = e.label("hand"), e.label("handed")
-        e.branch(e.inst(f"icmp ult i32 {lane}, {least}"), yes, out)
-        e.start(yes)
-        own = e.inst(f"add nuw nsw i32 {row}, {lane}")
-        for k, (value, t) in enumerate(zip(values, types, strict=True)):
-            e.line(f"store i64 {word(e, value, t)}, ptr addrspace(3) {place(k, own)}")
-        e.jump(out)
-        e.start(out)
-        barrier(e)
-        neutral = [e.literal(identity(kind, t), t) for kind, t in zip(kinds, types, strict=True)]
-        warps = e.inst(f"lshr i32 {threads}, 5")
+def shared_words(e: Emitter, name: str, words: int) -> None:
+    """Declares memory that a block's threads hand over what they hold in."""
+    e.declare(f"@{name} = internal addrspace(3) global [{words} x i64] undef, align 16")
 
-        def taken(number: str) -> list[str]:
-            return [
-                from_word(e, e.inst(f"load i64, ptr addrspace(3) {place(k, number)}"), t)
-                for k, t in enumerate(types)
-            ]
 
-        if self.columns:
-            column = register(e, "tid.x")
-            end = e.inst(f"mul nuw nsw i32 {warps}, {least}")
-            totals = loop(
-                e, column, end, str(least), neutral, [llvm_type(t) for t in types],
-                lambda number, sums: _pairs(e, kinds, types, sums, taken(number)), type="i32",
-            )  # fmt: skip
-            barrier(e)
-            return totals
-        there = e.inst(f"icmp ult i32 {lane}, {warps}")
-        parts = [
-            e.inst(f"select i1 {there}, {llvm_type(t)} {value}, {llvm_type(t)} {none}")
-            for value, none, t in zip(taken(lane), neutral, types, strict=True)
+def in_whole_block(
+    e: Emitter, kinds: Sequence[str], types: list[ScalarType], values: list[str], shared: str,
+    columns: int = 0,
+) -> list[str]:  # fmt: skip
+    """What the threads of a block of whole warps hold, combined, in each of them: by shuffles in
+    the warps, then through the words ``shared``, ``WARP`` of them for each value (and column).
+    ``columns``: that many neighbours are combined each for itself, with those of other rows."""
+    least = max(columns, 1)  # how far those that are combined are from each other in a warp
+    values = _in_warp(e, kinds, types, values, WARP, least, "-1")
+    thread, threads = in_block(e)
+    lane = e.inst(f"and i32 {thread}, {WARP - 1}")
+    warp = e.inst(f"lshr i32 {thread}, 5")
+    row = e.inst(f"mul nuw nsw i32 {warp}, {least}")
+
+    def place(k: int, n: str) -> str:
+        number = e.inst(f"add nuw nsw i32 {n}, {WARP * least * k}")
+        return e.inst(f"getelementptr i64, ptr addrspace(3) @{shared}, i32 {number}")
+
+    yes, out = e.label("hand"), e.label("handed")
+    e.branch(e.inst(f"icmp ult i32 {lane}, {least}"), yes, out)
+    e.start(yes)
+    own = e.inst(f"add nuw nsw i32 {row}, {lane}")
+    for k, (value, t) in enumerate(zip(values, types, strict=True)):
+        e.line(f"store i64 {word(e, value, t)}, ptr addrspace(3) {place(k, own)}")
+    e.jump(out)
+    e.start(out)
+    barrier(e)
+    neutral = [e.literal(identity(kind, t), t) for kind, t in zip(kinds, types, strict=True)]
+    warps = e.inst(f"lshr i32 {threads}, 5")
+
+    def taken(number: str) -> list[str]:
+        return [
+            from_word(e, e.inst(f"load i64, ptr addrspace(3) {place(k, number)}"), t)
+            for k, t in enumerate(types)
         ]
-        barrier(e)
-        return self._butterfly(e, kinds, types, parts, WARP, 1)
 
-    def _butterfly(
-        self, e: Emitter, kinds: Sequence[str], types: list[ScalarType], values: list[str],
-        width: int, least: int,
-    ) -> list[str]:  # fmt: skip
-        """What lanes hold that are multiples of ``least`` apart, combined."""
-        offset = width // 2
-        while offset >= least:
-            others = [
-                shuffle(e, t, v, offset, how="bfly", mask=self.mask)
-                for t, v in zip(types, values, strict=True)
-            ]
-            values = _pairs(e, kinds, types, values, others)
-            offset //= 2
-        return values
+    if columns:
+        column = register(e, "tid.x")
+        end = e.inst(f"mul nuw nsw i32 {warps}, {least}")
+        totals = loop(
+            e, column, end, str(least), neutral, [llvm_type(t) for t in types],
+            lambda number, sums: pairs(e, kinds, types, sums, taken(number)), type="i32",
+        )  # fmt: skip
+        barrier(e)
+        return totals
+    there = e.inst(f"icmp ult i32 {lane}, {warps}")
+    parts = [
+        e.inst(f"select i1 {there}, {llvm_type(t)} {value}, {llvm_type(t)} {none}")
+        for value, none, t in zip(taken(lane), neutral, types, strict=True)
+    ]
+    barrier(e)
+    return _in_warp(e, kinds, types, parts, WARP, 1, "-1")
+
+
+def _in_warp(
+    e: Emitter, kinds: Sequence[str], types: list[ScalarType], values: list[str],
+    width: int, least: int, mask: str,
+) -> list[str]:  # fmt: skip
+    """What the ``width`` lanes of ``mask`` hold that are multiples of ``least`` apart, combined."""
+    offset = width // 2
+    while offset >= least:
+        others = [shuffle(e, t, v, offset, mask) for t, v in zip(types, values, strict=True)]
+        values = pairs(e, kinds, types, values, others)
+        offset //= 2
+    return values
 
 
 def row(
@@ -220,7 +233,8 @@ def column(
         e.names[args[k]] = index_of(e, to(e, part, ty, kind), bounds[k], kind)
 
 
-def _pairs(
-    e: Emitter, kinds: Sequence[str], types: list[ScalarType], a: list[str], b: list[str]
+def pairs(
+    e: Emitter, kinds: Sequence[str], types: Sequence[ScalarType], a: list[str], b: list[str]
 ) -> list[str]:
+    """Each of ``a`` combined with the one of ``b``."""
     return [combine(e, kind, t, x, y) for kind, t, x, y in zip(kinds, types, a, b, strict=True)]

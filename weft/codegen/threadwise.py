@@ -70,13 +70,11 @@ def index_of(e: Emitter, count: str, bounds: list[Value], ty: str) -> str:
     return count
 
 
-def shuffle(
-    e: Emitter, t: ScalarType, value: str, offset: int, *, how: str = "down", mask: str = "-1"
-) -> str:
-    """The value of the lane that is ``offset`` further up, or with "bfly" the one whose number
-    differs by the bits of ``offset``. ``mask``: the lanes that take part."""
+def shuffle(e: Emitter, t: ScalarType, value: str, offset: int, mask: str) -> str:
+    """The value of the lane whose number differs by the bit ``offset``. ``mask``: the lanes that
+    take part."""
     bits = word(e, value, t) if t.bits == 64 or t.bits < 32 else ""
-    name = f"llvm.nvvm.shfl.sync.{how}.i32"
+    name = "llvm.nvvm.shfl.sync.bfly.i32"
 
     def one(part: str) -> str:
         return e.intrinsic(

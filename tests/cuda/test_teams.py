@@ -253,6 +253,33 @@ def test_loops_with_an_order_are_not(kernel: weft.Kernel) -> None:
     assert kinds(kernel, x, *others.get(kernel, (meta(4),))) is None
 
 
+@weft.kernel
+def sums_before_positives(x, out):
+    for i in range(x.shape[0]):
+        q, total = 0.0, 0.0
+        for j in range(x.shape[1]):
+            t = 0.0
+            if x[i, j] > 0.0:
+                t = q
+                q += x[i, j]
+            total += t
+        out[i] = total + q
+
+
+@weft.kernel
+def sum_less_itself(x, out):
+    for i in range(x.shape[0]):
+        q = 0.0
+        for j in range(x.shape[1]):
+            q = (q + x[i, j]) - q
+        out[i] = q
+
+
+@pytest.mark.parametrize("kernel", [sums_before_positives, sum_less_itself])
+def test_sums_that_go_on_under_another_name_have_an_order(kernel: weft.Kernel) -> None:
+    assert kinds(kernel, meta(4, 9), meta(4)) is None
+
+
 def test_threads_that_read_neighbours_anyway_stay_alone() -> None:
     for kernel, *args in (
         (col_sums, meta(4, 9), meta(9)),

@@ -89,7 +89,7 @@ class _Smooth(Generator):
 
     # --- statements -------------------------------------------------------------------------------
     def statement(self, indent: int, depth: int) -> None:
-        kind = self.random.randrange(17 if depth < 3 else 10)
+        kind = self.random.randrange(18 if depth < 3 else 10)
         f = self.random.choice(self.floats)
         if kind <= 1:
             self.emit(indent, f"{f} {self.pick('=', '+=', '-=')} {self.bounded(1)}")
@@ -116,6 +116,8 @@ class _Smooth(Generator):
             self.for_loop(indent, depth)
         elif kind == 15:
             self.while_loop(indent, depth)
+        elif kind == 16:
+            self.kept(indent)
         elif self.breakable:
             self.emit(indent, f"if {self.condition()}:")
             self.emit(indent + 1, self.pick("break", "continue"))
@@ -128,6 +130,27 @@ class _Smooth(Generator):
             self.emit(indent, f"out[{place}] = out[{place}] * {self.bounded(1)}")
         else:
             self.emit(indent, f"out[{place}] {self.pick('=', '+=')} {self.bounded(1)}")
+
+    def kept(self, indent: int) -> None:
+        """A value that goes on under another name, while the sum, the ring or the maximum that it
+        is of goes on as well: in a loop of its own, or in one that is there."""
+        f, g = self.random.sample(self.floats, 2)
+        if self.random.random() < 0.7:
+            self.fresh += 1
+            self.emit(indent, f"for k{self.fresh} in range({self.random.randint(2, 4)}):")
+            indent += 1
+        kind = self.random.randrange(4)
+        if kind == 0:
+            self.emit(indent, f"{f}, {g} = {g}, 0.5 * {f} + {g}")
+        elif kind == 1:
+            self.emit(indent, f"{f}, {g} = {g}, {f} {self.pick('+', '-')} {self.bounded(1)}")
+        else:
+            self.emit(indent, f"{g} = {f}")
+            if kind == 2:
+                self.emit(indent, f"{f} {self.pick('+=', '-=')} {self.bounded(1)}")
+            else:
+                self.emit(indent, f"v = {self.bounded(1)}")
+                self.emit(indent, f"{f} = v if v {self.pick('>', '<')} {f} else {f}")
 
     def for_loop(self, indent: int, depth: int) -> None:
         self.fresh += 1

@@ -76,3 +76,36 @@ def test_compiled(n: int) -> None:
     extremes(x, out)
     extremes.interpret(x, again)
     torch.testing.assert_close(out[::2], again[::2], equal_nan=True, rtol=0, atol=0)
+
+
+@weft.kernel
+def one_before(x, out):
+    for i in range(x.shape[0]):
+        m, before = 5.0, 7.0
+        for j in range(x.shape[1]):
+            v = x[i, j]
+            before = m
+            m = v if v > m else m
+        out[i] = before
+
+
+@weft.kernel
+def place(x, out):
+    for i in range(x.shape[0]):
+        m, at = 5.0, -1
+        for j in range(x.shape[1]):
+            v = x[i, j]
+            if v > m:
+                m = v
+                at = j
+        out[i] = at
+
+
+@pytest.mark.parametrize("kernel", [one_before, place])
+def test_where_a_maximum_starts_counts_for_what_else_looks_at_it(kernel: weft.Kernel) -> None:
+    """Its values under another name, and its place: none is above the 5 that it starts from."""
+    x = torch.rand(3, 40)
+    out, again = torch.empty(3), torch.empty(3)
+    kernel(x, out)
+    kernel.interpret(x, again)
+    assert torch.equal(out, again)

@@ -11,13 +11,16 @@ def _uses(value: Value, block: Block) -> list[Op]:
 
 def passes_through(value: Value, given: Value, block: Block) -> bool:
     """Whether ``given`` is ``value`` plus something, and neither ``value`` nor the sums on the way
-    are used for anything else: the adjoint is then the same before and after."""
-    ends = block.terminator
-    if ends.operands.count(given) != 1:
-        return False
-    chain: set[Op] = {ends}
+    are used for anything else: the adjoint is then the same before and after.
+
+    Each operation on the way takes one of these sums: a terminator that has two hands one of them
+    on under another name (``before = s; s += x``).
+    """
+    chain: set[Op] = {block.terminator}
     sums: set[Value] = {value, given}
     if given is not value and not _is_sum(value, given, chain, sums):
+        return False
+    if any(sum(v in sums for v in op.operands) != 1 for op in chain):
         return False
     return all(op in chain for v in sums for op in _uses(v, block))
 
@@ -32,8 +35,6 @@ def _is_sum(value: Value, given: Value, chain: set[Op], sums: set[Value]) -> boo
     if op.name == "scf.if":
         k = op.results.index(given)
         ends = [region.terminator for region in op.regions]
-        if any(end.operands.count(end.operands[k]) != 1 for end in ends):
-            return False
         chain.update(ends)
         sums.update(end.operands[k] for end in ends)
         return all(_is_sum(value, end.operands[k], chain, sums) for end in ends)
@@ -41,15 +42,13 @@ def _is_sum(value: Value, given: Value, chain: set[Op], sums: set[Value]) -> boo
         return False
     chain.add(op)
     a, b = op.operands
-    if a is b:
-        return False
     inner_chain, inner_sums = set(chain), {*sums, a}
-    if _is_sum(value, a, inner_chain, inner_sums) and b not in inner_sums:
+    if _is_sum(value, a, inner_chain, inner_sums):
         chain |= inner_chain
         sums |= inner_sums
         return True
     sums.add(b)
-    return op.name == "arith.addf" and _is_sum(value, b, chain, sums) and a not in sums
+    return op.name == "arith.addf" and _is_sum(value, b, chain, sums)
 
 
 def is_unread(value: Value, given: Value, block: Block) -> bool:

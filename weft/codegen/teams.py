@@ -281,7 +281,11 @@ def _kind(body: Block, arg: Value, end: Value) -> str | None:
         return None
     chain.ops.add(body.terminator)
     for op in walk(body):
-        if op not in chain.ops and any(v in chain.values for v in op.operands):
+        through = [k for k, v in enumerate(op.operands) if v in chain.values]
+        if op in chain.ops and op.name == "arith.select":
+            if 0 in through:
+                return None
+        elif len(through) > (op in chain.ops):  # it is used elsewhere, or goes on twice
             return None
     return kind
 

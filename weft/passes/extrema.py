@@ -36,9 +36,11 @@ def extrema(function: Function) -> Function:
 def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if op.name != "scf.for" or not op.results:
         return None
+    body = op.regions[0]
     found = {
-        k: match for k in range(len(op.results)) if (match := running_extremum(op.regions[0], k))
-    }
+        k: match for k in range(len(op.results))
+        if (match := running_extremum(body, k)) and not decides_more(body, match[3])
+    }  # fmt: skip
     if not found:
         return None
     rewriter.span = op.span
@@ -71,7 +73,7 @@ def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
 
 def running_extremum(body: Block, k: int) -> tuple[str, str, Value, Op] | None:
     """(combiner, predicate, new element, the select) if carried value k is a running extremum that
-    is used for nothing else."""
+    is used for nothing else. The comparison may be: see ``decides_more``."""
     carried, following = body.args[1 + k], body.terminator.operands[k]
     select = following.owner
     if not isinstance(select, Op) or select.name != "arith.select" or select not in body.ops:
@@ -85,7 +87,16 @@ def running_extremum(body: Block, k: int) -> tuple[str, str, Value, Op] | None:
         predicate = _MIRRORED.get(predicate, "")
     elif compare.operands != [x, carried]:
         return None
+    own = (carried, following)
     users = [o for o in walk(body) if carried in o.operands or following in o.operands]
     if predicate not in _COMBINERS or users != [compare, select, body.terminator]:
         return None
+    if sum(v in own for v in body.terminator.operands) != 1:  # kept under another name, too
+        return None
     return _COMBINERS[predicate], predicate, x, select
+
+
+def decides_more(body: Block, select: Op) -> bool:
+    """Whether the comparison of a running extremum decides something else, such as where it is."""
+    condition = select.operands[0]
+    return any(condition in op.operands for op in walk(body) if op is not select)

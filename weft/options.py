@@ -64,20 +64,45 @@ def _flag(name: str, default: bool) -> bool:
     raise ValueError(f"{name}={text!r}: write {name}=1 or {name}=0")
 
 
+def _megabytes(name: str, default: int) -> int:
+    """A number of megabytes, in bytes."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default << 20
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{name}={text!r}: write a whole number of megabytes, {name}={default}")
+    return int(text) << 20
+
+
+def _folder(name: str) -> Path | None:
+    """An absolute path; a relative one is below the folder in which the process started."""
+    text = os.environ.get(name, "").strip()
+    return Path(_START, Path(text).expanduser()) if text else None
+
+
+def _start() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return "/"
+
+
+_START = _start()  # a later os.chdir does not lead to another cache
+
+
 @cache
 def default_options() -> Options:
     """The options that the environment asks for; it is read once."""
     set_up_logs(os.environ.get("WEFT_LOGS", ""))
-    folder = os.environ.get("WEFT_CACHE_DIR", "")
     return Options(
         debug=_flag("WEFT_DEBUG", False),
         strict_math=_flag("WEFT_STRICT_MATH", False),
         interpret=_flag("WEFT_INTERPRET", False),
         verify=_flag("WEFT_VERIFY", False),
         cache=_flag("WEFT_CACHE", True),
-        cache_dir=Path(folder).expanduser() if folder else None,
-        cache_bytes=int(os.environ.get("WEFT_CACHE_MB", "512")) << 20,
-        tape_bytes=int(os.environ.get("WEFT_TAPE_MB", "16")) << 20,
+        cache_dir=_folder("WEFT_CACHE_DIR"),
+        cache_bytes=_megabytes("WEFT_CACHE_MB", 512),
+        tape_bytes=_megabytes("WEFT_TAPE_MB", 16),
     )
 
 

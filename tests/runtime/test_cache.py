@@ -3,12 +3,13 @@
 import errno
 import multiprocessing
 import os
+import random
 import stat
 import time
 
 import pytest
 
-from weft.runtime.cache import CacheWarning, DiskCache
+from weft.runtime.cache import CacheWarning, DiskCache, _encode
 
 KEY = "a" * 64
 HEADER = {"symbol": "f", "slots": [["pointer", 0, 0]]}
@@ -33,11 +34,107 @@ def test_the_folder_is_the_users_alone(folder):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_folder_that_others_may_write_to_is_closed(folder):
-    folder.mkdir(mode=0o777)
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775, 0o720])
+def test_a_folder_that_others_may_write_to_is_left_as_it_is(folder, mode):
+    folder.mkdir()
+    folder.chmod(mode)
+    (folder / f"{KEY}.weft").write_bytes(_encode(KEY, HEADER, b"planted"))
+    private = folder / f"weft-{os.getuid()}"
+    cache = DiskCache(folder)
+    with pytest.warns(CacheWarning) as warned:
+        assert cache.load(KEY) is None  # what others may have put there is not run
+    assert [str(w.message) for w in warned] == [
+        f"{folder} may be written to by other users: compiled kernels are kept in {private}, "
+        "which is private"
+    ]
+    assert cache.store(KEY, HEADER, b"x")
+    assert cache.load(KEY) == (HEADER, b"x")
+    assert stat.S_IMODE(folder.stat().st_mode) == mode
+    assert stat.S_IMODE(private.stat().st_mode) & 0o777 == 0o700
+    assert os.listdir(private) == [f"{KEY}.weft"]
+
+
+def test_a_private_folder_that_is_not_private_is_refused(folder):
+    private = folder / f"weft-{os.getuid()}"
+    private.mkdir(parents=True)
+    for place in (folder, private):
+        place.chmod(0o777)
+    cache = DiskCache(folder)
+    with pytest.warns(CacheWarning, match="kernels are not kept: .*may be written to by other"):
+        assert not cache.store(KEY, HEADER, b"x")
+    assert cache.load(KEY) is None
+    assert os.listdir(private) == []
+
+
+def test_a_folder_that_becomes_writable_for_others_is_no_longer_used(folder):
+    cache = DiskCache(folder)
+    assert cache.store(KEY, HEADER, b"x")
     folder.chmod(0o777)
-    assert DiskCache(folder).store(KEY, HEADER, b"x")
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    with pytest.warns(CacheWarning, match="no longer kept in .*may be written to by other users"):
+        assert cache.load(KEY) is None
+    assert not cache.store(KEY, HEADER, b"y")
+
+
+def test_an_entry_that_others_may_write_to_is_a_miss(folder):
+    cache = DiskCache(folder)
+    cache.store(KEY, HEADER, b"x")
+    for mode in (0o666, 0o660, 0o602):
+        (folder / f"{KEY}.weft").chmod(mode)
+        assert cache.load(KEY) is None
+    (folder / f"{KEY}.weft").chmod(0o644)
+    assert cache.load(KEY) == (HEADER, b"x")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+def test_an_entry_of_another_user_is_a_miss(folder):
+    cache = DiskCache(folder)
+    cache.store(KEY, HEADER, b"x")
+    os.chown(folder / f"{KEY}.weft", 65534, 65534)
+    assert cache.load(KEY) is None
+    os.chown(folder, 65534, 65534)
+    with pytest.warns(CacheWarning, match="belongs to another user: compiled kernels are kept in"):
+        assert DiskCache(folder).load(KEY) is None
+
+
+def test_links_are_not_followed(folder, tmp_path):
+    cache = DiskCache(folder)
+    cache.store(KEY, HEADER, b"x")
+    entry, elsewhere = folder / f"{KEY}.weft", tmp_path / "elsewhere"
+    entry.rename(elsewhere)
+    entry.symlink_to(elsewhere)
+    assert cache.load(KEY) is None
+    assert cache.store(KEY, HEADER, b"y")  # replaces the link, not what it names
+    assert cache.load(KEY) == (HEADER, b"y")
+    assert b"x" in elsewhere.read_bytes()[-1:]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "endless", "large"])
+def test_what_is_no_entry_is_a_miss_at_once(folder, kind):
+    cache = DiskCache(folder, limit=1 << 20)
+    cache.store("b" * 64, HEADER, b"x")
+    entry = folder / f"{KEY}.weft"
+    if kind == "pipe":
+        os.mkfifo(entry)
+    elif kind == "folder":
+        entry.mkdir()
+    elif kind == "endless":
+        entry.symlink_to("/dev/zero")
+    else:
+        with entry.open("wb") as file:
+            file.truncate(1 << 40)  # no memory has so much
+    assert cache.load(KEY) is None
+
+
+def test_an_entry_under_another_key_is_a_miss(folder):
+    cache, other = DiskCache(folder), "b" * 64
+    cache.store(KEY, HEADER, b"x")
+    cache.store(other, HEADER, b"y")
+    a, b, c = folder / f"{KEY}.weft", folder / f"{other}.weft", folder / "c"
+    a.rename(c)
+    b.rename(a)
+    c.rename(b)
+    assert cache.load(KEY) is None
+    assert cache.load(other) is None
 
 
 @pytest.mark.parametrize("keep", [0, 5, 20, 50, 60, -1])
@@ -124,15 +221,33 @@ def test_the_entries_used_longest_ago_are_dropped(folder):
     assert kept == {0, 2, 3}
 
 
-def test_a_folder_of_another_user_is_refused(folder, monkeypatch):
-    folder.mkdir(mode=0o700)
-    owner = folder.stat().st_uid
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+def _store_until_killed(folder, ready):
+    cache = DiskCache(folder, limit=1 << 20)
+    for k in range(1_000_000):
+        number = k % 7
+        cache.store(f"{number:064d}", {"n": number}, bytes([number]) * (30_000 + 1000 * number))
+        if k == 0:
+            os.write(ready, b"!")
+
+
+def test_a_process_killed_a_hundred_times_leaves_sound_entries(folder):
+    context, stream = multiprocessing.get_context("fork"), random.Random()
     cache = DiskCache(folder)
-    with pytest.warns(CacheWarning, match="belongs to another user"):
-        assert not cache.store(KEY, HEADER, b"x")
-    assert cache.load(KEY) is None  # and no second warning
-    assert list(folder.iterdir()) == []
+    for _ in range(100):
+        waiting, ready = os.pipe()
+        worker = context.Process(target=_store_until_killed, args=(folder, ready))
+        worker.start()
+        os.read(waiting, 1)
+        time.sleep(stream.random() / 100)
+        worker.kill()
+        worker.join()
+        os.close(waiting), os.close(ready)
+        for number in range(7):
+            code = bytes([number]) * (30_000 + 1000 * number)
+            found = cache.load(f"{number:064d}")
+            assert found in (None, ({"n": number}, code))
+            assert found is not None or not (folder / f"{number:064d}.weft").exists()
+    assert cache.size()[0] > 0
 
 
 def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path):

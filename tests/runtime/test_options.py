@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from weft.options import LOG_NAMES
+from weft.options import LOG_NAMES, Options, default_options
 from weft.passes.run import PIPELINE
+from weft.runtime.cache import DiskCache
 
 PROGRAM = """
 import torch, weft
@@ -138,3 +139,87 @@ def test_every_log_can_be_turned_on_and_other_names_are_warned_of(tmp_path):
 
 def test_a_wrong_value_is_an_error(tmp_path):
     assert "WEFT_DEBUG='maybe': write WEFT_DEBUG=1" in run(tmp_path, WEFT_DEBUG="maybe").stderr
+
+
+def options(monkeypatch, **environment):
+    for name in [name for name in os.environ if name.startswith("WEFT_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return default_options.__wrapped__()
+
+
+@pytest.mark.parametrize(("name", "default"), [("WEFT_CACHE_MB", 512), ("WEFT_TAPE_MB", 16)])
+def test_a_size_that_is_no_number_is_an_error_with_its_name(monkeypatch, name, default):
+    for value in ("abc", "1.5", "-3", "²"):
+        with pytest.raises(ValueError, match=name) as raised:
+            options(monkeypatch, **{name: value})
+        assert str(raised.value) == (
+            f"{name}={value!r}: write a whole number of megabytes, {name}={default}"
+        )
+
+
+def test_an_empty_value_is_the_default(monkeypatch):
+    names = ("WEFT_CACHE_MB", "WEFT_TAPE_MB", "WEFT_CACHE_DIR", "WEFT_CACHE", "WEFT_DEBUG")
+    assert options(monkeypatch, **dict.fromkeys(names, " ")) == Options()
+    assert options(monkeypatch, WEFT_CACHE_MB=" 7 ").cache_bytes == 7 << 20
+
+
+MOVES = """
+import os, torch, weft
+os.chdir("elsewhere")
+@weft.kernel
+def fill(x):
+    for i in x:
+        x[i] = 7.0
+fill(torch.zeros(8))
+"""
+
+
+def test_a_relative_cache_folder_stays_where_the_process_started(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    file = tmp_path / "program.py"
+    file.write_text(MOVES)
+    variables = os.environ | {"WEFT_CACHE_DIR": "kept", "PYTHONPATH": os.getcwd()}
+    subprocess.run([sys.executable, str(file)], env=variables, cwd=tmp_path, check=True)
+    assert list((tmp_path / "kept").iterdir())
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+DAMAGED = """
+import torch, weft
+kernels = []
+for name in "abcde":
+    space = {"weft": weft}
+    text = f"@weft.kernel\\ndef {name}(x):\\n    for i in x:\\n        x[i] = 7.0\\n"
+    file = f"<{name}>"
+    import linecache
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    exec(compile(text, file, "exec"), space)
+    kernels.append(space[name])
+for kernel in kernels:
+    for _ in range(4):  # until machine code launches it
+        x = torch.zeros(8)
+        kernel(x)
+        assert (x == 7).all()
+print(*[s.origin for kernel in kernels for s in kernel.specializations])
+"""
+
+
+def test_sound_entries_with_unusable_code_are_compiled_anew(tmp_path):
+    """Empty, cut short, zeros, nonsense, and another function's code: the check sum is right."""
+    compiled, disk = "compiled compiled compiled compiled compiled\n", "disk disk disk disk disk\n"
+    assert run(tmp_path, program=DAMAGED).stdout == compiled
+    cache = DiskCache(tmp_path / "cache")
+    damages = {
+        "a": lambda code: b"", "b": lambda code: code[: len(code) // 2],
+        "c": lambda code: bytes(len(code)), "d": lambda code: b"nonsense" * 100,
+        "e": lambda code: code.replace(b"weft_e", b"weft_f"), "n": lambda code: code[:-100],
+    }  # fmt: skip
+    for path in sorted(cache.folder.iterdir()):
+        header, code = cache.load(path.stem)
+        name = header["symbol"].removeprefix("weft_")[0]  # "native": the code of launches
+        cache.store(path.stem, header, damages.pop(name)(code))
+    assert not damages
+    assert run(tmp_path, program=DAMAGED).stdout == compiled
+    assert run(tmp_path, program=DAMAGED).stdout == disk

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import llvmlite
 
-import weft
 from weft import timing
 from weft.codegen.interface import Check, Slot
 from weft.codegen.machine import host
@@ -74,11 +74,10 @@ def compile_region(
                 lowered = lower(region, specs, source, debug=options.debug)
         text = printed(lowered)
         key = _key(text + places(lowered.function, options), options, noalias)
-        entry = cache.load(key) if cache is not None else None
-        header = _decode(entry[0]) if entry is not None else None
-        if entry is not None and header is not None:
-            slots, checks, prints, symbol = header
-            object_code, origin = entry[1], "disk"
+        found = _from_disk(cache, key)
+        if found is not None:
+            loaded, slots, checks, prints = found
+            origin = "disk"
         else:
             # Passes, index sets and code generation are not imported where the cache has the code.
             from weft import compiler
@@ -93,12 +92,11 @@ def compile_region(
             log_llvm.debug("%s", code.llvm)
             if log_asm.isEnabledFor(logging.DEBUG):
                 log_asm.debug("%s", compiler.cpu.assembly(code))
-            slots, checks, prints, symbol = code.slots, code.checks, code.prints, code.symbol
-            object_code, origin = code.object, "compiled"
+            slots, checks, prints, origin = code.slots, code.checks, code.prints, "compiled"
             if cache is not None:
-                cache.store(key, _encode(slots, checks, prints, symbol), object_code)
-        with timing.stage("load"):
-            loaded = load(object_code, symbol, prints)
+                cache.store(key, _encode(slots, checks, prints, code.symbol), code.object)
+            with timing.stage("load"):
+                loaded = load(code.object, code.symbol, prints)
     stages = recording.stages
     log_stages(lowered.function, origin, recording)
     log.debug("%s: %s for (%s)", lowered.function.name, origin,
@@ -114,6 +112,23 @@ def compile_region(
         origin,
         dict(stages),
     )
+
+
+def _from_disk(
+    cache: DiskCache | None, key: str
+) -> tuple[LoadedFunction, tuple[Slot, ...], tuple[Check, ...], tuple[Any, ...]] | None:
+    """The code stored under ``key``, loaded, and its tables; None where it has to be compiled."""
+    entry = cache.load(key) if cache is not None else None
+    header = _decode(entry[0]) if entry is not None else None
+    if entry is None or header is None:
+        return None
+    slots, checks, prints, symbol = header
+    with timing.stage("load"):
+        try:
+            return load(entry[1], symbol, prints), slots, checks, prints
+        except RuntimeError as error:
+            log.warning("the cached code of %s is compiled anew: %s", symbol, error)
+            return None
 
 
 def printed(lowered: Lowered) -> str:
@@ -138,14 +153,15 @@ def disk(folder: Path | None, limit: int) -> DiskCache:
 
 @functools.cache
 def fingerprint() -> str:
-    """Sizes and times of weft's own files: an edited compiler does not take what it made before."""
-    root = Path(weft.__file__).parent
-    stats = (
-        (p, p.stat())
-        for folder in ("", "codegen", "index", "passes")
-        for p in sorted((root / folder).glob("*.py"))
-    )
-    return " ".join(f"{p.name}:{s.st_size}:{s.st_mtime_ns}" for p, s in stats)
+    """Sizes and times of all files of the package: an edited compiler does not take what it made
+    before. The time of the last change of a file's state cannot be set back, as the time of its
+    contents can (by installers, and copies that keep it)."""
+    files: list[str] = []
+    for folder, folders, names in os.walk(Path(__file__).parents[1]):
+        folders[:] = (name for name in folders if name != "__pycache__")
+        files += (os.path.join(folder, name) for name in names if name.endswith(".py"))
+    states = (os.stat(file) for file in sorted(files))
+    return " ".join(f"{s.st_size}:{s.st_mtime_ns}:{s.st_ctime_ns}" for s in states)
 
 
 def places(function: Function, options: Options) -> str:

@@ -1,9 +1,13 @@
 """The disk cache of compiled kernels.
 
-One file per entry: a magic line, the SHA-256 of the rest, the length of a JSON header, the header,
-the object code. Entries are written to a temporary file and renamed, so a reader sees a whole entry
-or none; whatever is damaged is not used. The folder belongs to the user alone (mode 0700): object
-code from it is run.
+One file per entry: a magic line, the SHA-256 of the rest, the key, the length of a JSON header, the
+header, the object code. Entries are written to a temporary file and renamed, so a reader sees a
+whole entry or none; an entry that is damaged, or stored under another key, is not used.
+
+Object code from here is run, so an entry is used only if the user owns it and nobody else can write
+to it, and the same holds of the folder (`docs/security.md`). Every operation opens the folder,
+tests what it opened, and reaches entries through it: links are not followed, and what others rename
+in between changes nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ import logging
 import os
 import stat
 import struct
-import tempfile
 import threading
 import time
 import warnings
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,7 @@ import platformdirs
 
 log = logging.getLogger("weft.cache")
 
-MAGIC = b"weft-cache-1\n"
+MAGIC = b"weft-cache-2\n"
 _LENGTH = struct.Struct("<Q")
 _STORES_BETWEEN_TRIMS = 64
 _STALE_SECONDS = 3600  # a temporary file this old was left by a writer that died
@@ -38,9 +42,11 @@ class CacheWarning(UserWarning):
 
 
 class DiskCache:
-    """Entries by key (hex digits) below ``folder``, at most ``limit`` bytes of them.
+    """Entries by key (hex digits) in ``folder``, at most ``limit`` bytes of them.
 
-    Nothing here fails loudly: a cache that cannot be used is a warning, once, and a miss.
+    A folder that others may write to, or that belongs to another user, is left as it is: entries
+    are kept in a private folder below it. Nothing here fails loudly: a cache that cannot be used is
+    a warning, once, and a miss.
     """
 
     def __init__(self, folder: Path | None = None, limit: int = 512 << 20) -> None:
@@ -53,40 +59,44 @@ class DiskCache:
 
     def load(self, key: str) -> tuple[dict[str, Any], bytes] | None:
         """The header and the object code stored under ``key``; None if there is no sound entry."""
-        if not self._ready():
-            return None
-        path = self._path(key)
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return None
-        entry = _decode(data)
-        if entry is None:
-            log.warning("damaged entry %s is ignored", path.name)
-            return None
-        with contextlib.suppress(OSError):  # the time of use, for the eviction; not essential
-            os.utime(path)
+        name = _name(key)
+        with self._opened() as folder:
+            if folder is None:
+                return None
+            try:
+                data = _read(name, folder, self.limit)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                log.warning("entry %s is ignored: %s", name, error.strerror)
+                return None
+            entry = _decode(key, data)
+            if entry is None:
+                log.warning("damaged entry %s is ignored", name)
+                return None
+            with contextlib.suppress(OSError):  # the time of use, for the eviction; not essential
+                os.utime(name, dir_fd=folder, follow_symlinks=False)
         log.debug("hit %s", key[:16])
         return entry
 
     def store(self, key: str, header: dict[str, Any], object_code: bytes) -> bool:
         """Stores an entry, replacing what was there. False where that was not possible."""
-        if not self._ready() or not self._writable:
-            return False
-        name = ""
-        try:
-            handle, name = tempfile.mkstemp(dir=self.folder, prefix="tmp-")
-            with os.fdopen(handle, "wb") as file:
-                file.write(_encode(header, object_code))
-            os.replace(name, self._path(key))
-        except OSError as error:
-            if name:
+        name, temporary = _name(key), f"tmp-{os.getpid()}-{os.urandom(8).hex()}"
+        with self._opened() as folder:
+            if folder is None or not self._writable:
+                return False
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                with open(os.open(temporary, flags, 0o600, dir_fd=folder), "wb") as file:
+                    file.write(_encode(key, header, object_code))
+                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError as error:
                 with contextlib.suppress(OSError):
-                    os.unlink(name)
-            self._writable = False
-            reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
-            self._warn(f"compiled kernels are not kept in {self.folder}: {reason}")
-            return False
+                    os.unlink(temporary, dir_fd=folder)
+                self._writable = False
+                reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
+                self._warn(f"compiled kernels are not kept in {self.folder}: {reason}")
+                return False
         log.debug("stored %s (%d bytes)", key[:16], len(object_code))
         self._stores += 1
         if self._stores % _STORES_BETWEEN_TRIMS == 1:
@@ -95,108 +105,155 @@ class DiskCache:
 
     def trim(self) -> None:
         """Deletes the entries that were used longest ago until the rest is below the limit."""
-        entries, now = [], time.time()
-        try:
-            files = list(os.scandir(self.folder))
-        except OSError:
-            return
-        for file in files:
-            try:
-                status = file.stat(follow_symlinks=False)
-            except OSError:
-                continue  # another process deleted it
-            if file.name.startswith("tmp-"):
+        with self._opened() as folder:
+            if folder is None:
+                return
+            now = time.time()
+            for name, status in _files(folder, "tmp-"):
                 if now - status.st_mtime > _STALE_SECONDS:
-                    with contextlib.suppress(OSError):
-                        os.unlink(file.path)
-            elif file.name.endswith(".weft"):
-                entries.append((status.st_mtime, status.st_size, file.path))
-        total = sum(size for _, size, _ in entries)
-        for _, size, path in sorted(entries):
-            if total <= self.limit:
-                break
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            total -= size
+                    _delete(name, folder)
+            entries = _files(folder, "", ".weft")
+            total = sum(status.st_size for _, status in entries)
+            for name, status in sorted(entries, key=lambda entry: entry[1].st_mtime):
+                if total <= self.limit:
+                    break
+                _delete(name, folder)
+                total -= status.st_size
 
     def clear(self) -> int:
         """Deletes all entries; gives their number."""
-        count = 0
-        if self._ready():
-            for path in self.folder.glob("*.weft"):
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                    count += 1
-        return count
+        with self._opened() as folder:
+            if folder is None:
+                return 0
+            return sum(_delete(name, folder) for name, _ in _files(folder, "", ".weft"))
 
     def size(self) -> tuple[int, int]:
         """The number of entries and their bytes."""
-        sizes = []
-        if self._ready():
-            for path in self.folder.glob("*.weft"):
-                with contextlib.suppress(OSError):
-                    sizes.append(path.stat().st_size)
-        return len(sizes), sum(sizes)
+        with self._opened() as folder:
+            if folder is None:
+                return 0, 0
+            sizes = [status.st_size for _, status in _files(folder, "", ".weft")]
+            return len(sizes), sum(sizes)
 
-    def _path(self, key: str) -> Path:
-        if not key.isalnum():
-            raise ValueError(f"a cache key is made of letters and digits, not {key!r}")
-        return self.folder / f"{key}.weft"
-
-    def _ready(self) -> bool:
+    @contextlib.contextmanager
+    def _opened(self) -> Generator[int | None]:
+        """The folder's descriptor; None where it cannot be used."""
         if self._usable is None:
             with self._lock:
                 if self._usable is None:
-                    self._usable = self._open()
-        return self._usable
+                    self._usable = self._find()
+        try:
+            folder = _open_private(self.folder) if self._usable else None
+        except OSError as error:
+            self._usable, folder = False, None
+            self._warn(f"compiled kernels are no longer kept in {self.folder}: {error.strerror}")
+        try:
+            yield folder
+        finally:
+            if folder is not None:
+                os.close(folder)
 
-    def _open(self) -> bool:
-        """Makes the folder, and checks that it is the user's own."""
+    def _find(self) -> bool:
+        """Makes the folder, or a private one below it where others may write to it."""
+        if os.open not in os.supports_dir_fd:
+            self._warn("compiled kernels are not kept: not on this operating system")
+            return False
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = os.stat(self.folder)
-        except OSError as error:
-            self._warn(f"compiled kernels are not kept: {error}")
-            return False
-        if os.name == "nt":  # the user's folder is protected by its access list there
-            return True
-        if status.st_uid != os.getuid():
-            self._warn(
-                f"{self.folder} belongs to another user: compiled kernels are not kept there"
-            )
-            return False
-        if stat.S_IMODE(status.st_mode) & 0o022:
             try:
-                os.chmod(self.folder, 0o700)
-            except OSError:
+                os.close(_open_private(self.folder))
+            except PermissionError as refused:
+                shared, self.folder = self.folder, self.folder / f"weft-{os.getuid()}"
+                self.folder.mkdir(mode=0o700, exist_ok=True)
+                os.close(_open_private(self.folder))
                 self._warn(
-                    f"others may write to {self.folder}: compiled kernels are not kept there"
+                    f"{shared} {refused.strerror}: compiled kernels are kept in {self.folder}, "
+                    "which is private"
                 )
-                return False
+        except OSError as error:
+            self._warn(f"compiled kernels are not kept: {self.folder}: {error.strerror}")
+            return False
         return True
 
     def _warn(self, message: str) -> None:
         warnings.warn(message, CacheWarning, stacklevel=2)
 
 
-def _encode(header: dict[str, Any], object_code: bytes) -> bytes:
+def _open_private(folder: Path) -> int:
+    """A descriptor of ``folder``. Raises ``PermissionError`` unless it is the user's alone."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _insist_on_own(descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _insist_on_own(descriptor: int) -> os.stat_result:
+    status = os.fstat(descriptor)
+    if status.st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "belongs to another user")
+    if stat.S_IMODE(status.st_mode) & 0o022:
+        raise PermissionError(errno.EPERM, "may be written to by other users")
+    return status
+
+
+def _read(name: str, folder: int, limit: int) -> bytes:
+    """The contents of a regular file of the user's own, of at most ``limit`` bytes."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no waiting for a pipe
+    with open(os.open(name, flags, dir_fd=folder), "rb") as file:
+        status = _insist_on_own(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file")
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, "is larger than the whole cache may be")
+        return file.read(status.st_size)
+
+
+def _files(folder: int, prefix: str, suffix: str = "") -> list[tuple[str, os.stat_result]]:
+    """Names and states of the files in ``folder`` that are named so."""
+    found: list[tuple[str, os.stat_result]] = []
+    with os.scandir(folder) as files:
+        for file in files:
+            if file.name.startswith(prefix) and file.name.endswith(suffix):
+                with contextlib.suppress(OSError):  # another process deleted it
+                    found.append((file.name, file.stat(follow_symlinks=False)))
+    return found
+
+
+def _delete(name: str, folder: int) -> bool:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:  # another process deleted it
+        return False
+    return True
+
+
+def _name(key: str) -> str:
+    if not key.isalnum():
+        raise ValueError(f"a cache key is made of letters and digits, not {key!r}")
+    return f"{key}.weft"
+
+
+def _encode(key: str, header: dict[str, Any], object_code: bytes) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
-    body = _LENGTH.pack(len(text)) + text + object_code
+    body = key.encode() + b"\n" + _LENGTH.pack(len(text)) + text + object_code
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
-def _decode(data: bytes) -> tuple[dict[str, Any], bytes] | None:
-    """The parts of an entry; None unless every byte is as it was written."""
-    start = len(MAGIC) + 32
-    if not data.startswith(MAGIC) or len(data) < start + _LENGTH.size:
+def _decode(key: str, data: bytes) -> tuple[dict[str, Any], bytes] | None:
+    """The parts of the entry stored under ``key``; None unless every byte is as it was written."""
+    end = len(MAGIC) + 32
+    digest, body, own = data[len(MAGIC) : end], data[end:], key.encode() + b"\n"
+    if not data.startswith(MAGIC) or hashlib.sha256(body).digest() != digest:
         return None
-    body = data[start:]
-    if hashlib.sha256(body).digest() != data[len(MAGIC) : start]:
+    if not body.startswith(own) or len(body) < len(own) + _LENGTH.size:
         return None
-    (length,) = _LENGTH.unpack_from(body)
-    text, object_code = body[_LENGTH.size : _LENGTH.size + length], body[_LENGTH.size + length :]
+    (length,) = _LENGTH.unpack_from(body, len(own))
+    rest = body[len(own) + _LENGTH.size :]
     try:
-        header = json.loads(text)
+        header = json.loads(rest[:length])
     except ValueError:
         return None
-    return (header, object_code) if isinstance(header, dict) else None
+    return (header, rest[length:]) if isinstance(header, dict) else None

@@ -71,6 +71,7 @@ class Module:
 
 
 _JIT_ERROR_BUFFER, _JIT_ERROR_SIZE = 5, 6
+NO_SUCH_CODE = (200, 218, 500)  # an invalid image, invalid PTX, a function that is not in it
 
 
 def load(ptx: str, names: list[str], device: int, what: str) -> Module:

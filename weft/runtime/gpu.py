@@ -50,6 +50,7 @@ from weft.runtime import build, cuda, native, routine
 from weft.runtime.arguments import Arguments
 from weft.runtime.cache import DiskCache
 from weft.runtime.cuda import (
+    NO_SUCH_CODE,
     CudaError,
     Driver,
     Frame,
@@ -105,20 +106,20 @@ class GpuCompiled:
     def prints(self) -> tuple[Any, ...]:
         return self.facts.prints
 
-    def ptx(self, variant: Variant, arch: str) -> str:
-        """The PTX of a variant: from memory, the disk cache, or compiled."""
+    def ptx(self, variant: Variant, arch: str, anew: bool = False) -> str:
+        """The PTX of a variant: from memory, the disk cache (not ``anew``), or compiled."""
         with self.lock:
-            found = self.texts.get((variant, arch))
+            found = None if anew else self.texts.get((variant, arch))
             if found is None:
-                found = self.texts[variant, arch] = self._made(variant, arch)
+                found = self.texts[variant, arch] = self._made(variant, arch, anew)
             return found
 
-    def _made(self, variant: Variant, arch: str) -> str:
+    def _made(self, variant: Variant, arch: str, anew: bool) -> str:
         cache = _cache(self.options)
         key = hashlib.sha256(f"{self.key} {variant} {arch}".encode()).hexdigest()
-        entry = cache.load(key) if cache is not None else None
+        entry = cache.load(key) if cache is not None and not anew else None
         if entry is not None:
-            return entry[1].decode()
+            return entry[1].decode(errors="replace")
         # Passes and code generation are not imported where the cache has the code.
         from weft import compiler
         from weft.codegen import cuda as backend
@@ -153,9 +154,16 @@ class GpuCompiled:
                 names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(
                     self.facts.kinds
                 )
-                code = self.ptx(variant, architecture(device))
+                what, arch = f"kernel `{self.function.name}`", architecture(device)
+                code = self.ptx(variant, arch)
                 with timing.stage("load"):
-                    found = load(code, names, device, f"kernel `{self.function.name}`")
+                    try:
+                        found = load(code, names, device, what)
+                    except CudaError as error:
+                        if error.code not in NO_SUCH_CODE:
+                            raise
+                        log.warning("the cached code of %s is compiled anew: %s", what, error)
+                        found = load(self.ptx(variant, arch, anew=True), names, device, what)
                 self.modules[variant, device] = found
             return found
 

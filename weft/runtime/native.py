@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -36,6 +37,8 @@ from weft.runtime.routine import (
 )
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+log = logging.getLogger("weft.cache")
 
 MOST_BYTES = 4096  # of an argument block, which is on the stack
 
@@ -155,23 +158,25 @@ def _definition(cache: DiskCache | None) -> int:
     if not _kept:
         with _lock:
             if not _kept:
-                code = _object_code(cache)
-                loaded = cpu.load(code, routine.SYMBOL, symbols=_addresses())
+                loaded = _routine(cache)
                 made = _Definition(b"launch", loaded.address, _FASTCALL | _KEYWORDS, None)
                 _kept.append((made, ctypes.addressof(made), loaded))
     return _kept[0][1]
 
 
-def _object_code(cache: DiskCache | None) -> bytes:
+def _routine(cache: DiskCache | None) -> cpu.LoadedFunction:
     key = hashlib.sha256(f"{host()}\n{routine.TEXT}".encode()).hexdigest()
     entry = cache.load(key) if cache is not None else None
     if entry is not None:
-        return entry[1]
+        try:
+            return cpu.load(entry[1], routine.SYMBOL, symbols=_addresses())
+        except RuntimeError as error:
+            log.warning("the cached code of launches is compiled anew: %s", error)
     # With more effort it takes five times as long, and a call of the code 3 ns of 970 less.
     code = machine(0).emit_object(llvm.parse_assembly(routine.TEXT))
     if cache is not None:
         cache.store(key, {"symbol": routine.SYMBOL}, code)
-    return code
+    return cpu.load(code, routine.SYMBOL, symbols=_addresses())
 
 
 def _addresses() -> dict[str, int]:

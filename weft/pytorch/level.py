@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +17,26 @@ _unpack: Any = torch._C._VariableFunctions._unpack_dual
 LEVEL = 0  # torch has one only. Under torch.compile its number in Python is not kept up to date.
 
 
+def is_open() -> bool:
+    """Whether there is a level at all. Only within one are tensors asked for tangents: that asks
+    the dispatcher for an alias of each, which tracers record and some tensors cannot give."""
+    if not torch._C._is_fwd_grad_enabled():
+        return False
+    if forward_ad._current_level >= LEVEL:
+        return True
+    # Compiled code enters levels behind Python's back. A second level is refused; one that was
+    # entered is left before another thread can have the interpreter.
+    try:
+        deque(map(operator.call, _ENTER_AND_EXIT), maxlen=0)
+    except RuntimeError:
+        return True
+    return False
+
+
+_ENTER_AND_EXIT = (torch._C._enter_dual_level,
+                   functools.partial(torch._C._exit_dual_level, level=LEVEL))  # fmt: skip
+
+
 def is_dual(value: Any) -> bool:
     """Whether ``value`` is a tensor with a tangent, in a context where tangents count."""
     return tangent_of(value) is not None
@@ -23,19 +46,18 @@ def tangent_of(value: Any) -> torch.Tensor | None:
     """The tangent of a dual tensor, None of everything else."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return None
-    # What ``forward_ad.unpack_dual`` calls: each operator asks this of each of its arguments.
-    return _unpack(value, LEVEL)[1] if torch._C._is_fwd_grad_enabled() else None
+    return _unpack(value, LEVEL)[1] if is_open() else None  # as ``forward_ad.unpack_dual``
 
 
 def has_dual(values: Sequence[Any]) -> bool:
     """Whether there is such a tensor among ``values``, or in the lists among them."""
-    if not torch._C._is_fwd_grad_enabled():
+    if not is_open():
         return False
     for value in values:
         if isinstance(value, torch.Tensor):
             if value.is_floating_point() and _unpack(value, LEVEL)[1] is not None:
                 return True
-        elif isinstance(value, list | tuple) and has_dual(value):
+        elif isinstance(value, list | tuple) and value and has_dual(value):
             return True
     return False
 

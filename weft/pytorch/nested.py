@@ -173,7 +173,8 @@ class Backward:
 
     def gradients(self, ctx: Any, needed: Sequence[bool], grads: Sequence[Any]) -> list[Any]:
         """The gradient of each of the tensors that are ``needed``, None for the others."""
-        tensors, outs = ctx.saved_tensors[: ctx.count], list(ctx.saved_tensors[ctx.count :])
+        saved = ctx.saved_tensors  # once: a checkpoint lets each be taken out a single time
+        tensors, outs = saved[: ctx.count], list(saved[ctx.count :])
         inputs = ctx.form.inputs(tensors)
         wanted = [k for k, need in enumerate(needed) if need]
         given = [g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float]

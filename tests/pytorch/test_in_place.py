@@ -1,0 +1,116 @@
+"""Kernels that write to their arguments, as Inductor and checkpoints see them."""
+
+import functools
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import weft
+from weft.pytorch.level import is_open
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
+
+
+@weft.kernel
+def scale_(x: torch.Tensor, factor: float) -> None:
+    for i in range(x.shape[0]):
+        x[i] *= factor
+
+
+@weft.kernel
+def add_(x: torch.Tensor, y: torch.Tensor) -> None:
+    for i, j in weft.ndrange(x.shape[0], x.shape[1]):
+        x[i, j] += y[i, j]
+
+
+@weft.kernel
+def square(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i]
+    return out
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.ones(6))
+
+    def forward(self, x, m):
+        scale_(self.seen, 2.0)  # a buffer
+        scale_(x, 3.0)  # an argument
+        fresh = x * 1
+        scale_(fresh[2:], 5.0)  # a view of what is fresh
+        alias = fresh.view(-1)
+        scale_(alias, 2.0)  # all of it, by another name
+        scale_(fresh, 0.5)  # twice
+        grid = m + 1
+        add_(grid.t(), grid.t().clone())  # transposed
+        add_(grid[:2], grid[1:])  # what is read overlaps what is written
+        return fresh * self.seen, alias.sum(), grid * 2
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_writes_of_every_form_under_compile(backend):
+    def run(wrap):
+        model = Counting()
+        x, m = torch.arange(6.0), torch.arange(9.0).view(3, 3)
+        outs = wrap(model)(x, m)
+        return x, m, model.seen, *outs
+
+    torch.testing.assert_close(
+        run(functools.partial(torch.compile, fullgraph=True, backend=backend)), run(lambda m: m)
+    )
+
+
+def test_a_level_of_forward_mode_is_seen_however_it_was_entered():
+    assert not is_open()
+    with forward_ad.dual_level():
+        assert is_open()
+    torch._C._enter_dual_level()  # as compiled code does
+    assert is_open()
+    assert forward_ad._current_level < 0
+    torch._C._exit_dual_level(level=0)
+    assert not is_open()
+    with forward_ad.dual_level():  # asking has left nothing behind
+        assert is_open()
+
+
+def test_asking_for_tangents_is_no_operation():
+    seen = []
+
+    class Names(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3)
+    with Names():
+        scale_(x, 2.0)
+    assert seen == ["weft.scale_.default"]
+
+
+@pytest.mark.parametrize("policy", [CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_SAVE])
+def test_selective_checkpoints(policy):
+    x = torch.arange(1.0, 4.0, requires_grad=True)
+    contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: policy)
+
+    def call(x):
+        return square(x.sin()).cos().sum()
+
+    checkpoint(call, x, use_reentrant=False, context_fn=contexts).backward()
+    expected = x.detach().requires_grad_()
+    (expected.sin() ** 2).cos().sum().backward()
+    torch.testing.assert_close(x.grad, expected.grad)
+
+
+def test_a_checkpoint_around_the_operator():
+    x = torch.arange(1.0, 4.0, requires_grad=True)
+    checkpoint(lambda x: square.op(x.sin()).sum(), x, use_reentrant=False).backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach().sin() * x.detach().cos())

@@ -1,17 +1,27 @@
 """Where a kernel's text is: spans, and the source of a Python function."""
 
 from __future__ import annotations
+import __future__
 
 import ast
+import bisect
+import copy
+import dis
 import inspect
 import linecache
+import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
 from weft.errors import SourceUnavailableError
+
+# The compiler's flags of ``from __future__ import ...``.
+FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+_IMPORTED = time.time()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,10 @@ def read_function(function: Callable[..., Any], kernel: str = "") -> FunctionSou
         return _read_lambda(function, kernel)
     indented = raw[0][:1].isspace()
     # Not textwrap.dedent: a docstring or a comment may have lines that are less indented.
-    body = ast.parse(f"if 1:\n{text}").body[0].body if indented else ast.parse(text).body  # type: ignore[attr-defined]
+    try:
+        body = ast.parse(f"if 1:\n{text}").body[0].body if indented else ast.parse(text).body  # type: ignore[attr-defined]
+    except SyntaxError:  # the lines of something else: CPython compiled the function's own
+        raise _changed(name, code) from None
     tree = body[0]
     if not isinstance(tree, ast.FunctionDef):
         raise SourceUnavailableError(
@@ -88,8 +101,109 @@ def read_function(function: Callable[..., Any], kernel: str = "") -> FunctionSou
             help="a kernel is a `def`; an async function cannot be compiled",
         )
     ast.increment_lineno(tree, first - 1 - indented)
+    if not _is_source_of(tree, function):
+        raise _changed(name, code)
     lines = {first + k: line.rstrip("\n") for k, line in enumerate(raw)}
     return FunctionSource(function, name, code.co_filename, text, tree, kernel, lines)
+
+
+def _changed(name: str, code: CodeType) -> SourceUnavailableError:
+    return SourceUnavailableError(
+        f"the source of `{name}` at line {code.co_firstlineno} of {code.co_filename} is not the "
+        "one that Python runs: the file has changed since it was imported",
+        help="restart, or reload the module: weft compiles a function's source text when it is "
+        "first called",
+    )
+
+
+def enclosed(tree: ast.stmt, function: Callable[..., Any]) -> ast.Module:
+    """``tree``, which defines ``function`` or what stands for it, within a function whose locals
+    are its closure variables (so that they are free in it), and in a class where it was in one (so
+    that ``__private`` names are mangled)."""
+    code: CodeType = function.__code__  # type: ignore[attr-defined]
+    owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
+    inner = tree
+    if owner.isidentifier():
+        inner = ast.ClassDef(owner, [], [], [tree], [], type_params=[])  # pyright: ignore[reportCallIssue]
+    free = [ast.arg(name) for name in code.co_freevars if name != "__class__" or inner is tree]
+    outer = ast.FunctionDef(
+        "__weft_outer__", ast.arguments([], free, None, [], [], None, []), [inner], [],
+        type_params=[],  # pyright: ignore[reportCallIssue]
+    )  # fmt: skip
+    return ast.fix_missing_locations(ast.Module([outer], []))
+
+
+def _is_source_of(tree: ast.FunctionDef | ast.Lambda, function: Callable[..., Any]) -> bool:
+    """Whether Python makes the code of ``function`` of ``tree``, so that it was read from the file
+    as it was imported. What an import hook has rewritten (pytest's assertions) must have all of the
+    source's names and constants, and the file must be older than weft in this process."""
+    code: CodeType = function.__code__  # type: ignore[attr-defined]
+    bare = copy.copy(tree)
+    if isinstance(bare, ast.FunctionDef):
+        bare.decorator_list, bare.returns = [], None
+    statement = bare if isinstance(bare, ast.FunctionDef) else ast.Expr(bare)
+    try:
+        module = enclosed(ast.copy_location(statement, tree), function)
+        compiled = compile(
+            module, code.co_filename, "exec", flags=code.co_flags & FUTURE, dont_inherit=True
+        )
+    except SyntaxError:  # it needs more of what is around it
+        return True
+    name = getattr(tree, "name", "<lambda>")
+    made = [c for c in _codes(compiled) if c.co_name == name]
+    if not made or any(_facts(c) == _facts(code) for c in made):
+        return True
+    loader = getattr(function, "__globals__", {}).get("__loader__")
+    if loader is None or type(loader).__module__.startswith("_frozen_importlib"):
+        return False
+    try:
+        older = os.stat(code.co_filename).st_mtime < _IMPORTED
+    except OSError:
+        older = True
+    return older and any(_words(c) <= _words(code) for c in made)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code objects inside of ``code``, outermost first."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes(constant)
+
+
+def _facts(code: CodeType) -> tuple[object, ...]:
+    """What a function does, apart from where it stands."""
+    constants = tuple(
+        _facts(c) if isinstance(c, CodeType) else (type(c), repr(c).rpartition("<locals>")[2])
+        for c in code.co_consts  # a class's qualified name says where it stands
+    )
+    return _instructions(code), code.co_names, code.co_varnames, code.co_freevars, constants
+
+
+def _instructions(code: CodeType) -> tuple[object, ...]:
+    """The instructions of ``code``; those that call an attribute alike, whether its object was
+    imported at the top of the file (CPython then takes it for a module) or not."""
+    kept = [i for i in dis.get_instructions(code) if i.opname not in _UNTOLD]
+    offsets = [i.offset for i in kept]
+    jumps = {*dis.hasjabs, *dis.hasjrel}
+    return tuple(
+        (
+            "LOAD_ATTR" if i.opname == "LOAD_METHOD" else i.opname,
+            bisect.bisect_left(offsets, i.argval) if i.opcode in jumps
+            else i.argval if i.opcode in dis.hasname else i.arg,
+        )
+        for i in kept
+    )  # fmt: skip
+
+
+_UNTOLD = ("PUSH_NULL", "EXTENDED_ARG", "NOP", "CACHE")
+
+
+def _words(code: CodeType) -> set[object]:
+    """The names and constants of a function and of those inside of it."""
+    found: set[object] = {*code.co_names, *code.co_varnames, *code.co_freevars}
+    found |= {(type(c), repr(c)) for c in code.co_consts if not isinstance(c, CodeType)}
+    return found.union(*map(_words, _codes(code)))
 
 
 def _typed(code: CodeType | None) -> list[str]:
@@ -142,6 +256,8 @@ def _read_lambda(function: Callable[..., Any], kernel: str) -> FunctionSource:
             "more than one such lambda", help="write it as a `def`",
         )  # fmt: skip
     node = found[0]
+    if not _is_source_of(node, function):
+        raise _changed("<lambda>", code)
     tree = ast.FunctionDef("lambda", node.args, [ast.Return(node.body)], [], type_params=[])  # pyright: ignore[reportCallIssue]
     for new in (tree, tree.body[0]):
         ast.copy_location(new, node.body if new is not tree else node)

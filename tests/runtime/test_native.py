@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
 from weft.errors import WeftError
-from weft.runtime import fastpath, native, routine
-from weft.runtime.routine import LaunchConfig
+from weft.runtime import fastpath, native, record
+from weft.runtime.record import LaunchConfig
 
 if not native.available() or fastpath._TensorGuards is None:
     pytest.skip("there are no builtins here", allow_module_level=True)
@@ -103,7 +103,7 @@ class Liar:
 
 
 def test_integers():
-    call = step(routine.INTEGER, type=int, range=(-(1 << 63), (1 << 63) - 1))
+    call = step(record.INTEGER, type=int, range=(-(1 << 63), (1 << 63) - 1))
     for n in (0, -1, 1, 5, -(1 << 63), (1 << 63) - 1, -(1 << 31)):
         assert taken(call, n) == struct.pack("<q", n)
     for other in (
@@ -119,24 +119,24 @@ def test_integers():
         np.int64(3),
     ):
         assert taken(call, other) is None
-    narrow = step(routine.INTEGER, type=int, range=(-128, 127))
+    narrow = step(record.INTEGER, type=int, range=(-128, 127))
     assert [taken(narrow, n) is None for n in (-129, -128, 127, 128, 1 << 70)] == [
         True, False, False, True, True,
     ]  # fmt: skip
-    truth = step(routine.INTEGER, type=bool, range=(0, 1))
+    truth = step(record.INTEGER, type=bool, range=(0, 1))
     assert taken(truth, True) == struct.pack("<q", 1)
     assert taken(truth, False) == struct.pack("<q", 0)
     assert taken(truth, 1) is None
 
 
 def test_floats():
-    call = step(routine.FLOAT, type=float)
+    call = step(record.FLOAT, type=float)
     for x in (0.0, -0.0, -1.0, 1e308, float("inf"), 5e-324):
         assert taken(call, x) == struct.pack("<d", x)
     assert struct.unpack("<d", taken(call, float("nan")))[0] != 0
     for other in (1, None, True, np.float64(1.0), "1.0"):
         assert taken(call, other) is None
-    integers = step(routine.FLOAT, type=int)
+    integers = step(record.FLOAT, type=int)
     assert taken(integers, 3) == struct.pack("<d", 3.0)
     assert taken(integers, -1) == struct.pack("<d", -1.0)
     assert taken(integers, 10**400) is None
@@ -144,10 +144,10 @@ def test_floats():
 
 def test_objects():
     one = object()
-    call = step(routine.SAME, objects=[one])
+    call = step(record.SAME, objects=[one])
     assert taken(call, one) == bytes(8)
     assert taken(call, object()) is None
-    word = step(routine.EQUAL, type=str, objects=["word"])
+    word = step(record.EQUAL, type=str, objects=["word"])
     assert taken(word, "".join(["wo", "rd"])) == bytes(8)
     assert taken(word, "other") is None
     assert taken(word, 3) is None
@@ -155,7 +155,7 @@ def test_objects():
 
 def test_sizes():
     call = work(block=bytes(24))
-    call.step(routine.SIZE, 0, slot=1, type=torch.Size, range=(id(int), 2))
+    call.step(record.SIZE, 0, slot=1, type=torch.Size, range=(id(int), 2))
     call = made(call)
     assert call(torch.Size([3, -5])) is None
     assert SEEN.pop() == struct.pack("<qqq", 0, 3, -5)
@@ -165,13 +165,35 @@ def test_sizes():
 
 
 def test_levels_of_forward_mode():
-    call = step(routine.LEVEL, objects=[forward_ad, "_current_level"])
+    call = step(record.LEVEL, objects=[forward_ad, "_current_level"])
     assert taken(call, 1) == bytes(8)
     with forward_ad.dual_level():
         assert taken(call, 1) is None
     assert taken(call, 1) == bytes(8)
     for module in (types.SimpleNamespace(_current_level=None), types.SimpleNamespace()):
-        assert taken(step(routine.LEVEL, objects=[module, "_current_level"]), 1) is None
+        assert taken(step(record.LEVEL, objects=[module, "_current_level"]), 1) is None
+
+
+def test_guards():
+    owner = types.SimpleNamespace(name=work)
+    scope: dict[str, object] = {"name": work}
+
+    def guarded(where, item, absent=False):
+        it = work(block=bytes(8))
+        it.guard(where, "name", work, item, absent)
+        return made(it)
+
+    for where, call in ((owner, guarded(owner, False)), (scope, guarded(scope, True))):
+        space = where if isinstance(where, dict) else vars(where)
+        assert taken(call, 1) == bytes(8)
+        space["name"] = made
+        assert taken(call, 1) is None
+        del space["name"]
+        assert taken(call, 1) is None
+    missing = guarded(scope, True, absent=True)
+    assert taken(missing, 1) == bytes(8)
+    scope["name"] = work
+    assert taken(missing, 1) is None
 
 
 def test_what_python_is_asked():
@@ -193,7 +215,7 @@ def test_what_python_is_asked():
             return True
 
     call = work(block=bytes(16))
-    call.step(routine.ASKED, 0, slot=1, range=(0, 8), objects=[ask, Equal(), pack])
+    call.step(record.ASKED, 0, slot=1, range=(0, 8), objects=[ask, Equal(), pack])
     call = made(call)
     assert call([1]) is None
     assert SEEN.pop() == bytes(8) + b"12345678"
@@ -208,7 +230,7 @@ def test_what_python_is_asked():
 
 def test_counts_and_keywords():
     it = work(2)
-    it.step(routine.SAME, 1, objects=[None])
+    it.step(record.SAME, 1, objects=[None])
     call = made(it)
     assert call(1, None) is None
     for args in ((), (1,), (1, None, 2), (None,) * 30):
@@ -223,7 +245,7 @@ def test_counts_and_keywords():
 def launching(n=1, **given):
     it = work(n, extents=[16] * n, block=bytes(8 * n), **given)
     for k in range(n):
-        it.step(routine.TENSOR, k, slot=k)
+        it.step(record.TENSOR, k, slot=k)
     return made(it)
 
 
@@ -289,7 +311,7 @@ def test_writes_are_told():
         assert call(x) is None
         assert x._version == version
     it = work(2, check=lambda _: True, extents=[16], block=bytes(8), bumped=[1])
-    it.step(routine.TENSOR, 0)
+    it.step(record.TENSOR, 0)
     odd = object()
     before = sys.getrefcount(odd)
     for _ in range(10):
@@ -330,7 +352,7 @@ def test_a_call_that_raises():
     x = torch.ones(4)
     it = work(1, makers=[lambda: one], extents=[16], block=bytes(16), check=lambda _: True,
               call=fails, bumped=[0])  # fmt: skip
-    it.step(routine.TENSOR, 0)
+    it.step(record.TENSOR, 0)
     call = made(it)
     before = sys.getrefcount(one), sys.getrefcount(x)
     for _ in range(10):
@@ -341,16 +363,16 @@ def test_a_call_that_raises():
 
 
 # --- how code is called ---------------------------------------------------------------------------
-@pytest.mark.parametrize("way", [routine.HOLDING, routine.RELEASING])
+@pytest.mark.parametrize("way", [record.HOLDING, record.RELEASING])
 def test_code_is_called(way):
     blocks = []
-    prototype = ctypes.PYFUNCTYPE if way == routine.HOLDING else ctypes.CFUNCTYPE
+    prototype = ctypes.PYFUNCTYPE if way == record.HOLDING else ctypes.CFUNCTYPE
     code = prototype(None, ctypes.c_void_p)(
         lambda block: blocks.append(ctypes.string_at(block, 16))
     )  # fmt: skip
     address = ctypes.cast(code, ctypes.c_void_p).value
     it = work(1, direct=native.Direct(way, address, code), block=bytes(8) + b"the tail")
-    it.step(routine.INTEGER, 0, type=int, range=(0, 9))
+    it.step(record.INTEGER, 0, type=int, range=(0, 9))
     call = made(it)
     assert call(7) is None
     assert call(9) is None
@@ -393,10 +415,10 @@ class Driven:
 
     def builtin(self, device=0, several=False):
         direct = native.Direct(
-            routine.DRIVER, ctypes.addressof(self.cell), self, device, several
+            record.DRIVER, ctypes.addressof(self.cell), self, device, several
         )  # fmt: skip
         it = work(1, direct=direct, block=bytes(8) + b"the tail")
-        it.step(routine.INTEGER, 0, type=int, range=(0, 1 << 40))
+        it.step(record.INTEGER, 0, type=int, range=(0, 1 << 40))
         return made(it)
 
 
@@ -448,8 +470,8 @@ def test_a_builtin_keeps_what_it_uses_and_lets_go_of_it():
         pass
 
     thing, keep = Thing(), Thing()
-    it = work(1, direct=native.Direct(routine.PYTHON, 0, keep))
-    it.step(routine.SAME, 0, objects=[thing])
+    it = work(1, direct=native.Direct(record.PYTHON, 0, keep))
+    it.step(record.SAME, 0, objects=[thing])
     call = made(it)
     seen = weakref.ref(thing), weakref.ref(keep)
     del it, keep
@@ -465,7 +487,7 @@ def test_a_builtin_keeps_what_it_uses_and_lets_go_of_it():
     # A cycle.
     loop = Thing()
     it = work(1)
-    it.step(routine.SAME, 0, objects=[loop])
+    it.step(record.SAME, 0, objects=[loop])
     loop.call = made(it)
     seen = weakref.ref(loop)
     del it, loop

@@ -30,6 +30,8 @@ from weft.frontend.kinds import (
     Vec,
     describe,
 )
+from weft.frontend.names import KNOWN_MODULES
+from weft.frontend.scope import Guard
 from weft.lang import names
 from weft.lang.dtypes import DType
 from weft.lang.vectors import MatrixType, VectorType
@@ -127,13 +129,16 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
         )  # fmt: skip
     named: dict[str, Operand] = {}
     while isinstance(target, functools.partial):
+        cx.guards.append(Guard(target, "keywords", target.keywords))
         receiver = [*map(Static, target.args), *receiver]
         named = {**{k: Static(v) for k, v in target.keywords.items()}, **named}
         target = target.func
     if isinstance(target, types.MethodType):
         receiver = [Static(target.__self__), *receiver]
         target = target.__func__
-    target = inspect.unwrap(target) if callable(target) else target
+    while hasattr(target, "__wrapped__"):
+        cx.guards.append(Guard(target, "__wrapped__", target.__wrapped__))
+        target = target.__wrapped__
     if not isinstance(target, types.FunctionType):
         raise KernelTypeError(
             f"`{ast.unparse(node.func)}` cannot be called in a device loop: it has no Python "
@@ -142,6 +147,11 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
             help="use weft.math, math, or a Python function of your own; whole-tensor "
             "functions belong in the host part",
         )
+    if (target.__module__ or "").partition(".")[0] not in KNOWN_MODULES:
+        cx.guards.append(Guard(target, "__code__", target.__code__))
+        if target.__defaults__ or target.__kwdefaults__:
+            cx.guards.append(Guard(target, "__defaults__", target.__defaults__))
+            cx.guards.append(Guard(target, "__kwdefaults__", target.__kwdefaults__))
     arguments = [*receiver, *arguments]
     for keyword in node.keywords:
         if keyword.arg is None:

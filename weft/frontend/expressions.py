@@ -28,10 +28,12 @@ from weft.frontend.kinds import (
     join,
     kind_of,
 )
-from weft.frontend.scope import Guard, dotted
+from weft.frontend.names import is_known_module
+from weft.frontend.scope import ABSENT, Guard, dotted
 from weft.frontend.specs import vector_entries
 from weft.ir import types as ir
 from weft.ir.core import Block, Op, Value
+from weft.lang import names
 from weft.lang.elements import Elementwise
 from weft.source import Span
 
@@ -179,19 +181,18 @@ def load_element(cx: Lowering, tensor: Tensor, indices: list[Value], span: Span)
 def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
     """``x.name``."""
     if isinstance(x, Static):
-        try:
-            value = getattr(x.value, name)
-        except AttributeError:
+        owner, source, known = x.value, x.read, is_known_module(x.value)
+        value = names.member(owner, name, ABSENT) if known else getattr(owner, name, ABSENT)
+        if value is ABSENT:
             raise KernelTypeError(f"{describe(x)} has no attribute `{name}`", span,
-                                  help="check the spelling") from None  # fmt: skip
-        owner, source = x.value, x.read
+                                  help="check the spelling")  # fmt: skip
         if isinstance(value, torch.Tensor):
             is_global = isinstance(owner, ModuleType)
             key = ("global", id(vars(owner)), name) if is_global else (*x.key, name)
             read = lambda args: getattr(source(args) if source else owner, name)  # noqa: E731
             return cx.reached(name, Static(value, key if x.key else (id(owner), name), read))
-        if not hasattr(owner, "__path__") and not hasattr(owner, "__spec__"):
-            cx.guards.append(Guard(name, lambda: getattr(owner, name, None), value))
+        if not known:
+            cx.guards.append(Guard(owner, name, value))
         if isinstance(value, Elementwise):
             return vector(value)
         if x.key and source:

@@ -118,7 +118,8 @@ class Lowering:
         self._device_attributes()
         results = self._parallel(node, function)
         self.builder.do("func.return")
-        return Lowered(function, results, self.guards, self._typed_source())
+        guards = list({guard.place: guard for guard in self.guards}.values())
+        return Lowered(function, results, guards, self._typed_source())
 
     def _argument(self, name: str, spec: Spec, values: Iterator[Value]) -> Operand:
         if isinstance(spec, ConstSpec):

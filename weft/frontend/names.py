@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.lang import names
 from weft.lang.dtypes import DType
 from weft.lang.vectors import MatrixType, VectorType
 
@@ -43,7 +44,7 @@ class Scope:
                 return MISSING
         if name in self.globals:
             return self.globals[name]
-        return getattr(builtins, name, MISSING)
+        return names.member(builtins, name, MISSING)
 
     def resolve(self, node: ast.expr) -> Any:
         """The value of a dotted name, or ``MISSING`` where it is anything else."""
@@ -55,7 +56,7 @@ class Scope:
                 return (
                     inspect.getattr_static(base, node.attr, MISSING)
                     if not isinstance(base, types.ModuleType)
-                    else getattr(base, node.attr, MISSING)
+                    else names.member(base, node.attr, MISSING)
                 )
         return MISSING
 

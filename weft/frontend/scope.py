@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,31 +13,52 @@ import torch
 from weft.errors import KernelNameError
 from weft.frontend.kinds import Operand, Static, Unbound
 from weft.frontend.specs import constant_key
+from weft.lang import names
 from weft.lang.elements import Elementwise
 from weft.source import FunctionSource, Span
 
+ABSENT: Any = object()  # what a guard reads where there is nothing
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Guard:
     """A value that was read at compile time from something that may change: recompile if it has.
 
-    ``read`` gives the present value; the specialisation holds while it equals ``value``.
+    It is an attribute of ``owner``, or an ``item`` of that dict (``ABSENT``: there was none). The
+    specialisation holds while it equals ``value``.
     """
 
+    owner: Any
     name: str
-    read: Callable[[], Any]
     value: Any
+    item: bool = False
     key: Any = field(init=False)  # of a container, which may change and stay the same object
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", constant_key(self.value))
 
+    @property
+    def place(self) -> tuple[int, str, bool]:
+        """Equal for guards of one thing."""
+        return id(self.owner), self.name, self.item
+
+    @property
+    def by_identity(self) -> bool:
+        """Whether the same object is the same value: it is no container, whose items change."""
+        return not isinstance(self.value, tuple | list | dict | set | Elementwise)
+
+    def read(self) -> Any:
+        """The present value."""
+        if self.item:
+            return self.owner.get(self.name, ABSENT)
+        try:
+            return getattr(self.owner, self.name, ABSENT)
+        except ValueError:  # an empty closure cell
+            return ABSENT
+
     def holds(self) -> bool:
         now = self.read()
-        changes = isinstance(now, tuple | list | dict | set | Elementwise)
-        if now is self.value and not changes:
-            return True
-        return constant_key(now) == self.key
+        return (now is self.value and self.by_identity) or constant_key(now) == self.key
 
 
 class TensorReached(Exception):
@@ -81,17 +101,20 @@ class Frame:
         if function.__closure__ and name in code.co_freevars:
             cell = function.__closure__[code.co_freevars.index(name)]
             value = cell.cell_contents
-            if not isinstance(value, ModuleType | torch.Tensor):
-                guards.append(Guard(name, lambda: cell.cell_contents, value))
+            if not isinstance(value, torch.Tensor):  # which is an argument, read at each call
+                guards.append(Guard(cell, "cell_contents", value))
             return Static(value, ("cell", id(cell)), lambda _: cell.cell_contents)
         scope = function.__globals__
         if name in scope:
             value = scope[name]
-            if not isinstance(value, ModuleType | torch.Tensor):
-                guards.append(Guard(name, lambda: scope.get(name), value))
+            if not isinstance(value, torch.Tensor):
+                guards.append(Guard(scope, name, value, item=True))
             return Static(value, ("global", id(scope), name), lambda _: scope.get(name))
-        if hasattr(builtins, name):
-            return Static(getattr(builtins, name))
+        value = names.member(builtins, name, ABSENT)
+        if value is not ABSENT:
+            if value is not range:  # the word of loops, which the host part is split by
+                guards.append(Guard(scope, name, ABSENT, item=True))
+            return Static(value)
         raise KernelNameError(
             f"the name `{name}` is not known", span,
             help="a kernel sees its parameters, its own variables, and the names of its module",

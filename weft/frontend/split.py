@@ -6,7 +6,6 @@ the region reads; all else is left as it is written.
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
 import copy
@@ -28,14 +27,13 @@ from weft.frontend.names import (
     root_name,
 )
 from weft.frontend.parameters import Parameter, parameters
-from weft.source import FunctionSource, Span
+from weft.source import FUTURE, FunctionSource, Span, enclosed
 
 LAUNCHERS = "__weft__"  # the host function's hidden first parameter: a tuple of launchers
 DEVICE_LOOPS = ("range", "ndrange", "grouped")
 HOST_LOOPS = ("serial", "static")
 # Attributes that a specialisation knows of a tensor: not passed where the tensor itself is.
 SELF_EVIDENT = ("shape", "ndim", "dtype")
-_FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
 # What a `return` gives: None, one item, or a tuple of items. An item is the name of the parameter
 # that it is, or "" for a value that the kernel made.
@@ -373,11 +371,7 @@ def _refuse(source: FunctionSource) -> None:
 def _host_function(
     source: FunctionSource, function: Callable[..., Any], tree: ast.FunctionDef
 ) -> Callable[..., Any]:
-    """Compiles ``tree`` with the globals, closure, defaults and place in the file of ``function``.
-
-    The definition is nested in a function whose locals are the closure variables (so that they are
-    free in it), and in a class where it was one (so that ``__private`` names are mangled).
-    """
+    """Compiles ``tree`` with the globals, closure, defaults and place of ``function``."""
     tree = copy.deepcopy(tree)
     tree.decorator_list, tree.returns = [], None
     arguments = tree.args
@@ -386,22 +380,10 @@ def _host_function(
         if isinstance(argument, ast.arg):
             argument.annotation = None
     code: types.CodeType = function.__code__
-    owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
-    inner: ast.stmt = tree
-    if owner.isidentifier():
-        inner = ast.ClassDef(owner, [], [], [tree], [], type_params=[])  # pyright: ignore[reportCallIssue]
-    free = [ast.arg(name) for name in code.co_freevars if name != "__class__" or inner is tree]
-    outer = ast.FunctionDef(
-        "__weft_outer__",
-        ast.arguments([], free, None, [], [], None, []),
-        [inner],
-        [],
-        type_params=[],  # pyright: ignore[reportCallIssue]
-    )
-    module = ast.fix_missing_locations(ast.Module([outer], []))
     compiled = compile(
-        module, source.file, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True
-    )
+        enclosed(tree, function), source.file, "exec", flags=code.co_flags & FUTURE,
+        dont_inherit=True,
+    )  # fmt: skip
     found = _find_code(compiled, tree.name)
     found = found.replace(co_qualname=code.co_qualname) if hasattr(code, "co_qualname") else found
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))

@@ -170,6 +170,16 @@ MATRIX_METHODS = frozenset([
 VECTOR_ATTRIBUTES = frozenset({"n", "m", "shape"})
 
 
+# What was in these modules when weft was imported: torch.export replaces some of it for its own.
+_MEMBERS = {id(m): dict(vars(m)) for m in (builtins, python_math, operator)}
+
+
+def member(module: Any, name: str, default: Any) -> Any:
+    """An attribute of a module; of builtins, math and operator as Python has it."""
+    found = _MEMBERS.get(id(module), {}).get(name, default)
+    return getattr(module, name, default) if found is default else found
+
+
 def canonical(value: object) -> str | None:
     """The canonical name of a Python object, or None for what the language does not know."""
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from weft.errors import WeftError
-from weft.runtime.routine import LaunchConfig
+from weft.runtime.record import LaunchConfig
 
 # torch has no public name for the current stream's address or the current device without a check.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false

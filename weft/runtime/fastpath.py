@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from weft.frontend.scope import ABSENT
 from weft.frontend.specs import ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
-from weft.runtime import native, routine
+from weft.runtime import native, record
 from weft.runtime.signature import scalar_kind
 
 # The guards of torch.compile have no public name: without them each call builds its key.
@@ -82,11 +83,16 @@ class Generated:
         block = bytes(head + 8 * sum(map(_slots, specs))) + plan.tail
         if len(block) > native.MOST_BYTES:
             return None
+        simple = [g for g in plan.guards if g.by_identity and args]
+        others = tuple(g for g in plan.guards if g not in simple)
         work = native.Work(
             len(args), check, plan.call, plan.direct, plan.extents,
             [(tensors.index(i), tensors.index(j)) for i, j in apart(self.writes, tensors)],
-            self.bumped, plan.makers, block, plan.grad, plan.guards, self.holds,
+            self.bumped, plan.makers, block, plan.grad, others, self.holds,
         )  # fmt: skip
+        for guard in simple:
+            work.guard(guard.owner, guard.name, guard.read() if guard.holds() else guard.value,
+                       guard.item, guard.value is ABSENT)  # fmt: skip
         slot = head // 8
         for k, (kind, spec, value) in enumerate(zip(self.kinds, specs, args, strict=True)):
             slots = _slots(spec)
@@ -94,20 +100,20 @@ class Generated:
                 assert isinstance(spec, ScalarSpec)
                 as_float = spec.kind == "float"
                 span = _bounds(spec) or _INT64
-                step = routine.FLOAT if as_float else routine.INTEGER
+                step = record.FLOAT if as_float else record.INTEGER
                 work.step(step, k, slot=slot, type=type(value), range=span)
             elif kind == "size":
-                work.step(routine.SIZE, k, slot=slot, type=torch.Size, range=(id(int), slots))
+                work.step(record.SIZE, k, slot=slot, type=torch.Size, range=(id(int), slots))
             elif kind == "identity":
-                work.step(routine.SAME, k, objects=[value])
+                work.step(record.SAME, k, objects=[value])
             elif kind == "plain":
-                work.step(routine.EQUAL, k, type=type(value), objects=[value])
+                work.step(record.EQUAL, k, type=type(value), objects=[value])
             elif kind != "tensor":
                 ask = _ASKED[kind]
                 asked = [ask, ask(value), _packer(kind, spec)]
-                work.step(routine.ASKED, k, slot=slot, range=(0, 8 * slots), objects=asked)
+                work.step(record.ASKED, k, slot=slot, range=(0, 8 * slots), objects=asked)
             if k in tensors:
-                work.step(routine.TENSOR, k, slot=tensors.index(k))
+                work.step(record.TENSOR, k, slot=tensors.index(k))
             slot += slots
         return work
 

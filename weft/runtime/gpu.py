@@ -46,7 +46,7 @@ from weft.frontend.split import Region
 from weft.ir.core import Function
 from weft.ir.types import MemRefType
 from weft.options import Options
-from weft.runtime import build, cuda, native, routine
+from weft.runtime import build, cuda, native, record
 from weft.runtime.arguments import Arguments
 from weft.runtime.cache import DiskCache
 from weft.runtime.cuda import (
@@ -309,7 +309,7 @@ class Call:
         several = torch.cuda.device_count() > 1  # else torch's device is this one
         self.cell = ctypes.c_char_p()
         place = ctypes.addressof(self.cell)
-        return native.Direct(routine.DRIVER, place, self, self.device, several)
+        return native.Direct(record.DRIVER, place, self, self.device, several)
 
     def _ready(self, launch: Launch, cell: ctypes.c_char_p, slots: bytes) -> None:
         """From now on ``direct`` leads past Python, to ``launch``."""

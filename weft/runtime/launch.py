@@ -28,7 +28,7 @@ from weft.ir.core import Block, Function, walk
 from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType
 from weft.options import Options
-from weft.runtime import native, routine
+from weft.runtime import native, record
 from weft.runtime.build import Compiled, compile_region, disk
 from weft.runtime.fastpath import HOTTEST, Generated, Plan, generate, kind_of, scalar_formats
 from weft.runtime.shadow import checked
@@ -225,7 +225,7 @@ class Launcher:
         else:
             load = compiled.load
             call = load.call_holding_gil if tiny else load.call
-            way = routine.HOLDING if tiny else routine.RELEASING
+            way = record.HOLDING if tiny else record.RELEASING
             direct = native.Direct(way, load.address, load) if load.address else None
         if compiled.checks and not on_gpu:
             sizes = [(_extent(t), t.element_size()) for t in tensors]

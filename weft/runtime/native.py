@@ -23,9 +23,9 @@ import torch
 from torch.autograd import forward_ad
 
 from weft.codegen.machine import host, machine
-from weft.runtime import cpu, routine
+from weft.runtime import cpu, record, routine
 from weft.runtime.cache import DiskCache
-from weft.runtime.routine import (
+from weft.runtime.record import (
     GRAD,
     GUARDED,
     LAUNCH,
@@ -78,12 +78,18 @@ class Work:
         self, kind: int, argument: int, *, slot: int = 0, type: type | None = None,
         range: tuple[int, int] = (0, 0), objects: Sequence[object] = (),
     ) -> None:  # fmt: skip
-        """Adds a step (see ``routine.py``)."""
+        """Adds a step (see ``record.py``)."""
         low, high = range
         if objects:
             low = len(OBJECTS) + len(self.makers) + len(self.objects)
             self.objects += objects
         self.steps.append((kind, argument, slot, id(type) if type else 0, low, high))
+
+    def guard(self, owner: object, name: str, value: object, item: bool, absent: bool) -> None:
+        """Adds a step: the attribute (the ``item`` of a dict) is still this object, or ``absent``
+        still. Needs an argument, which steps read before they are told apart."""
+        kind = record.MISSING if absent else record.ITEM if item else record.ATTRIBUTE
+        self.step(kind, 0, objects=[owner, name, object() if absent else value])
 
     def ahead(self, order: Sequence[int]) -> Work:
         """The same work in place of a kernel, whose arguments have their places in ``order``; it
@@ -91,7 +97,7 @@ class Work:
         steps = [(kind, order[k], *rest) for kind, k, *rest in self.steps]
         work = replace(self, bumped=[order[k] for k in self.bumped], steps=steps,
                        objects=[*self.objects])  # fmt: skip
-        work.step(routine.LEVEL, 0, objects=[forward_ad, sys.intern("_current_level")])
+        work.step(record.LEVEL, 0, objects=[forward_ad, sys.intern("_current_level")])
         return work
 
     def packed(self) -> tuple[object, ...]:
@@ -105,9 +111,9 @@ class Work:
         )  # fmt: skip
         words = [*head, *(w for step in self.steps for w in step), *self.extents]
         words += [*(k for pair in self.apart for k in pair), *self.bumped]
-        record = b"".join((w & _ALL).to_bytes(8, "little") for w in words) + self.block
+        packed = b"".join((w & _ALL).to_bytes(8, "little") for w in words) + self.block
         return (
-            record, None, self.check, torch.Tensor.data_ptr, torch._C._increment_version,
+            packed, None, self.check, torch.Tensor.data_ptr, torch._C._increment_version,
             torch.is_grad_enabled, self.holds, self.guards, self.call, _stream, direct.device,
             _device, *self.makers, *self.objects, direct.keep,
         )  # fmt: skip

@@ -1,69 +1,41 @@
 """The machine code of ``native.py``: one function of CPython's C API, the same for all plans.
 
-It is written out as LLVM IR. It reads a **record** of 64-bit words::
-
-    HEAD    one word for each of its names
-    steps   STEP words for each step: what one argument has to be, and where its value goes
-    extents the bytes of each tensor from its first to the end of its last element
-    apart   two words for each pair of tensors that must not overlap
-    bumped  the arguments that autograd is told of
-    block   the argument block: pointers of tensors and of results, scalars, all that is known
-
-and **objects**, which stand in a tuple together with the record (``OBJECTS``, then the makers of
-the results, then what the steps need). That tuple is the builtin's ``self``: it keeps everything
-alive. Of CPython only functions are used, and no layout of its objects.
+It is written out as LLVM IR. It reads a record and objects, which ``record.py`` lays out. Of
+CPython only functions are used, and no layout of its objects.
 """
 
 from __future__ import annotations
 
-import ctypes
-import struct
 from collections.abc import Sequence
 
-
-class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        ("grid_x", ctypes.c_uint), ("grid_y", ctypes.c_uint), ("grid_z", ctypes.c_uint),
-        ("block_x", ctypes.c_uint), ("block_y", ctypes.c_uint), ("block_z", ctypes.c_uint),
-        ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
-        ("count", ctypes.c_uint),
-    )  # fmt: skip
-
-
-HEAD = (
-    "arguments", "steps", "tensors", "apart", "results", "bumped", "size", "flags", "way", "code",
-    "true", "none", "exception",
+from weft.runtime.record import (
+    ASKED,
+    ATTRIBUTE,
+    CONFIG,
+    DRIVER,
+    EQUAL,
+    FLOAT,
+    GRAD,
+    GUARDED,
+    HEAD,
+    HOLDING,
+    INTEGER,
+    ITEM,
+    LAUNCH,
+    LEVEL,
+    MISSING,
+    OBJECTS,
+    RELEASING,
+    SAME,
+    SEVERAL,
+    SIZE,
+    STEP,
+    STREAM,
+    TENSOR,
 )  # fmt: skip
-STEP = ("kind", "argument", "slot", "type", "low", "high")
-OBJECTS = (
-    "record", "otherwise", "check", "data_ptr", "increment", "grad_enabled", "holds", "guards",
-    "call", "stream", "device", "current",
-)  # fmt: skip
-# Kinds of steps. "type": the exact type that the argument has.
-TENSOR = 0  # the next tensor; "slot": its number among them
-INTEGER = 1  # a number of that type from "low" to "high", to "slot" as an integer
-FLOAT = 2  # a number of that type, to "slot" as a double
-SAME = 3  # the object "low"
-EQUAL = 4  # equal to the object "low"
-SIZE = 5  # "high" ints, to "slot" and those after it
-ASKED = 6  # object "low" called with it gives what equals the next one; the object after that, if
-# it is not None, gives "high" bytes, to "slot"
-LEVEL = 7  # object "low" has no level of forward mode open (the next object is the attribute)
-# Ways to call.
-HOLDING, RELEASING, PYTHON, DRIVER = range(4)
-GRAD, GUARDED, SEVERAL = 1, 2, 4  # flags
+from weft.runtime.record import WORDS as _LAUNCH
+
 SYMBOL = "weft_native"
-
-# What the driver is called with (see ``launch_record``): launch, function, bytes of arguments,
-# bytes behind them, tests; then CUlaunchConfig, the bytes behind, three words for each test: a
-# place in the argument block, a mask, and what the word there has to be under the mask.
-_LAUNCH = ("driver", "function", "taken", "rest", "tests")
-LAUNCH = struct.Struct("<5Q")
-TEST = struct.Struct("<3Q")
-_CONFIG = ctypes.sizeof(LaunchConfig)
-_STREAM = LaunchConfig.stream.offset
 
 
 def _words(record: str, *names: str, of: Sequence[str] = HEAD) -> str:
@@ -92,7 +64,7 @@ FUNCTIONS = {
     "Py_IncRef": "void (ptr)", "Py_DecRef": "void (ptr)", "PyErr_Occurred": "ptr ()",
     "PyErr_ExceptionMatches": "i32 (ptr)", "PyErr_Clear": "void ()",
     "PyEval_SaveThread": "ptr ()", "PyEval_RestoreThread": "void (ptr)",
-    "PyObject_GetAttr": "ptr (ptr, ptr)",
+    "PyObject_GetAttr": "ptr (ptr, ptr)", "PyDict_GetItemWithError": "ptr (ptr, ptr)",
 }  # fmt: skip
 
 TEXT = f"""
@@ -176,6 +148,9 @@ typed:
     i64 {SIZE}, label %size
     i64 {ASKED}, label %asked
     i64 {LEVEL}, label %level
+    i64 {ITEM}, label %owned
+    i64 {MISSING}, label %owned
+    i64 {ATTRIBUTE}, label %owned
   ]
 tensor:
   %tensor.p = getelementptr ptr, ptr %tensors, i64 %slot
@@ -234,6 +209,34 @@ levels:
   call void @Py_DecRef(ptr %level.o)
   %closed = icmp slt i64 %level.v, 0
   br i1 %closed, label %stored, label %no
+owned:
+  %owner = call ptr @PyTuple_GetItem(ptr %self, i64 %low)
+  %own.n = add i64 %low, 1
+  %own = call ptr @PyTuple_GetItem(ptr %self, i64 %own.n)
+  %is.attribute = icmp eq i64 %kind, {ATTRIBUTE}
+  br i1 %is.attribute, label %attribute, label %lookup
+lookup:
+  %held = call ptr @PyDict_GetItemWithError(ptr %owner, ptr %own)
+  %absent = icmp eq ptr %held, null
+  br i1 %absent, label %gone, label %present
+gone:
+  %may.miss = icmp eq i64 %kind, {MISSING}
+  br i1 %may.miss, label %stored, label %no
+present:
+  %held.n = add i64 %low, 2
+  %held.w = call ptr @PyTuple_GetItem(ptr %self, i64 %held.n)
+  %held.y = icmp eq ptr %held, %held.w
+  ret i1 %held.y
+attribute:
+  %read = call ptr @PyObject_GetAttr(ptr %owner, ptr %own)
+  %unread = icmp eq ptr %read, null
+  br i1 %unread, label %no, label %reading
+reading:
+  call void @Py_DecRef(ptr %read)
+  %read.n = add i64 %low, 2
+  %read.w = call ptr @PyTuple_GetItem(ptr %self, i64 %read.n)
+  %read.y = icmp eq ptr %read, %read.w
+  ret i1 %read.y
 asked:
   %ask = call ptr @PyTuple_GetItem(ptr %self, i64 %low)
   %answer = call ptr @one(ptr %ask, ptr %value)
@@ -299,7 +302,7 @@ compare:
 sizes:
 {_words("record", "taken", "rest", "tests", of=_LAUNCH)}
   %template = getelementptr i8, ptr %record, i64 {LAUNCH.size}
-  %ending = getelementptr i8, ptr %template, i64 {_CONFIG}
+  %ending = getelementptr i8, ptr %template, i64 {CONFIG}
   %first = getelementptr i8, ptr %ending, i64 %rest
   br label %test
 test:
@@ -325,13 +328,13 @@ fill:
 launch:
   %stream = call i64 @PyLong_AsUnsignedLongLong(ptr %stream.n)
   call void @Py_DecRef(ptr %stream.n)
-  %config = alloca [{_CONFIG} x i8], align 8
+  %config = alloca [{CONFIG} x i8], align 8
   %extra = alloca [5 x i64], align 8
   %bytes = alloca i64, align 8
   %total = add i64 %taken, %rest
   %whole = alloca i8, i64 %total, align 16
-  call void @llvm.memcpy.p0.p0.i64(ptr %config, ptr %template, i64 {_CONFIG}, i1 false)
-  %stream.p = getelementptr i8, ptr %config, i64 {_STREAM}
+  call void @llvm.memcpy.p0.p0.i64(ptr %config, ptr %template, i64 {CONFIG}, i1 false)
+  %stream.p = getelementptr i8, ptr %config, i64 {STREAM}
   store i64 %stream, ptr %stream.p
   call void @llvm.memcpy.p0.p0.i64(ptr %whole, ptr %block, i64 %taken, i1 false)
   %behind = getelementptr i8, ptr %whole, i64 %taken

@@ -1,0 +1,330 @@
+"""What a kernel captured, and what it was compiled from, may change: it is never stale."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import math
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+
+HELPERS = (
+    "def h(v):\n    return v + 1.0\n\n\ndef deep(v):\n    return h(v) * 2.0\n\n\nSCALE = 3.0\n"
+)
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A package ``stale_pkg`` with a module ``sub``, and a module that calls into it."""
+    folder = tmp_path / "stale_pkg"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from stale_pkg import sub\n")
+    (folder / "sub.py").write_text(HELPERS)
+    text = "from stale_pkg import sub\n\n\ndef through(v):\n    return sub.h(v)\n"
+    (folder / "caller.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield importlib.import_module("stale_pkg"), importlib.import_module("stale_pkg.caller")
+    for name in [name for name in sys.modules if name.startswith("stale_pkg")]:
+        del sys.modules[name]
+
+
+def other(v):
+    return v * 10.0
+
+
+def another(v):
+    return v - 7.0
+
+
+def first_default(v, w=1.0):
+    return v + w
+
+
+def keyword_default(v, *, w=1.0):
+    return v + w
+
+
+def rewritten(v):
+    return v + 1.0
+
+
+def shadowed(v):
+    return max(v, 0.5)
+
+
+def apply(step: Callable[[Any], Any], function: Callable[[Any], Any], change: Any) -> None:
+    """Runs ``step`` (an in-place kernel) before and after the change, beside ``function``, the
+    Python itself."""
+    for changed in (False, True):
+        if changed:
+            change()
+        for _ in range(4):  # the later ones are served by machine code
+            x = torch.tensor([0.25, 2.0], dtype=torch.float64)
+            step(x)
+            expected = [float(function(v)) for v in (0.25, 2.0)]
+            assert x.tolist() == expected, f"changed: {changed}"
+
+
+@pytest.mark.parametrize("change", ["function", "reload", "module", "submodule", "code"])
+def test_a_function_of_a_module_is_followed(modules: Any, change: str) -> None:
+    pkg, _ = modules
+
+    @weft.kernel
+    def step(x):
+        for i in x:
+            x[i] = pkg.sub.h(x[i]) + pkg.sub.deep(x[i])
+
+    def alter() -> None:
+        nonlocal pkg
+        if change == "function":
+            pkg.sub.h = other
+        elif change == "reload":
+            Path(pkg.sub.__file__).write_text(HELPERS.replace("1.0", "50.0"))
+            importlib.reload(pkg.sub)
+        elif change == "module":
+            pkg = types.SimpleNamespace(sub=types.SimpleNamespace(h=other, deep=another))
+        elif change == "submodule":
+            pkg.sub = types.SimpleNamespace(h=other, deep=another)
+        else:
+            pkg.sub.h.__code__ = another.__code__
+
+    apply(step, lambda v: pkg.sub.h(v) + pkg.sub.deep(v), alter)
+
+
+def test_a_helper_that_calls_through_a_module_is_followed(modules: Any) -> None:
+    pkg, caller = modules
+
+    @weft.kernel
+    def step(x):
+        for i in x:
+            x[i] = caller.through(x[i]) * caller.sub.SCALE
+
+    apply(step, lambda v: caller.through(v) * pkg.sub.SCALE, lambda: setattr(pkg.sub, "h", other))
+    other_sub = types.SimpleNamespace(h=another, SCALE=5.0)
+    apply(step, lambda v: caller.through(v) * caller.sub.SCALE,
+          lambda: setattr(caller, "sub", other_sub))  # fmt: skip
+
+
+def test_defaults_and_code_of_a_function_are_followed() -> None:
+    @weft.kernel
+    def step(x):
+        for i in x:
+            x[i] = first_default(x[i]) * keyword_default(x[i]) + rewritten(x[i])
+
+    def python(v: float) -> float:
+        return first_default(v) * keyword_default(v) + rewritten(v)
+
+    code = rewritten.__code__
+    try:
+        apply(step, python, lambda: setattr(first_default, "__defaults__", (4.0,)))
+        apply(step, python, lambda: keyword_default.__kwdefaults__.update(w=5.0))
+        apply(step, python, lambda: setattr(rewritten, "__code__", other.__code__))
+    finally:
+        first_default.__defaults__, rewritten.__code__ = (1.0,), code
+        keyword_default.__kwdefaults__.update(w=1.0)
+
+
+def test_keywords_of_a_partial_are_followed() -> None:
+    partial = functools.partial(first_default, w=2.0)
+
+    @weft.kernel
+    def step(x):
+        for i in x:
+            x[i] = partial(x[i])
+
+    apply(step, partial, lambda: partial.keywords.update(w=9.0))
+
+
+def test_a_builtin_that_a_global_shadows_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    @weft.kernel
+    def step(x):
+        for i in x:
+            x[i] = shadowed(x[i]) + abs(x[i])
+
+    def smallest(a, b):
+        return a if a < b else b
+
+    apply(step, lambda v: shadowed(v) + abs(v),
+          lambda: monkeypatch.setitem(globals(), "max", smallest))  # fmt: skip
+    apply(step, lambda v: shadowed(v) + abs(v),
+          lambda: monkeypatch.setitem(globals(), "abs", other))  # fmt: skip
+    apply(step, lambda v: shadowed(v) + abs(v), monkeypatch.undo)
+
+
+def test_a_name_that_stood_for_a_known_module_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    @weft.kernel
+    def step(x):
+        for i in x:
+            x[i] = math.fabs(x[i])
+
+    fake = types.SimpleNamespace(fabs=other)
+    step(torch.ones(1))
+    monkeypatch.setitem(globals(), "math", fake)
+    x = torch.ones(1)
+    step(x)
+    assert x.tolist() == [10.0]
+
+
+def test_a_class_and_its_functions_are_followed() -> None:
+    class Model:
+        @staticmethod
+        def f(v):
+            return v + 1.0
+
+        rate = 2.0
+
+    model = Model()
+
+    @weft.kernel
+    def step(x):
+        for i in x:
+            x[i] = Model.f(x[i]) * model.rate
+
+    apply(step, lambda v: Model.f(v) * model.rate, lambda: setattr(Model, "f", staticmethod(other)))
+    apply(step, lambda v: Model.f(v) * model.rate, lambda: setattr(Model, "rate", 8.0))
+
+
+def test_builtins_that_torch_replaces_while_it_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    @weft.kernel
+    def clipped(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = max(min(x[i] * w[i], 1.0), -math.pow(2.0, 0.5))
+        return out
+
+    class Clip(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.tensor([2.0, 0.5, -3.0]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return clipped(x, self.w)
+
+    x = torch.tensor([1.0, 1.0, 1.0])
+    program = torch.export.export(Clip(), (x,), strict=False)
+    assert builtins.max is max
+    torch.testing.assert_close(program.module()(x), torch.tensor([1.0, 0.5, -math.sqrt(2.0)]))
+
+
+def imported(folder: Path, text: str) -> Any:
+    """A module with this text, and its file."""
+    file = folder / "edited_later.py"
+    file.write_text(text)
+    sys.modules.pop("edited_later", None)
+    module = importlib.import_module("edited_later")
+    return module, file
+
+
+EDITED = '''\
+import weft
+
+
+def helper(v):
+    return v * 1.0
+
+
+@weft.kernel
+def step(x):
+    for i in x:
+        x[i] = helper(x[i]) + 1.0
+
+
+class Pair:
+    __factor = 2.0
+
+    def twice(self, v):
+        return (
+            2.0 * v
+        )
+
+    @weft.kernel
+    def double(self, x):
+        """A docstring."""
+        assert self.__factor == 2.0
+        for i in x:
+            x[i] = self.twice(x[i])
+
+
+def made(bias):
+    @weft.kernel
+    def inner(x):
+        for i in x:
+            x[i] += bias if __name__ else weft.sin(0.0)
+    return inner
+
+
+scaled = lambda v: v + 4.0  # noqa
+
+
+@weft.kernel
+def with_lambda(x):
+    for i in x:
+        x[i] = scaled(x[i])
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield tmp_path
+    sys.modules.pop("edited_later", None)
+
+
+def test_sources_of_many_forms_are_those_that_were_imported(folder: Path) -> None:
+    module, file = imported(folder, EDITED)
+    file.write_text(EDITED + "\n# another line\n")
+    x = torch.ones(2)
+    module.step(x)
+    module.Pair().double(x)
+    module.made(3.0)(x)
+    module.with_lambda(x)
+    assert x.tolist() == [11.0, 11.0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "line"),
+    [
+        ("+ 1.0", "+ 2.0", "step", 8),
+        ("+ 1.0", "- 1.0", "step", 8),
+        ("v * 1.0", "v * 3.0", "helper", 4),
+        ("v + 4.0", "v + 5.0", "<lambda>", 38),
+        ("import weft\n", "import weft\nx = [\n(\n1)]\n", "step", 8),
+    ],
+)
+def test_a_source_that_changed_since_it_was_imported_is_refused(
+    folder: Path, old: str, new: str, name: str, line: int
+) -> None:
+    module, file = imported(folder, EDITED)
+    file.write_text(EDITED.replace(old, new))
+    kernel = module.with_lambda if name == "<lambda>" else module.step
+    with pytest.raises(weft.SourceUnavailableError) as error:
+        kernel(torch.ones(2))
+    assert str(error.value) == (
+        f"the source of `{name}` at line {line} of {file} is not the one that Python runs: the "
+        "file has changed since it was imported\n"
+        "help: restart, or reload the module: weft compiles a function's source text when it is "
+        "first called"
+    )
+
+
+def test_assertions_that_pytest_rewrote_are_no_change() -> None:
+    @weft.kernel
+    def asserting(x):
+        for i in x:
+            assert x[i] > 0.0, "positive"
+            x[i] += 1.0
+
+    x = torch.ones(2)
+    asserting(x)
+    assert x.tolist() == [2.0, 2.0]

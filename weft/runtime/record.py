@@ -1,0 +1,68 @@
+"""What the machine code of ``routine.py`` reads: how a plan's calls are written down for it.
+
+``routine.py`` reads a **record** of 64-bit words::
+
+    HEAD    one word for each of its names
+    steps   STEP words for each step: what one argument has to be, and where its value goes
+    extents the bytes of each tensor from its first to the end of its last element
+    apart   two words for each pair of tensors that must not overlap
+    bumped  the arguments that autograd is told of
+    block   the argument block: pointers of tensors and of results, scalars, all that is known
+
+and **objects**, which stand in a tuple together with the record (``OBJECTS``, then the makers of
+the results, then what the steps need). That tuple is the builtin's ``self``: it keeps everything
+alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+HEAD = (
+    "arguments", "steps", "tensors", "apart", "results", "bumped", "size", "flags", "way", "code",
+    "true", "none", "exception",
+)  # fmt: skip
+STEP = ("kind", "argument", "slot", "type", "low", "high")
+OBJECTS = (
+    "record", "otherwise", "check", "data_ptr", "increment", "grad_enabled", "holds", "guards",
+    "call", "stream", "device", "current",
+)  # fmt: skip
+# Kinds of steps. "type": the exact type that the argument has.
+TENSOR = 0  # the next tensor; "slot": its number among them
+INTEGER = 1  # a number of that type from "low" to "high", to "slot" as an integer
+FLOAT = 2  # a number of that type, to "slot" as a double
+SAME = 3  # the object "low"
+EQUAL = 4  # equal to the object "low"
+SIZE = 5  # "high" ints, to "slot" and those after it
+ASKED = 6  # object "low" called with it gives what equals the next one; the object after that, if
+# it is not None, gives "high" bytes, to "slot"
+LEVEL = 7  # object "low" has no level of forward mode open (the next object is the attribute)
+# Guards, which look at no argument. The objects from "low" on: where, the name, the value.
+ITEM = 8  # a dict has this value under the name
+MISSING = 9  # a dict has nothing under the name
+ATTRIBUTE = 10  # an object has this value as its attribute
+# Ways to call.
+HOLDING, RELEASING, PYTHON, DRIVER = range(4)
+GRAD, GUARDED, SEVERAL = 1, 2, 4  # flags
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid_x", ctypes.c_uint), ("grid_y", ctypes.c_uint), ("grid_z", ctypes.c_uint),
+        ("block_x", ctypes.c_uint), ("block_y", ctypes.c_uint), ("block_z", ctypes.c_uint),
+        ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+# What the driver is called with (see ``launch_record``): launch, function, bytes of arguments,
+# bytes behind them, tests; then CUlaunchConfig, the bytes behind, three words for each test: a
+# place in the argument block, a mask, and what the word there has to be under the mask.
+WORDS = ("driver", "function", "taken", "rest", "tests")
+LAUNCH = struct.Struct("<5Q")
+TEST = struct.Struct("<3Q")
+CONFIG = ctypes.sizeof(LaunchConfig)
+STREAM = LaunchConfig.stream.offset

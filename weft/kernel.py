@@ -16,7 +16,8 @@ from torch.autograd import forward_ad
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.errors import KernelTypeError
-from weft.frontend.desugar import in_order
+from weft.frontend.hints import configured_loops
+from weft.frontend.names import Scope
 from weft.frontend.parameters import Parameter, annotations_of
 from weft.frontend.split import HostPart, split
 from weft.lang.dtypes import DType
@@ -205,7 +206,7 @@ class Kernel:
     def source(self) -> FunctionSource:
         """The parsed source. Raises ``SourceUnavailableError``."""
         source = read_function(self.function, self.__name__)
-        source.tree = in_order(source.tree)
+        source.tree = configured_loops(source, Scope.of(self.function))
         return source
 
     @functools.cached_property

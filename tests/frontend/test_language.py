@@ -804,3 +804,50 @@ def test_a_name_that_two_loops_assign_has_no_value_after_them() -> None:
 
     with pytest.raises(weft.KernelNameError, match="`j` may have no value here"):
         f(torch.zeros(3), 2)
+
+
+@weft.kernel
+def dtypes_compared(x, out):
+    for i in range(out.shape[0]):
+        if x.dtype == torch.float32:
+            out[i] += 1
+        if x.dtype == weft.f32:
+            out[i] += 2
+        if weft.f32 == x.dtype:
+            out[i] += 4
+        if x.dtype in (torch.float32, torch.float64):
+            out[i] += 8
+        if x.dtype is torch.float32:
+            out[i] += 16
+        if x.dtype != weft.f64:
+            out[i] += 32
+        if out[i].dtype == torch.float32:
+            out[i] += 64
+        out[i] += x.dtype.itemsize * 128
+
+
+@weft.kernel
+def dtypes_compared_of_what_is_read(x, out):
+    for i in range(out.shape[0]):
+        if x.dtype == torch.float32:
+            out[i] += x[0]
+        if x.dtype == weft.f32:
+            out[i] += 2 * x[0]
+        y = x.dtype(3.7)
+        if y == 3:
+            out[i] += 4
+
+
+def test_dtypes_compare_as_in_python():
+    assert torch.float32 == weft.f32
+    assert weft.f64 != torch.float32
+    assert len({weft.f32, torch.float32, weft.float32, weft.f64}) == 2
+    for x, expected in ((torch.ones(1), 127 + 4 * 128), (torch.ones(1).double(), 72 + 8 * 128)):
+        for run in (dtypes_compared, dtypes_compared.interpret, dtypes_compared.function):
+            out = torch.zeros(1)
+            run(x, out)
+            assert out.tolist() == [expected]
+    for x, expected in ((torch.ones(1), 3), (torch.ones(1).int(), 4)):
+        out = torch.zeros(1)
+        dtypes_compared_of_what_is_read(x, out)
+        assert out.tolist() == [expected]

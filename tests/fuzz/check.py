@@ -28,7 +28,7 @@ def function(text: str) -> Any:
     """The function ``kernel`` that ``text`` defines, with its source where ``inspect`` finds it."""
     name = f"<random kernel {next(_numbers)}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    scope: dict[str, Any] = {"torch": torch, "weft": weft}
+    scope: dict[str, Any] = {"torch": torch, "weft": weft, "PI": 3.14159}
     exec(compile(text, name, "exec"), scope)
     return scope["kernel"]
 

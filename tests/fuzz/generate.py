@@ -11,6 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+# Where a serialised loop may stand, and what says that it is one.
+AROUND = ("if n > -99:", "for _ in weft.serial(range(1)):", "with torch.no_grad():", "try:", "")
+IN_ORDER = ("True", "not False", "n > -99", "PI > 3")
+
 FLOAT_DTYPES = ("f32", "f64", "f16", "bf16")
 INT_DTYPES = ("i32", "i64", "i16", "i8", "u8")
 
@@ -212,6 +216,20 @@ class Generator:
         self.frozen.pop()
 
 
+def serialise(g: Generator, first: int) -> None:
+    """Has the kernel's loop, its lines from ``first`` on, run in order, in some place: what it adds
+    to the loop is a race otherwise."""
+    g.emit(2, f"h[1] = (h[1] * {g.random.randint(2, 31)} + i + 1) % 1009")
+    around = g.pick(*AROUND)
+    deeper = "    " * bool(around)
+    hint = f"    weft.loop_config(serialize={g.pick(*IN_ORDER)})"
+    g.lines[first:] = [deeper + line for line in (hint, *g.lines[first:])]
+    if around:
+        g.lines.insert(first, "    " + around)
+    if around == "try:":
+        g.lines += ["    finally:", "        pass"]
+
+
 def kernel(random: Random) -> Kernel:
     """Draws one kernel; it is called ``kernel(x, y, m, out, h, n, a)``."""
     g = Generator(random)
@@ -226,6 +244,7 @@ def kernel(random: Random) -> Kernel:
         g.emit(1, random.choice(("total = 0", "total = 0.0", "total = 1.5")))
     form = random.randrange(3)
     place = g.place()
+    loop = len(g.lines)
     if form == 0:
         g.emit(1, f"for {place} in out:" if g.rank > 1 else "for i in out:")
     else:
@@ -253,5 +272,8 @@ def kernel(random: Random) -> Kernel:
     if reduces:
         g.emit(2, random.choice(("total += f1", "total = max(total, f0 + f1)", "total -= 0.5 * f0",
                                  "total = total + (f0 if c0 > 2 else f1)")))  # fmt: skip
+    if random.random() < 0.25:
+        serialise(g, loop)
+    if reduces:
         g.emit(1, "return total")
     return Kernel("\n".join(g.lines) + "\n", g.rank, g.dtypes, histogram, reduces)

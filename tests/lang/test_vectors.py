@@ -115,3 +115,18 @@ def test_sizes_that_differ_are_refused():
         "a vector of 3 elements is made from 2\n"
         "help: pass 3 scalars, vectors that add up to 3, or one scalar"
     )
+
+
+def test_the_truth_of_a_vector_is_refused():
+    for value, kind in ((Vector([0, 0]), "vector"), (Matrix([[0]]), "matrix")):
+        for ask in (bool, lambda v: v or 1, lambda v: not v, lambda v: any([v])):
+            with pytest.raises(KernelTypeError) as caught:
+                ask(value)
+            assert str(caught.value) == (
+                f"a {kind} is neither true nor false\nhelp: write .any() or .all() on it"
+            )
+    m = Matrix([[0, 1], [0, 0]])
+    assert m.any()
+    assert not m.all()
+    with pytest.raises(KernelTypeError):
+        any(m)  # of its rows

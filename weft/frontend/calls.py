@@ -13,6 +13,8 @@ import math
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from weft.errors import KernelSyntaxError, KernelTypeError
 from weft.frontend import aggregates, expressions
 from weft.frontend.casts import Handler, cast, dtype_from, dtype_name, static_items, vector_type
@@ -33,7 +35,7 @@ from weft.frontend.kinds import (
 from weft.frontend.names import KNOWN_MODULES
 from weft.frontend.scope import Guard
 from weft.lang import names
-from weft.lang.dtypes import DType
+from weft.lang.dtypes import DType, as_dtype
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import Span
 
@@ -52,6 +54,8 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
             f"{describe(function)} cannot be called", span, help="call a function"
         )
     target = function.value
+    if isinstance(target, torch.dtype):  # `x.dtype(v)` casts, too
+        target = as_dtype(target)
     if isinstance(target, DType):
         (argument,) = _exactly(cx, node, 1, repr(target))
         return cast(cx, argument, target, span)

@@ -27,8 +27,8 @@ Handler = Callable[["Lowering", ast.Call, list[Operand]], Operand]
 
 
 def dtype_object(name: str) -> Any:
-    """The ``weft`` dtype of that name; Python's own type for a weak one."""
-    return {"int": int, "float": float}.get(name) or DTYPES[name]
+    """What ``x.dtype`` is: torch's dtype of that name; Python's own type for a weak one."""
+    return {"int": int, "float": float}.get(name) or DTYPES[name].torch
 
 
 def dtype_from(x: Operand, span: Span) -> Any:

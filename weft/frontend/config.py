@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from weft.errors import KernelNameError, KernelValueError
-from weft.frontend.desugar import configured
+from weft.frontend.hints import configured
 from weft.frontend.kinds import Operand, Static, Tup
 from weft.source import Span
 
@@ -19,7 +19,7 @@ _MOST = (1024, 1024, 64)  # threads of a block on a GPU, along each side; 1024 i
 def block_dim(cx: Lowering, dims: int) -> list[int]:
     """The ``block_dim`` for the region's loop of ``dims`` indices: [] if there is none, [n] for n
     threads, or as many numbers as there are indices. Raises ``KernelValueError``."""
-    node = configured(cx.source.tree, cx.region.node, "block_dim")
+    node = configured(cx.region.node, "block_dim")
     if node is None:
         return []
     span = cx.span(node)

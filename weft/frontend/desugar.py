@@ -29,48 +29,6 @@ class _Loop:
     counter: itertools.count = field(default_factory=itertools.count)  # type: ignore[type-arg]
 
 
-def in_order(tree: ast.FunctionDef) -> ast.FunctionDef:
-    """Runs a loop after ``loop_config(serialize=True)`` as the only iteration of a parallel one."""
-    new = copy.copy(tree)
-    new.body = list(tree.body)
-    for k, (config, loop) in enumerate(itertools.pairwise(tree.body)):
-        if isinstance(loop, ast.For) and isinstance(config, ast.Expr) and _serializes(config.value):
-            once = ast.Call(ast.Name("range", ast.Load()), [ast.Constant(1)], [])
-            new.body[k + 1] = ast.For(ast.Name("_", ast.Store()), once, [loop], [])
-            for node in ast.walk(new.body[k + 1]):
-                if isinstance(node, (ast.stmt, ast.expr)) and not hasattr(node, "lineno"):
-                    ast.copy_location(node, loop)
-    return new
-
-
-def _serializes(call: ast.expr) -> bool:
-    """Whether ``call`` is ``loop_config(..., serialize=True)``."""
-    value = _configured(call, "serialize")
-    return isinstance(value, ast.Constant) and value.value is True
-
-
-def _configured(call: ast.expr, option: str) -> ast.expr | None:
-    """What ``loop_config(...)`` gives for an option; None for another call, or without it."""
-    if not isinstance(call, ast.Call):
-        return None
-    name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
-    if name != "loop_config":
-        return None
-    return next((k.value for k in call.keywords if k.arg == option), None)
-
-
-def configured(tree: ast.FunctionDef, loop: ast.For, option: str) -> ast.expr | None:
-    """What the ``loop_config`` before ``loop`` gives for an option; None where it gives nothing."""
-    for node in ast.walk(tree):
-        for body in (getattr(node, name, []) for name in ("body", "orelse")):
-            for config, after in itertools.pairwise(body if isinstance(body, list) else []):
-                if isinstance(after, ast.For) and after.lineno == loop.lineno:
-                    value = _configured(getattr(config, "value", config), option)
-                    if value is not None:
-                        return value
-    return None
-
-
 def desugar_body(body: list[ast.stmt]) -> list[ast.stmt]:
     """The body of a device loop's iteration: ``continue`` ends the iteration."""
     scope = _Loop()

@@ -106,6 +106,14 @@ def is_known_module(value: Any) -> bool:
     return isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in KNOWN_MODULES
 
 
+def statement_lists(node: ast.AST) -> list[list[ast.stmt]]:
+    """The statement lists inside a statement."""
+    lists = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
+    lists += [handler.body for handler in getattr(node, "handlers", [])]
+    lists += [case.body for case in getattr(node, "cases", [])]
+    return [body for body in lists if isinstance(body, list) and body]
+
+
 def bound_names(node: ast.AST) -> Iterator[str]:
     """Names that ``node`` assigns in the enclosing function's scope, in order of appearance."""
     match node:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.errors import KernelNameError, KernelSyntaxError
+from weft.frontend.hints import HOST_LOOPS, with_lists
 from weft.frontend.mutation import mutated
 from weft.frontend.names import (
     MISSING,
@@ -25,13 +26,13 @@ from weft.frontend.names import (
     is_known,
     is_known_module,
     root_name,
+    statement_lists,
 )
 from weft.frontend.parameters import Parameter, parameters
 from weft.source import FUTURE, FunctionSource, Span, enclosed
 
 LAUNCHERS = "__weft__"  # the host function's hidden first parameter: a tuple of launchers
 DEVICE_LOOPS = ("range", "ndrange", "grouped")
-HOST_LOOPS = ("serial", "static")
 # Attributes that a specialisation knows of a tensor: not passed where the tensor itself is.
 SELF_EVIDENT = ("shape", "ndim", "dtype")
 
@@ -147,20 +148,13 @@ class _Splitter:
             "`for ... in weft.serial(...)` for a loop of the host part",
         )  # fmt: skip
 
-    def _blocks(self, node: ast.stmt) -> list[list[ast.stmt]]:
-        """The statement lists inside a host statement."""
-        blocks = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
-        blocks += [handler.body for handler in getattr(node, "handlers", [])]
-        blocks += [case.body for case in getattr(node, "cases", [])]
-        return [block for block in blocks if isinstance(block, list) and block]
-
     def _host_names(self, body: Iterable[ast.stmt]) -> Iterable[str]:
         """The names that the host part assigns."""
         for node in body:
             if self.is_region(node):
                 self.region_nodes.add(node)
                 continue
-            blocks = self._blocks(node)
+            blocks = statement_lists(node)
             if not blocks:
                 yield from bound_names(node)
                 continue
@@ -181,19 +175,7 @@ class _Splitter:
         if self.is_region(node):
             assert isinstance(node, ast.For)
             return self._region(node)
-        if not self._blocks(node):
-            return node
-        new = copy.copy(node)
-        for name in ("body", "orelse", "finalbody"):
-            if isinstance(getattr(node, name, None), list):
-                setattr(new, name, self._block(getattr(node, name)))
-        for name in ("handlers", "cases"):
-            if hasattr(node, name):
-                parts = [copy.copy(part) for part in getattr(node, name)]
-                for part in parts:
-                    part.body = self._block(part.body)
-                setattr(new, name, parts)
-        return new
+        return with_lists(node, self._block)
 
     # --- one region -----------------------------------------------------------------------------
     def _region(self, node: ast.For) -> ast.stmt:
@@ -289,7 +271,7 @@ class _Splitter:
                     else:
                         private[name] = region.node
                 continue
-            blocks = self._blocks(node)
+            blocks = statement_lists(node)
             if not blocks:
                 self._host_reads(node, private)
                 continue

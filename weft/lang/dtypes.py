@@ -106,7 +106,8 @@ def scalar(value: Any) -> Scalar:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DType:
-    """An element type: callable as a cast, usable as an annotation. Compared by identity."""
+    """An element type: callable as a cast, usable as an annotation. It equals torch's dtype of that
+    name, so that ``x.dtype == weft.f32`` holds of a float32 tensor."""
 
     name: str  # "f16", "i32", "u8", "bool"
     torch: torch.dtype
@@ -114,6 +115,12 @@ class DType:
     kind: str  # "float", "int" or "bool"
     bits: int
     signed: bool
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or other is self.torch
+
+    def __hash__(self) -> int:
+        return hash(self.torch)
 
     def __repr__(self) -> str:
         return f"weft.{self.name if self.kind != 'bool' else 'bool_'}"

@@ -36,6 +36,12 @@ class Elementwise:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __bool__(self) -> bool:
+        raise KernelTypeError(
+            f"a {'matrix' if len(self.shape) == 2 else 'vector'} is neither true nor false",
+            help="write .any() or .all() on it",
+        )
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self.entries())
 

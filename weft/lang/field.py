@@ -11,7 +11,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -52,6 +52,23 @@ def indices(array: torch.Tensor) -> Iterator[Any]:
     return itertools.product(*map(range, extents))
 
 
+def _tensor_of(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A vector, a matrix, a list of these or of numbers, or a NumPy array as a plain tensor."""
+    if isinstance(value, np.ndarray):
+        return torch.as_tensor(value, dtype=dtype)
+    if isinstance(value, Elementwise):
+        return torch.tensor(value.entries(), dtype=dtype).reshape(value.shape)
+    parts = [_tensor_of(v, dtype) if isinstance(v, Elementwise | list | tuple) else v
+             for v in value]  # fmt: skip
+    if parts and all(isinstance(part, torch.Tensor) for part in parts):
+        return torch.stack(parts)
+    return torch.tensor(parts, dtype=dtype)
+
+
+def _size(shape: Sequence[int]) -> str:
+    return f"{' x '.join(map(str, shape))} numbers" if shape else "1 number"
+
+
 class Array(torch.Tensor):
     """A tensor whose elements are values and which iterates over its indices, as in a kernel."""
 
@@ -74,10 +91,34 @@ class Array(torch.Tensor):
         parts = subscripts(index)
         if self.dim() == 0 and parts == (None,):
             parts = ()
-        if isinstance(value, Elementwise):
-            value = torch.tensor(value.entries(), dtype=self.dtype).reshape(value.shape)
+        if isinstance(value, Elementwise | list | tuple | np.ndarray):
+            value = self._numbers(value, parts)
         with quietly(), torch.set_grad_enabled(torch.is_grad_enabled() and not self.is_leaf):
             self.as_subclass(torch.Tensor)[parts] = value
+
+    def _numbers(self, value: Any, parts: tuple[Any, ...]) -> torch.Tensor:
+        """A vector, a list or a NumPy array as a tensor of this dtype, for ``self[parts]``."""
+        made = _tensor_of(value, self.dtype)
+        if all(map(is_number, parts)) and made.shape != self.shape[len(parts) :]:
+            room, given = (_size(shape) for shape in (self.shape[len(parts) :], made.shape))
+            raise KernelTypeError(
+                f"an element of this {type(self).__name__.lower()} has {room}, and {given} "
+                "are stored", help="store a vector of that size, or one number",
+            )  # fmt: skip
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            if not self.is_leaf:
+                raise RuntimeError("only a field that was not computed can be copied deeply")
+            with quietly(), torch.no_grad():
+                new = self.as_subclass(torch.Tensor).clone().as_subclass(type(self))
+            new.__dict__.update(self.__dict__)
+            new.requires_grad_(self.requires_grad)
+            if self.grad is not None:
+                new.grad = self.grad.clone()
+            memo[id(self)] = new
+        return memo[id(self)]
 
     def update(
         self, position: tuple[int, ...], function: Callable[[Any], Any], kind: str
@@ -119,9 +160,17 @@ class Field(Array):
         return self.element.frozen([Array.__getitem__(self, (*parts, *k)) for k in inner])
 
     def fill(self, value: Any) -> None:
-        """Sets every element to ``value``."""
+        """Sets every element to ``value``: a number, or a vector where elements are vectors."""
+        if isinstance(value, Elementwise | list | tuple | np.ndarray):
+            value = _tensor_of(value, self.dtype)
+            shape = () if self.element is None else self.element.shape
+            if value.shape != shape:
+                raise KernelTypeError(
+                    f"an element of this field has {_size(shape)}, and it is filled with "
+                    f"{_size(value.shape)}", help="fill it with a vector of that size, or a number",
+                )  # fmt: skip
         with torch.no_grad():
-            self.fill_(value)
+            self.copy_(torch.as_tensor(value).expand(self.shape))
 
     def to_numpy(self) -> np.ndarray[Any, Any]:
         """A numpy copy."""
@@ -129,7 +178,9 @@ class Field(Array):
 
     def from_numpy(self, array: np.ndarray[Any, Any]) -> None:
         """Copies ``array`` (of this shape) into the field."""
-        self.from_torch(torch.from_numpy(np.ascontiguousarray(array)))
+        # ascontiguousarray makes one dimension of none.
+        whole = np.ascontiguousarray(array).reshape(np.shape(array))
+        self.from_torch(torch.from_numpy(whole))
 
     def to_torch(self, device: torch.device | str | None = None) -> torch.Tensor:
         """A copy as a plain tensor, on ``device`` if given."""
@@ -206,9 +257,9 @@ def sync() -> None:
 
 
 def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
-    if isinstance(shape, int | torch.Tensor):
+    if isinstance(shape, SupportsIndex):  # NumPy's ints and tensors, too
         return (operator.index(shape),)
-    return tuple(operator.index(extent) for extent in shape)
+    return tuple(map(operator.index, shape))
 
 
 def field(

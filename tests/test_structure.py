@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,6 +149,60 @@ def test_functions_are_short() -> None:
 def test_modules_say_what_they_are_for(module: str) -> None:
     tree, lines = parsed(module)
     assert not lines or ast.get_docstring(tree)
+
+
+def spoken(node: ast.AST) -> set[str]:
+    """The names in ``node``: variables, parameters, attributes."""
+    found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    found |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+    return found | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+
+
+STEPS = {"step", "steps", "by", "stride"}
+UPPERS = {"upper", "uppers", "high", "last", "end", "stop", "hi"}
+
+
+def divides_by_a_step(node: ast.AST) -> bool:
+    """Whether ``node`` itself is a division whose divisor is a loop's step."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv):
+        return bool(spoken(node.right) & STEPS)
+    if not isinstance(node, ast.Call) or not node.args:
+        return False
+    how = {n.value for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant)}
+    how |= spoken(node.func)
+    division = any(re.search(r"floordivsi|divui|[su]div\b|^floor$|^over$", str(w)) for w in how)
+    return division and any(spoken(a) & STEPS for a in (node.args[-1], node.args[0]))
+
+
+def trip_counts(tree: ast.Module) -> list[str]:
+    """The functions that know of an upper bound, and divide by a step."""
+    return [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and spoken(node) & UPPERS
+        and any(map(divides_by_a_step, ast.walk(node)))
+    ]
+
+
+SECOND_COUNTS = (
+    "def _trips(first, last, by):\n    return int(-(-(last - first) // by))",
+    "def f(lower, upper, step):\n    return self.b.op('arith.floordivsi', d, step)",
+    "def f(e, lower, upper, step):\n    return e.inst(f'sdiv i64 {raised}, {e.name(step)}')",
+    "def f(low, high, step):\n    return floor(high - low + step - ONE, step)",
+)
+
+
+def test_trip_counts_have_one_definition() -> None:
+    for text in SECOND_COUNTS:  # what this test is there for
+        assert trip_counts(ast.parse(text)), text
+    found = {(m, name) for m in MODULES for name in trip_counts(parsed(m)[0])}
+    assert found == set(), "write it with weft.ir.trips.trip_count"
+
+
+def test_what_is_written_is_decoded_in_one_place() -> None:
+    users = {m for m in MODULES if "WRITES" in spoken(parsed(m)[0])}
+    assert users == {"ir/ops.py", "ir/writes.py"}, "ask weft.ir.writes.written"
 
 
 EXAMPLES = {p.name for p in (ROOT / "examples").glob("[!_]*.py")}

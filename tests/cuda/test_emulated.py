@@ -214,6 +214,51 @@ def test_four_dimensions() -> None:
     same(scale, torch.randn(2, 3, 1, 7).permute(3, 0, 2, 1))
 
 
+REVERSED = [(0, 0), (0, 4), (2, 2), (5, 4)]
+
+
+@pytest.mark.parametrize("ends", REVERSED)
+def test_reversed_and_empty_ranges_of_several_axes(ends: tuple[int, int], change: str) -> None:
+    """Iterations are counted axis by axis: two reversed ranges are no iterations."""
+
+    @weft.kernel
+    def stores(out, a: int, b: int, n: int):
+        for i, j, k, m in weft.ndrange((2, a), (2, b), n, n):
+            out[i, j, k, m] = 1.0
+
+    @weft.kernel
+    def strided(out, a: int, b: int, step: int):
+        for i in range(2, a, 1):
+            for j in range(2, b, step):
+                for k in range(6, b, -2):
+                    out[i, j, k, 0] += 1.0
+
+    @weft.kernel
+    def on_the_device(ends, out):
+        for i, j, k, m in weft.ndrange((2, ends[0]), (2, ends[1]), (ends[1], ends[0]), 3):
+            out[i, j, k % 8, m] = 1.0
+
+    a, b = ends
+    out = torch.zeros(8, 8, 8, 3)
+    same(stores, out, a, b, 3)
+    same(strided, out, a, b, 2)
+    same(on_the_device, torch.tensor(ends), out)
+
+
+@pytest.mark.parametrize("ends", REVERSED)
+def test_reductions_over_reversed_and_empty_ranges(ends: tuple[int, int]) -> None:
+    @weft.kernel
+    def count(x, a: int, b: int, n: int):
+        s = 0.0
+        most = -1.0
+        for i, j, k, m in weft.ndrange((2, a), (2, b), n, n):
+            s += x[0] * (1 + i + j + k + m)
+            most = max(most, x[0])
+        return s, most
+
+    same(count, torch.ones(1), *ends, 3)
+
+
 def test_atomics_on_every_type() -> None:
     for dtype in (
         torch.float16,

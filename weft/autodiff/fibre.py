@@ -9,6 +9,7 @@ from weft.errors import WeftError
 from weft.index.access import Access, Loop
 from weft.index.expression import (
     ONE,
+    POLYNOMIALS,
     ZERO,
     Both,
     Choice,
@@ -26,6 +27,7 @@ from weft.index.expression import (
     show,
 )
 from weft.ir.core import Op, Value
+from weft.ir.trips import steps_of
 from weft.ir.types import index
 
 
@@ -88,7 +90,7 @@ def _with_steps(access: Access) -> tuple[Access, dict[Value, Poly]]:
             continue
         steps = Value(index, loop.iv.name)
         stepped[loop.iv] = _replace(lower, stepped) + atom(steps).scaled(by)
-        count = floor(upper - lower + number(by - 1), number(by))
+        count = steps_of(POLYNOMIALS, upper - lower, number(by))
         loops.append(Loop(steps, ZERO, count, ONE, loop.parallel))
     if not stepped:
         return access, stepped
@@ -368,13 +370,13 @@ def _bounds(
             bounds[last][0].append(-floor(rest, number(factor)))
         else:
             bounds[last][1].append(floor(rest, number(-factor)))
-    for last, by, rest in scaled:
-        # by * iv + rest >= 0, and the sign of `by` (a stride, say) shows when the loop runs.
+    for last, scale, rest in scaled:
+        # scale * iv + rest >= 0, and the sign of `scale` (a stride, say) shows when the loop runs.
         lowers, uppers = bounds[last]
         if lowers and uppers:
-            up, down = Compare("ge", by - ONE), Compare("ge", -by - ONE)
-            lowers.append(atom(Choice(up, -floor(rest, by), lowers[0])))
-            uppers.append(atom(Choice(down, floor(rest, -by), uppers[0])))
+            up, down = Compare("ge", scale - ONE), Compare("ge", -scale - ONE)
+            lowers.append(atom(Choice(up, -floor(rest, scale), lowers[0])))
+            uppers.append(atom(Choice(down, floor(rest, -scale), uppers[0])))
     for iv, (lowers, uppers) in zip(free, bounds, strict=True):
         if not lowers or not uppers:
             raise NotAffine(f"the iterations over {iv.name} that read one element have no bound")

@@ -9,9 +9,10 @@ from weft.autodiff.clean import without_unused
 from weft.autodiff.names import unique_names
 from weft.errors import GradientError
 from weft.index.access import Extraction
-from weft.index.expression import ONE, Dim, Poly, extreme, floor
+from weft.index.expression import POLYNOMIALS, Dim, Poly, extreme, number
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
+from weft.ir.trips import trip_count
 from weft.ir.types import MemRefType, i64, index
 from weft.passes.cse import cse
 from weft.passes.dce import dce
@@ -66,9 +67,9 @@ def lengths(function: Function, loops: Sequence[Op]) -> Lengths:
             elif op.name == "scf.for":
                 low, high, step = (extraction.poly(v) for v in op.operands[:3])
                 if op in loops:
-                    length = _trips(low, high, step)
-                    length = None if length is None else extreme(length, ranges, upwards=True)
-                    bounds[op] = only_arguments(length)
+                    apart = None if low is None or high is None else high - low
+                    most = None if apart is None else extreme(apart, ranges, upwards=True)
+                    bounds[op] = only_arguments(_trips(number(0), most, step))
                 visit(op.regions[0], [(op.regions[0].args[0], low, high), *ranges])
             else:
                 for region in op.regions:
@@ -87,7 +88,7 @@ def _trips(low: Poly | None, high: Poly | None, step: Poly | None) -> Poly | Non
     by = step.constant
     if by is None or by < 1:
         return None
-    return floor(high - low + step - ONE, step)
+    return trip_count(POLYNOMIALS, low, high, step)
 
 
 def _measure(function: Function, loops: list[Op], missing: list[Op]) -> Function:
@@ -105,10 +106,7 @@ def _measure(function: Function, loops: list[Op], missing: list[Op]) -> Function
             return None
         if op.name == "scf.for":
             low, high, step = (rewriter.lookup(v) for v in op.operands[:3])
-            one = rewriter.constant(1, index)
-            distance = rewriter.op("arith.subi", high, low)
-            padded = rewriter.op("arith.addi", distance, rewriter.op("arith.subi", step, one))
-            count(rewriter, counting[op], rewriter.op("arith.floordivsi", padded, step))
+            count(rewriter, counting[op], rewriter.trip_count(low, high, step))
             return None
         zero, one = rewriter.constant(0, index), rewriter.constant(1, index)
         inits = [rewriter.lookup(v) for v in op.operands]

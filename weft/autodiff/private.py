@@ -104,8 +104,7 @@ def _iterations(r: Rewriter, parallel: Op, chunk: Value, count: Value) -> None:
         """a / b, rounded up."""
         return r.op("arith.floordivsi", add(a, minus(b, one)), b)
 
-    trips = [r.op("arith.maxsi", over(minus(upper, lower), step), zero)
-             for lower, upper, step in zip(lowers, uppers, steps, strict=True)]  # fmt: skip
+    trips = [r.trip_count(*bounds) for bounds in zip(lowers, uppers, steps, strict=True)]
     total = trips[0]
     for trip in trips[1:]:
         total = r.op("arith.muli", total, trip)

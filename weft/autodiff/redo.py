@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.autodiff.adjoint import Buffer, Extent, Part
-from weft.autodiff.state import DONE, SCOPES, State, walk_regions
+from weft.autodiff.state import DONE, SCOPES, State
 from weft.autodiff.tape import Tape, stored
 from weft.ir.core import Block, Op, Value
-from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType, i64, index
+from weft.ir.writes import written, written_by
 
 
 class Redo(State):
@@ -62,7 +62,7 @@ class Redo(State):
         self.env[op.result] = value
 
     def _redo_write(self, op: Op) -> None:
-        memref = op.operands[WRITES[op.name]]
+        memref = written_by(op)
         if memref not in self.written:  # a local array
             copy = Op(op.name, [self.env[v] for v in op.operands],
                       [r.type for r in op.results], dict(op.attrs))  # fmt: skip
@@ -132,10 +132,7 @@ class Redo(State):
     def _snapshot(self, op: Op, later: Sequence[Op]) -> None:
         """Copies of the local arrays that ``op`` reads and that change before it is undone."""
         own = self._stored_in(op)
-        behind = {
-            o.operands[WRITES[o.name]]
-            for x in later for o in (x, *walk_regions(x)) if o.name in WRITES
-        }  # fmt: skip
+        behind = {memref for x in later for memref in written(x)}
         copies = []
         for memref in self._loaded_in(op):
             if memref in behind or (memref in own and op.name == "scf.if"):

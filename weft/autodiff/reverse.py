@@ -11,8 +11,8 @@ from weft.autodiff.lengths import lengths
 from weft.autodiff.totals import Totals
 from weft.errors import GradientError
 from weft.ir.core import Function, Op, walk
-from weft.ir.ops import WRITES
 from weft.ir.types import ScalarType
+from weft.ir.writes import written_by
 
 # What may follow the parallel loop: totals are converted and written.
 _TAIL = ("memref.store", "memref.atomic_rmw", "arith.truncf", "arith.extf")
@@ -93,7 +93,7 @@ class _Reversal(Totals):
         used = {v for op in walk(self.primal.body) for v in op.operands}
         for op in walk(self.primal.body):
             if op.name in ("memref.atomic_rmw", "memref.atomic_cas") and op.result in used:
-                memref = op.operands[WRITES[op.name]]
+                memref = written_by(op)
                 if memref in self.written:
                     raise GradientError(
                         f"what an atomic operation found in `{memref.name}` is different when the "

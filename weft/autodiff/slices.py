@@ -10,8 +10,9 @@ from weft.index.access import Access
 from weft.index.expression import Dim
 from weft.ir.builder import Builder, Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.ops import OPS, WRITES
+from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i64, index
+from weft.ir.writes import written
 
 
 class Unavailable(WeftError):
@@ -33,9 +34,7 @@ class Slicer:
         self.parallel = next(op for op in function.body.ops if op.name == "scf.parallel")
         self.dims: int = self.parallel.attrs["dims"]
         self.spilled: list[Value] = []
-        self.written = {
-            op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES
-        }
+        self.written = written(function)
         self.depth: dict[
             Value, Op | None
         ] = {}  # the operation with regions that a value is made in

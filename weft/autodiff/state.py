@@ -13,8 +13,8 @@ from weft.autodiff.tape import Tape, are_neighbours
 from weft.errors import GradientError
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType, ScalarType, compute_type, index
+from weft.ir.writes import written
 
 # What the redoing leaves out: the loop itself has done it, and its result stands.
 DONE = ("weft.assert", "weft.bounds", "weft.print")
@@ -61,8 +61,7 @@ class State:
         args = function.args
         self.activity = activity(function, [args[k] for k in wanted])
         self.contents = contents(function)
-        self.written = {op.operands[WRITES[op.name]] for op in walk(function.body)
-                        if op.name in WRITES} & set(args)  # fmt: skip
+        self.written = written(function) & set(args)
         self.asked = {args[k] for k in wanted}
         self.kept = {args[k] for k in kept}
         self.once = {m for m in self.written & self.activity.arrays & self.kept
@@ -151,8 +150,7 @@ class State:
     def _stored_in(self, op: Op) -> list[Value]:
         """The local arrays from outside of ``op`` that it writes."""
         inner = {v for o in walk_regions(op) for v in o.results}
-        found = {o.operands[WRITES[o.name]]: None for o in walk_regions(op) if o.name in WRITES}
-        return [m for m in found if m not in self.written and m not in inner]
+        return [m for m in written(walk_regions(op)) if m not in self.written and m not in inner]
 
     def _loaded_in(self, op: Op) -> list[Value]:
         inner = {v for o in walk_regions(op) for v in o.results}
@@ -181,8 +179,3 @@ class State:
     def numbers(self) -> list[Value]:
         """The iterations of the loops around, where each has a place of its own."""
         return [number for _, number in self.around if self.lasting]
-
-    def _trips(self, lower: Value, upper: Value, step: Value) -> Value:
-        distance = self.b.op("arith.subi", upper, lower)
-        less = self.b.op("arith.subi", step, self._one())
-        return self.b.op("arith.floordivsi", self.b.op("arith.addi", distance, less), step)

@@ -20,8 +20,8 @@ from weft.autodiff.tangent import PREFIX
 from weft.errors import GradientError
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType, ScalarType, Type, compute_type
+from weft.ir.writes import written
 from weft.passes.cse import cse
 from weft.passes.dce import dce
 from weft.passes.demote import demote
@@ -40,8 +40,7 @@ class Walk(ABC):
         self.names = unique_names(self.primal)
         self.activity = activity(self.primal, [args[k] for k in wanted])
         self.used = {v for op in walk(self.primal.body) for v in op.operands}
-        self.written = {op.operands[WRITES[op.name]] for op in walk(self.primal.body)
-                        if op.name in WRITES} & set(args)  # fmt: skip
+        self.written = written(self.primal) & set(args)
         self.arrays = self.activity.arrays & set(args)
         self.workspaces: list[Buffer] = []
         self.notes: dict[str, str] = {}

@@ -13,8 +13,8 @@ from weft.autodiff.state import DONE, update_error, walk_regions
 from weft.autodiff.sums import is_unread, passes_through
 from weft.errors import GradientError
 from weft.ir.core import Block, Op, Value
-from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType, compute_type
+from weft.ir.writes import written, written_by
 
 
 class Undo(Checkpoints):
@@ -101,8 +101,8 @@ class Undo(Checkpoints):
         self._add(value, g)
 
     def _undo_atomic(self, op: Op) -> None:
-        memref = op.operands[WRITES[op.name]]
-        shadow = self.shadow.get(memref)
+        memref = written_by(op)
+        shadow = None if memref is None else self.shadow.get(memref)
         if shadow is None:
             return
         if op.attrs.get("kind") != "addf":
@@ -186,7 +186,7 @@ class Undo(Checkpoints):
             totals = self._forwards(op, starts, undo)
         else:
             lower, upper, step = (self.env[v] for v in op.operands[:3])
-            totals = self._backwards(op, self._trips(lower, upper, step), starts, undo)
+            totals = self._backwards(op, self.b.trip_count(lower, upper, step), starts, undo)
         self._after(op.operands[3:], body.args[1:], sums, chain, outer, results, totals)
         for found, (_, first) in shares.items():
             self._add(op.operands[3 + found.place], first)
@@ -234,10 +234,9 @@ class Undo(Checkpoints):
         written by one and read by another."""
         inner = walk_regions(op)
         read = {o.operands[0] for o in inner if o.name == "memref.load"}
-        stores = {o.operands[1] for o in inner if o.name in WRITES}
         return any(
             m in self.shadow and m in self.written and (m not in self.once or m in read)
-            for m in stores
+            for m in written(inner)
         )
 
     def _undo_iteration(

@@ -30,8 +30,8 @@ from weft.codegen.neighbours import Common, common
 from weft.codegen.teams import find, marked
 from weft.codegen.threads import argument_slots
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType
+from weft.ir.writes import written as written_memrefs
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ def outermost(function: Function, *, noalias: bool) -> Op | None:
         op.name in _EFFECTS or op.name in ("weft.assert", "weft.bounds") for op in after
     ):
         return None
-    written = {op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES}
+    written = written_memrefs(function)
     read = {op.operands[0] for op in before if op.name == "memref.load"}
     if read & written or (read and written and not noalias):
         return None

@@ -26,10 +26,10 @@ from weft.codegen.threadwise import (
     index_of,
     position,
     to,
-    trip_count,
     updates,
     written,
 )  # fmt: skip
+from weft.codegen.trips import trip_count
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType, ScalarType, f64
 

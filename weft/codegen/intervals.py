@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from weft.ir.trips import NUMBERS
+from weft.ir.trips import trip_count as counted
+
 Interval = tuple[int, int]
 Step = list[int | str]
 
@@ -99,4 +102,4 @@ def trip_count(lower: Interval, upper: Interval, step: Interval) -> int | None:
     """Iterations of a loop whose bounds are known; None where one of them is not."""
     if any(a != b for a, b in (lower, upper, step)):
         return None
-    return max(0, -(-(upper[0] - lower[0]) // step[0]))
+    return counted(NUMBERS, lower[0], upper[0], step[0])

@@ -9,14 +9,15 @@ within an iteration is what it was, and so is every bit of the result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from weft.codegen.launching import Jam
 from weft.codegen.tile import is_constant
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.ops import OPS, WRITES
+from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, Type
+from weft.ir.writes import written
 
 _RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
 
@@ -33,17 +34,12 @@ def jam(function: Function, parallel: Op, how: Jam) -> tuple[Function, Op]:
     return new, work.run(function, new)
 
 
-def written(function: Function) -> set[Value]:
-    """The memrefs that ``function`` writes to."""
-    return {op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES}
-
-
-def common(op: Op, changing: set[Value]) -> bool:
+def common(op: Op, changing: Set[Value]) -> bool:
     """Whether ``op`` gives the same for equal operands. ``changing``: memory that is written."""
     return OPS[op.name].pure or (op.name == "memref.load" and op.operands[0] not in changing)
 
 
-def varying(parallel: Op, axis: int, changing: set[Value]) -> set[Value]:
+def varying(parallel: Op, axis: int, changing: Set[Value]) -> set[Value]:
     """What differs, or may differ, between iterations along ``axis``. The index of a serial loop
     does not, whatever the loop's bounds, if iterations are in step. ``changing``: as ``written``
     gives it."""
@@ -55,7 +51,7 @@ def varying(parallel: Op, axis: int, changing: set[Value]) -> set[Value]:
     return found
 
 
-def _spread(block: Block, found: set[Value], changing: set[Value], *, apart: bool) -> None:
+def _spread(block: Block, found: set[Value], changing: Set[Value], *, apart: bool) -> None:
     """Adds to ``found`` what follows from it. ``apart``: iterations disagree on running this."""
     for op in block.ops:
         match op.name:
@@ -141,12 +137,8 @@ class _Jamming:
         operands = [self.get(0, v) for v in op.operands]
         lower, upper = operands[how.axis], operands[how.axis + dims]
         zero, one = self.number(0, lower), self.number(1, lower)
-        count = build.op("arith.subi", upper, lower)
-        count = build.op("arith.maxsi", count, zero)
         # Positions along the axis: as many as ``Jam.trips`` says.
-        length = how.copies * how.apart
-        shifted = self.add(count, self.number(length - 1, lower))
-        count = build.op("arith.floordivsi", shifted, self.number(length, lower))
+        count = build.trip_count(lower, upper, self.number(how.length, lower))
         if how.apart > 1:
             count = build.op("arith.muli", count, self.number(how.apart, lower))
         operands[how.axis], operands[how.axis + dims] = zero, count

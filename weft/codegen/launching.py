@@ -16,6 +16,7 @@ from typing import Any
 from weft.codegen.interface import Check, Slot
 from weft.codegen.intervals import Step
 from weft.errors import WeftError
+from weft.ir.trips import NUMBERS, trip_count
 
 THREADS = 256  # of a block, at most, where nobody asks for more
 WARP = 32
@@ -57,7 +58,7 @@ class Jam:
 
     def trips(self, count: int) -> int:
         """How many iterations are left of so many."""
-        return -(-count // self.length) * self.apart
+        return trip_count(NUMBERS, 0, count, self.length) * self.apart
 
     def fits(self, count: int) -> bool:
         """Whether few of so many iterations are left over."""

@@ -7,12 +7,13 @@ several of them reads those once. A call chooses (``launching.jams``), ``jam`` w
 
 from __future__ import annotations
 
-from weft.codegen.jam import varying, written
+from weft.codegen.jam import varying
 from weft.codegen.launching import WARP, WORTH, InStep, Jam
 from weft.codegen.tile import is_constant
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
+from weft.ir.writes import written
 
 COPIES = 4  # along one index
 MOST_OPS = 320  # in the innermost loops, for all iterations of a thread

@@ -18,8 +18,9 @@ from weft.index.access import Access, accesses
 from weft.index.expression import Pick, Poly, atom
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.ops import OPS, WRITES
+from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
+from weft.ir.writes import written
 
 # How what a loop carries is combined, by the operation that updates it. That of a difference is a
 # sum, of what is taken off.
@@ -203,8 +204,7 @@ class _Search:
         }  # fmt: skip
         both = read - self.local
         for op in (*self.team.loops, *self.team.single):
-            below = [op, *(inner for region in op.regions for inner in walk(region))]
-            if any(o.name in WRITES and o.operands[WRITES[o.name]] in both for o in below):
+            if written(op) & both:
                 self.team.ordered.add(op)
 
 

@@ -19,6 +19,7 @@ from weft.codegen.interface import Slot
 from weft.codegen.lanes import tile
 from weft.codegen.llvm import emit_block, emit_op, loop, rows_follow
 from weft.codegen.tile import Plan, plan
+from weft.codegen.trips import trip_count
 from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
@@ -158,7 +159,7 @@ class Kernel:
     def _launch(self, e: Emitter, op: Op) -> None:
         dims = op.attrs["dims"]
         lowers, uppers, steps = (op.operands[k * dims : (k + 1) * dims] for k in range(3))
-        trips = [_trip_count(e, *bounds) for bounds in zip(lowers, uppers, steps, strict=True)]
+        trips = [trip_count(e, *bounds) for bounds in zip(lowers, uppers, steps, strict=True)]
         total = trips[0]
         for trip in trips[1:]:
             total = e.inst(f"mul nsw i64 {total}, {trip}")
@@ -497,17 +498,6 @@ def _load(e: Emitter, block: str, k: int, ty: str = "i64") -> str:
     return e.inst(f"load {ty}, ptr {_place(e, block, k)}, align 8")
 
 
-def _trip_count(e: Emitter, lower: Value, upper: Value, step: Value) -> str:
-    """max(0, ceil((upper - lower) / step)) for a positive step."""
-    length = e.name(upper)
-    if e.constants.get(lower) != 0:
-        length = e.inst(f"sub nsw i64 {length}, {e.name(lower)}")
-    if e.constants.get(step) != 1:
-        raised = e.inst(f"add nsw i64 {length}, {e.inst(f'sub nsw i64 {e.name(step)}, 1')}")
-        length = e.inst(f"sdiv i64 {raised}, {e.name(step)}")
-    return e.intrinsic("llvm.smax.i64", "i64", ("i64", length), ("i64", "0"))
-
-
 def _chunk_size(e: Emitter, total: str, trips: list[str], work: str) -> tuple[str, str]:
     """How many iterations a chunk has, and how many chunks there are. Chunks of more than a row
     are made of whole rows, so that vector loops run along whole rows."""
@@ -572,7 +562,8 @@ def _trips(e: Emitter, op: Op) -> str | None:
         return None
     if op.name != "scf.for" or not all(_known(e, v) for v in op.operands[:3]):
         return repr(UNKNOWN_TRIPS)
-    return e.inst(f"sitofp i64 {_trip_count(e, *op.operands[:3])} to double")
+    lower, upper, step = op.operands[:3]
+    return e.inst(f"sitofp i64 {trip_count(e, lower, upper, step)} to double")
 
 
 def _known(e: Emitter, value: Value) -> bool:

@@ -6,8 +6,8 @@ from weft.codegen.arith import from_word, word
 from weft.codegen.emit import Emitter
 from weft.codegen.launching import WARP
 from weft.ir.core import Function, Op, Value
-from weft.ir.ops import WRITES
 from weft.ir.types import ScalarType
+from weft.ir.writes import written as written_memrefs
 
 SREG = "llvm.nvvm.read.ptx.sreg."
 
@@ -25,18 +25,8 @@ def updates(ops: list[Op]) -> list[tuple[str, Value]]:
 
 def written(function: Function) -> set[int]:
     """Positions of the arguments that are written."""
-    positions = {arg: k for k, arg in enumerate(function.args)}
-
-    def below(ops: list[Op]) -> set[int]:
-        found = set()
-        for op in ops:
-            if op.name in WRITES:
-                found.add(positions.get(op.operands[WRITES[op.name]], -1))
-            for region in op.regions:
-                found |= below(region.ops)
-        return found
-
-    return below(function.body.ops)
+    memrefs = written_memrefs(function)
+    return {k for k, arg in enumerate(function.args) if arg in memrefs}
 
 
 def to(e: Emitter, value: str, source: str, target: str, *, unsigned: bool = False) -> str:
@@ -46,18 +36,6 @@ def to(e: Emitter, value: str, source: str, target: str, *, unsigned: bool = Fal
     if target == "i32":
         return e.inst(f"trunc {source} {value} to {target}")
     return e.inst(f"{'zext' if unsigned else 'sext'} {source} {value} to {target}")
-
-
-def trip_count(e: Emitter, lower: Value, upper: Value, step: Value, ty: str) -> str:
-    """max(0, ceil((upper - lower) / step)) for a positive step."""
-    length = e.name(upper)
-    if e.constants.get(lower) != 0:
-        length = e.inst(f"sub nsw {ty} {length}, {e.name(lower)}")
-    if e.constants.get(step) != 1:
-        length = e.intrinsic(f"llvm.smax.{ty}", ty, (ty, length), (ty, "0"))
-        raised = e.inst(f"add {ty} {length}, {e.inst(f'sub nsw {ty} {e.name(step)}, 1')}")
-        length = e.inst(f"udiv {ty} {raised}, {e.name(step)}")
-    return length
 
 
 def index_of(e: Emitter, count: str, bounds: list[Value], ty: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.errors import KernelSyntaxError, KernelTypeError
 from weft.frontend import casts, expressions, statements
@@ -31,6 +31,7 @@ from weft.frontend.kinds import (
 from weft.frontend.scope import assigned
 from weft.ir import types as ir
 from weft.ir.core import Value
+from weft.ir.trips import trip_count
 from weft.source import Span
 
 if TYPE_CHECKING:
@@ -99,19 +100,39 @@ def _rising(
 
 def _trips(cx: Lowering, r: Range, span: Span) -> Value:
     """How many numbers a range has whose step is negative or not known."""
-    s, op = cx.scalars, cx.scalars.binary
+    s = cx.scalars
+    least, most = r.upper, r.lower
     if isinstance(r.step, Static):
         if r.step.value == 0:
             raise KernelTypeError("the step of a range must not be 0", span, help="use 1 or -1")
-        distance = op("-", r.lower, r.upper, span)
         step: Operand = Static(-r.step.value)
     else:
-        down = s.compare("<", r.step, Static(0), span)
-        distance = s.select(s.truth(down, span), op("-", r.lower, r.upper, span),
-                            op("-", r.upper, r.lower, span), span)  # fmt: skip
+        down = s.truth(s.compare("<", r.step, Static(0), span), span)
+        least = s.select(down, r.upper, r.lower, span)
+        most = s.select(down, r.lower, r.upper, span)
         step = s.magnitude(r.step, span)
-    rounded = op("//", op("+", distance, op("-", step, Static(1), span), span), step, span)
-    return s.index(s.extreme(">", rounded, Static(0), span), span)
+    return s.index(trip_count(_Operands(cx, span), least, most, step), span)
+
+
+class _Operands:
+    """What a kernel's text computes with, for trip counts."""
+
+    _OPS: ClassVar = {"addi": "+", "subi": "-", "floordivsi": "//"}
+
+    def __init__(self, cx: Lowering, span: Span) -> None:
+        self.cx = cx
+        self.span = span
+
+    def constant(self, value: Operand) -> int | None:
+        return int(value.value) if isinstance(value, Static) else None
+
+    def number(self, value: int) -> Operand:
+        return Static(value)
+
+    def op(self, name: str, a: Operand, b: Operand) -> Operand:
+        if name == "maxsi":
+            return self.cx.scalars.extreme(">", a, b, self.span)
+        return self.cx.scalars.binary(self._OPS[name], a, b, self.span)
 
 
 def _carried(cx: Lowering, node: ast.For | ast.While) -> dict[str, Kind]:

@@ -190,6 +190,30 @@ def pick(kind: Literal["min", "max"], left: Poly, right: Poly) -> Poly:
     return atom(Pick(kind, left, right))
 
 
+class Polynomials:
+    """What trip counts of symbolic bounds are made of."""
+
+    def constant(self, value: Poly) -> int | None:
+        return value.constant
+
+    def number(self, value: int) -> Poly:
+        return number(value)
+
+    def op(self, name: str, a: Poly, b: Poly) -> Poly:
+        match name:
+            case "addi":
+                return a + b
+            case "subi":
+                return a - b
+            case "maxsi":
+                return pick("max", a, b)
+            case _:
+                return floor(a, b)
+
+
+POLYNOMIALS = Polynomials()
+
+
 # ------------------------------------------------------------------------------------ conditions
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
+from weft.ir.trips import trip_count
 from weft.ir.types import MemRefType, ScalarType, Type, compute_type, i1, index
 
 
@@ -73,6 +74,10 @@ class Builder:
     def alloca(self, element: ScalarType, shape: tuple[int, ...]) -> Value:
         return self.op("memref.alloca", type=MemRefType(element, len(shape), "contiguous", shape))
 
+    def trip_count(self, lower: Value, upper: Value, step: Value) -> Value:
+        """How many iterations a loop with these bounds has."""
+        return trip_count(_Built(self), lower, upper, step)
+
     def for_(self, lower: Value, upper: Value, step: Value, inits: Sequence[Value] = ()) -> Op:
         """An ``scf.for`` with an empty region: fill ``op.regions[0]``, end it with scf.yield."""
         block = Block([index, *(v.type for v in inits)])
@@ -100,6 +105,25 @@ class Builder:
         operands = [*lowers, *uppers, *steps, *inits]
         attrs = {"dims": len(lowers), "kinds": tuple(kinds)}
         return self.append(Op("scf.parallel", operands, [v.type for v in inits], attrs, [block]))
+
+
+class _Built:
+    """Indices, whose operations ``builder`` appends."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+
+    def constant(self, value: Value) -> int | None:
+        owner = value.owner
+        if isinstance(owner, Op) and owner.name == "arith.constant":
+            return int(owner.attrs["value"])
+        return None
+
+    def number(self, value: int) -> Value:
+        return self.builder.constant(value, index)
+
+    def op(self, name: str, a: Value, b: Value) -> Value:
+        return self.builder.op(f"arith.{name}", a, b)
 
 
 def result_type(name: str, operands: Sequence[Value]) -> Type:

@@ -7,8 +7,9 @@ from collections.abc import Hashable, Sequence
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value
 from weft.ir.ops import OPS
+from weft.ir.writes import written
 from weft.passes.constants import key
-from weft.passes.memory import may_alias, writes, written
+from weft.passes.memory import may_alias
 
 
 def cse(function: Function) -> Function:
@@ -39,8 +40,7 @@ class _Scopes(Rewriter):
 
 def _never_written(function: Function) -> list[Value]:
     """The arguments that nothing in the function writes, under whatever name."""
-    targets: set[Value] = set().union(*writes(function).values())
-    targets.update(memref for op in function.body.ops if (memref := written(op)) is not None)
+    targets = written(function)
     noalias = bool(function.attrs.get("noalias"))
     return [
         arg for arg in function.args if not any(may_alias(arg, other, noalias) for other in targets)

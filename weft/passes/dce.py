@@ -8,7 +8,8 @@ from typing import Any
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
-from weft.passes.memory import is_local, written
+from weft.ir.writes import written_by
+from weft.passes.memory import is_local
 
 # Kept whatever is in them: a while may not end, and a function has its parallel loop.
 _KEPT = ("scf.parallel", "scf.while")
@@ -141,7 +142,7 @@ class _Alive:
 
 def _local_target(op: Op) -> Value | None:
     """The local array that is all that ``op`` writes."""
-    memref = written(op)
+    memref = written_by(op)
     return memref if memref is not None and is_local(memref) else None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value
-from weft.ir.ops import WRITES
+from weft.ir.writes import written_at, written_by
 from weft.passes.constants import constant_of
 from weft.passes.memory import may_alias, writes
 
@@ -65,10 +65,10 @@ def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
             return (found,)
         elements[tuple(subscripts)] = op.results[0]
         return None
-    position = WRITES.get(name)
-    if position is not None:
+    memref = written_by(op)
+    if memref is not None:
         assert isinstance(rewriter, _Memory)
-        memref, subscripts = op.operands[position], tuple(op.operands[position + 1 :])
+        subscripts = written_at(op)
         rewriter.forget_element(memref, subscripts)
         if name == "memref.store":
             rewriter.known.setdefault(memref, {})[subscripts] = op.operands[0]

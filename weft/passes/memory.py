@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from weft.ir.core import Block, Function, Op, Value
-from weft.ir.ops import WRITES
-
-# The operations that write memory, with the position of the memref among their operands. The
-# subscripts are the operands after it.
-
-
-def written(op: Op) -> Value | None:
-    """The memref that ``op`` itself (not what is inside it) writes."""
-    position = WRITES.get(op.name)
-    return None if position is None else op.operands[position]
+from weft.ir.writes import written_by
 
 
 def writes(function: Function) -> dict[Op, set[Value]]:
@@ -32,9 +23,9 @@ def _collect(block: Block, summary: dict[Op, set[Value]]) -> set[Value]:
             summary[op] = inside
             found |= inside
         else:
-            position = WRITES.get(op.name)
-            if position is not None:
-                found.add(op.operands[position])
+            memref = written_by(op)
+            if memref is not None:
+                found.add(memref)
     return found
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.ops import OPS, WRITES
+from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
+from weft.ir.writes import written_by
 from weft.passes.constants import key
 
 # What takes many times longer than an addition.
@@ -29,8 +30,8 @@ def touches(op: Op) -> Iterator[tuple[Op, Value]]:
     for inner in (op, *(o for region in op.regions for o in walk(region))):
         if inner.name == "memref.load":
             yield inner, inner.operands[0]
-        elif inner.name in WRITES:
-            yield inner, inner.operands[WRITES[inner.name]]
+        elif (memref := written_by(inner)) is not None:
+            yield inner, memref
 
 
 def blocks(block: Block) -> Iterator[Block]:

@@ -8,6 +8,7 @@ from typing import Any
 from weft.ir.builder import Rewriter, result_type
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
+from weft.ir.trips import NUMBERS, trip_count
 from weft.ir.types import ScalarType, Type
 from weft.passes.algebra import RULES
 from weft.passes.constants import Number, canonical, constant_of, fold, key
@@ -139,11 +140,9 @@ def _trips(lower: Value, upper: Value, step: Value) -> int | None:
     first, last, by = constant_of(lower), constant_of(upper), constant_of(step)
     if first is None or last is None:
         return None
-    if last <= first:
-        return 0
-    if by is None:
+    if by is None and last > first:
         return None
-    return int(-(-(last - first) // by))
+    return trip_count(NUMBERS, int(first), int(last), int(by or 1))
 
 
 def _with_fewer_carried(

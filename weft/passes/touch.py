@@ -10,7 +10,7 @@ from weft.index.access import KINDS, Access, accesses
 from weft.index.races import compatible, proven_apart
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import MemRefType, index
+from weft.ir.types import MemRefType
 from weft.passes.constants import constant_of
 
 log = logging.getLogger("weft.races")
@@ -96,7 +96,7 @@ class _Toucher(Rewriter):
             [self.lookup(v) for v in op.operands[k * dims : (k + 1) * dims]] for k in range(3)
         )
         bounds = zip(lowers, uppers, steps, strict=True)
-        counts = [self._count(*triple) for triple in bounds]
+        counts = [self.trip_count(*triple) for triple in bounds]
         self.space = [v for t in zip(lowers, steps, counts, strict=True) for v in t]
         copy = self.copy(op)
         new = copy.regions[0]
@@ -108,15 +108,6 @@ class _Toucher(Rewriter):
             for inside in body.ops:
                 self.rewrite(inside)
         return self.append(copy).results
-
-    def _count(self, lower: Value, upper: Value, step: Value) -> Value:
-        """How many values an index takes."""
-        length = upper if constant_of(lower) == 0 else self.op("arith.subi", upper, lower)
-        if constant_of(step) != 1:
-            one = self.constant(1, index)
-            raised = self.op("arith.addi", length, self.op("arith.subi", step, one))
-            length = self.op("arith.floordivsi", raised, step)
-        return self.op("arith.maxsi", length, self.constant(0, index))
 
     def _number(
         self, ivs: Sequence[Value], lowers: list[Value], steps: list[Value], counts: list[Value]

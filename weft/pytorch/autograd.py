@@ -26,9 +26,9 @@ from weft.errors import GradientError
 from weft.frontend.scope import TensorReached
 from weft.frontend.specs import ConstSpec, Spec, TupleSpec
 from weft.index.expression import Dim
-from weft.ir.core import Function, Op, Value, walk
-from weft.ir.ops import WRITES
+from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType
+from weft.ir.writes import written
 from weft.options import Options
 from weft.pytorch import workspaces
 from weft.pytorch.dual import Along, Forwarded
@@ -63,8 +63,8 @@ class Loop:
         self.launched: Adjoint | None = None  # the last adjoint of which no derivative was asked
         self._forwards: dict[frozenset[int], Forwarded] = {}
         self._lock = threading.RLock()
-        written = {op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES}
-        self.written = [k for k in memrefs if function.args[k] in written]
+        stored = written(function)
+        self.written = [k for k in memrefs if function.args[k] in stored]
         # Where a view is written, torch takes the first tensor for it (see its CopySlices).
         self.memrefs = [*self.written, *(k for k in memrefs if k not in self.written)]
 

@@ -20,8 +20,8 @@ from weft.autodiff.reverse import reverse
 from weft.errors import WeftError
 from weft.frontend.lower import lower
 from weft.frontend.split import HostPart
-from weft.ir.core import Function, walk
-from weft.ir.ops import WRITES
+from weft.ir.core import Function
+from weft.ir.writes import written as written_memrefs
 from weft.pytorch.autograd import differentiate
 from weft.pytorch.fake import KernelSource, fake_launchers, loose_spec
 from weft.runtime.launch import Launcher
@@ -89,7 +89,7 @@ class Reading:
 def reads_results(function: Function) -> bool:
     """Whether the adjoint of ``function`` reads what it writes; true where there is none."""
     args = function.args
-    stored = {op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES}
+    stored = written_memrefs(function)
     written = {k for k, v in enumerate(args) if v in stored}
     wanted = {k for k, v in enumerate(args) if holds_floats(v)} - written
     try:

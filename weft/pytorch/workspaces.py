@@ -169,13 +169,13 @@ def workspaces(
     lengths = adjoint.lengths
     if lengths is None:
         return Workspaces(adjoint, env, [], {})
-    space = [max(evaluate(p, values), 0) for p in lengths.space]
+    space = [evaluate(p, values) for p in lengths.space]
     if known is not None and all(op in known for op in lengths.loops):
         return Workspaces(adjoint, env, space, dict(known))
     counted = measured(len(lengths.loops)) if lengths.measure else []
 
     def length(poly: Poly | None, k: int) -> int:
-        return max(counted[k] if poly is None else evaluate(poly, values), 0)
+        return counted[k] if poly is None else evaluate(poly, values)
 
     pairs = enumerate(zip(lengths.loops, lengths.trips, strict=True))
     return Workspaces(adjoint, env, space, {op: length(poly, k) for k, (op, poly) in pairs})

@@ -25,8 +25,8 @@ from weft.frontend.scope import TensorReached
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import Region, RegionArg
 from weft.ir.core import Block, Function, walk
-from weft.ir.ops import WRITES
 from weft.ir.types import MemRefType
+from weft.ir.writes import written
 from weft.options import Options
 from weft.runtime import native, record
 from weft.runtime.build import Compiled, compile_region, disk
@@ -351,8 +351,7 @@ def _written(function: Function) -> frozenset[int]:
     """Which of the memref arguments (counted among memrefs) are written."""
     memrefs = [a for a in function.args if isinstance(a.type, MemRefType)]
     numbers = {id(a): k for k, a in enumerate(memrefs)}
-    operands = (op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES)
-    return frozenset(numbers[id(v)] for v in operands if id(v) in numbers)
+    return frozenset(numbers[id(v)] for v in written(function) if id(v) in numbers)
 
 
 def _has_inner_loop(body: Block) -> bool:

@@ -16,8 +16,8 @@ from weft.codegen import cuda, ptx
 from weft.codegen.cuda import CudaCode
 from weft.codegen.launching import Facts, Variant, architecture
 from weft.frontend.lower import lower
-from weft.ir.core import Function, walk
-from weft.ir.ops import WRITES
+from weft.ir.core import Function
+from weft.ir.writes import written as written_memrefs
 from weft.kernel import Kernel
 from weft.options import Options
 from weft.pytorch.fake import fake_launchers
@@ -131,14 +131,14 @@ def _compiled(function: Function, target: str, options: Options, every_variant: 
 def _forward(function: Function) -> tuple[Function, ...]:
     """The loops with tangents of the floating tensors that ``function`` reads."""
     floats = {k for k, value in enumerate(function.args) if holds_floats(value)}
-    stored = {op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES}
+    stored = written_memrefs(function)
     return forward(function, {k for k in floats if function.args[k] not in stored}).steps
 
 
 def _backward(function: Function) -> tuple[Function, ...]:
     """The loops of the gradient with respect to the floating tensors that ``function`` reads."""
     floats = {k for k, value in enumerate(function.args) if holds_floats(value)}
-    stored = {op.operands[WRITES[op.name]] for op in walk(function.body) if op.name in WRITES}
+    stored = written_memrefs(function)
     written = {k for k in floats if function.args[k] in stored}
     if floats == written:
         return ()

@@ -1,0 +1,72 @@
+"""How many iterations a loop has: the one formula, for whatever a bound may be.
+
+The interpreter's numbers, values of the IR, instructions of LLVM and polynomials each bring an
+``Arithmetic``; none of them writes the formula a second time (``tests/test_structure.py``).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import ClassVar, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Arithmetic(Protocol[T]):
+    """What a trip count is computed with."""
+
+    def constant(self, value: T) -> int | None:
+        """The number that ``value`` always is, if it is one."""
+        ...
+
+    def number(self, value: int) -> T: ...
+
+    def op(self, name: str, a: T, b: T) -> T:
+        """``addi``, ``subi``, ``maxsi`` or ``floordivsi``, the last of operands >= 0 only."""
+        ...
+
+
+def trip_count(arithmetic: Arithmetic[T], lower: T, upper: T, step: T) -> T:
+    """``max(0, ceil((upper - lower) / step))``, for a step >= 1.
+
+    The distance is clamped before it is divided, so a range that is reversed has no iterations
+    whatever its step is, and products of counts are right. A sum with the step may need all bits
+    of an unsigned number.
+    """
+    number, op = arithmetic.number, arithmetic.op
+    first, last = arithmetic.constant(lower), arithmetic.constant(upper)
+    if first is not None and last is not None:
+        if last <= first:
+            return number(0)
+        length = number(last - first)
+    else:
+        length = op("maxsi", upper if first == 0 else op("subi", upper, lower), number(0))
+    return steps_of(arithmetic, length, step)
+
+
+def steps_of(arithmetic: Arithmetic[T], length: T, step: T) -> T:
+    """``ceil(length / step)``: how many steps a distance takes, for a step >= 1."""
+    number, op, by = arithmetic.number, arithmetic.op, arithmetic.constant(step)
+    if by == 1:
+        return length
+    less = op("subi", step, number(1)) if by is None else number(by - 1)
+    return op("floordivsi", op("addi", length, less), step)
+
+
+class Numbers:
+    """Python's own integers."""
+
+    _OPS: ClassVar = {"addi": operator.add, "subi": operator.sub, "maxsi": max,
+            "floordivsi": operator.floordiv}  # fmt: skip
+
+    def constant(self, value: int) -> int:
+        return value
+
+    def number(self, value: int) -> int:
+        return value
+
+    def op(self, name: str, a: int, b: int) -> int:
+        return self._OPS[name](a, b)
+
+
+NUMBERS = Numbers()

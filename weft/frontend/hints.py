@@ -96,9 +96,9 @@ class _Hints:
         if wanted is None:
             return self._inside(loop)
         if isinstance(wanted, ast.Constant):
-            return _once(loop) if wanted.value else self._inside(loop)
+            return once(loop) if wanted.value else self._inside(loop)
         # Two loops that share no node: each is a region of its own.
-        choice = ast.If(copy.deepcopy(wanted), [_once(copy.deepcopy(loop))], [self._inside(loop)])
+        choice = ast.If(copy.deepcopy(wanted), [once(copy.deepcopy(loop))], [self._inside(loop)])
         return ast.copy_location(choice, hints[-1])
 
 
@@ -113,11 +113,11 @@ def _serialize(hints: list[ast.Call]) -> ast.expr | None:
     return None
 
 
-def _once(loop: ast.For) -> ast.stmt:
+def once(loop: ast.For) -> ast.stmt:
     """The loop as the only iteration of a parallel one."""
     once = ast.Call(ast.Name("range", ast.Load()), [ast.Constant(1)], [])
     new = ast.For(ast.Name("__weft_once__", ast.Store()), once, [loop], [])
-    setattr(new, _HINTS, getattr(loop, _HINTS))
+    setattr(new, _HINTS, getattr(loop, _HINTS, []))
     for node in (new, once, *ast.walk(once), new.target):
         ast.copy_location(node, loop)
     return new

@@ -15,7 +15,7 @@ from weft.autodiff.tangent import PREFIX, Tangent
 from weft.errors import GradientError
 from weft.index.expression import Dim, evaluate
 from weft.ir.core import Value
-from weft.runtime.launch import _extent  # pyright: ignore[reportPrivateUsage]
+from weft.runtime.overlap import extent
 from weft.runtime.signature import TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Along:
 
 def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     low, high = a.data_ptr(), b.data_ptr()
-    return low < high + _extent(b) and high < low + _extent(a)
+    return low < high + extent(b) and high < low + extent(a)
 
 
 class Refused(torch.autograd.Function):

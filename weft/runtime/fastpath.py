@@ -65,6 +65,11 @@ class Generated:
     plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
     alias_plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
 
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The pairs of tensors whose memory must not overlap."""
+        return apart(self.writes, tensors_of(self.kinds))
+
     def for_plan(
         self, plan: Plan, specs: Sequence[Spec], args: tuple[Any, ...]
     ) -> native.Work | None:

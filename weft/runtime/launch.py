@@ -13,13 +13,21 @@ import itertools
 import logging
 import struct
 import threading
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from weft.errors import CompileError, KernelAssertionError, KernelIndexError, KernelValueError
+from weft.errors import (
+    CompileError,
+    KernelAssertionError,
+    KernelIndexError,
+    KernelValueError,
+    render,
+)
+from weft.frontend.hints import once
 from weft.frontend.kinds import Static
 from weft.frontend.scope import TensorReached
 from weft.frontend.specs import Spec, TensorSpec
@@ -30,7 +38,23 @@ from weft.ir.writes import written
 from weft.options import Options
 from weft.runtime import native, record
 from weft.runtime.build import Compiled, compile_region, disk
-from weft.runtime.fastpath import HOTTEST, Generated, Plan, generate, kind_of, scalar_formats
+from weft.runtime.fastpath import (
+    HOTTEST,
+    Generated,
+    Plan,
+    apart,
+    generate,
+    kind_of,
+    scalar_formats,
+)
+from weft.runtime.overlap import (
+    OverlapWarning,
+    any_shared,
+    distances,
+    extent,
+    needs_order,
+    refuse_overlap_within,
+)
 from weft.runtime.shadow import checked
 from weft.runtime.signature import TORCH_DTYPES, check_devices, spec_of
 from weft.source import FunctionSource, Span
@@ -92,6 +116,7 @@ class Launcher:
         self.generated: dict[tuple[tuple[str, ...], frozenset[int]], Generated] = {}
         self.hottest: list[native.Work] = []  # what builtins are made of, newest first
         self.ahead: Ahead | None = None
+        self._warned = False  # of arguments that share memory
         self.compiled: dict[tuple[Any, ...], Specialization] = {}
         self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
         # What launches the loop where a gradient is asked for; autograd is a layer above.
@@ -150,28 +175,47 @@ class Launcher:
         special = self.specialize(specs, aliased=False, place=place)
         written = _written(special.compiled.function)
         code = self._generated(specs, args, written)
-        aliased = _overlap(args, _memory(specs), written, self.names, span)
-        plans = code.alias_plans if aliased else code.plans
-        if aliased:
-            special = self.specialize(specs, aliased=True, place=place)
+        refuse_overlap_within(args, code.writes, self.names, span)
+        plans, key, shared = code.plans, code.key(*args), distances(args, code.pairs)
+        if shared:
+            plans, key = code.alias_plans, (key, shared)
+            order = needs_order(special.compiled.function, [v for _, v in tensors])
+            if order:
+                self._warn_of_order(code.pairs[[d is not None for d in shared].index(True)])
+            special = self.specialize(specs, aliased=True, place=place, in_order=order)
         if len(plans) >= MOST_PLANS:
             plans.clear()
-        plan = plans[code.key(*args)] = self._plan(special, specs, args, written)
+        plan = plans[key] = self._plan(special, specs, args, written)
         special.plans += 1
         return code, plan
 
     def alias(self, code: Generated, args: tuple[Any, ...]) -> Any:
         """A call in which memory that is written overlaps another argument's."""
-        plan = code.alias_plans.get(code.key(*args))
+        plan = code.alias_plans.get((code.key(*args), distances(args, code.pairs)))
         if plan is None or not _holds(plan.guards):
             return self.slow(args)
         return code.run(plan, *args)
 
+    def _warn_of_order(self, pair: tuple[int, int]) -> None:
+        """Says once that the loop is slow for arguments that share memory."""
+        if self._warned:
+            return
+        self._warned = True
+        one, two = (self.names[k] for k in pair)
+        message = (
+            f"`{one}` and `{two}` share memory in which iterations may meet: the loop runs in "
+            "order, on one thread"
+        )
+        span, help = self.region.span, f"pass a copy ({two}.clone()) to run it in parallel"
+        text = render(message, span, help)
+        warnings.warn_explicit(text, OverlapWarning, span.file, span.line)
+
     def specialize(
-        self, specs: list[Spec], aliased: bool = False, place: str = "cpu"
+        self, specs: list[Spec], aliased: bool = False, place: str = "cpu", in_order: bool = False
     ) -> Specialization:
-        """The compiled form for arguments of these specs, on "cpu" or "cuda"."""
-        key = (*specs, place, aliased)
+        """The compiled form for arguments of these specs, on "cpu" or "cuda". ``in_order``: one
+        iteration after the other."""
+        key = (*specs, place, aliased, in_order)
         found = self.compiled.get(key)
         if found is not None and _holds(found.compiled.guards):
             return found
@@ -186,8 +230,9 @@ class Launcher:
             from weft.runtime import gpu  # heavy, and not needed where there is no GPU
 
             make = gpu.compile_region
+        region = replace(self.region, node=once(self.region.node)) if in_order else self.region
         compiled = make(
-            self.region, self.source, dict(zip(self.names, specs, strict=True)), self.options,
+            region, self.source, dict(zip(self.names, specs, strict=True)), self.options,
             noalias=not aliased,
         )  # fmt: skip
         special = Specialization(
@@ -228,7 +273,7 @@ class Launcher:
             way = record.HOLDING if tiny else record.RELEASING
             direct = native.Direct(way, load.address, load) if load.address else None
         if compiled.checks and not on_gpu:
-            sizes = [(_extent(t), t.element_size()) for t in tensors]
+            sizes = [(extent(t), t.element_size()) for t in tensors]
             call = checked(call, compiled.slots, compiled.checks, sizes, check_error)
             direct = None
         else:
@@ -236,7 +281,7 @@ class Launcher:
         outputs = [tensors[k].dtype for k in written if k < len(tensors)] + results
         differentiable = any(d.is_floating_point for d in outputs)
         grad = differentiable and any(t.requires_grad for t in tensors if t.is_floating_point())
-        extents = [_extent(t) for t in tensors]
+        extents = [extent(t) for t in tensors]
         # Lazily negated tensors are imaginary parts: every other float in memory, or fewer.
         odd = any(t.is_floating_point() and 1 not in t.stride() for t in tensors)
         if log_launch.isEnabledFor(logging.DEBUG):
@@ -358,44 +403,14 @@ def _has_inner_loop(body: Block) -> bool:
     return any(op.name in ("scf.for", "scf.while") for op in walk(body))
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from the first to the end of the last element (strides are never negative in torch)."""
-    if tensor.numel() == 0:
-        return 0
-    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return (reach + 1) * tensor.element_size()
-
-
-def _overlap(
-    args: Sequence[Any], memory: list[int], written: frozenset[int], names: list[str], span: Span
-) -> bool:
-    """Whether memory that is written overlaps another tensor's. Raises ``KernelValueError`` where a
-    tensor that is written has several indices for one element."""
-    ranges = []
-    for k, position in enumerate(memory):
-        tensor = args[position]
-        if (
-            k in written
-            and tensor.numel()
-            and any(s == 0 and n > 1 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-        ):
-            raise KernelValueError(
-                f"`{names[position]}` is written, and it is expanded: several of its indices are "
-                "one place in memory", span, help=f"pass {names[position]}.clone()",
-            )  # fmt: skip
-        begin = tensor.data_ptr()
-        ranges.append((begin, begin + _extent(tensor)))
-    return any(
-        ranges[i][0] < ranges[j][1] and ranges[j][0] < ranges[i][1]
-        for i in written if i < len(ranges) for j in range(len(ranges)) if i != j
-    )  # fmt: skip
-
-
 def overlaps(
     launcher: Launcher, specs: Sequence[Spec], args: Sequence[Any], function: Function
 ) -> bool:
-    """Whether memory that the loop writes is also that of another argument."""
-    return _overlap(args, _memory(specs), _written(function), launcher.names, launcher.region.span)
+    """Whether an element that the loop writes is also one of another argument."""
+    memory, written = _memory(specs), _written(function)
+    writes = [memory[k] for k in sorted(written) if k < len(memory)]
+    refuse_overlap_within(args, writes, launcher.names, launcher.region.span)
+    return any_shared(args, apart(writes, memory))
 
 
 # --- checks of debug mode -----------------------------------------------------------------------

@@ -1,0 +1,78 @@
+"""What the arguments of one call share in memory, where a loop writes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import KernelValueError
+from weft.index.aliasing import View, iterations_meet, overlaps_itself, share_memory
+from weft.ir.core import Function
+from weft.ir.types import MemRefType
+from weft.source import Span
+
+Pairs = Sequence[tuple[int, int]]  # positions of a tensor that is written, and of another one
+
+
+class OverlapWarning(UserWarning):
+    """Arguments share memory such that iterations may meet: the loop runs in order."""
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the end of the last element (strides are never negative in torch)."""
+    if tensor.numel() == 0:
+        return 0
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (reach + 1) * tensor.element_size()
+
+
+def view(tensor: torch.Tensor) -> View:
+    """Where the elements of a tensor lie."""
+    size = tensor.element_size()
+    return View(
+        tuple(tensor.shape), tuple(s * size for s in tensor.stride()), tensor.data_ptr(), size
+    )
+
+
+def distances(args: Sequence[Any], pairs: Pairs) -> tuple[int | None, ...]:
+    """How far the tensors of each pair are from each other in bytes, where their extents overlap;
+    None for a pair that is apart. Empty where all are."""
+    found: list[int | None] = []
+    for i, j in pairs:
+        one, two = args[i].data_ptr(), args[j].data_ptr()
+        near = one < two + extent(args[j]) and two < one + extent(args[i])
+        found.append(two - one if near else None)
+    return tuple(found) if any(d is not None for d in found) else ()
+
+
+def refuse_overlap_within(
+    args: Sequence[Any], written: Sequence[int], names: Sequence[str], span: Span | None
+) -> None:
+    """Raises ``KernelValueError`` where a tensor that is written has several indices for one
+    element."""
+    for position in written:
+        tensor, name = args[position], names[position]
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        why = ""
+        if tensor.numel() and any(s == 0 and n > 1 for n, s in steps):
+            why = "it is expanded"
+        elif overlaps_itself(view(tensor)):
+            why = f"its strides {tuple(tensor.stride())} are smaller than what they step over"
+        if why:
+            raise KernelValueError(
+                f"`{name}` is written, and {why}: several of its indices are one place in memory",
+                span, help=f"pass {name}.clone()",
+            )  # fmt: skip
+
+
+def needs_order(function: Function, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether iterations of ``function`` may meet where two of these arguments share memory."""
+    memrefs = [a for a in function.args if isinstance(a.type, MemRefType)]
+    return iterations_meet(function, {m: view(t) for m, t in zip(memrefs, tensors, strict=False)})
+
+
+def any_shared(args: Sequence[Any], pairs: Pairs) -> bool:
+    """Whether the tensors of a pair have an element in common."""
+    return any(share_memory(view(args[i]), view(args[j])) for i, j in pairs)

@@ -24,6 +24,7 @@ from weft.lang.dtypes import DType
 from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.library import Operators
+from weft.pytorch.namespace import namespace_of
 from weft.runtime import watch
 from weft.runtime.entry import make_entry, modes, order_of, plain_types, transforms
 from weft.runtime.launch import Ahead, Launcher, Specialization
@@ -51,7 +52,7 @@ class Kernel:
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self._given = options
+        self.given = options
         self._op_name = name or function.__name__
         self._namespace = namespace
         self._lock = threading.RLock()
@@ -62,6 +63,7 @@ class Kernel:
         self._convert: Callable[[Any], Any] | None = None
         self._checked: tuple[Parameter, ...] = ()
         self._seen: set[Any] = set()
+        namespace_of(namespace).announce(self._op_name, self)
 
     # --- calling ---------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -200,7 +202,7 @@ class Kernel:
     # --- what is known of it ---------------------------------------------------------------------
     @functools.cached_property
     def options(self) -> Options:
-        return replace(default_options(), **self._given)
+        return replace(default_options(), **self.given)
 
     @functools.cached_property
     def source(self) -> FunctionSource:

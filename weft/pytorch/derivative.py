@@ -18,6 +18,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from weft.errors import GradientError
 from weft.pytorch.level import has_dual, is_dual, primal_of
+from weft.pytorch.namespace import Namespace
 from weft.pytorch.nested import Backward, Made
 from weft.pytorch.transforms import PLAIN, Pushed, is_float, list_error
 from weft.source import Span
@@ -48,33 +49,32 @@ def pushed(made: Callable[..., Any], inputs: Sequence[Any], which: Sequence[int]
 
 
 def register(
-    qualified: str,
+    name: str,
     schema: str,
     made: Made,
     reads: Callable[[Sequence[Any]], bool],
-    library: torch.library.Library,
+    namespace: Namespace,
     span: Span,
 ) -> Rule:
-    """Makes the operator ``qualified`` (a kernel that writes to none of its arguments)
+    """Makes the operator ``name`` of ``namespace`` (a kernel that writes to none of its arguments)
     differentiable. ``made`` and ``reads``: see ``nested.Backward``; ``schema`` is that of its
     arguments.
 
     Two more operators are made: ``<name>_backward``, and ``<name>_jvp``, which gives the tangents
     of the results (for a result that is not of floats, an empty tensor).
     """
-    namespace, name = qualified.split("::")
+    library = namespace.library
     ahead = f"{schema}{', ' if schema else ''}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, namespace.namespace)
 
     def plain(*inputs: Any) -> Any:
         return made(inputs, None)
 
     def define(suffix: str, arguments: str, run: Callable[..., Any], fake: Callable[..., Any]
                ) -> Any:  # fmt: skip
-        library.define(f"{name}{suffix}({ahead}{arguments}) -> Tensor[]",
-                       tags=(torch.Tag.pt2_compliant_tag,))  # fmt: skip
+        namespace.define(f"{name}{suffix}({ahead}{arguments}) -> Tensor[]")
         library.impl(name + suffix, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(qualified + suffix, fake, lib=library)
+        torch.library.register_fake(f"{namespace.namespace}::{name}{suffix}", fake, lib=library)
         overload = getattr(operators, name + suffix).default
 
         def refuse(*_: Any) -> Any:
@@ -100,9 +100,7 @@ def register(
                 for o in (out if isinstance(out, tuple | list) else (out,))]  # fmt: skip
 
     overload = getattr(operators, name).default
-    backward = Backward(
-        namespace, name, schema, made, library, reads, functools.partial(_second, span)
-    )
+    backward = Backward(namespace, name, schema, made, reads, functools.partial(_second, span))
     _ = backward.operator  # a compiled graph from torch's cache may be the first to ask for it
     jvp_operator = define("_jvp", "Tensor[] tangents, int[] which", jvp, fake_jvp)
     rule = Rule(backward, jvp_operator, plain, span)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false
+import ast
 import contextlib
 import dis
 import functools
 import inspect
-import threading
+import uuid
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -29,7 +30,9 @@ from weft.frontend.split import HostPart, Returned
 from weft.lang.dtypes import DType
 from weft.pytorch.derivative import Rule, Transformed, register
 from weft.pytorch.fake import fake_launchers
+from weft.pytorch.identity import deciding, fingerprint
 from weft.pytorch.level import has_dual
+from weft.pytorch.namespace import namespace_of
 from weft.pytorch.replay import Reading, replaying, returned_names
 from weft.pytorch.transforms import called
 from weft.runtime.launch import Launcher, gradient_error
@@ -60,6 +63,10 @@ class KernelLike(Protocol):
 
     @property
     def launchers(self) -> list[Launcher]: ...
+    @property
+    def op(self) -> Any: ...
+    @property
+    def given(self) -> dict[str, Any]: ...
     def direct(self, *args: Any, **kwargs: Any) -> Any: ...
     def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments: ...
 
@@ -82,10 +89,13 @@ class Operators:
         self.kernel = kernel
         self.namespace = namespace
         self.name = name
+        # Dynamo guards each string that it reads of an object: by this, which kernel it is.
+        self.token = f"{name} {uuid.uuid4()}"
         self.made: dict[Hashable, Operator] = {}
-        self.lock = threading.RLock()
         self.parameters = kernel.parts.parameters
         self.returned = one_return(kernel)
+        loops = frozenset[ast.AST](region.node for region in kernel.parts.regions)
+        self.deciding = deciding(kernel.function, kernel.source.tree, loops)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the kernel through PyTorch's dispatcher."""
@@ -93,7 +103,7 @@ class Operators:
         values = list(self.kernel.bind(args, kwargs).arguments.values())
         types = tuple(map(schema_type, self.parameters, values))
         fixed = [v for v, t in zip(values, types, strict=True) if not t]
-        operator = self.find(types, fixed)
+        operator = self.find(types, fixed, self.deciding())
         passed = [v for v, t in zip(values, types, strict=True) if t]
         if operator.rule is not None and torch._C._are_functorch_transforms_active():
             out = (Transformed.apply(operator.overload, operator.rule, *passed)
@@ -122,7 +132,8 @@ class Operators:
             values.append(value)
             types.append(kind)
             (passed if kind else fixed).append(value)
-        name = self.name_for(tuple(types), tuple(fixed))
+        around = self.deciding()
+        name = self.name_for(self.token, tuple(types), tuple(fixed), around)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)
         return self.assemble(out, values)
 
@@ -155,23 +166,36 @@ class Operators:
                     "kernel once through the operator (under torch.compile, say)",
                 )  # fmt: skip
             types.append(kind + "?" if parameter.optional and kind == "Tensor" else kind)
-        return self.find(tuple(types), []).overload
+        return self.find(tuple(types), [], self.deciding()).overload
 
-    def find(self, types: tuple[str, ...], fixed: list[Any]) -> Operator:
-        """The operator for arguments of these schema types and these fixed values."""
-        key = (types, *map(constant_key, fixed))
+    def find(
+        self, types: tuple[str, ...], fixed: Sequence[Any], around: tuple[Any, ...]
+    ) -> Operator:
+        """The operator for arguments of these schema types, these fixed values, and these values
+        of what is around the kernel (``identity.deciding``)."""
+        key = (types, *map(constant_key, fixed), constant_key(around))
         operator = self.made.get(key)
         if operator is None:
-            with self.lock:
-                operator = self.made.get(key)
-                if operator is None:
-                    operator = self.made[key] = self._make(types, fixed)
+            function = self.kernel.function
+            text = fingerprint(self.kernel.source, self.kernel.given, types, fixed, around)
+            name = f"{self.name}_{text}"
+            # A cell of a notebook that is run again defines the same kernel.
+            shared = (
+                name, id(function.__globals__), *map(id, function.__closure__ or ()),
+                constant_key(function.__defaults__), constant_key(function.__kwdefaults__), key,
+            )  # fmt: skip
+            make = functools.partial(self._make, name, types, fixed)
+            operator = self.made[key] = namespace_of(self.namespace).once(shared, make)
         return operator
 
-    def name_for(self, types: tuple[str, ...], fixed: tuple[Any, ...]) -> str:
-        """The name of ``find(...)``'s operator: a constant to Dynamo, which calls this as it is."""
+    def name_for(
+        self, token: str, types: tuple[str, ...], fixed: tuple[Any, ...], around: tuple[Any, ...]
+    ) -> str:
+        """The name of ``find(...)``'s operator: a constant to Dynamo, which calls this as it is,
+        and guards the token and ``around``."""
+        assert token == self.token
         self._check_captured()
-        return self.find(types, list(fixed)).overload._schema.name.rpartition(":")[2]
+        return self.find(types, fixed, around).overload._schema.name.rpartition(":")[2]
 
     def refuse(self, name: str) -> None:
         """Raises ``KernelTypeError`` for an object that Dynamo is asked to look into."""
@@ -187,27 +211,28 @@ class Operators:
     refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     # --- making one ------------------------------------------------------------------------------
-    def _make(self, types: tuple[str, ...], fixed: list[Any]) -> Operator:
+    def _make(self, name: str, types: tuple[str, ...], fixed: Sequence[Any]) -> Operator:
         names = [p.name for p in self.parameters]
         absent = iter(fixed)
         constants = {n: next(absent) for n, t in zip(names, types, strict=True) if not t}
         self._check_mutated(constants)
-        library = _library(self.namespace)
-        name = library.free_name(self.name)
-        library.define(name + self._schema(types))
+        namespace = namespace_of(self.namespace)
+        name = namespace.free_name(name)
+        namespace.define(name + self._schema(types))
         implementation = self._implementation(types, constants, None)
-        library.library.impl(name, implementation, "CompositeExplicitAutograd")
+        namespace.library.impl(name, implementation, "CompositeExplicitAutograd")
         torch.library.register_fake(
             f"{self.namespace}::{name}",
             self._implementation(types, constants, fake_launchers(self.kernel)),
-            lib=library.library,
+            lib=namespace.library,
         )  # fmt: skip
         overload = getattr(getattr(torch.ops, self.namespace), name).default
         rule: Rule | None = None
         if any(a.alias_info is not None for a in overload._schema.arguments) or not self._gives(
             overload
         ):
-            library.library.impl(name, self._autograd(overload), "Autograd", with_keyset=True)
+            autograd = self._autograd(overload)
+            namespace.library.impl(name, autograd, "Autograd", with_keyset=True)
         else:
             rule = self._rule(name, types, constants)
         return Operator(overload, types, constants, rule)
@@ -231,8 +256,7 @@ class Operators:
         schema = self._schema(types)
         schema = schema[1 : schema.index(") ->")]
         reads = (lambda _: False) if names is None else Reading(kernel, kernel.launchers[0], run)
-        return register(f"{self.namespace}::{name}", schema, made, reads,
-                        _library(self.namespace).library, kernel.span)  # fmt: skip
+        return register(name, schema, made, reads, namespace_of(self.namespace), kernel.span)
 
     def _gives(self, overload: Any) -> bool:
         """Whether there is something to differentiate."""
@@ -461,34 +485,3 @@ def _add_storages(values: Sequence[Any], taken: set[int]) -> None:
             taken.add(value.untyped_storage()._cdata)
         elif isinstance(value, list | tuple):
             _add_storages(value, taken)
-
-
-class _Namespace:
-    """The operators of one namespace; the library lives as long as the process."""
-
-    def __init__(self, namespace: str) -> None:
-        self.namespace = namespace
-        self.library = torch.library.Library(namespace, "FRAGMENT")
-
-    def free_name(self, name: str) -> str:
-        """``name``, or with a number after it where it is taken."""
-        candidate, number = name, 2
-        while _is_taken(f"{self.namespace}::{candidate}"):
-            candidate, number = f"{name}_{number}", number + 1
-        return candidate
-
-    def define(self, schema: str) -> None:
-        self.library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-
-
-def _is_taken(qualified: str) -> bool:
-    try:
-        torch._C._dispatch_find_schema_or_throw(qualified, "")
-    except RuntimeError:
-        return False
-    return True
-
-
-@functools.cache
-def _library(namespace: str) -> _Namespace:
-    return _Namespace(namespace)

@@ -18,6 +18,7 @@ import torch
 from torch._library.autograd import Info, make_autograd_impl
 
 from weft.pytorch.level import is_dual
+from weft.pytorch.namespace import Namespace
 from weft.pytorch.transforms import PLAIN, is_float
 
 # pyright: reportPrivateUsage=false
@@ -104,12 +105,11 @@ class Backward:
     """
 
     def __init__(
-        self, namespace: str, name: str, schema: str, made: Made,
-        library: torch.library.Library, reads: Callable[[Sequence[Any]], bool],
-        refuse: Callable[[], Any],
+        self, namespace: Namespace, name: str, schema: str, made: Made,
+        reads: Callable[[Sequence[Any]], bool], refuse: Callable[[], Any],
     ) -> None:  # fmt: skip
         self.namespace, self.name, self.schema = namespace, name, schema
-        self.made, self.library, self.reads, self.refuse = made, library, reads, refuse
+        self.made, self.reads, self.refuse = made, reads, refuse
         self._lock = threading.RLock()
 
     @functools.cached_property
@@ -123,11 +123,9 @@ class Backward:
             name = f"{self.name}_backward"
             ahead = f"{self.schema.replace('=None', '')}{', ' if self.schema else ''}"
             schema = f"{ahead}Tensor[] grads, int[] wanted, Tensor[]? outs=None"
-            qualified = f"{self.namespace}::{name}"
-            self.library.define(
-                f"{name}({schema}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,)
-            )
-            operators = getattr(torch.ops, self.namespace)
+            namespace, library = self.namespace, self.namespace.library
+            namespace.define(f"{name}({schema}) -> Tensor[]")
+            operators = getattr(torch.ops, namespace.namespace)
             count = len(getattr(operators, self.name).default._schema.arguments)
 
             def split(passed: Sequence[Any]) -> tuple[Sequence[Any], Any, Any, Any]:
@@ -148,11 +146,10 @@ class Backward:
                 wanted = [tensors[k] for k in numbers]
                 return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in wanted]
 
-            self.library.impl(name, implementation, "CompositeExplicitAutograd")
-            torch.library.register_fake(qualified, fake, lib=self.library)
+            library.impl(name, implementation, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"{namespace.namespace}::{name}", fake, lib=library)
             overload = getattr(operators, name).default
-            rule = Backward(self.namespace, name, schema, again, self.library, lambda _: False,
-                            self.refuse)  # fmt: skip
+            rule = Backward(namespace, name, schema, again, lambda _: False, self.refuse)
             differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
 
             def autograd(keyset: Any, *passed: Any) -> Any:
@@ -160,7 +157,7 @@ class Backward:
                     raise self.refuse()
                 return differentiable(keyset, *passed)
 
-            self.library.impl(name, autograd, "Autograd", with_keyset=True)
+            library.impl(name, autograd, "Autograd", with_keyset=True)
             return overload, rule
 
     # --- autograd --------------------------------------------------------------------------------

@@ -1,0 +1,200 @@
+"""Which kernel an operator, a compiled graph and what PyTorch keeps of them mean."""
+
+import linecache
+import math
+from types import ModuleType
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+import weft
+from weft.pytorch.identity import fingerprint
+from weft.source import read_function
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
+
+
+@weft.kernel
+def twice(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = 2 * x[i]
+    return out
+
+
+@weft.kernel
+def thrice(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = 3 * x[i]
+    return out
+
+
+class Applied(torch.nn.Module):
+    def __init__(self, kernel):
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x):
+        return self.kernel(x)
+
+
+def defined(text, module=None):
+    """The names of a module, or of a notebook, after a cell with ``text`` was run."""
+    module = ModuleType("cells") if module is None else module
+    file = f"<cell {len(linecache.cache)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(compile(text, file, "exec"), vars(module))
+    return module
+
+
+CELL = """
+import torch, weft
+DTYPE = torch.float32
+def inner(v):
+    return v * 2
+@weft.kernel
+def changing(x: torch.Tensor) -> torch.Tensor:
+    # a comment
+    out = torch.empty(x.shape[0], dtype=DTYPE)
+    for i in range(x.shape[0]):
+        out[i] = inner(x[i]) + 1
+    return out
+def caller(x):
+    return changing(x) * 10
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def test_compiled_kernels_are_told_apart():
+    x = torch.ones(2)
+    for kernel, value in ((twice, 2.0), (thrice, 3.0), (twice, 2.0)):
+        assert torch.compile(kernel, backend="aot_eager")(x).tolist() == [value] * 2
+
+
+def test_a_kernel_that_is_an_argument_is_guarded():
+    called = torch.compile(lambda kernel, x: kernel(x), backend="aot_eager", fullgraph=True)
+    x = torch.ones(2)
+    results = [called(kernel, x)[0].item() for kernel in (twice, thrice, twice)]
+    assert results == [2.0, 3.0, 2.0]
+
+
+def test_a_kernel_that_is_an_attribute_of_a_module_is_guarded():
+    first, second = Applied(twice), Applied(thrice)
+    x = torch.ones(2)
+    found = [torch.compile(m, backend="aot_eager")(x)[0].item() for m in (first, second, first)]
+    assert found == [2.0, 3.0, 2.0]
+    compiled = torch.compile(first, backend="aot_eager")
+    first.kernel = thrice
+    assert compiled(x)[0].item() == 3.0
+
+
+def test_kernels_in_a_list_are_guarded():
+    kernels = [twice, thrice]
+
+    def program(x):
+        for kernel in kernels:
+            x = kernel(x)
+        return x
+
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+    assert compiled(torch.ones(1)).item() == 6.0
+    kernels[0] = thrice
+    assert compiled(torch.ones(1)).item() == 9.0
+
+
+def test_kernels_of_one_text_and_other_closures_are_told_apart():
+    def scaled(factor):
+        @weft.kernel
+        def scale(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for i in range(x.shape[0]):
+                out[i] = factor * x[i]
+            return out
+
+        return scale
+
+    called = torch.compile(lambda kernel, x: kernel(x), backend="aot_eager", fullgraph=True)
+    kernels = [scaled(2.0), scaled(3.0), scaled(2.0)]
+    assert [called(k, torch.ones(1)).item() for k in kernels] == [2.0, 3.0, 2.0]
+    a, b, c = (k.op._schema.name for k in kernels)
+    assert a != b
+    assert c == f"{a}_2"  # of the same text and values, and another closure
+
+
+def test_a_redefined_kernel_is_compiled_anew():
+    cells = defined(CELL)
+    compiled = torch.compile(cells.caller, backend="aot_eager")
+    assert compiled(torch.ones(2)).tolist() == [30.0] * 2
+    defined(CELL.partition("def caller")[0].replace("+ 1", "+ 2"), cells)
+    assert compiled(torch.ones(2)).tolist() == [40.0] * 2
+    assert torch.ops.weft.changing(torch.ones(2)).tolist() == [4.0] * 2
+    assert torch.ops.weft.changing.default is cells.changing.op
+
+
+def test_a_cell_that_is_run_again_has_the_same_operator():
+    cells = defined(CELL)
+    before, op = cells.changing, cells.changing.op
+    defined(CELL, cells)
+    assert cells.changing is not before
+    assert cells.changing.op is op
+    assert defined(CELL).changing.op is not op  # other globals
+
+
+def name_of(text):
+    return fingerprint(read_function(defined(text).changing.function))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("+ 1", "+ 2"),
+        ("v * 2", "v * 3"),
+        ("float32", "float64"),
+        ("x: torch.Tensor)", "x: torch.Tensor, n: int = 2)"),
+    ],
+    ids=["kernel", "called function", "captured dtype", "default"],
+)
+def test_an_edit_changes_the_name(old, new):
+    assert name_of(CELL) == name_of(CELL.replace("# a comment", "# another\n    "))
+    assert name_of(CELL) != name_of(CELL.replace(old, new))
+
+
+SHAPE = math.prod([2, 2])
+KIND = torch.float32
+
+
+@weft.kernel
+def repeated(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.shape[0] * SHAPE, dtype=KIND)
+    for i in range(out.shape[0]):
+        out[i] = x[i % x.shape[0]]
+    return out
+
+
+def test_what_the_host_part_takes_from_around_it_is_guarded(monkeypatch):
+    counter = CompileCounter()
+    compiled = torch.compile(lambda x: repeated(x) + 1, backend=counter, fullgraph=True)
+    x = torch.ones(2)
+    for size in (4, 3, 5, 2, 4):
+        monkeypatch.setitem(globals(), "SHAPE", size)
+        assert compiled(x).shape == (2 * size,)
+    monkeypatch.setitem(globals(), "KIND", torch.float64)
+    assert compiled(x).dtype == torch.float64
+    assert counter.frame_count == 5
+
+
+def test_a_changed_float_does_not_compile_anew(monkeypatch):
+    module = defined(CELL.replace("inner(x[i]) + 1", "x[i] * STEP").replace("DTYPE =", "STEP ="))
+    module.DTYPE, module.STEP = torch.float32, 1.0
+    counter = CompileCounter()
+    compiled = torch.compile(module.caller, backend=counter, fullgraph=True)
+    for step in range(3):
+        module.STEP = step + 0.5
+        assert compiled(torch.ones(1)).item() == 10 * (step + 0.5)
+    assert counter.frame_count == 1

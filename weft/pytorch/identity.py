@@ -1,0 +1,131 @@
+"""What tells a kernel's operator from another: all the text that it is made from, as a hash.
+
+The name of an operator carries it, so that what PyTorch keeps by that name (graphs that were
+exported, Inductor's cache on disk) is not taken for what an edited kernel does.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+import hashlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from weft.errors import SourceUnavailableError
+from weft.frontend.names import KNOWN_MODULES, MISSING, Scope, dotted, root_name
+from weft.lang.dtypes import DType
+from weft.source import FunctionSource, read_function
+
+# Types of values that the host part may take from around it and turn into a size or a dtype.
+# Not float: sizes are seldom made of one, and a number that changes at each step often is one.
+DECIDING = (bool, int, str, type(None), torch.dtype, torch.device, DType)
+
+
+def fingerprint(source: FunctionSource, *others: Any) -> str:
+    """Eight hexadecimal digits: of the kernel's text, of the functions that it calls and of the
+    values in its closure, and of ``others``. Comments and places in a file do not count."""
+    found: dict[int, str] = {}
+    _read(source.function, source.tree, found)
+    text = "\n".join((*found.values(), *(_described(o, found) for o in others)))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def chains(tree: ast.AST, leave: frozenset[ast.AST] = frozenset()) -> Iterator[ast.expr]:
+    """The names, and the longest dotted names, that ``tree`` reads, in the order of the text; not
+    those inside of the nodes ``leave``."""
+    for child in ast.iter_child_nodes(tree):
+        if child in leave:
+            continue
+        if isinstance(child, ast.Name | ast.Attribute) and root_name(child) is not None:
+            if isinstance(child.ctx, ast.Load):
+                yield child
+        else:
+            yield from chains(child, leave)
+
+
+def deciding(
+    function: Callable[..., Any], tree: ast.FunctionDef, loops: frozenset[ast.AST]
+) -> Callable[[], tuple[Any, ...]]:
+    """Gives what the host part of ``function`` takes from around it that may decide on sizes and
+    dtypes. Dynamo, which can trace the call, puts guards on these values."""
+    code, scope = function.__code__, Scope.of(function)
+    around = {*code.co_freevars, *_global_names(code)}
+    names = [c for c in chains(tree, loops) if root_name(c) in around]
+    found = {dotted(c): c for c in names if isinstance(scope.resolve(c), DECIDING)}
+    items = "".join(f"{name}, " for name in found)
+    outer = f"def outer({', '.join(code.co_freevars)}):\n def deciding(): return ({items})\n"
+    (inner,) = _codes(compile(outer, "<weft deciding>", "exec"), "deciding")
+    cells = tuple(scope.cells[name] for name in inner.co_freevars)
+    return types.FunctionType(inner, function.__globals__, closure=cells)
+
+
+def _codes(code: types.CodeType, name: str) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            if constant.co_name == name:
+                yield constant
+            yield from _codes(constant, name)
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return set(code.co_names).union(*map(_global_names, inner))
+
+
+def _read(function: Callable[..., Any], tree: ast.FunctionDef, found: dict[int, str]) -> None:
+    """Adds the text of ``function``, and of what it reaches, to ``found``."""
+    if id(function) in found:
+        return
+    found[id(function)] = ""
+    code, scope = function.__code__, Scope.of(function)
+    bare = ast.FunctionDef(tree.name, tree.args, tree.body, [], tree.returns, type_params=[])  # pyright: ignore[reportCallIssue]
+    if ast.get_docstring(tree) is not None:
+        bare.body = tree.body[1:] or [ast.Pass()]
+    lines = [ast.unparse(ast.fix_missing_locations(ast.copy_location(bare, tree)))]
+    lines.append(_described((function.__defaults__, function.__kwdefaults__), found))
+    around = {*code.co_freevars, *_global_names(code)}
+    for name, chain in {dotted(c): c for c in chains(tree)}.items():
+        root = root_name(chain)
+        value = scope.resolve(chain) if root in around else MISSING
+        if value is not MISSING:
+            # Of a number that may change from one call to the next, only the type is told.
+            varies = type(value) in (int, float, complex) and root not in code.co_freevars
+            lines.append(f"{name}: {type(value) if varies else _described(value, found)}")
+    found[id(function)] = "\n".join(lines)
+
+
+def _described(value: Any, found: dict[int, str]) -> str:
+    """``value`` as a text that is the same in each process; functions go to ``found``."""
+    value = getattr(value, "function", value) if hasattr(value, "launchers") else value
+    match value:
+        case types.MethodType():
+            return _described(value.__func__, found)
+        case types.FunctionType():
+            if (value.__module__ or "").partition(".")[0] not in KNOWN_MODULES:
+                try:
+                    _read(value, read_function(value).tree, found)
+                except (SourceUnavailableError, SyntaxError):
+                    found[id(value)] = value.__code__.co_code.hex()
+            return f"{value.__module__}.{value.__qualname__}"
+        case functools.partial():
+            parts = (value.func, value.args, value.keywords)
+            return f"partial{_described(parts, found)}"
+        case tuple() | list() | set() | frozenset():
+            items = [_described(item, found) for item in value]
+            ordered = items if isinstance(value, tuple | list) else sorted(items)
+            return f"{type(value).__name__}({', '.join(ordered)})"
+        case dict():
+            return f"dict{_described(tuple(value.items()), found)}"
+        case enum.Enum() | int() | float() | complex() | str() | bytes() | None:
+            return f"{type(value).__name__} {value!r}"
+        case torch.dtype() | torch.device() | DType():
+            return str(value)
+        case type() | types.ModuleType() | types.BuiltinFunctionType():
+            return f"{getattr(value, '__module__', '')}.{value.__name__}"
+        case _:
+            return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -93,7 +93,7 @@ def test_asking_for_tangents_is_no_operation():
     x = torch.ones(3)
     with Names():
         scale_(x, 2.0)
-    assert seen == ["weft.scale_.default"]
+    assert seen == [str(scale_.op)]
 
 
 @pytest.mark.parametrize("policy", [CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_SAVE])

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from weft.errors import KernelIndexError, KernelTypeError
-from weft.frontend.kinds import Operand, Static, Tup, Vec, describe, dtype_of, is_float
+from weft.frontend import elements
+from weft.frontend.kinds import Operand, Static, Tensor, Tup, Vec, describe, dtype_of, is_float
+from weft.ir import types as ir
 from weft.source import Span
 
 if TYPE_CHECKING:
@@ -118,7 +120,11 @@ def matmul(cx: Lowering, a: Operand, b: Operand, span: Span) -> Operand:
     return Vec(items, (len(items),))  # type: ignore[arg-type]
 
 
-def swizzle(x: Vec, name: str) -> list[int] | None:
+def swizzle(x: Operand, name: str) -> list[int] | None:
+    """The elements that ``x.name`` names, where ``x`` is a vector, or one of the host part."""
+    backing = isinstance(x, Tensor) and x.backing
+    if not (isinstance(x, Vec) or backing) or x.shape is None:
+        return None
     for letters in SWIZZLES:
         if len(x.shape) == 1 and all(c in letters[: x.shape[0]] for c in name):
             return [letters.index(c) for c in name]
@@ -142,8 +148,15 @@ def get_attribute(cx: Lowering, x: Vec, name: str, span: Span) -> Operand | None
 
 def set_attribute(cx: Lowering, target: ast.Attribute, value: Operand, span: Span) -> None:
     """``v.x = 1.0``, ``v.xy = w``: makes a new vector of ``v``."""
-    base = cx.expression(target.value)
-    places = swizzle(base, target.attr) if isinstance(base, Vec) else None
+    base = elements.holder(cx, target.value)
+    places = swizzle(base, target.attr)
+    if isinstance(base, Tensor) and places is not None:
+        values = [value] if len(places) == 1 else cx.unpack(value, len(places), span)
+        for place, item in zip(places, values, strict=True):
+            elements.check_fits(base, item, span)
+            index = [cx.builder.constant(place, ir.index)]
+            cx.store_element(base.memref, base.dtype, index, item, cx.span(target))
+        return
     if places is None or not isinstance(target.value, ast.Name):
         raise KernelTypeError(
             f"cannot assign to `.{target.attr}` of {describe(base)}",
@@ -151,6 +164,7 @@ def set_attribute(cx: Lowering, target: ast.Attribute, value: Operand, span: Spa
             help="assign to elements of a tensor or of a vector variable",
         )
     assert isinstance(base, Vec)
+    elements.refuse_outer(cx, target.value, cx.span(target))
     values = [value] if len(places) == 1 else cx.unpack(value, len(places), span)
     items = list(base.items)
     for place, item in zip(places, values, strict=True):

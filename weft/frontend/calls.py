@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, expressions
+from weft.frontend import aggregates, elements, expressions
 from weft.frontend.casts import Handler, cast, dtype_from, dtype_name, static_items, vector_type
 from weft.frontend.effects import LAZY
 from weft.frontend.functions import FUNCTIONS
@@ -252,9 +252,7 @@ def _grouped(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     span = cx.span(node)
     (x,) = arguments
     if isinstance(x, Tensor):
-        return Box(
-            [(Static(0), expressions.extent(cx, x, k)) for k in range(x.lattice)], grouped=True
-        )
+        return Box([(Static(0), elements.extent(cx, x, k)) for k in range(x.lattice)], grouped=True)
     if isinstance(x, Box):
         return Box(x.bounds, grouped=True)
     if isinstance(x, Range) and isinstance(x.step, Static) and x.step.value == 1:
@@ -305,7 +303,7 @@ def _len(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     if isinstance(x, Static) and hasattr(x.value, "__len__"):
         return Static(len(x.value))
     if isinstance(x, Tensor) and x.rank:
-        return expressions.extent(cx, x, 0)
+        return elements.extent(cx, x, 0)
     raise KernelTypeError(
         f"{describe(x)} has no len()", cx.span(node), help="use a tensor or a tuple"
     )
@@ -482,7 +480,7 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
         if name == "numel" and not arguments:
             total: Operand = Static(1)
             for k in range(x.rank):
-                total = cx.scalars.binary("*", total, expressions.extent(cx, x, k), span)
+                total = cx.scalars.binary("*", total, elements.extent(cx, x, k), span)
             return total
         if name == "item" and x.rank == 0 and not arguments:
             return expressions.read_scalar(cx, x, span)

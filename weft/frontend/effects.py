@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, expressions, reductions
+from weft.frontend import aggregates, elements, expressions, reductions
 from weft.frontend.kinds import (
     Operand,
     Part,
@@ -43,11 +43,11 @@ def _place(
     span = cx.span(node)
     base: Operand | None = None
     if len(node.args) == count and isinstance(node.args[0], ast.Subscript):
-        base = expressions.expression(cx, node.args[0].value)
+        base = elements.holder(cx, node.args[0].value)
     if not isinstance(base, (Tensor, Part)):
         raise KernelTypeError(f"`{name}` works on an element of a tensor", span,
                               help=f"write weft.{name}(x[i], value)")  # fmt: skip
-    tensor, indices = expressions.element(cx, base, node.args[0].slice, span)  # type: ignore[attr-defined]
+    tensor, indices = elements.element(cx, base, node.args[0].slice, span)  # type: ignore[attr-defined]
     values = [
         expressions.read_scalar(cx, expressions.expression(cx, a), span) for a in node.args[1:]
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, calls, casts, fields, refused
+from weft.frontend import aggregates, calls, casts, elements, refused
 from weft.frontend.kinds import (
     Method,
     OpaqueKind,
@@ -31,7 +31,6 @@ from weft.frontend.kinds import (
 from weft.frontend.names import is_known_module
 from weft.frontend.scope import ABSENT, Guard, dotted
 from weft.frontend.specs import vector_entries
-from weft.ir import types as ir
 from weft.ir.core import Block, Op, Value
 from weft.lang import names
 from weft.lang.elements import Elementwise
@@ -73,9 +72,9 @@ def read_scalar(cx: Lowering, x: Operand, span: Span) -> Scalar | Static:
     if isinstance(x, (Scalar, Static)) and dtype_of(x) is not None:
         return x
     if isinstance(x, Tensor) and x.rank == 0:
-        return load_element(cx, x, [], span)
+        return elements.load_element(cx, x, [], span)
     if isinstance(x, Part):
-        wrong_subscripts(x.tensor, len(x.indices), span)
+        elements.wrong_subscripts(x.tensor, len(x.indices), span)
     cx.scalars.number(x, span)
     raise AssertionError("unreachable")
 
@@ -100,84 +99,7 @@ def no_operator(name: str, span: Span) -> NoReturn:
     )
 
 
-# --- tensors ------------------------------------------------------------------------------------
-def wrong_subscripts(tensor: Tensor, given: int, span: Span) -> NoReturn:
-    what, rank = f"`{tensor.name}`" if not tensor.local else tensor.name, tensor.rank
-    names = ", ".join("ijklmnopqr"[:rank]) if rank else "None"
-    raise KernelIndexError(
-        f"{what} has {rank} dimension{'' if rank == 1 else 's'}, but {given} "
-        f"subscript{' is' if given == 1 else 's are'} given", span,
-        help=f"write {tensor.name if not tensor.local else 'a'}[{names}]",
-    )  # fmt: skip
-
-
-def element(
-    cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Span
-) -> tuple[Tensor, list[Value]]:
-    """The tensor and the indices that ``base[subscript]`` names; all dimensions must be given."""
-    return whole(subscripted(cx, base, subscript, span), span)
-
-
-def whole(part: Part, span: Span) -> tuple[Tensor, list[Value]]:
-    """The tensor and all its subscripts."""
-    if len(part.indices) != part.tensor.rank:
-        wrong_subscripts(part.tensor, len(part.indices), span)
-    return part.tensor, part.indices
-
-
-def subscripted(cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Span) -> Part:
-    if isinstance(base, Tensor):
-        base = Part(base, [])
-    tensor, indices = base.tensor, list(base.indices)
-    nodes = subscript.elts if isinstance(subscript, ast.Tuple) else [subscript]
-    for node in nodes:
-        if isinstance(node, ast.Slice) or (
-            isinstance(node, ast.Constant) and node.value is Ellipsis
-        ):
-            raise KernelSyntaxError(
-                "a slice in a device loop: elements are read and written one by one", cx.span(node),
-                help="loop over the elements, or take the view in the host part",
-            )  # fmt: skip
-        operand = expression(cx, node)
-        if isinstance(operand, Static) and operand.value is None and tensor.lattice == 0:
-            continue
-        items = operand.items if isinstance(operand, (Vec, Tup)) else [operand]
-        for item in items:
-            if len(indices) >= tensor.rank:
-                wrong_subscripts(tensor, len(indices) + 1, span)
-            indices.append(_subscript(cx, tensor, len(indices), item, cx.span(node)))
-    return Part(tensor, indices)
-
-
-def extent(cx: Lowering, tensor: Tensor, axis: int) -> Scalar | Static:
-    """The size of one dimension."""
-    if tensor.shape is not None:
-        return Static(tensor.shape[axis])
-    return Scalar(cx.builder.op("memref.dim", tensor.memref, axis=axis), "int")
-
-
-def _subscript(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span) -> Value:
-    b = cx.builder
-    if isinstance(item, Static) and isinstance(item.value, int) and item.value < 0:
-        end = cx.scalars.index(extent(cx, tensor, axis), span)
-        value = b.op("arith.addi", end, b.constant(item.value, ir.index))
-    else:
-        value = cx.scalars.index(read_scalar(cx, item, span), span)
-    if cx.debug:
-        end = cx.scalars.index(extent(cx, tensor, axis), span)
-        b.span = span
-        b.do("weft.bounds", value, end, tensor=tensor.name, axis=axis)
-    return value
-
-
-def load_element(cx: Lowering, tensor: Tensor, indices: list[Value], span: Span) -> Scalar:
-    with cx.builder.about(span):
-        value = cx.builder.load(tensor.memref, indices)
-    if tensor.dtype in ("f16", "bf16"):
-        value = cx.builder.op("arith.extf", value, type=ir.f32)
-    return Scalar(value, tensor.dtype)
-
-
+# --- attributes -------------------------------------------------------------------------------
 def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
     """``x.name``."""
     if isinstance(x, Static):
@@ -200,7 +122,7 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         return Static(value)
     if isinstance(x, Tensor):
         if name == "shape":
-            return Tup([extent(cx, x, k) for k in range(x.rank)])
+            return Tup([elements.extent(cx, x, k) for k in range(x.rank)])
         if name == "ndim":
             return Static(x.rank)
         if name == "dtype":
@@ -216,7 +138,7 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
     if isinstance(x, Part):
         if name == "shape":
             rest = range(len(x.indices), x.tensor.rank)
-            return Tup([extent(cx, x.tensor, k) for k in rest])
+            return Tup([elements.extent(cx, x.tensor, k) for k in rest])
         raise KernelTypeError(
             f"{describe(x)} has no `{name}` in a device loop", span,
             help="loop over its elements; whole-tensor methods belong in the host part",
@@ -240,7 +162,7 @@ def _name(cx: Lowering, node: ast.Name) -> Operand:
         return cx.reached(node.id, found)
     if isinstance(found, Static) and isinstance(found.value, Elementwise):
         return vector(found.value)
-    return found
+    return elements.vector_of(cx, found, cx.span(node))
 
 
 def vector(value: Elementwise) -> Vec:
@@ -252,7 +174,7 @@ def _attribute(cx: Lowering, node: ast.Attribute) -> Operand:
     name = dotted(node)
     root = name.partition(".")[0]
     if name in cx.frame.arguments and root not in cx.frame.env:
-        return cx.frame.arguments[name]
+        return elements.vector_of(cx, cx.frame.arguments[name], cx.span(node))
     return attribute(cx, expression(cx, node.value), node.attr, cx.span(node))
 
 
@@ -269,14 +191,16 @@ def _tuple(cx: Lowering, node: ast.Tuple | ast.List) -> Operand:
 
 def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
     span = cx.span(node)
-    base = expression(cx, node.value)
+    base = elements.holder(cx, node.value)
+    if isinstance(base, Tensor) and base.backing and not _names_number(node, base):
+        base = elements.vector_of(cx, base, span)
     if isinstance(base, (Tensor, Part)):
-        part = subscripted(cx, base, node.slice, span)
-        if fields.is_whole(part):
-            return fields.load(cx, part, span)
+        part = elements.subscripted(cx, base, node.slice, span)
+        if elements.is_whole(part):
+            return elements.load(cx, part, span)
         if len(part.indices) < part.tensor.rank:
             return part
-        return load_element(cx, part.tensor, part.indices, span)
+        return elements.load_element(cx, part.tensor, part.indices, span)
     if isinstance(base, Vec):
         return aggregates.item(cx, base, node.slice, span)
     if isinstance(base, Static) and isinstance(base.value, (tuple, list)):
@@ -309,6 +233,12 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
         span,
         help="subscript a tensor, a local array, a vector or a tuple",
     )
+
+
+def _names_number(node: ast.Subscript, base: Tensor) -> bool:
+    """Whether ``node`` has a subscript for each dimension of ``base``."""
+    many = isinstance(node.slice, ast.Tuple)
+    return base.rank == (len(node.slice.elts) if isinstance(node.slice, ast.Tuple) and many else 1)
 
 
 def _constant_item(cx: Lowering, base: Static, key: Operand, span: Span) -> Operand:

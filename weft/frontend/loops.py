@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend import casts, expressions, statements
+from weft.frontend import casts, elements, expressions, statements
 from weft.frontend.desugar import RETURN_VALUE
 from weft.frontend.kinds import (
     Box,
@@ -71,7 +71,7 @@ def space(
         return lowers, uppers, [one] * n, vector
     if isinstance(iterable, Tensor) and iterable.lattice:
         rank = iterable.lattice
-        dims = [index(expressions.extent(cx, iterable, k), span) for k in range(rank)]
+        dims = [index(elements.extent(cx, iterable, k), span) for k in range(rank)]
         return [zero] * rank, dims, [one] * rank, whole
     raise KernelTypeError(
         f"a kernel cannot loop over {describe(iterable)}", span,

@@ -132,7 +132,8 @@ class Lowering:
             return Tup([self._argument(name, item, values) for item in spec.items])
         value = next(values)
         if isinstance(spec, TensorSpec):
-            return Tensor(value, spec.dtype, name, shape=spec.shape, element=spec.element)
+            return Tensor(value, spec.dtype, name, shape=spec.shape, element=spec.element,
+                          backing=spec.backing)  # fmt: skip
         assert isinstance(spec, ScalarSpec)
         if spec.dtype is not None:
             return Scalar(value, spec.dtype)
@@ -169,7 +170,9 @@ class Lowering:
         for name in list(self.frame.arguments):
             root, _, attribute = name.rpartition(".")
             tensor = self.frame.arguments.get(root)
-            if attribute and isinstance(tensor, Tensor):
+            if attribute and isinstance(tensor, Tensor) and tensor.backing:
+                del self.frame.arguments[name]  # as it is when it is read
+            elif attribute and isinstance(tensor, Tensor):
                 self.frame.arguments[name] = expressions.attribute(
                     self, tensor, attribute, self.builder.span
                 )

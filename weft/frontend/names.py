@@ -138,6 +138,26 @@ def bound_names(node: ast.AST) -> Iterator[str]:
         yield from bound_names(child)
 
 
+def stored_into(node: ast.AST) -> set[str]:
+    """The names, dotted ones too, into whose elements ``node`` stores: ``v[i] = a``, ``v.x += a``,
+    ``atomic_add(v[i], a)``."""
+    found: set[str] = set()
+    for child in ast.walk(node):
+        place: ast.AST | None = None
+        if isinstance(child, ast.Subscript | ast.Attribute) and isinstance(child.ctx, ast.Store):
+            place = child
+        elif isinstance(child, ast.Call) and child.args:
+            name = getattr(child.func, "attr", getattr(child.func, "id", ""))
+            place = child.args[0] if name.startswith("atomic_") else None
+        while isinstance(place, ast.Subscript):
+            place = place.value
+            if root_name(place) is not None:
+                found.add(dotted(place))
+        if isinstance(place, ast.Attribute) and root_name(place.value) is not None:
+            found.add(dotted(place.value))
+    return found
+
+
 @dataclass(slots=True)
 class Reads:
     """What a statement list reads that it has not certainly assigned before.

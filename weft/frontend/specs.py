@@ -22,13 +22,14 @@ class TensorSpec:
     """A tensor: element type (one of ``TENSOR_DTYPES``), rank, and how much is known of its strides
     (one of ``ir.types.LAYOUTS``). ``shape``: the sizes, where they are compiled in
     (``weft.template()``). ``element``: the shape of a field's vectors or matrices, which are the
-    last dimensions."""
+    last dimensions. ``backing``: the tensor is a vector of the host part."""
 
     dtype: str
     rank: int
     layout: str = "contiguous"
     shape: tuple[int, ...] | None = None
     element: tuple[int, ...] = ()
+    backing: bool = False
 
     def __str__(self) -> str:
         dims = ", ".join([":"] * self.rank if self.shape is None else map(str, self.shape))
@@ -105,7 +106,8 @@ def constant_key(value: Any) -> Hashable:
     if kind is dict:
         return (dict, *((constant_key(k), constant_key(v)) for k, v in value.items()))
     if isinstance(value, Elementwise):
-        return (kind, value.shape, *map(constant_key, vector_entries(value)))
+        tracked = any(getattr(entry, "requires_grad", False) for entry in value.entries())
+        return (kind, value.shape, tracked, *map(constant_key, vector_entries(value)))
     if kind in (set, frozenset):
         return (kind, frozenset(map(constant_key, value)))
     return Identity(value)

@@ -27,6 +27,7 @@ from weft.frontend.names import (
     is_known_module,
     root_name,
     statement_lists,
+    stored_into,
 )
 from weft.frontend.parameters import Parameter, parameters
 from weft.source import FUTURE, FunctionSource, Span, enclosed
@@ -68,13 +69,15 @@ class RegionArg:
 
 @dataclass(slots=True)
 class Region:
-    """One device loop. ``results`` are the scalars that it reduces into, which the host defined."""
+    """One device loop. ``results`` are the scalars that it reduces into, which the host defined;
+    ``stored`` are the positions of the arguments into whose elements it may store."""
 
     index: int
     node: ast.For
     args: list[RegionArg]
     results: list[str]
     span: Span
+    stored: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -204,7 +207,9 @@ class _Splitter:
         for name in [n for n in args if n.rpartition(".")[2] in SELF_EVIDENT]:
             if name.rpartition(".")[0] in args:
                 del args[name]
-        region = Region(len(self.regions), node, list(args.values()), results, span)
+        into = stored_into(node)
+        places = tuple(k for k, name in enumerate(args) if name in into)
+        region = Region(len(self.regions), node, list(args.values()), results, span, places)
         self.regions.append(region)
         function = ast.Subscript(
             ast.Name(LAUNCHERS, ast.Load()), ast.Constant(region.index), ast.Load()

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from weft.errors import KernelTypeError
-from weft.frontend import aggregates, casts, effects, expressions, fields, reductions
+from weft.frontend import aggregates, casts, effects, elements, expressions, reductions
 from weft.frontend.kinds import (
     OpaqueKind,
     Operand,
@@ -25,6 +25,7 @@ from weft.frontend.kinds import (
     same_operand,
 )
 from weft.frontend.scope import assigned
+from weft.ir import types as ir
 from weft.ir.core import Op, Value
 from weft.source import Span
 
@@ -55,9 +56,21 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
     if symbol is None:
         expressions.no_operator(type(node.op).__name__, span)
     if isinstance(node.target, ast.Subscript):
-        base = cx.expression(node.target.value)
+        base = elements.holder(cx, node.target.value)
         if isinstance(base, (Tensor, Part)):
             _accumulate(cx, node, base, symbol, span)
+            return
+    if isinstance(node.target, ast.Attribute):
+        base = elements.holder(cx, node.target.value)
+        places = aggregates.swizzle(base, node.target.attr)
+        if isinstance(base, Tensor) and places is not None:
+            at, value = cx.span(node.target), cx.expression(node.value)
+            values = (
+                [value] * len(places) if dtype_of(value) else cx.unpack(value, len(places), span)
+            )
+            for place, item in zip(places, values, strict=True):
+                index = [cx.builder.constant(place, ir.index)]
+                _accumulate_one(cx, base, index, item, symbol, at, span)
             return
     old = cx.expression(_as_load(node.target))
     value = expressions.binary(cx, symbol, old, cx.expression(node.value), span)
@@ -70,14 +83,14 @@ def _accumulate(
     """``x[i] op= v``: an accumulation where the operation has a combiner, else load and store."""
     assert isinstance(node.target, ast.Subscript)
     at = cx.span(node.target)
-    part = expressions.subscripted(cx, base, node.target.slice, at)
+    part = elements.subscripted(cx, base, node.target.slice, at)
     operand = cx.expression(node.value)
-    if fields.is_whole(part):
-        values = fields.numbers(cx, part, operand, span)
-        for place, value in zip(fields.places(cx, part), values, strict=True):
+    if elements.is_whole(part):
+        values = elements.numbers(cx, part, operand, span)
+        for place, value in zip(elements.places(cx, part), values, strict=True):
             _accumulate_one(cx, part.tensor, place, value, symbol, at, span)
         return
-    tensor, indices = expressions.whole(part, at)
+    tensor, indices = elements.whole(part, at)
     _accumulate_one(cx, tensor, indices, operand, symbol, at, span)
 
 
@@ -86,6 +99,7 @@ def _accumulate_one(
     span: Span,
 ) -> None:  # fmt: skip
     value = expressions.read_scalar(cx, operand, span)
+    elements.check_fits(tensor, value, span)
     if is_int(tensor.dtype) and is_float(promote("bool", dtype_of(value) or "bool")):
         raise KernelTypeError(
             f"`{tensor.name}` holds {tensor.dtype} and a float is accumulated into it", span,
@@ -93,7 +107,7 @@ def _accumulate_one(
         )  # fmt: skip
     combiner = reductions.AUGMENTED.get(symbol)
     if combiner is None or symbol == "/" or (tensor.dtype == "bool" and symbol not in "&|^"):
-        old = expressions.load_element(cx, tensor, indices, at)
+        old = elements.load_element(cx, tensor, indices, at)
         result = cx.scalars.binary(symbol, old, value, span)
         cx.store_element(tensor.memref, tensor.dtype, indices, result, at)
         return
@@ -106,19 +120,21 @@ def _accumulate_one(
 
 
 def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> None:
-    base = cx.expression(target.value)
+    base = elements.holder(cx, target.value)
     at = cx.span(target)
     if isinstance(base, (Tensor, Part)):
-        part = expressions.subscripted(cx, base, target.slice, at)
-        if fields.is_whole(part):
-            values = fields.numbers(cx, part, operand, span)
-            for place, value in zip(fields.places(cx, part), values, strict=True):
+        part = elements.subscripted(cx, base, target.slice, at)
+        if elements.is_whole(part):
+            values = elements.numbers(cx, part, operand, span)
+            for place, value in zip(elements.places(cx, part), values, strict=True):
                 cx.store_element(part.tensor.memref, part.tensor.dtype, place, value, at)
             return
-        tensor, indices = expressions.whole(part, at)
+        tensor, indices = elements.whole(part, at)
         value = expressions.read_scalar(cx, operand, span)
+        elements.check_fits(tensor, value, span)
         cx.store_element(tensor.memref, tensor.dtype, indices, value, at)
     elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
+        elements.refuse_outer(cx, target.value, at)
         new = aggregates.replace(cx, base, target.slice, operand, span)
         cx.assign(target.value.id, new, span)
     else:

@@ -80,6 +80,12 @@ class _Values(Elementwise):
     def entries(self) -> list[Any]:
         return list(self._items)
 
+    def store_entries(self, entries: Iterable[Any]) -> None:
+        """Replaces all elements, row by row."""
+        if self._frozen:
+            raise _refuse_frozen()
+        self._items[:] = entries
+
     def freeze(self) -> None:
         """Makes setting elements an error."""
         object.__setattr__(self, "_frozen", True)
@@ -401,6 +407,14 @@ def _square(matrix: Matrix, what: str) -> None:
         raise KernelTypeError(
             f"{what}() needs a square matrix of at most 4x4, this is {matrix.n}x{matrix.m}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """The ``element`` of a tensor that holds a vector of the host part, or a matrix, while a device
+    loop stores into it."""
+
+    shape: tuple[int, ...]
 
 
 def _element_cast(kind: str, dtype: DType | None) -> Callable[[Any], Any]:

@@ -34,6 +34,7 @@ from weft.pytorch import workspaces
 from weft.pytorch.dual import Along, Forwarded
 from weft.pytorch.level import is_dual, tangent_of, within_level
 from weft.pytorch.workspaces import IR_DTYPES, Workspaces
+from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import flat
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher, overlaps
@@ -488,7 +489,9 @@ def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> 
     without."""
 
     def call(given: tuple[Any, ...]) -> Any:
-        return differentiate(launcher, given) if any(map(is_dual, given)) else plain(*args)
+        if any(map(is_dual, given)):
+            return differentiate(launcher, given)
+        return plain(*given[: len(args)])
 
     return _extended(launcher, args, call)
 
@@ -502,6 +505,11 @@ def _extended(
     launcher: Launcher, args: tuple[Any, ...], call: Callable[[tuple[Any, ...]], Any]
 ) -> Any:
     """``call`` of the arguments and the tensors that called functions reach."""
+    if is_backed(launcher.region, args):
+        tensors = backed(launcher.region, args)
+        results = _extended(launcher, tensors, call)
+        put_back(launcher.region, args, tensors)
+        return results
     while True:
         try:
             return call(launcher.extended(args))

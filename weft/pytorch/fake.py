@@ -15,6 +15,8 @@ import torch
 from weft.frontend.lower import lower
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import HostPart, Region, RegionArg
+from weft.lang.vectors import Backing
+from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.signature import DTYPES, TORCH_DTYPES, spec_of
 from weft.source import FunctionSource
 
@@ -37,6 +39,11 @@ def _launcher(region: Region, source: FunctionSource) -> Callable[..., Any]:
     known: dict[tuple[Spec, ...], list[torch.dtype]] = {}
 
     def launch(*args: Any) -> Any:
+        if is_backed(region, args):
+            tensors = backed(region, args)
+            empty = [torch.empty_like(t) if isinstance(t, torch.Tensor) else t for t in tensors]
+            put_back(region, args, empty)
+            args = tensors
         if not region.results:
             return None
         specs = tuple(loose_spec(arg, value) for arg, value in zip(region.args, args, strict=True))
@@ -54,5 +61,10 @@ def _launcher(region: Region, source: FunctionSource) -> Callable[..., Any]:
 def loose_spec(arg: RegionArg, value: Any) -> Spec:
     """As ``spec_of``, but asks a tensor nothing that would fix its strides."""
     if isinstance(value, torch.Tensor) and value.dtype in DTYPES:
-        return TensorSpec(DTYPES[value.dtype], value.dim(), "strided")
+        element = getattr(value, "element", None)
+        backing = isinstance(element, Backing)
+        return TensorSpec(
+            DTYPES[value.dtype], value.dim(), "strided", element.shape if backing else None,
+            element.shape if element is not None else (), backing,
+        )  # fmt: skip
     return spec_of(arg, value)

@@ -37,6 +37,7 @@ from weft.ir.types import MemRefType
 from weft.ir.writes import written
 from weft.options import Options
 from weft.runtime import native, record
+from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.build import Compiled, compile_region, disk
 from weft.runtime.fastpath import (
     HOTTEST,
@@ -127,12 +128,16 @@ class Launcher:
 
     def specs(self, args: Sequence[Any]) -> dict[str, Spec]:
         """What is known of these arguments, by name. Raises ``CompileError``s."""
+        if is_backed(self.region, args):
+            args = backed(self.region, args)
         pairs = zip(self.region.args, args, strict=True)
         return {arg.name: spec_of(arg, value, self.region.span) for arg, value in pairs}
 
     # --- the slow path ---------------------------------------------------------------------------
     def slow(self, args: tuple[Any, ...]) -> Any:
         """A call whose exact arguments are new: checks them, compiles if needed, makes a plan."""
+        if is_backed(self.region, args):
+            return self._with_backing(args)
         while True:
             try:
                 with self.lock:
@@ -141,6 +146,14 @@ class Launcher:
                 return code.run(plan, *args)
             except TensorReached as reached:
                 self.reach(reached.name, reached.found)
+
+    def _with_backing(self, args: tuple[Any, ...]) -> Any:
+        """A call that stores into vectors of the host part: into tensors, and back."""
+        tensors = backed(self.region, args)
+        code = next(iter(self.generated.values()), None)
+        results = self._extending(code.launch)(*tensors) if code else self.slow(tensors)
+        put_back(self.region, args, tensors)
+        return results
 
     def extended(self, args: tuple[Any, ...], count: int | None = None) -> tuple[Any, ...]:
         """The host's arguments, and after them the tensors that called functions reach (``count``

@@ -14,6 +14,7 @@ from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.parameters import Parameter
 from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import RegionArg
+from weft.lang.vectors import Backing
 from weft.source import Span
 
 DTYPES: dict[torch.dtype, str] = {
@@ -110,7 +111,10 @@ def tensor_spec(name: str, tensor: torch.Tensor, span: Span | None = None) -> Te
             "take", span, help=help,
         )  # fmt: skip
     element = getattr(tensor, "element", None)  # of a field of vectors or matrices
-    return TensorSpec(dtype, tensor.dim(), layout(tensor), element=element.shape if element else ())
+    backing = isinstance(element, Backing)
+    shape = element.shape if element is not None else ()
+    sizes = tuple(tensor.shape) if backing else None
+    return TensorSpec(dtype, tensor.dim(), layout(tensor), sizes, shape, backing)
 
 
 def layout(tensor: torch.Tensor) -> str:

@@ -1,0 +1,168 @@
+"""Vectors and matrices of the host part, and those that are arguments, in device loops."""
+
+import types
+
+import pytest
+import torch
+
+import weft
+from weft.errors import KernelTypeError, RaceError
+
+OUTER = weft.Vector([0.0, 0.0])
+
+
+@weft.kernel
+def stored(x):
+    v = weft.Vector([0.0, 5.0, 7.0])
+    for i in range(2):
+        v[i] = x[i]
+    return v[0], v[1], v[2]
+
+
+@weft.kernel
+def accumulated(x):
+    v = weft.Vector([0.0, 1.0])
+    for i in x:
+        v[0] += x[i]
+        v.y += 2 * x[i]
+        v.yx -= weft.Vector([x[i], 1.0])
+    return v[0], v[1]
+
+
+@weft.kernel
+def atomic(x):
+    v = weft.Vector([0.0, 0.5])
+    for i in x:
+        weft.atomic_max(v[0], x[i])
+        weft.atomic_sub(v[1], x[i])
+    return v[0], v[1]
+
+
+@weft.kernel
+def read_back(x):
+    m = weft.Matrix([[1.0, 2.0], [3.0, 4.0]])
+    for i, j in weft.ndrange(2, 2):
+        m[i, j] = m[i, j] * 2 + x[i]
+    v = weft.Vector([1.0, 2.0])
+    for i in range(1, 2):
+        v.x = x[i]
+        v.y = v.x + v.norm_sqr()
+    out = torch.zeros(2, dtype=x.dtype)
+    for i in out:
+        out[i] = m[i].sum() + v.norm_sqr() + (v + v)[i]
+    return out[0], out[1]
+
+
+@pytest.mark.parametrize("kernel", [stored, accumulated, read_back], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_what_a_loop_stores_into_a_vector_arrives(kernel, dtype):
+    x = torch.tensor([1.5, 2.25], dtype=dtype)
+    expected = [float(v) for v in kernel.interpret(x)]
+    for _ in range(3):  # the first call compiles
+        found = kernel(x)
+        assert [float(v) for v in found] == pytest.approx(expected, rel=1e-3)
+
+
+def test_atomics_on_elements_of_a_vector():
+    assert [float(v) for v in atomic(torch.tensor([1.0, 3.0, 2.0]))] == [3.0, -5.5]
+
+
+@weft.kernel
+def weighted(w, x):
+    v = weft.Vector([w[0], w[1]])
+    out = torch.zeros_like(x)
+    for i in out:
+        out[i] = x[i] * v[0] + v.norm_sqr()
+    return out
+
+
+def test_a_vector_that_has_a_gradient_is_no_constant():
+    w, x = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    weighted(w, x)
+    assert torch.autograd.gradcheck(lambda a: weighted(a, x), [w.clone().requires_grad_()])
+    _, tangent = torch.func.jvp(lambda a: weighted(a, x), (w,), (torch.ones_like(w),))
+    assert tangent.tolist() == [7.0] * 3
+
+
+@weft.kernel
+def into_argument(x, v, box):
+    for i in x:
+        v[0] += x[i]
+        box.v[1] += 1
+        OUTER[1] += x[i]
+
+
+def test_a_vector_that_is_an_argument_an_attribute_or_a_global_is_written():
+    v, box = weft.Vector([0, 1], weft.f64), types.SimpleNamespace(v=weft.Vector([1, 2]))
+    OUTER[1] = 0.0
+    for _ in range(2):
+        into_argument(torch.tensor([1.0, 2.0]), v, box)
+    assert v.to_list() == [6.0, 1.0]
+    assert v[0].dtype == torch.float64
+    assert box.v.to_list() == [1, 6]
+    assert OUTER.to_list() == [0.0, 6.0]
+
+
+def test_gradients_go_through_a_vector_of_the_host_part():
+    x = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    for kernel in (stored, accumulated, read_back):
+        assert torch.autograd.gradcheck(lambda a, k=kernel: k(a)[:2], [x])
+    out, tangent = torch.func.jvp(lambda a: stored(a)[0], (x.detach(),), (torch.ones_like(x),))
+    assert (out, tangent) == (1.0, 1.0)
+
+
+def test_a_compiled_graph_has_what_a_loop_stored():
+    x = torch.tensor([1.5, 2.5])
+    compiled = torch.compile(accumulated, fullgraph=True, backend="aot_eager")
+    assert compiled(x) == accumulated(x)
+
+
+def test_every_iteration_writing_one_element_is_a_race():
+    @weft.kernel
+    def last(x):
+        v = weft.Vector([0.0, 0.0])
+        for i in x:
+            v[0] = x[i]
+        return v[0]
+
+    with pytest.raises(RaceError, match=r"iterations i=0 and i=1 both write v\[0\]"):
+        last(torch.ones(2))
+
+
+def test_a_store_that_would_change_the_dtype_is_refused():
+    @weft.kernel
+    def floats(x):
+        v = weft.Vector([0, 0])
+        for i in range(2):
+            v[i] = x[i]
+        return v[0]
+
+    assert floats(torch.tensor([3, 4])) == 3
+    with pytest.raises(KernelTypeError) as caught:
+        floats(torch.ones(2))
+    assert caught.value.message == ("`v` is a vector of i64, and a scalar (f32) is stored into it")
+    assert caught.value.help == (
+        "make it a vector of that dtype in the host part: weft.Vector([0.0, 0.0]), "
+        "weft.Vector([0, 0], weft.f64)"
+    )
+
+
+def outer(x):
+    OUTER[0] = x
+    return x
+
+
+def test_a_vector_that_a_called_function_reaches_is_not_written():
+    @weft.kernel
+    def calls(x):
+        for i in x:
+            x[i] = outer(x[i])
+
+    with pytest.raises(KernelTypeError) as caught:
+        calls(torch.ones(2))
+    assert caught.value.message == (
+        "`OUTER` is a vector from outside of the loop, and a constant in it"
+    )
+    assert caught.value.help == (
+        "store into a weft.Vector of the kernel's host part, or into a tensor"
+    )

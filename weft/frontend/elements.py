@@ -1,0 +1,182 @@
+"""Elements of tensors: subscripts and loads, and the whole vectors and matrices of fields, whose
+dimensions are the tensor's last ones."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError
+from weft.frontend import aggregates, expressions
+from weft.frontend.kinds import (
+    Operand,
+    Part,
+    Scalar,
+    ScalarKind,
+    Static,
+    Tensor,
+    Tup,
+    Vec,
+    article,
+    describe,
+    dtype_of,
+    promote,
+)
+from weft.frontend.scope import dotted
+from weft.ir import types as ir
+from weft.ir.core import Value
+from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.frontend.lower import Lowering
+
+
+def wrong_subscripts(tensor: Tensor, given: int, span: Span) -> NoReturn:
+    what, rank = f"`{tensor.name}`" if not tensor.local else tensor.name, tensor.rank
+    names = ", ".join("ijklmnopqr"[:rank]) if rank else "None"
+    raise KernelIndexError(
+        f"{what} has {rank} dimension{'' if rank == 1 else 's'}, but {given} "
+        f"subscript{' is' if given == 1 else 's are'} given", span,
+        help=f"write {tensor.name if not tensor.local else 'a'}[{names}]",
+    )  # fmt: skip
+
+
+def holder(cx: Lowering, node: ast.expr) -> Operand:
+    """What elements are stored into or read from: as ``cx.expression(node)``, but of a vector of
+    the host part that the loop stores into, the tensor that holds it."""
+    name = dotted(node)
+    if name and name in cx.frame.arguments and name.partition(".")[0] not in cx.frame.env:
+        found = cx.frame.arguments[name]
+        if isinstance(found, Tensor) and found.backing:
+            return found
+    return cx.expression(node)
+
+
+def vector_of(cx: Lowering, x: Operand, span: Span) -> Operand:
+    """``x``; of the tensor that holds a vector of the host part, the vector as it is now."""
+    return load(cx, Part(x, []), span) if isinstance(x, Tensor) and x.backing else x
+
+
+def check_fits(tensor: Tensor, x: Operand, span: Span) -> None:
+    """Refuses to store into a vector of the host part what would change its numbers' dtype."""
+    dtype = dtype_of(x)
+    if tensor.backing and dtype is not None and promote(tensor.dtype, dtype) != tensor.dtype:
+        raise KernelTypeError(
+            f"`{tensor.name}` is a vector of {tensor.dtype}, and {article(ScalarKind(dtype))} is "
+            "stored into it", span, help="make it a vector of that dtype in the host part: "
+            "weft.Vector([0.0, 0.0]), weft.Vector([0, 0], weft.f64)",
+        )  # fmt: skip
+
+
+def refuse_outer(cx: Lowering, target: ast.expr, span: Span) -> None:
+    """Refuses a store into a vector that is a constant of the loop."""
+    if isinstance(target, ast.Name) and target.id not in cx.frame.env:
+        raise KernelTypeError(
+            f"`{target.id}` is a vector from outside of the loop, and a constant in it", span,
+            help="store into a weft.Vector of the kernel's host part, or into a tensor",
+        )  # fmt: skip
+
+
+def element(
+    cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Span
+) -> tuple[Tensor, list[Value]]:
+    """The tensor and the indices that ``base[subscript]`` names; all dimensions must be given."""
+    return whole(subscripted(cx, base, subscript, span), span)
+
+
+def whole(part: Part, span: Span) -> tuple[Tensor, list[Value]]:
+    """The tensor and all its subscripts."""
+    if len(part.indices) != part.tensor.rank:
+        wrong_subscripts(part.tensor, len(part.indices), span)
+    return part.tensor, part.indices
+
+
+def subscripted(cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Span) -> Part:
+    if isinstance(base, Tensor):
+        base = Part(base, [])
+    tensor, indices = base.tensor, list(base.indices)
+    nodes = subscript.elts if isinstance(subscript, ast.Tuple) else [subscript]
+    for node in nodes:
+        if isinstance(node, ast.Slice) or (
+            isinstance(node, ast.Constant) and node.value is Ellipsis
+        ):
+            raise KernelSyntaxError(
+                "a slice in a device loop: elements are read and written one by one", cx.span(node),
+                help="loop over the elements, or take the view in the host part",
+            )  # fmt: skip
+        operand = expressions.expression(cx, node)
+        if isinstance(operand, Static) and operand.value is None and tensor.lattice == 0:
+            continue
+        items = operand.items if isinstance(operand, (Vec, Tup)) else [operand]
+        for item in items:
+            if len(indices) >= tensor.rank:
+                wrong_subscripts(tensor, len(indices) + 1, span)
+            indices.append(_subscript(cx, tensor, len(indices), item, cx.span(node)))
+    return Part(tensor, indices)
+
+
+def extent(cx: Lowering, tensor: Tensor, axis: int) -> Scalar | Static:
+    """The size of one dimension."""
+    if tensor.shape is not None:
+        return Static(tensor.shape[axis])
+    return Scalar(cx.builder.op("memref.dim", tensor.memref, axis=axis), "int")
+
+
+def _subscript(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span) -> Value:
+    b = cx.builder
+    if isinstance(item, Static) and isinstance(item.value, int) and item.value < 0:
+        end = cx.scalars.index(extent(cx, tensor, axis), span)
+        value = b.op("arith.addi", end, b.constant(item.value, ir.index))
+    else:
+        value = cx.scalars.index(expressions.read_scalar(cx, item, span), span)
+    if cx.debug:
+        end = cx.scalars.index(extent(cx, tensor, axis), span)
+        b.span = span
+        b.do("weft.bounds", value, end, tensor=tensor.name, axis=axis)
+    return value
+
+
+def load_element(cx: Lowering, tensor: Tensor, indices: list[Value], span: Span) -> Scalar:
+    with cx.builder.about(span):
+        value = cx.builder.load(tensor.memref, indices)
+    if tensor.dtype in ("f16", "bf16"):
+        value = cx.builder.op("arith.extf", value, type=ir.f32)
+    return Scalar(value, tensor.dtype)
+
+
+# --- whole vectors and matrices -----------------------------------------------------------------
+def is_whole(x: Operand) -> bool:
+    """Whether ``x`` is one whole vector or matrix of a field."""
+    return isinstance(x, Part) and bool(x.tensor.element) and len(x.indices) == x.tensor.lattice
+
+
+def places(cx: Lowering, part: Part) -> Iterator[list[Value]]:
+    """The subscripts of each number in the element, row by row."""
+    for position in itertools.product(*map(range, part.tensor.element)):
+        yield [*part.indices, *(cx.builder.constant(k, ir.index) for k in position)]
+
+
+def load(cx: Lowering, part: Part, span: Span) -> Vec:
+    items = [load_element(cx, part.tensor, place, span) for place in places(cx, part)]
+    return Vec(list(items), part.tensor.element)
+
+
+def numbers(cx: Lowering, part: Part, x: Operand, span: Span) -> list[Operand]:
+    """What is stored in each place of the element: the items of a vector, or one number in all."""
+    if dtype_of(x) is not None:
+        return [x] * len(list(itertools.product(*map(range, part.tensor.element))))
+    made = aggregates.build(x, span)
+    if made.shape != part.tensor.element:
+        raise KernelTypeError(
+            f"an element of `{part.tensor.name}` has {_size(part.tensor.element)} numbers, and "
+            f"this is {describe(made)}",
+            span,
+            help="store a vector of that size, or one number for all",
+        )
+    return list(made.items)
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

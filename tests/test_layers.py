@@ -14,6 +14,7 @@ LAYERS = [
     {"version"},
     {"errors"},
     {"collector", "source", "options", "timing"},
+    {"frames"},
     {"ir"},
     {"lang"},
     {"index"},

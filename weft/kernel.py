@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.errors import KernelTypeError
+from weft.frames import shorten, user_frames
 from weft.frontend.hints import configured_loops
 from weft.frontend.names import Scope
 from weft.frontend.parameters import Parameter, annotations_of
@@ -71,9 +72,13 @@ class Kernel:
             self._ready()
             return self.operators.traced(args, kwargs)
         try:
-            return self._entry(*args, **kwargs)
-        except TypeError as error:
-            self._explain(error, args, kwargs)
+            try:
+                return self._entry(*args, **kwargs)
+            except TypeError as error:
+                self._explain(error, args, kwargs)
+                raise
+        except Exception as error:
+            shorten(error)
             raise
 
     def _special(self, *args: Any, **kwargs: Any) -> Any:
@@ -140,18 +145,16 @@ class Kernel:
         """Says what is wrong with a call whose arguments do not fit the parameters."""
         frames = error.__traceback__.tb_next if error.__traceback__ else None
         if frames is None:
-            self.bind(args, kwargs, error)
+            self.bind(args, kwargs)
 
-    def bind(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], cause: BaseException | None = None
-    ) -> inspect.BoundArguments:
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         """The arguments by parameter name, defaults filled in. Raises ``KernelTypeError``."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise KernelTypeError(
                 f"{error}", self.span, help=f"the kernel is {self.__name__}{self.signature}"
-            ) from cause
+            ) from None
         bound.apply_defaults()
         return bound
 
@@ -248,6 +251,7 @@ class Kernel:
         return Operators(self, self._namespace, self._op_name)
 
     @property
+    @user_frames
     def op(self) -> Any:
         """The PyTorch operator, ``torch.ops.weft.<name>.default``: the one that was made first, or
         that follows from the annotations alone. Raises ``KernelTypeError`` otherwise."""
@@ -269,10 +273,12 @@ class Kernel:
         return Jvp(self)
 
     # --- looking at it ---------------------------------------------------------------------------
+    @user_frames
     def interpret(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the Python itself, with bounds and races checked."""
         return watch.run(self.function, args, kwargs, self.source)
 
+    @user_frames
     def inspect(self, *args: Any, **kwargs: Any) -> Inspection:
         """Every stage of each loop that a call with these arguments runs. The call is carried out
         on copies of the tensors."""

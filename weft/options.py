@@ -10,6 +10,7 @@ The only module that reads the environment:
     WEFT_CACHE_DIR=...    where it is
     WEFT_CACHE_MB=512     its size limit
     WEFT_TAPE_MB=16       longer tapes of a gradient are replaced by checkpoints
+    WEFT_TRACEBACK=full   errors show weft's own frames, too
     WEFT_LOGS=...         see ``set_up_logs``
 """
 
@@ -91,8 +92,17 @@ _START = _start()  # a later os.chdir does not lead to another cache
 
 
 @cache
+def full_traceback() -> bool:
+    """Whether tracebacks keep weft's own frames."""
+    return os.environ.get("WEFT_TRACEBACK", "").strip().lower() not in ("", "short")
+
+
+@cache
 def default_options() -> Options:
     """The options that the environment asks for; it is read once."""
+    shown = os.environ.get("WEFT_TRACEBACK", "").strip().lower()
+    if shown not in ("", "short", "full"):
+        raise ValueError(f"WEFT_TRACEBACK={shown!r}: write WEFT_TRACEBACK=full or nothing")
     set_up_logs(os.environ.get("WEFT_LOGS", ""))
     return Options(
         debug=_flag("WEFT_DEBUG", False),

@@ -422,3 +422,60 @@ def test_refused_statement(statement, tmp_path):
             {"^" * len(marked)}
         help: {help}""")
     assert (caught.value.lineno, caught.value.offset) == (2, 5)
+
+
+@weft.kernel
+def halved(x, n: int):
+    """Divide and conquer: the kernel calls itself in its host part."""
+    if x.shape[0] == 1:
+        return x + n
+    half = x.shape[0] // 2
+    left, right = halved(x[:half], 2 * n), halved(x[half:], 2 * n + 1)
+    out = torch.empty_like(x)
+    for i in range(half):
+        out[i] = left[i] * 2.0
+        out[half + i] = right[i] - left[i]
+    return out
+
+
+@weft.kernel
+def counted_down(x, n: int):
+    for i in x:
+        x[i] += n
+    if n > 1:
+        counted_down(x, n - 1)
+
+
+def test_a_kernel_calls_itself_in_its_host_part() -> None:
+    x = torch.arange(8.0)
+    assert torch.equal(halved(x, 1), halved.interpret(x, 1))
+    x = torch.zeros(3)
+    counted_down(x, 4)
+    assert x.tolist() == [10.0, 10.0, 10.0]
+    assert counted_down.mutated == {"x"}
+
+    @weft.kernel
+    def inner(x, n: int):  # its own name is a closure variable
+        y = torch.empty_like(x)
+        for i in y:
+            y[i] = x[i] * 2.0
+        return inner(y, n - 1) if n else y
+
+    x = torch.ones(2, requires_grad=True)
+    inner(x, 2).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [8.0, 8.0]
+
+
+class Recursive:
+    step = 1.0
+
+    @weft.kernel
+    def down(self, x, n: int):
+        for i in x:
+            x[i] += self.step
+        return self.down(x, n - 1) if n else x
+
+
+def test_a_method_calls_itself() -> None:
+    assert Recursive().down(torch.zeros(2), 3).tolist() == [4.0, 4.0]

@@ -33,6 +33,7 @@ from weft.frontend.parameters import Parameter, parameters
 from weft.source import FUTURE, FunctionSource, Span, enclosed
 
 LAUNCHERS = "__weft__"  # the host function's hidden first parameter: a tuple of launchers
+_HOST = "__weft_host__"  # the host function while it is compiled: no name that its body may read
 DEVICE_LOOPS = ("range", "ndrange", "grouped")
 # Attributes that a specialisation knows of a tensor: not passed where the tensor itself is.
 SELF_EVIDENT = ("shape", "ndim", "dtype")
@@ -360,7 +361,7 @@ def _host_function(
 ) -> Callable[..., Any]:
     """Compiles ``tree`` with the globals, closure, defaults and place of ``function``."""
     tree = copy.deepcopy(tree)
-    tree.decorator_list, tree.returns = [], None
+    tree.name, tree.decorator_list, tree.returns = _HOST, [], None
     arguments = tree.args
     arguments.posonlyargs = [ast.arg(LAUNCHERS), *arguments.posonlyargs]
     for argument in ast.walk(arguments):
@@ -371,8 +372,7 @@ def _host_function(
         enclosed(tree, function), source.file, "exec", flags=code.co_flags & FUTURE,
         dont_inherit=True,
     )  # fmt: skip
-    found = _find_code(compiled, tree.name)
-    found = found.replace(co_qualname=code.co_qualname) if hasattr(code, "co_qualname") else found
+    found = _find_code(compiled, _HOST).replace(co_name=code.co_name, co_qualname=code.co_qualname)
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     host = types.FunctionType(
         found, function.__globals__, function.__name__, function.__defaults__,

@@ -23,6 +23,7 @@ from weft.autodiff.names import adjoint_prefix, before_name, unique_names
 from weft.autodiff.reverse import reverse
 from weft.autodiff.tangent import Tangent
 from weft.errors import GradientError
+from weft.frames import user_frames
 from weft.frontend.scope import TensorReached
 from weft.frontend.specs import ConstSpec, Spec, TupleSpec
 from weft.index.expression import Dim
@@ -194,6 +195,7 @@ class Launch(torch.autograd.Function):
         return along.handed_over(launch)
 
     @staticmethod
+    @user_frames
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         call: _Call = ctx.call
         loop, made = call.loop, call.reversed

@@ -17,6 +17,7 @@ from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd.function import _SingleLevelFunction
 
 from weft.errors import GradientError
+from weft.frames import shorten, user_frames
 from weft.pytorch.level import has_dual, is_dual, primal_of
 from weft.pytorch.namespace import Namespace
 from weft.pytorch.nested import Backward, Made
@@ -112,8 +113,12 @@ def register(
                 return Dual.apply(keyset, overload, rule, *passed)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*passed):
             return differentiable(keyset, *passed)
-        with torch._C._AutoDispatchBelowAutograd():
-            return overload.redispatch(keyset & torch._C._after_autograd_keyset, *passed)
+        try:
+            with torch._C._AutoDispatchBelowAutograd():
+                return overload.redispatch(keyset & torch._C._after_autograd_keyset, *passed)
+        except Exception as error:
+            shorten(error)
+            raise
 
     library.impl(name, autograd, "Autograd", with_keyset=True)
     return rule
@@ -150,6 +155,7 @@ class Rule:
         made = [t if has else None for t, has in zip(found, ctx.floats, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
 
+    @user_frames
     def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of all inputs, of which none is a list."""
         needed = ctx.needs_input_grad[-len(ctx.form.places) :]
@@ -179,6 +185,7 @@ class Dual(_SingleLevelFunction):
         return ctx.rule.jvp(ctx, *tangents)
 
     @staticmethod
+    @user_frames
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         filled = [torch.zeros(shape, dtype=dtype, device=device) if g is None and has else g
                   for g, has, (shape, dtype, device)
@@ -203,6 +210,7 @@ class Transformed(torch.autograd.Function):
         return ctx.rule.jvp(ctx, *tangents)
 
     @staticmethod
+    @user_frames
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         return (None, None, *ctx.rule.backward(ctx, *grads))
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from weft.errors import KernelTypeError
+from weft.frames import user_frames
 from weft.ir.interp import Watch
 from weft.pytorch.autograd import Loop, with_functions
 from weft.pytorch.level import level, tangent_of
@@ -53,6 +54,7 @@ class _Derived:
 class Backward(_Derived):
     """The gradient that was derived from a kernel."""
 
+    @user_frames
     def inspect(self, *args: Any, **kwargs: Any) -> str:
         """For each loop, how each gradient is accumulated, the workspaces, and the loops of the
         gradient as IR, in the form that these sizes call for. Forward and backward are carried out
@@ -68,6 +70,7 @@ class Backward(_Derived):
                  for adjoint in ([loop.launched] if loop.launched else loop.adjoints)]  # fmt: skip
         return "\n\n".join(dict.fromkeys(texts))
 
+    @user_frames
     def interpret(
         self, *args: Any, grad: Any = None, watch: Watch | None = None, **kwargs: Any
     ) -> tuple[torch.Tensor | None, ...]:
@@ -101,6 +104,7 @@ class Backward(_Derived):
 class Jvp(_Derived):
     """The forward derivative of a kernel: its loops with tangents."""
 
+    @user_frames
     def inspect(self, *args: Any, **kwargs: Any) -> str:
         """For each loop, which arguments have tangents, the workspaces, and the loops with tangents
         as IR. The kernel is called on copies; every float tensor has a tangent."""
@@ -110,6 +114,7 @@ class Jvp(_Derived):
                  for line, loop in self.loops() for tangent in loop.tangents]  # fmt: skip
         return "\n\n".join(dict.fromkeys(texts))
 
+    @user_frames
     def interpret(
         self, *args: Any, tangents: Sequence[Any] | None = None, watch: Watch | None = None,
         **kwargs: Any,

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from weft.errors import GradientError, KernelTypeError, KernelValueError
+from weft.frames import shorten, user_frames
 from weft.frontend.parameters import Parameter
 from weft.frontend.specs import constant_key
 from weft.frontend.split import HostPart, Returned
@@ -345,6 +346,9 @@ class Operators:
             torch._C._set_fwd_grad_enabled(recording and tangents)
             try:
                 return list_made(call(passed), returned, passed, kernel)
+            except Exception as error:
+                shorten(error)
+                raise
             finally:
                 torch._C._set_fwd_grad_enabled(tangents)
                 torch._C._set_grad_enabled(grad)
@@ -357,6 +361,7 @@ class Operators:
                    if a.alias_info is not None and a.alias_info.is_write]  # fmt: skip
         span = self.kernel.span
 
+        @user_frames
         def autograd(keyset: Any, *passed: Any) -> Any:
             if has_dual(passed):
                 dual = next(n for n, v in zip(names, passed, strict=True) if has_dual((v,)))

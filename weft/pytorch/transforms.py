@@ -14,6 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from weft.errors import GradientError, KernelValueError
+from weft.frames import user_frames
 from weft.pytorch.level import is_dual, level
 from weft.source import Span
 
@@ -74,6 +75,7 @@ class Eager(torch.autograd.Function):
         ctx.mark_non_differentiable(*(o for o in output if not is_float(o)))
 
     @staticmethod
+    @user_frames
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[-len(tensors) :]

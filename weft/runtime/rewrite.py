@@ -17,6 +17,7 @@ from weft.source import FunctionSource
 
 LOOP = "__weft_loop__"
 CAST = "__weft_cast__"
+_FUNCTION = "__weft_interpreted__"  # while it is compiled: no name that its body may read
 
 
 class _Instrument(ast.NodeTransformer):
@@ -55,7 +56,7 @@ def instrument(
     closed-over value that the function sees. The signature, defaults and name stay.
     """
     tree = copy.deepcopy(source.tree)
-    tree.decorator_list = []
+    tree.name, tree.decorator_list = _FUNCTION, []
     tree.body = [_Instrument().visit(statement) for statement in tree.body]
     free = function.__code__.co_freevars
     # Compiled inside a function that owns the closed-over names; only the inner code is used.
@@ -67,7 +68,9 @@ def instrument(
         [],
     )
     module = ast.fix_missing_locations(ast.Module([outer], []))
-    code = _code(_code(compile(module, source.file, "exec"), "__weft_outer__"), tree.name)
+    code = _code(_code(compile(module, source.file, "exec"), "__weft_outer__"), _FUNCTION)
+    own = function.__code__
+    code = code.replace(co_name=own.co_name, co_qualname=own.co_qualname)
     cells = dict(zip(free, function.__closure__ or (), strict=True))
     closure = tuple(_converted(cells[name], convert) for name in code.co_freevars)
     visible = {name: convert(value) for name, value in function.__globals__.items()}

@@ -1,0 +1,67 @@
+"""Tracebacks that show the user's frames, not weft's: all of them with ``WEFT_TRACEBACK=full``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from weft.errors import InternalError, WeftError
+from weft.options import full_traceback
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def user_frames(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, whose errors show the user's frames: see ``shorten``."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            shorten(error)
+            raise
+
+    return call
+
+
+def shorten(error: BaseException) -> None:
+    """Takes weft's own frames out of the traceback of ``error``, and torch's that they called.
+
+    A bare ``raise`` must follow: it adds no frame. What weft did not raise on purpose keeps all of
+    its frames where it comes from weft's code: it is a mistake of weft's, to be reported.
+    """
+    entries: list[TracebackType] = []
+    following = error.__traceback__
+    while following is not None:
+        entries.append(following)
+        following = following.tb_next
+    owners = list(map(_owner, entries))
+    meant = isinstance(error, WeftError) and not isinstance(error, InternalError)
+    if full_traceback() or not (meant or _user_is_last(owners)):
+        return
+    kept, before = [], ""
+    for entry, owner in zip(entries, owners, strict=True):
+        before = owner if owner != "torch" else before
+        if before != "weft":
+            kept.append(entry)
+    made: TracebackType | None = None
+    for entry in reversed(kept):
+        made = TracebackType(made, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = made
+
+
+def _owner(entry: TracebackType) -> str:
+    """The package whose code a frame runs."""
+    if entry.tb_frame.f_code.co_filename.startswith("<weft "):  # generated
+        return "weft"
+    return str(entry.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _user_is_last(owners: list[str]) -> bool:
+    """Whether a user's frame, or what it called of others, is within all of weft's."""
+    others = [k for k, owner in enumerate(owners) if owner not in ("weft", "torch")]
+    return bool(others) and "weft" not in owners[others[-1] :]

@@ -36,6 +36,7 @@ _UNSIGNED = {"==": "eq", "!=": "ne", "<": "ult", "<=": "ule", ">": "ugt", ">=": 
 _ORDERED = {"==": "oeq", "!=": "une", "<": "olt", "<=": "ole", ">": "ogt", ">=": "oge"}
 _RING = {"+": "add", "-": "sub", "*": "mul"}
 _BITS = {"&": "andi", "|": "ori", "^": "xori"}
+MOST_BITS = 1 << 16  # of a compile-time integer: Python would compute for minutes
 LARGEST_POWER = 16  # x ** n for a literal n up to this is a chain of multiplications
 
 
@@ -375,8 +376,29 @@ class Scalars:
         return Scalar(result, "bool" if result.type is ir.i1 else dtype)
 
 
+def shown(value: Any) -> str:
+    """A number for a message; of a long one, how long it is."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)
+
+
+def _bits(symbol: str, a: Any, b: Any) -> int:
+    """How many bits an integer that is computed from two has at most."""
+    if type(a) is not int or type(b) is not int:
+        return 0
+    if symbol == "*":
+        return a.bit_length() + b.bit_length()
+    return a.bit_length() + b if symbol == "<<" else (abs(a) - 1).bit_length() * b
+
+
 def fold(symbol: str, a: Static, b: Static, span: Span) -> Static:
     """Python's own arithmetic on two compile-time values."""
+    if symbol in ("**", "<<", "*") and _bits(symbol, a.value, b.value) > MOST_BITS:
+        raise KernelValueError(
+            f"a constant of more than {MOST_BITS} bits", span,
+            help="write a float, as 1e300, or compute it in the host part",
+        )  # fmt: skip
     try:
         return Static(PYTHON[symbol](a.value, b.value))
     except Exception as error:

@@ -133,14 +133,17 @@ def enclosed(tree: ast.stmt, function: Callable[..., Any]) -> ast.Module:
     return ast.fix_missing_locations(ast.Module([outer], []))
 
 
+_COMPILED = "__weft_compiled__"
+
+
 def _is_source_of(tree: ast.FunctionDef | ast.Lambda, function: Callable[..., Any]) -> bool:
     """Whether Python makes the code of ``function`` of ``tree``, so that it was read from the file
     as it was imported. What an import hook has rewritten (pytest's assertions) must have all of the
     source's names and constants, and the file must be older than weft in this process."""
     code: CodeType = function.__code__  # type: ignore[attr-defined]
     bare = copy.copy(tree)
-    if isinstance(bare, ast.FunctionDef):
-        bare.decorator_list, bare.returns = [], None
+    if isinstance(bare, ast.FunctionDef):  # not by its name, which its body may read
+        bare.name, bare.decorator_list, bare.returns = _COMPILED, [], None
     statement = bare if isinstance(bare, ast.FunctionDef) else ast.Expr(bare)
     try:
         module = enclosed(ast.copy_location(statement, tree), function)
@@ -149,7 +152,7 @@ def _is_source_of(tree: ast.FunctionDef | ast.Lambda, function: Callable[..., An
         )
     except SyntaxError:  # it needs more of what is around it
         return True
-    name = getattr(tree, "name", "<lambda>")
+    name = getattr(bare, "name", "<lambda>")
     made = [c for c in _codes(compiled) if c.co_name == name]
     if not made or any(_facts(c) == _facts(code) for c in made):
         return True

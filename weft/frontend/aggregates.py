@@ -174,7 +174,7 @@ def set_attribute(cx: Lowering, target: ast.Attribute, value: Operand, span: Spa
 
 def _positions(cx: Lowering, x: Vec, node: ast.expr, span: Span) -> list[Operand]:
     nodes = node.elts if isinstance(node, ast.Tuple) else [node]
-    if len(nodes) > len(x.shape):
+    if not 0 < len(nodes) <= len(x.shape):
         raise KernelIndexError(f"{len(nodes)} subscripts of {describe(x)}", span,
                                help=f"write {len(x.shape)}")  # fmt: skip
     positions = [cx.expression(n) for n in nodes]
@@ -260,6 +260,8 @@ def method(cx: Lowering, x: Vec, name: str, arguments: list[Operand], span: Span
 
     if name in ("norm", "norm_sqr", "length"):
         square = dot(cx, Vec(x.items, (len(items),)), Vec(x.items, (len(items),)), span)
+        for eps in arguments:
+            square = plus(square, eps)
         return square if name == "norm_sqr" else s.function("sqrt", [square], span)
     if name == "normalized":
         norm = method(cx, x, "norm", [], span)

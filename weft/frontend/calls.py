@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, elements, expressions
+from weft.errors import KernelSyntaxError, KernelTypeError, KernelValueError
+from weft.frontend import aggregates, elements, expressions, signatures
 from weft.frontend.casts import Handler, cast, dtype_from, dtype_name, static_items, vector_type
 from weft.frontend.effects import LAZY
 from weft.frontend.functions import FUNCTIONS
@@ -33,9 +33,10 @@ from weft.frontend.kinds import (
     describe,
 )
 from weft.frontend.names import KNOWN_MODULES
+from weft.frontend.scalars import shown
 from weft.frontend.scope import Guard
 from weft.lang import names
-from weft.lang.dtypes import DType, as_dtype
+from weft.lang.dtypes import DType, as_dtype, f32
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import Span
 
@@ -43,12 +44,18 @@ if TYPE_CHECKING:
     from weft.frontend.lower import Lowering
 
 
+MOST_ELEMENTS = 1 << 20  # of a local array
+
+
 # --- the call itself ----------------------------------------------------------------------------
 def call(cx: Lowering, node: ast.Call) -> Operand:
     span = cx.span(node)
     function = expressions.expression(cx, node.func)
     if isinstance(function, Method):
-        return _method(cx, function, _arguments(cx, node), span)
+        takes = signatures.METHODS.get(function.name, ())
+        given, named = _arguments(cx, node), _keywords(cx, node)
+        shown = f".{function.name}"
+        return _method(cx, function, signatures.bind(takes, shown, given, named, span), span)
     if not isinstance(function, Static):
         raise KernelTypeError(
             f"{describe(function)} cannot be called", span, help="call a function"
@@ -57,10 +64,15 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if isinstance(target, torch.dtype):  # `x.dtype(v)` casts, too
         target = as_dtype(target)
     if isinstance(target, DType):
-        (argument,) = _exactly(cx, node, 1, repr(target))
-        return cast(cx, argument, target, span)
+        given, named = _arguments(cx, node), _keywords(cx, node)
+        (x,) = signatures.bind(("x",), repr(target), given, named, span)
+        return cast(cx, x, target, span)
     if isinstance(target, (VectorType, MatrixType)):
-        return vector_type(cx, target, _arguments(cx, node), span)
+        given, named = _arguments(cx, node), _keywords(cx, node)
+        shown = ast.unparse(node.func)
+        return vector_type(
+            cx, target, signatures.bind(("x -", "*"), shown, given, named, span), span
+        )
     name = names.canonical(target)
     if name is not None and name not in INLINED:
         if name in LAZY:
@@ -72,9 +84,9 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
                 span,
                 help="call it in the host part",
             )
-        arguments = _arguments(cx, node)
-        _check_count(name, arguments, node, span)
-        return handler(cx, node, arguments)
+        given, named = _arguments(cx, node), _keywords(cx, node)
+        takes, shown = signatures.FUNCTIONS[name], ast.unparse(node.func)
+        return handler(cx, node, signatures.bind(takes, shown, given, named, span))
     return _inlined(cx, node, target, span)
 
 
@@ -93,28 +105,15 @@ def _arguments(cx: Lowering, node: ast.Call) -> list[Operand]:
     return arguments
 
 
-def _exactly(cx: Lowering, node: ast.Call, count: int, name: str) -> list[Operand]:
-    arguments = _arguments(cx, node)
-    if len(arguments) != count or node.keywords:
-        raise KernelTypeError(
-            f"`{name}` takes {count} argument{'' if count == 1 else 's'}, and "
-            f"{len(arguments) + len(node.keywords)} are given",
-            cx.span(node), help="check the call",
-        )  # fmt: skip
-    return arguments
-
-
-def _check_count(name: str, arguments: list[Operand], node: ast.Call, span: Span) -> None:
-    for table, count in ((names.UNARY, 1), (names.BINARY, 2), (names.TERNARY, 3)):
-        if name in table and (len(arguments) != count or node.keywords):
-            if name in ("round_int", "log", "clamp"):
-                return
-            raise KernelTypeError(
-                f"`{ast.unparse(node.func)}` takes {count} argument{'' if count == 1 else 's'}, "
-                f"and {len(arguments) + len(node.keywords)} are given",
-                span,
-                help="check the call",
+def _keywords(cx: Lowering, node: ast.Call) -> dict[str, Operand]:
+    named: dict[str, Operand] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise KernelSyntaxError(
+                "`**` cannot be compiled", cx.span(keyword), help="write the arguments one by one"
             )
+        named[keyword.arg] = expressions.expression(cx, keyword.value)
+    return named
 
 
 def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
@@ -125,7 +124,7 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
         and arguments
         and all(isinstance(a, Static) for a in arguments)
     ):
-        return _of_constants(target, [a.value for a in arguments], node, span)  # type: ignore[union-attr]
+        return of_constants(target, [a.value for a in arguments], node, span)  # type: ignore[union-attr]
     if target is breakpoint:
         raise KernelSyntaxError(
             "`breakpoint()` in compiled code", span,
@@ -157,12 +156,7 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
             cx.guards.append(Guard(target, "__defaults__", target.__defaults__))
             cx.guards.append(Guard(target, "__kwdefaults__", target.__kwdefaults__))
     arguments = [*receiver, *arguments]
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise KernelSyntaxError(
-                "`**` cannot be compiled", span, help="write the arguments one by one"
-            )
-        named[keyword.arg] = expressions.expression(cx, keyword.value)
+    named |= _keywords(cx, node)
     signature = inspect.signature(target)
     try:
         bound = signature.bind(*arguments, **named)
@@ -190,27 +184,23 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
 _OF_CONSTANTS = (ord, chr, str, *(f for f in vars(math).values() if callable(f)))
 
 
-def _of_constants(function: Any, values: list[Any], node: ast.Call, span: Span) -> Operand:
+def of_constants(function: Any, values: list[Any], node: ast.Call, span: Span) -> Operand:
     try:
         return Static(function(*values))
     except (TypeError, ValueError, OverflowError) as error:
         raise KernelTypeError(
-            f"`{ast.unparse(node)}`: {error}", span, help="check the call"
+            f"`{ast.unparse(node)}`: {error}", span, help="write the value that is meant"
         ) from None
 
 
 def _to(dtype: Any) -> Handler:
     def handler(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         span = cx.span(node)
-        if len(arguments) != 1:
-            if not arguments and not node.keywords:
-                return Static(dtype())
-            raise KernelTypeError(
-                f"`{dtype.__name__}` takes one argument", span, help="check the call"
-            )
+        if not arguments:
+            return Static(dtype())
         x = arguments[0]
         if isinstance(x, Static) and isinstance(x.value, str):
-            return Static(dtype(x.value))
+            return of_constants(dtype, [x.value], node, span)
         return cast(cx, x, dtype, span)
 
     return handler
@@ -219,15 +209,14 @@ def _to(dtype: Any) -> Handler:
 # --- loops, tuples ------------------------------------------------------------------------------
 def _range(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     span = cx.span(node)
-    if not 1 <= len(arguments) <= 3 or node.keywords:
-        raise KernelTypeError("`range` takes one to three arguments", span, help="write range(n)")
     items: list[Any] = []
-    for a, n in zip(arguments, node.args, strict=False):
-        number = expressions.read_scalar(cx, a, cx.span(n))
+    for k, a in enumerate(arguments):
+        at = cx.span(node.args[k]) if len(node.args) == len(arguments) else span
+        number = expressions.read_scalar(cx, a, at)
         if isinstance(number, Static) and isinstance(number.value, int):
             items.append(number)
         else:
-            items.append(Scalar(cx.scalars.index(number, cx.span(n)), "int"))
+            items.append(Scalar(cx.scalars.index(number, at), "int"))
     if len(items) == 1:
         items.insert(0, Static(0))
     if len(items) == 2:
@@ -321,7 +310,7 @@ def _items(cx: Lowering, node: ast.Call, x: Operand) -> list[Operand]:
 
 
 def _sum(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-    result: Operand = arguments[1] if len(arguments) > 1 else Static(0)
+    result: Operand = signatures.argument(arguments, 1) or Static(0)
     for item in _items(cx, node, arguments[0]):
         result = expressions.binary(cx, "+", result, item, cx.span(node))
     return result
@@ -348,11 +337,21 @@ def _tuple(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
 
 
 def _enumerate(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-    return Tup([Tup([Static(k), x]) for k, x in enumerate(_items(cx, node, arguments[0]))])
+    start, span = signatures.argument(arguments, 1) or Static(0), cx.span(node)
+    items = _items(cx, node, arguments[0])
+    return Tup([Tup([expressions.binary(cx, "+", start, Static(k), span), x])
+                for k, x in enumerate(items)])  # fmt: skip
 
 
 def _zip(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     columns = [_items(cx, node, a) for a in arguments]
+    lengths = {len(column) for column in columns}
+    strict = [expressions.test(cx, k.value) for k in node.keywords]
+    if len(lengths) > 1 and any(isinstance(s, Static) and s.value for s in strict):
+        raise KernelTypeError(
+            f"zip(strict=True) of {' and '.join(map(str, sorted(lengths)))} items", cx.span(node),
+            help="pass tuples or vectors of one length",
+        )  # fmt: skip
     return Tup([Tup(list(row)) for row in zip(*columns, strict=False)])
 
 
@@ -373,10 +372,8 @@ def _vector(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     """``weft.Vector([a, b], dtype)`` and ``weft.Matrix([[a, b], [c, d]], dtype)``."""
     span = cx.span(node)
     made = aggregates.build(arguments[0], span)
-    types = arguments[1:] + [expressions.expression(cx, k.value) for k in node.keywords]
-    if types:
-        return cast(cx, made, dtype_from(types[0], span), span)
-    return made
+    dtype = signatures.argument(arguments, 2) or signatures.argument(arguments, 1)
+    return cast(cx, made, dtype_from(dtype, span), span) if dtype else made
 
 
 def _filled(value: int, ranks: int) -> Handler:
@@ -400,24 +397,41 @@ def _identity(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand
 
 
 def _extent(x: Operand, span: Span) -> int:
-    if isinstance(x, Static) and isinstance(x.value, int) and 0 < x.value <= 1 << 20:
-        return x.value
-    raise KernelTypeError(
-        "the shape of a local array or vector must be known at compile time",
-        span,
-        help="use constants or template() arguments",
-    )
+    if not isinstance(x, Static) or type(x.value) is not int:
+        raise KernelTypeError(
+            "the shape of a local array or vector must be known at compile time",
+            span,
+            help="use constants or template() arguments",
+        )
+    if x.value < 1:
+        raise KernelValueError(f"a local array or vector of {shown(x.value)} elements", span,
+                               help="sizes are 1 or more")  # fmt: skip
+    if x.value > MOST_ELEMENTS:
+        raise _too_large(x.value, span)
+    return x.value
+
+
+def _too_large(count: int, span: Span) -> KernelValueError:
+    return KernelValueError(
+        f"a local array or vector of {shown(count)} elements: each iteration has one of its own, "
+        f"of at most {MOST_ELEMENTS}", span,
+        help="make a tensor in the host part, with one more dimension for the iteration",
+    )  # fmt: skip
 
 
 def _zeros(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     """``weft.zeros((4, 8), weft.f32)``: a local array."""
     span = cx.span(node)
-    extra = [expressions.expression(cx, k.value) for k in node.keywords]
-    shape_operand, *rest = arguments
-    items = static_items(shape_operand)
-    shape = tuple(_extent(i, span) for i in (items if items is not None else [shape_operand]))
-    rest += extra
-    dtype = dtype_name(dtype_from(rest[0], span)) if rest else "f32"
+    items = static_items(arguments[0])
+    shape = tuple(_extent(i, span) for i in (items if items is not None else arguments[:1]))
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise _too_large(math.prod(shape), span)
+    given = signatures.argument(arguments, 1)
+    kind = dtype_from(given, span) if given else f32
+    if isinstance(kind, (VectorType, MatrixType)):
+        raise KernelTypeError("a local array of vectors", span,
+                              help="give it one more dimension: weft.zeros((n, 3))")  # fmt: skip
+    dtype = dtype_name(kind)
     dtype = {"int": "i64", "float": cx.scalars.float_type.name}.get(dtype, dtype)
     return cx.local_array(shape, dtype, span)
 
@@ -473,8 +487,13 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
             assert isinstance(dims, Tup)
             if not arguments:
                 return dims
-            if isinstance(arguments[0], Static) and -x.rank <= arguments[0].value < x.rank:
-                return dims.items[arguments[0].value]
+            axis = arguments[0].value if isinstance(arguments[0], Static) else None
+            if type(axis) is int and -x.rank <= axis < x.rank:
+                return dims.items[axis]
+            raise KernelTypeError(
+                f"`{x.name}.size(...)` of no dimension of {describe(x)}", span,
+                help=f"write a constant, -{x.rank} to {x.rank - 1}",
+            )  # fmt: skip
         if name in ("dim", "ndimension") and not arguments:
             return Static(x.rank)
         if name == "numel" and not arguments:

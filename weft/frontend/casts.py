@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import KernelTypeError
+from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend import aggregates, expressions
 from weft.frontend.kinds import (
     Operand,
@@ -15,6 +15,7 @@ from weft.frontend.kinds import (
     Vec,
     describe,
 )
+from weft.frontend.scalars import shown
 from weft.lang.dtypes import DTYPES, as_dtype
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import Span
@@ -64,7 +65,14 @@ def cast(cx: Lowering, x: Operand, dtype: Any, span: Span) -> Operand:
         return aggregates.cast(cx, x, lambda i: cx.scalars.cast_exactly(i, name, span))
     number = expressions.read_scalar(cx, x, span)
     if isinstance(number, Static) and name in ("int", "float", "bool"):
-        return Static({"int": int, "float": float, "bool": bool}[name](number.value))
+        convert = {"int": int, "float": float, "bool": bool}[name]
+        try:
+            return Static(convert(number.value))
+        except (OverflowError, ValueError) as error:  # int(inf), int(nan), float(10 ** 400)
+            raise KernelValueError(
+                f"{name}({shown(number.value)}): {error}", span,
+                help="write the number that is meant, or math.inf",
+            ) from None  # fmt: skip
     return cx.scalars.cast_exactly(number, name, span)
 
 

@@ -211,10 +211,12 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
         if isinstance(node.slice, ast.Slice):
             bounds = [None if p is None else expression(cx, p) for p in
                       (node.slice.lower, node.slice.upper, node.slice.step)]  # fmt: skip
+            known = [b.value if isinstance(b, Static) else None for b in bounds]
             if all(b is None or isinstance(b, Static) for b in bounds):
-                return Tup(
-                    base.items[slice(*(b.value if isinstance(b, Static) else None for b in bounds))]
-                )
+                if known[2] == 0 or any(k is not None and type(k) is not int for k in known):
+                    raise KernelTypeError("a tuple is sliced by integers, by steps other than 0",
+                                          span, help="write a[1:3]")  # fmt: skip
+                return Tup(base.items[slice(*known)])
         else:
             position = expression(cx, node.slice)
             if isinstance(position, Static) and isinstance(position.value, int):
@@ -327,7 +329,11 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
                 and isinstance(right, Static)
                 and hasattr(right.value, "__contains__")
             ):
-                found = left.value in right.value
+                try:
+                    found = left.value in right.value
+                except (TypeError, ValueError) as error:
+                    raise KernelTypeError(f"`in`: {error}", span,
+                                          help="compare values of one kind") from None  # fmt: skip
                 return Static(found if isinstance(op, ast.In) else not found)
             raise KernelSyntaxError(
                 f"`in` {describe(right)}", span, help="compare with the elements in a loop"

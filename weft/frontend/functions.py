@@ -19,6 +19,7 @@ from weft.frontend.kinds import (
     is_int,
     promote,
 )
+from weft.frontend.signatures import argument
 from weft.source import Span
 
 if TYPE_CHECKING:
@@ -70,10 +71,13 @@ def _rounding(name: str, to_int: bool) -> Handler:
 
 
 def _round_int(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-    if len(arguments) > 1:
+    digits = argument(arguments, 1)
+    if digits is not None:
+        known = digits.value if isinstance(digits, Static) else None
+        factor = 10**known if type(known) is int and 0 < known < 10 else "10 ** digits"
         raise KernelTypeError("`round` with digits cannot be compiled", cx.span(node),
-                              help="write round(x * 100) / 100")  # fmt: skip
-    return _rounding("roundeven", to_int=True)(cx, node, arguments)
+                              help=f"write weft.round(x * {factor}) / {factor}")  # fmt: skip
+    return _rounding("roundeven", to_int=True)(cx, node, arguments[:1])
 
 
 def _log(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
@@ -92,9 +96,10 @@ def _extremes(symbol: str) -> Handler:
         items = arguments
         if len(arguments) == 1:
             items = static_items(arguments[0]) or []
-        if not items or node.keywords:
-            raise KernelTypeError(f"`{ast.unparse(node.func)}` needs two or more scalars", span,
-                                  help="write max(a, b)")  # fmt: skip
+        if not items:
+            name = ast.unparse(node.func)
+            raise KernelTypeError(f"`{name}` needs two or more scalars", span,
+                                  help=f"write {name}(a, b)")  # fmt: skip
         result = items[0]
         for item in items[1:]:
             result = _each(lambda cx, a, span: cx.scalars.extreme(symbol, a[0], a[1], span))(
@@ -116,8 +121,9 @@ def _propagating(name: str) -> Handler:
         return Scalar(cx.builder.op(f"arith.{name}f", x, y), dtype)
 
     def handler(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-        result = arguments[0]
-        for item in arguments[1:]:
+        first, *rest = arguments
+        result = _each(lambda cx, a, span: a[0])(cx, node, [first])
+        for item in rest:
             result = _each(f)(cx, node, [result, item])
         return result
 
@@ -194,8 +200,15 @@ def _fma(cx: Lowering, a: list[Operand], span: Span) -> Operand:
 
 
 def _clamp(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-    low = _propagating("maximum")(cx, node, arguments[:2])
-    return _propagating("minimum")(cx, node, [low, arguments[2]])
+    low, high = argument(arguments, 1), argument(arguments, 2)
+    if low is None and high is None:
+        raise KernelTypeError(f"`{ast.unparse(node.func)}` needs a bound", cx.span(node),
+                              help="write clamp(x, low, high), or clamp(x, min=low)")  # fmt: skip
+    result = arguments[0]
+    for name, bound in (("maximum", low), ("minimum", high)):
+        if bound is not None:
+            result = _propagating(name)(cx, node, [result, bound])
+    return result
 
 
 def _bit_count(cx: Lowering, a: list[Operand], span: Span) -> Operand:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -85,6 +86,9 @@ class Scalars:
     def cast_exactly(self, x: Operand, dtype: str, span: Span) -> Scalar:
         """An explicit cast, ``weft.f16(x)``: unlike ``cast``, rounds to a storage type at once."""
         if isinstance(x, Static) and is_int(dtype) and isinstance(x.value, float):
+            if not math.isfinite(x.value):
+                raise KernelValueError(f"{x.value} as {dtype}", span,
+                                       help="write the number that is meant")  # fmt: skip
             x = Static(int(x.value))
         scalar = self.cast(x, dtype, span)
         if dtype in ("f16", "bf16"):
@@ -97,13 +101,12 @@ class Scalars:
         if is_int(dtype) and not isinstance(value, float):
             low, high = int_range(dtype)
             if not low <= value <= high:
-                raise KernelValueError(
-                    f"{value} does not fit in {'64 bits' if dtype == 'int' else dtype}", span,
-                    help="widen the other operand, for instance weft.i64(x)"
-                    if dtype not in ("int", "i64") else "use a float",
-                )  # fmt: skip
+                raise _does_not_fit(value, dtype, span)
         if is_int(dtype) and isinstance(value, float):
             return self.cast(self.constant(value, "float"), dtype, span)
+        if is_float(dtype) and isinstance(value, int) and value.bit_length() > 1023:
+            raise KernelValueError(f"{shown(value)} is too large for a float", span,
+                                   help="write math.inf, or a smaller number")  # fmt: skip
         return self.constant(value, dtype)
 
     def _convert(self, value: Value, source: str, target: str) -> Value:
@@ -337,9 +340,9 @@ class Scalars:
         return Scalar(self.builder.op("arith.subi", zero, value), dtype)
 
     def invert(self, x: Operand, span: Span) -> Scalar | Static:
-        if isinstance(x, Static):
-            return Static(~x.value)
         dtype = self.number(x, span)
+        if isinstance(x, Static) and not is_float(dtype):
+            return Static(~x.value)
         if is_float(dtype):
             raise KernelTypeError(f"`~` needs an integer, and this is a {dtype}", span,
                                   help="convert with int(...) first")  # fmt: skip
@@ -374,6 +377,17 @@ class Scalars:
         values = [self.cast(x, dtype, span).value for x in arguments]
         result = self.builder.op(f"math.{name}", *values)
         return Scalar(result, "bool" if result.type is ir.i1 else dtype)
+
+
+def _does_not_fit(value: int, dtype: str, span: Span) -> KernelValueError:
+    help = "widen the other operand, for instance weft.i64(x)"
+    if dtype in ("int", "i64"):
+        help = "write a float, as 1e300"
+        if value >> 63 == 1:  # of a hash: it has 64 bits without a sign
+            help = f"weft has no unsigned 64 bits: for the same bits write {value - (1 << 64)}"
+    return KernelValueError(
+        f"{shown(value)} does not fit in {'64 bits' if dtype == 'int' else dtype}", span, help=help
+    )
 
 
 def shown(value: Any) -> str:

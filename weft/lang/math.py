@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from weft.errors import KernelTypeError
 from weft.lang.dtypes import Scalar, i32, quietly
 from weft.lang.elements import Elementwise
 from weft.lang.vectors import Matrix, MatrixType, Vector, VectorType
@@ -161,9 +162,12 @@ def fmod(x: Any, y: Any) -> Any:
     return _binary(torch.fmod, x, y)
 
 
-def clamp(x: Any, low: Any, high: Any) -> Any:
-    """``min(max(x, low), high)``."""
-    return min(max(x, low), high)
+def clamp(x: Any, low: Any = None, high: Any = None) -> Any:
+    """``min(max(x, low), high)``; one of the bounds may be left out."""
+    if low is None and high is None:
+        raise KernelTypeError("clamp() needs a bound", help="write clamp(x, low, high)")
+    x = x if low is None else max(x, low)
+    return x if high is None else min(x, high)
 
 
 def fract(x: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import operator
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, calls, casts, elements, refused
+from weft.frontend import aggregates, calls, casts, comparisons, elements, refused
 from weft.frontend.kinds import (
     Method,
     OpaqueKind,
@@ -44,10 +43,6 @@ BINARY: dict[type, str] = {
     ast.Pow: "**", ast.LShift: "<<", ast.RShift: ">>", ast.BitAnd: "&", ast.BitOr: "|",
     ast.BitXor: "^", ast.MatMult: "@",
 }  # fmt: skip
-COMPARE: dict[type, str] = {
-    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
-}  # fmt: skip
-_ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 # Evaluated without a branch in `a and b` and `a if c else b`: nothing in them can fault.
 _CHEAP = (ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Attribute)
 _CHEAP_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
@@ -288,84 +283,6 @@ def _unary(cx: Lowering, node: ast.UnaryOp) -> Operand:
     return x
 
 
-def _compare(cx: Lowering, node: ast.Compare) -> Operand:
-    span = cx.span(node)
-    left = expression(cx, node.left)
-    result: Operand | None = None
-    for op, right_node in zip(node.ops, node.comparators, strict=True):
-        right = expression(cx, right_node)
-        one = _comparison(cx, op, left, right, span)
-        if result is None:
-            result = one
-        elif isinstance(result, Static) or isinstance(one, Static):
-            both = (result, one)
-            known = next(x for x in both if isinstance(x, Static))
-            result = next(x for x in both if x is not known) if known.value else Static(False)
-        else:
-            result = binary(cx, "&", result, one, span)
-        left = right
-    assert result is not None
-    return result
-
-
-def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span: Span) -> Operand:
-    if isinstance(op, (ast.Is, ast.IsNot)):
-        for x in (left, right):
-            if isinstance(x, Static) and x.value is None:
-                other = right if x is left else left
-                same = isinstance(other, Static) and other.value is None
-                return Static(same if isinstance(op, ast.Is) else not same)
-        if isinstance(left, Static) and isinstance(right, Static):
-            same = left.value is right.value
-            return Static(same if isinstance(op, ast.Is) else not same)
-        raise KernelSyntaxError(
-            "`is` between run-time values", span, help="write ==, or compare with None"
-        )
-    if isinstance(op, (ast.In, ast.NotIn)):
-        items = casts.static_items(right)
-        if items is None:
-            if (
-                isinstance(left, Static)
-                and isinstance(right, Static)
-                and hasattr(right.value, "__contains__")
-            ):
-                try:
-                    found = left.value in right.value
-                except (TypeError, ValueError) as error:
-                    raise KernelTypeError(f"`in`: {error}", span,
-                                          help="compare values of one kind") from None  # fmt: skip
-                return Static(found if isinstance(op, ast.In) else not found)
-            raise KernelSyntaxError(
-                f"`in` {describe(right)}", span, help="compare with the elements in a loop"
-            )
-        result: Operand = Static(False)
-        for item in items:
-            equal = _comparison(cx, ast.Eq(), left, item, span)
-            result = (
-                equal
-                if isinstance(result, Static) and not result.value
-                else binary(cx, "|", result, equal, span)
-            )
-        return result if isinstance(op, ast.In) else cx.scalars.negation(result, span)
-    symbol = COMPARE[type(op)]
-    if isinstance(left, Vec) or isinstance(right, Vec):
-        return aggregates.compare(cx, symbol, left, right, span)
-    if isinstance(left, Static) and isinstance(right, Static):
-        return Static(bool(_static_compare(symbol, left.value, right.value, span)))
-    return cx.scalars.compare(
-        symbol, read_scalar(cx, left, span), read_scalar(cx, right, span), span
-    )
-
-
-def _static_compare(symbol: str, a: Any, b: Any, span: Span) -> Any:
-    if symbol in ("==", "!="):
-        return (a == b) if symbol == "==" else (a != b)
-    try:
-        return _ORDERS[symbol](a, b)
-    except TypeError as error:
-        raise KernelTypeError(str(error), span, help="compare numbers") from None
-
-
 def cheap(node: ast.expr) -> bool:
     """Whether ``node`` may be evaluated although Python would not: cheap, and it cannot fault."""
     if isinstance(node, ast.BinOp):
@@ -527,7 +444,7 @@ EXPRESSIONS: dict[type, Callable[[Lowering, Any], Operand]] = {
     ast.Subscript: _subscript_node,
     ast.BinOp: _binary,
     ast.UnaryOp: _unary,
-    ast.Compare: _compare,
+    ast.Compare: comparisons.compare,
     ast.BoolOp: _boolop,
     ast.IfExp: _conditional,
     ast.NamedExpr: _named,

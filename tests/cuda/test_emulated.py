@@ -214,6 +214,22 @@ def test_four_dimensions() -> None:
     same(scale, torch.randn(2, 3, 1, 7).permute(3, 0, 2, 1))
 
 
+def test_loops_without_arguments_and_names_beyond_ascii() -> None:
+    @weft.kernel
+    def five():
+        for i in range(10):
+            assert i < 5, "five"
+
+    @weft.kernel
+    def удвоить(икс):
+        for и in икс:
+            икс[и] *= 2
+
+    with pytest.raises(weft.KernelAssertionError, match="five"):
+        emulated(five)()
+    same(удвоить, torch.ones(4))
+
+
 REVERSED = [(0, 0), (0, 4), (2, 2), (5, 4)]
 
 

@@ -615,3 +615,81 @@ def test_a_loop_that_no_lane_of_a_tile_reaches_ends() -> None:
     out = torch.zeros(5, dtype=torch.float64)
     f(torch.randn(10)[::2], torch.ones(5, dtype=torch.int16), out, 4)
     assert out.tolist() == [0.0] * 5
+
+
+def test_a_loop_without_arguments_runs() -> None:
+    @weft.kernel
+    def nothing():
+        for _ in range(10):
+            pass
+
+    @weft.kernel
+    def five():
+        for i in range(10):
+            assert i < 5, "five"
+
+    nothing()
+    with pytest.raises(weft.KernelAssertionError, match="five"):
+        five()
+
+
+def test_names_beyond_ascii() -> None:
+    @weft.kernel
+    def ядро(икс, ω: float):
+        сумма = 0.0
+        for и in икс:
+            икс[и] = икс[и] * ω
+            сумма += икс[и]
+        return сумма
+
+    assert ядро(torch.ones(3), 2.0) == 6.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_roots_and_powers_of_infinity_are_those_of_torch(dtype: torch.dtype) -> None:
+    @weft.kernel
+    def powers(x, o):
+        for i in x:
+            o[i, 0] = x[i] ** 0.5
+            o[i, 1] = x[i] ** -0.5
+            o[i, 2] = x[i] ** math.inf
+            o[i, 3] = x[i] ** -math.inf
+            o[i, 4] = x[i] ** math.nan
+
+    numbers = [-math.inf, -0.0, 0.0, 1.0, 4.0, math.inf, math.nan, -1.0]
+    x = torch.tensor(numbers * 3, dtype=dtype)
+    o, expected = torch.zeros(24, 5, dtype=dtype), torch.zeros(24, 5, dtype=dtype)
+    powers(x, o)
+    powers.function(x, expected)
+    torch.testing.assert_close(o, expected, equal_nan=True)
+    zeros = (o == 0) & (expected == 0)
+    assert (o.signbit() == expected.signbit())[zeros].all()
+
+
+def test_the_power_of_a_python_number_is_that_of_python() -> None:
+    @weft.kernel
+    def power(a: float, o):
+        for i in o:
+            o[i] = a**0.5
+
+    for a in (-math.inf, -0.0, 4.0):
+        o = torch.zeros(3, dtype=torch.float64)
+        power(a, o)
+        assert (o == a**0.5).all()
+        assert not o.signbit().any()
+
+
+def test_a_step_that_comes_to_be_zero_is_an_error_in_debug_mode() -> None:
+    @weft.kernel(debug=True)
+    def every(x, n: int):
+        for i in x:
+            for _ in range(0, 5, n):
+                x[i] += 1.0
+
+    x = torch.zeros(3)
+    every(x, -1)
+    every(x, 2)
+    assert (x == 3).all()
+    with pytest.raises(weft.KernelAssertionError, match="the step of a range is 0") as caught:
+        every(x, 0)
+    assert "for _ in range(0, 5, n):" in str(caught.value)

@@ -228,8 +228,8 @@ def _select_rule(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 def _float_binary(instruction: str) -> Rule:
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         a, b = operands
-        # Sums may be reordered, products and quotients may not: they could overflow on the way.
-        flags = e.sums if instruction in ("fadd", "fsub") else e.fast
+        # Sums of many terms may be reordered; products may not: they could overflow on the way.
+        flags = e.reordered if op in e.module.accumulations else e.fast
         return [e.inst(f"{instruction} {flags}{e.type(scalar(op.result))} {a}, {b}")]
 
     return emit
@@ -375,8 +375,10 @@ def _bitcast(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return operands if source == target else [e.inst(f"bitcast {source} {operands[0]} to {target}")]
 
 
-def combine(e: Emitter, kind: str, t: ScalarType, a: str, b: str) -> str:
-    """a combined with b by the arith operation ``kind``."""
+def combine(e: Emitter, kind: str, t: ScalarType, a: str, b: str, *, reorder: bool = True) -> str:
+    """a combined with b by the arith operation ``kind``. ``reorder``: sums in any order."""
+    if kind == "addf":
+        return e.inst(f"fadd {e.reordered if reorder else e.fast}{e.type(t)} {a}, {b}")
     op = Op(f"arith.{kind}", [Value(t), Value(t)], [t])
     (result,) = RULES[op.name](e, op, [a, b])
     return result

@@ -11,6 +11,7 @@ from typing import Any
 
 from weft import timing
 from weft.codegen import launching, ptx
+from weft.codegen.emit import symbol_of
 from weft.codegen.grid import Grid
 from weft.codegen.host import Cpu
 from weft.codegen.jam import jam
@@ -80,7 +81,7 @@ def analyse(function: Function, *, noalias: bool, strict_math: bool) -> Facts:
             columns=team is not None and team.columns,
         )
     return Facts(
-        "weft_" + "".join(c if c.isalnum() else "_" for c in function.name),
+        symbol_of(function.name),
         argument_slots(function), tables.check_table, tables.print_table, tuple(program.steps),
         tuple(bounds), tuple(needed), _divisors(program, divisions(program, function, chosen)),
         mapping, parallel.attrs["kinds"] if parallel is not None else (),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,6 +25,11 @@ _NAMES = {
 # Sizes and indices of real tensors stay below this many bits: what is built from them by a few
 # additions and multiplications cannot wrap.
 INDEX_BITS = 47
+
+
+def symbol_of(name: str) -> str:
+    """The symbol of a kernel: letters beyond ASCII, which PTX does not take, as ``_``."""
+    return "weft_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
 
 
 def llvm_type(t: Type) -> str:
@@ -122,6 +127,7 @@ class Module:
     used: dict[str, None] = field(default_factory=dict)  # kept though nobody calls them yet
     attributes: dict[str, int] = field(default_factory=dict)
     metadata: list[str] = field(default_factory=list)
+    accumulations: Set[Op] = field(default_factory=set)  # see accumulations.py
 
     def attribute(self, text: str) -> str:
         """``#n`` for an attribute group, made at its first use."""
@@ -154,7 +160,7 @@ class Emitter:
         self.module = module
         self.target = target
         self.fast = "" if strict_math else "contract "
-        self.sums = "" if strict_math else "contract reassoc "
+        self.reordered = "" if strict_math else "contract reassoc "  # of accumulations
         self.lanes = 1
         self.offset_type = "i64"  # of subscripts and what addresses are computed from
         self.ordering = "monotonic"  # of atomic operations

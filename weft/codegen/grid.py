@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.codegen.abreast import Abreast
+from weft.codegen.accumulations import accumulations
 from weft.codegen.arith import from_word, identity, narrow, scalar, word
 from weft.codegen.device import ORDERING, Cuda
-from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type
+from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type, symbol_of
 from weft.codegen.launching import THREADS, WARP, Even, Mapping, Variant
 from weft.codegen.llvm import emit_block, emit_op, loop
 from weft.codegen.members import Members, column, in_whole_block, pairs, row, shared_words
@@ -60,8 +61,8 @@ class Grid:
         self.noalias = noalias
         self.divisors = divisors if variant.quick else 0
         self.cuda = Cuda(function)
-        self.module = Module()
-        self.symbol = "weft_" + "".join(c if c.isalnum() else "_" for c in function.name)
+        self.module = Module(accumulations=accumulations(function))
+        self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)
         self.written = written(function)
         self.even = even if variant.even else None
@@ -87,6 +88,9 @@ class Grid:
         e.offset_type = "i32" if self.variant.narrow else "i64"
         args = self.function.args
         for k, slot in enumerate(self.slots):
+            if slot.kind == "record":  # belongs to no argument: there may be none
+                self.cuda.record = self._generic(e, k) if self.cuda.checks else ""
+                continue
             value = args[slot.arg]
             match slot.kind:
                 case "pointer":
@@ -98,10 +102,8 @@ class Grid:
                     e.names[value] = narrow(e, f64, scalar(value), f"%s{k}")
                 case "size":
                     e.views[value].sizes.append(self._extent(e, k, value, slot.axis))
-                case "stride":
-                    e.views[value].strides.append(self._extent(e, k, value, slot.axis))
                 case _:
-                    self.cuda.record = self._generic(e, k) if self.cuda.checks else ""
+                    e.views[value].strides.append(self._extent(e, k, value, slot.axis))
         for value in args:
             if (
                 isinstance(value.type, MemRefType)

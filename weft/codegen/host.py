@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weft.codegen import float32, libraries
+from weft.codegen import float32, libraries, ranges
 from weft.codegen.arith import Rule, scalar, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.interface import Check, word_shift
@@ -52,10 +52,19 @@ class Cpu:
         return ()
 
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
-        ty, scalar_ty = e.type(t), llvm_type(t)
         lanes = self.lanes(t)
         if function in float32.FUNCTIONS and t is f32 and lanes and e.fast:
             return float32.FUNCTIONS[function](e, operands[0])
+        if function in ranges.LIMITS and lanes:
+            return ranges.reduced(
+                e, function, t, operands[0], lambda x: self._library(e, function, t, [x])
+            )
+        return self._library(e, function, t, operands)
+
+    def _library(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
+        """A call of libm, or of SLEEF where there are lanes."""
+        ty, scalar_ty = e.type(t), llvm_type(t)
+        lanes = self.lanes(t)
         if e.lanes > 1:
             name = sleef_name(function, t, e.lanes)
             return e.intrinsic(name, ty, *((ty, operand) for operand in operands))

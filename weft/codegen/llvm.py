@@ -128,7 +128,8 @@ def _atomic_rmw(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     kind, value, value_type = op.attrs["kind"], operands[0], scalar(op.operands[0])
     if not op.attrs["atomic"]:
         old = widen_element(e, element, value_type, load(e, view, pointer))
-        new = combine(e, kind, value_type, old, value)
+        reorder = op in e.module.accumulations
+        new = combine(e, kind, value_type, old, value, reorder=reorder)
         store(e, view, pointer, narrow_element(e, value_type, element, new))
         return [old]
     native = _FLOAT_ATOMICS if element.is_float else _INTEGER_ATOMICS

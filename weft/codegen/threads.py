@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from weft.codegen.accumulations import accumulations
 from weft.codegen.arith import combine, from_word, identity, scalar, word
-from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type
+from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symbol_of
 from weft.codegen.flat import rows
 from weft.codegen.host import Cpu
 from weft.codegen.interface import Slot
@@ -70,8 +71,8 @@ class Kernel:
         self.strict_math = strict_math
         self.noalias = noalias
         self.cpu = Cpu(function)
-        self.module = Module()
-        self.symbol = "weft_" + "".join(c if c.isalnum() else "_" for c in function.name)
+        self.module = Module(accumulations=accumulations(function))
+        self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)
         self.record = next(k for k, slot in enumerate(self.slots) if slot.kind == "record")
         self.memrefs = [v for v in function.args if isinstance(v.type, MemRefType)]
@@ -111,6 +112,8 @@ class Kernel:
         """Binds the kernel's arguments: what is not a pointer is loaded from ``%slots``."""
         args = self.function.args
         for k, slot in enumerate(self.slots):
+            if slot.kind == "record":  # belongs to no argument: there may be none
+                continue
             value = args[slot.arg]
             if slot.kind == "pointer":
                 assert isinstance(value.type, MemRefType)

@@ -111,6 +111,10 @@ def _trips(cx: Lowering, r: Range, span: Span) -> Value:
         least = s.select(down, r.upper, r.lower, span)
         most = s.select(down, r.lower, r.upper, span)
         step = s.magnitude(r.step, span)
+        if cx.debug:
+            going = s.truth(s.compare("!=", r.step, Static(0), span), span)
+            with cx.builder.about(span):
+                cx.builder.do("weft.assert", going, message="the step of a range is 0")
     return s.index(trip_count(_Operands(cx, span), least, most, step), span)
 
 

@@ -38,6 +38,7 @@ _ORDERED = {"==": "oeq", "!=": "une", "<": "olt", "<=": "ole", ">": "ogt", ">=":
 _RING = {"+": "add", "-": "sub", "*": "mul"}
 _BITS = {"&": "andi", "|": "ori", "^": "xori"}
 MOST_BITS = 1 << 16  # of a compile-time integer: Python would compute for minutes
+_ROOTS = {0.5: "math.sqrt", -0.5: "math.rsqrt"}
 LARGEST_POWER = 16  # x ** n for a literal n up to this is a chain of multiplications
 
 
@@ -247,8 +248,8 @@ class Scalars:
         exponent = b.value if isinstance(b, Static) else None
         if (
             isinstance(exponent, (int, float))
+            and abs(exponent) <= LARGEST_POWER  # false of NaN
             and exponent == int(exponent)
-            and abs(exponent) <= LARGEST_POWER
         ):
             base_dtype = self.number(a, span)
             if is_float(dtype) or exponent >= 0:
@@ -266,10 +267,11 @@ class Scalars:
                 "an integer raised to an exponent that is only known at run time", span,
                 help="write float(x) ** n, or a loop of multiplications",
             )  # fmt: skip
-        if exponent == 0.5:
-            return Scalar(self.builder.op("math.sqrt", self.cast(a, dtype, span).value), dtype)
         x, y = self.cast(a, dtype, span).value, self.cast(b, dtype, span).value
-        return Scalar(self.builder.op("math.powf", x, y), dtype)
+        # torch takes the root of an element, Python's float has pow: they differ for -inf and -0.0.
+        root = None if dtype == "float" else _ROOTS.get(exponent)
+        result = self.builder.op(root, x) if root else self.builder.op("math.powf", x, y)
+        return Scalar(result, dtype)
 
     def _chain(self, x: Scalar, n: int) -> Scalar:
         """x ** n by repeated squaring."""

@@ -1,0 +1,103 @@
+"""Which sums are reordered, and that NaN and infinity keep their meaning."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import weft
+from weft.codegen.accumulations import accumulations
+from weft.ir.core import walk
+from weft.ir.parse import parse_function
+
+INFINITIES = [math.inf, -math.inf]
+
+
+@weft.kernel
+def difference(x, o):
+    for i in x:
+        o[i] = 0.5 * x[i] - x[i]
+
+
+@weft.kernel
+def passes_nan_on(x, o):
+    for i in x:
+        o[i] = x[i] + 0.0 * x[i]
+
+
+@weft.kernel
+def minus_twice(x, o):
+    for i in x:
+        o[i] = x[i] - 2.0 * x[i]
+
+
+@weft.kernel
+def decay(x, o):
+    for i in x:
+        s = x[i]
+        for _ in range(2):
+            s = s - 0.5 * s
+        o[i] = s
+
+
+@weft.kernel
+def in_memory(x, o):
+    for i in x:
+        x[i] -= 0.5 * x[i]
+        o[i] = x[i]
+
+
+@weft.kernel
+def two_terms(x, o):
+    for i in x:
+        s = 0.0
+        for _ in range(x.shape[0]):
+            s += 0.5 * x[i]
+            s -= x[i]
+        o[i] = s
+
+
+KERNELS = (difference, passes_nan_on, minus_twice, decay, in_memory, two_terms)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_infinity_less_infinity_is_nan_in_each_lane(
+    kernel: weft.Kernel, dtype: torch.dtype
+) -> None:
+    for n in (1, 33):
+        for value in INFINITIES:
+            x, o = torch.full((n,), value, dtype=dtype), torch.zeros(n, dtype=dtype)
+            kernel(x, o)
+            assert o.isnan().all(), o
+
+
+SUMS = """
+func.func @f(%x: memref<?xf32>, %y: memref<?xf32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = "weft.dim"(%x) {axis = 0} : (memref<?xf32>) -> index
+  %cst = arith.constant 0.0 : f32
+  scf.parallel (%i) = (%c0) to (%n) step (%c1) {
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%s = %cst) -> (f32) {
+      %v = memref.load %x[%j] : memref<?xf32>
+      %other = arith.addf %v, %cst : f32
+      %next = arith.addf %s, OPERAND : f32
+      scf.yield %next : f32
+    }
+    memref.store %r, %y[%i] : memref<?xf32>
+    scf.reduce
+  }
+  func.return
+}
+"""
+
+
+def test_only_what_carries_a_sum_is_reordered() -> None:
+    for operand, count in (("%other", 1), ("%s", 0)):
+        function = parse_function(SUMS.replace("OPERAND", operand))
+        found = accumulations(function)
+        assert found <= set(walk(function.body))
+        assert len(found) == count, operand

@@ -649,7 +649,7 @@ def test_names_beyond_ascii() -> None:
 def test_roots_and_powers_of_infinity_are_those_of_torch(dtype: torch.dtype) -> None:
     @weft.kernel
     def powers(x, o):
-        for i in x:
+        for i in range(x.shape[0]):
             o[i, 0] = x[i] ** 0.5
             o[i, 1] = x[i] ** -0.5
             o[i, 2] = x[i] ** math.inf

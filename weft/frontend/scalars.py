@@ -269,7 +269,7 @@ class Scalars:
             )  # fmt: skip
         x, y = self.cast(a, dtype, span).value, self.cast(b, dtype, span).value
         # torch takes the root of an element, Python's float has pow: they differ for -inf and -0.0.
-        root = None if dtype == "float" else _ROOTS.get(exponent)
+        root = None if dtype == "float" or exponent is None else _ROOTS.get(exponent)
         result = self.builder.op(root, x) if root else self.builder.op("math.powf", x, y)
         return Scalar(result, dtype)
 

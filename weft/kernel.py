@@ -19,9 +19,9 @@ from weft.errors import KernelTypeError
 from weft.frames import shorten, user_frames
 from weft.frontend.hints import configured_loops
 from weft.frontend.names import Scope
-from weft.frontend.parameters import Parameter, annotations_of
+from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.split import HostPart, split
-from weft.lang.dtypes import DType
+from weft.lang import numbers
 from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.library import Operators
@@ -29,6 +29,7 @@ from weft.pytorch.namespace import namespace_of
 from weft.runtime import watch
 from weft.runtime.entry import make_entry, modes, order_of, plain_types, transforms
 from weft.runtime.launch import Ahead, Launcher, Specialization
+from weft.runtime.signature import check_argument
 from weft.source import FunctionSource, Span, read_function
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ class Kernel:
         self._entry: Callable[..., Any] = self._special
         self._launchers: list[Callable[..., Any]] = []
         self._regions: list[Launcher] = []
-        self._convert: Callable[[Any], Any] | None = None
         self._checked: tuple[Parameter, ...] = ()
         self._seen: set[Any] = set()
         namespace_of(namespace).announce(self._op_name, self)
@@ -99,8 +99,13 @@ class Kernel:
 
     def direct(self, *args: Any, **kwargs: Any) -> Any:
         """A call that does not go through PyTorch's dispatcher."""
+        result = self.unconverted(*args, **kwargs)
+        return result if self._convert is None else self._convert(result)
+
+    def unconverted(self, *args: Any, **kwargs: Any) -> Any:
+        """The same without what a return annotation asks for: results of loops are tensors."""
         if self.options.interpret:
-            return self.interpret(*args, **kwargs)
+            return watch.run(self.function, args, kwargs, self.source)
         self._prepare()
         launchers = self._launchers
         if forward_ad._current_level >= 0:
@@ -116,11 +121,10 @@ class Kernel:
         try:
             if self._checked:
                 self.check_arguments(args, kwargs)
-            result = host(launchers, *args, **kwargs)
+            return host(launchers, *args, **kwargs)
         except TypeError as error:
             self._explain(error, args, kwargs)
             raise
-        return result if self._convert is None else self._convert(result)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -182,9 +186,6 @@ class Kernel:
                     self._regions.append(launcher)
                     self._launchers.append(launcher)
                 self._checked = tuple(p for p in parts.parameters if is_checked(p))
-                returned = annotations_of(self.function).get("return")
-                if isinstance(returned, DType) or returned in (float, int, bool):
-                    self._convert = as_scalar
                 if self._convert is None and not self._checked and not self.options.interpret:
                     self._entry = entry = make_entry(
                         self.signature, parts.host, self._launchers, self._special
@@ -217,7 +218,14 @@ class Kernel:
     @functools.cached_property
     def parts(self) -> HostPart:
         """The host part and the device loops. Raises ``CompileError``s."""
-        return split(self.source, self.function)
+        check = functools.partial(check_argument, span=self.span)
+        return split(self.source, self.function, check)
+
+    @functools.cached_property
+    def _convert(self) -> Callable[[Any], Any] | None:
+        """What makes numbers of results, where the return annotation asks for that."""
+        wanted = returned_types(self.function)
+        return None if wanted is None else functools.partial(numbers.returned, wanted)
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
@@ -276,7 +284,8 @@ class Kernel:
     @user_frames
     def interpret(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the Python itself, with bounds and races checked."""
-        return watch.run(self.function, args, kwargs, self.source)
+        result = watch.run(self.function, args, kwargs, self.source)
+        return result if self._convert is None else self._convert(result)
 
     @user_frames
     def inspect(self, *args: Any, **kwargs: Any) -> Inspection:
@@ -348,11 +357,6 @@ class Inspection:
 
     def __str__(self) -> str:
         return self.text()
-
-
-def as_scalar(result: Any) -> Any:
-    """A 0-d tensor as a Python number, as a return annotation ``-> float`` asks for."""
-    return result.item() if isinstance(result, torch.Tensor) else result
 
 
 @overload

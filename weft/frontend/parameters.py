@@ -13,8 +13,10 @@ import torch
 from weft.frontend.names import Scope
 from weft.lang.dtypes import DType
 from weft.lang.types import NDArrayType, is_template
+from weft.lang.vectors import MatrixType, VectorType
 
 EMPTY = inspect.Parameter.empty
+_TYPES = (DType, VectorType, MatrixType)
 SCALARS = {float: "float", int: "int", bool: "bool"}
 
 
@@ -57,6 +59,19 @@ def parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:
     return tuple(
         _parameter(p, hints.get(p.name)) for p in inspect.signature(function).parameters.values()
     )
+
+
+def returned_types(function: Callable[..., Any]) -> Any:
+    """What the return annotation says of the type of numbers: a weft dtype, a vector or matrix
+    type, ``float``, ``int`` or ``bool``, or a tuple of the former. None where it says nothing."""
+    annotation = annotations_of(function).get("return")
+    items = annotation if isinstance(annotation, tuple) else typing.get_args(annotation)
+    is_tuple = isinstance(annotation, tuple) or typing.get_origin(annotation) is tuple
+    if is_tuple and items and all(isinstance(item, _TYPES) for item in items):
+        return tuple(items)
+    if isinstance(annotation, type):
+        return annotation if annotation in SCALARS else None
+    return annotation if isinstance(annotation, _TYPES) else None
 
 
 def _parameter(parameter: inspect.Parameter, annotation: Any) -> Parameter:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.errors import KernelNameError, KernelSyntaxError
+from weft.frontend import host
 from weft.frontend.hints import HOST_LOOPS, with_lists
 from weft.frontend.mutation import mutated
 from weft.frontend.names import (
@@ -95,14 +96,20 @@ class HostPart:
     lines: dict[int, str] = field(default_factory=dict)
 
 
-def split(source: FunctionSource, function: Callable[..., Any]) -> HostPart:
-    """Splits the kernel ``function``. Raises ``KernelSyntaxError`` and ``KernelNameError``."""
+def split(
+    source: FunctionSource, function: Callable[..., Any], check: host.Check = lambda p, v: None
+) -> HostPart:
+    """Splits the kernel ``function``. ``check(parameter, value)`` refuses what a parameter that is
+    annotated with a dtype cannot be. Raises ``KernelSyntaxError`` and ``KernelNameError``."""
     splitter = _Splitter(source, function)
-    tree = splitter.tree()
-    host = _host_function(source, function, tree)
+    tree = copy.deepcopy(splitter.tree())
+    always = [r.args for r in splitter.regions if any(r.node is node for node in source.tree.body)]
+    passed = [a.parameter.name for args in always for a in args if a.parameter is not None]
+    hidden = host.rewritten(tree, splitter.scope, splitter.parameters, LAUNCHERS, passed, check)
+    made = _host_function(source, function, tree, hidden)
     captured = {a.name.partition(".")[0] for r in splitter.regions for a in r.args if a.captured}
     return HostPart(
-        host, splitter.regions, splitter.written, splitter.returns, splitter.parameters,
+        made, splitter.regions, splitter.written, splitter.returns, splitter.parameters,
         tuple(sorted(captured)), source.lines,
     )  # fmt: skip
 
@@ -357,13 +364,16 @@ def _refuse(source: FunctionSource) -> None:
 
 
 def _host_function(
-    source: FunctionSource, function: Callable[..., Any], tree: ast.FunctionDef
-) -> Callable[..., Any]:
-    """Compiles ``tree`` with the globals, closure, defaults and place of ``function``."""
-    tree = copy.deepcopy(tree)
+    source: FunctionSource, function: Callable[..., Any], tree: ast.FunctionDef,
+    hidden: dict[str, Any],
+) -> Callable[..., Any]:  # fmt: skip
+    """Compiles ``tree`` with the globals, closure, defaults and place of ``function``. ``hidden``
+    are functions that it calls besides: parameters with defaults."""
     tree.name, tree.decorator_list, tree.returns = _HOST, [], None
     arguments = tree.args
     arguments.posonlyargs = [ast.arg(LAUNCHERS), *arguments.posonlyargs]
+    arguments.kwonlyargs += map(ast.arg, hidden)
+    arguments.kw_defaults += [None] * len(hidden)
     for argument in ast.walk(arguments):
         if isinstance(argument, ast.arg):
             argument.annotation = None
@@ -374,14 +384,14 @@ def _host_function(
     )  # fmt: skip
     found = _find_code(compiled, _HOST).replace(co_name=code.co_name, co_qualname=code.co_qualname)
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    host = types.FunctionType(
+    made = types.FunctionType(
         found, function.__globals__, function.__name__, function.__defaults__,
         tuple(cells[name] for name in found.co_freevars),
     )  # fmt: skip
-    host.__kwdefaults__ = function.__kwdefaults__
-    host.__qualname__, host.__module__ = function.__qualname__, function.__module__
-    host.__doc__ = function.__doc__
-    return host
+    made.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **hidden}
+    made.__qualname__, made.__module__ = function.__qualname__, function.__module__
+    made.__doc__ = function.__doc__
+    return made
 
 
 def _find_code(code: types.CodeType, name: str) -> types.CodeType:

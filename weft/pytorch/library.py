@@ -25,7 +25,7 @@ import torch
 
 from weft.errors import GradientError, KernelTypeError, KernelValueError
 from weft.frames import shorten, user_frames
-from weft.frontend.parameters import Parameter
+from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.specs import constant_key
 from weft.frontend.split import HostPart, Returned
 from weft.lang.dtypes import DType
@@ -68,7 +68,7 @@ class KernelLike(Protocol):
     def op(self) -> Any: ...
     @property
     def given(self) -> dict[str, Any]: ...
-    def direct(self, *args: Any, **kwargs: Any) -> Any: ...
+    def unconverted(self, *args: Any, **kwargs: Any) -> Any: ...
     def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments: ...
 
 
@@ -326,7 +326,7 @@ class Operators:
         """What carries the kernel out: with ``launchers`` for its loops, if not its own.
         ``recording``: autograd is to see it, and forward mode."""
         kernel, parameters, returned = self.kernel, self.parameters, self.returned
-        host = kernel.direct
+        host = kernel.unconverted
         if launchers is not None:
             host = functools.partial(kernel.parts.host, launchers)
         as_passed = all(types) and all(p.position in _POSITIONAL for p in parameters)
@@ -462,14 +462,18 @@ def list_made(result: Any, returned: Returned, passed: tuple[Any, ...], kernel: 
         return None
     items = [result] if isinstance(returned, str) else list(result)
     names = [returned] if isinstance(returned, str) else list(returned or ())
+    wanted = returned_types(kernel.function)
+    types = list(wanted) if isinstance(wanted, tuple) else [wanted] * len(names)
     taken: set[int] = set()
     _add_storages(passed, taken)
     made = []
-    for item, name in zip(items, names, strict=True):
+    for item, name, type_ in zip(items, names, types, strict=True):
         if name:
             continue
         if isinstance(item, bool | int | float):
             item = torch.tensor(item)
+        if isinstance(type_, DType) and isinstance(item, torch.Tensor):
+            item = item.to(type_.torch)
         if not isinstance(item, torch.Tensor):
             raise KernelTypeError(
                 f"`{kernel.__name__}` returns {type(item).__name__}", kernel.span,

@@ -20,6 +20,7 @@ import torch
 
 from weft.frontend.scope import ABSENT
 from weft.frontend.specs import ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
+from weft.lang.numbers import Number
 from weft.runtime import native, record
 from weft.runtime.signature import scalar_kind
 
@@ -250,7 +251,8 @@ def kind_of(spec: Spec, value: Any) -> str:
         case TensorSpec():
             return "field" if hasattr(value, "element") else "tensor"
         case ScalarSpec():
-            return "scalar" if type(value) in (int, float, bool) else "number"
+            plain = type(value) in (int, float, bool) or isinstance(value, Number)
+            return "scalar" if plain else "number"
         case TupleSpec():
             return "size" if type(value) is torch.Size else "tuple"
         case _:

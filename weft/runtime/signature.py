@@ -14,6 +14,7 @@ from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.parameters import Parameter
 from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import RegionArg
+from weft.lang.numbers import Number
 from weft.lang.vectors import Backing
 from weft.source import Span
 
@@ -28,6 +29,7 @@ _RANGES = {
     "i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1), "u8": (0, 255),
 }  # fmt: skip
 _DISPATCH = "__torch_dispatch__"  # by its name: torch's annotation of it cannot be bound
+_SCALARS = ("float", "int", "bool")
 _SYMBOLIC = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
 
 
@@ -37,26 +39,31 @@ def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
     Raises ``KernelTypeError`` and ``KernelValueError`` for what a kernel cannot be called with.
     """
     if isinstance(value, torch.Tensor):
-        if (
-            arg.parameter is not None
-            and arg.parameter.kind in ("float", "int", "bool")
-            and value.dim()
-        ):
-            raise KernelTypeError(
-                f"`{arg.name}` is annotated {_annotation_name(arg.parameter)}, and a tensor of "
-                f"shape {tuple(value.shape)} was passed", span,
-                help=f"pass a number, or annotate `{arg.name}: torch.Tensor`",
-            )  # fmt: skip
+        if arg.parameter is not None:
+            check_argument(arg.parameter, value, span)
         spec = tensor_spec(arg.name, value, span)
         return replace(spec, shape=tuple(value.shape)) if arg.template else spec
     if arg.captured or arg.template:
         return _constant(arg.name, value, span)
     if arg.parameter is not None and arg.parameter.kind:
-        _check_kind(arg.name, arg.parameter, value, span)
-        if arg.parameter.kind in ("float", "int", "bool") and value is not None:
-            _check_range(arg.name, value, arg.parameter.dtype, span)
+        check_argument(arg.parameter, value, span)
+        if arg.parameter.kind in _SCALARS and value is not None:
             return ScalarSpec(arg.parameter.kind, arg.parameter.dtype)
     return value_spec(arg.name, value, span)
+
+
+def check_argument(parameter: Parameter, value: Any, span: Span | None = None) -> None:
+    """Refuses what is not as the annotation of ``parameter`` says."""
+    if not isinstance(value, torch.Tensor):
+        _check_kind(parameter.name, parameter, value, span)
+        if parameter.kind in _SCALARS and value is not None:
+            _check_range(parameter.name, value, parameter.dtype, span)
+    elif parameter.kind in _SCALARS and value.dim():
+        raise KernelTypeError(
+            f"`{parameter.name}` is annotated {_annotation_name(parameter)}, and a tensor of "
+            f"shape {tuple(value.shape)} was passed", span,
+            help=f"pass a number, or annotate `{parameter.name}: torch.Tensor`",
+        )  # fmt: skip
 
 
 def value_spec(name: str, value: Any, span: Span | None = None) -> Spec:
@@ -64,7 +71,7 @@ def value_spec(name: str, value: Any, span: Span | None = None) -> Spec:
     kind = scalar_kind(value)
     if kind:
         _check_range(name, value, None, span)
-        return ScalarSpec(kind)
+        return ScalarSpec(kind, value.dtype.name if isinstance(value, Number) else None)
     if isinstance(value, torch.Tensor):
         return tensor_spec(name, value, span)
     if isinstance(value, tuple | list) and not hasattr(value, "entries"):

@@ -31,6 +31,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import KernelIndexError, KernelTypeError
+from weft.frontend.parameters import parameters
 from weft.lang.dtypes import DType, Scalar, quietly
 from weft.lang.elements import Elementwise
 from weft.lang.field import Array, Field, indices, is_number, subscripts
@@ -39,6 +40,7 @@ from weft.lang.markers import is_func
 from weft.lang.vectors import MatrixType, VectorType
 from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject, subscript
 from weft.runtime.rewrite import CAST, LOOP, instrument
+from weft.runtime.signature import check_argument
 from weft.source import FunctionSource, Span, read_function
 
 
@@ -452,6 +454,9 @@ def _arguments(
         annotations = inspect.get_annotations(function, eval_str=True)
     except NameError:  # an annotation of names that exist for type checkers only
         annotations = {}
+    for parameter in parameters(function):
+        if parameter.dtype is not None:
+            check_argument(parameter, bound.arguments[parameter.name])
     for name, value in bound.arguments.items():
         annotation = annotations.get(name)
         if isinstance(annotation, DType) and isinstance(value, bool | int | float):

@@ -1,0 +1,178 @@
+"""The host part's own meaning of what is plain Python: a few statements are given a call each.
+
+Annotated names are cast, as in a device loop (``d: weft.i32 = 3.7``), parameters that are annotated
+with a dtype become numbers of it, and assigning a vector to a name copies it. Where no annotation
+is a dtype and no vector's element is set, nothing is changed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from weft.frontend.names import (
+    Scope,
+    bound_names,
+    is_known,
+    root_name,
+    stored_into,
+)
+from weft.frontend.parameters import Parameter
+from weft.lang.dtypes import DTYPES, DType
+from weft.lang.numbers import cast, copied, strong
+from weft.lang.vectors import MatrixType, VectorType
+
+CAST, COPY, DETACH = "__weft_cast__", "__weft_copy__", "__weft_detach__"
+Check = Callable[[Parameter, Any], None]
+# What never is a vector that has another name.
+_FRESH = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.JoinedStr, ast.ListComp,
+          ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.Dict, ast.Set)  # fmt: skip
+
+
+def rewritten(
+    tree: ast.FunctionDef, scope: Scope, parameters: Sequence[Parameter], launchers: str,
+    passed: Iterable[str], check: Check,
+) -> dict[str, Any]:  # fmt: skip
+    """Changes ``tree``, a host function whose loops are calls of ``launchers`` by now. ``passed``
+    are the parameters that a loop which always runs checks. Gives the functions that it calls."""
+    rewriter = _Rewriter(scope, {p.name for p in parameters}, launchers, stored_into(tree))
+    read = {n.id for s in tree.body for n in _host_nodes(s, launchers) if isinstance(n, ast.Name)}
+    tree.body = [rewriter.visit(statement) for statement in tree.body]
+    head: list[ast.stmt] = []
+    for parameter in parameters:
+        name = parameter.name
+        if parameter.dtype is not None and (name in read or name not in passed):
+            function = f"__weft_argument_{name}__"
+            rewriter.hidden[function] = _argument(parameter, check)
+            head.append(_assign(name, function, tree))
+        elif getattr(parameter.annotation, "needs_grad", None) is False:
+            rewriter.hidden[DETACH] = _detached
+            head.append(_assign(name, DETACH, tree))
+    first = 1 if ast.get_docstring(tree) is not None else 0
+    tree.body[first:first] = head
+    return rewriter.hidden
+
+
+def _host_nodes(node: ast.AST, launchers: str) -> Iterable[ast.AST]:
+    """The nodes of a host statement, without the arguments of launches."""
+    if _is_launch(node, launchers):
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _host_nodes(child, launchers)
+
+
+def _is_launch(node: ast.AST, launchers: str) -> bool:
+    match node:
+        case ast.Call(func=ast.Subscript(value=ast.Name(id=name))):
+            return name == launchers
+        case _:
+            return False
+
+
+def _argument(parameter: Parameter, check: Check) -> Callable[[Any], Any]:
+    dtype = DTYPES[parameter.dtype or ""]
+
+    def argument(value: Any) -> Any:
+        check(parameter, value)
+        return strong(value, dtype) if isinstance(value, int | float) else value
+
+    return argument
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _assign(name: str, function: str, at: ast.AST) -> ast.stmt:
+    call = ast.Call(ast.Name(function, ast.Load()), [ast.Name(name, ast.Load())], [])
+    return _at(ast.Assign([ast.Name(name, ast.Store())], call), at)
+
+
+def _at(node: ast.stmt, at: ast.AST) -> ast.stmt:
+    for child in ast.walk(node):
+        if isinstance(child, ast.stmt | ast.expr) and not hasattr(child, "lineno"):
+            ast.copy_location(child, at)
+            child.end_lineno, child.end_col_offset = child.lineno, child.col_offset
+    return node
+
+
+class _Rewriter(ast.NodeTransformer):
+    def __init__(self, scope: Scope, locals: set[str], launchers: str, stored: set[str]) -> None:
+        self.scope = scope
+        self.locals = locals
+        self.launchers = launchers
+        self.stored = {name.partition(".")[0] for name in stored}
+        self.hidden: dict[str, Any] = {}
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        self.generic_visit(node)
+        if node.value is None:
+            return node
+        node.value = self._value(node.value, list(bound_names(node.target)))
+        if not self._casts(node.annotation):
+            return node
+        self.hidden[CAST] = cast
+        call = ast.Call(ast.Name(CAST, ast.Load()), [node.annotation, node.value], [])
+        return _at(ast.copy_location(ast.Assign([node.target], call), node), node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        names = [name for target in node.targets for name in bound_names(target)]
+        node.value = self._value(node.value, names)
+        return node
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
+        self.generic_visit(node)
+        node.value = self._value(node.value, [node.target.id])
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        for name in self.stored.intersection(bound_names(node.target)):
+            self.hidden[COPY] = copied
+            node.body.insert(0, _assign(name, COPY, node.body[0]))
+        return node
+
+    def _casts(self, annotation: ast.expr) -> bool:
+        """Whether an annotation of a local is, or may be, a type that converts."""
+        root = root_name(annotation)
+        if root in self.locals:
+            return True
+        value = self.scope.resolve(annotation) if root is not None else None
+        types = (DType, VectorType, MatrixType, torch.dtype)
+        if isinstance(annotation, ast.Call):  # ti.types.vector(3, ti.f32)
+            value = self.scope.resolve(annotation.func)
+            return getattr(value, "__module__", None) == "weft.lang.types"
+        return isinstance(value, types) or value in (int, float, bool)
+
+    def _value(self, value: ast.expr, names: list[str]) -> ast.expr:
+        """``value`` as it is assigned to ``names``: vectors that have another name are copied."""
+        if isinstance(value, ast.Tuple | ast.List):
+            value.elts = [self._value(item, names) for item in value.elts]
+            return value
+        if isinstance(value, (ast.Starred, *_FRESH)):
+            return value
+        read = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
+        if self.stored.isdisjoint(read.union(names)):  # nobody sees a difference
+            return value
+        if isinstance(value, ast.Call) and self._makes_new(value):
+            return value
+        self.hidden[COPY] = copied
+        call = ast.Call(ast.Name(COPY, ast.Load()), [value], [])
+        return ast.copy_location(call, value)
+
+    def _makes_new(self, call: ast.Call) -> bool:
+        if _is_launch(call, self.launchers):
+            return True
+        if isinstance(call.func, ast.Name) and call.func.id.startswith("__weft_"):
+            return True
+        root = root_name(call.func)
+        function = self.scope.resolve(call.func) if root not in self.locals else None
+        return function is not None and is_known(function)

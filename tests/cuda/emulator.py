@@ -292,7 +292,7 @@ def compile_region(*args: Any, **kwargs: Any) -> _Compiled:
 
 def emulated(kernel: weft.Kernel, **options: Any) -> weft.Kernel:
     """A kernel like ``kernel`` whose loops run in the emulator, on CPU tensors."""
-    made = weft.kernel(**{**kernel._given, **options})(kernel.function)
+    made = weft.kernel(**{**kernel.given, **options})(kernel.function)
     made.__dict__["options"] = type(made.options)(
         debug=made.options.debug, strict_math=made.options.strict_math, cache=False
     )

@@ -230,6 +230,16 @@ def serialise(g: Generator, first: int) -> None:
         g.lines += ["    finally:", "        pass"]
 
 
+def box(g: Generator) -> None:
+    """A device loop over ranges of several axes that may be empty or reversed, each: ``n`` is from
+    0 to 6."""
+    axes = "pqrs"[: g.random.randint(2, 4)]
+    ends = ("0", "2", "3", "n", "n - 2", "2 * n - 5", "3 - n")
+    bounds = ", ".join(f"({g.pick(*ends)}, {g.pick(*ends)})" for _ in axes)
+    g.emit(1, f"for {', '.join(axes)} in weft.ndrange({bounds}):")
+    g.emit(2, f"h[({' + '.join(axes)}) % 5] += {g.pick('1', 'p + 3', 'n')}")
+
+
 def kernel(random: Random) -> Kernel:
     """Draws one kernel; it is called ``kernel(x, y, m, out, h, n, a)``."""
     g = Generator(random)
@@ -274,6 +284,8 @@ def kernel(random: Random) -> Kernel:
                                  "total = total + (f0 if c0 > 2 else f1)")))  # fmt: skip
     if random.random() < 0.25:
         serialise(g, loop)
+    if random.random() < 0.2:
+        box(g)
     if reduces:
         g.emit(1, "return total")
     return Kernel("\n".join(g.lines) + "\n", g.rank, g.dtypes, histogram, reduces)

@@ -9,6 +9,7 @@ The only module that reads the environment:
     WEFT_CACHE=0          no disk cache
     WEFT_CACHE_DIR=...    where it is
     WEFT_CACHE_MB=512     its size limit
+    WEFT_SPECIALIZATIONS=256  how many compiled forms of a loop are kept
     WEFT_TAPE_MB=16       longer tapes of a gradient are replaced by checkpoints
     WEFT_TRACEBACK=full   errors show weft's own frames, too
     WEFT_LOGS=...         see ``set_up_logs``
@@ -51,6 +52,7 @@ class Options:
     cache_dir: Path | None = None  # None: the user's cache folder
     cache_bytes: int = 512 << 20
     tape_bytes: int = 16 << 20
+    specializations: int = 256  # of a loop that are kept
 
     @property
     def key(self) -> tuple[bool, bool]:
@@ -67,12 +69,14 @@ def _flag(name: str, default: bool) -> bool:
 
 def _megabytes(name: str, default: int) -> int:
     """A number of megabytes, in bytes."""
+    return _count(name, default, " of megabytes") << 20
+
+
+def _count(name: str, default: int, of: str = "") -> int:
     text = os.environ.get(name, "").strip()
-    if not text:
-        return default << 20
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{name}={text!r}: write a whole number of megabytes, {name}={default}")
-    return int(text) << 20
+    if text and not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{name}={text!r}: write a whole number{of}, {name}={default}")
+    return int(text or default)
 
 
 def _folder(name: str) -> Path | None:
@@ -113,6 +117,7 @@ def default_options() -> Options:
         cache_dir=_folder("WEFT_CACHE_DIR"),
         cache_bytes=_megabytes("WEFT_CACHE_MB", 512),
         tape_bytes=_megabytes("WEFT_TAPE_MB", 16),
+        specializations=_count("WEFT_SPECIALIZATIONS", 256),
     )
 
 

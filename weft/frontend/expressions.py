@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -20,6 +19,7 @@ from weft.frontend.kinds import (
     Static,
     Tensor,
     Tup,
+    Varying,
     Vec,
     describe,
     dtype_of,
@@ -28,7 +28,7 @@ from weft.frontend.kinds import (
     kind_of,
 )
 from weft.frontend.names import is_known_module
-from weft.frontend.scope import ABSENT, Guard, dotted
+from weft.frontend.scope import ABSENT, Guard, dotted, place_of
 from weft.frontend.specs import vector_entries
 from weft.ir.core import Block, Op, Value
 from weft.lang import names
@@ -103,13 +103,12 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         if value is ABSENT:
             raise KernelTypeError(f"{describe(x)} has no attribute `{name}`", span,
                                   help="check the spelling")  # fmt: skip
-        if isinstance(value, torch.Tensor):
-            is_global = isinstance(owner, ModuleType)
-            key = ("global", id(vars(owner)), name) if is_global else (*x.key, name)
+        where = place_of(owner, x.key, name)
+        if isinstance(value, torch.Tensor) or where in cx.region.varying:
             read = lambda args: getattr(source(args) if source else owner, name)  # noqa: E731
-            return cx.reached(name, Static(value, key if x.key else (id(owner), name), read))
+            return cx.reached(name, Static(value, where, read))
         if not known:
-            cx.guards.append(Guard(owner, name, value))
+            cx.guards.append(Guard(owner, name, value, where=where))
         if isinstance(value, Elementwise):
             return vector(value)
         if x.key and source:
@@ -153,11 +152,12 @@ def _constant(cx: Lowering, node: ast.Constant) -> Operand:
 
 def _name(cx: Lowering, node: ast.Name) -> Operand:
     found = cx.frame.lookup(node.id, cx.span(node), cx.guards)
-    if isinstance(found, Static) and isinstance(found.value, torch.Tensor):
+    if isinstance(found, Varying) or not isinstance(found, Static):
+        return elements.vector_of(cx, found, cx.span(node))
+    if isinstance(found.value, torch.Tensor) or found.key in cx.region.varying:
+        cx.guards = [g for g in cx.guards if g.where != found.key or not found.key]
         return cx.reached(node.id, found)
-    if isinstance(found, Static) and isinstance(found.value, Elementwise):
-        return vector(found.value)
-    return elements.vector_of(cx, found, cx.span(node))
+    return vector(found.value) if isinstance(found.value, Elementwise) else found
 
 
 def vector(value: Elementwise) -> Vec:

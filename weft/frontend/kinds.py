@@ -105,6 +105,40 @@ class Static:
     read: Callable[[Sequence[Any]], Any] | None = None
 
 
+class RegionChanged(Exception):
+    """What a region is lowered for has to change: who called ``lower`` sees to it (see
+    ``Launcher.change``) and tries again."""
+
+
+class NumberPinned(RegionChanged):
+    """Captured numbers that were passed at run time have to be known at compile time."""
+
+    def __init__(self, places: frozenset[Any]) -> None:
+        super().__init__(places)
+        self.places = places
+
+
+class Varying(Static):
+    """A captured number that changes from call to call, and what is computed of such numbers and
+    constants alone. It is passed (``scalar``: of type f64 or index), and means what the constant
+    would: Python's own arithmetic, rounded where it meets run-time values. ``places``: where it was
+    captured (``RegionArg.place``). Whoever needs to know it asks for ``value``, and it is a
+    constant from then on. ``bits``: an int is less than 2 to the power of that."""
+
+    __slots__ = ("bits", "dtype", "places", "scalar")
+
+    def __init__(self, scalar: Value, dtype: str, places: frozenset[Any], bits: int = 0) -> None:
+        self.scalar, self.dtype, self.places, self.bits = scalar, dtype, places, bits
+        self.key, self.read = (), None
+
+    @property
+    def value(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        raise NumberPinned(self.places)
+
+    def __repr__(self) -> str:
+        return f"Varying({self.scalar!r}, {self.dtype!r})"
+
+
 @dataclass(slots=True, eq=False)
 class Tensor:
     """A tensor argument (rank >= 0) or a local array."""
@@ -237,7 +271,7 @@ def number_dtype(value: Any) -> str | None:
 
 def dtype_of(x: Operand) -> str | None:
     """The dtype of a scalar or of a compile-time number, None for anything else."""
-    if isinstance(x, Scalar):
+    if isinstance(x, Scalar | Varying):
         return x.dtype
     if isinstance(x, Static):
         return number_dtype(x.value)

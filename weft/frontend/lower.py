@@ -30,6 +30,7 @@ from weft.frontend.kinds import (
     Tensor,
     Tup,
     TupKind,
+    Varying,
     Vec,
     VecKind,
     describe,
@@ -39,7 +40,7 @@ from weft.frontend.kinds import (
 )
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame, Guard, TensorReached, assigned
-from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
+from weft.frontend.specs import CAPTURED_BITS, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import Region, RegionArg
 from weft.ir import types as ir
 from weft.ir.builder import Builder
@@ -110,7 +111,12 @@ class Lowering:
         self.frame = Frame(self.source, ())
         values = iter(function.args)
         for k, (name, spec) in enumerate(self.specs.items()):
-            operand = self.frame.arguments[name] = self._argument(name, spec, values)
+            operand = self._argument(name, spec, values)
+            if isinstance(spec, ScalarSpec) and spec.captured:
+                assert isinstance(operand, Scalar)
+                place = frozenset([self.region.args[k].place])
+                operand = Varying(operand.value, spec.kind, place, CAPTURED_BITS)
+            self.frame.arguments[name] = operand
             if isinstance(operand, Static):
                 operand.key = self._key(self.region.args[k])
                 operand.read = lambda args, k=k: args[k]
@@ -137,7 +143,7 @@ class Lowering:
         assert isinstance(spec, ScalarSpec)
         if spec.dtype is not None:
             return Scalar(value, spec.dtype)
-        if spec.kind == "float":
+        if spec.kind == "float" and not spec.captured:
             return self.scalars.cast(Scalar(value, "f64"), "float", self.builder.span)
         return Scalar(value, spec.kind)
 
@@ -159,7 +165,8 @@ class Lowering:
         return key
 
     def reached(self, name: str, found: Static) -> Operand:
-        """The argument that is the tensor ``found``. Raises ``TensorReached`` if there is none."""
+        """The argument that is the tensor, or varying number, ``found``. Raises ``TensorReached``
+        if there is none."""
         for arg in self.region.args:
             if self._key(arg) == found.key:
                 return self.operands[arg.name]

@@ -9,9 +9,11 @@ from typing import Any
 
 from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.kinds import (
+    NumberPinned,
     Operand,
     Scalar,
     Static,
+    Varying,
     describe,
     dtype_of,
     int_range,
@@ -22,7 +24,7 @@ from weft.frontend.kinds import (
 )
 from weft.ir import types as ir
 from weft.ir.builder import Builder
-from weft.ir.core import Value
+from weft.ir.core import Block, Value
 from weft.source import Span
 
 PYTHON: dict[str, Callable[[Any, Any], Any]] = {
@@ -39,6 +41,7 @@ _RING = {"+": "add", "-": "sub", "*": "mul"}
 _BITS = {"&": "andi", "|": "ori", "^": "xori"}
 MOST_BITS = 1 << 16  # of a compile-time integer: Python would compute for minutes
 _ROOTS = {0.5: "math.sqrt", -0.5: "math.rsqrt"}
+WORD_BITS = 62  # of an integer that is computed of captured ones that vary
 LARGEST_POWER = 16  # x ** n for a literal n up to this is a chain of multiplications
 
 
@@ -47,6 +50,7 @@ class Scalars:
 
     def __init__(self, builder: Builder, float_type: ir.ScalarType) -> None:
         self.builder = builder
+        self.start, self.above = builder.block, 0  # where, and after how many operations
         self.float_type = float_type
 
     # --- types and casts ----------------------------------------------------------------------
@@ -76,6 +80,8 @@ class Scalars:
     def cast(self, x: Operand, dtype: str, span: Span) -> Scalar:
         """``x`` as a scalar of ``dtype``, as an assignment or an operand converts it."""
         source = self.number(x, span)
+        if isinstance(x, Varying):
+            return self._rounded(x, dtype, span)
         if isinstance(x, Static):
             return self._literal(x.value, dtype, span)
         assert isinstance(x, Scalar)
@@ -109,6 +115,46 @@ class Scalars:
             raise KernelValueError(f"{shown(value)} is too large for a float", span,
                                    help="write math.inf, or a smaller number")  # fmt: skip
         return self.constant(value, dtype)
+
+    def _rounded(self, x: Varying, dtype: str, span: Span) -> Scalar:
+        """What a literal of that value would be."""
+        if is_int(dtype) and x.dtype == "float":
+            return self.cast(self._rounded(x, "float", span), dtype, span)
+        if is_int(dtype) and dtype not in ("int", "i64"):
+            return self._literal(x.value, dtype, span)  # whether it fits has to be known
+        return Scalar(self._convert(x.scalar, x.dtype, dtype), dtype)
+
+    def _varying(self, symbol: str, a: Static, b: Static, span: Span) -> Static:
+        """Python's arithmetic on captured numbers and constants, at the function's start."""
+        dtypes = dtype_of(a), dtype_of(b)
+        places: frozenset[Any] = frozenset()
+        for x in (a, b):
+            places |= x.places if isinstance(x, Varying) else places
+        if symbol not in "+-*/" or not {*dtypes} <= {"int", "float"}:
+            raise NumberPinned(places)
+        whole = dtypes == ("int", "int") and symbol != "/"
+        m, n = (x.bits if isinstance(x, Varying) else int(x.value).bit_length() if whole else 0
+                for x in (a, b))  # fmt: skip
+        bits = m + n if symbol == "*" else max(m, n) + 1
+        if (whole and bits > WORD_BITS) or (symbol == "/" and isinstance(b, Varying)):
+            raise NumberPinned(places)  # it may overflow, or be a division by zero
+        scratch, saved = Block([]), self.builder.block
+        with self.builder.at(scratch):
+            x, y = (self._wide(v, ir.index if whole else ir.f64) for v in (a, b))
+            name = "divf" if symbol == "/" else _RING[symbol] + ("i" if whole else "f")
+            made = self.builder.op(f"arith.{name}", x, y)
+        assert self.builder.block is saved
+        self.start.ops[self.above : self.above] = scratch.ops
+        self.above += len(scratch.ops)
+        return Varying(made, "int" if whole else "float", places, bits)
+
+    def _wide(self, x: Static, type: ir.ScalarType) -> Value:
+        if not isinstance(x, Varying):
+            return self.builder.constant(x.value, type)
+        if x.scalar.type is type:
+            return x.scalar
+        value = self.builder.op("arith.index_cast", x.scalar, type=ir.i64)
+        return self.builder.op("arith.sitofp", value, type=type)
 
     def _convert(self, value: Value, source: str, target: str) -> Value:
         b, type = self.builder, self.type(target)
@@ -163,9 +209,14 @@ class Scalars:
     def binary(self, symbol: str, a: Operand, b: Operand, span: Span) -> Scalar | Static:
         """``a symbol b`` for an arithmetic or bitwise operator of Python."""
         if isinstance(a, Static) and isinstance(b, Static):
+            if isinstance(a, Varying) or isinstance(b, Varying):
+                return self._varying(symbol, a, b, span)
             return fold(symbol, a, b, span)
         x, y = self.number(a, span, "the left operand"), self.number(b, span, "the right operand")
         dtype = promote(x, y)
+        for v in (a, b):
+            if isinstance(v, Varying) and is_int(dtype):
+                raise NumberPinned(v.places)  # subscripts are analysed with the number itself
         if dtype == "bool" and symbol in _BITS:
             return Scalar(self._op(_BITS[symbol], a, b, "bool", span), "bool")
         if x == y == "bool":
@@ -330,6 +381,8 @@ class Scalars:
         return self.cast(Scalar(self._op(name, a, b, wide, span), wide), dtype, span)
 
     def negate(self, x: Operand, span: Span) -> Scalar | Static:
+        if isinstance(x, Varying):
+            return self._varying("*", x, Static(-1), span)
         if isinstance(x, Static):
             return Static(-x.value)
         dtype = self.number(x, span)

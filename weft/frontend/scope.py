@@ -6,12 +6,13 @@ import ast
 import builtins
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from weft.errors import KernelNameError
-from weft.frontend.kinds import Operand, Static, Unbound
+from weft.frontend.kinds import Operand, RegionChanged, Static, Unbound
 from weft.frontend.specs import constant_key
 from weft.lang import names
 from weft.lang.elements import Elementwise
@@ -32,6 +33,7 @@ class Guard:
     name: str
     value: Any
     item: bool = False
+    where: tuple[Any, ...] = ()  # ``Static.key`` of a number
     key: Any = field(init=False)  # of a container, which may change and stay the same object
 
     def __post_init__(self) -> None:
@@ -61,7 +63,14 @@ class Guard:
         return (now is self.value and self.by_identity) or constant_key(now) == self.key
 
 
-class TensorReached(Exception):
+def place_of(owner: Any, key: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+    """Where an attribute of ``owner``, which was found at ``key``, stands (see ``Static.key``)."""
+    if isinstance(owner, ModuleType):
+        return ("global", id(vars(owner)), name)
+    return (*(key or (id(owner),)), name)
+
+
+class TensorReached(RegionChanged):
     """A region uses a tensor that it does not get as an argument: one that a function that it calls
     finds among its globals, or in an object. Who called ``lower`` adds it and tries again."""
 
@@ -102,14 +111,14 @@ class Frame:
             cell = function.__closure__[code.co_freevars.index(name)]
             value = cell.cell_contents
             if not isinstance(value, torch.Tensor):  # which is an argument, read at each call
-                guards.append(Guard(cell, "cell_contents", value))
+                guards.append(Guard(cell, "cell_contents", value, where=("cell", id(cell))))
             return Static(value, ("cell", id(cell)), lambda _: cell.cell_contents)
         scope = function.__globals__
         if name in scope:
-            value = scope[name]
+            value, where = scope[name], ("global", id(scope), name)
             if not isinstance(value, torch.Tensor):
-                guards.append(Guard(scope, name, value, item=True))
-            return Static(value, ("global", id(scope), name), lambda _: scope.get(name))
+                guards.append(Guard(scope, name, value, item=True, where=where))
+            return Static(value, where, lambda _: scope.get(name))
         value = names.member(builtins, name, ABSENT)
         if value is not ABSENT:
             if value is not range:  # the word of loops, which the host part is split by

@@ -17,6 +17,9 @@ from weft.lang.elements import Elementwise
 TENSOR_DTYPES = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool")
 
 
+CAPTURED_BITS = 31  # captured ints that are passed, and what is computed of them, fit in 64
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A tensor: element type (one of ``TENSOR_DTYPES``), rank, and how much is known of its strides
@@ -41,10 +44,12 @@ class ScalarSpec:
     """A Python scalar whose value is known only at run time: ``kind`` is "int", "float" or "bool".
 
     ``dtype`` is None for a weak scalar, or the dtype that the parameter is annotated with.
+    ``captured``: it means what a constant would (an int is then one of 32 bits).
     """
 
     kind: str
     dtype: str | None = None
+    captured: bool = False
 
     def __str__(self) -> str:
         return self.dtype or self.kind

@@ -65,6 +65,11 @@ class RegionArg:
     read: Callable[[Sequence[Any]], Any] | None = None
 
     @property
+    def place(self) -> Any:
+        """Where a captured value stands, told from other places."""
+        return self.key or self.name
+
+    @property
     def annotation(self) -> Any:
         return self.parameter.annotation if self.parameter else None
 
@@ -80,6 +85,8 @@ class Region:
     results: list[str]
     span: Span
     stored: tuple[int, ...] = ()
+    varying: set[Any] = field(default_factory=set)  # captured numbers (places) that are passed
+    pinned: set[Any] = field(default_factory=set)  # those that have to stay constants
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from weft.autodiff.reverse import reverse
 from weft.autodiff.tangent import Tangent
 from weft.errors import GradientError
 from weft.frames import user_frames
-from weft.frontend.scope import TensorReached
+from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import ConstSpec, Spec, TupleSpec
 from weft.index.expression import Dim
 from weft.ir.core import Function, Op, Value
@@ -515,8 +515,8 @@ def _extended(
     while True:
         try:
             return call(launcher.extended(args))
-        except TensorReached as reached:
-            launcher.reach(reached.name, reached.found)
+        except RegionChanged as change:
+            launcher.change(change)
 
 
 def _loop_of(

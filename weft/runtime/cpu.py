@@ -40,8 +40,9 @@ class LoadedFunction:
     def __init__(self, address: int, keep: object, prints: Prints = ()) -> None:
         self.address = 0 if prints else address
         self._keep = keep
-        call: Callable[[Any], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
-        holding: Callable[[Any], None] = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        holding = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)
+        call.keep = holding.keep = keep  # type: ignore[attr-defined]
         self.call = _printing(call, prints) if prints else call
         self.call_holding_gil = _printing(holding, prints) if prints else holding
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from weft.frontend.scope import ABSENT
-from weft.frontend.specs import ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
+from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
 from weft.lang.numbers import Number
 from weft.runtime import native, record
 from weft.runtime.signature import scalar_kind
@@ -105,7 +105,7 @@ class Generated:
             if kind == "scalar":
                 assert isinstance(spec, ScalarSpec)
                 as_float = spec.kind == "float"
-                span = _bounds(spec) or _INT64
+                span = bounds(spec) or _INT64
                 step = record.FLOAT if as_float else record.INTEGER
                 work.step(step, k, slot=slot, type=type(value), range=span)
             elif kind == "size":
@@ -184,8 +184,8 @@ def launcher_text(
     ranges = [
         f"if not {low} <= {n} <= {high}: return slow({everything})"
         for spec, n in zip(specs, names, strict=True)
-        if (bounds := _bounds(spec))
-        for low, high in [bounds]
+        if (ends := bounds(spec))
+        for low, high in [ends]
     ]  # fmt: skip
     overlaps = [
         f"if p{j} < p{i} + e{i} and p{i} < p{j} + e{j}: return alias({everything})"
@@ -262,8 +262,10 @@ def kind_of(spec: Spec, value: Any) -> str:
     return "plain" if type(value) in _PLAIN else "constant"
 
 
-def _bounds(spec: Spec) -> tuple[int, int] | None:
+def bounds(spec: Spec) -> tuple[int, int] | None:
     """The range that a strong integer has to be in (64 bits are checked by packing)."""
+    if isinstance(spec, ScalarSpec) and spec.captured and spec.kind == "int":
+        return 1 - (1 << CAPTURED_BITS), (1 << CAPTURED_BITS) - 1
     if isinstance(spec, ScalarSpec) and spec.dtype in ("i8", "i16", "i32"):
         bits = int(spec.dtype[1:]) - 1
         return -(1 << bits), (1 << bits) - 1
@@ -318,7 +320,7 @@ def _packer(kind: str, spec: Spec) -> Callable[[Any], bytes] | None:
         return lambda value: pack(*flat(value))
     if kind != "number":
         return None
-    low, high = _bounds(spec) or (None, None)
+    low, high = bounds(spec) or (None, None)
 
     def number(value: Any) -> bytes:
         plain = _number(value)

@@ -14,6 +14,7 @@ import logging
 import struct
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -28,9 +29,9 @@ from weft.errors import (
     render,
 )
 from weft.frontend.hints import once
-from weft.frontend.kinds import Static
-from weft.frontend.scope import TensorReached
-from weft.frontend.specs import Spec, TensorSpec
+from weft.frontend.kinds import NumberPinned, RegionChanged, Static
+from weft.frontend.scope import Guard, TensorReached
+from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, TensorSpec, constant_key
 from weft.frontend.split import Region, RegionArg
 from weft.ir.core import Block, Function, walk
 from weft.ir.types import MemRefType
@@ -44,6 +45,7 @@ from weft.runtime.fastpath import (
     Generated,
     Plan,
     apart,
+    bounds,
     generate,
     kind_of,
     scalar_formats,
@@ -64,6 +66,7 @@ log = logging.getLogger("weft.specialize")
 log_launch = logging.getLogger("weft.launch")
 
 MOST_PLANS = 4096  # per launcher: a program of ever new shapes must not grow without end
+MANY = 64  # specialisations of a loop, of which a warning says why
 TINY = 4096  # elements of all tensors together, below which the GIL is kept during the call
 _WORD = struct.Struct("<q")
 
@@ -114,10 +117,14 @@ class Launcher:
         self.options = options
         self.names = [arg.name for arg in region.args]
         self.lock = threading.RLock()
-        self.generated: dict[tuple[tuple[str, ...], frozenset[int]], Generated] = {}
+        self.generated: dict[tuple[tuple[Any, ...], frozenset[int]], Generated] = {}
         self.hottest: list[native.Work] = []  # what builtins are made of, newest first
         self.ahead: Ahead | None = None
         self._warned = False  # of arguments that share memory
+        self.numbers: dict[Any, int | float] = {}  # the first value of captured ones, by place
+        self.made = 0  # specialisations
+        self.changes: Counter[str] = Counter()  # of specs from one to the next, by name
+        self.last: dict[str, Spec] = {}
         self.compiled: dict[tuple[Any, ...], Specialization] = {}
         self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
         # What launches the loop where a gradient is asked for; autograd is a layer above.
@@ -131,7 +138,42 @@ class Launcher:
         if is_backed(self.region, args):
             args = backed(self.region, args)
         pairs = zip(self.region.args, args, strict=True)
-        return {arg.name: spec_of(arg, value, self.region.span) for arg, value in pairs}
+        return {
+            arg.name: self._captured(arg, value) or spec_of(arg, value, self.region.span)
+            for arg, value in pairs
+        }
+
+    def _captured(self, arg: RegionArg, value: Any) -> ScalarSpec | None:
+        """The spec of a captured number that is passed at run time: from its second value on."""
+        region, place = self.region, arg.place
+        if not arg.captured or type(value) not in (int, float) or place in region.pinned:
+            return None
+        if place not in region.varying:
+            before = self.numbers.setdefault(place, value)
+            if constant_key(before) == constant_key(value):
+                return None
+            self._vary(place, arg.name)
+        if type(value) is int and value.bit_length() > CAPTURED_BITS:
+            return None
+        return ScalarSpec(type(value).__name__, captured=True)
+
+    def _vary(self, place: Any, name: str) -> None:
+        """A captured number has changed: it is passed from now on, unless it has to be known."""
+        log.debug(
+            "%s, loop at line %d: `%s` has another value: an argument of the machine code from now "
+            "on", self.source.name, self.region.span.line, name,
+        )  # fmt: skip
+        with self.lock:
+            self.region.varying.add(place)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Plans and what serves them are made anew; what runs in other threads keeps its own."""
+        self.generated.clear()
+        self.hottest.clear()
+        self.install(self)
+        if self.ahead is not None:
+            self.ahead.install(self.ahead.entry)
 
     # --- the slow path ---------------------------------------------------------------------------
     def slow(self, args: tuple[Any, ...]) -> Any:
@@ -144,8 +186,8 @@ class Launcher:
                     args = self.extended(args)
                     code, plan = self._planned(args)
                 return code.run(plan, *args)
-            except TensorReached as reached:
-                self.reach(reached.name, reached.found)
+            except RegionChanged as change:
+                self.change(change)
 
     def _with_backing(self, args: tuple[Any, ...]) -> Any:
         """A call that stores into vectors of the host part: into tensors, and back."""
@@ -163,8 +205,25 @@ class Launcher:
             args = (*args, arg.read(args))
         return args
 
+    def change(self, change: RegionChanged) -> None:
+        """What the frontend asks for before it can lower the region."""
+        with self.lock:
+            if isinstance(change, NumberPinned):
+                names = [a.name for a in self.region.args if a.place in change.places]
+                log.debug(
+                    "%s, loop at line %d: `%s` has to be known at compile time: a constant",
+                    self.source.name, self.region.span.line, "`, `".join(names),
+                )  # fmt: skip
+                self.region.varying -= change.places
+                self.region.pinned |= change.places
+                self._forget()
+            else:
+                assert isinstance(change, TensorReached)
+                self.reach(change.name, change.found)
+
     def reach(self, name: str, found: Static) -> None:
-        """Passes the tensor that a called function reaches as one more argument."""
+        """Passes the tensor that a called function reaches, or a number that it captured and that
+        changes, as one more argument."""
         with self.lock:
             if any(arg.key == found.key for arg in self.region.args):
                 return  # another thread was here
@@ -174,8 +233,7 @@ class Launcher:
             self.region.args.append(
                 RegionArg(name, ast.Constant(None), captured=True, key=found.key, read=found.read)
             )
-            self.generated.clear()
-            self.hottest.clear()
+            self._forget()
 
     def _planned(self, args: tuple[Any, ...]) -> tuple[Generated, Plan]:
         span = self.region.span
@@ -229,9 +287,12 @@ class Launcher:
         """The compiled form for arguments of these specs, on "cpu" or "cuda". ``in_order``: one
         iteration after the other."""
         key = (*specs, place, aliased, in_order)
-        found = self.compiled.get(key)
+        found = self.compiled.pop(key, None)
         if found is not None and _holds(found.compiled.guards):
+            self.compiled[key] = found  # the last one used is the last one
             return found
+        if found is not None:
+            self._numbers_changed(found.compiled.guards)
         signature = ", ".join(f"{n}: {s}" for n, s in zip(self.names, specs, strict=True))
         why = "new signature" if found is None else "a value read while compiling has changed"
         log.debug(
@@ -244,16 +305,56 @@ class Launcher:
 
             make = gpu.compile_region
         region = replace(self.region, node=once(self.region.node)) if in_order else self.region
-        compiled = make(
-            region, self.source, dict(zip(self.names, specs, strict=True)), self.options,
-            noalias=not aliased,
-        )  # fmt: skip
+        by_name = dict(zip(self.names, specs, strict=True))
+        try:
+            compiled = make(region, self.source, by_name, self.options, noalias=not aliased)
+        except CompileError:
+            passed = zip(self.region.args, specs, strict=True)
+            captured = [a.place for a, s in passed if isinstance(s, ScalarSpec) and s.captured]
+            if captured:  # the constants may do
+                raise NumberPinned(frozenset(captured)) from None
+            raise
         special = Specialization(
             self.region.index, self.region.span.line, signature, compiled.origin,
             dict(compiled.stages), aliased, compiled=compiled,
         )  # fmt: skip
         self.compiled[key] = special
+        self._bound(by_name)
         return special
+
+    def _numbers_changed(self, guards: Sequence[Guard]) -> None:
+        """Numbers that called functions captured, and that have changed, become arguments."""
+        for guard in guards:
+            if (
+                guard.where
+                and guard.where not in self.region.pinned
+                and type(guard.value) in (int, float)
+                and not guard.holds()
+                and type(guard.read()) in (int, float)
+            ):
+                self._vary(guard.where, guard.name)
+
+    def _bound(self, specs: dict[str, Spec]) -> None:
+        """Warns of many specialisations, once, and drops the least recently used of too many."""
+        self.made += 1
+        for name, spec in specs.items():
+            self.changes[name] += spec != self.last.get(name, spec)
+        self.last = specs
+        if self.made == MANY:
+            often = [f"`{name}` changed {n} times" for name, n in self.changes.most_common(3) if n]
+            changed = ", ".join(often) or "values that called functions captured changed"
+            warnings.warn_explicit(
+                f"the loop at line {self.region.span.line} of `{self.source.name}` was compiled "
+                f"{MANY} times: {changed}. What is compiled in (values of template() arguments and "
+                "captured values, dtypes, ranks) costs a compilation when it changes: pass numbers "
+                "and tensors as arguments of the kernel. WEFT_LOGS=specialize says which.",
+                RuntimeWarning, self.region.span.file, self.region.span.line,
+            )  # fmt: skip
+        most = max(self.options.specializations, 2)
+        if len(self.compiled) > most:
+            for key in list(self.compiled)[: len(self.compiled) - most + most // 8]:
+                del self.compiled[key]
+            self._forget()
 
     def _plan(
         self, special: Specialization, specs: list[Spec], args: tuple[Any, ...],
@@ -342,7 +443,8 @@ class Launcher:
     ) -> Generated:
         """The generated functions for arguments of these kinds; the first are installed."""
         kinds = tuple(kind_of(spec, value) for spec, value in zip(specs, args, strict=True))
-        known = self.generated.get((kinds, written))
+        form = (*kinds, *map(bounds, specs)), written
+        known = self.generated.get(form)
         if known is not None:
             return known
         memory = _memory(specs)
@@ -356,7 +458,7 @@ class Launcher:
         made, scope = generate(name, kinds, specs, writes, bumped, len(self.region.results), uses)
         scope["alias"] = functools.partial(self.alias, made)
         scope["warm"] = functools.partial(self.warm, made)
-        self.generated[kinds, written] = made
+        self.generated[form] = made
         if len(self.generated) == 1:
             self._chain()
         return made
@@ -368,7 +470,8 @@ class Launcher:
         key = code.key(*args)
         with self.lock:
             plan = code.plans.get(key)
-            if plan is not None:
+            fits = tuple(map(kind_of, specs, args)) == tuple(code.kinds)
+            if plan is not None and fits and any(code is own for own in self.generated.values()):
                 work = code.for_plan(plan, specs, args)
                 if work is not None:
                     self.hottest = [work, *self.hottest][:HOTTEST]

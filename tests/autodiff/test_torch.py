@@ -146,23 +146,6 @@ def test_writing_to_an_argument_that_requires_grad_is_refused():
     assert "`y = y.clone()`" in str(caught.value)
 
 
-@weft.kernel
-def overwritten(x):
-    y = x.clone()
-    for i in range(x.shape[0]):
-        for t in range(3):
-            y[i] = y[i] * y[i] + t
-    return y
-
-
-def test_elements_that_are_read_and_overwritten_are_refused():
-    x = torch.ones(3, requires_grad=True)
-    with pytest.raises(GradientError) as caught:
-        overwritten(x)
-    assert "`y` is read here and overwritten later by the same iteration" in str(caught.value)
-    assert "carry the value in a local variable" in str(caught.value)
-
-
 def test_no_grad_records_nothing():
     x = torch.ones(3, 4, requires_grad=True)
     with torch.no_grad():

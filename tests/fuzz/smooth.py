@@ -3,8 +3,8 @@
 Their floats depend smoothly on the inputs but for branches, minima and the like; they stay of
 moderate size. There are nested loops whose bounds depend on sizes, on outer indices and on data,
 ``while``, ``break`` and ``continue``, products and recurrences that loops carry, local arrays,
-reductions, sums into elements that data choose, and loops that read what others computed. Now and
-then a kernel does what cannot be differentiated, and must be refused.
+reductions, sums into elements that data choose, and loops that read what others computed. Elements
+are read and then overwritten, once or again and again. Values go on under other names.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class SmoothKernel:
 class _Smooth(Generator):
     narrow: bool = False
     local: bool = False
+    owned: bool = False  # each iteration has three elements of a tensor own
     rows: list[str] = field(default_factory=list)  # indices that are at most i
     columns: list[str] = field(default_factory=list)  # indices below y.shape[1]
 
@@ -58,6 +59,8 @@ class _Smooth(Generator):
             leaves = [*self.floats, *self.floats, self.element(), self.element(), "a"]
             if self.local:
                 leaves.append(f"h[{self.place_in_local()}]")
+            if self.owned:
+                leaves += [self.own_element()] * 2
             return self.random.choice([*leaves, str(self.random.choice([0.5, -1.25, 2.0]))])
         a, b = self.float_expression(depth + 1), self.float_expression(depth + 1)
         kind = self.random.randrange(14)
@@ -87,6 +90,9 @@ class _Smooth(Generator):
     def place_in_local(self) -> str:
         return f"({self.random.choice([*self.frozen, *self.ints, 'i'])}) % 3"
 
+    def own_element(self) -> str:
+        return f"own[{self.place()}, ({self.place_in_local()})]"
+
     # --- statements -------------------------------------------------------------------------------
     def statement(self, indent: int, depth: int) -> None:
         kind = self.random.randrange(18 if depth < 3 else 10)
@@ -110,6 +116,8 @@ class _Smooth(Generator):
             self.emit(indent, f"h[{self.place_in_local()}] {sign} {self.bounded(1)}")
         elif kind <= 9:
             self.written(indent)
+            if self.owned and self.random.random() < 0.5:
+                self.written(indent)
         elif kind <= 11:
             self.branch(indent, depth)
         elif kind <= 14:
@@ -125,11 +133,20 @@ class _Smooth(Generator):
             self.emit(indent, f"{f} = {self.bounded(0)}")
 
     def written(self, indent: int) -> None:
-        place = self.place()
-        if self.random.random() < 0.1:  # what it reads may be overwritten: often refused
-            self.emit(indent, f"out[{place}] = out[{place}] * {self.bounded(1)}")
+        place = f"out[{self.place()}]"
+        if self.owned and self.random.random() < 0.6:
+            place = self.own_element()
+        if self.random.random() < 0.4:  # what is read is overwritten
+            self.emit(indent, self.pick(
+                f"{place} = {place} * {self.bounded(1)}",
+                f"{place} *= 1.0 + 0.4 * {self.bounded(1)}",
+                f"{place} = max({place}, {self.bounded(1)})",
+                f"{place} /= 1.5 + {self.bounded(1)}",
+                f"{self.random.choice(self.floats)} = {place} + {self.bounded(1)}",
+                f"{place} = weft.math.sin({place}) - 0.5 * {self.bounded(0)}",
+            ))  # fmt: skip
         else:
-            self.emit(indent, f"out[{place}] {self.pick('=', '+=')} {self.bounded(1)}")
+            self.emit(indent, f"{place} {self.pick('=', '+=')} {self.bounded(1)}")
 
     def kept(self, indent: int) -> None:
         """A value that goes on under another name, while the sum, the ring or the maximum that it
@@ -192,6 +209,10 @@ def smooth_kernel(random: Random) -> SmoothKernel:
     g.emit(1, random.choice(("out = torch.zeros_like(x)", "out = torch.empty_like(x)",
                              "out = x * 0.5", f"out = x.new_zeros({extents})")))  # fmt: skip
     results = ["out"]
+    g.owned = random.random() < 0.4
+    if g.owned:
+        g.emit(1, f"own = torch.zeros({extents}, 3, dtype=x.dtype) + 0.5")
+        results.append("own")
     if scatters:
         g.emit(1, "s = torch.zeros_like(z)")
         results.append("s")

@@ -106,7 +106,8 @@ class Adjoint:
     gradients after the steps. ``defined``: the gradients all of whose elements the steps write; the
     others are zero before. ``dense``: those that would be among them, by stores in place of
     accumulations, where the expressions of all pairs are equal. ``private``: those that may be
-    accumulated in private copies. Their expressions are like those of ``sums``."""
+    accumulated in private copies. Their expressions are like those of ``sums``. ``copies``: the
+    arguments that are to be fresh copies at each launch, with what they are copies of."""
 
     primal: Function
     names: tuple[str, ...]
@@ -120,6 +121,7 @@ class Adjoint:
     defined: frozenset[str] = frozenset()
     dense: dict[str, tuple[tuple[Poly, Poly], ...]] = field(default_factory=dict)
     private: dict[str, Additions] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
 
     @property
     def used(self) -> set[str]:

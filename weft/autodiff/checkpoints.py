@@ -99,6 +99,7 @@ class Checkpoints(Redo):
             iv.name = op.regions[0].args[0].name
             self.env[op.regions[0].args[0]] = iv
             tape, number = self.tapes[op], self._count(iv, lower, step)
+            self.number[op] = number
             tape.read(number, self)
             self.around.append((tape.extent, number))
             handed = undo(block.args[1:])
@@ -166,6 +167,7 @@ class Checkpoints(Redo):
 
     def _index(self, op: Op, number: Value) -> None:
         """Lets the index of a ``scf.for`` be that of iteration ``number``, counted from 0."""
+        self.number[op] = number
         if op.name == "scf.for":
             lower, _, step = (self.env[v] for v in op.operands[:3])
             iv = op.regions[0].args[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
+from weft.ir.writes import written, written_by
 from weft.passes.cse import cse
 from weft.passes.dce import dce
 from weft.passes.simplify import simplify
@@ -12,7 +13,7 @@ from weft.passes.simplify import simplify
 def clean(function: Function) -> Function:
     """``function`` simplified, without tapes that are never read and without unused arguments.
 
-    Arguments whose names begin with "tape" or "keep" are workspaces of ``function`` alone: nobody
+    Arguments whose names begin with "tape" or "work." are workspaces of ``function`` alone: nobody
     looks at them afterwards.
     """
     function = cse(simplify(function))
@@ -27,15 +28,18 @@ def clean(function: Function) -> Function:
 
 def _unread(function: Function) -> set[str]:
     """The tapes that are written and never read."""
-    tapes = {a for a in function.args if a.name.startswith("tape")}
-    stored = {op.operands[1] for op in walk(function.body) if op.name == "memref.store"} & tapes
+    tapes = {a for a in function.args if a.name.startswith(("tape", "work."))}
+    stored = written(function) & tapes
     read = {op.operands[0] for op in walk(function.body) if op.name == "memref.load"}
     return {a.name for a in stored - read}
 
 
 def _without_stores(function: Function, names: set[str]) -> Function:
     def visit(op: Op, rewriter: Rewriter) -> list[Value] | None:
-        return [] if op.name == "memref.store" and op.operands[1].name in names else None
+        memref = written_by(op)
+        if memref is None or memref.name not in names:
+            return None
+        return [rewriter.constant(0, r.type) for r in op.results]  # type: ignore[arg-type]
 
     return Rewriter(visit).function(function)
 
@@ -49,9 +53,4 @@ def without_unused(function: Function) -> Function:
 
 def has_effects(function: Function) -> bool:
     """Whether it writes to any of its arguments."""
-    args = set(function.args)
-    return any(
-        op.operands[1] in args
-        for op in walk(function.body)
-        if op.name in ("memref.store", "memref.atomic_rmw")
-    )
+    return not written(function).isdisjoint(function.args)

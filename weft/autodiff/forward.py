@@ -130,7 +130,7 @@ class _Forward(Walk):
         self._check_head(head)
         extrema, products = self._reduced(op, _EXTREMA), self._reduced(op, ["mulf"])
         if extrema:
-            self.space = lengths(self.primal, []).space
+            self.space = lengths(self.primal, [], {}).space
         factors = self._loop(op)
         totals = {k: self._keep_total(f"total.{k}", self.env[r]) for k, r in enumerate(op.results)}
         sums = {k: self._keep_total(f"{PREFIX}total.{k}", self.twin[r])

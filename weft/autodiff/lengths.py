@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.autodiff.clean import without_unused
-from weft.autodiff.names import unique_names
+from weft.autodiff.clean import clean
+from weft.autodiff.memory import Contents
+from weft.autodiff.names import before_name, unique_names, work_name
 from weft.errors import GradientError
 from weft.index.access import Extraction
 from weft.index.expression import POLYNOMIALS, Dim, Poly, extreme, number
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.trips import trip_count
 from weft.ir.types import MemRefType, i64, index
-from weft.passes.cse import cse
-from weft.passes.dce import dce
-from weft.passes.simplify import simplify
+from weft.ir.writes import accessed_by, redirected
 
 Range = tuple[Value, Poly | None, Poly | None]
 
@@ -24,8 +23,9 @@ Range = tuple[Value, Poly | None, Poly | None]
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """``space``: the extents of the parallel loop; ``trips``: of each of ``loops``, None
-    where ``measure`` computes it: a function of the primal's arguments that raises element k of its
-    last one, ``trips`` (i64, starting from 0), to the most trips of loop k. All expressions are in
+    where ``measure`` computes it: a function of the primal's arguments, of ``before`` them and of
+    copies of these to ``work`` on, that raises element k of its last one, ``trips`` (i64, starting
+    from 0), to the most trips of loop k. All expressions are in
     the primal's scalar arguments and extents."""
 
     space: tuple[Poly, ...]
@@ -34,8 +34,9 @@ class Lengths:
     measure: Function | None
 
 
-def lengths(function: Function, loops: Sequence[Op]) -> Lengths:
-    """The lengths of tapes of ``loops``, each a ``scf.for`` or ``scf.while`` of ``function``."""
+def lengths(function: Function, loops: Sequence[Op], seen: Mapping[Op, Contents]) -> Lengths:
+    """The lengths of tapes of ``loops``, each a ``scf.for`` or ``scf.while`` of ``function``.
+    ``seen``: its ``memory.contents``."""
     extraction = Extraction(function)
     known = set(function.args)
     bounds: dict[Op, Poly | None] = {}
@@ -78,7 +79,7 @@ def lengths(function: Function, loops: Sequence[Op]) -> Lengths:
     visit(function.body, [])
     trips = tuple(bounds.get(op) for op in loops)
     missing = [op for op, length in zip(loops, trips, strict=True) if length is None]
-    measure = _measure(function, list(loops), missing) if missing else None
+    measure = _measure(function, list(loops), missing, seen) if missing else None
     return Lengths(tuple(space), tuple(loops), trips, measure)
 
 
@@ -91,15 +92,43 @@ def _trips(low: Poly | None, high: Poly | None, step: Poly | None) -> Poly | Non
     return trip_count(POLYNOMIALS, low, high, step)
 
 
-def _measure(function: Function, loops: list[Op], missing: list[Op]) -> Function:
-    """``function`` without its effects, counting the trips of ``missing``."""
+def _measure(
+    function: Function, loops: list[Op], missing: list[Op], seen: Mapping[Op, Contents]
+) -> Function:
+    """``function`` counting the trips of ``missing``, with no other effects than on arguments of
+    its own: copies of what it overwrites and reads in between."""
     counting = {op: loops.index(op) for op in missing}
-    made: list[Value] = []
+    trips = Value(MemRefType(i64, 1), "trips")
+    names = dict(zip(function.args, unique_names(function), strict=True))
+    before, work = (
+        {m: Value(m.type, name(names[m])) for m in names
+         if any(w == which and accessed_by(op) is m for op, w in seen.items())}
+        for which, name in (("before", before_name), ("tape", work_name))
+    )  # fmt: skip
+    accesses = iter([op for op in walk(function.body) if accessed_by(op) is not None])
 
-    def count(rewriter: Rewriter, k: int, trips: Value) -> None:
+    def visit(op: Op, rewriter: Rewriter) -> list[Value] | None:
+        if op.name in ("weft.assert", "weft.bounds", "weft.print"):
+            return []
+        if accessed_by(op) is None:
+            return None
+        old = next(accesses)
+        memref = accessed_by(old)
+        assert memref is not None
+        if op.name == "memref.load":
+            other = {"before": before, "tape": work}.get(seen.get(old, "after"), {}).get(memref)
+        elif isinstance(memref.owner, Op):  # a local array
+            other = None
+        elif (other := work.get(memref)) is None:  # the results of writes to arguments are not used
+            return [rewriter.constant(0, r.type) for r in op.results]  # type: ignore[arg-type]
+        if other is not None:
+            redirected(op, other)
+        return None
+
+    def count(rewriter: Rewriter, k: int, number: Value) -> None:
         at = rewriter.constant(k, index)
-        wide = rewriter.op("arith.index_cast", trips, type=i64)
-        rewriter.atomic_rmw("maxsi", wide, made[0], [at])
+        wide = rewriter.op("arith.index_cast", number, type=i64)
+        rewriter.atomic_rmw("maxsi", wide, trips, [at])
 
     def around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if op not in counting:
@@ -121,25 +150,11 @@ def _measure(function: Function, loops: list[Op], missing: list[Op]) -> Function
         count(rewriter, counting[op], rewriter.op("arith.addi", loop.results[-1], one))
         return loop.results[:-1]
 
-    rewriter = Rewriter(_without_effects, around=around)
-    trips = Value(MemRefType(i64, 1), "trips")
-    made.append(trips)
-    new = rewriter.function(function)
-    for value, name in zip(new.args, unique_names(function), strict=True):
+    new = Rewriter(visit, around=around).function(function)
+    for value, name in zip(new.args, names.values(), strict=True):
         value.name = name
-    trips.owner = new.body
-    new.body.args.append(trips)
+    for value in (*before.values(), *work.values(), trips):
+        value.owner = new.body
+        new.body.args.append(value)
     new.name = f"{function.name}_trips"
-    return without_unused(dce(cse(simplify(new))))
-
-
-def _without_effects(op: Op, rewriter: Rewriter) -> list[Value] | None:
-    """Drops writes to arguments (their results are not used: see ``reverse``) and checks."""
-    if op.name in ("weft.assert", "weft.bounds", "weft.print"):
-        return []
-    place = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}.get(op.name)
-    if place is None or op.operands[place].name == "trips":
-        return None
-    if isinstance(op.operands[place].owner, Op):  # a local array
-        return None
-    return [] if not op.results else [rewriter.constant(0, op.results[0].type)]  # type: ignore[arg-type]
+    return clean(new)

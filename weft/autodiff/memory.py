@@ -2,59 +2,63 @@
 
 The adjoint runs after the loop, so it finds the contents from after it. A read that no later write
 of its iteration overwrites may read them again: "after". A read that no earlier write of its
-iteration precedes saw what was there before the loop: "before", of which a copy is kept. Other
-iterations cannot be in the way: that would be a race. A read that is neither is refused.
+iteration precedes saw what was there before the loop: "before", of which a copy is kept. What a
+read saw that is neither is found by carrying the loop out again on such a copy, and kept on a
+"tape". Other iterations cannot be in the way: that would be a race.
 """
 
 from __future__ import annotations
 
-from weft.errors import GradientError
+from collections.abc import Sequence
+from typing import Literal
+
 from weft.index.access import Access, accesses
 from weft.index.meeting import aligned
+from weft.index.races import proven_apart
 from weft.index.relation import Text, context
 from weft.ir.core import Block, Function, Op, Value
 
+Contents = Literal["after", "before", "tape"]
+# Updates that are differentiated by what they found, where no other iteration updates the element.
+UPDATES = {
+    "mulf": "arith.mulf", "maximumf": "arith.maximumf", "minimumf": "arith.minimumf",
+}  # fmt: skip
 
-def contents(function: Function) -> dict[Op, str]:
-    """ "after" or "before" for each load from an argument that ``function`` also writes.
 
-    Raises ``GradientError`` for a load that is neither.
-    """
-    args = set(function.args)
-    found: dict[Op, str] = {}
+# Of one array; a question takes about a millisecond. Where there are more, tapes are made instead.
+_MOST_PAIRS = 400
+
+
+def contents(function: Function) -> dict[Op, Contents]:
+    """What each load from an argument that ``function`` also writes saw, and what each of
+    ``UPDATES`` found that no other iteration can be in the way of."""
+    found: dict[Op, Contents] = {}
     every = accesses(function)
-    written = {a.memref for a in every if a.writes} & args
     whiles = _in_while(function.body, False)
     order = {a.op: k for k, a in enumerate(every)}
-    for load in every:
-        if load.kind != "load" or load.memref not in written:
-            continue
-        if load.memref.name in function.attrs.get("tapes", ()):  # written once, by construction
-            found[load.op] = "after"
-            continue
-        writes = [a for a in every if a.memref is load.memref and a.writes]
-        loose = [a for a in writes if load.op in whiles and a.op in whiles]
-        if not any(_meets(load, w, order, True, w in loose) for w in writes):
-            found[load.op] = "after"
-        elif not any(_meets(load, w, order, False, w in loose) for w in writes):
-            found[load.op] = "before"
-        else:
-            raise _overwritten(function, load)
+    once = function.attrs.get("tapes", ())  # written once, by construction
+
+    def met(read: Access, writes: Sequence[Access], asked: bool, later: bool) -> bool:
+        return any(_meets(read, w, order, later, read.op in whiles and w.op in whiles, asked)
+                   for w in writes)  # fmt: skip
+
+    for memref in function.args:
+        group = [a for a in every if a.memref is memref]
+        writes = [a for a in group if a.writes]
+        reads = [a for a in group if a.kind == "load" or _is_own_update(a, group)]
+        asked = len(reads) * len(writes) <= _MOST_PAIRS
+        for read in reads if writes else ():
+            final = not read.writes and (
+                memref.name in once or not met(read, writes, asked, later=True)
+            )
+            first = final or not met(read, writes, asked, later=False)
+            found[read.op] = "after" if final else "before" if first else "tape"
     return found
 
 
-def _overwritten(function: Function, load: Access) -> GradientError:
-    name = load.memref.name or "the array"
-    if "order" in function.attrs and load.memref.name.partition(".")[0] in ("d", "d2", "d3"):
-        return GradientError(
-            "a derivative of this order is not there: one tensor is written in several places, or "
-            "again and again", load.op.span, help="ask for a lower one (create_graph=False)",
-        )  # fmt: skip
-    return GradientError(
-        f"`{name}` is read here and overwritten later by the same iteration, so its gradient would "
-        "need values that are gone", load.op.span,
-        help=f"carry the value in a local variable, or write to another tensor than `{name}`",
-    )  # fmt: skip
+def _is_own_update(access: Access, group: Sequence[Access]) -> bool:
+    """Whether ``access`` is one of ``UPDATES``, of an element that is its iteration's own."""
+    return access.combiner in UPDATES and all(proven_apart(access, a) for a in group)
 
 
 def _in_while(block: Block, inside: bool) -> set[Op]:
@@ -67,14 +71,17 @@ def _in_while(block: Block, inside: bool) -> set[Op]:
     return found
 
 
-def _meets(load: Access, write: Access, order: dict[Op, int], later: bool, loose: bool) -> bool:
+def _meets(
+    load: Access, write: Access, order: dict[Op, int], later: bool, loose: bool, asked: bool
+) -> bool:
     """Whether ``write`` may touch the element of ``load``, in the same parallel iteration, and
-    after it (``later``) or before it. ``loose``: their order is not known."""
+    after it (``later``) or before it. ``loose``: their order is not known. ``asked``: isl may be
+    asked; what it might disprove is taken to happen otherwise."""
     common = [iv for iv in load.serial if iv in set(write.serial)]
     behind = (order[write.op] > order[load.op]) == later
     if not common and not loose and not behind:
         return False
-    if any(s is None for s in (*load.subscripts, *write.subscripts)):
+    if not asked or any(s is None for s in (*load.subscripts, *write.subscripts)):
         return True
     return not _apart(load, write, common, later, behind, loose)
 

@@ -23,3 +23,8 @@ def adjoint_prefix(function: Function) -> str:
 def before_name(name: str) -> str:
     """The argument that holds the contents of ``name`` from before the loop."""
     return f"before.{name}"
+
+
+def work_name(name: str) -> str:
+    """The argument in which the loop is carried out again on the contents from before it."""
+    return f"work.{name}"

@@ -5,14 +5,18 @@ What sequential loops carry is written on tapes when the walk backwards follows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
 
 from weft.autodiff.adjoint import Buffer, Extent, Part
+from weft.autodiff.clean import clean
+from weft.autodiff.names import work_name
 from weft.autodiff.state import DONE, SCOPES, State
 from weft.autodiff.tape import Tape, stored
-from weft.ir.core import Block, Op, Value
+from weft.ir.builder import Builder
+from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import MemRefType, i64, index
-from weft.ir.writes import written, written_by
+from weft.ir.writes import accessed_at, written, written_by
 
 
 class Redo(State):
@@ -41,12 +45,7 @@ class Redo(State):
             case "scf.if":
                 self._redo_if(op)
             case "memref.load":
-                memref = op.operands[0]
-                source = self.env[memref]
-                if self.contents.get(op) == "before":
-                    source = self.before[memref]
-                at = [self.env[v] for v in op.operands[1:]]
-                self._stand(op, self.b.load(source, at))
+                self._stand(op, self._seen(op))
             case "memref.store" | "memref.atomic_rmw" | "memref.atomic_cas":
                 self._redo_write(op)
             case _:
@@ -61,10 +60,28 @@ class Redo(State):
         value.name = op.result.name
         self.env[op.result] = value
 
+    def _seen(self, op: Op) -> Value:
+        """What a load or an update found in the element that it touches."""
+        memref = self._array(op)
+        at = [self.env[v] for v in accessed_at(op)]
+        which = self.contents.get(op)
+        if which == "before":
+            return self.b.load(self.before[memref], at)
+        if which != "tape":
+            return self.b.load(self.env[memref], at)
+        if self.recorded is None:
+            return self.b.load(*self._version(op))
+        value = self.b.load(self.work[memref], at)
+        if op in self.recorded:
+            self.b.store(value, *self._version(op))
+        return value
+
     def _redo_write(self, op: Op) -> None:
         memref = written_by(op)
-        if memref not in self.written:  # a local array
-            copy = Op(op.name, [self.env[v] for v in op.operands],
+        if op in self.contents and memref in self.work:
+            self._seen(op)
+        if memref not in self.written or memref in self.work:  # a local array, or a copy
+            copy = Op(op.name, [self.work.get(v, self.env[v]) for v in op.operands],
                       [r.type for r in op.results], dict(op.attrs))  # fmt: skip
             self.b.append(copy)
             for old, new in zip(op.results, copy.results, strict=True):
@@ -83,9 +100,9 @@ class Redo(State):
         old, new = op.regions[0], loop.regions[0]
         with self.b.at(new):
             self._body(old, new)
+            self.number[op] = self._count(new.args[0], lower, step)
             if taping:
-                tape = self._tape(op, old.args[1:])
-                tape.write(self._count(new.args[0], lower, step), self)
+                self._tape(op, old.args[1:]).write(self.number[op], self)
             self._redo_block(old, taping=False)
             self.b.do("scf.yield", *(self.env[v] for v in old.terminator.operands))
         self._results(op, loop.results)
@@ -98,13 +115,14 @@ class Redo(State):
         loop = self.b.while_([*inits, zero], [*types, index])
         with self.b.at(loop.regions[0]) as block:
             self._body(before, block)
-            count = block.args[-1]
+            count = self.number[op] = block.args[-1]
             if taping:
                 self._write_evaluation(self._tape(op, before.args), count)
             self._redo_block(before, taping=False)
             self.b.do("scf.condition", *(self.env[v] for v in before.terminator.operands), count)
         with self.b.at(loop.regions[1]) as block:
             self._body(after, block)
+            self.number[op] = block.args[-1]
             self._redo_block(after, taping=False)
             count = self.b.op("arith.addi", block.args[-1], self._one())
             self.b.do("scf.yield", *(self.env[v] for v in after.terminator.operands), count)
@@ -181,3 +199,54 @@ class Redo(State):
                        interleaved=self.interleaved and not isinstance(value.type, MemRefType))
             )  # fmt: skip
         return tape
+
+    # --- in functions of their own ----------------------------------------------------------------
+    @contextmanager
+    def _beside(self, name: str) -> Generator[Function]:
+        """Builds in another function, with the arguments of the one that is built now."""
+        outer = self.new.body.args
+        types, names = [a.type for a in outer], [a.name for a in outer]
+        beside = Function(f"{self.primal.name}_{name}", types, names, dict(self.new.attrs),
+                          self.primal.span)  # fmt: skip
+        saved = self.b, self.env, self.before, self.new, self.indices, self.number
+        places = dict(zip(outer, beside.args, strict=True))
+        self.b, self.new = Builder(beside.body, self.primal.span), beside
+        self.env = {old: places[new] for old, new in self.env.items() if new in places}
+        self.before = {old: places[new] for old, new in self.before.items()}
+        self.number = {}
+        try:
+            yield beside
+        finally:
+            self.b, self.env, self.before, self.new, self.indices, self.number = saved
+
+    def _again(self, inits: Sequence[Value], kinds: Sequence[str]) -> Op:
+        """The parallel loop once more, with reductions of its own: to be filled."""
+        assert self.parallel is not None
+        dims = self.parallel.attrs["dims"]
+        bounds = [self.env[v] for v in self.parallel.operands[: 3 * dims]]
+        lowers, uppers, steps = bounds[:dims], bounds[dims : 2 * dims], bounds[2 * dims :]
+        loop = self.b.parallel(lowers, uppers, steps, inits, kinds)
+        with self.b.at(loop.regions[0]) as block:
+            for old, new in zip(self.parallel.regions[0].args, block.args, strict=True):
+                new.name = old.name
+                self.env[old] = new
+            triples = zip(block.args, lowers, steps, strict=True)
+            self.indices = [self._count(iv, lower, step) for iv, lower, step in triples]
+        return loop
+
+    def _replay(self, recorded: Collection[Op]) -> Function:
+        """Carries the loop out on copies of what it overwrites, whose contents are those from
+        before it, and keeps what ``recorded`` find in them."""
+        assert self.parallel is not None
+        with self._beside("replay") as replay:
+            for op in self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]:
+                self._redo(op)
+            for memref in dict.fromkeys(map(self._array, self.versions)):
+                self.work[memref] = self._argument(work_name(self._name(memref)), memref.type)
+            self.recorded = set(recorded)
+            with self.b.at(self._again([], []).regions[0]):
+                self._redo_block(self.parallel.regions[0], taping=False)
+                self.b.do("scf.reduce")
+            self.b.do("func.return")
+            self.recorded, self.work = None, {}
+        return clean(replay)

@@ -8,6 +8,7 @@ from weft.autodiff.adjoint import Adjoint
 from weft.autodiff.clean import clean
 from weft.autodiff.gather import Form, gather
 from weft.autodiff.lengths import lengths
+from weft.autodiff.names import before_name, work_name
 from weft.autodiff.totals import Totals
 from weft.errors import GradientError
 from weft.ir.core import Function, Op, walk
@@ -74,6 +75,11 @@ class _Reversal(Totals):
         main = clean(self.new)
         gathered = gather(main, self._gradients(), self.parallel, self.undone, form)
         steps = [*self.first, *gathered.steps]
+        used = {a.name for step in steps for a in step.args}
+        recorded = [op for op, name in self.versions.items() if name in used]
+        if recorded:
+            steps = [self._replay(recorded), *steps]
+            self.buffers += self._version_buffers()
         if self.lasting:
             for step in steps:
                 step.attrs["tapes"] = tuple(b.name for b in self.buffers if b.extents)
@@ -82,11 +88,12 @@ class _Reversal(Totals):
         segments = [(v.name, op) for op, v in self.segments.items() if v.name in left]
         loops = dict.fromkeys([x.op for w in workspaces for x in w.extents])
         loops |= dict.fromkeys(op for _, op in segments)
-        sizes = lengths(self.primal, list(loops)) if workspaces else None
+        sizes = lengths(self.primal, list(loops), self.contents) if workspaces else None
         return Adjoint(
             self.primal, tuple(self.names), tuple(steps), tuple(workspaces), tuple(segments), sizes,
             gathered.notes, gathered.sums, tuple(gathered.listed), frozenset(gathered.defined),
             gathered.dense, gathered.private,
+            {work_name(name): before_name(name) for name in self.names},
         )  # fmt: skip
 
     def _check_atomics(self) -> None:

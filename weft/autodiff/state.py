@@ -14,7 +14,7 @@ from weft.errors import GradientError
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, compute_type, index
-from weft.ir.writes import written
+from weft.ir.writes import accessed_by, written
 
 # What the redoing leaves out: the loop itself has done it, and its result stands.
 DONE = ("weft.assert", "weft.bounds", "weft.print")
@@ -23,6 +23,17 @@ SCOPES = ("scf.for", "scf.while", "scf.if")
 
 def walk_regions(op: Op) -> list[Op]:
     return [inner for region in op.regions for inner in walk(region)]
+
+
+def _loops(block: Block, around: tuple[Op, ...]) -> dict[Op, tuple[Op, ...]]:
+    """The sequential loops around each operation, outermost first."""
+    found: dict[Op, tuple[Op, ...]] = {}
+    for op in block.ops:
+        found[op] = around
+        inside = (*around, op) if op.name in ("scf.for", "scf.while") else around
+        for region in op.regions:
+            found |= _loops(region, inside)
+    return found
 
 
 _ATOMIC = {"maximumf": "maximum", "minimumf": "minimum", "mulf": "product"}
@@ -90,8 +101,18 @@ class State:
         self.parallel: Op | None = None
         self.first: list[Function] = []  # launched before the adjoint
         self.indices: list[Value] = []  # of the iteration, from 0: where it writes on tapes
+        # The iteration, counted from 0, of each sequential loop around what is built.
+        self.number: dict[Op, Value] = {}
+        self.versions = {
+            op: f"version{self.order}.{k}.{self._name(self._array(op))}"
+            for k, op in enumerate(self.contents)
+            if self.contents[op] == "tape"
+        }
+        self.loops = _loops(function.body, ()) if self.versions else {}
+        self.work: dict[Value, Value] = {}
+        self.recorded: set[Op] | None = None  # while the loop is carried out again on ``work``
         for op, which in self.contents.items():
-            memref = op.operands[0]
+            memref = self._array(op)
             if which == "before" and memref not in self.before:
                 self.before[memref] = self._argument(before_name(self._name(memref)), memref.type)
         for k, memref in enumerate(args):
@@ -99,6 +120,32 @@ class State:
                 assert isinstance(memref.type, MemRefType)
                 type = MemRefType(compute_type(memref.type.element), memref.type.rank)
                 self.shadow[memref] = self._argument(self.prefix + self.names[k], type)
+
+    def _version(self, op: Op) -> tuple[Value, list[Value]]:
+        """The tape of what ``op`` saw, and where on it this time is."""
+        name = self.versions[op]
+        numbers = [self.number[loop] for loop in self.loops[op]]
+        at = [*numbers, *self.indices] if self.interleaved else [*self.indices, *numbers]
+        tape = next((a for a in self.new.args if a.name == name), None)
+        type = self._array(op).type
+        assert isinstance(type, MemRefType)
+        return tape or self._argument(name, MemRefType(type.element, len(at))), at
+
+    def _version_buffers(self) -> list[Buffer]:
+        found: list[Buffer] = []
+        for op, name in self.versions.items():
+            type = self._array(op).type
+            assert isinstance(type, MemRefType)
+            extents = tuple(map(Extent, self.loops[op]))
+            found.append(Buffer(name, type.element.name, self.parallel, extents,
+                                interleaved=self.interleaved))  # fmt: skip
+        return found
+
+    def _array(self, op: Op) -> Value:
+        """The array of which ``op``, one of ``contents``, sees an element."""
+        memref = accessed_by(op)
+        assert memref is not None
+        return memref
 
     def _name(self, memref: Value) -> str:
         return self.names[self.primal.args.index(memref)]

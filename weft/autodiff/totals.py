@@ -8,8 +8,7 @@ from weft.autodiff.adjoint import Buffer
 from weft.autodiff.clean import clean
 from weft.autodiff.undo import Undo
 from weft.errors import GradientError
-from weft.ir.builder import Builder
-from weft.ir.core import Function, Op, Value
+from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType, ScalarType
 
 
@@ -75,49 +74,32 @@ class Totals(Undo):
         of ``given``. Gives the totals, as the adjoint reads them.
         """
         assert self.parallel is not None
-        outer, body = self.new.body.args, self.parallel.regions[0]
-        types, names = [a.type for a in outer], [a.name for a in outer]
-        counting = Function(f"{self.primal.name}_totals{len(self.first)}", types, names,
-                            dict(self.new.attrs), self.primal.span)  # fmt: skip
-        saved = self.b, self.env, self.before, self.new
-        places = dict(zip(outer, counting.args, strict=True))
-        self.b, self.new = Builder(counting.body, self.primal.span), counting
-        self.env = {old: places[new] for old, new in self.env.items() if new in places}
-        self.before = {old: places[new] for old, new in self.before.items()}
-        head = self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]
-        for op in head:
-            self._redo(op)
-        dims = self.parallel.attrs["dims"]
-        bounds = [self.env[v] for v in self.parallel.operands[: 3 * dims]]
-        # First values are constants, or what the head computes.
-        inits = [self._again(first, saved[1]) for _, first, _ in wanted]
-        loop = self.b.parallel(bounds[:dims], bounds[dims : 2 * dims], bounds[2 * dims :], inits,
-                               [kind for kind, _, _ in wanted])  # fmt: skip
-        with self.b.at(loop.regions[0]):
-            self.env.update(zip(body.args, loop.regions[0].args, strict=True))
-            self._redo_block(body, taping=False)
-            parts = []
-            for _, _, part in wanted:
-                parts.append(self._remade(part, self.env[given]))
-            self.b.do("scf.reduce", *parts)
+        saved, body = self.env, self.parallel.regions[0]
         made = []
-        for k, total in enumerate(loop.results):
-            assert isinstance(total.type, ScalarType)
-            name = f"total{self.order}.{len(self.first)}.{k}.{result.name or 'total'}"
-            place = Value(MemRefType(total.type, 0), name, counting.body)
-            counting.body.args.append(place)
-            self.b.store(total, place, [])
-            made.append((name, total.type))
-        self.b.do("func.return")
+        with self._beside(f"totals{len(self.first)}") as counting:
+            for op in self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]:
+                self._redo(op)
+            # First values are constants, or what the head computes.
+            inits = [self._once_more(first, saved) for _, first, _ in wanted]
+            loop = self._again(inits, [kind for kind, _, _ in wanted])
+            with self.b.at(loop.regions[0]):
+                self._redo_block(body, taping=False)
+                parts = [self._remade(part, self.env[given]) for _, _, part in wanted]
+                self.b.do("scf.reduce", *parts)
+            for k, total in enumerate(loop.results):
+                assert isinstance(total.type, ScalarType)
+                name = f"total{self.order}.{len(self.first)}.{k}.{result.name or 'total'}"
+                self.b.store(total, self._argument(name, MemRefType(total.type, 0)), [])
+                made.append((name, total.type))
+            self.b.do("func.return")
         self.first.append(clean(counting))
-        self.b, self.env, self.before, self.new = saved
         totals = []
         for name, type in made:
             self.buffers.append(Buffer(name, type.name, None))
             totals.append(self.b.load(self._argument(name, MemRefType(type, 0)), []))
         return totals
 
-    def _again(self, value: Value, before: dict[Value, Value]) -> Value:
+    def _once_more(self, value: Value, before: dict[Value, Value]) -> Value:
         """A constant, or a value of the head, in the function that is being built now."""
         if isinstance(value.owner, Op) and value.owner.name == "arith.constant":
             assert isinstance(value.type, ScalarType)

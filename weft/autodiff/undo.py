@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from weft.autodiff.activity import is_float
 from weft.autodiff.checkpoints import Checkpoints
 from weft.autodiff.extremum import Extremum, extremum
+from weft.autodiff.memory import UPDATES
 from weft.autodiff.rules import REFUSED, RULES, ZERO, Local
 from weft.autodiff.state import DONE, update_error, walk_regions
 from weft.autodiff.sums import is_unread, passes_through
@@ -105,6 +106,9 @@ class Undo(Checkpoints):
         shadow = None if memref is None else self.shadow.get(memref)
         if shadow is None:
             return
+        if op in self.contents:
+            self._undo_update(op, shadow)
+            return
         if op.attrs.get("kind") != "addf":
             raise update_error(op)
         if op.result in self.adj:
@@ -114,6 +118,23 @@ class Undo(Checkpoints):
             )  # fmt: skip
         at = [self.env[v] for v in op.operands[2:]]
         self._add(op.operands[0], self.b.load(shadow, at))
+
+    def _undo_update(self, op: Op, shadow: Value) -> None:
+        """A product or an extreme value, taken in an element that no other iteration updates."""
+        value, _, *subscripts = op.operands
+        at = [self.env[v] for v in subscripts]
+        found = self._seen(op)
+        if found.type is not value.type:  # f16 and bf16 are updated in f32
+            found = self.b.op("arith.extf", found, type=value.type)
+        name = UPDATES[op.attrs["kind"]]
+        operands = [found, self.env[value]]
+        update = self.b.append(Op(name, operands, [value.type]))
+        g = self.b.load(shadow, at)
+        varied = [True, value in self.activity.values]
+        mine, share = RULES[name](Local(self.b, update, operands, update.result, g, varied))
+        assert mine is not None
+        self.b.store(mine, shadow, at)
+        self._add(value, share)
 
     @contextmanager
     def _scope(self, adjoints: dict[Value, Value]) -> Generator[None]:
@@ -216,6 +237,7 @@ class Undo(Checkpoints):
         loop = self.b.for_(self.env[lower], self.env[upper], self.env[step], [start])
         with self.b.at(loop.regions[0]) as block:
             self.env[op.regions[0].args[0]] = block.args[0]
+            self.number[op] = self._count(block.args[0], self.env[lower], self.env[step])
             for inner in found.slice:
                 self._redo(inner)
             one_more = if_extreme(self.env[found.element], one)
@@ -286,7 +308,7 @@ class Undo(Checkpoints):
         self._restore(op)
         tape = self.tapes[op]
         # The last evaluation of the condition, which gave the results.
-        trips = self._read_last(tape)
+        trips = self.number[op] = self._read_last(tape)
         handed = [results[r] for r in op.results]
         self.around.append((tape.extent, trips))
         self._undo_part(before, before.terminator.operands[1:], handed, outer)

@@ -1,4 +1,4 @@
-"""What operations write to memory."""
+"""What operations write to memory, and what they access."""
 
 from __future__ import annotations
 
@@ -17,6 +17,31 @@ def written_by(op: Op) -> Value | None:
 def written_at(op: Op) -> tuple[Value, ...]:
     """The subscripts of the element that ``op``, one of ``WRITES``, writes."""
     return tuple(op.operands[WRITES[op.name] + 1 :])
+
+
+def _place(op: Op) -> int | None:
+    """Where among its operands ``op`` has the memref that it loads from or writes to."""
+    return 0 if op.name == "memref.load" else WRITES.get(op.name)
+
+
+def accessed_by(op: Op) -> Value | None:
+    """The memref that ``op`` itself loads from or writes to."""
+    position = _place(op)
+    return None if position is None else op.operands[position]
+
+
+def accessed_at(op: Op) -> tuple[Value, ...]:
+    """The subscripts of the element that ``op``, which loads or writes, accesses."""
+    position = _place(op)
+    assert position is not None
+    return tuple(op.operands[position + 1 :])
+
+
+def redirected(op: Op, memref: Value) -> None:
+    """Lets ``op``, which loads or writes, access ``memref``. It is changed in place."""
+    position = _place(op)
+    assert position is not None
+    op.operands[position] = memref
 
 
 def written(where: Function | Block | Op | Iterable[Op]) -> KeysView[Value]:

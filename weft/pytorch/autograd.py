@@ -29,7 +29,7 @@ from weft.frontend.specs import ConstSpec, Spec, TupleSpec
 from weft.index.expression import Dim
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType
-from weft.ir.writes import written
+from weft.ir.writes import accessed_by, written
 from weft.options import Options
 from weft.pytorch import workspaces
 from weft.pytorch.dual import Along, Forwarded
@@ -81,11 +81,11 @@ class Loop:
 
     @functools.cached_property
     def before(self) -> list[int]:
-        """The arguments of whose contents from before the loop a copy is needed."""
-        loads = {
-            op.operands[0] for op, which in contents(self.function).items() if which == "before"
+        """The arguments of whose contents from before the loop an adjoint may need a copy."""
+        reads = {
+            accessed_by(op) for op, which in contents(self.function).items() if which != "after"
         }
-        return [k for k in self.memrefs if self.function.args[k] in loads]
+        return [k for k in self.memrefs if self.function.args[k] in reads]
 
     def reversed(self, wanted: frozenset[int], kept: frozenset[int], **form: Any) -> Reversed:
         """The adjoint in the form that the keywords of ``reverse`` say. The lasting form is the
@@ -126,15 +126,20 @@ class Reversed:
         lengths = adjoint.lengths
         self.measure = loop_of(lengths.measure) if lengths and lengths.measure else None
         loops = [*self.steps, *([self.measure] if self.measure else [])]
-        self.reads = {name for loop in loops for name in loop.names}
+        self.reads = {adjoint.copies.get(name, name) for loop in loops for name in loop.names}
         self.writes = {loop.names[k] for loop in self.steps for k in loop.written}
         self.fitting: dict[Hashable, tuple[Reversed, Workspaces]] = {}  # see ``_fitting``
+
+    def values(self, step: Loop, env: Mapping[str, Any]) -> list[Any]:
+        """What ``step`` is launched on, of all that goes by name."""
+        copies = self.adjoint.copies
+        return [env[copies[n]].clone() if n in copies else env[n] for n in step.names]
 
 
 @dataclass(slots=True)
 class _Call:
     """One launch: ``values`` for the arguments, with None where ``tensors`` go, in this order: the
-    memref arguments, then copies of those in ``loop.before``."""
+    memref arguments, then copies of those in ``before``."""
 
     loop: Loop
     values: list[Any]
@@ -143,6 +148,7 @@ class _Call:
     run: Callable[[Sequence[Any]], None]
     saved: list[str]
     along: Along | None = None  # where there are tangents
+    before: Sequence[int] = ()
 
     def carry_out(self, tensors: Sequence[torch.Tensor]) -> None:
         if self.along is not None and not self.along.recording:
@@ -156,7 +162,7 @@ class _Call:
     def named(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         """Everything by the name that the steps know it by."""
         names = [self.loop.names[k] for k in self.loop.memrefs]
-        names += [before_name(self.loop.names[k]) for k in self.loop.before]
+        names += [before_name(self.loop.names[k]) for k in self.before]
         env = dict(zip(names, tensors, strict=True))
         for name, value in zip(self.loop.names, self.values, strict=True):
             if name not in env:
@@ -231,7 +237,7 @@ class Launch(torch.autograd.Function):
             if k not in loop.written and name not in made.adjoint.defined:
                 env[name].zero_()
         for step in made.steps:
-            values = [env[name] for name in step.names]
+            values = made.values(step, env)
             if plain:
                 step.run(values)
             else:
@@ -338,8 +344,7 @@ def _workspaces(
         assert reversed.measure is not None
         trips = torch.zeros(count, dtype=torch.int64, device=device)
         with torch.no_grad():
-            reversed.measure.run([trips if n == "trips" else env[n]
-                                  for n in reversed.measure.names])  # fmt: skip
+            reversed.measure.run(reversed.values(reversed.measure, {**env, "trips": trips}))
         return trips.tolist()
 
     return workspaces.workspaces(reversed.adjoint, env, values, measured, known)
@@ -382,7 +387,8 @@ def launch(
     if recording:
         made = loop.reversed(wanted, frozenset(loop.written) - wanted)
         if made.steps or tangents:
-            tensors += [values[k].clone() for k in loop.before]
+            call.before = [k for k in loop.before if before_name(loop.names[k]) in made.reads]
+            tensors += [values[k].clone() for k in call.before]
             call.reversed = made
             if outs is not None and not tangents:
                 call.run = _filling(loop, made, outs) or run

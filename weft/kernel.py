@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -26,10 +26,11 @@ from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.library import Operators
 from weft.pytorch.namespace import namespace_of
+from weft.pytorch.overrides import check_foreign, overridden, overriding
 from weft.runtime import watch
-from weft.runtime.entry import make_entry, modes, order_of, plain_types, transforms
+from weft.runtime.entry import dispatched, make_entry, order_of, plain_types
 from weft.runtime.launch import Ahead, Launcher, Specialization
-from weft.runtime.signature import check_argument
+from weft.runtime.signature import check_argument, check_layout
 from weft.source import FunctionSource, Span, read_function
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Kernel:
         try:
             try:
                 return self._entry(*args, **kwargs)
-            except TypeError as error:
+            except (TypeError, NotImplementedError) as error:
                 self._explain(error, args, kwargs)
                 raise
         except Exception as error:
@@ -83,11 +84,21 @@ class Kernel:
 
     def _special(self, *args: Any, **kwargs: Any) -> Any:
         """A call whose way is not known: the first, one with checks, or one for the dispatcher."""
-        if modes() or transforms() is not None:
-            return self.operators(args, kwargs)
         values = (*args, *kwargs.values())
-        if not plain_types.issuperset(map(type, values)) and any(map(self._is_foreign, values)):
+        plain = plain_types.issuperset(map(type, values))
+        if not plain and overriding(values):
+            return overridden(self, args, kwargs)
+        if dispatched():
             return self.operators(args, kwargs)
+        if not plain and any(map(self._is_foreign, values)):
+            try:
+                return self.operators(args, kwargs)
+            except (NotImplementedError, TypeError) as error:
+                check_foreign(self, args, kwargs, error)
+                raise
+        if profiler._is_profiler_enabled:
+            with torch._C._profiler._RecordFunctionFast(f"{self._namespace}::{self._op_name}"):
+                return self.direct(*args, **kwargs)
         return self.direct(*args, **kwargs)
 
     def _ready(self) -> bool:
@@ -145,8 +156,13 @@ class Kernel:
             return False
         return True
 
-    def _explain(self, error: TypeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Says what is wrong with a call whose arguments do not fit the parameters."""
+    def _explain(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Says what is wrong with a call whose arguments do not fit the parameters, or have a
+        layout that the host part has no operation for."""
+        if isinstance(error, NotImplementedError):
+            for name, value in self.bind(args, kwargs).arguments.items():
+                if isinstance(value, torch.Tensor):
+                    check_layout(name, value, self.span, error)
         frames = error.__traceback__.tb_next if error.__traceback__ else None
         if frames is None:
             self.bind(args, kwargs)

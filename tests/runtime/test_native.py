@@ -164,16 +164,6 @@ def test_sizes():
     assert SEEN == []
 
 
-def test_levels_of_forward_mode():
-    call = step(record.LEVEL, objects=[forward_ad, "_current_level"])
-    assert taken(call, 1) == bytes(8)
-    with forward_ad.dual_level():
-        assert taken(call, 1) is None
-    assert taken(call, 1) == bytes(8)
-    for module in (types.SimpleNamespace(_current_level=None), types.SimpleNamespace()):
-        assert taken(step(record.LEVEL, objects=[module, "_current_level"]), 1) is None
-
-
 def test_guards():
     owner = types.SimpleNamespace(name=work)
     scope: dict[str, object] = {"name": work}

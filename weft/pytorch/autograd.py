@@ -34,12 +34,14 @@ from weft.options import Options
 from weft.pytorch import workspaces
 from weft.pytorch.dual import Along, Forwarded
 from weft.pytorch.level import is_dual, tangent_of, within_level
+from weft.pytorch.transforms import batching_error, is_batch
 from weft.pytorch.workspaces import IR_DTYPES, Workspaces
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import flat
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher, overlaps
 from weft.runtime.signature import TORCH_DTYPES
+from weft.runtime.storage import dense
 
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -73,6 +75,11 @@ class Loop:
     def derived(self, function: Function) -> Loop:
         """A loop that was derived from this one."""
         return Loop(function, self.options, self.make)
+
+    @functools.cached_property
+    def node(self) -> type[Launch]:
+        """``Launch`` under the name that ``grad_fn`` and the profiler show."""
+        return type(self.function.name, (Launch,), {})
 
     @property
     def adjoints(self) -> list[Adjoint]:
@@ -216,6 +223,9 @@ class Launch(torch.autograd.Function):
             name = prefix + loop.names[k]
             if grad is None or not grad.is_floating_point():
                 continue
+            if is_batch(grad):
+                raise batching_error(loop.function.span)
+            grad = dense((grad,))[0].resolve_neg()
             g = grad.to(_COMPUTE.get(grad.dtype, grad.dtype)).contiguous()
             env[name] = g.clone() if g is grad and name in made.writes else g
         for k in call.wanted:
@@ -342,6 +352,8 @@ def _workspaces(
 
     def measured(count: int) -> list[int]:
         assert reversed.measure is not None
+        if device.type == "meta":  # without data, a loop has no iterations
+            return [0] * count
         trips = torch.zeros(count, dtype=torch.int64, device=device)
         with torch.no_grad():
             reversed.measure.run(reversed.values(reversed.measure, {**env, "trips": trips}))
@@ -398,7 +410,7 @@ def launch(
             with torch.no_grad():
                 run(values)
             return
-    Launch.apply(call, *tensors)
+    loop.node.apply(call, *tensors)
     call.run = loop.run  # lets go of the tensors, which hold ``call`` by their history
 
 
@@ -454,7 +466,9 @@ def differentiate(
     """A launch of a kernel's loop while gradients are recorded. Gives what the launcher gives.
     ``make``: what carries the loop out, and all that is derived from it, if it is not compiled.
     ``outs``: what the loop writes, by name, if that is known already (see ``launch``)."""
+    given, args = args, dense(args)
     specs = list(launcher.specs(args).values())
+    launcher.check(args)
     place = next(v.device.type for v in args if isinstance(v, torch.Tensor))
     loop = _loop_of(launcher, specs, place, make)
     values: list[Any] = []
@@ -463,7 +477,7 @@ def differentiate(
             values += flat(value)
         elif not isinstance(spec, ConstSpec):
             values.append(value)
-    if overlaps(launcher, specs, args, loop.function):
+    if place != "meta" and overlaps(launcher, specs, given, loop.function):
         raise GradientError(
             "memory that the loop writes is also read or written through another argument, and a "
             "gradient is asked for", loop.function.span, help="pass a copy: x.clone()",

@@ -36,6 +36,25 @@ def list_error(span: Span) -> KernelValueError:
     )  # fmt: skip
 
 
+def batching_error(span: Span | None) -> GradientError:
+    return GradientError(
+        "a kernel has no batching rule yet, so vmap and what rests on it (jacfwd, jacrev, hessian, "
+        "is_grads_batched, vectorize=True) cannot be had", span,
+        help="write the loop over the batch in the kernel, or call jvp or vjp for each vector",
+    )  # fmt: skip
+
+
+def is_batch(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is a batch, whose elements are those of another."""
+    if type(tensor) is not torch.Tensor:
+        return False
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return True
+    return False
+
+
 def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
     """``f(*values)`` under transforms of ``torch.func``: a tensor or a tuple of tensors."""
     places = [k for k, v in enumerate(values) if isinstance(v, torch.Tensor)]
@@ -99,11 +118,7 @@ class Eager(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        raise GradientError(
-            "a kernel has no batching rule yet, so vmap and what rests on it (jacfwd, jacrev, "
-            "hessian) cannot be had", args[1],
-            help="write the loop over the batch in the kernel, or call jvp or vjp for each vector",
-        )  # fmt: skip
+        raise batching_error(args[1])
 
 
 class Pulled:

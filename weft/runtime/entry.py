@@ -1,8 +1,8 @@
 """The function that a call of a kernel runs first, as Python text with the kernel's own signature.
 
-It asks whether the call is for PyTorch's dispatcher (a mode, a transform, a forward-mode level, a
-tensor subclass) and goes on to the host part. What it finds out of the ordinary it leaves to
-``special``, which takes the arguments by the same names.
+It asks whether the call is for PyTorch's dispatcher (a mode, a transform, a tracer, a forward-mode
+level, a tensor subclass) or is profiled, and goes on to the host part. What it finds out of the
+ordinary it leaves to ``special``, which takes the arguments by the same names.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 
 from weft.frontend.split import HostPart
 from weft.source import FunctionSource
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
-modes = torch._C._len_torch_dispatch_stack
-transforms = torch._C._functorch.peek_interpreter_stack
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_traced = torch._C._is_tracing  # by torch.jit.trace
+_functions = torch._C._len_torch_function_stack
+_pre_dispatch: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_dispatch
 # Types of arguments that the host part takes as they are.
 plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), str}
 
@@ -30,12 +33,18 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _TEXT = """\
 def entry({signature}):
     if (
-        _weft_modes() or _weft_transforms() is not None or _weft_forward_ad._current_level >= 0
+        _weft_modes() or _weft_transforms() or _weft_traced() or _weft_functions()
+        or _weft_forward_ad._current_level >= 0 or _weft_profiler._is_profiler_enabled
         {tests}
     ):
         return _weft_special({passed})
     return _weft_host(_weft_launchers{positional})
 """
+
+
+def dispatched() -> bool:
+    """Whether something watches PyTorch's dispatcher, or transforms what goes through it."""
+    return bool(_modes() or _transforms() or _traced() or _pre_dispatch())
 
 
 def make_entry(
@@ -50,7 +59,9 @@ def make_entry(
     if any(p.kind in _VARIADIC for p in parameters):
         return special
     scope: dict[str, Any] = {
-        "_weft_modes": modes, "_weft_transforms": transforms, "_weft_forward_ad": forward_ad,
+        "_weft_modes": _modes, "_weft_transforms": _transforms, "_weft_traced": _traced,
+        # Where modes are asked before autograd (``make_fx(pre_dispatch=True)``), so are functions.
+        "_weft_functions": _functions, "_weft_forward_ad": forward_ad, "_weft_profiler": profiler,
         "_weft_plain": plain_types, "_weft_special": special, "_weft_host": host,
         "_weft_launchers": launchers,
     }  # fmt: skip

@@ -38,14 +38,13 @@ WARMING = frozenset((1, 4, 16))
 
 class Plan(NamedTuple):
     """What a call needs to know. ``pack`` packs pointers and scalars, ``tail`` follows them;
-    ``call`` takes both. ``odd``: a tensor may be one that torch negates lazily."""
+    ``call`` takes both."""
 
     call: Callable[[bytes], object]
     pack: Callable[..., bytes]
     tail: bytes
     grad: bool
     guards: tuple[Any, ...]
-    odd: bool
     extents: tuple[int, ...]  # bytes of each tensor from its first to its last element
     makers: tuple[Callable[[], torch.Tensor], ...]  # of the results
     direct: native.Direct | None  # instead of ``call``
@@ -119,7 +118,7 @@ class Generated:
                 asked = [ask, ask(value), _packer(kind, spec)]
                 work.step(record.ASKED, k, slot=slot, range=(0, 8 * slots), objects=asked)
             if k in tensors:
-                work.step(record.TENSOR, k, slot=tensors.index(k))
+                work.step(record.TENSOR, k, slot=tensors.index(k), type=type(value))
             slot += slots
         return work
 
@@ -168,11 +167,13 @@ def launcher_text(
     tensors = tensors_of(kinds)
     outs = [f"r{k}" for k in range(results)]
     extents, makers = _tuple([f"e{k}" for k in tensors]), _tuple([f"m{k}" for k in range(results)])
-    plan = f"call, pack, tail, grad, guards, odd, {extents}, {makers}, direct, met"
+    plan = f"call, pack, tail, grad, guards, {extents}, {makers}, direct, met"
     values = [*(f"p{k}" for k in tensors), *(f"{r}.data_ptr()" for r in outs)]
     for kind, name in pairs:
         values += [_VALUES[kind].format(a=name)] if kind in _VALUES else []
     read = [f"p{k} = a{k}.data_ptr()" for k in tensors]
+    hidden = [f"not p{k} and e{k} or a{k}.is_neg()" for k in tensors]
+    hidden += [f"a{k}.is_inference()" for k in bumped]
     launch = [f"r{k} = m{k}()" for k in range(results)]
     launch += [f"if grad and grad_enabled(): return differentiate({everything})"]
     launch += ["try:", f"    slots = pack({', '.join(values)}) + tail"]
@@ -196,14 +197,15 @@ def launcher_text(
     lines += [f"def run(plan, {comma}):", f"    {plan} = plan", *_indented([*read, *launch])]
     lines += [f"def launch({comma}):", "    try:", f"        {plan} = plans[{key}]"]
     lines += [
-        "    except (KeyError, AttributeError, TypeError):",
+        *_indented(_indented(read)),
+        # RuntimeError: a tensor without strides, or without memory
+        "    except (KeyError, AttributeError, TypeError, RuntimeError):",
         f"        return slow({everything})",
     ]
-    if tensors:
-        negated = " or ".join(f"a{k}.is_neg()" for k in tensors)
-        lines.append(f"    if odd and ({negated}): return slow({everything})")
+    if hidden:
+        lines.append(f"    if {' or '.join(hidden)}: return slow({everything})")
     lines.append(f"    if met() in warming: return warm({everything})")
-    lines += _indented([fresh, *ranges, *read, *overlaps, *launch])
+    lines += _indented([fresh, *ranges, *overlaps, *launch])
     return "\n".join(lines) + "\n"
 
 

@@ -60,6 +60,7 @@ from weft.runtime.overlap import (
 )
 from weft.runtime.shadow import checked
 from weft.runtime.signature import TORCH_DTYPES, check_devices, spec_of
+from weft.runtime.storage import check_memory, check_writable, dense
 from weft.source import FunctionSource, Span
 
 log = logging.getLogger("weft.specialize")
@@ -182,10 +183,12 @@ class Launcher:
             return self._with_backing(args)
         while True:
             try:
+                args = self.extended(args)
+                if any(isinstance(v, torch.Tensor) and v.is_meta for v in args):
+                    return self.on_meta(args)
                 with self.lock:
-                    args = self.extended(args)
-                    code, plan = self._planned(args)
-                return code.run(plan, *args)
+                    code, plan, values = self._planned(args)
+                return code.run(plan, *values)
             except RegionChanged as change:
                 self.change(change)
 
@@ -235,17 +238,31 @@ class Launcher:
             )
             self._forget()
 
-    def _planned(self, args: tuple[Any, ...]) -> tuple[Generated, Plan]:
-        span = self.region.span
+    def on_meta(self, args: tuple[Any, ...]) -> Any:
+        """A call with meta tensors, which have shapes and dtypes and no data: results are like
+        them, and nothing is computed."""
         specs = list(self.specs(args).values())
-        tensors = [
-            (n, v) for n, v in zip(self.names, args, strict=True) if isinstance(v, torch.Tensor)
-        ]
-        check_devices(tensors, span)
+        self.check(args)
+        wanted = any(isinstance(v, torch.Tensor) and v.requires_grad for v in args)
+        if wanted and torch.is_grad_enabled():
+            return self.differentiate(args)
+        compiled = self.specialize(specs, place="meta").compiled
+        results = [torch.empty((), dtype=TORCH_DTYPES[dtype], device="meta")
+                   for _, dtype in compiled.results]  # fmt: skip
+        return (results[0] if len(results) == 1 else tuple(results)) if results else None
+
+    def _planned(self, given: tuple[Any, ...]) -> tuple[Generated, Plan, tuple[Any, ...]]:
+        """What serves the call, its plan, and the arguments with memory for all of them."""
+        span = self.region.span
+        args = dense(given)
+        specs = list(self.specs(args).values())
+        tensors = self.check(args)
         place = tensors[0][1].device.type if tensors else "cpu"
         special = self.specialize(specs, aliased=False, place=place)
         written = _written(special.compiled.function)
         code = self._generated(specs, args, written)
+        for k in code.writes:
+            check_writable(self.names[k], given[k], span)
         refuse_overlap_within(args, code.writes, self.names, span)
         plans, key, shared = code.plans, code.key(*args), distances(args, code.pairs)
         if shared:
@@ -258,7 +275,18 @@ class Launcher:
             plans.clear()
         plan = plans[key] = self._plan(special, specs, args, written)
         special.plans += 1
-        return code, plan
+        return code, plan, args
+
+    def check(self, args: tuple[Any, ...]) -> list[tuple[str, torch.Tensor]]:
+        """The tensors among the arguments, by name. Raises ``CompileError``s for those that a loop
+        cannot reach."""
+        pairs = zip(self.names, args, strict=True)
+        tensors = [(n, v) for n, v in pairs if isinstance(v, torch.Tensor)]
+        check_devices(tensors, self.region.span)
+        for name, tensor in tensors:
+            if not tensor.is_meta:
+                check_memory(name, tensor, self.region.span)
+        return tensors
 
     def alias(self, code: Generated, args: tuple[Any, ...]) -> Any:
         """A call in which memory that is written overlaps another argument's."""
@@ -396,8 +424,6 @@ class Launcher:
         differentiable = any(d.is_floating_point for d in outputs)
         grad = differentiable and any(t.requires_grad for t in tensors if t.is_floating_point())
         extents = [extent(t) for t in tensors]
-        # Lazily negated tensors are imaginary parts: every other float in memory, or fewer.
-        odd = any(t.is_floating_point() and 1 not in t.stride() for t in tensors)
         if log_launch.isEnabledFor(logging.DEBUG):
             threads = torch.get_num_threads()
             log_launch.debug(
@@ -407,7 +433,7 @@ class Launcher:
             )  # fmt: skip
         pack = struct.Struct("<" + head).pack
         makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
-        return Plan(call, pack, rest, grad, tuple(compiled.guards), odd, tuple(extents),
+        return Plan(call, pack, rest, grad, tuple(compiled.guards), tuple(extents),
                     tuple(makers), direct, itertools.count(1).__next__)  # fmt: skip
 
     def stale(self, args: tuple[Any, ...]) -> Any:
@@ -525,6 +551,8 @@ def overlaps(
     """Whether an element that the loop writes is also one of another argument."""
     memory, written = _memory(specs), _written(function)
     writes = [memory[k] for k in sorted(written) if k < len(memory)]
+    for k in writes:
+        check_writable(launcher.names[k], args[k], launcher.region.span)
     refuse_overlap_within(args, writes, launcher.names, launcher.region.span)
     return any_shared(args, apart(writes, memory))
 

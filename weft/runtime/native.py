@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import torch
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 
 from weft.codegen.machine import host, machine
 from weft.runtime import cpu, record, routine
@@ -93,11 +93,13 @@ class Work:
 
     def ahead(self, order: Sequence[int]) -> Work:
         """The same work in place of a kernel, whose arguments have their places in ``order``; it
-        is left to others within a level of forward mode."""
+        is left to others within a level of forward mode, and where it is profiled."""
         steps = [(kind, order[k], *rest) for kind, k, *rest in self.steps]
         work = replace(self, bumped=[order[k] for k in self.bumped], steps=steps,
                        objects=[*self.objects])  # fmt: skip
-        work.step(record.LEVEL, 0, objects=[forward_ad, sys.intern("_current_level")])
+        for module, name, idle in ((forward_ad, "_current_level", -1),
+                                   (profiler, "_is_profiler_enabled", False)):  # fmt: skip
+            work.guard(vars(module), sys.intern(name), idle, item=True, absent=False)
         return work
 
     def packed(self) -> tuple[object, ...]:
@@ -115,7 +117,7 @@ class Work:
         return (
             packed, None, self.check, torch.Tensor.data_ptr, torch._C._increment_version,
             torch.is_grad_enabled, self.holds, self.guards, self.call, _stream, direct.device,
-            _device, *self.makers, *self.objects, direct.keep,
+            _device, sys.intern("is_nested"), *self.makers, *self.objects, direct.keep,
         )  # fmt: skip
 
 

@@ -26,10 +26,11 @@ HEAD = (
 STEP = ("kind", "argument", "slot", "type", "low", "high")
 OBJECTS = (
     "record", "otherwise", "check", "data_ptr", "increment", "grad_enabled", "holds", "guards",
-    "call", "stream", "device", "current",
+    "call", "stream", "device", "current", "nested",
 )  # fmt: skip
 # Kinds of steps. "type": the exact type that the argument has.
-TENSOR = 0  # the next tensor; "slot": its number among them
+TENSOR = 0  # the next tensor, whose address goes to "slot", its number among them, unless it is
+# nested: asked about such a tensor, ``check`` ends the process
 INTEGER = 1  # a number of that type from "low" to "high", to "slot" as an integer
 FLOAT = 2  # a number of that type, to "slot" as a double
 SAME = 3  # the object "low"
@@ -37,11 +38,10 @@ EQUAL = 4  # equal to the object "low"
 SIZE = 5  # "high" ints, to "slot" and those after it
 ASKED = 6  # object "low" called with it gives what equals the next one; the object after that, if
 # it is not None, gives "high" bytes, to "slot"
-LEVEL = 7  # object "low" has no level of forward mode open (the next object is the attribute)
 # Guards, which look at no argument. The objects from "low" on: where, the name, the value.
-ITEM = 8  # a dict has this value under the name
-MISSING = 9  # a dict has nothing under the name
-ATTRIBUTE = 10  # an object has this value as its attribute
+ITEM = 7  # a dict has this value under the name
+MISSING = 8  # a dict has nothing under the name
+ATTRIBUTE = 9  # an object has this value as its attribute
 # Ways to call.
 HOLDING, RELEASING, PYTHON, DRIVER = range(4)
 GRAD, GUARDED, SEVERAL = 1, 2, 4  # flags

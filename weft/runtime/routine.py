@@ -22,7 +22,6 @@ from weft.runtime.record import (
     INTEGER,
     ITEM,
     LAUNCH,
-    LEVEL,
     MISSING,
     OBJECTS,
     RELEASING,
@@ -128,7 +127,8 @@ no:
 }}
 
 ; one step: whether the argument is as it has to be; where not, an error may be set
-define internal i1 @fits(ptr %self, ptr %step, ptr %args, ptr %block, ptr %tensors) {{
+define internal i1 @fits(
+    ptr %self, ptr %step, ptr %args, ptr %block, ptr %tensors, ptr %data_ptr, i64 %true) {{
 {_words("step", *STEP, of=STEP)}
   %value.p = getelementptr ptr, ptr %args, i64 %argument
   %value = load ptr, ptr %value.p
@@ -147,7 +147,6 @@ typed:
     i64 {EQUAL}, label %equal
     i64 {SIZE}, label %size
     i64 {ASKED}, label %asked
-    i64 {LEVEL}, label %level
     i64 {ITEM}, label %owned
     i64 {MISSING}, label %owned
     i64 {ATTRIBUTE}, label %owned
@@ -155,7 +154,18 @@ typed:
 tensor:
   %tensor.p = getelementptr ptr, ptr %tensors, i64 %slot
   store ptr %value, ptr %tensor.p
-  ret i1 true
+{_object("nested")}
+  %is.nested = call ptr @PyObject_GetAttr(ptr %value, ptr %nested.o)
+  %unasked = icmp eq ptr %is.nested, null
+  br i1 %unasked, label %no, label %flat
+flat:
+  call void @Py_DecRef(ptr %is.nested)
+  %nested.v = ptrtoint ptr %is.nested to i64
+  %nested = icmp eq i64 %nested.v, %true
+  br i1 %nested, label %no, label %address
+address:
+  %told = call i1 @points(ptr %data_ptr, ptr %value, ptr %place)
+  br i1 %told, label %yes, label %no
 integer:
   %integer.v = call i64 @PyLong_AsLongLong(ptr %value)
   store i64 %integer.v, ptr %place
@@ -197,18 +207,6 @@ took:
   store i64 %item.v, ptr %item.p
   %next = add i64 %k, 1
   br label %item
-level:
-  %module = call ptr @PyTuple_GetItem(ptr %self, i64 %low)
-  %name.n = add i64 %low, 1
-  %name = call ptr @PyTuple_GetItem(ptr %self, i64 %name.n)
-  %level.o = call ptr @PyObject_GetAttr(ptr %module, ptr %name)
-  %levelless = icmp eq ptr %level.o, null
-  br i1 %levelless, label %no, label %levels
-levels:
-  %level.v = call i64 @PyLong_AsLongLong(ptr %level.o)
-  call void @Py_DecRef(ptr %level.o)
-  %closed = icmp slt i64 %level.v, 0
-  br i1 %closed, label %stored, label %no
 owned:
   %owner = call ptr @PyTuple_GetItem(ptr %self, i64 %low)
   %own.n = add i64 %low, 1
@@ -491,6 +489,7 @@ begin:
   %found = alloca ptr, i64 %tensors
   %one = alloca ptr
   call void @llvm.memcpy.p0.p0.i64(ptr %block, ptr %template, i64 %size, i1 false)
+{_object("data_ptr")}
   br label %step
 step:
   %s = phi i64 [ 0, %begin ], [ %s.next, %stepped ]
@@ -498,7 +497,8 @@ step:
   br i1 %s.more, label %take, label %guard
 take:
   %step.p = getelementptr [{len(STEP)} x i64], ptr %steps.list, i64 %s
-  %fitting = call i1 @fits(ptr %self, ptr %step.p, ptr %args, ptr %block, ptr %found)
+  %fitting = call i1 @fits(ptr %self, ptr %step.p, ptr %args, ptr %block, ptr %found,
+                           ptr %data_ptr.o, i64 %true)
   br i1 %fitting, label %stepped, label %unexpected
 stepped:
   %s.next = add i64 %s, 1
@@ -523,27 +523,27 @@ grad:
 constant:
   %guards.f = and i64 %flags, {GUARDED}
   %guardless = icmp eq i64 %guards.f, 0
-  br i1 %guardless, label %point, label %guards
+  br i1 %guardless, label %pointer, label %guards
 guards:
 {_object("holds")}
 {_object("guards")}
   store ptr %guards.o, ptr %one
   %held = call i32 @asks(ptr %holds.o, ptr %one, i64 1, i64 %true)
   %holding = icmp eq i32 %held, 1
-  br i1 %holding, label %point, label %unexpected
-point:
-{_object("data_ptr")}
-  br label %pointer
+  br i1 %holding, label %pointer, label %unexpected
 pointer:
-  %t = phi i64 [ 0, %point ], [ %t.next, %pointed ]
+  %t = phi i64 [ 0, %constant ], [ 0, %guards ], [ %t.next, %pointed ]
   %t.more = icmp ult i64 %t, %tensors
   br i1 %t.more, label %address, label %pair
 address:
-  %tensor.p = getelementptr ptr, ptr %found, i64 %t
-  %tensor = load ptr, ptr %tensor.p
   %slot = getelementptr i64, ptr %block, i64 %t
-  %told = call i1 @points(ptr %data_ptr.o, ptr %tensor, ptr %slot)
-  br i1 %told, label %pointed, label %unexpected
+  %slot.v = load i64, ptr %slot
+  %memory.p = getelementptr i64, ptr %extents, i64 %t
+  %memory = load i64, ptr %memory.p
+  %nowhere = icmp eq i64 %slot.v, 0
+  %needed = icmp ne i64 %memory, 0
+  %lost = and i1 %nowhere, %needed
+  br i1 %lost, label %otherwise, label %pointed
 pointed:
   %t.next = add i64 %t, 1
   br label %pointer

@@ -98,11 +98,7 @@ def scalar_kind(value: Any) -> str:
 
 def tensor_spec(name: str, tensor: torch.Tensor, span: Span | None = None) -> TensorSpec:
     """The spec of a tensor. Raises ``KernelTypeError`` for what a kernel cannot read."""
-    if tensor.layout is not torch.strided:
-        raise KernelTypeError(
-            f"`{name}` is a {str(tensor.layout).removeprefix('torch.')} tensor", span,
-            help=f"kernels take dense tensors: pass {name}.to_dense(), or its values and indices",
-        )  # fmt: skip
+    check_layout(name, tensor, span)
     if tensor.is_quantized:
         raise KernelTypeError(
             f"`{name}` is a quantized tensor", span,
@@ -124,6 +120,25 @@ def tensor_spec(name: str, tensor: torch.Tensor, span: Span | None = None) -> Te
     return TensorSpec(dtype, tensor.dim(), layout(tensor), sizes, shape, backing)
 
 
+def check_layout(
+    name: str, tensor: torch.Tensor, span: Span | None = None, cause: Exception | None = None
+) -> None:
+    """Raises ``KernelTypeError`` where the elements are not where sizes and strides say."""
+    if tensor.is_nested:
+        flat = f"{name}.values() and {name}.offsets()"
+        if tensor.layout is not torch.jagged:
+            flat = f"{name}.to_padded_tensor(0.0), or each of {name}.unbind()"
+        raise KernelTypeError(
+            f"`{name}` is a nested tensor", span, help=f"kernels take dense tensors: pass {flat}"
+        ) from cause
+    if tensor.layout is not torch.strided:
+        flat = ", or its values and indices" * str(tensor.layout).startswith("torch.sparse")
+        raise KernelTypeError(
+            f"`{name}` is a {str(tensor.layout).removeprefix('torch.').lstrip('_')} tensor", span,
+            help=f"kernels take dense tensors: pass {name}.to_dense(){flat}",
+        ) from cause  # fmt: skip
+
+
 def layout(tensor: torch.Tensor) -> str:
     """How much is known of the strides: one of ``ir.types.LAYOUTS``."""
     if tensor.is_contiguous():
@@ -142,13 +157,7 @@ def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None =
                 help="tensors of one loop must be on one device: move one with .to(...)",
             )  # fmt: skip
     for name, tensor in named:
-        if tensor.device.type == "meta":
-            raise KernelValueError(
-                f"`{name}` is a meta tensor: it has no data", span,
-                help="the loops of a kernel run on tensors with data; shapes alone are computed "
-                "under torch._subclasses.FakeTensorMode or torch.compile",
-            )  # fmt: skip
-        if tensor.device.type not in ("cpu", "cuda"):
+        if tensor.device.type not in ("cpu", "cuda", "meta"):
             raise KernelValueError(
                 f"`{name}` is on {tensor.device}", span,
                 help=f"kernels run on CPU and CUDA tensors: pass {name}.cpu()",

@@ -1,0 +1,92 @@
+"""Calls of a kernel with arguments whose types have a say in what functions do with them.
+
+A kernel is a function of torch's in this: where the type of an argument has a
+``__torch_function__`` of its own, it is handed the kernel and the arguments. So
+``torch.fx.symbolic_trace`` records it. Modes (``TorchFunctionMode``) see what the host part calls,
+not the kernel: ``torch.device`` as a context is one of them, and has to reach what the host part
+makes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+
+from weft.errors import KernelTypeError, WeftError
+from weft.runtime.signature import check_layout
+from weft.source import Span
+
+# pyright: reportPrivateUsage=false
+_NONE = torch._C._disabled_torch_function_impl
+_USUAL: Any = torch.Tensor.__torch_function__
+_FUNCTION = "__torch_function__"
+
+
+class KernelLike(Protocol):
+    """What is asked of a kernel."""
+
+    __name__: str
+
+    @property
+    def span(self) -> Span: ...
+    @property
+    def mutated(self) -> frozenset[str]: ...
+    def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments: ...
+
+
+@functools.cache
+def _overrides(kind: type) -> bool:
+    own = getattr(kind, _FUNCTION, None)
+    return own not in (None, _NONE) and getattr(own, "__func__", own) is not _USUAL.__func__
+
+
+def overriding(values: Iterable[Any]) -> list[Any]:
+    """Those of ``values`` whose types have a ``__torch_function__`` of their own, while torch asks
+    for it."""
+    if not torch._C._is_torch_function_enabled():
+        return []
+    return [v for v in values if _overrides(type(v))]
+
+
+def overridden(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the types of the arguments make of a call of ``kernel``. Raises ``KernelTypeError``."""
+    found: list[Any] = torch.overrides._get_overloaded_args(overriding((*args, *kwargs.values())))
+    types = tuple(map(type, found))
+    if kernel.mutated and any(isinstance(v, torch.fx.Proxy) for v in found):
+        torch.fx.node.has_side_effect(kernel)  # so that no graph loses the call
+    for value in found:
+        result = getattr(value, _FUNCTION)(kernel, types, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    raise KernelTypeError(
+        f"`{_name(kernel, args, kwargs, found[0])}` is a {types[0].__name__}, whose "
+        "__torch_function__ does not take kernels", kernel.span,
+        help="call the kernel with the tensors that it is made of",
+    )  # fmt: skip
+
+
+def check_foreign(
+    kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> None:
+    """Raises ``KernelTypeError`` where ``error`` says that the type of an argument
+    (``__torch_dispatch__``) knows nothing of the kernel's operator."""
+    named = f".{kernel.__name__}" in str(error)
+    for name, value in kernel.bind(args, kwargs).arguments.items():
+        if isinstance(value, torch.Tensor) and named and not isinstance(error, WeftError):
+            check_layout(name, value, kernel.span, error)
+            if type(value) not in (torch.Tensor, torch.nn.Parameter):
+                raise KernelTypeError(
+                    f"`{name}` is a {type(value).__name__}, which does not take operators that it "
+                    "does not know", kernel.span,
+                    help="call the kernel with the tensors that it is made of "
+                    f"({name}.to_local(), {name}.get_data(), ...)",
+                ) from error  # fmt: skip
+
+
+def _name(kernel: KernelLike, args: Any, kwargs: Any, wanted: Any) -> str:
+    """The parameter that ``wanted`` is passed for."""
+    return next(n for n, v in kernel.bind(args, kwargs).arguments.items() if v is wanted)

@@ -26,7 +26,7 @@ from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.library import Operators
 from weft.pytorch.namespace import namespace_of
-from weft.pytorch.overrides import check_foreign, overridden, overriding
+from weft.pytorch.overrides import check_foreign, overridden, overrides, overriding
 from weft.runtime import watch
 from weft.runtime.entry import dispatched, make_entry, order_of, plain_types
 from weft.runtime.launch import Ahead, Launcher, Specialization
@@ -152,7 +152,8 @@ class Kernel:
         """Whether ``value`` is a tensor that only the dispatcher knows how to treat."""
         kind = type(value)
         if not isinstance(value, torch.Tensor) or kind.__torch_dispatch__ is _dispatch:
-            plain_types.add(kind)
+            if not overrides(kind):
+                plain_types.add(kind)
             return False
         return True
 

@@ -124,7 +124,7 @@ def newton(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("kernel, args", [(totals, (2,)), (newton, ())])
+@pytest.mark.parametrize(("kernel", "args"), [(totals, (2,)), (newton, ())])
 def test_a_call_with_meta_tensors_is_like_one_with_data(kernel, args):
     shape = (3, 4) if kernel is totals else (3,)
     for warm in (0, 8):

@@ -39,7 +39,8 @@ class KernelLike(Protocol):
 
 
 @functools.cache
-def _overrides(kind: type) -> bool:
+def overrides(kind: type) -> bool:
+    """Whether a type has a ``__torch_function__`` of its own."""
     own = getattr(kind, _FUNCTION, None)
     return own not in (None, _NONE) and getattr(own, "__func__", own) is not _USUAL.__func__
 
@@ -49,7 +50,7 @@ def overriding(values: Iterable[Any]) -> list[Any]:
     for it."""
     if not torch._C._is_torch_function_enabled():
         return []
-    return [v for v in values if _overrides(type(v))]
+    return [v for v in values if overrides(type(v))]
 
 
 def overridden(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Where the elements of a tensor are: torch has tensors without memory, or with memory of others."""
+"""Where the elements of a tensor are: torch has tensors without memory, or with that of others."""
 
 from __future__ import annotations
 

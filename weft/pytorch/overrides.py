@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
+from torch.fx.node import has_side_effect
 
 from weft.errors import KernelTypeError, WeftError
 from weft.runtime.signature import check_layout
@@ -58,7 +59,7 @@ def overridden(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any]
     found: list[Any] = torch.overrides._get_overloaded_args(overriding((*args, *kwargs.values())))
     types = tuple(map(type, found))
     if kernel.mutated and any(isinstance(v, torch.fx.Proxy) for v in found):
-        torch.fx.node.has_side_effect(kernel)  # so that no graph loses the call
+        has_side_effect(kernel)  # so that no graph loses the call
     for value in found:
         result = getattr(value, _FUNCTION)(kernel, types, args, kwargs)
         if result is not NotImplemented:

@@ -263,8 +263,6 @@ def test_unsupported_tensors():
         add(x.to(torch.float8_e4m3fn), x, x)
     with pytest.raises(KernelValueError, match="`x` is on cpu and `y` on meta"):
         add(x, x.to("meta"), x)
-    with pytest.raises(KernelValueError, match="`x` is a meta tensor"):
-        add(*[x.to("meta")] * 3)
     with pytest.raises(KernelValueError, match="lazily negated"):
         add(torch.ones(2, dtype=torch.complex64).conj().imag, x, x)
 

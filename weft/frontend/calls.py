@@ -20,6 +20,7 @@ from weft.frontend import aggregates, elements, expressions, signatures
 from weft.frontend.casts import Handler, cast, dtype_from, dtype_name, static_items, vector_type
 from weft.frontend.effects import LAZY
 from weft.frontend.functions import FUNCTIONS
+from weft.frontend.inline import inline
 from weft.frontend.kinds import (
     Box,
     Method,
@@ -177,7 +178,20 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
             values[parameter.name] = Static(parameter.default)
         else:
             values[parameter.name] = Tup([])
-    return cx.inline(target, values, node)
+    return inline(cx, target, values, _places(signature, node, len(receiver)), node)
+
+
+def _places(signature: inspect.Signature, node: ast.Call, before: int) -> dict[str, ast.expr]:
+    """What a call writes for each parameter, ``before`` of which are bound already."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in signature.parameters.values() if p.kind in positional][before:]
+    places: dict[str, ast.expr] = {}
+    for name, argument in zip(names, node.args, strict=False):
+        if isinstance(argument, ast.Starred):
+            break
+        places[name] = argument
+    places |= {k.arg: k.value for k in node.keywords if k.arg in signature.parameters and k.arg}
+    return places
 
 
 # Functions that are evaluated by Python where all arguments are known at compile time.

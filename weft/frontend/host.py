@@ -8,6 +8,8 @@ is a dtype and no vector's element is set, nothing is changed.
 from __future__ import annotations
 
 import ast
+import functools
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,12 +22,14 @@ from weft.frontend.names import (
     root_name,
     stored_into,
 )
-from weft.frontend.parameters import Parameter
+from weft.frontend.parameters import Parameter, converting, converts, refuse_references
 from weft.lang.dtypes import DTYPES, DType
 from weft.lang.numbers import cast, copied, strong
 from weft.lang.vectors import MatrixType, VectorType
+from weft.source import FunctionSource
 
 CAST, COPY, DETACH = "__weft_cast__", "__weft_copy__", "__weft_detach__"
+CONVERT = "__weft_converting__"
 Check = Callable[[Parameter, Any], None]
 # What never is a vector that has another name.
 _FRESH = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.JoinedStr, ast.ListComp,
@@ -33,12 +37,12 @@ _FRESH = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.JoinedStr, ast.
 
 
 def rewritten(
-    tree: ast.FunctionDef, scope: Scope, parameters: Sequence[Parameter], launchers: str,
-    passed: Iterable[str], check: Check,
+    tree: ast.FunctionDef, source: FunctionSource, scope: Scope,
+    parameters: Sequence[Parameter], launchers: str, passed: Iterable[str], check: Check,
 ) -> dict[str, Any]:  # fmt: skip
     """Changes ``tree``, a host function whose loops are calls of ``launchers`` by now. ``passed``
     are the parameters that a loop which always runs checks. Gives the functions that it calls."""
-    rewriter = _Rewriter(scope, {p.name for p in parameters}, launchers, stored_into(tree))
+    rewriter = _Rewriter(source, scope, {p.name for p in parameters}, launchers, stored_into(tree))
     read = {n.id for s in tree.body for n in _host_nodes(s, launchers) if isinstance(n, ast.Name)}
     tree.body = [rewriter.visit(statement) for statement in tree.body]
     head: list[ast.stmt] = []
@@ -83,6 +87,11 @@ def _argument(parameter: Parameter, check: Check) -> Callable[[Any], Any]:
     return argument
 
 
+@functools.lru_cache(256)
+def _converting(function: Callable[..., Any]) -> Callable[..., Any]:
+    return converting(function, cast)
+
+
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
@@ -101,7 +110,11 @@ def _at(node: ast.stmt, at: ast.AST) -> ast.stmt:
 
 
 class _Rewriter(ast.NodeTransformer):
-    def __init__(self, scope: Scope, locals: set[str], launchers: str, stored: set[str]) -> None:
+    def __init__(
+        self, source: FunctionSource, scope: Scope, locals: set[str], launchers: str,
+        stored: set[str],
+    ) -> None:  # fmt: skip
+        self.source = source
         self.scope = scope
         self.locals = locals
         self.launchers = launchers
@@ -109,6 +122,19 @@ class _Rewriter(ast.NodeTransformer):
         self.hidden: dict[str, Any] = {}
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        root = root_name(node.func)
+        function = self.scope.resolve(node.func) if root and root not in self.locals else None
+        if not isinstance(function, types.FunctionType):
+            return node
+        refuse_references(function, self.source.span(node))
+        if converts(function):
+            self.hidden[CONVERT] = _converting
+            place = ast.copy_location(ast.Name(CONVERT, ast.Load()), node.func)
+            node.func = ast.copy_location(ast.Call(place, [node.func], []), node.func)
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
@@ -146,11 +172,11 @@ class _Rewriter(ast.NodeTransformer):
         if root in self.locals:
             return True
         value = self.scope.resolve(annotation) if root is not None else None
-        types = (DType, VectorType, MatrixType, torch.dtype)
+        kinds = (DType, VectorType, MatrixType, torch.dtype)
         if isinstance(annotation, ast.Call):  # ti.types.vector(3, ti.f32)
             value = self.scope.resolve(annotation.func)
             return getattr(value, "__module__", None) == "weft.lang.types"
-        return isinstance(value, types) or value in (int, float, bool)
+        return isinstance(value, kinds) or value in (int, float, bool)
 
     def _value(self, value: ast.expr, names: list[str]) -> ast.expr:
         """``value`` as it is assigned to ``names``: vectors that have another name are copied."""
@@ -173,6 +199,8 @@ class _Rewriter(ast.NodeTransformer):
             return True
         if isinstance(call.func, ast.Name) and call.func.id.startswith("__weft_"):
             return True
+        if isinstance(call.func, ast.Call):  # of a function whose arguments are converted
+            return False
         root = root_name(call.func)
         function = self.scope.resolve(call.func) if root not in self.locals else None
         return function is not None and is_known(function)

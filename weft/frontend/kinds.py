@@ -15,6 +15,7 @@ from typing import Any
 from weft.errors import KernelTypeError
 from weft.ir import types as ir
 from weft.ir.core import Value
+from weft.lang.numbers import Number
 from weft.source import Span
 
 FLOATS = ("f16", "bf16", "f32", "f64")
@@ -262,6 +263,8 @@ def number_dtype(value: Any) -> str | None:
     """The dtype of a compile-time Python number, None for anything else."""
     if isinstance(value, bool):
         return "bool"
+    if isinstance(value, Number):
+        return value.dtype.name
     if isinstance(value, int):
         return "int"
     if isinstance(value, float):

@@ -17,7 +17,7 @@ from typing import Any
 from weft.errors import KernelSyntaxError, KernelTypeError
 from weft.frontend import aggregates, expressions, loops, reductions, refused, statements
 from weft.frontend.config import block_dim
-from weft.frontend.desugar import RETURN_VALUE, desugar_body, desugar_function, leaving
+from weft.frontend.desugar import desugar_body, leaving
 from weft.frontend.kinds import (
     STORAGE,
     Box,
@@ -46,7 +46,7 @@ from weft.ir import types as ir
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Value
 from weft.lang.elements import Elementwise
-from weft.source import FunctionSource, Span, read_function
+from weft.source import FunctionSource, Span
 
 MOST_ROUNDS = 20
 MOST_INLINED = 64  # depth of inlined calls: more is taken for recursion
@@ -68,9 +68,10 @@ def lower(
 ) -> Lowered:
     """Lowers ``region`` for arguments as ``specs`` says (by name). Raises ``CompileError``s."""
     kinds: dict[tuple[Any, ...], Kind] = {}
+    sources: dict[Any, FunctionSource] = {}  # what rounds note at nodes stays
     for _ in range(MOST_ROUNDS):
         kinds = {key: kind for key, kind in kinds.items() if not isinstance(kind, OpaqueKind)}
-        lowering = Lowering(region, specs, source, kinds, debug)
+        lowering = Lowering(region, specs, source, kinds, debug, sources=sources)
         lowered = lowering.run()
         if not lowering.widened:
             return lowered
@@ -374,34 +375,6 @@ class Lowering:
     # --- loops --------------------------------------------------------------------------------
 
     # --- the rest -----------------------------------------------------------------------------
-
-    def inline(self, function: Any, arguments: dict[str, Operand], node: ast.AST) -> Operand:
-        """The value of a call of a plain Python function, its body lowered here."""
-        span = self.span(node)
-        source = self.sources.get(function)
-        if source is None:
-            source = self.sources[function] = read_function(function, self.source.name)
-        outer = self.frame
-        site = (function.__code__, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-        if any(part[0] is function.__code__ for part in outer.path):
-            raise KernelSyntaxError(
-                f"`{source.name}` calls itself: recursion cannot be compiled", span,
-                help="write a loop, or a stack in a local array",
-            )  # fmt: skip
-        body = desugar_function(source.tree.body)
-        self.frame = Frame(source, (*outer.path, site))
-        self.frame.counts = assigned(body)
-        try:
-            for name, operand in arguments.items():
-                self.frame.counts[name] = self.frame.counts.get(name, 0) + 1
-                if isinstance(operand, (Scalar, Vec, Tup, Static)):
-                    self.assign(name, operand, span)
-                else:
-                    self.frame.env[name] = operand
-            self.block(body)
-            return self.frame.env.get(RETURN_VALUE, Static(None))
-        finally:
-            self.frame = outer
 
     def local_array(self, shape: tuple[int, ...], dtype: str, span: Span) -> Tensor:
         """``weft.zeros(shape, dtype)``: a local array, filled with zeros."""

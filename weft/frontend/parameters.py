@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import typing
 from collections.abc import Callable
@@ -10,10 +12,12 @@ from typing import Any
 
 import torch
 
-from weft.frontend.names import Scope
+from weft.errors import KernelSyntaxError, SourceUnavailableError
+from weft.frontend.names import Scope, bound_names, stored_into
 from weft.lang.dtypes import DType
 from weft.lang.types import NDArrayType, is_template
 from weft.lang.vectors import MatrixType, VectorType
+from weft.source import Span, read_function
 
 EMPTY = inspect.Parameter.empty
 _TYPES = (DType, VectorType, MatrixType)
@@ -59,6 +63,66 @@ def parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:
     return tuple(
         _parameter(p, hints.get(p.name)) for p in inspect.signature(function).parameters.values()
     )
+
+
+def assigned_references(tree: ast.FunctionDef, hints: dict[str, Any]) -> dict[str, bool]:
+    """The parameters of a function that are annotated ``template()`` and that it assigns: they are
+    the caller's variables. True: the name itself, not only elements of it."""
+    names = [name for name, hint in hints.items() if name != "return" and is_template(hint)]
+    if not names:
+        return {}
+    bound = {n for s in tree.body for n in bound_names(s)}
+    into = {n for s in tree.body for n in stored_into(s)}
+    return {name: name in bound for name in names if name in bound or name in into}
+
+
+def converts(function: Callable[..., Any]) -> bool:
+    """Whether ``function`` has a parameter or a result that is annotated with a dtype."""
+    if not getattr(function, "__annotations__", None):
+        return False
+    hints = annotations_of(function)
+    wanted = [hint for name, hint in hints.items() if name != "return"]
+    return any(isinstance(hint, _TYPES) for hint in wanted) or (
+        not isinstance(result := returned_types(function), type) and result is not None
+    )
+
+
+def converting(function: Callable[..., Any], cast: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """``function`` with its arguments and results converted by ``cast(annotation, value)``."""
+    hints, wanted = annotations_of(function), returned_types(function)
+    types = {n: h for n, h in hints.items() if n != "return" and isinstance(h, _TYPES)}
+    signature = inspect.signature(function)
+
+    def result(annotation: Any, value: Any) -> Any:
+        if isinstance(annotation, tuple) and isinstance(value, tuple):
+            return tuple(map(result, annotation, value))
+        return cast(annotation, value) if isinstance(annotation, _TYPES) else value
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        for name, annotation in types.items():
+            bound.arguments[name] = cast(annotation, bound.arguments[name])
+        return result(wanted, function(*bound.args, **bound.kwargs))
+
+    return call
+
+
+def refuse_references(function: Callable[..., Any], span: Span | None) -> None:
+    """Refuses a call from Python of a function that assigns a ``template()``: Python's variables
+    cannot be assigned by what is called."""
+    if not any(map(is_template, getattr(function, "__annotations__", {}).values())):
+        return
+    try:
+        found = assigned_references(read_function(function).tree, annotations_of(function))
+    except SourceUnavailableError:
+        return
+    for name in (name for name, bound in found.items() if bound):
+        raise KernelSyntaxError(
+            f"`{function.__name__}` assigns to `{name}`, a template(), and is called by Python",
+            span, help="call it in a device loop, or have it return the value",
+        )  # fmt: skip
 
 
 def returned_types(function: Callable[..., Any]) -> Any:

@@ -25,6 +25,7 @@ from weft.frontend.kinds import (
 from weft.ir import types as ir
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Value
+from weft.lang.numbers import Number, plain
 from weft.source import Span
 
 PYTHON: dict[str, Callable[[Any, Any], Any]] = {
@@ -83,7 +84,9 @@ class Scalars:
         if isinstance(x, Varying):
             return self._rounded(x, dtype, span)
         if isinstance(x, Static):
-            return self._literal(x.value, dtype, span)
+            if not isinstance(x.value, Number):
+                return self._literal(x.value, dtype, span)
+            x = self.constant(plain(x.value), source)
         assert isinstance(x, Scalar)
         if source == dtype:
             return x

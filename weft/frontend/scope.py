@@ -130,6 +130,19 @@ class Frame:
         )  # fmt: skip
 
 
+# The attribute of a call that holds the names of the caller's that the called function assigns.
+REFERENCES = "weft_references"
+
+
+def _assigning(node: ast.expr) -> list[ast.expr]:
+    """The expressions in ``node`` that may assign names. They are looked for once."""
+    found: list[ast.expr] | None = getattr(node, "weft_assigning", None)
+    if found is None:
+        found = [n for n in ast.walk(node) if isinstance(n, ast.NamedExpr | ast.Call)]
+        node.weft_assigning = found  # type: ignore[attr-defined]
+    return found
+
+
 def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
     """The names that statements assign, in order of first appearance, with how often they do."""
     counts: dict[str, int] = {}
@@ -158,14 +171,20 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
         elif isinstance(node, ast.AugAssign):
             target(node.target)
             target(node.target)
-        elif isinstance(node, ast.For | ast.NamedExpr):
+        elif isinstance(node, ast.For):
             target(node.target)
         flag = getattr(node, "weft_break", "")
         if flag:
             counts[flag] = counts.get(flag, 0) + 2
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.stmt, ast.NamedExpr)):
+            if isinstance(child, ast.stmt):
                 visit(child)
+            elif isinstance(child, ast.expr):
+                for inner in _assigning(child):
+                    if isinstance(inner, ast.NamedExpr):
+                        target(inner.target)
+                    for name in getattr(inner, REFERENCES, ()):
+                        counts[name] = counts.get(name, 0) + 2
 
     for node in nodes:
         visit(node)

@@ -112,7 +112,9 @@ def split(
     tree = copy.deepcopy(splitter.tree())
     always = [r.args for r in splitter.regions if any(r.node is node for node in source.tree.body)]
     passed = [a.parameter.name for args in always for a in args if a.parameter is not None]
-    hidden = host.rewritten(tree, splitter.scope, splitter.parameters, LAUNCHERS, passed, check)
+    hidden = host.rewritten(
+        tree, source, splitter.scope, splitter.parameters, LAUNCHERS, passed, check
+    )
     made = _host_function(source, function, tree, hidden)
     captured = {a.name.partition(".")[0] for r in splitter.regions for a in r.args if a.captured}
     return HostPart(

@@ -78,6 +78,7 @@ def instrument(
         code, {**visible, **hidden}, function.__name__, function.__defaults__, closure
     )
     made.__kwdefaults__ = function.__kwdefaults__
+    made.__annotations__ = function.__annotations__
     made.__qualname__ = function.__qualname__
     made.__module__ = function.__module__
     return made

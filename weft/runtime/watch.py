@@ -31,7 +31,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import KernelIndexError, KernelTypeError
-from weft.frontend.parameters import parameters
+from weft.frontend.parameters import converting, converts, parameters, refuse_references
 from weft.lang.dtypes import DType, Scalar, quietly
 from weft.lang.elements import Elementwise
 from weft.lang.field import Array, Field, indices, is_number, subscripts
@@ -93,7 +93,7 @@ class Watch:
     before: dict[int, dict[str, Access]] = field(default_factory=dict)
     reads: Counter[int] = field(default_factory=Counter)
     wrapped: dict[int, Watched] = field(default_factory=dict)
-    callees: dict[types.FunctionType, types.FunctionType] = field(default_factory=dict)
+    callees: dict[types.FunctionType, Callable[..., Any]] = field(default_factory=dict)
 
     def loop(self, iterable: Any) -> Iterable[Any]:
         """What the loop goes through. A parallel loop's iterations are announced and checked."""
@@ -177,7 +177,7 @@ class Watch:
         """A captured value. Tensors and marked functions are replaced, containers stay."""
         if isinstance(value, torch.Tensor):
             return self._wrap_tensor(value)
-        if isinstance(value, types.FunctionType) and is_func(value):
+        if isinstance(value, types.FunctionType) and (is_func(value) or converts(value)):
             return self._callee(value)
         return value
 
@@ -187,10 +187,12 @@ class Watch:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if function not in self.callees:
+                refuse_references(function, None)
                 hidden = {LOOP: lambda iterable: iterable, CAST: cast}
-                self.callees[function] = instrument(
+                made: Callable[..., Any] = instrument(
                     function, read_function(function), hidden, self.wrap_constant
                 )
+                self.callees[function] = converting(made, cast) if converts(made) else made
             return self.callees[function](*args, **kwargs)
 
         return call

@@ -1,0 +1,131 @@
+"""Plain Python functions that a device loop calls: their bodies are lowered where they are called.
+
+Parameters and results that are annotated with a dtype are converted. A parameter annotated
+``weft.template()`` is the caller's own variable: what the function assigns to it, it has after the
+call.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import KernelSyntaxError, KernelTypeError
+from weft.frontend import casts
+from weft.frontend.desugar import RETURN_VALUE, desugar_function
+from weft.frontend.kinds import Operand, Scalar, Static, Tensor, Tup, Unbound, Vec, dtype_of
+from weft.frontend.names import root_name
+from weft.frontend.parameters import annotations_of, assigned_references, returned_types
+from weft.frontend.scope import REFERENCES, Frame, assigned
+from weft.lang.dtypes import DType
+from weft.lang.numbers import strong
+from weft.lang.types import is_template
+from weft.lang.vectors import MatrixType, VectorType
+from weft.source import Span, read_function
+
+if TYPE_CHECKING:
+    from weft.frontend.lower import Lowering
+
+
+def inline(
+    cx: Lowering, function: Any, arguments: dict[str, Operand], places: dict[str, ast.expr],
+    node: ast.Call,
+) -> Operand:  # fmt: skip
+    """The value of a call. ``places``: what was written for each parameter, where that is known."""
+    span = cx.span(node)
+    source = cx.sources.get(function)
+    if source is None:
+        source = cx.sources[function] = read_function(function, cx.source.name)
+    outer = cx.frame
+    site = (function.__code__, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+    if any(part[0] is function.__code__ for part in outer.path):
+        raise KernelSyntaxError(
+            f"`{source.name}` calls itself: recursion cannot be compiled", span,
+            help="write a loop, or a stack in a local array",
+        )  # fmt: skip
+    hints = annotations_of(function)
+    body = desugar_function(source.tree.body)
+    cx.frame = Frame(source, (*outer.path, site))
+    cx.frame.counts = assigned(body)
+    try:
+        for name, operand in arguments.items():
+            cx.frame.counts[name] = cx.frame.counts.get(name, 0) + 1
+            operand = _converted(cx, operand, hints.get(name), span)
+            if isinstance(operand, (Scalar, Vec, Tup, Static)):
+                cx.assign(name, operand, span)
+            else:
+                cx.frame.env[name] = operand
+        cx.block(body)
+        value = cx.frame.env.get(RETURN_VALUE, Static(None))
+        value = _returned(cx, value, returned_types(function), span)
+        after = cx.frame.env
+    finally:
+        cx.frame = outer
+    targets: list[ast.expr] = []
+    for name in _references(source.tree, hints, arguments):
+        if name in places and not isinstance(after[name], Unbound):
+            target = _target(cx, source.name, name, places[name], arguments[name], span)
+            cx.bind(target, after[name], span)
+            targets.append(target)
+    _note(cx, node, targets)
+    return value
+
+
+def _references(
+    tree: ast.FunctionDef, hints: dict[str, Any], arguments: dict[str, Operand]
+) -> list[str]:
+    """The parameters that are the caller's variables and were assigned, in the function or in one
+    that it calls."""
+    found = assigned_references(tree, hints)
+    names = [name for name, hint in hints.items() if name != "return" and is_template(hint)]
+    if names:
+        called: set[str] = set().union(*(getattr(n, REFERENCES, ()) for n in ast.walk(tree)))
+        found |= {name: True for name in names if name in called}
+    return [n for n, bound in found.items() if bound or isinstance(arguments.get(n), Vec)]
+
+
+def _converted(cx: Lowering, x: Operand, annotation: Any, span: Span) -> Operand:
+    """``x`` as the annotation says. What is known when the kernel is compiled stays known."""
+    if not isinstance(annotation, DType | VectorType | MatrixType):
+        return x
+    if isinstance(annotation, DType) and isinstance(x, Static) and dtype_of(x) is not None:
+        casts.cast(cx, x, annotation, span)  # refuses what does not fit
+        return Static(strong(x.value, annotation))
+    scalar = dtype_of(x) is not None or (isinstance(x, Tensor) and x.rank == 0)
+    return casts.cast(cx, x, annotation, span) if scalar or isinstance(x, (Vec, Tup)) else x
+
+
+def _returned(cx: Lowering, x: Operand, wanted: Any, span: Span) -> Operand:
+    if isinstance(wanted, tuple) and isinstance(x, Tup) and len(x.items) == len(wanted):
+        return Tup([_returned(cx, item, w, span) for item, w in zip(x.items, wanted, strict=True)])
+    return _converted(cx, x, wanted, span)
+
+
+def _target(
+    cx: Lowering, function: str, name: str, place: ast.expr, x: Operand, span: Span
+) -> ast.expr:
+    """The caller's variable that is the parameter ``name``."""
+    root = root_name(place.value if isinstance(place, ast.Subscript) else place)
+    if root is None or not isinstance(place, ast.Name | ast.Subscript | ast.Attribute):
+        raise KernelTypeError(
+            f"`{function}` assigns to `{name}`, a template(), and `{ast.unparse(place)}` is no "
+            "variable", cx.span(place),
+            help="give it a name before the call, or have the function return the value",
+        )  # fmt: skip
+    if isinstance(place, ast.Name) and (isinstance(x, Tensor) or root not in cx.frame.env):
+        what = "a tensor" if isinstance(x, Tensor) else "from outside of the loop"
+        raise KernelTypeError(
+            f"`{function}` assigns to `{name}`, a template(), and `{root}` is {what}",
+            cx.span(place), help=f"store into `{name}[...]`, or return the value: "
+            f"`other = {function}(...)`",
+        )  # fmt: skip
+    return place
+
+
+def _note(cx: Lowering, node: ast.Call, targets: list[ast.expr]) -> None:
+    """Has ``scope.assigned`` know that the call assigns; branches and loops around it ask that."""
+    roots = {root_name(t.value if isinstance(t, ast.Subscript) else t) for t in targets}
+    known: set[Any] = getattr(node, REFERENCES, set())
+    if not roots <= known:
+        setattr(node, REFERENCES, roots | known)
+        cx.widened = True  # what was lowered before this call did not know: once more

@@ -191,7 +191,7 @@ def named_in_an_expression(x, out):
     for i in out:
         z = 1
         if x[i] > 0:
-            out[i] = abs((z := 3))
+            out[i] = abs(z := 3)
         out[i] += z
 
 

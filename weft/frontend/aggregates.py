@@ -122,11 +122,10 @@ def matmul(cx: Lowering, a: Operand, b: Operand, span: Span) -> Operand:
 
 def swizzle(x: Operand, name: str) -> list[int] | None:
     """The elements that ``x.name`` names, where ``x`` is a vector, or one of the host part."""
-    backing = isinstance(x, Tensor) and x.backing
-    if not (isinstance(x, Vec) or backing) or x.shape is None:
-        return None
+    shape = x.element if isinstance(x, Tensor) and x.backing else ()
+    shape = x.shape if isinstance(x, Vec) else shape
     for letters in SWIZZLES:
-        if len(x.shape) == 1 and all(c in letters[: x.shape[0]] for c in name):
+        if len(shape) == 1 and all(c in letters[: shape[0]] for c in name):
             return [letters.index(c) for c in name]
     return None
 

@@ -126,6 +126,8 @@ def extent(cx: Lowering, tensor: Tensor, axis: int) -> Scalar | Static:
 
 def _subscript(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span) -> Value:
     b = cx.builder
+    if tensor.clamped:
+        return _clamped(cx, tensor, axis, item, span)
     if isinstance(item, Static) and isinstance(item.value, int) and item.value < 0:
         end = cx.scalars.index(extent(cx, tensor, axis), span)
         value = b.op("arith.addi", end, b.constant(item.value, ir.index))
@@ -135,6 +137,20 @@ def _subscript(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Spa
         end = cx.scalars.index(extent(cx, tensor, axis), span)
         b.span = span
         b.do("weft.bounds", value, end, tensor=tensor.name, axis=axis)
+    return value
+
+
+def _clamped(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span) -> Value:
+    """A subscript moved into the range of its dimension: 0, or the last one. Literals too, as
+    Taichi has it."""
+    end = cx.scalars.binary("-", extent(cx, tensor, axis), Static(1), span)
+    index = Scalar(cx.scalars.index(expressions.read_scalar(cx, item, span), span), "int")
+    low = cx.scalars.extreme("<", index, end, span)
+    value = cx.scalars.index(cx.scalars.extreme(">", low, Static(0), span), span)
+    if cx.debug:  # of no elements, none is in range
+        cx.builder.span = span
+        past = cx.scalars.index(extent(cx, tensor, axis), span)
+        cx.builder.do("weft.bounds", value, past, tensor=tensor.name, axis=axis)
     return value
 
 

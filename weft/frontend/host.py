@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from weft.errors import KernelSyntaxError
 from weft.frontend.names import (
     Scope,
     bound_names,
@@ -22,7 +23,13 @@ from weft.frontend.names import (
     root_name,
     stored_into,
 )
-from weft.frontend.parameters import Parameter, converting, converts, refuse_references
+from weft.frontend.parameters import (
+    Parameter,
+    converting,
+    converts,
+    is_clamped,
+    refuse_references,
+)
 from weft.lang.dtypes import DTYPES, DType
 from weft.lang.numbers import cast, copied, strong
 from weft.lang.vectors import MatrixType, VectorType
@@ -43,6 +50,7 @@ def rewritten(
     """Changes ``tree``, a host function whose loops are calls of ``launchers`` by now. ``passed``
     are the parameters that a loop which always runs checks. Gives the functions that it calls."""
     rewriter = _Rewriter(source, scope, {p.name for p in parameters}, launchers, stored_into(tree))
+    rewriter.clamped = {p.name for p in parameters if is_clamped(p)}
     read = {n.id for s in tree.body for n in _host_nodes(s, launchers) if isinstance(n, ast.Name)}
     tree.body = [rewriter.visit(statement) for statement in tree.body]
     head: list[ast.stmt] = []
@@ -92,6 +100,13 @@ def _converting(function: Callable[..., Any]) -> Callable[..., Any]:
     return converting(function, cast)
 
 
+def _is_in_range(item: ast.expr) -> bool:
+    """Whether torch reads a subscript as a clamped one would be, or refuses it."""
+    if isinstance(item, ast.Constant):
+        return not isinstance(item.value, float)
+    return isinstance(item, ast.Slice)
+
+
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
@@ -119,9 +134,22 @@ class _Rewriter(ast.NodeTransformer):
         self.locals = locals
         self.launchers = launchers
         self.stored = {name.partition(".")[0] for name in stored}
+        self.clamped: set[str] = set()  # parameters whose subscripts clamp
         self.hidden: dict[str, Any] = {}
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.value, ast.Name) and node.value.id in self.clamped:
+            items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            if not all(map(_is_in_range, items)):
+                raise KernelSyntaxError(
+                    f'a subscript of `{node.value.id}`, whose boundary is "clamp", in the host '
+                    "part: it is torch's, and would not clamp", self.source.span(node),
+                    help="read it in a device loop",
+                )  # fmt: skip
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:

@@ -150,6 +150,7 @@ class Tensor:
     local: bool = False
     shape: tuple[int, ...] | None = None  # the sizes, where they are known at compile time
     element: tuple[int, ...] = ()  # of a field of vectors or matrices: their shape
+    clamped: bool = False  # subscripts are moved into its range
     backing: bool = False  # it is a vector of the host part, into which the loop stores
 
     @property

@@ -140,7 +140,7 @@ class Lowering:
         value = next(values)
         if isinstance(spec, TensorSpec):
             return Tensor(value, spec.dtype, name, shape=spec.shape, element=spec.element,
-                          backing=spec.backing)  # fmt: skip
+                          backing=spec.backing, clamped=spec.clamped)  # fmt: skip
         assert isinstance(spec, ScalarSpec)
         if spec.dtype is not None:
             return Scalar(value, spec.dtype)

@@ -164,6 +164,11 @@ def is_tensor_annotation(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, torch.Tensor)
 
 
+def is_clamped(parameter: Parameter | None) -> bool:
+    """Whether subscripts of ``parameter`` are moved into the tensor's range."""
+    return getattr(parameter and parameter.annotation, "boundary", None) == "clamp"
+
+
 def is_jaxtyping(annotation: Any) -> bool:
     """True for jaxtyping's annotations, which are classes with these attributes."""
     return all(hasattr(annotation, name) for name in ("dtypes", "dim_str", "array_type"))

@@ -25,7 +25,8 @@ class TensorSpec:
     """A tensor: element type (one of ``TENSOR_DTYPES``), rank, and how much is known of its strides
     (one of ``ir.types.LAYOUTS``). ``shape``: the sizes, where they are compiled in
     (``weft.template()``). ``element``: the shape of a field's vectors or matrices, which are the
-    last dimensions. ``backing``: the tensor is a vector of the host part."""
+    last dimensions. ``backing``: the tensor is a vector of the host part. ``clamped``: subscripts
+    are moved into its range."""
 
     dtype: str
     rank: int
@@ -33,6 +34,7 @@ class TensorSpec:
     shape: tuple[int, ...] | None = None
     element: tuple[int, ...] = ()
     backing: bool = False
+    clamped: bool = False
 
     def __str__(self) -> str:
         dims = ", ".join([":"] * self.rank if self.shape is None else map(str, self.shape))

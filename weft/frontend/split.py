@@ -30,7 +30,7 @@ from weft.frontend.names import (
     statement_lists,
     stored_into,
 )
-from weft.frontend.parameters import Parameter, parameters
+from weft.frontend.parameters import Parameter, is_clamped, parameters
 from weft.source import FUTURE, FunctionSource, Span, enclosed
 
 LAUNCHERS = "__weft__"  # the host function's hidden first parameter: a tuple of launchers
@@ -136,6 +136,12 @@ class _Splitter:
         body = source.tree.body
         self.stored = set(self._host_names(body))
         self.locals = frozenset(self.stored | set(self.by_name))
+        for parameter in self.parameters:
+            if is_clamped(parameter) and parameter.name in self.stored:
+                raise KernelSyntaxError(
+                    f'`{parameter.name}`, whose boundary is "clamp", is assigned',
+                    source.span(source.tree), help="use another name for what is assigned",
+                )  # fmt: skip
         self.written, self.aliases = mutated(source.tree, self.scope, self.region_nodes)
 
     def tree(self) -> ast.FunctionDef:
@@ -218,6 +224,7 @@ class _Splitter:
         results = [n for n in dict.fromkeys(bound_names(node)) if n in self.locals and n in read]
         args: dict[str, RegionArg] = {}
         for chain in reads.chains:
+            self._check_clamped(chain)
             arg = self._arg(chain, stored)
             if arg is not None:
                 args.setdefault(arg.name, arg)
@@ -264,6 +271,19 @@ class _Splitter:
         if isinstance(value, types.ModuleType) and not is_known_module(value):
             return self._module_constant(chain)
         return None if is_known(value) else RegionArg(dotted(chain), chain, captured=True)
+
+    def _check_clamped(self, chain: ast.expr) -> None:
+        """Refuses another name for a tensor whose subscripts clamp: those of the name would not."""
+        root = root_name(chain) or ""
+        if root not in self.locals or is_clamped(self.by_name.get(root)):
+            return
+        for name in sorted(self.aliases.get(root, ())):
+            if is_clamped(self.by_name.get(name)):
+                raise KernelSyntaxError(
+                    f'`{root}` may share the memory of `{name}`, whose boundary is "clamp", and '
+                    "does not clamp itself", self.source.span(chain),
+                    help=f"use `{name}` in the loop, or a copy: {name}.clone()",
+                )  # fmt: skip
 
     def _module_constant(self, chain: ast.expr) -> RegionArg | None:
         """``config.N`` of a module of the user's: passed, so that a change is noticed."""

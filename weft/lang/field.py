@@ -113,7 +113,7 @@ class Array(torch.Tensor):
                 raise RuntimeError("only a field that was not computed can be copied deeply")
             with quietly(), torch.no_grad():
                 new = self.as_subclass(torch.Tensor).clone().as_subclass(type(self))
-            new.__dict__.update(self.__dict__)
+            vars(new).update(vars(self))
             new.requires_grad_(self.requires_grad)
             if self.grad is not None:
                 new.grad = self.grad.clone()

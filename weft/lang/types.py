@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from weft.errors import KernelValueError
 from weft.lang.dtypes import (
     DTYPES,
     DType,
@@ -47,16 +48,21 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class NDArrayType:
-    """A tensor parameter. What is None is not checked. ``element_shape`` counts as last dims."""
+    """A tensor parameter. What is None is not checked. ``element_shape`` counts as last dims.
+    ``boundary`` is "unsafe" or "clamp"; ``needs_grad`` False cuts gradients off."""
 
     dtype: DType | None = None
     ndim: int | None = None
     element_shape: tuple[int, ...] = ()
+    element_dim: int | None = None
+    needs_grad: bool | None = None
+    boundary: str = "unsafe"
 
     @property
     def rank(self) -> int | None:
         """Dimensions of the torch tensor, those of the elements included."""
-        return None if self.ndim is None else self.ndim + len(self.element_shape)
+        inner = len(self.element_shape) or self.element_dim or 0
+        return None if self.ndim is None else self.ndim + inner
 
 
 def ndarray(
@@ -65,16 +71,27 @@ def ndarray(
     *,
     element_dim: int | None = None,
     element_shape: tuple[int, ...] = (),
-    **ignored: Any,
+    needs_grad: bool | None = None,
+    boundary: str = "unsafe",
 ) -> NDArrayType:
     """Annotates a tensor parameter: ``x: weft.types.ndarray(dtype=weft.f32, ndim=2)``.
 
     ``dtype`` may be a vector or matrix type: its dimensions are the last of the torch tensor.
-    ``element_dim``, ``needs_grad`` and ``boundary`` are accepted for Taichi's sake.
+    ``needs_grad=False``: no gradient goes through the parameter. ``boundary="clamp"``: subscripts
+    in device loops are moved into the tensor's range; "unsafe" leaves them as they are.
     """
+    if boundary not in ("unsafe", "clamp"):
+        raise KernelValueError(
+            f"`boundary` is {boundary!r}", help='write "unsafe" or "clamp"; what is out of range '
+            "is an error with @weft.kernel(debug=True)",
+        )  # fmt: skip
+    options: dict[str, Any] = {
+        "element_dim": element_dim, "needs_grad": needs_grad, "boundary": boundary,
+    }  # fmt: skip
     if isinstance(dtype, VectorType | MatrixType):
-        return NDArrayType(dtype.dtype, ndim, dtype.shape)
-    return NDArrayType(None if dtype is None else as_dtype(dtype), ndim, tuple(element_shape))
+        return NDArrayType(dtype.dtype, ndim, dtype.shape, **options)
+    kind = None if dtype is None else as_dtype(dtype)
+    return NDArrayType(kind, ndim, tuple(element_shape), **options)
 
 
 def vector(n: int, dtype: Any) -> VectorType:

@@ -56,6 +56,13 @@ def _check_ndarray(
             f"`{name}` is annotated {annotation.dtype.name}, and a tensor of dtype "
             f"{_name(tensor.dtype)} was passed", span,
         )  # fmt: skip
+    inner = annotation.element_shape
+    if inner and tuple(tensor.shape[-len(inner) :]) != inner:
+        raise KernelTypeError(
+            f"`{name}` is annotated with elements of {' x '.join(map(str, inner))}, and a tensor "
+            f"of shape {tuple(tensor.shape)} was passed", span,
+            help="the dimensions of a vector or a matrix are the tensor's last ones",
+        )  # fmt: skip
     if annotation.rank is not None and tensor.dim() != annotation.rank:
         raise KernelTypeError(
             f"`{name}` is annotated with {annotation.rank} dimensions, and a tensor of shape "

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from weft.errors import KernelTypeError, KernelValueError
-from weft.frontend.parameters import Parameter
+from weft.frontend.parameters import Parameter, is_clamped
 from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import RegionArg
 from weft.lang.numbers import Number
@@ -42,6 +42,8 @@ def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
         if arg.parameter is not None:
             check_argument(arg.parameter, value, span)
         spec = tensor_spec(arg.name, value, span)
+        if is_clamped(arg.parameter):
+            spec = replace(spec, clamped=True)
         return replace(spec, shape=tuple(value.shape)) if arg.template else spec
     if arg.captured or arg.template:
         return _constant(arg.name, value, span)

@@ -31,7 +31,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import KernelIndexError, KernelTypeError
-from weft.frontend.parameters import converting, converts, parameters, refuse_references
+from weft.frontend.parameters import (
+    converting,
+    converts,
+    is_clamped,
+    parameters,
+    refuse_references,
+)
 from weft.lang.dtypes import DType, Scalar, quietly
 from weft.lang.elements import Elementwise
 from weft.lang.field import Array, Field, indices, is_number, subscripts
@@ -233,6 +239,7 @@ class Watched(Field):
     steps: tuple[int, ...]
     start: int
     width: int
+    clamped: bool = False  # subscripts are moved into the range
 
     def __getitem__(self, index: Any) -> Any:
         return self.read(index, _here(1))
@@ -336,7 +343,9 @@ class Watched(Field):
         if len(parts) > len(self.extents) or self.watch.active:
             parts = self._checked(parts, place)
         with quietly():
-            return self.watch.watched(self.plain[parts])
+            part = self.watch.watched(self.plain[parts])
+        part.clamped = self.clamped
+        return part
 
     def _address(self, position: tuple[int, ...]) -> int:
         return self.start + self.width * sum(map(operator.mul, position, self.steps))
@@ -353,6 +362,8 @@ class Watched(Field):
                 place.span(),
                 "write int(...) around it",
             ) from None
+        if self.clamped:
+            position = tuple(max(min(k, n - 1), 0) for k, n in zip(position, self.extents))  # noqa: B905
         if any(k < 0 for k in position):
             literal = _literal_axes(place, len(position))
             position = tuple(
@@ -459,8 +470,13 @@ def _arguments(
     for parameter in parameters(function):
         if parameter.dtype is not None:
             check_argument(parameter, bound.arguments[parameter.name])
+    clamped = {p.name for p in parameters(function) if is_clamped(p)}
     for name, value in bound.arguments.items():
         annotation = annotations.get(name)
+        if name in clamped and isinstance(value, torch.Tensor):
+            bound.arguments[name] = value = watch.watched(value)
+            value.clamped = True
+            continue
         if isinstance(annotation, DType) and isinstance(value, bool | int | float):
             bound.arguments[name] = annotation(value)
         elif annotation is float and isinstance(value, int):

@@ -8,7 +8,8 @@ import itertools
 import os
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -97,6 +98,22 @@ def _one_thread() -> None:
     address = llvm.address_of_symbol("omp_set_num_threads")
     if address:
         ctypes.CFUNCTYPE(None, ctypes.c_int)(address)(1)
+
+
+@contextmanager
+def one_thread() -> Generator[None]:
+    """A context in which compiled code that this thread calls uses no other thread."""
+    get, set_to = map(llvm.address_of_symbol, ("omp_get_max_threads", "omp_set_num_threads"))
+    if not get or not set_to:  # there is no OpenMP, and so no other thread
+        yield
+        return
+    change = ctypes.CFUNCTYPE(None, ctypes.c_int)(set_to)
+    before = ctypes.CFUNCTYPE(ctypes.c_int)(get)()
+    change(1)
+    try:
+        yield
+    finally:
+        change(before)
 
 
 _SERIAL_NAMES = (

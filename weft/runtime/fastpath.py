@@ -22,6 +22,7 @@ from weft.frontend.scope import ABSENT
 from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
 from weft.lang.numbers import Number
 from weft.runtime import native, record
+from weft.runtime.deterministic import Ordered
 from weft.runtime.signature import scalar_kind
 
 # The guards of torch.compile have no public name: without them each call builds its key.
@@ -98,6 +99,8 @@ class Generated:
         for guard in simple:
             work.guard(guard.owner, guard.name, guard.read() if guard.holds() else guard.value,
                        guard.item, guard.value is ABSENT)  # fmt: skip
+        if isinstance(plan.call, Ordered):  # which sees to it where torch is to be deterministic
+            work.step(record.ASKED, 0, objects=[_deterministic, False, None])
         slot = head // 8
         for k, (kind, spec, value) in enumerate(zip(self.kinds, specs, args, strict=True)):
             slots = _slots(spec)
@@ -121,6 +124,10 @@ class Generated:
                 work.step(record.TENSOR, k, slot=tensors.index(k), type=type(value))
             slot += slots
         return work
+
+
+def _deterministic(_: object) -> bool:
+    return torch.are_deterministic_algorithms_enabled()
 
 
 def tensors_of(kinds: Sequence[str]) -> list[int]:

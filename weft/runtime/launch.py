@@ -40,6 +40,7 @@ from weft.options import Options
 from weft.runtime import native, record
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.build import Compiled, compile_region, disk
+from weft.runtime.deterministic import Ordered, is_unordered
 from weft.runtime.fastpath import (
     HOTTEST,
     Generated,
@@ -420,6 +421,8 @@ class Launcher:
             direct = None
         else:
             rest += _WORD.pack(0)
+        if is_unordered(compiled.function):
+            call = Ordered(call, compiled.function, on_gpu, self.region.span)
         outputs = [tensors[k].dtype for k in written if k < len(tensors)] + results
         differentiable = any(d.is_floating_point for d in outputs)
         grad = differentiable and any(t.requires_grad for t in tensors if t.is_floating_point())

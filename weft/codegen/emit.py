@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -111,6 +111,17 @@ class Target(Protocol):
 
     def touch(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
         """Emits ``weft.touch`` of the element at ``pointer``."""
+        ...
+
+    def poll(self, e: Emitter, op: Op) -> None:
+        """Emits, at the start of an iteration of the loop ``op``, what lets a person stop it."""
+        ...
+
+    def strip(
+        self, e: Emitter, op: Op, upper: str, run: Callable[[str, str, list[str]], Sequence[str]]
+    ) -> Callable[[str, list[str]], Sequence[str]] | None:
+        """The body of a loop over strips of the loop ``op``, which ``run`` emits from, to; None
+        where it runs in one piece."""
         ...
 
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from weft.codegen import float32, libraries, ranges
+from weft.codegen import float32, interrupt, libraries, ranges
 from weft.codegen.arith import Rule, scalar, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.interface import Check, word_shift
@@ -25,6 +25,8 @@ class Cpu:
         self.record = ""  # the error record's name in the function that is being written
         self.leave = ""  # the label that ends it
         self.shadows: dict[Value, tuple[str, str]] = {}  # likewise: see ``interface.Slot``
+        self.polled: dict[Op, int] = {}  # see ``interrupt.polled_loops``
+        self.clock = ""  # likewise, see ``interrupt.clock``
 
     @property
     def check_table(self) -> tuple[Check, ...]:
@@ -81,6 +83,18 @@ class Cpu:
         e.declare(f"declare {ty} @{name}({', '.join([ty] * len(operands))})")
         args = ", ".join(f"{ty} {operand}" for operand in operands)
         return e.inst(f"call {ty} @{name}({args}) {e.module.attribute(pure)}")
+
+    def poll(self, e: Emitter, op: Op) -> None:
+        count = self.polled.get(op, interrupt.STRIP)
+        if count != interrupt.STRIP:
+            interrupt.poll_every(e, count, self.clock, self.leave)
+
+    def strip(
+        self, e: Emitter, op: Op, upper: str, run: Callable[[str, str, list[str]], Sequence[str]]
+    ) -> Callable[[str, list[str]], Sequence[str]] | None:
+        if self.polled.get(op) != interrupt.STRIP:
+            return None
+        return interrupt.in_strips(e, upper, self.clock, self.leave, run)
 
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
         values = op.operands if op.name == "weft.bounds" else op.operands[1:]

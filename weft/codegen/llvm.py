@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from weft.codegen.arith import RULES, combine, narrow, note_range, rule, scalar, widen
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
 from weft.codegen.flat import nested, rows
+from weft.codegen.interrupt import STRIP
 from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, bf16, f16, i1
@@ -230,11 +231,23 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         word = f'count", i32 {times}' if times > 1 else 'disable"'
         unroll = e.module.node('!{!"llvm.loop.unroll.' + word + "}")
         metadata = e.module.node(f"!{{{{self}}, {unroll}}}")
-    results = loop(
-        e, lower, upper, step, inits, [llvm_type(v.type) for v in op.results],
-        lambda induction, carried: loop_body(e, body, [induction, *carried]),
-        type=llvm_type(body.args[0].type), metadata=metadata,
-    )  # fmt: skip
+    types = [llvm_type(v.type) for v in op.results]
+
+    def iteration(induction: str, carried: list[str]) -> list[str]:
+        e.target.poll(e, op)
+        return loop_body(e, body, [induction, *carried])
+
+    def run(begin: str, end: str, carried: Sequence[str]) -> list[str]:
+        index_type = llvm_type(body.args[0].type)
+        return loop(
+            e, begin, end, step, carried, types, iteration, type=index_type, metadata=metadata
+        )  # fmt: skip
+
+    strip = e.target.strip(e, op, upper, run)
+    if strip is None:
+        results = run(lower, upper, inits)
+    else:
+        results = loop(e, lower, upper, str(STRIP), inits, types, strip)
     if op.attrs.get("independent"):
         e.groups.pop()
     return results
@@ -349,6 +362,7 @@ def _while(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     e.start(inside)
     for value, name in zip(after.args, handed, strict=True):
         e.names[value] = name
+    e.target.poll(e, op)
     nexts = emit_block(e, after)
     for (_, slot), init, following in zip(phis, operands, nexts, strict=True):
         e.fill(slot, (init, entry), (following, e.block))

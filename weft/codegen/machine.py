@@ -32,3 +32,11 @@ def host() -> str:
 def features() -> frozenset[str]:
     """The CPU's instruction sets, by LLVM's names (``avx512f``)."""
     return frozenset(name for name, there in llvm.get_host_cpu_features().items() if there)
+
+
+@functools.cache
+def counter() -> tuple[str, int]:
+    """LLVM's intrinsic for a clock that takes nanoseconds to read, and some 50 ms of its ticks."""
+    if llvm.get_process_triple().startswith("x86_64"):
+        return "readcyclecounter", 100_000_000
+    return "readsteadycounter", 1_000_000

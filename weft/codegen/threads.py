@@ -17,6 +17,7 @@ from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symb
 from weft.codegen.flat import rows
 from weft.codegen.host import Cpu
 from weft.codegen.interface import Slot
+from weft.codegen.interrupt import clock, poll, polled_loops, runs_once
 from weft.codegen.lanes import tile
 from weft.codegen.llvm import emit_block, emit_op, loop, rows_follow
 from weft.codegen.tile import Plan, plan
@@ -57,7 +58,7 @@ def _stored_strides(type: MemRefType) -> int:
 
 # Words of the frame that the entry shares with workers and chunks. Trip counts, and values computed
 # before the loop, follow.
-_SLOTS, _SHARES, _THREADS, _CHUNKS, _SIZE, _TOTAL, _PARTIALS, _FIRST = range(8)
+_SLOTS, _SHARES, _THREADS, _CHUNKS, _SIZE, _TOTAL, _PARTIALS, _STOP, _FIRST = range(9)
 _LINE = 8  # words of a cache line: the next chunk of each share has a line of its own
 
 
@@ -82,6 +83,8 @@ class Kernel:
         self.split = places[0] if places else 0
         self.shared = _shared_values(function, self.parallel) if self.parallel else []
         self.plan = self._plan(self.parallel) if self.parallel and tiles else None
+        if self.parallel is not None and self.plan is None and runs_once(self.parallel):
+            self.cpu.polled = polled_loops(self.parallel.regions[0])
         self.traits = self.module.attribute(
             'nounwind "prefer-vector-width"="512" "no-trapping-math"="true"')  # fmt: skip
 
@@ -134,13 +137,12 @@ class Kernel:
                 e.views[value].strides.append("1")
         if self.cpu.checks:
             self.cpu.record = _load(e, "%slots", self.record, "ptr")
-            self.cpu.leave = e.label("leave")
+        self.cpu.leave = e.label("leave")
 
     def _finish(self, e: Emitter, header: str) -> None:
         """Ends a function that returns nothing, with the place where failed checks go."""
-        if self.cpu.checks:
-            e.jump(self.cpu.leave)
-            e.start(self.cpu.leave)
+        e.jump(self.cpu.leave)
+        e.start(self.cpu.leave)
         e.line("ret void")
         e.finish(f"{header} {self.traits}")
 
@@ -186,7 +188,7 @@ class Kernel:
         shares = e.fresh("shares")
         e.allocas.append(f"{shares} = alloca [{MAX_CHUNKS * _LINE} x i64], align 64")
         words = [("ptr", "%slots"), ("ptr", shares), ("i64", "1"), ("i64", chunks), ("i64", size),
-                 ("i64", total), ("ptr", partials)]  # fmt: skip
+                 ("i64", total), ("ptr", partials), ("i64", "0")]  # fmt: skip
         words += [("i64", trip) for trip in (*trips, *lengths)]
         for value in self.shared:
             if isinstance(value.type, MemRefType):
@@ -308,6 +310,8 @@ class Kernel:
         e.declare("declare i32 @omp_get_thread_num()")
         number = e.inst("sext i32 " + e.inst("call i32 @omp_get_thread_num()") + " to i64")
         own = e.inst(f"urem i64 {number}, {threads}")  # alone, it may be any thread's number
+        caller, asked = e.inst(f"icmp eq i64 {number}, 0"), clock(e)
+        stop = _place(e, "%frame", _STOP)
 
         def share(offset: str, _: list[str]) -> list[str]:
             thread = e.inst(f"urem i64 {e.inst(f'add nsw i64 {own}, {offset}')}, {threads}")
@@ -315,18 +319,25 @@ class Kernel:
             following = e.inst(f"add nsw i64 {thread}, 1")
             last = _begin_of_share(e, following, threads, chunks)
             take, run, out = e.label("take"), e.label("run"), e.label("out")
+            ask, ends = e.label("ask"), e.label("interrupted")
             e.jump(take)
             e.start(take)
-            if record:
+            for flag in (stop, record) if record else (stop,):
                 go_on = e.label("fine")
-                failed = e.inst(f"load atomic i64, ptr {record} monotonic, align 8")
+                failed = e.inst(f"load atomic i64, ptr {flag} monotonic, align 8")
                 e.branch(e.inst(f"icmp eq i64 {failed}, 0"), go_on, out)
                 e.start(go_on)
             chunk = e.inst(f"atomicrmw add ptr {counter}, i64 1 monotonic, align 8")
             e.branch(e.inst(f"icmp slt i64 {chunk}, {last}"), run, out)
             e.start(run)
             self._run_chunk(e, op, chunk, slots, pointers, (size, total, partials))
+            e.branch(caller, ask, take)
+            e.start(ask)
+            poll(e, asked, ends)
             e.jump(take)
+            e.start(ends)
+            e.line(f"store atomic i64 1, ptr {stop} monotonic, align 8")
+            e.jump(out)
             e.start(out)
             return []
 
@@ -359,6 +370,8 @@ class Kernel:
         e.line("%last = sub nsw i64 %end, 1")
         sides = [_load(e, "%frame", _FIRST + dims + k) for k in range(2 if self.plan else 0)]
         self._bind_shared(e, _FIRST + dims + len(sides))
+        if self.cpu.polled:
+            self.cpu.clock = clock(e)
         firsts, lasts = _prefixes(e, "%begin", trips), _prefixes(e, "%last", trips)
         body, kinds = op.regions[0], op.attrs["kinds"]
         types = [scalar(v) for v in op.results]

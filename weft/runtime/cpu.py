@@ -14,7 +14,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from weft.codegen import libraries
+from weft.codegen import interrupt, libraries
 from weft.codegen.machine import machine
 
 Prints = Sequence[tuple[Sequence[str | None], Sequence[str]]]
@@ -80,6 +80,9 @@ def _own_symbols() -> dict[str, int]:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_one_thread)
     symbols = {"weft_print": ctypes.cast(_print_callback, ctypes.c_void_p).value or 0}
+    for name in interrupt.FUNCTIONS:
+        function = getattr(ctypes.pythonapi, name)
+        symbols[name] = ctypes.cast(function, ctypes.c_void_p).value or 0
     if not libraries.load().openmp:
         builder = llvm.JITLibraryBuilder().add_ir(_SERIAL)
         for name in _SERIAL_NAMES:

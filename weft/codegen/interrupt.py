@@ -1,0 +1,177 @@
+"""Signals during a long loop: Ctrl-C, alarms, and what else Python has handlers for.
+
+Compiled code runs without returning to the interpreter, which is where Python carries its handlers
+out. So the calling thread asks for them itself now and then: between chunks, and inside the loops
+of a parallel loop that has one iteration only. If a handler raises an exception, the loop ends
+where it is; what it has written stays, and what it would have written is missing. The exception is
+put aside and raised by a pending call, which the interpreter carries out as soon as the launch has
+returned, whichever way that was made. On other threads than the main one there is nothing to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft.codegen.emit import Emitter
+from weft.codegen.machine import counter
+from weft.ir.core import Block, Op, walk
+from weft.passes.constants import constant_of
+
+LOOPS = ("scf.for", "scf.while")
+EVERY_OUTER = 16  # iterations of a loop of loops between two looks at the clock
+EVERY_INNER = 4096  # of a `while` without loops inside
+STRIP = 1 << 16  # iterations of a `for` without loops inside, which runs in strips of so many
+
+# What an object file asks of the process: CPython's functions, by name.
+FUNCTIONS = (
+    "PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch",
+    "PyErr_Restore", "PyErr_SetInterrupt", "Py_AddPendingCall", "PyMem_RawMalloc", "PyMem_RawFree",
+)  # fmt: skip
+
+_DECLARATIONS = """declare i32 @PyGILState_Ensure()
+declare void @PyGILState_Release(i32)
+declare i32 @PyErr_CheckSignals()
+declare void @PyErr_Fetch(ptr, ptr, ptr)
+declare void @PyErr_Restore(ptr, ptr, ptr)
+declare void @PyErr_SetInterrupt()
+declare i32 @Py_AddPendingCall(ptr, ptr)
+declare ptr @PyMem_RawMalloc(i64)
+declare void @PyMem_RawFree(ptr)
+declare i64 @llvm.COUNTER()"""
+
+# Whether the loop has to end. %last is when handlers were asked for; LIMIT is some 50 ms.
+_DUE = """define internal i1 @weft_due(ptr %last) cold noinline nounwind {
+entry:
+  %now = call i64 @llvm.COUNTER()
+  %then = load i64, ptr %last
+  %since = sub i64 %now, %then
+  %due = icmp ugt i64 %since, LIMIT
+  br i1 %due, label %ask, label %no
+ask:
+  store i64 %now, ptr %last
+  %state = call i32 @PyGILState_Ensure()
+  %raised = call i32 @PyErr_CheckSignals()
+  %any = icmp ne i32 %raised, 0
+  br i1 %any, label %keep, label %give
+keep:
+  %triple = call ptr @PyMem_RawMalloc(i64 24)
+  %none = icmp eq ptr %triple, null
+  br i1 %none, label %again, label %fetch
+fetch:
+  %value = getelementptr ptr, ptr %triple, i64 1
+  %trace = getelementptr ptr, ptr %triple, i64 2
+  call void @PyErr_Fetch(ptr %triple, ptr %value, ptr %trace)
+  %full = call i32 @Py_AddPendingCall(ptr @weft_raise, ptr %triple)
+  %lost = icmp ne i32 %full, 0
+  br i1 %lost, label %again, label %give
+again:
+  call void @PyErr_SetInterrupt()
+  br label %give
+give:
+  call void @PyGILState_Release(i32 %state)
+  ret i1 %any
+no:
+  ret i1 false
+}"""
+
+_RAISE = """define internal i32 @weft_raise(ptr %triple) cold noinline nounwind {
+entry:
+  %value = getelementptr ptr, ptr %triple, i64 1
+  %trace = getelementptr ptr, ptr %triple, i64 2
+  %a = load ptr, ptr %triple
+  %b = load ptr, ptr %value
+  %c = load ptr, ptr %trace
+  call void @PyErr_Restore(ptr %a, ptr %b, ptr %c)
+  call void @PyMem_RawFree(ptr %triple)
+  ret i32 -1
+}"""
+
+
+def runs_once(parallel: Op) -> bool:
+    """Whether a parallel loop has one iteration, whatever the call."""
+    dims = parallel.attrs["dims"]
+    bounds = [constant_of(value) for value in parallel.operands[: 2 * dims]]
+    return (
+        None not in bounds
+        and all(
+            upper == lower + 1  # type: ignore[operator]
+            for lower, upper in zip(bounds[:dims], bounds[dims:], strict=True)
+        )
+    )
+
+
+def polled_loops(body: Block) -> dict[Op, int]:
+    """The loops of an iteration that runs alone in which handlers are asked for, each with the
+    number of its iterations between two looks at the clock: loops of loops, and the outermost."""
+    found = {
+        op: EVERY_OUTER
+        for op in walk(body)
+        if op.name in LOOPS and any(o.name in LOOPS for r in op.regions for o in walk(r))
+    }
+    for op in _outermost(body):
+        if op not in found:
+            found[op] = STRIP if op.name == "scf.for" and _steps_by_one(op) else EVERY_INNER
+    return found
+
+
+def _steps_by_one(op: Op) -> bool:
+    return constant_of(op.operands[2]) == 1
+
+
+def _outermost(block: Block) -> list[Op]:
+    found: list[Op] = []
+    for op in block.ops:
+        if op.name in LOOPS:
+            found.append(op)
+        else:
+            found += [inner for region in op.regions for inner in _outermost(region)]
+    return found
+
+
+def clock(e: Emitter) -> str:
+    """A place that holds when handlers were asked for last: now."""
+    name, limit = counter()
+    for text in (_DECLARATIONS, _DUE, _RAISE):
+        e.declare(text.replace("COUNTER", name).replace("LIMIT", str(limit)))
+    place = e.fresh("last")
+    e.allocas.append(f"{place} = alloca i64")
+    e.line(f"store i64 {e.inst(f'call i64 @llvm.{name}()')}, ptr {place}")
+    return place
+
+
+def poll(e: Emitter, place: str, leave: str) -> None:
+    """Goes to ``leave`` if a handler raised an exception."""
+    on = e.label("on")
+    e.branch(e.inst(f"call i1 @weft_due(ptr {place})"), leave, on)
+    e.start(on)
+
+
+def poll_every(e: Emitter, count: int, place: str, leave: str) -> None:
+    """``poll`` in one of ``count`` iterations (a power of two)."""
+    counter = e.fresh("passed")
+    e.allocas += [f"{counter} = alloca i64", f"store i64 0, ptr {counter}"]
+    passed = e.inst(f"add i64 {e.inst(f'load i64, ptr {counter}')}, 1")
+    e.line(f"store i64 {passed}, ptr {counter}")
+    look, on = e.label("look"), e.label("go")
+    rest = e.inst(f"and i64 {passed}, {count - 1}")
+    e.branch(e.inst(f"icmp eq i64 {rest}, 0"), look, on)
+    e.start(look)
+    poll(e, place, leave)
+    e.jump(on)
+    e.start(on)
+
+
+def in_strips(
+    e: Emitter, upper: str, place: str, leave: str,
+    run: Callable[[str, str, list[str]], Sequence[str]],
+) -> Callable[[str, list[str]], Sequence[str]]:  # fmt: skip
+    """The body of a loop with step ``STRIP``: ``run`` (from, to, carried values) and a ``poll``."""
+
+    def strip(begin: str, carried: list[str]) -> Sequence[str]:
+        end = e.inst(f"add nsw i64 {begin}, {STRIP}")
+        end = e.intrinsic("llvm.smin.i64", "i64", ("i64", end), ("i64", upper))
+        handed = run(begin, end, carried)
+        poll(e, place, leave)
+        return handed
+
+    return strip

@@ -76,7 +76,8 @@ class Builder:
 
     def trip_count(self, lower: Value, upper: Value, step: Value) -> Value:
         """How many iterations a loop with these bounds has."""
-        return trip_count(_Built(self), lower, upper, step)
+        assert isinstance(lower.type, ScalarType)
+        return trip_count(_Built(self, lower.type), lower, upper, step)
 
     def for_(self, lower: Value, upper: Value, step: Value, inits: Sequence[Value] = ()) -> Op:
         """An ``scf.for`` with an empty region: fill ``op.regions[0]``, end it with scf.yield."""
@@ -108,10 +109,11 @@ class Builder:
 
 
 class _Built:
-    """Indices, whose operations ``builder`` appends."""
+    """Integers of one type, whose operations ``builder`` appends."""
 
-    def __init__(self, builder: Builder) -> None:
+    def __init__(self, builder: Builder, type: ScalarType) -> None:
         self.builder = builder
+        self.type = type
 
     def constant(self, value: Value) -> int | None:
         owner = value.owner
@@ -120,7 +122,7 @@ class _Built:
         return None
 
     def number(self, value: int) -> Value:
-        return self.builder.constant(value, index)
+        return self.builder.constant(value, self.type)
 
     def op(self, name: str, a: Value, b: Value) -> Value:
         return self.builder.op(f"arith.{name}", a, b)

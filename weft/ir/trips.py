@@ -47,8 +47,11 @@ def trip_count(arithmetic: Arithmetic[T], lower: T, upper: T, step: T) -> T:
 def steps_of(arithmetic: Arithmetic[T], length: T, step: T) -> T:
     """``ceil(length / step)``: how many steps a distance takes, for a step >= 1."""
     number, op, by = arithmetic.number, arithmetic.op, arithmetic.constant(step)
+    whole = arithmetic.constant(length)
     if by == 1:
         return length
+    if by is not None and whole is not None:
+        return number(-(-whole // by))
     less = op("subi", step, number(1)) if by is None else number(by - 1)
     return op("floordivsi", op("addi", length, less), step)
 

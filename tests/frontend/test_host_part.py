@@ -158,6 +158,30 @@ def test_a_vector_is_a_value_in_the_host_part():
     assert found == [[50, 2], [5, 2], [5, 2], [1, 7], [5, 2], [9, 2], [50, 2]]
 
 
+@weft.kernel
+def over_time(x):
+    v = weft.Vector([0.0, 0.0])
+    for _ in weft.serial(range(3)):
+        before = v
+        for i in x:
+            v[0] += x[i]
+        v[1] += before[0]
+    for i in x:
+        w = weft.Vector([x[i], 0.0])
+        before, other = w, w
+        w[0] = 7.0
+        other.y = 2.0
+        x[i] = before.x + 10 * before.y + 100 * other.x
+    return v[0], v[1]
+
+
+def test_a_vector_is_a_value_under_interpretation_too():
+    for run in (over_time, over_time.interpret):
+        x = torch.ones(3)
+        assert [float(v) for v in run(x)] == [9, 9]
+        assert x.tolist() == [101] * 3
+
+
 def returned_as_it_is(v):
     return v
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # What is asked of forward mode has no public name.
 # pyright: reportPrivateUsage=false
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,9 +74,7 @@ def _dtype(entries: Sequence[Any], region: Region, tensors: Sequence[torch.Tenso
     strong = [v.dtype for v in entries if isinstance(v, torch.Tensor)]
     wide = torch.float64 in [v.dtype for v in (*tensors, *entries) if isinstance(v, torch.Tensor)]
     wide |= any(a.parameter is not None and a.parameter.dtype == "f64" for a in region.args)
-    joined = strong[0] if strong else None
-    for dtype in strong[1:]:
-        joined = torch.promote_types(joined, dtype)
+    joined = functools.reduce(torch.promote_types, strong) if strong else None
     weak = [v for v in entries if not isinstance(v, torch.Tensor)]
     if any(isinstance(v, float) for v in weak) and not (joined and joined.is_floating_point):
         return torch.float64 if wide else torch.float32

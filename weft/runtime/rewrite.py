@@ -1,7 +1,8 @@
 """A kernel's function, changed as little as checked interpretation needs.
 
-Every loop's iterable is handed to a hidden function first, and annotated assignments cast. Line and
-column numbers stay those of the file, so that breakpoints, pdb and tracebacks show the user's text.
+Every loop's iterable is handed to a hidden function first, annotated assignments cast, and
+assigning a vector copies it. Line and column numbers stay those of the file, so that breakpoints,
+pdb and tracebacks show the user's text.
 """
 
 from __future__ import annotations
@@ -13,14 +14,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weft.errors import InternalError
+from weft.lang.numbers import copied
 from weft.source import FunctionSource
 
 LOOP = "__weft_loop__"
 CAST = "__weft_cast__"
+COPY = "__weft_copy__"
 _FUNCTION = "__weft_interpreted__"  # while it is compiled: no name that its body may read
 
 
 class _Instrument(ast.NodeTransformer):
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        node.value = _copied(node.value)
+        return node
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
+        self.generic_visit(node)
+        node.value = _copied(node.value)
+        return node
+
     def visit_For(self, node: ast.For) -> ast.AST:
         self.generic_visit(node)
         node.iter = _call(LOOP, node.iter, node.iter)
@@ -30,13 +43,22 @@ class _Instrument(ast.NodeTransformer):
         self.generic_visit(node)
         if node.value is None or not node.simple:
             return node
-        value = _call(CAST, node.value, node.annotation, node.value)
+        value = _call(CAST, node.value, node.annotation, _copied(node.value))
         return ast.copy_location(ast.Assign([node.target], value), node)
 
     def _inner(self, node: Any) -> Any:
         return node  # functions and classes defined inside are left alone
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _inner
+
+
+def _copied(value: ast.expr) -> ast.expr:
+    """``value`` as an assignment has it: vectors are copied."""
+    if isinstance(value, ast.Tuple | ast.List):
+        value.elts = [_copied(item) for item in value.elts]
+        return value
+    named = ast.Name | ast.Attribute | ast.Subscript | ast.IfExp | ast.BoolOp | ast.NamedExpr
+    return _call(COPY, value, value) if isinstance(value, named) else value
 
 
 def _call(name: str, place: ast.expr, *args: ast.expr) -> ast.Call:
@@ -75,7 +97,7 @@ def instrument(
     closure = tuple(_converted(cells[name], convert) for name in code.co_freevars)
     visible = {name: convert(value) for name, value in function.__globals__.items()}
     made = types.FunctionType(
-        code, {**visible, **hidden}, function.__name__, function.__defaults__, closure
+        code, {**visible, COPY: copied, **hidden}, function.__name__, function.__defaults__, closure
     )
     made.__kwdefaults__ = function.__kwdefaults__
     made.__annotations__ = function.__annotations__

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ from weft.frontend.parameters import (
     refuse_references,
 )
 from weft.lang.dtypes import DTYPES, DType
-from weft.lang.numbers import cast, copied, strong
+from weft.lang.numbers import NUMBERS, cast, converted, copied, strong
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import FunctionSource
 
@@ -87,8 +88,12 @@ def _is_launch(node: ast.AST, launchers: str) -> bool:
 
 def _argument(parameter: Parameter, check: Check) -> Callable[[Any], Any]:
     dtype = DTYPES[parameter.dtype or ""]
+    low, high = converted(-math.inf, dtype), converted(math.inf, dtype)
+    made = NUMBERS.get(dtype)
 
     def argument(value: Any) -> Any:
+        if type(value) is int and made is not None and dtype.kind == "int" and low <= value <= high:
+            return made(value)  # soon done: this is in the way of each call
         check(parameter, value)
         return strong(value, dtype) if isinstance(value, int | float) else value
 

@@ -142,6 +142,8 @@ class Kernel:
             return self
         if _is_dynamo_compiling():  # which cannot make methods
             return functools.partial(self, instance)
+        if self.__name__ == "forward" and isinstance(instance, torch.nn.Module):
+            return BoundForward(self, instance)
         return types.MethodType(self, instance)
 
     def __reduce__(self) -> str:
@@ -344,6 +346,22 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<weft.kernel {self.__module__}.{self.__qualname__}{self.signature}>"
+
+
+class BoundForward(functools.partial[Any]):
+    """The ``forward`` of a module. torch.compile looks for the source of methods, and a kernel is
+    no function that has one."""
+
+    @property
+    def __self__(self) -> Any:
+        return self.args[0]
+
+    @property
+    def __func__(self) -> Any:
+        return self.func
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.func, name)
 
 
 def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:

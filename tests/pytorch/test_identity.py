@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 import weft
-from weft.pytorch.identity import fingerprint
+from weft.pytorch.identity import fingerprint, may_draw, text_of
 from weft.source import read_function
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
@@ -147,7 +147,7 @@ def test_a_cell_that_is_run_again_has_the_same_operator():
 
 
 def name_of(text):
-    return fingerprint(read_function(defined(text).changing.function))
+    return fingerprint(text_of(read_function(defined(text).changing.function)))
 
 
 @pytest.mark.parametrize(
@@ -198,3 +198,23 @@ def test_a_changed_float_does_not_compile_anew(monkeypatch):
         module.STEP = step + 0.5
         assert compiled(torch.ones(1)).item() == 10 * (step + 0.5)
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "draws"),
+    [
+        ("torch.rand_like(x)", True),
+        ("x.clone().bernoulli_(0.5)", True),
+        ("torch.nn.functional.dropout(x)", True),
+        ("torch.empty(3).normal_()", True),
+        ("torch.empty_like(x)", False),
+        ("torch.zeros(x.shape)", False),
+    ],
+)
+def test_an_operator_that_draws_random_numbers_has_the_tag(call, draws):
+    for text in (CELL.replace("    # a comment", f"    m = {call}"),
+                 CELL.replace("    # a comment", "    m = noise(x)")
+                 + f"def noise(x):\n    return {call}\n"):  # fmt: skip
+        kernel = defined(text).changing
+        assert may_draw(text_of(kernel.source)) == draws
+    assert (torch.Tag.nondeterministic_seeded in kernel.op.tags) == draws

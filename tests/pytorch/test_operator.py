@@ -1,6 +1,8 @@
 """A kernel as a PyTorch operator."""
 
+import functools
 import re
+import types
 
 import pytest
 import torch
@@ -206,12 +208,58 @@ def scaled_by(x, config):
         (lambda x, f: scaled_by(x, {"factor": f}), "config"),
     ],
 )
-def test_objects_under_compile_are_refused_by_name(call, name):
+def test_objects_break_the_graph(call, name):
     torch._dynamo.reset()
     x, factor = torch.randn(2, 3)
     torch.testing.assert_close(call(x, factor), x * factor)
+    compiled = torch.compile(lambda x, f: call(x * 2, f) + 1, backend="eager")
+    torch.testing.assert_close(compiled(x, factor), 2 * x * factor + 1)
+    torch._dynamo.reset()
     with pytest.raises(Exception, match=rf"`{name}` is an object: under torch.compile a kernel"):
         torch.compile(call, fullgraph=True, backend="eager")(x, factor)
+
+
+class Mixed(torch.nn.Module):
+    def __init__(self, offset):
+        super().__init__()
+        self.offset = offset
+
+    @weft.kernel
+    def mix(self, x):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] + self.offset
+        return out
+
+    def forward(self, x):
+        return self.mix(x.sin()).cos()
+
+
+class Kernelled(Mixed):
+    forward = Mixed.mix.function
+    forward.__name__ = "forward"
+    forward = weft.kernel(forward)
+
+
+@pytest.mark.parametrize("kind", [Mixed, Kernelled])
+def test_methods_of_modules_break_the_graph(kind):
+    torch._dynamo.reset()
+    x = torch.randn(3)
+    first, second = kind(1.0), kind(2.0)
+    for module in (first, second):
+        compiled = torch.compile(module, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), module(x))
+        module.offset += 1
+        torch.testing.assert_close(compiled(x), module(x))
+    with pytest.raises(Exception, match="`self` is an object"):
+        torch.compile(first, fullgraph=True, backend="eager")(x)
+
+
+def test_the_forward_of_a_module_is_a_bound_kernel():
+    module = Kernelled(1.0)
+    assert module.forward.__self__ is module
+    assert module.forward.__func__ is Kernelled.forward
+    assert "scf" in module.forward.inspect(module, torch.ones(2))["ir"]
 
 
 def test_fake_tensors():
@@ -370,3 +418,73 @@ def test_the_very_first_call_may_be_traced() -> None:
 
     traced = torch.compile(lambda x: scaled(x, 2.0) + 1, fullgraph=True, backend="eager")
     assert traced(torch.ones(3)).tolist() == [3.0] * 3
+
+
+@weft.kernel
+def by_lambda(x: torch.Tensor) -> None:
+    whole = lambda: x.view(-1)  # noqa: E731
+    y = whole()
+    for i in range(y.shape[0]):
+        y[i] = 3.0
+
+
+@weft.kernel
+def by_partial(x: torch.Tensor) -> None:
+    whole = functools.partial(torch.Tensor.view, x, -1)
+    y = whole()
+    for i in range(y.shape[0]):
+        y[i] = 3.0
+
+
+@weft.kernel
+def by_builtins(x: torch.Tensor) -> None:
+    y = next(iter([vars(types.SimpleNamespace(held=x))["held"].view(-1)]))
+    for i in range(y.shape[0]):
+        y[i] = 3.0
+
+
+@pytest.mark.parametrize("kernel", [by_lambda, by_partial, by_builtins])
+def test_what_is_written_through_a_closure_is_known(kernel):
+    torch._dynamo.reset()
+
+    def program(x):
+        z = x * 1
+        kernel(z)
+        return z + 1
+
+    x = torch.ones(2, 2)
+    assert schema(kernel).endswith("(Tensor(a!) x) -> ()")
+    assert program(x).tolist() == [[4.0] * 2] * 2
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+    assert compiled(x).tolist() == [[4.0] * 2] * 2
+
+
+@weft.kernel
+def hidden(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (write,) = [getattr(t, name) for t, name in [(x, "fill_")]]
+    write(3.0)
+    out = torch.empty_like(y)
+    for i in range(y.shape[0]):
+        out[i] = y[i]
+    return out
+
+
+def test_a_write_that_the_text_does_not_show_is_refused():
+    torch._dynamo.reset()
+    x, y = torch.zeros(2), torch.ones(2)
+    assert not hidden.mutated
+    with pytest.raises(KernelValueError) as info:
+        hidden.op(x, y)
+    assert info.value.message == "`x` is written, and the text of the kernel does not show it"
+    assert info.value.help == (
+        "torch.compile and other transforms must know before a call what it writes to: write to "
+        "`x` by its name, or to a view that the kernel makes of it"
+    )
+    with pytest.raises(Exception, match="the text of the kernel does not show it"):
+        torch.compile(lambda x, y: hidden(x * 1, y), backend="aot_eager")(x, y)
+
+
+def test_an_argument_that_shares_memory_with_a_written_one():
+    x = torch.arange(4.0)
+    store.operators((x[1:], x[:3].view(3)), {})
+    assert x.tolist() == [2.0, 3.0, 4.0, 3.0]

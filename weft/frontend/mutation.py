@@ -34,6 +34,9 @@ VIEWS = frozenset(
      "positive", "resolve_conj", "resolve_neg", "to_torch", "get", "pop", "values", "items"}
 )  # fmt: skip
 
+# Builtins whose result may be, or hold, an object that they were given.
+HANDING_ON = (vars, getattr, next, iter)
+
 
 class Mutations:
     """Collects, over any number of passes over the same statements, what each local may alias and
@@ -69,8 +72,11 @@ class Mutations:
                 return none.union(*map(self.roots, values))
             case ast.Dict(values=values):
                 return none.union(*map(self.roots, values))
+            case ast.Lambda(body=body):
+                return self.roots(body)  # what it gives when it is called
             case ast.Call(func=func):
-                return self._call_roots(node, func)
+                called = none if isinstance(func, ast.Attribute) else self.roots(func)
+                return called | self._call_roots(node, func)
             case _:
                 return none
 
@@ -86,6 +92,8 @@ class Mutations:
             return receiver | all_roots if returns_receiver else frozenset()
         if isinstance(value, type) and issubclass(value, Vector | Matrix):
             return frozenset()  # their elements are values
+        if any(value is builtin for builtin in HANDING_ON):
+            return all_roots
         if is_known(value) and value is not MISSING and not isinstance(value, type):
             return all_roots if name in VIEWS or name.endswith("_") else frozenset()
         if isinstance(value, types.FunctionType) and value not in self.active and all_roots:

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._library.autograd import Info, make_autograd_impl
+from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from weft.errors import GradientError
 from weft.frames import shorten, user_frames
+from weft.pytorch.ambient import drawing_nothing
 from weft.pytorch.level import has_dual, is_dual, primal_of
 from weft.pytorch.namespace import Namespace
 from weft.pytorch.nested import Backward, Made
@@ -93,7 +95,8 @@ def register(
 
     def jvp(*passed: Any) -> list[torch.Tensor]:
         *inputs, tangents, which = passed
-        return pushed(plain, inputs, which, tangents, span)
+        with drawing_nothing(inputs, span):
+            return pushed(plain, inputs, which, tangents, span)
 
     def fake_jvp(*passed: Any) -> list[torch.Tensor]:
         out = getattr(operators, name).default(*passed[:-2])
@@ -101,14 +104,19 @@ def register(
                 for o in (out if isinstance(out, tuple | list) else (out,))]  # fmt: skip
 
     overload = getattr(operators, name).default
-    backward = Backward(namespace, name, schema, made, reads, functools.partial(_second, span))
+    backward = Backward(
+        namespace, name, schema, made, reads, functools.partial(_second, span), span
+    )
     _ = backward.operator  # a compiled graph from torch's cache may be the first to ask for it
     jvp_operator = define("_jvp", "Tensor[] tangents, int[] which", jvp, fake_jvp)
     rule = Rule(backward, jvp_operator, plain, span)
     differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
 
     def autograd(keyset: Any, *passed: Any) -> Any:
-        if has_dual(passed):
+        # The graph that Dynamo makes of a transform calls the operator at each level by itself.
+        if has_dual(passed) or (
+            torch._C._are_functorch_transforms_active() and torch._C._any_requires_grad(*passed)
+        ):
             with enable_single_level_autograd_function():
                 return Dual.apply(keyset, overload, rule, *passed)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*passed):
@@ -171,7 +179,12 @@ class Dual(_SingleLevelFunction):
     def forward(ctx: Any, keyset: Any, overload: Any, rule: Rule, *inputs: Any) -> Any:
         if any(isinstance(v, list | tuple) and any(map(is_float, v)) for v in inputs):
             raise list_error(rule.span)
-        with torch._C._AutoDispatchBelowAutograd():
+        outer = torch._C._are_functorch_transforms_active()  # whose levels below this one record
+        with (
+            torch._C._AutoDispatchBelowAutograd(),
+            torch.set_grad_enabled(outer),
+            forward_ad._set_fwd_grad_enabled(outer or torch._C._is_fwd_grad_enabled()),
+        ):
             output = overload.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
         ctx.rule = rule
         ctx.set_materialize_grads(False)

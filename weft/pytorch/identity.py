@@ -10,6 +10,7 @@ import ast
 import enum
 import functools
 import hashlib
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,13 +27,30 @@ from weft.source import FunctionSource, read_function
 DECIDING = (bool, int, str, type(None), torch.dtype, torch.device, DType)
 
 
-def fingerprint(source: FunctionSource, *others: Any) -> str:
-    """Eight hexadecimal digits: of the kernel's text, of the functions that it calls and of the
-    values in its closure, and of ``others``. Comments and places in a file do not count."""
+# Functions and methods of torch that draw random numbers, as they are called.
+_DRAWS = re.compile(
+    r"\b(rand\w*|bernoulli_?|multinomial|poisson|binomial|\w*normal_?|\w*uniform_?|exponential_|"
+    r"geometric_|cauchy_|\w*[dD]ropout\w*|rrelu_?|r?sample\w*)\("
+)
+
+
+def text_of(source: FunctionSource, *others: Any) -> str:
+    """The kernel's text, that of the functions that it calls, the values in its closure, and
+    ``others``, without comments and places in a file."""
     found: dict[int, str] = {}
     _read(source.function, source.tree, found)
-    text = "\n".join((*found.values(), *(_described(o, found) for o in others)))
+    described = [_described(o, found) for o in others]  # which may add to what is found
+    return "\n".join((*found.values(), *described))
+
+
+def fingerprint(text: str) -> str:
+    """Eight hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def may_draw(text: str) -> bool:
+    """Whether random numbers may be drawn in what ``text_of`` has given."""
+    return _DRAWS.search(text) is not None
 
 
 def chains(tree: ast.AST, leave: frozenset[ast.AST] = frozenset()) -> Iterator[ast.expr]:

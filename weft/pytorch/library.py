@@ -16,7 +16,7 @@ import dis
 import functools
 import inspect
 import uuid
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Protocol
@@ -29,9 +29,10 @@ from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.specs import constant_key
 from weft.frontend.split import HostPart, Returned
 from weft.lang.dtypes import DType
+from weft.pytorch.ambient import Autocast, autocast_state, under
 from weft.pytorch.derivative import Rule, Transformed, register
-from weft.pytorch.fake import fake_launchers
-from weft.pytorch.identity import deciding, fingerprint
+from weft.pytorch.fake import fake_launchers, without_data
+from weft.pytorch.identity import deciding, fingerprint, may_draw, text_of
 from weft.pytorch.level import has_dual
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.replay import Reading, replaying, returned_names
@@ -45,6 +46,9 @@ _SCALARS = {int: "SymInt", float: "float", bool: "bool", torch.SymInt: "SymInt",
 # Types of values that an operator may have fixed in it under torch.compile.
 _FIXED = (str, type(None), bool, int, float, tuple, list, torch.dtype, torch.device, DType, type,
           FunctionType, BuiltinFunctionType, MethodType)  # fmt: skip
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+_VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # counts how often a tensor was written to
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _ANNOTATED = {"tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bool"}
 
@@ -92,7 +96,8 @@ class Operators:
         self.name = name
         # Dynamo guards each string that it reads of an object: by this, which kernel it is.
         self.token = f"{name} {uuid.uuid4()}"
-        self.made: dict[Hashable, Operator] = {}
+        self.made: dict[tuple[Any, ...], Operator] = {}
+        self.refused: dict[str, Callable[..., Any]] = {}
         self.parameters = kernel.parts.parameters
         self.returned = one_return(kernel)
         loops = frozenset[ast.AST](region.node for region in kernel.parts.regions)
@@ -104,7 +109,7 @@ class Operators:
         values = list(self.kernel.bind(args, kwargs).arguments.values())
         types = tuple(map(schema_type, self.parameters, values))
         fixed = [v for v, t in zip(values, types, strict=True) if not t]
-        operator = self.find(types, fixed, self.deciding())
+        operator = self.find(types, fixed, self.deciding(), autocast_state())
         passed = [v for v, t in zip(values, types, strict=True) if t]
         if operator.rule is not None and torch._C._are_functorch_transforms_active():
             out = (Transformed.apply(operator.overload, operator.rule, *passed)
@@ -130,6 +135,7 @@ class Operators:
             kind = schema_type(parameter, value)
             if not kind and not isinstance(value, _FIXED):
                 self.refuse(parameter.name)
+                return self.refused[parameter.name](*args, **kwargs)
             values.append(value)
             types.append(kind)
             (passed if kind else fixed).append(value)
@@ -154,8 +160,9 @@ class Operators:
 
     def default(self) -> Any:
         """The operator by annotations, or the one that was made first."""
-        if self.made:
-            return next(iter(self.made.values())).overload
+        for (*_, autocast), made in self.made.items():
+            if not autocast:
+                return made.overload
         types = []
         for parameter in self.parameters:
             kind = _ANNOTATED.get(parameter.kind)
@@ -170,22 +177,25 @@ class Operators:
         return self.find(tuple(types), [], self.deciding()).overload
 
     def find(
-        self, types: tuple[str, ...], fixed: Sequence[Any], around: tuple[Any, ...]
-    ) -> Operator:
+        self, types: tuple[str, ...], fixed: Sequence[Any], around: tuple[Any, ...],
+        autocast: Autocast = (),
+    ) -> Operator:  # fmt: skip
         """The operator for arguments of these schema types, these fixed values, and these values
-        of what is around the kernel (``identity.deciding``)."""
-        key = (types, *map(constant_key, fixed), constant_key(around))
+        of what is around the kernel (``identity.deciding``). Its host part runs under ``autocast``:
+        compiled graphs, and derivatives, run outside of it."""
+        key = (types, *map(constant_key, fixed), constant_key(around), autocast)
         operator = self.made.get(key)
         if operator is None:
             function = self.kernel.function
-            text = fingerprint(self.kernel.source, self.kernel.given, types, fixed, around)
-            name = f"{self.name}_{text}"
+            text = text_of(self.kernel.source, self.kernel.given, types, fixed, around, autocast)
+            name = f"{self.name}_{fingerprint(text)}"
+            tags = (torch.Tag.nondeterministic_seeded,) if may_draw(text) else ()
             # A cell of a notebook that is run again defines the same kernel.
             shared = (
                 name, id(function.__globals__), *map(id, function.__closure__ or ()),
                 constant_key(function.__defaults__), constant_key(function.__kwdefaults__), key,
             )  # fmt: skip
-            make = functools.partial(self._make, name, types, fixed)
+            make = functools.partial(self._make, name, types, fixed, autocast, tags)
             operator = self.made[key] = namespace_of(self.namespace).once(shared, make)
         return operator
 
@@ -196,37 +206,45 @@ class Operators:
         and guards the token and ``around``."""
         assert token == self.token
         self._check_captured()
-        return self.find(types, fixed, around).overload._schema.name.rpartition(":")[2]
+        operator = self.find(types, fixed, around, autocast_state())
+        return operator.overload._schema.name.rpartition(":")[2]
 
-    def refuse(self, name: str) -> None:
-        """Raises ``KernelTypeError`` for an object that Dynamo is asked to look into."""
-        raise KernelTypeError(
-            f"`{name}` is an object: under torch.compile a kernel takes tensors, numbers, tuples "
-            "of one of these, functions, dtypes, strings and None", self.kernel.span,
-            help=f"give what the kernel reads of `{name}` parameters of its own, and pass them "
-            "from a function or method around it",
-        )  # fmt: skip
+    def refuse(self, name: str) -> bool:
+        """Makes ``refused[name]``: the kernel, in front of which Dynamo breaks its graph. Where it
+        must not, the message says why."""
+        if name not in self.refused:
+            reason = (
+                f"`{name}` is an object: under torch.compile a kernel takes tensors, numbers, "
+                "tuples of one of these, functions, dtypes, strings and None. Give what "
+                f"`{self.kernel.__name__}` reads of `{name}` parameters of its own, and pass them "
+                "from a function or method around it"
+            )
+            kernel: Any = self.kernel
+            self.refused[name] = torch.compiler.disable(kernel.__call__, reason=reason)
+        return True
 
     # What torch.compiler.assume_constant_result does, without importing Dynamo.
     name_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
     refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     # --- making one ------------------------------------------------------------------------------
-    def _make(self, name: str, types: tuple[str, ...], fixed: Sequence[Any]) -> Operator:
+    def _make(
+        self, name: str, types: tuple[str, ...], fixed: Sequence[Any], autocast: Autocast,
+        tags: tuple[torch.Tag, ...],
+    ) -> Operator:  # fmt: skip
         names = [p.name for p in self.parameters]
         absent = iter(fixed)
         constants = {n: next(absent) for n, t in zip(names, types, strict=True) if not t}
         self._check_mutated(constants)
         namespace = namespace_of(self.namespace)
         name = namespace.free_name(name)
-        namespace.define(name + self._schema(types))
-        implementation = self._implementation(types, constants, None)
+        namespace.define(name + self._schema(types), *tags)
+        implementation = self._implementation(types, constants, autocast, None)
         namespace.library.impl(name, implementation, "CompositeExplicitAutograd")
+        fake = self._implementation(types, constants, autocast, fake_launchers(self.kernel))
         torch.library.register_fake(
-            f"{self.namespace}::{name}",
-            self._implementation(types, constants, fake_launchers(self.kernel)),
-            lib=namespace.library,
-        )  # fmt: skip
+            f"{self.namespace}::{name}", without_data(fake, self.kernel), lib=namespace.library
+        )
         overload = getattr(getattr(torch.ops, self.namespace), name).default
         rule: Rule | None = None
         if any(a.alias_info is not None for a in overload._schema.arguments) or not self._gives(
@@ -235,17 +253,20 @@ class Operators:
             autograd = self._autograd(overload)
             namespace.library.impl(name, autograd, "Autograd", with_keyset=True)
         else:
-            rule = self._rule(name, types, constants)
+            rule = self._rule(name, types, constants, autocast)
         return Operator(overload, types, constants, rule)
 
-    def _rule(self, name: str, types: tuple[str, ...], constants: dict[str, Any]) -> Rule:
+    def _rule(
+        self, name: str, types: tuple[str, ...], constants: dict[str, Any], autocast: Autocast
+    ) -> Rule:
         """Tells autograd how the operator ``name`` is differentiated."""
         kernel, returned = self.kernel, self.returned
         names = returned_names(kernel.parts, kernel.source)
         items = (returned,) if isinstance(returned, str) else returned or ()
 
         def run(launchers: Any, inputs: Sequence[Any], *, recording: bool = False) -> Any:
-            return self._implementation(types, constants, launchers, recording)(*inputs)
+            implementation = self._implementation(types, constants, autocast, launchers, recording)
+            return implementation(*inputs)
 
         def made(inputs: Sequence[Any], outs: Sequence[torch.Tensor] | None) -> Any:
             if names is None or outs is None:
@@ -320,12 +341,14 @@ class Operators:
         return f"({', '.join(parts)}) -> {returns}"
 
     def _implementation(
-        self, types: tuple[str, ...], constants: dict[str, Any], launchers: Any,
-        recording: bool = False,
+        self, types: tuple[str, ...], constants: dict[str, Any], autocast: Autocast,
+        launchers: Any, recording: bool = False,
     ) -> Callable[..., Any]:  # fmt: skip
         """What carries the kernel out: with ``launchers`` for its loops, if not its own.
         ``recording``: autograd is to see it, and forward mode."""
         kernel, parameters, returned = self.kernel, self.parameters, self.returned
+        passed_on = [p.name for p, kind in zip(parameters, types, strict=True) if kind]
+        unwritten = [k for k, n in enumerate(passed_on) if n not in kernel.parts.mutated]
         host = kernel.unconverted
         if launchers is not None:
             host = functools.partial(kernel.parts.host, launchers)
@@ -341,19 +364,52 @@ class Operators:
             return host(*args, **kwargs)
 
         def implementation(*passed: Any) -> Any:
+            if autocast:
+                with under(autocast):
+                    return run(passed)
+            return run(passed)
+
+        def run(passed: tuple[Any, ...]) -> Any:
             grad, tangents = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
             torch._C._set_grad_enabled(recording)
             torch._C._set_fwd_grad_enabled(recording and tangents)
+            before = [_version(passed[k]) for k in unwritten]
+            uncounted = _is_excluded(_VERSIONS)  # compiled graphs do not count what is written
+            _exclude(_VERSIONS, False)
             try:
-                return list_made(call(passed), returned, passed, kernel)
+                out = call(passed)
+                if before != [_version(passed[k]) for k in unwritten]:
+                    pairs = zip(unwritten, before, strict=True)
+                    changed = {k for k, version in pairs if version != _version(passed[k])}
+                    self._check_written(passed_on, passed, changed)
+                return list_made(out, returned, passed, kernel)
             except Exception as error:
                 shorten(error)
                 raise
             finally:
+                _exclude(_VERSIONS, uncounted)
                 torch._C._set_fwd_grad_enabled(tangents)
                 torch._C._set_grad_enabled(grad)
 
         return implementation
+
+    def _check_written(self, names: list[str], passed: tuple[Any, ...], changed: set[int]) -> None:
+        """Raises ``KernelValueError`` where one of the ``changed`` arguments shares no memory with
+        those that are known to be written."""
+        known: set[int] = set()
+        mutated = self.kernel.parts.mutated
+        _add_storages([v for n, v in zip(names, passed, strict=True) if n in mutated], known)
+        for k in sorted(changed):
+            own: set[int] = set()
+            _add_storages([passed[k]], own)
+            if own & known:
+                continue
+            raise KernelValueError(
+                f"`{names[k]}` is written, and the text of the kernel does not show it",
+                self.kernel.span,
+                help="torch.compile and other transforms must know before a call what it writes "
+                f"to: write to `{names[k]}` by its name, or to a view that the kernel makes of it",
+            )  # fmt: skip
 
     def _autograd(self, overload: Any) -> Callable[..., Any]:
         names = [argument.name for argument in overload._schema.arguments]
@@ -386,6 +442,13 @@ class Operators:
             return out
 
         return autograd
+
+
+def _version(value: Any) -> Any:
+    """How often ``value``, a tensor or a list of them, was written to."""
+    if isinstance(value, torch.Tensor):
+        return None if value.is_inference() else value._version
+    return [_version(v) for v in value] if isinstance(value, list | tuple) else None
 
 
 def _needs_grad(value: Any) -> bool:

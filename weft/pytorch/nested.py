@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch._library.autograd import Info, make_autograd_impl
 
+from weft.pytorch.ambient import autocast_state, drawing_nothing, under
 from weft.pytorch.level import is_dual
 from weft.pytorch.namespace import Namespace
-from weft.pytorch.transforms import PLAIN, is_float
+from weft.pytorch.transforms import PLAIN, batching_error, is_float
+from weft.source import Span
 
 # pyright: reportPrivateUsage=false
 
@@ -76,12 +78,14 @@ def recorded(
 ) -> list[torch.Tensor]:  # fmt: skip
     """The gradients of ``made(inputs, outs)`` for those of its tensors whose numbers are
     ``wanted``, given the gradients of its floats. ``again``: they can be differentiated."""
+    autocast = autocast_state()  # of the call; a backward pass has none
     with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.enable_grad():
         tensors, form = Form.of(inputs)
         for k in wanted:
             if not (again and tensors[k].requires_grad):
                 tensors[k] = tensors[k].detach().requires_grad_()
-        out = made(form.inputs(tensors), outs)
+        with under(autocast):
+            out = made(form.inputs(tensors), outs)
         pairs = [(o, g) for o, g in zip(floats(out), grads, strict=True) if o.requires_grad]
         leaves = [tensors[k] for k in wanted]
         if not pairs:
@@ -106,10 +110,10 @@ class Backward:
 
     def __init__(
         self, namespace: Namespace, name: str, schema: str, made: Made,
-        reads: Callable[[Sequence[Any]], bool], refuse: Callable[[], Any],
+        reads: Callable[[Sequence[Any]], bool], refuse: Callable[[], Any], span: Span,
     ) -> None:  # fmt: skip
         self.namespace, self.name, self.schema = namespace, name, schema
-        self.made, self.reads, self.refuse = made, reads, refuse
+        self.made, self.reads, self.refuse, self.span = made, reads, refuse, span
         self._lock = threading.RLock()
 
     @functools.cached_property
@@ -133,7 +137,8 @@ class Backward:
                 return passed[:count], outs[0] if outs else None, grads, wanted
 
             def implementation(*passed: Any) -> list[torch.Tensor]:
-                return recorded(self.made, *split(passed))
+                with drawing_nothing(passed, self.span):
+                    return recorded(self.made, *split(passed))
 
             def again(
                 passed: Sequence[Any], _: Sequence[torch.Tensor] | None
@@ -149,7 +154,7 @@ class Backward:
             library.impl(name, implementation, "CompositeExplicitAutograd")
             torch.library.register_fake(f"{namespace.namespace}::{name}", fake, lib=library)
             overload = getattr(operators, name).default
-            rule = Backward(namespace, name, schema, again, lambda _: False, self.refuse)
+            rule = Backward(namespace, name, schema, again, lambda _: False, self.refuse, self.span)
             differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
 
             def autograd(keyset: Any, *passed: Any) -> Any:
@@ -167,6 +172,7 @@ class Backward:
         ctx.save_for_backward(*tensors, *outs)
         ctx.count = len(tensors)
         ctx.floats = [is_float(o) for o in _items(output)]
+        ctx.autocast = autocast_state()
 
     def gradients(self, ctx: Any, needed: Sequence[bool], grads: Sequence[Any]) -> list[Any]:
         """The gradient of each of the tensors that are ``needed``, None for the others."""
@@ -177,10 +183,11 @@ class Backward:
         given = [g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float]
         overload, rule = self.operator
         passed = [*inputs, given, wanted, outs]
-        if torch._C._are_functorch_transforms_active():
-            found = transformed(overload, rule, passed)
-        else:
-            found = overload(*passed)
+        with under(ctx.autocast):
+            if torch._C._are_functorch_transforms_active():
+                found = transformed(overload, rule, passed)
+            else:
+                found = overload(*passed)
         result: list[Any] = [None] * len(tensors)
         for k, g in zip(wanted, found, strict=True):
             result[k] = g
@@ -219,6 +226,10 @@ class Transformed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         return (None, None, None, *ctx.rule.gradients(ctx, ctx.needs_input_grad[3:], grads))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, overload: Any, rule: Backward, *_: Any) -> Any:
+        raise batching_error(rule.span)
 
 
 def _items(out: Any) -> Sequence[Any]:

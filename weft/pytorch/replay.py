@@ -24,6 +24,7 @@ from weft.ir.core import Function
 from weft.ir.writes import written as written_memrefs
 from weft.pytorch.autograd import differentiate
 from weft.pytorch.fake import KernelSource, fake_launchers, loose_spec
+from weft.pytorch.transforms import PLAIN
 from weft.runtime.launch import Launcher
 from weft.source import FunctionSource
 
@@ -81,7 +82,7 @@ class Reading:
             return fake(*args)
 
         # This is no part of the program, so modes that watch the program do not see it.
-        with _disable_current_modes():
+        with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(*PLAIN):
             self.run((launch,), [_hollow(v) for v in inputs])
         return any(answers)
 

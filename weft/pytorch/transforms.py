@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from weft.errors import GradientError, KernelValueError
 from weft.frames import user_frames
+from weft.pytorch.ambient import Draws
 from weft.pytorch.level import is_dual, level
 from weft.source import Span
 
@@ -62,13 +63,20 @@ def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
         if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
             raise list_error(span)
     single = False
+    draws: Draws | None = None
 
     def many(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        nonlocal single
+        """The first time it is called for the values, then for derivatives."""
+        nonlocal single, draws
         given = list(values)
         for k, tensor in zip(places, tensors, strict=True):
             given[k] = tensor
-        out = f(*given)
+        if draws is None:
+            draws = Draws(given)
+            out = f(*given)
+        else:
+            with draws.again():
+                out = f(*given)
         single = not isinstance(out, tuple | list)
         return (out,) if single else tuple(out)
 

@@ -1,0 +1,126 @@
+"""What is around a call: autocast and random numbers in the host part."""
+
+import pytest
+import torch
+
+import weft
+from weft.errors import GradientError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
+
+
+@weft.kernel
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x @ w
+    out = torch.empty_like(y)
+    for i, j in weft.ndrange(y.shape[0], y.shape[1]):
+        out[i, j] = y[i, j] * 2.0
+    return out
+
+
+@weft.kernel
+def drop(x: torch.Tensor, p: float) -> torch.Tensor:
+    mask = torch.rand_like(x)
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] / (1 - p) if mask[i] > p else 0.0
+    return out
+
+
+def cast(x, w):
+    with torch.autocast("cpu", torch.bfloat16):
+        return product(x, w)
+
+
+@pytest.fixture
+def pair():
+    torch._dynamo.reset()
+    return torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+
+
+def with_gradients(f, pair):
+    out = f(*pair)
+    return out, *torch.autograd.grad(out, pair, torch.ones_like(out))
+
+
+def same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_compiled_under_autocast(pair):
+    compiled = torch.compile(cast, backend="aot_eager", fullgraph=True)
+    same(with_gradients(compiled, pair), with_gradients(cast, pair))
+    same(with_gradients(torch.compile(product, backend="aot_eager"), pair),
+         with_gradients(product, pair))  # fmt: skip
+    around = torch.compile(product, backend="aot_eager", fullgraph=True)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            assert around(*pair).dtype == product(*pair).dtype == dtype
+    assert around(*pair).dtype == torch.float32
+
+
+def test_operators_under_autocast(pair):
+    def through(call):
+        def run(x, w):
+            with torch.autocast("cpu", torch.bfloat16):
+                return call(x, w)
+
+        return run
+
+    expected = with_gradients(cast, pair)
+    same(with_gradients(through(lambda x, w: product.operators((x, w), {})), pair), expected)
+    same(with_gradients(through(product.op), pair), expected)
+    out, pull = torch.func.vjp(cast, *pair)
+    same((out, *pull(torch.ones_like(out))), expected)
+    assert product.op(*pair).dtype == torch.float32
+
+
+def kept(y):
+    return y.detach() != 0
+
+
+def test_random_numbers_of_derivatives_under_torch_func():
+    x = torch.ones(200)
+    y, pull = torch.func.vjp(lambda x: drop(x, 0.5), x)
+    before = torch.get_rng_state()
+    (g,) = pull(torch.ones(200))
+    assert torch.equal(torch.get_rng_state(), before)  # as if it had not been carried out again
+    assert torch.equal(kept(g), kept(y))
+    y, t = torch.func.jvp(lambda x: drop(x, 0.5), (x,), (torch.ones(200),))
+    assert torch.equal(kept(t), kept(y))
+    g, y = torch.func.grad_and_value(lambda x: (drop(x, 0.5) * drop(x, 0.5)).sum())(x)
+    assert g.sum() == 2 * y  # the two masks differ, and each product has both
+
+
+def test_random_numbers_in_plain_eager_mode():
+    x = torch.ones(200, requires_grad=True)
+    y = drop(x, 0.5)
+    (g,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(kept(g), kept(y))
+    assert not torch.equal(kept(drop(x, 0.5)), kept(y))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [drop.op, torch.compile(lambda x, p: drop(x, p), backend="aot_eager", fullgraph=True)],
+    ids=["operator", "compiled"],
+)
+def test_the_derivative_of_other_random_numbers_is_refused(call):
+    torch._dynamo.reset()
+    x = torch.ones(200, requires_grad=True)
+    torch.manual_seed(0)
+    y = call(x, 0.5)
+    torch.manual_seed(0)
+    assert torch.equal(kept(y), kept(drop(x.detach(), 0.5)))
+    with pytest.raises(GradientError) as info:
+        y.sum().backward()
+    assert info.value.message == (
+        "the host part draws random numbers, and the derivative of the operator would be that of "
+        "other numbers"
+    )
+    assert info.value.help == (
+        "draw them outside of the kernel and pass the tensor as an argument, or call the kernel in "
+        "plain eager mode, not under torch.compile and dispatch modes"
+    )

@@ -1,0 +1,78 @@
+"""What is around a call that its host part depends on, and that is another when the host part is
+carried out again for a derivative: autocast, and the state of random number generators."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import torch
+
+# pyright: reportPrivateUsage=false
+from weft.errors import GradientError
+from weft.source import Span
+
+Autocast = tuple[tuple[str, torch.dtype], ...]  # device types for which it is on
+
+
+def autocast_state() -> Autocast:
+    """Where autocast is on, and to which dtype."""
+    if not torch._C._is_any_autocast_enabled():
+        return ()
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+                 if torch.is_autocast_enabled(kind))  # fmt: skip
+
+
+@contextlib.contextmanager
+def under(autocast: Autocast) -> Generator[None]:
+    """With autocast on as ``autocast`` says."""
+    with contextlib.ExitStack() as stack:
+        for kind, dtype in autocast:
+            stack.enter_context(torch.autocast(kind, dtype))
+        yield
+
+
+class Draws:
+    """The states of the random number generators that work on ``tensors`` may draw from."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self.generators = [torch.default_generator]
+        if torch.cuda.is_initialized():
+            devices = {t.get_device() for t in tensors if isinstance(t, torch.Tensor) and t.is_cuda}
+            self.generators += [torch.cuda.default_generators[k] for k in sorted(devices)]
+        self.states = [g.get_state() for g in self.generators]
+
+    def unchanged(self) -> bool:
+        """Whether nothing was drawn since."""
+        pairs = zip(self.generators, self.states, strict=True)
+        return all(bytes(g.get_state().numpy()) == bytes(s.numpy()) for g, s in pairs)
+
+    @contextlib.contextmanager
+    def again(self) -> Generator[None]:
+        """With the states as they were; what follows draws as if nothing had been drawn here."""
+        now = [g.get_state() for g in self.generators]
+        self._set(self.states)
+        try:
+            yield
+        finally:
+            self._set(now)
+
+    def _set(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_state(state)
+
+
+@contextlib.contextmanager
+def drawing_nothing(tensors: Sequence[Any], span: Span) -> Generator[None]:
+    """Raises ``GradientError`` where random numbers are drawn inside: those of the call that is
+    differentiated were others."""
+    before = Draws(tensors)
+    yield
+    if not before.unchanged():
+        raise GradientError(
+            "the host part draws random numbers, and the derivative of the operator would be that "
+            "of other numbers", span,
+            help="draw them outside of the kernel and pass the tensor as an argument, or call the "
+            "kernel in plain eager mode, not under torch.compile and dispatch modes",
+        )  # fmt: skip

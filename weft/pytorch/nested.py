@@ -228,8 +228,8 @@ class Transformed(torch.autograd.Function):
         return (None, None, None, *ctx.rule.gradients(ctx, ctx.needs_input_grad[3:], grads))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, overload: Any, rule: Backward, *_: Any) -> Any:
-        raise batching_error(rule.span)
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise batching_error(args[1].span)
 
 
 def _items(out: Any) -> Sequence[Any]:

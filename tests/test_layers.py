@@ -14,7 +14,7 @@ LAYERS = [
     {"version"},
     {"errors"},
     {"collector", "source", "options", "timing"},
-    {"frames"},
+    {"frames", "depth"},
     {"ir"},
     {"lang"},
     {"index"},

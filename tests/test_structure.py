@@ -15,7 +15,7 @@ PACKAGE = ROOT / "weft"
 # Lower layers first; a module imports only its own layer and lower ones.
 LAYERS = (
     ("collector", "errors", "source", "options", "timing", "version"),
-    ("frames",),
+    ("frames", "depth"),
     ("ir",),
     ("lang",),
     ("index",),

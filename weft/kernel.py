@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch.autograd import forward_ad, profiler
 
+from weft.depth import deep
+
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.errors import KernelTypeError
@@ -77,6 +79,12 @@ class Kernel:
                 return self._entry(*args, **kwargs)
             except (TypeError, NotImplementedError) as error:
                 self._explain(error, args, kwargs)
+                raise
+            except AttributeError as error:
+                self._name(error)
+                raise
+            except RuntimeError as error:
+                self._refuse_layouts(error, args, kwargs)
                 raise
         except Exception as error:
             shorten(error)
@@ -170,6 +178,40 @@ class Kernel:
         if frames is None:
             self.bind(args, kwargs)
 
+    def _name(self, error: AttributeError) -> None:
+        """Raises ``KernelTypeError`` where what a loop reads of an object is not there."""
+        last = error.__traceback__
+        while last is not None and last.tb_next is not None:
+            last = last.tb_next
+        if last is None or last.tb_frame.f_code is not getattr(self._host, "__code__", None):
+            return
+        for launcher in self._at(last.tb_lineno):
+            for arg in launcher.region.args:
+                if arg.name.rpartition(".")[2] == error.name:
+                    raise KernelTypeError(
+                        f"`{arg.name}`: {error}", self.source.span(arg.expr),
+                        help="check the spelling",
+                    ) from None  # fmt: skip
+
+    def _at(self, line: int) -> list[Launcher]:
+        return [x for x in self._regions if x.region.node.lineno == line]
+
+    def _refuse_layouts(
+        self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Raises ``KernelTypeError`` where PyTorch could not say what a sparse or nested tensor's
+        strides are, on the way to a loop."""
+        entry, host = error.__traceback__, getattr(self._host, "__code__", None)
+        while entry is not None:
+            if entry.tb_frame.f_code is host and not self._at(entry.tb_lineno):
+                return  # the host part's own matter
+            entry = entry.tb_next
+        for name, value in self.bind(args, kwargs).arguments.items():
+            if isinstance(value, torch.Tensor) and (
+                value.layout is not torch.strided or value.is_nested
+            ):
+                check_layout(name, value, self.span)
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         """The arguments by parameter name, defaults filled in. Raises ``KernelTypeError``."""
         try:
@@ -238,7 +280,8 @@ class Kernel:
     def parts(self) -> HostPart:
         """The host part and the device loops. Raises ``CompileError``s."""
         check = functools.partial(check_argument, span=self.span)
-        return split(self.source, self.function, check)
+        with deep(self.span):
+            return split(self.source, self.function, check)
 
     @functools.cached_property
     def _convert(self) -> Callable[[Any], Any] | None:

@@ -269,3 +269,90 @@ def test_arguments_by_keyword_mean_what_they_mean_in_python() -> None:
     torch.testing.assert_close(out[0], x.clamp(min=-1.0))
     torch.testing.assert_close(out[8], 3 * x + 8.0)
     torch.testing.assert_close(out[10], (x * x + 16.0).sqrt())
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("math.lgamma(x[i])", "`math.lgamma` cannot be called in a device loop: weft has no such "
+         "function yet | call it in the host part and pass the result"),
+        ("math.dist(x, x)", "`math.dist` cannot be called in a device loop: weft has no such "
+         "function yet | call it in the host part and pass the result"),
+        ("torch.logaddexp(x[i], 1)", "`torch.logaddexp` cannot be called in a device loop: it works "
+         "on whole tensors, or weft has none of its kind for elements | "
+         "write max(a, b) + math.log1p(math.exp(-abs(a - b)))"),
+        ("reversed(range(3))", "`reversed` cannot be called in a device loop: it is built into "
+         "Python | write for k in range(n - 1, -1, -1)"),
+        ("2 ** i", "an integer raised to an exponent that is only known at run time | "
+         "write 1 << n for 2 ** n"),
+        ("8 ** i", "an integer raised to an exponent that is only known at run time | "
+         "write 1 << 3 * n"),
+        ("'abc'", "this must be a scalar, and is a string | pass a number for it; strings can be "
+         "compared with each other, and printed"),
+        ("None", "this must be a scalar, and is None | test `is None`, or let the function return "
+         "a number on every path"),
+        ("x[i] == 'a'", "a number is compared with a string | `is None` and strings are for "
+         "compile-time values, as weft.template() makes"),
+        ("weft.Vector([1, 2])", "this must be a scalar, and is a vector (2 x int) | name an "
+         "element, v[0] or v.x, or make one number of it: v.sum(), v.norm()"),
+        ("x.undefined", "`x.undefined`: 'Tensor' object has no attribute 'undefined' | "
+         "check the spelling"),
+        ("weft.random()", "weft has no random numbers: `random` | draw them in the host part, "
+         "torch.rand(...), and pass the tensor; docs/language.md says what there is"),
+        ("weft.u32(1)", "weft has no unsigned integers beyond 8 bits: `u32` | use weft.i32 or "
+         "weft.i64: sums wrap alike; docs/language.md says what there is"),
+        ("weft.atomic_max(n, 1)", "`atomic_max` works on an element of a tensor | write "
+         "weft.atomic_max(x[i], value); of a variable, n = max(n, value)"),
+        ("x[i].clamp(0)", "a scalar (f32) has no method `clamp` in a device loop | "
+         "write torch.clamp(...) of it"),
+    ],
+)  # fmt: skip
+def test_the_true_cause_and_what_to_write(expression: str, text: str) -> None:
+    assert refusal(KernelTypeError, expression) == text
+
+
+@weft.kernel
+def tuples(x):
+    for i in x:
+        a, *rest = (1, 2, i)
+        *first, b = (x[i], 3.0, 4.0)
+        if (i, 1) == (2, 1) and (1, 2, i) != (1, 2):
+            x[i] = a + rest[1] + first[0] + b
+
+
+def test_tuples_are_unpacked_by_a_star_and_compared() -> None:
+    x = torch.zeros(4)
+    tuples(x)
+    assert x.tolist() == [0.0, 0.0, 7.0, 0.0]
+
+
+def test_sums_of_many_terms_and_functions_of_many_levels(tmp_path) -> None:
+    lines = ["def f0(v): return v + 1.0"]
+    lines += [f"def f{k}(v): return f{k - 1}(v) + 1.0" for k in range(1, 100)]
+    total = "+".join(["x[i]"] * 800)
+    lines += ["def f(x):", "    for i in x:", f"        x[i] = f99({total})"]
+    file = tmp_path / "long.py"
+    file.write_text("\n".join(lines) + "\n")
+    scope: dict = {}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    x = torch.ones(2)
+    weft.kernel(scope["f"])(x)
+    assert x.tolist() == [900.0, 900.0]
+
+
+@pytest.mark.parametrize("kind", ["sparse_csr", "nested", "jagged"])
+def test_tensors_without_strides_are_refused_by_name(kind: str) -> None:
+    @weft.kernel
+    def g(values):
+        for i in values:
+            values[i] = 1.0
+
+    g(torch.zeros(3))  # a later call asks for strides first
+    parts = [torch.ones(2), torch.ones(3)]
+    if kind == "sparse_csr":
+        tensor, shown = torch.eye(3).to_sparse_csr(), "a sparse_csr tensor"
+    else:
+        layout = torch.jagged if kind == "jagged" else torch.strided
+        tensor, shown = torch.nested.nested_tensor(parts, layout=layout), "a nested tensor"
+    with pytest.raises(KernelTypeError, match=f"in kernel `g`: `values` is {shown}"):
+        g(tensor)

@@ -187,7 +187,7 @@ def test_one_element_written_by_all() -> None:
         model.py:7: in kernel `kernel`: iterations i=0 and i=1 both write out[0]
             out[0] = x[i]
             ^^^^^^^^^^^^^
-        help: accumulate with `out[...] += ...`, run the loop in order with weft.serial(...), \
+        help: accumulate with `out[...] += ...`, run the loop in order (weft.loop_config(serialize=True) on the line before it), \
 or index `out` by `i` too""")
 
 
@@ -214,7 +214,7 @@ def test_stencil_in_place() -> None:
             x[i] = x[i - 1]
             ^^^^^^^^^^^^^^^
         help: read from a copy made before the loop (`old = x.clone()`), write to another tensor, \
-or run the loop in order with weft.serial(...)""")
+or run the loop in order: weft.loop_config(serialize=True) on the line before it""")
 
 
 def test_accumulate_and_read() -> None:
@@ -294,7 +294,8 @@ def test_scalar_result() -> None:
         k.store(k.out)
     assert error(k) == (
         "iterations i=0 and i=1 both write out\n"
-        "help: accumulate with `+=` or run the loop in order with weft.serial(...)"
+        "help: accumulate with `+=` or run the loop in order "
+        "(weft.loop_config(serialize=True) on the line before it)"
     )
 
 

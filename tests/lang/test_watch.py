@@ -210,7 +210,7 @@ def test_two_writes_of_one_element_are_a_race():
         "iterations (0, 0) and (0, 1) both write `out[0]`, in a loop whose iterations run at once\n"
         "    out[i] = x[j]\n    ^^^^^^\n"
         "help: write to an element of the iteration's own, add with `+=`, read from a copy, "
-        "or make the loop weft.serial(...)",
+        "or run the loop in order: weft.loop_config(serialize=True) on the line before it",
     )  # fmt: skip
 
 

@@ -128,7 +128,7 @@ def test_the_whole_text():
         "    out[idx[i]] = x[i]\n"
         "    ^^^^^^^^^^^\n"
         "help: write to an element of the iteration's own, add with `+=`, read from a copy, or "
-        "make the loop weft.serial(...)"
+        "run the loop in order: weft.loop_config(serialize=True) on the line before it"
     )
     assert caught.value.span.line == scatter.__code__.co_firstlineno + 2
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.errors import KernelSyntaxError, KernelTypeError, KernelValueError
-from weft.frontend import aggregates, elements, expressions, signatures
+from weft.frontend import aggregates, elements, expressions, signatures, uncallable
 from weft.frontend.casts import Handler, cast, dtype_from, dtype_name, static_items, vector_type
 from weft.frontend.effects import LAZY
 from weft.frontend.functions import FUNCTIONS
@@ -53,10 +53,11 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     span = cx.span(node)
     function = expressions.expression(cx, node.func)
     if isinstance(function, Method):
-        takes = signatures.METHODS.get(function.name, ())
         given, named = _arguments(cx, node), _keywords(cx, node)
-        shown = f".{function.name}"
-        return _method(cx, function, signatures.bind(takes, shown, given, named, span), span)
+        takes, text = signatures.METHODS.get(function.name), f".{function.name}"
+        if takes is not None:
+            given = signatures.bind(takes, text, given, named, span)
+        return _method(cx, function, given, span)
     if not isinstance(function, Static):
         raise KernelTypeError(
             f"{describe(function)} cannot be called", span, help="call a function"
@@ -143,14 +144,13 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
     while hasattr(target, "__wrapped__"):
         cx.guards.append(Guard(target, "__wrapped__", target.__wrapped__))
         target = target.__wrapped__
-    if not isinstance(target, types.FunctionType):
+    why, help = uncallable.reason(target)
+    if not isinstance(target, types.FunctionType) or why:
+        name = ast.unparse(node.func)
         raise KernelTypeError(
-            f"`{ast.unparse(node.func)}` cannot be called in a device loop: it has no Python "
-            "source",
-            span,
-            help="use weft.math, math, or a Python function of your own; whole-tensor "
-            "functions belong in the host part",
-        )
+            f"`{name}` cannot be called in a device loop: {why}", span,
+            help=help + uncallable.host_loop(cx),
+        )  # fmt: skip
     if (target.__module__ or "").partition(".")[0] not in KNOWN_MODULES:
         cx.guards.append(Guard(target, "__code__", target.__code__))
         if target.__defaults__ or target.__kwdefaults__:
@@ -173,6 +173,11 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
             value = bound.arguments[parameter.name]
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 value = Tup(list(value))
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                raise KernelSyntaxError(
+                    f"`{target.__name__}` takes any keywords: `**{parameter.name}` would be a dict",
+                    span, help="give it a parameter for each keyword",
+                )  # fmt: skip
             values[parameter.name] = value
         elif parameter.default is not inspect.Parameter.empty:
             values[parameter.name] = Static(parameter.default)
@@ -517,9 +522,12 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
             return total
         if name == "item" and x.rank == 0 and not arguments:
             return expressions.read_scalar(cx, x, span)
+    help = "read elements with x[i, j]; whole-tensor methods belong in the host part"
+    if isinstance(x, Scalar) and names.canonical(getattr(torch, name, None)):
+        help = f"write torch.{name}(...) of it"
     raise KernelTypeError(
         f"{describe(x)} has no method `{name}` in a device loop", span,
-        help="read elements with x[i, j]; whole-tensor methods belong in the host part",
+        help=help + uncallable.host_loop(cx),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
 from weft.frontend import aggregates, casts, expressions
-from weft.frontend.kinds import Operand, Static, Vec, describe
+from weft.frontend.kinds import Operand, Scalar, Static, Vec, describe, dtype_of
 from weft.source import Span
 
 if TYPE_CHECKING:
@@ -82,6 +82,16 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
     symbol = COMPARE[type(op)]
     if isinstance(left, Vec) or isinstance(right, Vec):
         return aggregates.compare(cx, symbol, left, right, span)
+    pair = [casts.static_items(x) for x in (left, right)]
+    if symbol in ("==", "!=") and pair[0] is not None and pair[1] is not None:
+        return _tuples(cx, symbol, pair[0], pair[1], span)
+    for x, other in ((left, right), (right, left)):
+        text = isinstance(x, Static) and (x.value is None or isinstance(x.value, str))
+        if text and dtype_of(other) is not None and not isinstance(other, Static):
+            raise KernelTypeError(
+                f"a number is compared with {describe(x)}", span,
+                help="`is None` and strings are for compile-time values, as weft.template() makes",
+            )  # fmt: skip
     if isinstance(left, Static) and isinstance(right, Static):
         return Static(bool(_static_compare(symbol, left.value, right.value, span)))
     return cx.scalars.compare(
@@ -90,6 +100,23 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
         expressions.read_scalar(cx, right, span),
         span,
     )
+
+
+def _tuples(
+    cx: Lowering, symbol: str, left: list[Operand], right: list[Operand], span: Span
+) -> Operand:
+    """``a == b`` of two tuples: of one length, and equal item by item."""
+    result: Operand = Static(len(left) == len(right))
+    for a, b in zip(left, right, strict=False):
+        equal = _comparison(cx, ast.Eq(), a, b, span)
+        if isinstance(result, Static):
+            result = equal if result.value else result
+        elif isinstance(equal, Static):
+            result = result if equal.value else equal
+        else:
+            result = expressions.binary(cx, "&", result, equal, span)
+    assert isinstance(result, Static | Scalar)
+    return result if symbol == "==" else cx.scalars.negation(result, span)
 
 
 def _static_compare(symbol: str, a: Any, b: Any, span: Span) -> Any:

@@ -45,13 +45,24 @@ def _place(
     if len(node.args) == count and isinstance(node.args[0], ast.Subscript):
         base = elements.holder(cx, node.args[0].value)
     if not isinstance(base, (Tensor, Part)):
-        raise KernelTypeError(f"`{name}` works on an element of a tensor", span,
-                              help=f"write weft.{name}(x[i], value)")  # fmt: skip
+        help = f"write weft.{name}(x[i], value)"
+        if len(node.args) == count and isinstance(node.args[0], ast.Name):
+            help += f"; of a variable, {_accumulation(name, node.args[0].id)}"
+        raise KernelTypeError(f"`{name}` works on an element of a tensor", span, help=help)
     tensor, indices = elements.element(cx, base, node.args[0].slice, span)  # type: ignore[attr-defined]
     values = [
         expressions.read_scalar(cx, expressions.expression(cx, a), span) for a in node.args[1:]
     ]
     return tensor, indices, values
+
+
+def _accumulation(name: str, variable: str) -> str:
+    """The statement that does to a variable what the atomic ``name`` does to an element."""
+    symbols = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"}
+    what = name.removeprefix("atomic_")
+    if what in symbols:
+        return f"{variable} {symbols[what]}= value"
+    return f"{variable} = {what}({variable}, value)" if what in ("min", "max") else "assign to it"
 
 
 def _atomic(name: str) -> Callable[[Lowering, ast.Call], Operand]:

@@ -101,6 +101,14 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         owner, source, known = x.value, x.read, is_known_module(x.value)
         value = names.member(owner, name, ABSENT) if known else getattr(owner, name, ABSENT)
         if value is ABSENT:
+            package = getattr(owner, "__name__", "").partition(".")[0]
+            if package == "weft" and name in refused.LACKING:
+                what, help = refused.LACKING[name]
+                raise KernelTypeError(
+                    f"weft has no {what}: `{name}`",
+                    span,
+                    help=f"{help}; docs/language.md says what there is",
+                )
             raise KernelTypeError(f"{describe(x)} has no attribute `{name}`", span,
                                   help="check the spelling")  # fmt: skip
         where = place_of(owner, x.key, name)

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, expressions, loops, reductions, refused, statements
+from weft.frontend import aggregates, casts, expressions, loops, reductions, refused, statements
 from weft.frontend.config import block_dim
 from weft.frontend.desugar import desugar_body, leaving
 from weft.frontend.kinds import (
@@ -292,9 +292,7 @@ class Lowering:
         if isinstance(target, ast.Name):
             self.assign(target.id, operand, span)
         elif isinstance(target, (ast.Tuple, ast.List)):
-            items = self.unpack(operand, len(target.elts), span)
-            for element, item in zip(target.elts, items, strict=True):
-                self.bind(element, item, span)
+            self._bind_items(target, operand, span)
         elif isinstance(target, ast.Subscript):
             statements.store(self, target, operand, span)
         elif isinstance(target, ast.Attribute):
@@ -305,6 +303,27 @@ class Lowering:
                 self.span(target),
                 help="assign to a name, an element, or a tuple of these",
             )
+
+    def _bind_items(self, target: ast.Tuple | ast.List, operand: Operand, span: Span) -> None:
+        """``a, *b = operand``: a name with a star takes as many items as are left, as a tuple."""
+        stars = [k for k, e in enumerate(target.elts) if isinstance(e, ast.Starred)]
+        if not stars:
+            items = self.unpack(operand, len(target.elts), span)
+            for element, item in zip(target.elts, items, strict=True):
+                self.bind(element, item, span)
+            return
+        known = casts.static_items(operand)
+        after = len(target.elts) - stars[0] - 1
+        if known is None or len(known) < len(target.elts) - 1:
+            what = describe(operand) if known is None else f"{len(known)} values"
+            raise KernelTypeError(
+                f"{what} cannot be unpacked into {len(target.elts) - 1} names and a starred one",
+                span, help="unpack a tuple or a vector with a value for each name",
+            )  # fmt: skip
+        middle = known[stars[0] : len(known) - after]
+        given = [*known[: stars[0]], Tup(middle), *known[len(known) - after :]]
+        for element, item in zip(target.elts, given, strict=True):
+            self.bind(element.value if isinstance(element, ast.Starred) else element, item, span)
 
     def unpack(self, x: Operand, count: int, span: Span) -> list[Operand]:
         if isinstance(x, Static) and isinstance(x.value, (tuple, list)):

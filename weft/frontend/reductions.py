@@ -168,8 +168,8 @@ def _refuse_read(node: ast.AST, name: str, source: FunctionSource) -> None:
     raise KernelSyntaxError(
         f"`{name}` is read in the parallel loop that accumulates into it",
         source.span(node),
-        help="other iterations are still adding to it: read it after the loop, or use "
-        "weft.serial(...)",
+        help="other iterations are still adding to it: read it after the loop, or keep it in a "
+        "tensor (s = torch.zeros(1)) and write weft.loop_config(serialize=True) before the loop",
     )
 
 

@@ -45,10 +45,29 @@ STATEMENTS: dict[type, tuple[str, str]] = {
     ),
     ast.Break: (
         "`break` out of a parallel loop",
-        "its iterations run at once: use `continue`, or weft.serial(...)",
+        "its iterations run at once: use `continue`, or write "
+        "weft.loop_config(serialize=True) on the line before the loop",
     ),
     ast.Delete: ("`del` cannot be compiled", "leave it out"),
     ast.Import: ("`import` cannot be compiled", "import at the top of the module"),
     ast.ImportFrom: ("`import` cannot be compiled", "import at the top of the module"),
     ast.Match: ("`match` cannot be compiled", "write if / elif / else"),
+}
+
+# What Taichi has and weft has not, by attribute of the package: (what it is, what to write).
+_RANDOM = ("random numbers", "draw them in the host part, torch.rand(...), and pass the tensor")
+_SOLVE = ("decompositions of matrices", "call torch.linalg in the host part, or write the loops")
+_STRUCT = ("structs", "use a tensor for each member, or weft.Vector")
+_WIDE = (
+    "unsigned integers beyond 8 bits",
+    "use weft.i32 or weft.i64: sums wrap alike",
+)
+LACKING: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("random", "randn", "rand"), _RANDOM),
+    **dict.fromkeys(("solve", "eig", "sym_eig", "svd", "polar_decompose"), _SOLVE),
+    **dict.fromkeys(("Struct", "struct", "dataclass", "StructField", "argpack"), _STRUCT),
+    **dict.fromkeys(("u16", "u32", "u64", "uint16", "uint32", "uint64"), _WIDE),
+    "root": ("SNode layouts", "make tensors, or weft.field(dtype=, shape=)"),
+    "GUI": ("a GUI", "show the tensor with another library"),
+    "ui": ("a GUI", "show the tensor with another library"),
 }

@@ -10,10 +10,16 @@ from typing import Any
 from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.kinds import (
     NumberPinned,
+    Box,
+    Method,
     Operand,
+    Range,
     Scalar,
     Static,
     Varying,
+    Tup,
+    Unbound,
+    Vec,
     describe,
     dtype_of,
     int_range,
@@ -73,9 +79,8 @@ class Scalars:
         dtype = dtype_of(x)
         if dtype is None:
             raise KernelTypeError(
-                f"{what} must be a scalar, and is {describe(x)}", span,
-                help="subscript a tensor with one index for each dimension to read an element",
-            )  # fmt: skip
+                f"{what} must be a scalar, and is {describe(x)}", span, help=_scalar_of(x)
+            )
         return dtype
 
     def cast(self, x: Operand, dtype: str, span: Span) -> Scalar:
@@ -317,10 +322,13 @@ class Scalars:
                     self.cast(a, "float", span), Static(float(exponent)), "float", span
                 )
         if not is_float(dtype):
+            help = "write float(x) ** n, or a loop of multiplications"
+            if isinstance(a, Static) and a.value > 1 and a.value.bit_count() == 1:
+                bits = a.value.bit_length() - 1
+                help = f"write 1 << n for {a.value} ** n" if bits == 1 else f"write 1 << {bits} * n"
             raise KernelTypeError(
-                "an integer raised to an exponent that is only known at run time", span,
-                help="write float(x) ** n, or a loop of multiplications",
-            )  # fmt: skip
+                "an integer raised to an exponent that is only known at run time", span, help=help
+            )
         x, y = self.cast(a, dtype, span).value, self.cast(b, dtype, span).value
         # torch takes the root of an element, Python's float has pow: they differ for -inf and -0.0.
         root = None if dtype == "float" or exponent is None else _ROOTS.get(exponent)
@@ -435,6 +443,31 @@ class Scalars:
         values = [self.cast(x, dtype, span).value for x in arguments]
         result = self.builder.op(f"math.{name}", *values)
         return Scalar(result, "bool" if result.type is ir.i1 else dtype)
+
+
+def _scalar_of(x: Operand) -> str:
+    """What is written to have a number of ``x``, for messages."""
+    if isinstance(x, Vec):
+        return (
+            "name an element, v[0] or v.x, or what makes one number of it, as v.sum() or v.norm()"
+        )
+    if isinstance(x, Tup):
+        return "name an item: t[0]"
+    if isinstance(x, Range | Box):
+        return "loop over it"
+    if isinstance(x, Method):
+        return f"call it: .{x.name}()"
+    if isinstance(x, Unbound):
+        return f"{x.reason}: give it a value before"
+    if isinstance(x, Static):
+        if x.value is None:
+            return "test `is None`, or let the function return a number on every path"
+        if isinstance(x.value, str | bytes):
+            return "pass a number for it; strings can be compared with each other, and printed"
+        if callable(x.value):
+            return "call it"
+        return "use its attributes or items that are numbers"
+    return "subscript a tensor with one index for each dimension to read an element"
 
 
 def _does_not_fit(value: int, dtype: str, span: Span) -> KernelValueError:

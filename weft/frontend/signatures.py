@@ -42,6 +42,10 @@ METHODS: dict[str, tuple[str, ...]] = {
     "cast": ("dtype",), "to": ("dtype",), "type": ("dtype",), "norm": ("eps =",),
     "normalized": ("eps =",), "dot": ("other",), "cross": ("other",), "outer_product": ("other",),
     "size": ("dim =",),
+    **dict.fromkeys(
+        ("norm_sqr", "sum", "min", "max", "any", "all", "transpose", "trace", "determinant",
+         "inverse", "to_list", "item", "dim", "ndimension", "numel"), (),
+    ),
 }  # fmt: skip
 
 

@@ -140,10 +140,11 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
     else:
         help = "assign to an element of a tensor, a local array or a vector"
         if isinstance(base, Vec) and isinstance(target.value, ast.Subscript):
-            place = f"{ast.unparse(target.value)[:-1]}, {ast.unparse(target.slice)}]"
+            inner = ast.unparse(target.slice).removeprefix("(").removesuffix(")")
+            place = f"{ast.unparse(target.value)[:-1]}, {inner}]"
             help = f"`{ast.unparse(target.value)}` is a copy of the vector: write {place}"
         raise KernelTypeError(
-            f"{describe(base)} has no elements that can be assigned", span, help=help
+            f"an element of {describe(base)} cannot be assigned here", span, help=help
         )
 
 

@@ -327,7 +327,7 @@ def race_error(array: ArrayRaces) -> RaceError:
     message = f"iteration {one} {does} {element}, {other}"
     advice = (
         f"read from a copy made before the loop (`old = {name}.clone()`), write to another tensor, "
-        "or run the loop in order with weft.serial(...)"
+        "or run the loop in order: weft.loop_config(serialize=True) on the line before it"
     )
     if b.kind == "rmw":
         advice = f"initialise `{name}` in a loop of its own, before the one that accumulates"
@@ -344,11 +344,11 @@ def _help_for_stores(name: str, a: Access, b: Access) -> str:
     missing = [iv.name for iv in a.parallel if iv not in used and iv.name]
     accumulate = f"accumulate with `{name}[...] += ...`" if a.subscripts else "accumulate with `+=`"
     if not missing:
-        return (f"{accumulate}, give each iteration elements of its own, or run the loop in order "
-                "with weft.serial(...)")  # fmt: skip
+        return (f"{accumulate}, give each iteration elements of its own, or run the loop in order: "
+                "weft.loop_config(serialize=True) on the line before it")  # fmt: skip
     indices = " and ".join(f"`{iv}`" for iv in missing)
     if len(missing) == len(a.parallel):
-        serial = "run the loop in order with weft.serial(...)"
+        serial = "run the loop in order (weft.loop_config(serialize=True) on the line before it)"
     else:
         serial = f"make the loop over {indices} serial (a nested `for ... in range(...)`)"
     index = f", or index `{name}` by {indices} too" if a.subscripts else ""

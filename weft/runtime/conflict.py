@@ -45,7 +45,7 @@ def race(
         f"{what}, in a loop whose iterations run at once",
         span,
         "write to an element of the iteration's own, add with `+=`, read from a copy, "
-        "or make the loop weft.serial(...)",
+        "or run the loop in order: weft.loop_config(serialize=True) on the line before it",
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from weft.depth import deep
 from weft.errors import (
     CompileError,
     KernelAssertionError,
@@ -336,7 +337,8 @@ class Launcher:
         region = replace(self.region, node=once(self.region.node)) if in_order else self.region
         by_name = dict(zip(self.names, specs, strict=True))
         try:
-            compiled = make(region, self.source, by_name, self.options, noalias=not aliased)
+            with deep(self.region.span):
+                compiled = make(region, self.source, by_name, self.options, noalias=not aliased)
         except CompileError:
             passed = zip(self.region.args, specs, strict=True)
             captured = [a.place for a, s in passed if isinstance(s, ScalarSpec) and s.captured]

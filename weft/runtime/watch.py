@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from weft.depth import deep
 from weft.errors import KernelIndexError, KernelTypeError
 from weft.frontend.parameters import (
     converting,
@@ -498,7 +499,9 @@ def run(
     tensors. Raises KernelIndexError, KernelTypeError and RaceError with the user's line.
     """
     with watching() as watch:
-        made = instrument(function, source, {LOOP: watch.loop, CAST: cast}, watch.wrap_constant)
+        hidden = {LOOP: watch.loop, CAST: cast}
+        with deep(source.span(source.tree)):
+            made = instrument(function, source, hidden, watch.wrap_constant)
         bound = _arguments(function, watch, args, kwargs)
         result = made(*bound.args, **bound.kwargs)
     return watch.unwrap(result)

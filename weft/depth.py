@@ -1,0 +1,54 @@
+"""Python's limit of recursion, raised while weft goes through a function's syntax tree."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from weft.errors import KernelSyntaxError
+from weft.source import Span
+
+_LIMIT = 10_000  # frames: a sum of 2,000 terms, 800 functions that call each other
+
+
+class _Raised:
+    """How many threads compile, and the limit that the last of them restores."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.threads = 0
+        self.before = 0
+
+    def enter(self) -> None:
+        with self.lock:
+            if self.threads == 0:
+                self.before = sys.getrecursionlimit()
+                sys.setrecursionlimit(max(self.before, _LIMIT))
+            self.threads += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.threads -= 1
+            if self.threads == 0:
+                sys.setrecursionlimit(self.before)
+
+
+_raised = _Raised()
+
+
+@contextmanager
+def deep(span: Span) -> Generator[None]:
+    """Deeper recursion inside of a ``with``. Raises ``KernelSyntaxError``, about the code at
+    ``span``, where that is not enough."""
+    _raised.enter()
+    try:
+        yield
+    except RecursionError:
+        raise KernelSyntaxError(
+            "this is nested too deeply to be compiled", span,
+            help="give parts of a long expression names, and let fewer functions call each other",
+        ) from None  # fmt: skip
+    finally:
+        _raised.leave()

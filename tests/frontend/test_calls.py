@@ -278,11 +278,11 @@ def test_arguments_by_keyword_mean_what_they_mean_in_python() -> None:
          "function yet | call it in the host part and pass the result"),
         ("math.dist(x, x)", "`math.dist` cannot be called in a device loop: weft has no such "
          "function yet | call it in the host part and pass the result"),
-        ("torch.logaddexp(x[i], 1)", "`torch.logaddexp` cannot be called in a device loop: it works "
-         "on whole tensors, or weft has none of its kind for elements | "
+        ("torch.logaddexp(x[i], 1)", "`torch.logaddexp` cannot be called in a device loop: it "
+         "works on whole tensors, or weft has none of its kind for elements | "
          "write max(a, b) + math.log1p(math.exp(-abs(a - b)))"),
         ("reversed(range(3))", "`reversed` cannot be called in a device loop: it is built into "
-         "Python | write for k in range(n - 1, -1, -1)"),
+         "Python, and none of weft's | write for k in range(n - 1, -1, -1)"),
         ("2 ** i", "an integer raised to an exponent that is only known at run time | "
          "write 1 << n for 2 ** n"),
         ("8 ** i", "an integer raised to an exponent that is only known at run time | "
@@ -294,7 +294,7 @@ def test_arguments_by_keyword_mean_what_they_mean_in_python() -> None:
         ("x[i] == 'a'", "a number is compared with a string | `is None` and strings are for "
          "compile-time values, as weft.template() makes"),
         ("weft.Vector([1, 2])", "this must be a scalar, and is a vector (2 x int) | name an "
-         "element, v[0] or v.x, or make one number of it: v.sum(), v.norm()"),
+         "element, v[0] or v.x, or what makes one number of it, as v.sum() or v.norm()"),
         ("x.undefined", "`x.undefined`: 'Tensor' object has no attribute 'undefined' | "
          "check the spelling"),
         ("weft.random()", "weft has no random numbers: `random` | draw them in the host part, "
@@ -340,6 +340,7 @@ def test_sums_of_many_terms_and_functions_of_many_levels(tmp_path) -> None:
     assert x.tolist() == [900.0, 900.0]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
 @pytest.mark.parametrize("kind", ["sparse_csr", "nested", "jagged"])
 def test_tensors_without_strides_are_refused_by_name(kind: str) -> None:
     @weft.kernel

@@ -187,7 +187,8 @@ def test_one_element_written_by_all() -> None:
         model.py:7: in kernel `kernel`: iterations i=0 and i=1 both write out[0]
             out[0] = x[i]
             ^^^^^^^^^^^^^
-        help: accumulate with `out[...] += ...`, run the loop in order (weft.loop_config(serialize=True) on the line before it), \
+        help: accumulate with `out[...] += ...`, run the loop in order \
+(weft.loop_config(serialize=True) on the line before it), \
 or index `out` by `i` too""")
 
 

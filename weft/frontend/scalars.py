@@ -9,16 +9,16 @@ from typing import Any
 
 from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.kinds import (
-    NumberPinned,
     Box,
     Method,
+    NumberPinned,
     Operand,
     Range,
     Scalar,
     Static,
-    Varying,
     Tup,
     Unbound,
+    Varying,
     Vec,
     describe,
     dtype_of,

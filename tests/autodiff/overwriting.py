@@ -519,3 +519,17 @@ def a_local_array_beside(x):
             h[j % 2] = h[(j + 1) % 2] * y[i, j] + y[i, 0]
             y[i, 0] = y[i, 0] * h[j % 2]
     return y
+
+
+@weft.kernel
+def updates_of_a_local_array(x):
+    y = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        h = weft.zeros((2,), weft.f64)
+        h[0] = 1.0
+        for j in range(x.shape[1]):
+            h[j % 2] *= x[i, j] + 2.0
+            found = weft.atomic_max(h[1], x[i, j])
+            y[i, j] = h[0] * h[1] + found * found
+            h[0] *= h[1]
+    return y

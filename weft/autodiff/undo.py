@@ -106,8 +106,10 @@ class Undo(Checkpoints):
         shadow = None if memref is None else self.shadow.get(memref)
         if shadow is None:
             return
-        if op in self.contents:
-            self._undo_update(op, shadow)
+        local = memref not in self.primal.args
+        if op in self.contents or (local and op.attrs.get("kind") in UPDATES):
+            found = self.env[op.result] if local else self._seen(op)
+            self._undo_update(op, found, shadow)
             return
         if op.attrs.get("kind") != "addf":
             raise update_error(op)
@@ -119,11 +121,11 @@ class Undo(Checkpoints):
         at = [self.env[v] for v in op.operands[2:]]
         self._add(op.operands[0], self.b.load(shadow, at))
 
-    def _undo_update(self, op: Op, shadow: Value) -> None:
-        """A product or an extreme value, taken in an element that no other iteration updates."""
+    def _undo_update(self, op: Op, found: Value, shadow: Value) -> None:
+        """A product or an extreme value, taken in an element that no other iteration updates, with
+        what it ``found`` there."""
         value, _, *subscripts = op.operands
         at = [self.env[v] for v in subscripts]
-        found = self._seen(op)
         if found.type is not value.type:  # f16 and bf16 are updated in f32
             found = self.b.op("arith.extf", found, type=value.type)
         name = UPDATES[op.attrs["kind"]]
@@ -133,6 +135,8 @@ class Undo(Checkpoints):
         varied = [True, value in self.activity.values]
         mine, share = RULES[name](Local(self.b, update, operands, update.result, g, varied))
         assert mine is not None
+        if op.result in self.adj:  # an update gives what it found
+            mine = self.b.op("arith.addf", mine, self.adj[op.result])
         self.b.store(mine, shadow, at)
         self._add(value, share)
 

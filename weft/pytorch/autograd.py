@@ -31,6 +31,7 @@ from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType
 from weft.ir.writes import accessed_by, written
 from weft.options import Options
+from weft.passes.forward import forward as forwarded_loads
 from weft.pytorch import workspaces
 from weft.pytorch.dual import Along, Forwarded
 from weft.pytorch.level import is_dual, tangent_of, within_level
@@ -57,10 +58,11 @@ class Loop:
     """
 
     def __init__(self, function: Function, options: Options, make: Make | None = None) -> None:
+        self.run = make(function) if make else CompiledFunction(function, options)
+        function = forwarded_loads(function)  # a load of what was just stored needs no tape
         self.function = function
         self.options = options
         self.make = make
-        self.run = make(function) if make else CompiledFunction(function, options)
         self.names = unique_names(function)
         memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
         self._adjoints: dict[Hashable, Reversed] = {}

@@ -194,6 +194,14 @@ def test_a_batch_of_gradients_is_refused():
         batch = torch.vmap(lambda v, x=x: torch.autograd.grad(tensors.twice(x), x, v)[0])
         with pytest.raises(weft.errors.GradientError, match=message):
             batch(torch.eye(3))
+        with pytest.raises(weft.errors.GradientError, match=message):
+            torch.autograd.grad(tensors.twice.op(x), x, torch.eye(3), is_grads_batched=True)
+        with pytest.raises(weft.errors.GradientError, match=message):
+            torch.autograd.functional.jacobian(
+                tensors.twice, x.detach(), vectorize=True, strategy="forward-mode"
+            )
+        with pytest.raises(weft.errors.GradientError, match=message):
+            torch.vmap(lambda v: tensors.double_(v * 1))(torch.eye(3))
 
 
 @pytest.mark.parametrize("warm", [False, True])

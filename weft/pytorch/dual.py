@@ -15,6 +15,7 @@ from weft.autodiff.tangent import PREFIX, Tangent
 from weft.errors import GradientError
 from weft.index.expression import Dim, evaluate
 from weft.ir.core import Value
+from weft.pytorch.transforms import batching_error, is_batch
 from weft.runtime.overlap import extent
 from weft.runtime.signature import TORCH_DTYPES
 
@@ -99,6 +100,8 @@ class Along:
         """The tangent of argument ``k``, contiguous; in memory of its own where it is written, or
         where it shares memory with something that is."""
         value, given = self.values[k], self.tangents.get(k)
+        if given is not None and is_batch(given):
+            raise batching_error(self.loop.function.span)
         if given is None or given._is_zerotensor():
             return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
         found = given.resolve_neg().to(value.dtype).contiguous()

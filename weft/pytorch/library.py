@@ -36,7 +36,7 @@ from weft.pytorch.identity import deciding, fingerprint, may_draw, text_of
 from weft.pytorch.level import has_dual
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.replay import Reading, replaying, returned_names
-from weft.pytorch.transforms import called
+from weft.pytorch.transforms import batching_error, called
 from weft.runtime.launch import Launcher, gradient_error
 from weft.source import FunctionSource, Span
 
@@ -115,6 +115,8 @@ class Operators:
             out = (Transformed.apply(operator.overload, operator.rule, *passed)
                    if torch._C._len_torch_dispatch_stack()  # which wants to see operators
                    else called(operator.rule.made, passed, self.kernel.span))  # fmt: skip
+        elif any(map(_is_batched, passed)):  # which torch has no way to write to
+            raise batching_error(self.kernel.span)
         else:
             out = operator.overload(*passed)
         return self.assemble(out, values)
@@ -455,6 +457,10 @@ def _needs_grad(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_needs_grad, value))
     return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _is_batched(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
 def _is_floating(value: Any) -> bool:

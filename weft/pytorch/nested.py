@@ -20,7 +20,7 @@ from torch._library.autograd import Info, make_autograd_impl
 from weft.pytorch.ambient import autocast_state, drawing_nothing, under
 from weft.pytorch.level import is_dual
 from weft.pytorch.namespace import Namespace
-from weft.pytorch.transforms import PLAIN, batching_error, is_float
+from weft.pytorch.transforms import PLAIN, batching_error, is_batch, is_float
 from weft.source import Span
 
 # pyright: reportPrivateUsage=false
@@ -186,6 +186,8 @@ class Backward:
         with under(ctx.autocast):
             if torch._C._are_functorch_transforms_active():
                 found = transformed(overload, rule, passed)
+            elif any(map(is_batch, given)):
+                raise batching_error(self.span)
             else:
                 found = overload(*passed)
         result: list[Any] = [None] * len(tensors)

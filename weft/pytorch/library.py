@@ -460,7 +460,8 @@ def _needs_grad(value: Any) -> bool:
 
 
 def _is_batched(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and torch._C._functorch.is_batchedtensor(value)
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return isinstance(value, torch.Tensor) and functorch.is_batchedtensor(value)
 
 
 def _is_floating(value: Any) -> bool:

@@ -32,6 +32,8 @@ class KernelLike(Protocol):
 
     __name__: str
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
     @property
     def span(self) -> Span: ...
     @property

@@ -366,12 +366,6 @@ class Operators:
             return host(*args, **kwargs)
 
         def implementation(*passed: Any) -> Any:
-            if autocast:
-                with under(autocast):
-                    return run(passed)
-            return run(passed)
-
-        def run(passed: tuple[Any, ...]) -> Any:
             grad, tangents = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
             torch._C._set_grad_enabled(recording)
             torch._C._set_fwd_grad_enabled(recording and tangents)
@@ -393,7 +387,11 @@ class Operators:
                 torch._C._set_fwd_grad_enabled(tangents)
                 torch._C._set_grad_enabled(grad)
 
-        return implementation
+        def cast(*passed: Any) -> Any:
+            with under(autocast):
+                return implementation(*passed)
+
+        return cast if autocast else implementation
 
     def _check_written(self, names: list[str], passed: tuple[Any, ...], changed: set[int]) -> None:
         """Raises ``KernelValueError`` where one of the ``changed`` arguments shares no memory with

@@ -30,6 +30,13 @@ def double_(x: torch.Tensor) -> None:
         x[i] = 2 * x[i]
 
 
+@weft.kernel
+def another(x: torch.Tensor) -> torch.Tensor:
+    for i in range(x.shape[0]):
+        x[i] += 1
+    return x.clone()
+
+
 class Plain(torch.Tensor):
     """A subclass that changes nothing."""
 
@@ -103,10 +110,8 @@ MAKE = {
 }
 
 
-def called(name: str, kernel, warm: bool) -> object:
+def called(name: str, kernel) -> object:
     x = MAKE[name]()
-    for _ in range(8 * warm):
-        kernel(ones())
     try:
         out = kernel(x)
     except weft.errors.CompileError as error:
@@ -123,15 +128,22 @@ def called(name: str, kernel, warm: bool) -> object:
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for name in MAKE:
-        for kernel in (twice, double_):
-            for how in ("first", "later"):
+    another(ones())  # what it imports is imported once
+    another.op(ones())
+    another(FakeTensorMode().from_tensor(ones()))
+    for how in ("first", "later"):
+        for name in MAKE:
+            for kernel in (twice, double_):
                 child = os.fork()
                 if not child:
-                    came = called(name, kernel, how == "later")
-                    print(json.dumps([name, kernel.__name__, how, came]), flush=True)
+                    print(
+                        json.dumps([name, kernel.__name__, how, called(name, kernel)]), flush=True
+                    )
                     os._exit(0)
                 os.waitpid(child, 0)
+        for kernel in (twice, double_):
+            for _ in range(8):  # machine code then stands before it
+                kernel(ones())
 
 
 if __name__ == "__main__":

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from weft.errors import KernelIndexError, KernelTypeError
 from weft.frontend import elements
-from weft.frontend.kinds import Operand, Static, Tensor, Tup, Vec, describe, dtype_of, is_float
+from weft.frontend.kinds import (
+    Operand,
+    Static,
+    Tensor,
+    Tup,
+    Vec,
+    describe,
+    dtype_of,
+    is_float,
+    promote,
+)
 from weft.ir import types as ir
+from weft.lang import elimination
 from weft.source import Span
 
 if TYPE_CHECKING:
@@ -308,8 +320,13 @@ def cross(cx: Lowering, a: Vec, b: Vec, span: Span) -> Operand:
 
 
 def determinant(cx: Lowering, x: Vec, span: Span) -> Operand:
-    """By expansion along the first row."""
+    """By expansion along the first row; of larger matrices, by elimination."""
     s, n = cx.scalars, x.shape[0]
+    if n > elimination.CLOSED:
+        if any(is_float(s.number(item, span)) for item in x.items):
+            return elimination.determinant(_arithmetic(cx, span), _float_rows(cx, x, span))
+        whole = [list(x.items[k : k + n]) for k in range(0, n * n, n)]
+        return elimination.whole_determinant(_arithmetic(cx, span), whole)
     if n == 1:
         return x.items[0]
     result: Operand | None = None
@@ -327,8 +344,11 @@ def _minor(x: Vec, row: int, column: int) -> Vec:
 
 
 def inverse(cx: Lowering, x: Vec, span: Span) -> Operand:
-    """The adjugate over the determinant."""
+    """The adjugate over the determinant; of larger matrices, by elimination."""
     s, n = cx.scalars, x.shape[0]
+    if n > elimination.CLOSED:
+        found = elimination.inverse(_arithmetic(cx, span), _float_rows(cx, x, span))
+        return Vec([item for row in found for item in row], (n, n))
     over = s.binary("/", Static(1.0), determinant(cx, x, span), span)
     if n == 1:
         return Vec([over], (1, 1))
@@ -340,6 +360,30 @@ def inverse(cx: Lowering, x: Vec, span: Span) -> Operand:
                 cofactor = s.negate(cofactor, span)
             items.append(s.binary("*", cofactor, over, span))
     return Vec(items, (n, n))
+
+
+def _float_rows(cx: Lowering, x: Vec, span: Span) -> list[list[Operand]]:
+    """The rows of ``x``, all elements of one float dtype."""
+    items = [floats(cx, item, span) for item in x.items]
+    dtype = reduce(promote, [cx.scalars.number(item, span) for item in items])
+    whole: list[Operand] = [cx.scalars.cast(item, dtype, span) for item in items]
+    return [whole[k : k + x.shape[1]] for k in range(0, len(whole), x.shape[1])]
+
+
+def _arithmetic(cx: Lowering, span: Span) -> elimination.Arithmetic:
+    s = cx.scalars
+
+    def operand(x: Operand | float) -> Operand:
+        return Static(x) if isinstance(x, (int, float)) else x
+
+    return elimination.Arithmetic(
+        binary=lambda symbol, a, b: s.binary(symbol, operand(a), operand(b), span),
+        negate=lambda a: s.negate(a, span),
+        magnitude=lambda a: s.magnitude(a, span),
+        larger=lambda a, b: s.truth(s.compare(">", a, b, span), span),
+        equal=lambda a, b: s.truth(s.compare("==", a, operand(b), span), span),
+        select=lambda c, a, b: s.select(c, operand(a), operand(b), span),
+    )
 
 
 def cast(cx: Lowering, x: Vec, convert: Callable[[Operand], Operand]) -> Vec:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from weft.errors import KernelTypeError
+from weft.lang import elimination
 from weft.lang.dtypes import DType, as_dtype, f32, i32
 from weft.lang.elements import Elementwise
 from weft.lang.field import Field, field
@@ -366,23 +367,39 @@ class Matrix(_Values):
         return -minor if (i + j) % 2 else minor
 
     def determinant(self) -> Any:
-        """By expansion along the first row."""
+        """By expansion along the first row; of larger matrices, by elimination."""
         _square(self, "determinant")
+        if self.n > elimination.CLOSED:
+            if any(map(_is_float, self._items)):
+                return elimination.determinant(_ARITHMETIC, self._float_rows())
+            return elimination.whole_determinant(_ARITHMETIC, [list(row) for row in self])
         if self.n == 1:
             return self[0, 0]
         terms = (self[0, j] * self._minor(0, j).determinant() for j in range(self.n))
         return _sum(-term if j % 2 else term for j, term in enumerate(terms))
 
     def inverse(self) -> Matrix:
-        """The adjugate over the determinant; infinite or NaN where that is 0."""
+        """The adjugate over the determinant; of larger matrices, by elimination. Infinite or NaN
+        where the determinant is 0."""
         _square(self, "inverse")
+        if self.n > elimination.CLOSED:
+            return Matrix(elimination.inverse(_ARITHMETIC, self._float_rows()))
         sides = range(self.n)
         adjugate = Matrix([[self._cofactor(j, i) for j in sides] for i in sides])
         scale = to_float(self.determinant())
         if isinstance(scale, torch.Tensor):
             return adjugate / scale
-        # Python's own division would raise on a zero determinant.
-        return adjugate * (1.0 / scale if scale else math.copysign(math.inf, scale))
+        return adjugate * _quotient(1.0, scale)
+
+    def _float_rows(self) -> list[list[Any]]:
+        """The rows, all elements of one float dtype."""
+        items = list(map(to_float, self._items))
+        tensors = [item for item in items if isinstance(item, torch.Tensor)]
+        if tensors:
+            dtype = reduce(torch.promote_types, [item.dtype for item in tensors])
+            device = tensors[0].device
+            items = [torch.as_tensor(item, dtype=dtype, device=device) for item in items]
+        return [items[k : k + self.m] for k in range(0, len(items), self.m)]
 
     def __repr__(self) -> str:
         return f"Matrix({self.to_list()})"
@@ -403,10 +420,40 @@ def _agree(left: Matrix, rows: int) -> None:
 
 
 def _square(matrix: Matrix, what: str) -> None:
-    if matrix.n != matrix.m or matrix.n > 4:
-        raise KernelTypeError(
-            f"{what}() needs a square matrix of at most 4x4, this is {matrix.n}x{matrix.m}"
-        )
+    if matrix.n != matrix.m:
+        raise KernelTypeError(f"{what}() needs a square matrix, this is {matrix.n}x{matrix.m}")
+
+
+def _is_float(value: Any) -> bool:
+    return (
+        value.dtype.is_floating_point
+        if isinstance(value, torch.Tensor)
+        else isinstance(value, float)
+    )
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """``a / b`` as IEEE has it: Python's own raises where ``b`` is 0."""
+    if isinstance(b, torch.Tensor) or b:
+        return a / b
+    return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
+
+
+def _select(condition: Any, a: Any, b: Any) -> Any:
+    if isinstance(condition, torch.Tensor):
+        return torch.where(condition, a, b)
+    return a if condition else b
+
+
+_BINARY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": _quotient}
+_ARITHMETIC = elimination.Arithmetic(
+    binary=lambda symbol, a, b: _BINARY[symbol](a, b),
+    negate=operator.neg,
+    magnitude=abs,
+    larger=operator.gt,
+    equal=operator.eq,
+    select=_select,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.index.make import Int, Make
 from weft.index.access import accesses, parallel_dims_of
+from weft.index.boxes import Box, boxes, disjoint, hull
 from weft.index.races import find_races
 from weft.index.relation import is_injective_over_parallel
 from weft.ir.core import Function, walk
@@ -209,6 +210,40 @@ def test_uses_of_parallel_indices(case: Loops) -> None:
             if use.dim is not None:
                 expected = [b + (k == use.dim) for k, b in enumerate(before)]
                 assert after == expected
+
+
+@pytest.mark.fuzz
+@settings(max_examples=100, deadline=None)
+@given(loops(), st.integers(1, 12))
+def test_boxes_hold_what_is_touched(case: Loops, extent: int) -> None:
+    """Where every subscript is inside of the array."""
+    function = case.build()
+    for n, m in SIZES:
+        numbers = {function.args[1]: n, function.args[2]: m}
+        shape = [extent] * len(case.accesses[0][1])
+        for k, access in enumerate(accesses(function)):
+            touched = [e for _, which, e in case.touched(n, m) if which == k]
+            if any(not 0 <= x < extent for e in touched for x in e):
+                continue
+            found = boxes([access], numbers, shape)
+            assert all(any(_inside(e, box) for box in found) for e in touched)
+            assert all(0 <= low <= high < extent for box in found for low, high in box)
+
+
+def _inside(element: tuple[int, ...], box: Box) -> bool:
+    return all(low <= x <= high for x, (low, high) in zip(element, box, strict=True))
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)).map(sorted), min_size=2,
+                         max_size=2), min_size=2, max_size=3))  # fmt: skip
+def test_boxes_are_disjoint_or_meet(drawn: list[list[list[int]]]) -> None:
+    every: list[Box] = [tuple((low, high) for low, high in box) for box in drawn]
+    points = list(itertools.product(range(4), repeat=2))
+    first, second = every[:2]
+    assert disjoint(first, second) == (
+        not any(_inside(p, first) and _inside(p, second) for p in points)
+    )
+    assert all(_inside(p, hull(every)) for box in every for p in points if _inside(p, box))
 
 
 @pytest.mark.fuzz

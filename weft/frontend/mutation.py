@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import types
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from weft.errors import SourceUnavailableError
@@ -112,6 +112,13 @@ class Mutations:
         return frozenset[str]().union(
             *(self.roots(item) for name, items in bound for item in items if name in names)
         )
+
+    def writes(self, node: ast.AST) -> frozenset[str]:
+        """What the statement or expression ``node`` writes to, once ``run`` knows the aliases."""
+        before, self.written = self.written, set()
+        self._walk(node)
+        found, self.written = frozenset(self.written), before
+        return found
 
     def run(self, body: list[ast.stmt]) -> None:
         before: Any = None
@@ -262,9 +269,16 @@ def mutated(
     return frozenset(found.written), found.aliases
 
 
+def mutations(
+    tree: ast.FunctionDef, scope: Scope, regions: Container[ast.AST], local: Iterable[str]
+) -> Mutations:
+    """What ``tree`` may alias and write to; the names ``local`` count as parameters do."""
+    return _found(tree, scope, regions, frozenset(), False, local)
+
+
 def _found(
     tree: ast.FunctionDef, scope: Scope, regions: Container[ast.AST], active: frozenset[Any],
-    device: bool,
+    device: bool, more: Iterable[str] = (),
 ) -> Mutations:  # fmt: skip
     a = tree.args
     parameters = [p.arg for p in [*a.posonlyargs, *a.args, *a.kwonlyargs]]
@@ -276,5 +290,7 @@ def _found(
     for name in captured:
         if not callable(scope.lookup(name)):
             found.aliases[name] = frozenset({name})
+    for name in more:
+        found.aliases[name] = frozenset({name})
     found.run(tree.body)
     return found

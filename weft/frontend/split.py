@@ -30,6 +30,7 @@ from weft.frontend.names import (
     statement_lists,
     stored_into,
 )
+from weft.frontend.overwrites import Order
 from weft.frontend.parameters import Parameter, is_clamped, parameters
 from weft.source import FUTURE, FunctionSource, Span, enclosed
 
@@ -77,13 +78,15 @@ class RegionArg:
 @dataclass(slots=True)
 class Region:
     """One device loop. ``results`` are the scalars that it reduces into, which the host defined;
-    ``stored`` are the positions of the arguments into whose elements it may store."""
+    ``stored`` are the positions of the arguments into whose elements it may store. ``order``: where
+    it stands among all that the host part does."""
 
     index: int
     node: ast.For
     args: list[RegionArg]
     results: list[str]
     span: Span
+    order: Order
     stored: tuple[int, ...] = ()
     varying: set[Any] = field(default_factory=set)  # captured numbers (places) that are passed
     pinned: set[Any] = field(default_factory=set)  # those that have to stay constants
@@ -143,6 +146,7 @@ class _Splitter:
                     source.span(source.tree), help="use another name for what is assigned",
                 )  # fmt: skip
         self.written, self.aliases = mutated(source.tree, self.scope, self.region_nodes)
+        self.order = Order(source.tree, self.scope, self.region_nodes)
 
     def tree(self) -> ast.FunctionDef:
         """The host function's syntax tree, its first parameter not yet added."""
@@ -233,7 +237,9 @@ class _Splitter:
                 del args[name]
         into = stored_into(node)
         places = tuple(k for k, name in enumerate(args) if name in into)
-        region = Region(len(self.regions), node, list(args.values()), results, span, places)
+        region = Region(
+            len(self.regions), node, list(args.values()), results, span, self.order, places
+        )
         self.regions.append(region)
         function = ast.Subscript(
             ast.Name(LAUNCHERS, ast.Load()), ast.Constant(region.index), ast.Load()

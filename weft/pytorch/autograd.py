@@ -26,15 +26,18 @@ from weft.errors import GradientError
 from weft.frames import user_frames
 from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import ConstSpec, Spec, TupleSpec
+from weft.index.access import Access, accesses
 from weft.index.expression import Dim
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType
 from weft.ir.writes import accessed_by, written
 from weft.options import Options
 from weft.passes.forward import forward as forwarded_loads
-from weft.pytorch import workspaces
+from weft.pytorch import overwriting, workspaces
 from weft.pytorch.dual import Along, Forwarded
 from weft.pytorch.level import is_dual, tangent_of, within_level
+from weft.pytorch.overwriting import NEVER, Held, Referred
+from weft.pytorch.references import REFERENCES
 from weft.pytorch.transforms import batching_error, is_batch
 from weft.pytorch.workspaces import IR_DTYPES, Workspaces
 from weft.runtime.backing import backed, is_backed, put_back
@@ -67,6 +70,7 @@ class Loop:
         memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
         self._adjoints: dict[Hashable, Reversed] = {}
         self.launched: Adjoint | None = None  # the last adjoint of which no derivative was asked
+        self.later = NEVER
         self._forwards: dict[frozenset[int], Forwarded] = {}
         self._lock = threading.RLock()
         stored = written(function)
@@ -89,12 +93,19 @@ class Loop:
         return [made.adjoint for made in self._adjoints.values()]
 
     @functools.cached_property
+    def overwritten(self) -> set[Op]:
+        """The reads of contents that the loop overwrites."""
+        return {op for op, which in contents(self.function).items() if which != "after"}
+
+    @functools.cached_property
     def before(self) -> list[int]:
         """The arguments of whose contents from before the loop an adjoint may need a copy."""
-        reads = {
-            accessed_by(op) for op, which in contents(self.function).items() if which != "after"
-        }
+        reads = set(map(accessed_by, self.overwritten))
         return [k for k in self.memrefs if self.function.args[k] in reads]
+
+    @functools.cached_property
+    def accesses(self) -> list[Access]:
+        return accesses(self.function)
 
     def reversed(self, wanted: frozenset[int], kept: frozenset[int], **form: Any) -> Reversed:
         """The adjoint in the form that the keywords of ``reverse`` say. The lasting form is the
@@ -158,6 +169,7 @@ class _Call:
     saved: list[str]
     along: Along | None = None  # where there are tangents
     before: Sequence[int] = ()
+    held: Sequence[Held] = ()  # instead of what is saved: what may be overwritten
 
     def carry_out(self, tensors: Sequence[torch.Tensor]) -> None:
         if self.along is not None and not self.along.recording:
@@ -180,7 +192,8 @@ class _Call:
 
 
 class Launch(torch.autograd.Function):
-    """``forward(call, *tensors)`` gives the tensors that the loop has written."""
+    """``forward(call, *tensors)`` gives the tensors that the loop has written, then what is held of
+    them, so that it has a derivative."""
 
     generate_vmap_rule = False
 
@@ -188,17 +201,23 @@ class Launch(torch.autograd.Function):
     def forward(call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         call.carry_out(tensors)
         places = {k: n for n, k in enumerate(call.loop.memrefs)}
-        return tuple(tensors[places[k]] for k in call.loop.written)
+        held = (h.saved(tensors[places[h.k]]) for h in call.held if h.graph)
+        return (*(tensors[places[k]] for k in call.loop.written), *held)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         call, *tensors = inputs
-        ctx.mark_dirty(*output)
+        written = output[: len(call.loop.written)]
+        ctx.mark_dirty(*written)
         ctx.call = call
         if call.reversed is None:
             return
         env = call.named(tensors)
-        env.update(zip((call.loop.names[k] for k in call.loop.written), output, strict=True))
+        env.update(zip((call.loop.names[k] for k in call.loop.written), written, strict=True))
+        if call.held:
+            results = iter(output[len(written) :])
+            env |= {h.name: next(results) if h.graph else h.taken(env[h.name]) for h in call.held}
+            ctx.set_materialize_grads(False)  # of what is held there is seldom one
         ctx.save_for_backward(*(env[name] for name in call.saved))
         ctx.shapes = [t.shape for t in tensors]
         ctx.dtypes = [t.dtype for t in tensors]
@@ -206,8 +225,12 @@ class Launch(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *_: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        along, ctx.call.along = ctx.call.along, None  # it holds the results, which hold ``ctx``
-        return along.handed_over(launch)
+        call: _Call = ctx.call
+        along, call.along = call.along, None  # it holds the results, which hold ``ctx``
+        assert along is not None
+        found = along.handed_over(launch)
+        tangents = dict(zip(call.loop.written, found, strict=True))
+        return (*found, *(h.tangent(tangents[h.k]) for h in call.held if h.graph))
 
     @staticmethod
     @user_frames
@@ -220,9 +243,12 @@ class Launch(torch.autograd.Function):
         prefix = adjoint_prefix(loop.function)
         places = {k: n for n, k in enumerate(loop.memrefs)}
         env: dict[str, Any] = dict(zip(loop.names, call.values, strict=True))
-        env |= dict(zip(call.saved, ctx.saved_tensors, strict=True))
-        for k, grad in zip(loop.written, grads, strict=True):
-            name = prefix + loop.names[k]
+        env |= overwriting.saved_by_name(ctx)
+        given = overwriting.with_held(loop, call.held, grads)
+        for k, grad in zip(loop.written, given, strict=True):
+            name, n = prefix + loop.names[k], places[k]
+            if grad is None and call.held and ctx.dtypes[n].is_floating_point:
+                grad = torch.zeros(ctx.shapes[n], dtype=ctx.dtypes[n], device=ctx.device)
             if grad is None or not grad.is_floating_point():
                 continue
             if is_batch(grad):
@@ -260,6 +286,7 @@ class Launch(torch.autograd.Function):
         for k in call.wanted:
             n = places[k]
             found[n] = env[prefix + loop.names[k]].to(ctx.dtypes[n])
+        overwriting.release(call.held)
         return (None, *found)
 
 
@@ -367,8 +394,9 @@ def _workspaces(
 def launch(
     loop: Loop, values: list[Any], run: Callable[[Sequence[Any]], None] | None = None,
     outs: Mapping[str, torch.Tensor | None] | None = None,
-) -> None:  # fmt: skip
+) -> Sequence[Held]:  # fmt: skip
     """Launches ``loop`` on ``values`` for its function's arguments; autograd gets to know of it.
+    Gives what is held of them.
 
     ``run``: how to carry it out, if not as the loop itself does. ``outs``: what it writes, by name,
     None if that is not to be had; if all that the gradient reads is there, it is not carried out.
@@ -383,7 +411,7 @@ def launch(
     if not recording and not tangents:
         with torch.no_grad():
             run(values)
-        return
+        return ()
     for k in loop.written:
         _check_written(loop, k, values[k])
     views = [k for k in loop.written if values[k]._is_view()]
@@ -408,12 +436,18 @@ def launch(
                 call.run = _filling(loop, made, outs) or run
             call.saved = [n for n, v in call.named(tensors).items()
                           if n in made.reads and isinstance(v, torch.Tensor)]  # fmt: skip
+            if loop.later is not NEVER:
+                copied = bool(tangents) or overwriting.is_hooked()
+                call.held = overwriting.hold(
+                    loop, values, call.saved, wanted, graph=not views, copied=copied
+                )
         else:
             with torch.no_grad():
                 run(values)
-            return
+            return ()
     loop.node.apply(call, *tensors)
     call.run = loop.run  # lets go of the tensors, which hold ``call`` by their history
+    return call.held
 
 
 def _filling(
@@ -499,10 +533,20 @@ def differentiate(
         ):
             made.copy_(result)
 
+    written = [k for k in loop.written if k < len(values)]
+    spared = REFERENCES.overwritten(
+        [values[k] for k in written],
+        lambda n: overwriting.touched(loop, written[n], values, writes=True),
+    )
     if outs is not None:  # results come last, under names of their own
         totals = zip(launcher.region.results, loop.names[len(values) :], strict=True)
         outs = {**outs, **{own: outs[name] for name, own in totals if name in outs}}
-    launch(loop, [*values, *results], run if make is None else None, outs)
+    values += results
+    held = launch(loop, values, run if make is None else None, outs)
+    for moment, tensor in spared:
+        moment.version = tensor._version
+    for one in (h for h in held if isinstance(h, Referred)):
+        REFERENCES.add(one, values[one.k])
     if not results:
         return None
     return results[0] if len(results) == 1 else tuple(results)
@@ -546,8 +590,10 @@ def _loop_of(
 ) -> Loop:
     """The loop for arguments of these specs."""
     special = launcher.specialize(list(specs), place=place)
-    if make is not None:
-        return Loop(special.compiled.function, launcher.options, make)
-    if special.derived is None:
-        special.derived = Loop(special.compiled.function, launcher.options)
-    return special.derived
+    if make is None and special.derived is not None:
+        return special.derived
+    loop = Loop(special.compiled.function, launcher.options, make)
+    loop.later = overwriting.overwritten_later(launcher, specs)
+    if make is None:
+        special.derived = loop
+    return loop

@@ -60,7 +60,7 @@ class Along:
             self._run(lambda step, values: step.run(values))
 
     def handed_over(
-        self, launch: Callable[[Loop, list[Any]], None]
+        self, launch: Callable[[Loop, list[Any]], Any]
     ) -> tuple[torch.Tensor | None, ...]:
         """The tangents of what is written, as torch wants them: in the memory of those from before
         where there were any. ``launch`` launches a loop so that autograd sees it."""

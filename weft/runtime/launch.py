@@ -480,7 +480,9 @@ class Launcher:
             return known
         memory = _memory(specs)
         writes = [memory[k] for k in sorted(written) if k < len(memory)]
-        bumped = [k for k in writes if not self.region.args[k].fresh]
+        region = self.region
+        bumped = [k for k in writes if not region.args[k].fresh
+                  or region.order.met_before(region.node, region.args[k].name)]  # fmt: skip
         uses = {
             "slow": self.slow, "stale": self.stale, "holds": _holds,
             "differentiate": lambda args: self.differentiate(args),

@@ -1,0 +1,328 @@
+"""What the adjoint of a launch reads of tensors that are overwritten before it runs.
+
+Torch saves a tensor for backward and refuses to use it once it has changed. Where the host part of
+a kernel says that a later loop or statement may change it (``frontend/overwrites.py``), a launch
+holds it instead. What only loops change that autograd sees is held by reference (``Referred``): the
+launch that is about to overwrite some of the elements copies them before, and one that writes
+others copies nothing, so that a time loop which fills a tensor step by step costs no memory. All
+else is copied at once (``Copied``). Both copy no more than the box of elements that the loop reads.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.errors import GradientError
+from weft.frontend.specs import Spec, TensorSpec
+from weft.index.boxes import Box, boxes, hull
+from weft.index.expression import Dim
+from weft.ir.core import Value
+from weft.pytorch.level import within_level
+from weft.runtime.fastpath import scalar_formats
+from weft.runtime.launch import Launcher
+from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.pytorch.autograd import Loop
+
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+# The arguments of a loop that may be overwritten after it: by loops, by the host part.
+Later = tuple[frozenset[int], frozenset[int]]
+NEVER: Later = frozenset(), frozenset()
+
+
+def is_hooked() -> bool:
+    """Whether what is saved for backward goes through hooks: then it is to be a copy, which they
+    may move, or drop and compute again."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(low, high + 1) for low, high in box)
+
+
+@dataclass(slots=True)
+class Moment:
+    """The version of a tensor at which it still has what refers to it (see ``references.py``)."""
+
+    version: int
+
+
+class Held:
+    """What the adjoint of a launch reads of the argument ``k``, which is ``name`` to its steps.
+    ``graph``: what is saved is a result of the launch, which has written it. ``lost``: it should
+    be, and cannot: a derivative of the derivative is not to be had."""
+
+    graph = lost = False
+
+    def __init__(self, k: int, name: str) -> None:
+        self.k, self.name = k, name
+        self._taken: torch.Tensor | None = None
+
+    def take(self, tensor: torch.Tensor) -> None:
+        """Before the launch, which does not write it: what is saved, with the history so far."""
+        self._taken = Taken.apply(self, tensor)
+
+    def taken(self, tensor: torch.Tensor) -> torch.Tensor:
+        """After the launch: what is saved for backward."""
+        taken, self._taken = self._taken, None
+        return self.saved(tensor) if taken is None else taken
+
+    def saved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What is saved for backward, without history."""
+        raise NotImplementedError
+
+    def contents(self, saved: torch.Tensor) -> torch.Tensor:
+        """A tensor of the shape that it had, with the elements that are read. Raises
+        ``GradientError`` where they are gone."""
+        raise NotImplementedError
+
+    def gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient of the whole from that of what was saved."""
+        raise NotImplementedError
+
+    def tangent(self, tangent: Any) -> Any:
+        """The tangent of what was saved, from that of the whole."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """The graph is not used again."""
+
+
+class Copied(Held):
+    """A copy of the elements that are read."""
+
+    def __init__(self, k: int, name: str, boxes: Sequence[Box]) -> None:
+        super().__init__(k, name)
+        self.box = hull(boxes) if boxes else None
+        self.shape = torch.Size(())
+
+    def saved(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.shape = tensor.shape
+        return self._of(tensor.data).clone(memory_format=torch.contiguous_format)
+
+    def contents(self, saved: torch.Tensor) -> torch.Tensor:
+        return saved if saved.shape == self.shape else self._filled(saved)
+
+    def gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        return self._filled(grad)
+
+    def tangent(self, tangent: Any) -> Any:
+        return self._of(tangent).clone()
+
+    def _of(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole[_slices(self.box)] if self.box is not None else whole.flatten()[:0]
+
+    def _filled(self, part: torch.Tensor) -> torch.Tensor:
+        whole = part.new_zeros(self.shape)
+        if self.box is not None:
+            whole[_slices(self.box)] = part
+        return whole
+
+
+class Referred(Held):
+    """The tensor itself, until some of the elements in ``boxes`` are overwritten, which are copied
+    then. ``span``: the loop."""
+
+    def __init__(self, k: int, name: str, boxes: Sequence[Box], span: Span | None) -> None:
+        super().__init__(k, name)
+        self.boxes, self.span = boxes, span
+        self.tensor: torch.Tensor | None = None  # shares its version counter with the argument
+        self.moment = Moment(0)
+        self.copies: list[torch.Tensor] | None = None
+
+    def saved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.data  # which torch does not see change
+
+    def begin(self, tensor: torch.Tensor, moment: Moment) -> None:
+        """After the launch: from now on nothing else may change the tensor."""
+        self.tensor, self.moment = tensor.detach(), moment
+
+    def copy(self) -> None:
+        """Before some of the elements are overwritten."""
+        assert self.tensor is not None
+        self.copies = [self.tensor[_slices(box)].clone() for box in self.boxes]
+
+    def contents(self, saved: torch.Tensor) -> torch.Tensor:
+        if self.copies is None:
+            if self.tensor is None or self.tensor._version != self.moment.version:
+                raise changed(self.name, self.span)
+            return saved
+        whole = torch.zeros(saved.shape, dtype=saved.dtype, device=saved.device)
+        for box, part in zip(self.boxes, self.copies, strict=True):
+            whole[_slices(box)] = part
+        return Restored.apply(saved, [whole]) if torch.is_grad_enabled() else whole
+
+    def gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+    def tangent(self, tangent: Any) -> Any:
+        raise AssertionError("where there are tangents everything is copied")
+
+    def release(self) -> None:
+        self.tensor, self.copies = None, None
+
+
+class Taken(torch.autograd.Function):
+    """``apply(held, tensor)``: what is saved of ``tensor``."""
+
+    @staticmethod
+    def forward(ctx: Any, held: Held, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.held = held
+        return held.saved(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, ctx.held.gradient(grads[0])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return ctx.held.tangent(tangents[1])
+
+
+class Restored(torch.autograd.Function):
+    """``apply(saved, [whole])``: ``whole`` in the place of ``saved``, whose history it has."""
+
+    @staticmethod
+    def forward(ctx: Any, saved: torch.Tensor, whole: list[torch.Tensor]) -> torch.Tensor:
+        return whole[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], None
+
+
+def changed(name: str, span: Span | None) -> GradientError:
+    """The error about a tensor that was changed after a launch had read it."""
+    return GradientError(
+        f"the gradient of this loop needs `{name}`, which was modified by an inplace operation "
+        "after the loop: its values are gone", span,
+        help=f"change a copy of it: {name}.clone()",
+    )  # fmt: skip
+
+
+def find_changed(
+    names: Sequence[str], saved: Sequence[Any], message: str, span: Span | None
+) -> GradientError:
+    """The error for torch's ``message`` about one of the tensors ``saved``, which are of no use any
+    more. There may be several at the version that it names."""
+    found: list[str] = []
+
+    def packed(name: str, tensor: torch.Tensor) -> None:
+        if f"is at version {tensor._version};" in message:
+            found.append(name)
+
+    def unpacked(_: None) -> Any:
+        raise changed("` or `".join(found), span)
+
+    for name, tensor in zip(names, saved, strict=True):
+        tensor.register_hooks(functools.partial(packed, name), unpacked)
+    return changed("` or `".join(found), span)
+
+
+def hold(
+    loop: Loop, values: Sequence[Any], saved: Sequence[str], wanted: frozenset[int], *,
+    graph: bool, copied: bool,
+) -> list[Held]:  # fmt: skip
+    """What to hold of the tensors that are ``saved`` and that something may overwrite before the
+    adjoint reads them. What needs no gradient may be overwritten by a launch that autograd does not
+    see. ``graph``: the launch may have more results than what it writes. ``copied``: all is."""
+    found: list[Held] = []
+    by_loops, by_host = loop.later
+    for k in loop.memrefs:
+        tensor, name = values[k], loop.names[k]
+        if name not in saved or k not in by_loops | by_host:
+            continue
+        seen = tensor.is_floating_point() and (k in wanted or k in loop.written)
+        if tensor.is_leaf and tensor.requires_grad:  # it must not change, and torch looks after it
+            continue
+        boxes = touched(loop, k, values, writes=False)
+        if copied or k in by_host or not seen:
+            held: Held = Copied(k, name, boxes)
+        else:
+            held = Referred(k, name, boxes, loop.function.span)
+        if k in loop.written:
+            held.graph, held.lost = graph and seen, seen and not graph
+        else:
+            held.take(tensor)
+        found.append(held)
+    return found
+
+
+def release(held: Sequence[Held]) -> None:
+    """At the end of a backward: lets go of what the graph holds, unless it may be used again."""
+    if held and not torch._C._autograd._get_current_graph_task_keep_graph():
+        for one in held:
+            one.release()
+
+
+def touched(loop: Loop, k: int, values: Sequence[Any], *, writes: bool) -> list[Box]:
+    """Which elements of argument ``k`` a launch on ``values`` writes, or its adjoint reads."""
+    args = loop.function.args
+    numbers: dict[Value | Dim, int] = {}
+    for argument, value in zip(args, values, strict=False):  # results, which come last, say nothing
+        if isinstance(value, torch.Tensor):
+            numbers.update((Dim(argument, axis), n) for axis, n in enumerate(value.shape))
+        elif isinstance(value, int):
+            numbers[argument] = value
+    of_it = [a for a in loop.accesses if a.memref is args[k]]
+    found = ([a for a in of_it if a.writes] if writes else
+             [a for a in of_it if a.kind != "store" and a.op not in loop.overwritten])  # fmt: skip
+    return boxes(found, numbers, values[k].shape)
+
+
+def saved_by_name(ctx: Any) -> dict[str, Any]:
+    """What was saved, by name. Raises ``GradientError`` where it has changed since."""
+    call = ctx.call
+    span = call.loop.function.span
+    try:
+        saved = dict(zip(call.saved, ctx.saved_tensors, strict=True))
+    except GradientError:  # said before
+        raise
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise find_changed(call.saved, ctx._raw_saved_tensors, str(error), span) from error
+    for held in call.held:
+        if held.lost and (torch.is_grad_enabled() or within_level()):
+            raise GradientError(
+                f"a derivative of this order needs `{held.name}`, a view that the loop writes and "
+                "that is overwritten later", span,
+                help="write to the whole tensor, with one subscript more",
+            )  # fmt: skip
+        saved[held.name] = held.contents(saved[held.name])
+    return saved
+
+
+def with_held(
+    loop: Loop, held: Sequence[Held], grads: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """The gradients of what the loop has written, those of what is held of it among them."""
+    found = dict(zip(loop.written, grads, strict=False))
+    for one, grad in zip((h for h in held if h.graph), grads[len(found) :], strict=True):
+        if grad is not None:
+            whole, before = one.gradient(grad), found[one.k]
+            found[one.k] = whole if before is None else before + whole
+    return list(found.values())
+
+
+def overwritten_later(launcher: Launcher, specs: Sequence[Spec]) -> Later:
+    """Which arguments of the loop's function may be overwritten after it."""
+    region = launcher.region
+    names: list[str] = []
+    for name, spec in zip(launcher.names, specs, strict=True):
+        names += [name] * (isinstance(spec, TensorSpec) or len(scalar_formats(spec)))
+    names += region.results
+    found = region.order.later(region.node, names)
+
+    def places(which: frozenset[str]) -> frozenset[int]:
+        return frozenset(k for k, name in enumerate(names) if name in which)
+
+    later = places(found.by_loops), places(found.by_host)
+    return later if later != NEVER else NEVER

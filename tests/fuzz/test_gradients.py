@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.gradients import check_gradients, check_second
+from tests.fuzz.histories import check_history
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "24"))
 
@@ -43,3 +44,8 @@ def test_derivatives_of_random_kernels_are_differences_of_the_python() -> None:
 def test_second_derivatives_of_random_kernels_are_differences_of_gradients() -> None:
     found = outcomes(check_second, max(COUNT // 5, 4))
     assert found["compared"] + found["refused"] > 0.5 * found.total(), found
+
+
+def test_gradients_of_random_host_parts_are_differences_of_the_python() -> None:
+    count = max(COUNT // 4, 4)
+    assert outcomes(check_history, count)["compared"] > 0.9 * count

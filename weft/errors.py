@@ -11,9 +11,12 @@ A message reads::
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from weft.source import Span
 
 
@@ -101,3 +104,17 @@ def render(message: str, span: Span | None, help: str = "") -> str:
     if help:
         lines.append(f"help: {help}")
     return "\n".join(lines)
+
+
+def warn(
+    category: type[Warning],
+    message: str,
+    span: Span,
+    help: str,
+    registry: dict[Any, Any] | None = None,
+) -> None:
+    """Warns of the kernel's own line, which ``warnings`` shows; ``registry`` remembers what was
+    said."""
+    kernel = f"kernel `{span.kernel}`: " if span.kernel else ""
+    text = f"{kernel}{message}\nhelp: {help}"
+    warnings.warn_explicit(text, category, span.file, span.line, registry=registry)

@@ -48,6 +48,7 @@ class FunctionSource:
     tree: ast.FunctionDef
     kernel: str = ""
     lines: dict[int, str] = field(default_factory=dict)
+    warned: dict[Any, Any] = field(default_factory=dict)  # what was said of it, for ``warnings``
 
     def span(self, node: ast.AST) -> Span:
         line = getattr(node, "lineno", self.tree.lineno)

@@ -16,6 +16,7 @@ from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
 from weft.frontend import aggregates, casts, expressions, loops, reductions, refused, statements
+from weft.frontend.advice import advise
 from weft.frontend.config import block_dim
 from weft.frontend.desugar import desugar_body, leaving
 from weft.frontend.kinds import (
@@ -74,6 +75,7 @@ def lower(
         lowering = Lowering(region, specs, source, kinds, debug, sources=sources)
         lowered = lowering.run()
         if not lowering.widened:
+            lowering.advise()
             return lowered
     raise AssertionError("types did not settle")
 
@@ -426,6 +428,17 @@ class Lowering:
             with b.at(op.regions[0]):
                 self._fill(memref, shape, zero, [*indices, op.regions[0].args[0]], unrolled)
                 b.do("scf.yield")
+
+    def advise(self) -> None:
+        """Warns of what probably means something else than was meant."""
+        over = self.region.node.iter
+        dtypes = {
+            key[-1]: kind.dtype
+            for key, kind in self.kinds.items()
+            if isinstance(kind, ScalarKind) and key[:-1] == ()
+        }
+        tensor = isinstance(over, ast.Name) and isinstance(self.operands.get(over.id), Tensor)
+        advise(self.region.node, self.source, dtypes, over_tensor=tensor)
 
     def _typed_source(self) -> str:
         """The loop's own text with the inferred types of what each line assigns."""

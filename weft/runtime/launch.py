@@ -27,7 +27,7 @@ from weft.errors import (
     KernelAssertionError,
     KernelIndexError,
     KernelValueError,
-    render,
+    warn,
 )
 from weft.frontend.hints import once
 from weft.frontend.kinds import NumberPinned, RegionChanged, Static
@@ -303,13 +303,13 @@ class Launcher:
             return
         self._warned = True
         one, two = (self.names[k] for k in pair)
-        message = (
+        warn(
+            OverlapWarning,
             f"`{one}` and `{two}` share memory in which iterations may meet: the loop runs in "
-            "order, on one thread"
+            "order, on one thread",
+            self.region.span,
+            f"pass a copy ({two}.clone()) to run it in parallel",
         )
-        span, help = self.region.span, f"pass a copy ({two}.clone()) to run it in parallel"
-        text = render(message, span, help)
-        warnings.warn_explicit(text, OverlapWarning, span.file, span.line)
 
     def specialize(
         self, specs: list[Spec], aliased: bool = False, place: str = "cpu", in_order: bool = False

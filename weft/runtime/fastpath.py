@@ -65,11 +65,10 @@ class Generated:
     holds: Callable[[Any], bool]
     plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
     alias_plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
+    pairs: list[tuple[int, int]] = field(init=False)  # whose memory must not overlap
 
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        """The pairs of tensors whose memory must not overlap."""
-        return apart(self.writes, tensors_of(self.kinds))
+    def __post_init__(self) -> None:
+        self.pairs = apart(self.writes, tensors_of(self.kinds))
 
     def for_plan(
         self, plan: Plan, specs: Sequence[Spec], args: tuple[Any, ...]

@@ -266,18 +266,25 @@ class Launcher:
         for k in code.writes:
             check_writable(self.names[k], given[k], span)
         refuse_overlap_within(args, code.writes, self.names, span)
-        plans, key, shared = code.plans, code.key(*args), distances(args, code.pairs)
-        if shared:
-            plans, key = code.alias_plans, (key, shared)
-            order = needs_order(special.compiled.function, [v for _, v in tensors])
-            if order:
-                self._warn_of_order(code.pairs[[d is not None for d in shared].index(True)])
-            special = self.specialize(specs, aliased=True, place=place, in_order=order)
-        if len(plans) >= MOST_PLANS:
-            plans.clear()
-        plan = plans[key] = self._plan(special, specs, args, written)
-        special.plans += 1
-        return code, plan, args
+        key, shared = code.key(*args), distances(args, code.pairs)
+
+        def planned(plans: dict[tuple[Any, ...], Plan], key: tuple[Any, ...]) -> Plan:
+            if len(plans) >= MOST_PLANS:
+                plans.clear()
+            plan = plans[key] = self._plan(special, specs, args, written)
+            special.plans += 1
+            return plan
+
+        if not shared:
+            return code, planned(code.plans, key), args
+        if key not in code.plans:
+            planned(code.plans, key)  # what finds, at later calls, that memory is shared
+        functions = special.compiled.function, [v for _, v in tensors]
+        order = not self.options.debug and needs_order(*functions)  # debug mode looks for races
+        if order:
+            self._warn_of_order(code.pairs[[d is not None for d in shared].index(True)])
+        special = self.specialize(specs, aliased=True, place=place, in_order=order)
+        return code, planned(code.alias_plans, (key, shared)), args
 
     def check(self, args: tuple[Any, ...]) -> list[tuple[str, torch.Tensor]]:
         """The tensors among the arguments, by name. Raises ``CompileError``s for those that a loop

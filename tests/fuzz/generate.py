@@ -240,6 +240,13 @@ def box(g: Generator) -> None:
     g.emit(2, f"h[({' + '.join(axes)}) % 5] += {g.pick('1', 'p + 3', 'n')}")
 
 
+def many(g: Generator) -> None:
+    """A device loop with many stores to few elements of one tensor."""
+    g.emit(1, "for p in range(1):")
+    for _ in range(g.random.randint(10, 60)):
+        g.emit(2, f"h[{g.random.randrange(5)}] {g.pick('=', '+=')} {g.pick('p', 'n', '3')}")
+
+
 def kernel(random: Random) -> Kernel:
     """Draws one kernel; it is called ``kernel(x, y, m, out, h, n, a)``."""
     g = Generator(random)
@@ -286,6 +293,8 @@ def kernel(random: Random) -> Kernel:
         serialise(g, loop)
     if random.random() < 0.2:
         box(g)
+    if random.random() < 0.05:
+        many(g)
     if reduces:
         g.emit(1, "return total")
     return Kernel("\n".join(g.lines) + "\n", g.rank, g.dtypes, histogram, reduces)

@@ -26,6 +26,7 @@ from weft.autodiff.slices import Slicer, Unavailable
 from weft.index.access import Access, accesses
 from weft.index.expression import Dim, Poly, number
 from weft.index.races import proven_apart
+from weft.index.relation import Budget
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, i64, index
@@ -239,7 +240,8 @@ class _List:
 def _plan(name: str, group: list[Access], slicer: Slicer, sort: bool) -> _Plan:
     if any(a.kind != "rmw" for a in group):
         return _Plan(name, "atomic", "as the loop writes it")
-    alone = all(proven_apart(a, b) for k, a in enumerate(group) for b in group[k:])
+    budget = Budget()
+    alone = all(proven_apart(a, b, budget) for k, a in enumerate(group) for b in group[k:])
     if alone:
         return _Plan(name, "plain", "plain store: no two iterations read one element", group)
     if all(slicer.is_fixed(v) for a in group for v in a.op.operands[2:]) and all(

@@ -15,7 +15,7 @@ from typing import Literal
 from weft.index.access import Access, accesses
 from weft.index.meeting import aligned
 from weft.index.races import proven_apart
-from weft.index.relation import Text, context
+from weft.index.relation import Budget, Text, context
 from weft.ir.core import Block, Function, Op, Value
 
 Contents = Literal["after", "before", "tape"]
@@ -58,7 +58,8 @@ def contents(function: Function) -> dict[Op, Contents]:
 
 def _is_own_update(access: Access, group: Sequence[Access]) -> bool:
     """Whether ``access`` is one of ``UPDATES``, of an element that is its iteration's own."""
-    return access.combiner in UPDATES and all(proven_apart(access, a) for a in group)
+    budget = Budget()
+    return access.combiner in UPDATES and all(proven_apart(access, a, budget) for a in group)
 
 
 def _in_while(block: Block, inside: bool) -> set[Op]:

@@ -14,7 +14,7 @@ from math import gcd
 from weft.index.access import Access, Loop, accesses
 from weft.index.expression import ONE, Dim, Poly, atom, compare, number
 from weft.index.races import compatible, proven_apart
-from weft.index.relation import context
+from weft.index.relation import Budget, context
 from weft.ir.core import Function, Value
 from weft.ir.types import index
 
@@ -97,7 +97,8 @@ def iterations_meet(function: Function, views: Mapping[Value, View]) -> bool:
     conflicts is not asked here.
     """
     found = [a for a in accesses(function) if a.parallel and a.memref in views]
-    return any(not _apart(a, b, views) for a, b in _pairs(found, views))
+    budget = Budget()
+    return any(not _apart(a, b, views, budget) for a, b in _pairs(found, views))
 
 
 def _pairs(found: Sequence[Access], views: Mapping[Value, View]) -> Iterator[tuple[Access, Access]]:
@@ -113,7 +114,7 @@ def _pairs(found: Sequence[Access], views: Mapping[Value, View]) -> Iterator[tup
                 yield a, b
 
 
-def _apart(a: Access, b: Access, views: Mapping[Value, View]) -> bool:
+def _apart(a: Access, b: Access, views: Mapping[Value, View], budget: Budget) -> bool:
     def extent(leaf: Value | Dim) -> Poly | None:
         known = isinstance(leaf, Dim) and leaf.memref in views
         return number(views[leaf.memref].shape[leaf.axis]) if known else None  # type: ignore[union-attr]
@@ -121,10 +122,10 @@ def _apart(a: Access, b: Access, views: Mapping[Value, View]) -> bool:
     one, two = views[a.memref], views[b.memref]
     a, b = a.substitute(extent), b.substitute(extent)
     if one == two:  # the same elements under two names
-        return proven_apart(a, replace(b, memref=a.memref))
+        return proven_apart(a, replace(b, memref=a.memref), budget)
     unit = gcd(one.size, two.size, one.begin - two.begin, *one.strides, *two.strides)
     begin = min(one.begin, two.begin)
-    return proven_apart(_address(a, one, begin, unit), _address(b, two, begin, unit))
+    return proven_apart(_address(a, one, begin, unit), _address(b, two, begin, unit), budget)
 
 
 def _address(access: Access, view: View, begin: int, unit: int) -> Access:

@@ -17,7 +17,8 @@ from weft.errors import RaceError
 from weft.index.access import Access, accesses
 from weft.index.expression import Dim, Floor, Poly, evaluate, number
 from weft.index.meeting import apart, meet_somewhere, varies
-from weft.index.relation import Text, meeting_set
+from weft.index.pairs import pairs
+from weft.index.relation import Budget, Text, meeting_set
 from weft.ir.core import Function, Value
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ log = logging.getLogger("weft.races")
 Verdict = Literal["free", "conflict", "unknown"]
 
 LARGE = 1024
+MAX_PAIRS = 20_000  # of one array, some 50 us each
 _PRIMES = (1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069)
 
 _WORDS = {
@@ -102,7 +104,11 @@ def _in_words(array: ArrayRaces) -> str:
 
 def find_races(function: Function) -> RaceReport:
     """As ``check_races``, without raising."""
-    arrays = [_judge(memref, group) for memref, group in shared_arrays(function)]
+    budget = Budget()
+    arrays = [_judge(memref, group, budget) for memref, group in shared_arrays(function)]
+    if budget.spent and log.isEnabledFor(logging.DEBUG):
+        log.debug("%s: isl was given up after %d questions, %d of them too much work",
+                  function.name, budget.asked, budget.unanswered)  # fmt: skip
     return RaceReport(tuple(arrays))
 
 
@@ -126,55 +132,69 @@ def compatible(a: Access, b: Access) -> bool:
     return a.kind == b.kind == "rmw" and a.combiner == b.combiner
 
 
-def _judge(memref: Value, group: list[Access]) -> ArrayRaces:
+def _judge(memref: Value, group: list[Access], budget: Budget) -> ArrayRaces:
     """Goes through the pairs; a conflict decides, else one that is unknown."""
     open_pair: tuple[Access, Access] | None = None
-    for k, a in enumerate(group):
-        for b in group[k:]:
-            if compatible(a, b):
-                continue
-            verdict, witness = _judge_pair(a, b)
-            if verdict == "conflict":
-                return ArrayRaces(memref, "conflict", (a, b), witness)
-            if verdict == "unknown" and open_pair is None:
-                open_pair = a, b
+    asked = 0
+    for a, b in pairs(group):
+        if compatible(a, b) or (open_pair and not _decidable(a, b)):
+            continue
+        asked += 1
+        if asked > MAX_PAIRS:
+            open_pair = open_pair or (a, b)
+            break
+        verdict, witness = _judge_pair(a, b, budget)
+        if verdict == "conflict":
+            return ArrayRaces(memref, "conflict", (a, b), witness)
+        if verdict == "unknown" and open_pair is None:
+            open_pair = a, b
     if open_pair:
         return ArrayRaces(memref, "unknown", open_pair)
     return ArrayRaces(memref, "free")
 
 
-def proven_apart(a: Access, b: Access) -> bool:
+def proven_apart(a: Access, b: Access, budget: Budget) -> bool:
     """Proves, with isl if need be, that different iterations never meet through ``a`` and ``b``."""
     if a.parallel != b.parallel:
         return False  # nested parallel loops
-    return apart(a, b) or (not meet_somewhere(a, b) and _isl_apart(a, b))
+    return apart(a, b) or (not meet_somewhere(a, b) and _isl_apart(a, b, budget))
 
 
-def _isl_apart(a: Access, b: Access) -> bool:
+def _isl_apart(a: Access, b: Access, budget: Budget) -> bool:
     import islpy  # 50 ms: only for what the quick arguments do not settle
 
+    if budget.spent:
+        return False
+    budget.asked += 1
     try:
         return meeting_set(a, b, Text()).is_empty()
     except islpy.Error:  # more work than isl may do
+        budget.unanswered += 1
         return False
 
 
-def _judge_pair(a: Access, b: Access) -> tuple[Verdict, Witness | None]:
-    if proven_apart(a, b):
+def _decidable(a: Access, b: Access) -> bool:
+    """Whether a conflict of the two can be proven."""
+    return a.exact and b.exact and a.parallel == b.parallel and "cas" not in (a.kind, b.kind)
+
+
+def _judge_pair(a: Access, b: Access, budget: Budget) -> tuple[Verdict, Witness | None]:
+    if proven_apart(a, b, budget):
         return "free", None
-    if not (a.exact and b.exact) or a.parallel != b.parallel or "cas" in (a.kind, b.kind):
-        return "unknown", None
-    witness = _conflict(a, b)
+    witness = _conflict(a, b, budget) if _decidable(a, b) else None
     return ("unknown", None) if witness is None else ("conflict", witness)
 
 
 # -------------------------------------------------------------------------- proving that they meet
 
 
-def _conflict(a: Access, b: Access) -> Witness | None:
+def _conflict(a: Access, b: Access, budget: Budget) -> Witness | None:
     """A witness, if the accesses meet for all sizes from ``LARGE`` on."""
     import islpy  # 50 ms: the kernel is about to be refused, or is an unusual one
 
+    if budget.spent:
+        return None
+    budget.asked += 1
     try:
         fixed = _nonlinear(a) | _nonlinear(b)
         if not all(_always_meet(a, b, values) for values in _assignments(sorted_leaves(fixed))):
@@ -184,7 +204,7 @@ def _conflict(a: Access, b: Access) -> Witness | None:
             if witness is not None:
                 return witness
     except islpy.Error:  # more work than isl may do
-        return None
+        budget.unanswered += 1
     return None
 
 

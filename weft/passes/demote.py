@@ -10,6 +10,7 @@ import logging
 
 from weft.index.access import Access, accesses
 from weft.index.races import proven_apart
+from weft.index.relation import Budget
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
 
@@ -43,12 +44,13 @@ def _decisions(function: Function) -> dict[Op, bool]:
     for access in accesses(function):
         loop = access.parallel[0] if access.parallel else None
         by_array.setdefault((loop, access.memref), []).append(access)
-    decisions = {}
+    decisions: dict[Op, bool] = {}
+    budget = Budget()
     for (loop, _), group in by_array.items():
         for access in group:
             if access.kind == "rmw" and access.op.attrs["atomic"]:
                 alone = loop is None or access.local
-                plain = alone or all(proven_apart(access, b) for b in group)
+                plain = alone or all(proven_apart(access, b, budget) for b in group)
                 decisions[access.op] = plain
                 if log.isEnabledFor(logging.DEBUG):
                     how = "plain" if plain else "atomic"

@@ -8,6 +8,7 @@ from itertools import combinations_with_replacement
 
 from weft.index.access import KINDS, Access, accesses
 from weft.index.races import compatible, proven_apart
+from weft.index.relation import Budget
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
@@ -47,9 +48,12 @@ def undecided(function: Function) -> list[Access]:
     if not function.attrs.get("noalias"):
         return shared if any(a.writes for a in shared) else []
     found: set[Op] = set()
+    budget = Budget()
     for a, b in combinations_with_replacement(shared, 2):
         known = a.op in found and b.op in found
-        if a.memref is b.memref and not known and not compatible(a, b) and not proven_apart(a, b):
+        if a.memref is not b.memref or known or compatible(a, b):
+            continue
+        if not proven_apart(a, b, budget):
             found |= {a.op, b.op}
     return [a for a in shared if a.op in found]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -11,6 +12,10 @@ from weft.codegen.interface import Check, Slot
 from weft.codegen.machine import machine
 from weft.codegen.threads import Kernel, argument_slots
 from weft.ir.core import Function
+
+# LLVM's loop vectoriser takes time that grows with the square of the instructions between two
+# branches (it asks of each operation what all are that it depends on): 5 s for so many.
+MOST_VECTORISED = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +65,13 @@ def assembly(code: CpuCode) -> str:
 
 
 def _optimize(text: str, *, tiled: bool) -> llvm.ModuleRef:
-    """Tiles are vectors already: they need LLVM's simplifications, not its vectorisers."""
+    """Tiles are vectors already: they need LLVM's simplifications, not its vectorisers. Loops
+    with more than ``MOST_VECTORISED`` instructions are not vectorised either."""
     module = llvm.parse_assembly(text)
     module.triple = machine().triple
     module.data_layout = str(machine().target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=1 if tiled else 2)
+    options.loop_vectorization = longest_block(text) <= MOST_VECTORISED
     builder = llvm.create_pass_builder(machine(), options)
     if tiled:
         passes = builder.getFunctionPassManager()
@@ -74,3 +81,8 @@ def _optimize(text: str, *, tiled: bool) -> llvm.ModuleRef:
     else:
         builder.getModulePassManager().run(module, builder)
     return module
+
+
+def longest_block(text: str) -> int:
+    """The most instructions of LLVM IR between two labels, to a few lines."""
+    return max(part.count("\n") for part in re.split(r"^[\w.]+:$", text, flags=re.MULTILINE))

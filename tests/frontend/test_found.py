@@ -693,3 +693,38 @@ def test_a_step_that_comes_to_be_zero_is_an_error_in_debug_mode() -> None:
     with pytest.raises(weft.KernelAssertionError, match="the step of a range is 0") as caught:
         every(x, 0)
     assert "for _ in range(0, 5, n):" in str(caught.value)
+
+
+def test_an_element_counted_from_both_ends_of_a_matrix_is_set():
+    @weft.kernel
+    def kernel(out):
+        for _ in range(1):
+            m = weft.Matrix.zero(float, 2, 5)
+            m[-1, -1] = 7.0
+            for i in weft.static(range(2)):
+                for j in weft.static(range(5)):
+                    out[i, j] = m[i, j]
+
+    out = torch.empty(2, 5)
+    kernel(out)
+    assert out.nonzero().tolist() == [[1, 4]]
+
+
+def test_subscripts_of_unrolled_loops_select_nothing():
+    """Names that several loops assign are constants of the IR, not run-time positions."""
+
+    @weft.kernel
+    def kernel(x, out):
+        for _ in range(1):
+            m = weft.Matrix.zero(float, 3, 3)
+            for i in weft.static(range(3)):
+                for j in weft.static(range(3)):
+                    m[i, j] = x[i, j]
+            for i in weft.static(range(3)):
+                for j in weft.static(range(3)):
+                    out[i, j] = m[j, i]
+
+    x, out = torch.randn(3, 3), torch.empty(3, 3)
+    kernel(x, out)
+    assert torch.equal(out, x.T)
+    assert "arith.select" not in kernel.inspect(x, out)["ir"]

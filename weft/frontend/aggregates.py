@@ -11,6 +11,7 @@ from weft.errors import KernelIndexError, KernelTypeError
 from weft.frontend import elements
 from weft.frontend.kinds import (
     Operand,
+    Scalar,
     Static,
     Tensor,
     Tup,
@@ -21,6 +22,7 @@ from weft.frontend.kinds import (
     promote,
 )
 from weft.ir import types as ir
+from weft.ir.core import Op
 from weft.lang import elimination
 from weft.source import Span
 
@@ -188,7 +190,9 @@ def _positions(cx: Lowering, x: Vec, node: ast.expr, span: Span) -> list[Operand
     if not 0 < len(nodes) <= len(x.shape):
         raise KernelIndexError(f"{len(nodes)} subscripts of {describe(x)}", span,
                                help=f"write {len(x.shape)}")  # fmt: skip
-    positions = [cx.expression(n) for n in nodes]
+    positions = [
+        _settled(cx.expression(n), extent) for n, extent in zip(nodes, x.shape, strict=False)
+    ]
     for position, extent in zip(positions, x.shape, strict=False):
         if isinstance(position, Static) and not (
             isinstance(position.value, int) and -extent <= position.value < extent
@@ -196,6 +200,16 @@ def _positions(cx: Lowering, x: Vec, node: ast.expr, span: Span) -> list[Operand
             raise KernelIndexError(f"subscript {position.value!r} of {extent} elements", span,
                                    help=f"the last one is {extent - 1}")  # fmt: skip
     return positions
+
+
+def _settled(position: Operand, extent: int) -> Operand:
+    """A constant in range as a number: an unrolled loop's index that other loops assign, too."""
+    owner = position.value.owner if isinstance(position, Scalar) else None
+    if isinstance(owner, Op) and owner.name == "arith.constant":
+        value = owner.attrs["value"]
+        if isinstance(value, int) and 0 <= value < extent:
+            return Static(int(value))
+    return position
 
 
 def item(cx: Lowering, x: Vec, node: ast.expr, span: Span) -> Operand:
@@ -240,9 +254,8 @@ def replace(cx: Lowering, x: Vec, node: ast.expr, value: Operand, span: Span) ->
         )
         new = values[place % width] if whole_row and row else values[0]
         condition: Operand = Static(True)
-        for position, k in zip(positions, at, strict=True):
+        for position, k, extent in zip(positions, at, x.shape, strict=False):
             if isinstance(position, Static):
-                extent = x.shape[positions.index(position)]
                 same: Operand = Static(position.value % extent == k)
             else:
                 same = cx.scalars.compare("==", position, Static(k), span)

@@ -28,7 +28,7 @@ class Checkpoints(Redo):
             return
         lower, upper, step, *inits = (self.env[v] for v in op.operands)
         tape = self._tape(op, op.regions[0].args[1:])
-        n = self.b.trip_count(lower, upper, step)
+        n = self.b.trip_bound(lower, upper, step)
         loop = self.b.for_(self.b.constant(0, index), self._segments(op, n), self._one(), inits)
         with self.b.at(loop.regions[0]) as block:
             number, *carried = block.args

@@ -211,7 +211,7 @@ class Undo(Checkpoints):
             totals = self._forwards(op, starts, undo)
         else:
             lower, upper, step = (self.env[v] for v in op.operands[:3])
-            totals = self._backwards(op, self.b.trip_count(lower, upper, step), starts, undo)
+            totals = self._backwards(op, self.b.trip_bound(lower, upper, step), starts, undo)
         self._after(op.operands[3:], body.args[1:], sums, chain, outer, results, totals)
         for found, (_, first) in shares.items():
             self._add(op.operands[3 + found.place], first)

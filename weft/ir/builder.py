@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
-from weft.ir.trips import trip_count
+from weft.ir.trips import trip_bound, trip_count
 from weft.ir.types import MemRefType, ScalarType, Type, compute_type, i1, index
 
 
@@ -78,6 +78,11 @@ class Builder:
         """How many iterations a loop with these bounds has."""
         assert isinstance(lower.type, ScalarType)
         return trip_count(_Built(self, lower.type), lower, upper, step)
+
+    def trip_bound(self, lower: Value, upper: Value, step: Value) -> Value:
+        """A bound for a loop that has as many iterations as one with these bounds."""
+        assert isinstance(lower.type, ScalarType)
+        return trip_bound(_Built(self, lower.type), lower, upper, step)
 
     def for_(self, lower: Value, upper: Value, step: Value, inits: Sequence[Value] = ()) -> Op:
         """An ``scf.for`` with an empty region: fill ``op.regions[0]``, end it with scf.yield."""

@@ -44,6 +44,13 @@ def trip_count(arithmetic: Arithmetic[T], lower: T, upper: T, step: T) -> T:
     return steps_of(arithmetic, length, step)
 
 
+def trip_bound(arithmetic: Arithmetic[T], lower: T, upper: T, step: T) -> T:
+    """The trip count as the bound of another loop, which has no iterations either where it is not
+    positive. Without the clamp, bounds stay as affine as they are."""
+    length = upper if arithmetic.constant(lower) == 0 else arithmetic.op("subi", upper, lower)
+    return steps_of(arithmetic, length, step)
+
+
 def steps_of(arithmetic: Arithmetic[T], length: T, step: T) -> T:
     """``ceil(length / step)``: how many steps a distance takes, for a step >= 1."""
     number, op, by = arithmetic.number, arithmetic.op, arithmetic.constant(step)

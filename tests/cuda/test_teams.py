@@ -404,6 +404,7 @@ def test_accumulations_in_any_order() -> None:
     "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8]
 )
 @pytest.mark.parametrize("length", [20, 260])
+@pytest.mark.filterwarnings("ignore::weft.frontend.advice.LoopWarning")  # sums of u8 wrap
 def test_types(dtype: torch.dtype, length: int) -> None:
     @weft.kernel
     def both(x, total, most):

@@ -440,12 +440,6 @@ def copied(x, out):
             "tensors of one loop must be on one device: move one with .to(...)",
         ),
         (
-            weft.KernelValueError, lambda: (x.to("meta"), x.to("meta")),
-            "`x` is a meta tensor: it has no data",
-            "the loops of a kernel run on tensors with data; shapes alone are computed under "
-            "torch._subclasses.FakeTensorMode or torch.compile",
-        ),
-        (
             weft.KernelTypeError, lambda: (x.to(torch.complex64), x),
             "`x` has dtype complex64, which kernels do not take",
             "pass torch.view_as_real(x): the last dimension is then (real, imaginary)",

@@ -185,10 +185,10 @@ class Launcher:
             return self._with_backing(args)
         while True:
             try:
-                args = self.extended(args)
-                if any(isinstance(v, torch.Tensor) and v.is_meta for v in args):
-                    return self.on_meta(args)
-                with self.lock:
+                with self.lock:  # another thread may find that there are more arguments
+                    args = self.extended(args)
+                    if any(isinstance(v, torch.Tensor) and v.is_meta for v in args):
+                        return self.on_meta(args)
                     code, plan, values = self._planned(args)
                 return code.run(plan, *values)
             except RegionChanged as change:

@@ -200,3 +200,139 @@ def test_a_name_assigned_in_an_expression_of_a_branch_keeps_its_value():
         out = torch.zeros(2)
         run(torch.tensor([-1.0, 1.0]), out)
         assert out.tolist() == [1, 6]
+
+
+def in_one_branch(v):  # noqa: RET503
+    if v > 0:
+        return v
+
+
+def in_a_loop(v):  # noqa: RET503
+    for k in range(9):
+        if k > v:
+            return k
+
+
+def after_a_break(v):
+    while True:
+        if v > 9:
+            break
+        v += 1
+        if v > 4:
+            return v
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [(in_one_branch, "f32"), (in_a_loop, "int"), (after_a_break, "f32")],
+)
+def test_a_function_whose_end_is_reached_returns_none_there(function, kind):
+    @weft.kernel
+    def kernel(x, out):
+        for i in out:
+            out[i] = function(x[i])
+
+    with pytest.raises(KernelTypeError) as info:
+        kernel(torch.ones(2), torch.zeros(2))
+    assert info.value.message == (
+        f"`{function.__name__}` returns a scalar ({kind}) here and None elsewhere"
+    )
+    assert info.value.help == (
+        "let every path return one type; where a function ends without `return`, add a final one"
+    )
+
+
+def until_more_than(v, limit):
+    while True:
+        if v > limit:
+            return v
+        v += 1
+
+
+def halved_until_less(v):
+    if v > 1:
+        while True:
+            v /= 2
+            if v < 1:
+                return v
+    return -v
+
+
+def first_multiple(v):  # noqa: RET503
+    for k in weft.static(range(4)):
+        if k == 3:
+            return k * v
+
+
+def known(v):  # noqa: RET503
+    if LOOPS:
+        return 3 * v
+
+
+def asserted(v):
+    if v > -9:
+        return v
+    assert False  # noqa: B011, PT015
+
+
+LOOPS = True
+
+
+@weft.kernel
+def whose_end_is_not_reached(x, out):
+    for i in x:
+        out[i, 0] = until_more_than(x[i], 4)
+        out[i, 1] = halved_until_less(x[i])
+        out[i, 2] = first_multiple(x[i])
+        out[i, 3] = known(x[i])
+        out[i, 4] = asserted(x[i])
+
+
+def test_functions_whose_end_is_not_reached_need_no_final_return():
+    x, out = torch.tensor([-0.5, 4.0, 7.0]), torch.zeros(3, 5)
+    whose_end_is_not_reached(x, out)
+    expected = torch.zeros(3, 5)
+    whose_end_is_not_reached.interpret(x, expected)
+    assert out.tolist() == expected.tolist()
+
+
+def count_down(x, i):
+    while True:
+        if x[i] < 0:
+            return
+        x[i] -= 1
+
+
+def claimed(x, n, i):  # noqa: RET503
+    if x[i] < -0.5:
+        return weft.atomic_add(n[0], 1)
+
+
+def test_what_is_returned_and_not_used_may_be_none():
+    @weft.kernel
+    def kernel(x, n):
+        for i in x:
+            count_down(x, i)
+            claimed(x, n, i)
+
+    x, n = torch.tensor([2.0, 0.25, -1.0]), torch.zeros(1)
+    kernel(x, n)
+    assert (x.tolist(), n.tolist()) == ([-1.0, -0.75, -1.0], [3.0])
+
+
+def test_objects_are_not_returned_from_inside_a_loop():
+    def chosen(x, i):
+        for k in range(3):
+            if k > i:
+                return x
+        return x
+
+    @weft.kernel
+    def kernel(x):
+        for i in x:
+            x[i] = chosen(x, i)[i]
+
+    with pytest.raises(KernelTypeError) as info:
+        kernel(torch.ones(3))
+    assert info.value.message == "`chosen` returns an object from inside a loop"
+    assert info.value.help == "return numbers or vectors"

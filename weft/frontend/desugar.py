@@ -4,7 +4,8 @@ The IR has structured control flow only. Where a branch always jumps, the statem
 ``if`` move into its other branch; elsewhere a boolean flag, whose name starts with a dot, guards
 them. A loop that can be left early carries its flag in ``node.weft_break`` (its name): the
 lowering makes it a while loop that also asks the flag. After desugaring no Continue and no Break is
-left; a function's Return statements have become assignments to ``.value``.
+left; a function's Return statements have become assignments to ``.value``, and so has its end, if
+it may be reached: ``.value = None``.
 
 The statements given are not changed: what has to differ is copied.
 """
@@ -26,6 +27,7 @@ class _Loop:
     broken: str = ""  # the flag of this loop's `break`, made when first needed
     skip: str = ""  # the flag of this iteration's `continue`
     in_loop: bool = True
+    valued: bool = False  # of a function: whether what it returns is asked for
     counter: itertools.count = field(default_factory=itertools.count)  # type: ignore[type-arg]
 
 
@@ -36,11 +38,33 @@ def desugar_body(body: list[ast.stmt]) -> list[ast.stmt]:
     return _with_flags(statements, scope)
 
 
-def desugar_function(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The body of an inlined function: its value is what ``.value`` holds at the end."""
-    function = _Loop(in_loop=False)
+def desugar_function(body: list[ast.stmt], *, valued: bool = True) -> list[ast.stmt]:
+    """The body of an inlined function: its value is what ``.value`` holds at the end, None where
+    there is no such name. ``valued``: whether anything asks for it."""
+    valued = valued and any(not _nothing(node.value) for node in returns(body))
+    function = _Loop(in_loop=False, valued=valued)
+    if valued and not _always(body):
+        body = [*body, ast.copy_location(ast.Return(None), body[-1])]
     statements = _statements(body, function, function)
     return _with_flags(statements, function)
+
+
+def returns(body: list[ast.stmt]) -> list[ast.Return]:
+    """The Return statements of a function's body."""
+    return [n for node in body for n in ast.walk(node) if isinstance(n, ast.Return)]
+
+
+def _nothing(value: ast.expr | None) -> bool:
+    """Whether what is returned is None as it is written."""
+    return value is None or (isinstance(value, ast.Constant) and value.value is None)
+
+
+def _result(node: ast.Return, valued: bool) -> list[ast.stmt]:
+    """What a Return statement leaves to be done, besides leaving."""
+    value = node.value or ast.copy_location(ast.Constant(None), node)
+    if valued:
+        return [_at(ast.Assign([ast.Name(RETURN_VALUE, ast.Store())], value), node)]
+    return [] if _nothing(value) else [_at(ast.Expr(value), node)]
 
 
 def jumps(node: ast.AST) -> set[type]:
@@ -69,11 +93,23 @@ def leaving(node: ast.AST, nested: bool = False) -> list[ast.stmt]:
 def _always(body: list[ast.stmt]) -> bool:
     """Whether the end of ``body`` is never reached."""
     for node in body:
-        if isinstance(node, (ast.Return, ast.Break, ast.Continue)):
-            return True
-        if isinstance(node, ast.If) and node.orelse and _always(node.body) and _always(node.orelse):
-            return True
+        match node:
+            case ast.Return() | ast.Break() | ast.Continue():
+                return True
+            case ast.If() if node.orelse and _always(node.body) and _always(node.orelse):
+                return True
+            case ast.While(test=ast.Constant(value=test)) if test and not _broken_off(node):
+                return True
+            case ast.Assert(test=ast.Constant(value=test)) if not test:
+                return True
+            case _:
+                pass
     return False
+
+
+def _broken_off(loop: ast.While) -> bool:
+    """Whether a ``break`` leaves ``loop``."""
+    return any(ast.Break in jumps(node) for node in loop.body)
 
 
 def _set(name: str, value: bool, at: ast.AST) -> ast.stmt:
@@ -105,14 +141,9 @@ def _statements(body: list[ast.stmt], scope: _Loop, function: _Loop | None) -> l
     for k, node in enumerate(body):
         rest = body[k + 1 :]
         if isinstance(node, ast.Return):
-            value = (
-                node.value
-                if node.value is not None
-                else ast.copy_location(ast.Constant(None), node)
-            )
-            result.append(_at(ast.Assign([ast.Name(RETURN_VALUE, ast.Store())], value), node))
+            assert function is not None
+            result += _result(node, function.valued)
             if scope.in_loop:
-                assert function is not None
                 result += [
                     _set(_returned(function), True, node),
                     _set(_broken(scope, node), True, node),

@@ -11,9 +11,19 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend import casts
-from weft.frontend.desugar import RETURN_VALUE, desugar_function
-from weft.frontend.kinds import Operand, Scalar, Static, Tensor, Tup, Unbound, Vec, dtype_of
+from weft.frontend import casts, loops
+from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
+from weft.frontend.kinds import (
+    OpaqueKind,
+    Operand,
+    Scalar,
+    Static,
+    Tensor,
+    Tup,
+    Unbound,
+    Vec,
+    dtype_of,
+)
 from weft.frontend.names import root_name
 from weft.frontend.parameters import annotations_of, assigned_references, returned_types
 from weft.frontend.scope import REFERENCES, Frame, assigned
@@ -44,9 +54,10 @@ def inline(
             help="write a loop, or a stack in a local array",
         )  # fmt: skip
     hints = annotations_of(function)
-    body = desugar_function(source.tree.body)
+    body = desugar_function(source.tree.body, valued=node is not cx.discarded)
     cx.frame = Frame(source, (*outer.path, site))
     cx.frame.counts = assigned(body)
+    cx.frame.counts[RETURN_VALUE] = len(returns(source.tree.body))  # its end, if reached, is none
     try:
         for name, operand in arguments.items():
             cx.frame.counts[name] = cx.frame.counts.get(name, 0) + 1
@@ -56,7 +67,7 @@ def inline(
             else:
                 cx.frame.env[name] = operand
         cx.block(body)
-        value = cx.frame.env.get(RETURN_VALUE, Static(None))
+        value = _value(cx, span)
         value = _returned(cx, value, returned_types(function), span)
         after = cx.frame.env
     finally:
@@ -69,6 +80,19 @@ def inline(
             targets.append(target)
     _note(cx, node, targets)
     return value
+
+
+def _value(cx: Lowering, span: Span) -> Operand:
+    """What the function that was lowered returns."""
+    value = cx.frame.env.get(RETURN_VALUE, Static(None))
+    if not isinstance(value, Unbound):
+        return value
+    kind = cx.kinds.get((*cx.frame.path, RETURN_VALUE))
+    if kind is None or isinstance(kind, OpaqueKind):
+        raise KernelTypeError(f"`{cx.frame.source.name}` returns an object from inside a loop",
+                              span, help="return numbers or vectors")  # fmt: skip
+    assert cx.widened  # only the next round knows at a loop's start what the loop returns
+    return loops.zeros(cx, kind)
 
 
 def _references(

@@ -316,7 +316,10 @@ def same_operand(a: Any, b: Any) -> bool:
 
 
 def join(a: Kind, b: Kind, name: str, span: Span) -> Kind:
-    """The kind of a variable that is assigned both; ``KernelTypeError`` if there is none."""
+    """The kind of a variable that is assigned both; ``KernelTypeError`` if there is none.
+
+    ``name``: "" is no variable, "f()" is what the function ``f`` returns.
+    """
     if isinstance(a, ScalarKind) and isinstance(b, ScalarKind):
         return ScalarKind(promote(a.dtype, b.dtype))
     if isinstance(a, VecKind) and isinstance(b, VecKind) and a.shape == b.shape:
@@ -329,6 +332,12 @@ def join(a: Kind, b: Kind, name: str, span: Span) -> Kind:
         and same_operand(a.operand, b.operand)
     ):
         return a
+    if name.endswith("()"):
+        raise KernelTypeError(
+            f"`{name[:-2]}` returns {article(a)} here and {article(b)} elsewhere", span,
+            help="let every path return one type; where a function ends without `return`, add a "
+            "final one",
+        )  # fmt: skip
     raise KernelTypeError(
         f"`{name}` is {article(a)} here and {article(b)} elsewhere" if name else
         f"one side is {article(a)} and the other {article(b)}", span,

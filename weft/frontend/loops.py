@@ -24,7 +24,6 @@ from weft.frontend.kinds import (
     describe,
     dtype_of,
     flatten,
-    join,
     kind_of,
     same_operand,
 )
@@ -178,6 +177,11 @@ def _return_value(cx: Lowering, span: Span) -> Operand | None:
     if isinstance(kind, OpaqueKind):
         raise KernelTypeError(f"{describe(kind.operand)} is returned from inside a loop", span,
                               help="return numbers or vectors")  # fmt: skip
+    return zeros(cx, kind)
+
+
+def zeros(cx: Lowering, kind: Kind) -> Operand:
+    """A value of ``kind``, for where none is read."""
     return cx.rebuild(kind, iter([cx.builder.constant(0, t) for t in cx.types(kind)]))
 
 
@@ -213,7 +217,7 @@ def _after(cx: Lowering, node: ast.For | ast.While, before: dict[str, Operand]) 
             and not isinstance(operand, Unbound)
             and not same_operand(operand, before[name])
         ):
-            join(kind_of(before[name]), kind_of(operand), name, cx.span(node))
+            cx.join(kind_of(before[name]), kind_of(operand), name, cx.span(node))
 
 
 def loop(cx: Lowering, node: ast.For) -> None:

@@ -18,7 +18,7 @@ from weft.errors import KernelSyntaxError, KernelTypeError
 from weft.frontend import aggregates, casts, expressions, loops, reductions, refused, statements
 from weft.frontend.advice import advise
 from weft.frontend.config import block_dim
-from weft.frontend.desugar import desugar_body, leaving
+from weft.frontend.desugar import RETURN_VALUE, desugar_body, leaving
 from weft.frontend.kinds import (
     STORAGE,
     Box,
@@ -90,6 +90,7 @@ class Lowering:
     kinds: dict[tuple[Any, ...], Kind]
     debug: bool
     widened: bool = False
+    discarded: ast.expr | None = None  # the statement that is lowered, if it is an expression
     guards: list[Guard] = field(default_factory=list)
     notes: dict[int, dict[str, str]] = field(default_factory=dict)
     sources: dict[Any, FunctionSource] = field(default_factory=dict)
@@ -259,15 +260,20 @@ class Lowering:
         if isinstance(known, OpaqueKind) and isinstance(kind, OpaqueKind):
             known = None  # one more object; where control flow joins, they are compared
         if known is not None and known != kind:
-            kind = join(known, kind, name.lstrip("."), span)
+            kind = self.join(known, kind, name, span)
             self.widened |= kind != known
         self.kinds[key] = kind
         return kind
 
+    def join(self, a: Kind, b: Kind, name: str, span: Span) -> Kind:
+        """The kind of variable ``name``, to which one path assigns ``a`` and another ``b``."""
+        return join(a, b, f"{self.frame.source.name}()" if name == RETURN_VALUE else name, span)
+
     def assign(self, name: str, operand: Operand, span: Span) -> None:
         if isinstance(operand, Tensor) and operand.rank == 0 and not operand.local:
             operand = expressions.read_scalar(self, operand, span)
-        if self.frame.counts.get(name, 0) <= 1 and isinstance(operand, Static):
+        flag = name.startswith(".") and name != RETURN_VALUE  # known where no path is in doubt
+        if (flag or self.frame.counts.get(name, 0) <= 1) and isinstance(operand, Static):
             self.frame.env[name] = operand
             return
         kind = self.widen(name, operand, span)

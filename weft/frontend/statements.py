@@ -20,7 +20,6 @@ from weft.frontend.kinds import (
     flatten,
     is_float,
     is_int,
-    join,
     promote,
     same_operand,
 )
@@ -151,7 +150,9 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
 def evaluate(cx: Lowering, node: ast.Expr) -> None:
     if isinstance(node.value, ast.Constant) and isinstance(node.value.value, (str, type(...))):
         return
+    outer, cx.discarded = cx.discarded, node.value
     cx.expression(node.value)
+    cx.discarded = outer
 
 
 def branch(cx: Lowering, node: ast.If) -> None:
@@ -202,7 +203,7 @@ def _merge(
             continue
         if opaque:
             if not same_operand(*sides):
-                join(OpaqueKind(sides[0]), OpaqueKind(sides[1]), name, span)
+                cx.join(OpaqueKind(sides[0]), OpaqueKind(sides[1]), name, span)
             cx.frame.env[name] = present
             continue
         for region, side, gone, values in zip(op.regions, sides, missing, yields, strict=True):

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from weft.errors import SourceUnavailableError
@@ -77,7 +77,9 @@ def read_function(function: Callable[..., Any], kernel: str = "") -> FunctionSou
         if code is None:
             raise OSError
         linecache.checkcache(code.co_filename)
-        raw, first = inspect.getsourcelines(function)
+        # Of a decorator's function, its own lines and not those of what it encloses.
+        wraps = hasattr(function, "__wrapped__")
+        raw, first = inspect.getsourcelines(code if wraps else function)
     except (OSError, TypeError):
         raw, first = _typed(code), 1
     if code is None or not raw:
@@ -87,7 +89,7 @@ def read_function(function: Callable[..., Any], kernel: str = "") -> FunctionSou
             "the interactive prompt, not through exec or python -c",
         )
     text = "".join(raw)
-    if getattr(function, "__name__", "") == "<lambda>":
+    if code.co_name == "<lambda>":
         return _read_lambda(function, kernel)
     indented = raw[0][:1].isspace()
     # Not textwrap.dedent: a docstring or a comment may have lines that are less indented.
@@ -106,6 +108,26 @@ def read_function(function: Callable[..., Any], kernel: str = "") -> FunctionSou
         raise _changed(name, code)
     lines = {first + k: line.rstrip("\n") for k, line in enumerate(raw)}
     return FunctionSource(function, name, code.co_filename, text, tree, kernel, lines)
+
+
+# Their decorators check types or set modes: what a function computes stays the same.
+_TRANSPARENT = ("weft", "torch", "contextlib", "jaxtyping", "beartype", "typeguard")
+
+
+def adds_nothing(function: Any) -> bool:
+    """Whether a decorator made ``function``, and it computes what ``__wrapped__`` does."""
+    if not hasattr(function, "__wrapped__"):
+        return False
+    if not isinstance(function, FunctionType):  # what functools.cache makes, another kernel
+        return type(function).__module__.partition(".")[0] in ("functools", *_TRANSPARENT)
+    return str(function.__globals__.get("__name__")).partition(".")[0] in _TRANSPARENT
+
+
+def enclosed_function(function: Any) -> Any:
+    """The function whose text says what ``function`` computes."""
+    while adds_nothing(function):
+        function = function.__wrapped__
+    return function
 
 
 def _changed(name: str, code: CodeType) -> SourceUnavailableError:

@@ -1,5 +1,7 @@
 """Functions that a kernel calls: annotated with dtypes, and with the caller's variables."""
 
+import functools
+
 import pytest
 import torch
 
@@ -336,3 +338,96 @@ def test_objects_are_not_returned_from_inside_a_loop():
         kernel(torch.ones(3))
     assert info.value.message == "`chosen` returns an object from inside a loop"
     assert info.value.help == "return numbers or vectors"
+
+
+def plus_a_hundred(function):
+    @functools.wraps(function)
+    def wrapper(v):
+        return function(v) + 100
+
+    return wrapper
+
+
+def handing_on(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@plus_a_hundred
+@plus_a_hundred
+def doubled(v):
+    return v * 2
+
+
+@handing_on
+def scaled(v, by=2):
+    return v * by
+
+
+@torch.no_grad()
+@functools.cache
+def halved(v):
+    return v / 2
+
+
+@handing_on
+def set_to_one(x, i):
+    x[i] = 1.0
+
+
+def by_keyword(v, **named):
+    return v * named["by"]
+
+
+def test_what_a_decorator_adds_to_a_function_is_compiled():
+    @weft.kernel
+    def kernel(x):
+        out = torch.empty(5, x.shape[0])
+        for i in x:
+            out[0, i] = doubled(x[i])
+            out[1, i] = scaled(x[i])
+            out[2, i] = scaled(x[i], by=3)
+            out[3, i] = halved(x[i])
+            out[4, i] = by_keyword(x[i], by=5)
+        return out
+
+    x = torch.tensor([1.0, 2.5])
+    expected = torch.stack([x * 2 + 200, x * 2, x * 3, x / 2, x * 5])
+    assert torch.equal(kernel(x), expected)
+    assert torch.equal(kernel.interpret(x), expected)
+
+
+def test_stores_of_a_decorated_function_are_in_the_schema():
+    @weft.kernel
+    def kernel(x):
+        for i in x:
+            set_to_one(x, i)
+
+    x = torch.zeros(3)
+    torch.compile(kernel, fullgraph=True, backend="aot_eager")(x)
+    assert x.tolist() == [1.0, 1.0, 1.0]
+    assert str(kernel.op._schema).endswith("(Tensor(a!) x) -> ()")
+
+
+def test_an_object_made_by_a_decorator_is_not_taken_for_its_function():
+    class Counted:
+        def __init__(self, function):
+            functools.update_wrapper(self, function)
+
+        def __call__(self, v):
+            return 1000 + v
+
+    @Counted
+    def counted(v):
+        return v
+
+    @weft.kernel
+    def kernel(x):
+        for i in x:
+            x[i] = counted(x[i])
+
+    with pytest.raises(KernelTypeError, match="`counted` cannot be called in a device loop"):
+        kernel(torch.ones(3))

@@ -23,6 +23,7 @@ from weft.frontend.functions import FUNCTIONS
 from weft.frontend.inline import inline
 from weft.frontend.kinds import (
     Box,
+    Keywords,
     Method,
     Operand,
     Range,
@@ -39,7 +40,7 @@ from weft.frontend.scope import Guard
 from weft.lang import names
 from weft.lang.dtypes import DType, as_dtype, f32
 from weft.lang.vectors import MatrixType, VectorType
-from weft.source import Span
+from weft.source import Span, adds_nothing
 
 if TYPE_CHECKING:
     from weft.frontend.lower import Lowering
@@ -111,6 +112,10 @@ def _keywords(cx: Lowering, node: ast.Call) -> dict[str, Operand]:
     named: dict[str, Operand] = {}
     for keyword in node.keywords:
         if keyword.arg is None:
+            value = expressions.expression(cx, keyword.value)
+            if isinstance(value, Static) and isinstance(value.value, Keywords):
+                named |= value.value  # a decorator hands on what it was given
+                continue
             raise KernelSyntaxError(
                 "`**` cannot be compiled", cx.span(keyword), help="write the arguments one by one"
             )
@@ -141,7 +146,7 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
     if isinstance(target, types.MethodType):
         receiver = [Static(target.__self__), *receiver]
         target = target.__func__
-    while hasattr(target, "__wrapped__"):
+    while adds_nothing(target):
         cx.guards.append(Guard(target, "__wrapped__", target.__wrapped__))
         target = target.__wrapped__
     why, help = uncallable.reason(target)
@@ -158,7 +163,7 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
             cx.guards.append(Guard(target, "__kwdefaults__", target.__kwdefaults__))
     arguments = [*receiver, *arguments]
     named |= _keywords(cx, node)
-    signature = inspect.signature(target)
+    signature = inspect.signature(target, follow_wrapped=False)
     try:
         bound = signature.bind(*arguments, **named)
     except TypeError as error:
@@ -173,16 +178,14 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
             value = bound.arguments[parameter.name]
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 value = Tup(list(value))
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                raise KernelSyntaxError(
-                    f"`{target.__name__}` takes any keywords: `**{parameter.name}` would be a dict",
-                    span, help="give it a parameter for each keyword",
-                )  # fmt: skip
+            elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                value = Static(Keywords(value))
             values[parameter.name] = value
         elif parameter.default is not inspect.Parameter.empty:
             values[parameter.name] = Static(parameter.default)
         else:
-            values[parameter.name] = Tup([])
+            rest = parameter.kind is inspect.Parameter.VAR_KEYWORD
+            values[parameter.name] = Static(Keywords()) if rest else Tup([])
     return inline(cx, target, values, _places(signature, node, len(receiver)), node)
 
 

@@ -11,6 +11,7 @@ import torch
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError
 from weft.frontend import aggregates, calls, casts, comparisons, elements, refused
 from weft.frontend.kinds import (
+    Keywords,
     Method,
     OpaqueKind,
     Operand,
@@ -256,6 +257,8 @@ def _constant_item(cx: Lowering, base: Static, key: Operand, span: Span) -> Oper
             help="use a constant key, or put the values into a tensor",
         )
     try:
+        if isinstance(value, Keywords):
+            return value[key.value]
         found = value[key.value]
         if isinstance(found, torch.Tensor) and source is not None:
             place = (*base.key, "[]", key.value)

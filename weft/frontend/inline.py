@@ -47,8 +47,8 @@ def inline(
     if source is None:
         source = cx.sources[function] = read_function(function, cx.source.name)
     outer = cx.frame
-    site = (function.__code__, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-    if any(part[0] is function.__code__ for part in outer.path):
+    site = (function, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+    if any(part[0] is function for part in outer.path):
         raise KernelSyntaxError(
             f"`{source.name}` calls itself: recursion cannot be compiled", span,
             help="write a loop, or a stack in a local array",

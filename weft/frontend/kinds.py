@@ -221,6 +221,10 @@ class Unbound:
 Operand = Scalar | Static | Tensor | Part | Vec | Tup | Range | Box | Method | Unbound
 
 
+class Keywords(dict[str, Operand]):
+    """What a function's ``**kwargs`` holds. It is the value of a ``Static``."""
+
+
 # --- what a variable can hold -------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class ScalarKind:

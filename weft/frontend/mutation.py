@@ -14,7 +14,7 @@ from typing import Any
 from weft.errors import SourceUnavailableError
 from weft.frontend.names import MISSING, Scope, bound_names, is_known, root_name
 from weft.lang.vectors import Matrix, Vector
-from weft.source import read_function
+from weft.source import enclosed_function, read_function
 
 # Attributes of a tensor that share no memory with it.
 PLAIN_ATTRIBUTES = frozenset(
@@ -104,9 +104,10 @@ class Mutations:
         self, node: ast.Call, function: types.FunctionType, all_roots: frozenset[str]
     ) -> frozenset[str]:
         """What a function that is written in Python returns may share memory with."""
+        inner = enclosed_function(function)
         try:
-            names = returned_parameters(function, self.device, self.active)
-            bound = _bound(node, function)
+            names = returned_parameters(inner, self.device, self.active)
+            bound = _bound(node, inner)
         except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
             return all_roots
         return frozenset[str]().union(
@@ -203,7 +204,7 @@ class Mutations:
         arguments = [*node.args, *(k.value for k in node.keywords)]
         if not any(self.roots(a) for a in arguments):
             return
-        inner = function if isinstance(function, types.FunctionType) else inspect.unwrap(function)
+        inner = enclosed_function(function)
         try:
             names = written_parameters(inner, self.device, self.active)
             bound = _bound(node, inner)
@@ -218,7 +219,7 @@ class Mutations:
 def _bound(node: ast.Call, function: Callable[..., Any]) -> list[tuple[str, list[ast.expr]]]:
     """The arguments of a call by the names of the function's parameters; where some are unpacked,
     each parameter may be any argument."""
-    signature = inspect.signature(function)
+    signature = inspect.signature(function, follow_wrapped=False)
     arguments = [*node.args, *(k.value for k in node.keywords)]
     if any(isinstance(a, ast.Starred) for a in node.args) or any(not k.arg for k in node.keywords):
         return [(name, arguments) for name in signature.parameters]

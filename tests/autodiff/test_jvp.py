@@ -183,3 +183,35 @@ def test_tensors_from_around_a_kernel_are_no_silent_zero(name):
                 call()
     finally:
         tensor.requires_grad_(False)
+
+
+@pytest.mark.cpu
+def test_assertions_are_checked_along_tangents():
+    @weft.kernel
+    def squared(x, most: float):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            assert x[i] < most, "too large"
+            out[i] = x[i] * x[i]
+        return out
+
+    x = torch.arange(4.0)
+    same(jvp(lambda x: squared(x, 9.0), (x,), (x + 1,)), (x * x, 2 * x * (x + 1)))
+    with pytest.raises(weft.KernelAssertionError, match="in kernel `squared`: too large\n"):
+        jvp(lambda x: squared(x, 3.0), (x,), (x,))
+
+
+@pytest.mark.cpu
+def test_subscripts_are_checked_along_tangents():
+    @weft.kernel(debug=True)
+    def doubled(x, n: int):
+        out = torch.zeros(8)
+        for i in range(n):
+            out[i] += 2 * x[i]
+        return out[: x.shape[0]]
+
+    x = torch.arange(4.0)
+    same(jvp(lambda x: doubled(x, 4), (x,), (x + 1,)), (2 * x, 2 * x + 2))
+    message = "subscript 4 of `x` is out of range: its dimension 0 has 4 elements"
+    with pytest.raises(weft.KernelIndexError, match=message):
+        jvp(lambda x: doubled(x, 5), (x,), (x,))

@@ -101,3 +101,22 @@ def test_only_what_carries_a_sum_is_reordered() -> None:
         found = accumulations(function)
         assert found <= set(walk(function.body))
         assert len(found) == count, operand
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 1000])
+@pytest.mark.parametrize("start", [0.0, -0.0])
+def test_a_sum_over_iterations_keeps_the_sign_of_zero(start: float, n: int) -> None:
+    @weft.kernel
+    def sums(x):
+        a, b, c = start, start, start
+        for i in range(x.shape[0]):
+            a += x[i]
+            b -= x[i]
+            if x[i] > 0.0:
+                c += x[i]
+        return a, b, c
+
+    for x in (torch.zeros(n), -torch.zeros(n)):
+        assert [math.copysign(1.0, s) for s in map(float, sums(x))] == [
+            math.copysign(1.0, s) for s in map(float, sums.interpret(x))
+        ]

@@ -388,7 +388,7 @@ def identity(kind: str, t: ScalarType) -> bool | int | float:
     """The value that ``kind`` combines with anything to that thing."""
     ones = (1 << t.bits) - 1
     return {
-        "addf": 0.0, "mulf": 1.0, "maximumf": float("-inf"), "minimumf": float("inf"),
+        "addf": -0.0, "mulf": 1.0, "maximumf": float("-inf"), "minimumf": float("inf"),
         "maxnumf": float("nan"), "minnumf": float("nan"),
         "addi": 0, "muli": 1, "andi": ones, "ori": 0, "xori": 0, "maxui": 0, "minui": ones,
         "maxsi": -(1 << (t.bits - 1)), "minsi": ones >> 1,

@@ -16,6 +16,7 @@ from weft.ir.core import Function
 from weft.options import Options
 from weft.runtime import build
 from weft.runtime.launch import MOST_PLANS, check_error
+from weft.runtime.shadow import checked
 
 
 class CompiledFunction:
@@ -58,6 +59,10 @@ class CompiledFunction:
         block = struct.pack(f"<{''.join(formats)}", *words)
         if device.type == "cuda":
             self._on_gpu(compiled.made, device, tuple(shape))(block)
+        elif compiled.made.checks:  # assertions, and subscripts in debug mode
+            made = compiled.made
+            call = checked(made.load.call, compiled.slots, made.checks, [], check_error)
+            call(block[:-8])  # less the last word, the record: no races are looked for
         else:
             compiled.made.load.call(block)
 

@@ -40,7 +40,8 @@ def identity(kind: str, type: ir.ScalarType) -> bool | int | float:
     ones = True if type is ir.i1 else -1
     return {
         "addf": -0.0, "mulf": 1.0, "maximumf": -math.inf, "minimumf": math.inf,
-        "addi": 0, "muli": 1, "maxsi": low, "maxui": low, "minsi": high, "minui": high, "andi": ones, "ori": 0, "xori": 0,
+        "addi": 0, "muli": 1, "maxsi": low, "maxui": low, "minsi": high, "minui": high,
+        "andi": ones, "ori": 0, "xori": 0,
     }[kind]  # fmt: skip
 
 

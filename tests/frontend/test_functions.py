@@ -431,3 +431,84 @@ def test_an_object_made_by_a_decorator_is_not_taken_for_its_function():
 
     with pytest.raises(KernelTypeError, match="`counted` cannot be called in a device loop"):
         kernel(torch.ones(3))
+
+
+class Writers:
+    def method(self, x, i):
+        x[i] = 1.0
+
+    @staticmethod
+    def static_method(x, i):
+        x[i] = 1.0
+
+    @classmethod
+    def class_method(cls, x, i):
+        x[i] = 1.0
+
+    def __init__(self):
+        self.held = set_to_one
+
+    def whole(self, x):
+        return x[:]
+
+
+writers = Writers()
+
+
+@weft.kernel
+def by_method(x):
+    for i in range(x.shape[0]):
+        writers.method(x, i)
+
+
+@weft.kernel
+def by_static_method(x):
+    for i in range(x.shape[0]):
+        writers.static_method(x, i)
+
+
+@weft.kernel
+def by_class_method(x):
+    for i in range(x.shape[0]):
+        Writers.class_method(x, i)
+
+
+@weft.kernel
+def by_attribute(x):
+    for i in range(x.shape[0]):
+        writers.held(x, i)
+
+
+@weft.kernel
+def by_a_view(x):
+    y = writers.whole(x)
+    for i in y:
+        y[i] = 1.0
+
+
+@pytest.mark.parametrize(
+    "kernel", [by_method, by_static_method, by_class_method, by_attribute, by_a_view]
+)
+def test_stores_of_methods_are_in_the_schema(kernel):
+    x = torch.zeros(3)
+    torch.compile(kernel, fullgraph=True, backend="aot_eager")(x)
+    assert x.tolist() == [1.0, 1.0, 1.0]
+    assert str(kernel.op._schema).endswith("(Tensor(a!) x) -> ()")
+
+
+def test_a_graph_does_not_drop_a_kernel_that_returns_nothing():
+    @weft.kernel
+    def by_another_name(x):
+        for i in range(x.shape[0]):
+            store = set_to_one
+            store(x, i)
+
+    @weft.kernel
+    def asserting(x):
+        for i in x:
+            assert x[i] < 1
+
+    with pytest.raises(weft.KernelValueError, match="`x` is written, and the text"):
+        torch.compile(by_another_name, fullgraph=True, backend="aot_eager")(torch.zeros(3))
+    with pytest.raises(weft.KernelAssertionError):
+        torch.compile(asserting, fullgraph=True, backend="aot_eager")(torch.ones(3))

@@ -34,6 +34,8 @@ VIEWS = frozenset(
      "positive", "resolve_conj", "resolve_neg", "to_torch", "get", "pop", "values", "items"}
 )  # fmt: skip
 
+_METHODS = (types.FunctionType, types.MethodType, staticmethod, classmethod)
+
 # Builtins whose result may be, or hold, an object that they were given.
 HANDING_ON = (vars, getattr, next, iter)
 
@@ -50,6 +52,7 @@ class Mutations:
         self.parameters = parameters
         self.aliases: dict[str, frozenset[str]] = {name: frozenset({name}) for name in parameters}
         self.written: set[str] = set()
+        self.captured: frozenset[str] = frozenset()  # names from around the function, with aliases
         self.regions = regions
         self.active = active
         self.device = device  # in a device loop: `s += x` on a name makes a new value
@@ -83,8 +86,7 @@ class Mutations:
     def _call_roots(self, node: ast.Call, func: ast.expr) -> frozenset[str]:
         arguments = [*node.args, *(k.value for k in node.keywords)]
         all_roots = frozenset[str]().union(*map(self.roots, arguments))
-        root = root_name(func)
-        value = self.scope.resolve(func) if root not in self.aliases else MISSING
+        value = self._called(func)
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         if value is MISSING and isinstance(func, ast.Attribute):
             receiver = self.roots(func.value)
@@ -96,6 +98,7 @@ class Mutations:
             return all_roots
         if is_known(value) and value is not MISSING and not isinstance(value, type):
             return all_roots if name in VIEWS or name.endswith("_") else frozenset()
+        node, value = self._unbound(node, value)
         if isinstance(value, types.FunctionType) and value not in self.active and all_roots:
             return self._returned_roots(node, value, all_roots)
         return all_roots
@@ -177,16 +180,23 @@ class Mutations:
         elif isinstance(target, ast.Subscript):
             self.written |= self.roots(target.value)
 
+    def _called(self, func: ast.expr) -> Any:
+        """What ``func``, of a call, stands for, or ``MISSING``."""
+        root = root_name(func)
+        if root is None or (root in self.aliases and root not in self.captured):
+            return MISSING
+        value = self.scope.resolve(func)
+        if root not in self.aliases or (isinstance(value, _METHODS) and not is_known(value)):
+            return value
+        return MISSING  # a tensor's own method
+
     def _call(self, node: ast.Call) -> None:
         func = node.func
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         for keyword in node.keywords:
             if keyword.arg == "out":
                 self.written |= self.roots(keyword.value)
-        root = root_name(func)
-        value = (
-            self.scope.resolve(func) if root is not None and root not in self.aliases else MISSING
-        )
+        value = self._called(func)
         if isinstance(func, ast.Attribute) and value is MISSING:
             in_place = name.endswith("_") and not name.endswith("__")
             if in_place or name in ("fill", "from_numpy", "from_torch", "copy_from", "__setitem__"):
@@ -199,11 +209,27 @@ class Mutations:
         elif value is not MISSING and not is_known(value):
             self._user_call(node, value)
 
+    def _unbound(self, node: ast.Call, function: Any) -> tuple[ast.Call, Any]:
+        """The call of a method as one of the function in its class, with the receiver as its first
+        argument."""
+        if isinstance(function, staticmethod):
+            return node, function.__func__
+        receives = isinstance(function, classmethod | types.MethodType)
+        if isinstance(function, types.FunctionType) and isinstance(node.func, ast.Attribute):
+            base = self.scope.resolve(node.func.value)
+            own = isinstance(base, types.ModuleType | type)
+            receives = not own and node.func.attr not in getattr(base, "__dict__", ())
+        if not receives:
+            return node, function
+        given = [ast.Constant(None), *node.args]  # the receiver, which is no tensor
+        return ast.Call(node.func, given, node.keywords), getattr(function, "__func__", function)
+
     def _user_call(self, node: ast.Call, function: Any) -> None:
         """A call of a function that is written in Python, or of another kernel."""
         arguments = [*node.args, *(k.value for k in node.keywords)]
         if not any(self.roots(a) for a in arguments):
             return
+        node, function = self._unbound(node, function)
         inner = enclosed_function(function)
         try:
             names = written_parameters(inner, self.device, self.active)
@@ -288,6 +314,7 @@ def _found(
     free = {n.id for s in tree.body for n in ast.walk(s) if isinstance(n, ast.Name)} - local
     captured = [n for n in sorted(free) if not is_known(v := scope.lookup(n)) and v is not MISSING]
     found = Mutations(scope, parameters, regions, active, device)
+    found.captured = frozenset(captured)
     for name in captured:
         if not callable(scope.lookup(name)):
             found.aliases[name] = frozenset({name})

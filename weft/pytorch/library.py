@@ -22,6 +22,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch
+from torch.fx.node import has_side_effect
 
 from weft.errors import GradientError, KernelTypeError, KernelValueError
 from weft.frames import shorten, user_frames
@@ -248,6 +249,10 @@ class Operators:
             f"{self.namespace}::{name}", without_data(fake, self.kernel), lib=namespace.library
         )
         overload = getattr(getattr(torch.ops, self.namespace), name).default
+        if not overload._schema.returns and not overload._schema.is_mutable:
+            # It asserts or prints, or what it writes is not seen, which a call refuses: graphs
+            # must not drop the call.
+            has_side_effect(overload)
         rule: Rule | None = None
         if any(a.alias_info is not None for a in overload._schema.arguments) or not self._gives(
             overload

@@ -486,10 +486,18 @@ def by_a_view(x):
         y[i] = 1.0
 
 
+@weft.kernel
+def by_choice(x):
+    y = max(sorted([x], key=len), key=len)
+    for i in y:
+        y[i] = 1.0
+
+
 @pytest.mark.parametrize(
-    "kernel", [by_method, by_static_method, by_class_method, by_attribute, by_a_view]
+    "kernel", [by_method, by_static_method, by_class_method, by_attribute, by_a_view, by_choice]
 )
 def test_stores_of_methods_are_in_the_schema(kernel):
+    torch._dynamo.reset()  # which stops at the eighth kernel that is compiled by itself
     x = torch.zeros(3)
     torch.compile(kernel, fullgraph=True, backend="aot_eager")(x)
     assert x.tolist() == [1.0, 1.0, 1.0]
@@ -497,6 +505,8 @@ def test_stores_of_methods_are_in_the_schema(kernel):
 
 
 def test_a_graph_does_not_drop_a_kernel_that_returns_nothing():
+    torch._dynamo.reset()
+
     @weft.kernel
     def by_another_name(x):
         for i in range(x.shape[0]):

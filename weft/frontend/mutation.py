@@ -6,6 +6,7 @@ Not decided here: whether the parameter is a tensor at all (``n += 1`` on an int
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import types
 from collections.abc import Callable, Container, Iterable
@@ -37,7 +38,7 @@ VIEWS = frozenset(
 _METHODS = (types.FunctionType, types.MethodType, staticmethod, classmethod)
 
 # Builtins whose result may be, or hold, an object that they were given.
-HANDING_ON = (vars, getattr, next, iter)
+HANDING_ON = (vars, getattr, next, iter, sorted, functools.reduce)
 
 
 class Mutations:
@@ -96,6 +97,8 @@ class Mutations:
             return frozenset()  # their elements are values
         if any(value is builtin for builtin in HANDING_ON):
             return all_roots
+        if (value is max or value is min) and len(node.args) == 1:
+            return all_roots  # one of a list
         if is_known(value) and value is not MISSING and not isinstance(value, type):
             return all_roots if name in VIEWS or name.endswith("_") else frozenset()
         node, value = self._unbound(node, value)

@@ -85,6 +85,7 @@ def test_interpreted_gradients_are_the_compiled_ones(name):
             torch.testing.assert_close(g, next(expected))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     "name", ["softmax", "cholesky_left", "lu_batch", "until_small", "covariance"]
 )

@@ -134,7 +134,7 @@ class _Reversal(Totals):
             for result, kind, given in zip(op.results, op.attrs["kinds"], body.terminator.operands,
                                            strict=True):  # fmt: skip
                 if result in saved:
-                    self._reduction(kind, saved[result], result, given, tail)
+                    self._reduction(kind, saved[result], result, given)
             self._undo_block(body)
             self.b.do("scf.reduce", *(self._adjoint(v) for v in outer))
         self.adj = saved

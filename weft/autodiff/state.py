@@ -19,6 +19,7 @@ from weft.ir.writes import accessed_by, written
 # What the redoing leaves out: the loop itself has done it, and its result stands.
 DONE = ("weft.assert", "weft.bounds", "weft.print")
 SCOPES = ("scf.for", "scf.while", "scf.if")
+FINDS = ("memref.load", "memref.atomic_rmw", "memref.atomic_cas")  # what is in an element
 
 
 def walk_regions(op: Op) -> list[Op]:
@@ -201,9 +202,9 @@ class State:
 
     def _loaded_in(self, op: Op) -> list[Value]:
         inner = {v for o in walk_regions(op) for v in o.results}
-        found = {o.operands[0]: None for o in walk_regions(op) if o.name == "memref.load"}
+        found = {accessed_by(o): None for o in walk_regions(op) if o.name in FINDS}
         args = set(self.primal.args)
-        return [m for m in found if m not in args and m not in inner]
+        return [m for m in found if m is not None and m not in args and m not in inner]
 
     def copy_array(
         self, shape: Sequence[int], read: Callable[[list[Value]], Value],

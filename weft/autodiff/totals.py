@@ -9,15 +9,13 @@ from weft.autodiff.clean import clean
 from weft.autodiff.undo import Undo
 from weft.errors import GradientError
 from weft.ir.core import Op, Value
-from weft.ir.types import MemRefType, ScalarType
+from weft.ir.types import SCALARS, MemRefType, ScalarType
 
 
 class Totals(Undo):
     """Adjoints of what iterations contribute to sums, products and extreme values."""
 
-    def _reduction(
-        self, kind: str, g: Value, result: Value, given: Value, tail: Sequence[Op]
-    ) -> None:
+    def _reduction(self, kind: str, g: Value, result: Value, given: Value) -> None:
         """The adjoint of one iteration's contribution ``given`` to a total."""
         if given not in self.activity.values:
             return
@@ -26,12 +24,13 @@ class Totals(Undo):
             return
         mine, zero, one = self.env[given], self._number(0.0, g), self._number(1.0, g)
         if kind in ("maximumf", "minimumf"):
-            total = self._total(result, tail)
-            # The extreme values share the adjoint evenly, as torch.amax has it.
-            (ties,) = self._recount(given, [("addf", zero, lambda c: self._select_equal(
-                c, self._total(result, tail), one, zero))], result)  # fmt: skip
+            # The extreme values share the adjoint evenly, as torch.amax has it. What an iteration
+            # contributes is computed once and kept: computed again in another loop it may be
+            # rounded in another way, and equal nothing.
+            mine, extreme = self._kept(kind, given, result)
+            ties = self._ties(mine, extreme, one, zero)
             share = self.b.op("arith.divf", g, ties)
-            self._add(given, self._select_equal(mine, total, share, zero))
+            self._add(given, self._select_equal(self._at(mine), self._at(extreme), share, zero))
         elif kind == "mulf":
             at = self.parallel.results.index(result)  # type: ignore[union-attr]
             first = self.parallel.operands[3 * self.parallel.attrs["dims"] + at]  # type: ignore[union-attr]
@@ -58,11 +57,63 @@ class Totals(Undo):
         same = self.b.op("arith.cmpf", x, y, predicate="oeq")
         return self.b.op("arith.select", same, yes, no)
 
-    def _total(self, result: Value, tail: Sequence[Op]) -> Value:
-        for op in tail:
-            if op.name == "memref.store" and op.operands[0] is result:
-                return self.b.load(self.env[op.operands[1]], [])
-        raise GradientError("the total of this reduction is not kept in its own type", self.b.span)
+    def _at(self, buffer: Buffer) -> Value:
+        """This iteration's entry of a workspace, or the number that it is."""
+        indices = self.indices if buffer.parallel is not None else []
+        return self.b.load(self._workspace(buffer), indices)
+
+    def _workspace(self, buffer: Buffer) -> Value:
+        found = next((a for a in self.new.args if a.name == buffer.name), None)
+        if found is not None:
+            return found
+        rank = len(self.indices) if buffer.parallel is not None else 0
+        return self._argument(buffer.name, MemRefType(SCALARS[buffer.element], rank))
+
+    def _buffer(self, what: str, result: Value, element: ScalarType, *, each: bool) -> Buffer:
+        name = f"{what}{self.order}.{len(self.first)}.{result.name or 'total'}"
+        made = Buffer(name, element.name, self.parallel if each else None)
+        self.buffers.append(made)
+        return made
+
+    def _kept(self, kind: str, given: Value, result: Value) -> tuple[Buffer, Buffer]:
+        """What each iteration contributes to an extreme value, and that value, by a loop that is
+        launched before the adjoint."""
+        assert self.parallel is not None
+        assert isinstance(given.type, ScalarType)
+        at = self.parallel.results.index(result)
+        first = self.env[self.parallel.operands[3 * self.parallel.attrs["dims"] + at]]
+        saved = self.env
+        mine = self._buffer("each", result, given.type, each=True)
+        extreme = self._buffer("extreme", result, given.type, each=False)
+        with self._beside(f"extreme{len(self.first)}") as keeping:
+            for op in self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]:
+                self._redo(op)
+            loop = self._again([self._once_more(first, saved)], [kind])
+            with self.b.at(loop.regions[0]):
+                self._redo_block(self.parallel.regions[0], taping=False)
+                self.b.store(self.env[given], self._workspace(mine), self.indices)
+                self.b.do("scf.reduce", self.env[given])
+            self.b.store(loop.results[0], self._workspace(extreme), [])
+            self.b.do("func.return")
+        self.first.append(clean(keeping))
+        return mine, extreme
+
+    def _ties(self, mine: Buffer, extreme: Buffer, one: Value, zero: Value) -> Value:
+        """How many iterations contribute the extreme value."""
+        assert self.parallel is not None
+        ties = self._buffer("ties", self.parallel.results[0], one.type, each=False)  # type: ignore[arg-type]
+        with self._beside(f"ties{len(self.first)}") as counting:
+            for op in self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]:
+                self._redo(op)
+            none, single = self._number(0.0, zero), self._number(1.0, one)
+            loop = self._again([none], ["addf"])
+            with self.b.at(loop.regions[0]):
+                same = self._select_equal(self._at(mine), self._at(extreme), single, none)
+                self.b.do("scf.reduce", same)
+            self.b.store(loop.results[0], self._workspace(ties), [])
+            self.b.do("func.return")
+        self.first.append(clean(counting))
+        return self._at(ties)
 
     def _recount(
         self, given: Value, wanted: Sequence[tuple[str, Value, Callable[[Value], Value]]],

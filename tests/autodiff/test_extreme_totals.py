@@ -9,16 +9,19 @@ import weft
 
 
 @weft.kernel
-def grown(x):
+def grown(x, n: int = 2):
     out = torch.zeros_like(x)
     total = 1.5
     for i in range(x.shape[0]):
-        before, f = 0.5, x[i]
+        f = 0.5
+        g = x[i]
+        if int(float(x[i]) * 4) % 11 != 0:
+            for _ in range(min(n, 4)):
+                out[i] /= 1.5 + weft.math.tanh(f)
         for _ in range(4):
-            before = f
-            f += weft.math.tanh(before)
-        out[i] += before + f * before
-        total = max(total, before)
+            f = g
+            g += weft.math.tanh(f)
+        total = max(total, f)
     return out, total
 
 
@@ -40,8 +43,8 @@ def shrunk(x):
 def test_no_share_is_lost(kernel, dtype):
     torch.manual_seed(0)
     for _ in range(60):
-        x = (2 * torch.randn(5, dtype=dtype)).requires_grad_()
-        weights, direction = torch.randn(5, dtype=dtype), torch.randn(5, dtype=dtype)
+        x = torch.randn(3, dtype=dtype).requires_grad_()
+        weights, direction = torch.randn(3, dtype=dtype), torch.randn(3, dtype=dtype)
         out, total = kernel(x)
         (found,) = torch.autograd.grad((out * weights).sum() + 3.0 * total, x)
         with forward_ad.dual_level():

@@ -24,8 +24,9 @@ help:
 	@echo 'make bench         tables beside PyTorch, Numba, Taichi, Quadrants, Warp (ARGS=--quick)'
 	@echo 'make fuzz N=5000   N random kernels, and derivatives of N, against the Python'
 
+# Threads that spin while they wait take the processors from the tests beside them.
 test: $(STAMP)
-	$(VENV)/bin/python -m pytest -n auto -m 'not slow' $(ARGS)
+	OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest -n auto -m 'not slow' $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -28,7 +28,7 @@ class Totals(Undo):
             # contributes is computed once and kept: computed again in another loop it may be
             # rounded in another way, and equal nothing.
             mine, extreme = self._kept(kind, given, result)
-            ties = self._ties(mine, extreme, one, zero)
+            ties = self._ties(mine, extreme, result, one, zero)
             share = self.b.op("arith.divf", g, ties)
             self._add(given, self._select_equal(self._at(mine), self._at(extreme), share, zero))
         elif kind == "mulf":
@@ -98,10 +98,11 @@ class Totals(Undo):
         self.first.append(clean(keeping))
         return mine, extreme
 
-    def _ties(self, mine: Buffer, extreme: Buffer, one: Value, zero: Value) -> Value:
+    def _ties(self, mine: Buffer, extreme: Buffer, result: Value, one: Value, zero: Value) -> Value:
         """How many iterations contribute the extreme value."""
         assert self.parallel is not None
-        ties = self._buffer("ties", self.parallel.results[0], one.type, each=False)  # type: ignore[arg-type]
+        assert isinstance(one.type, ScalarType)
+        ties = self._buffer("ties", result, one.type, each=False)
         with self._beside(f"ties{len(self.first)}") as counting:
             for op in self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]:
                 self._redo(op)

@@ -328,10 +328,30 @@ def test_results():
     for makers in ([fails], [lambda: one, fails], [lambda: one, lambda: None]):
         call = made(work(0, makers=makers, block=bytes(16)))
         for _ in range(10):
-            with pytest.raises((MemoryError, TypeError)):
+            with pytest.raises((MemoryError, TypeError, RuntimeError)):
                 call()
     del call, it
     assert sys.getrefcount(one) == before
+
+
+@pytest.mark.parametrize("exported", [True, False])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_address_of_a_tensor(monkeypatch, exported):
+    """By torch's exchange API, or by asking the tensor; of a nested one by neither."""
+    if not exported:
+        monkeypatch.setattr(native, "export", lambda: 0)
+    elif not native.export():
+        pytest.skip("this torch has no exchange API")
+    x = torch.randn(8)[3:]
+    it = work(1, block=bytes(16), extents=[20], makers=[lambda: x[2:]], check=lambda *_: True)
+    it.step(record.TENSOR, 0, type=torch.Tensor)
+    call = made(it)
+    assert call(x).data_ptr() == x.data_ptr() + 8
+    assert [struct.pack("<QQ", x.data_ptr(), x.data_ptr() + 8)] == SEEN
+    nested = torch.nested.nested_tensor([torch.randn(2), torch.randn(3)])
+    assert type(nested) is torch.Tensor
+    for value in (nested, torch.nn.Parameter(x), torch._efficientzerotensor(4), None):
+        assert call(value) == otherwise(value)
 
 
 def test_a_call_that_raises():

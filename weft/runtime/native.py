@@ -109,7 +109,7 @@ class Work:
         head = (
             self.arguments, len(self.steps), len(self.extents), len(self.apart), len(self.makers),
             len(self.bumped), len(self.block), flags, direct.way, direct.address, id(True),
-            id(None), id(Exception),
+            id(None), id(Exception), export(),
         )  # fmt: skip
         words = [*head, *(w for step in self.steps for w in step), *self.extents]
         words += [*(k for pair in self.apart for k in pair), *self.bumped]
@@ -192,6 +192,24 @@ def _addresses() -> dict[str, int]:
         name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
         for name in routine.FUNCTIONS
     }
+
+
+@functools.cache
+def export() -> int:
+    """The address of torch's C function that describes a tensor, which takes a tenth of the time
+    of asking ``is_nested`` and ``data_ptr``; 0 where there is none, or none that is known."""
+    capsule = vars(torch.Tensor).get("__dlpack_c_exchange_api__")
+    address: Any = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    if capsule is None:
+        return 0
+    api = record.Exchange.from_address(address(capsule, b"dlpack_exchange_api"))
+    if api.major != 1 or not api.view:
+        return 0
+    type_ = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(record.View))
+    tensor, view = torch.empty(3)[1:], record.View()
+    said = type_(api.view)(tensor, view)
+    return api.view if said == 0 and view.data == tensor.data_ptr() and not view.offset else 0
 
 
 @functools.cache

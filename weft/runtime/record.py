@@ -21,7 +21,7 @@ import struct
 
 HEAD = (
     "arguments", "steps", "tensors", "apart", "results", "bumped", "size", "flags", "way", "code",
-    "true", "none", "exception",
+    "true", "none", "exception", "export",
 )  # fmt: skip
 STEP = ("kind", "argument", "slot", "type", "low", "high")
 OBJECTS = (
@@ -30,7 +30,7 @@ OBJECTS = (
 )  # fmt: skip
 # Kinds of steps. "type": the exact type that the argument has.
 TENSOR = 0  # the next tensor, whose address goes to "slot", its number among them, unless it is
-# nested: asked about such a tensor, ``check`` ends the process
+# nested: asked about such a tensor, ``check`` ends the process, and ``export`` raises
 INTEGER = 1  # a number of that type from "low" to "high", to "slot" as an integer
 FLOAT = 2  # a number of that type, to "slot" as a double
 SAME = 3  # the object "low"
@@ -58,6 +58,26 @@ class LaunchConfig(ctypes.Structure):
     )  # fmt: skip
 
 
+class Exchange(ctypes.Structure):
+    """DLPackExchangeAPI."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("before", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p), ("managed", ctypes.c_void_p), ("tensor", ctypes.c_void_p),
+        ("view", ctypes.c_void_p), ("stream", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class View(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("rank", ctypes.c_int32),
+        ("dtype", ctypes.c_uint8 * 4), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
+        ("offset", ctypes.c_uint64),
+    )  # fmt: skip
+
+
 # What the driver is called with (see ``launch_record``): launch, function, bytes of arguments,
 # bytes behind them, tests; then CUlaunchConfig, the bytes behind, three words for each test: a
 # place in the argument block, a mask, and what the word there has to be under the mask.
@@ -65,4 +85,5 @@ WORDS = ("driver", "function", "taken", "rest", "tests")
 LAUNCH = struct.Struct("<5Q")
 TEST = struct.Struct("<3Q")
 CONFIG = ctypes.sizeof(LaunchConfig)
+VIEW = ctypes.sizeof(View)
 STREAM = LaunchConfig.stream.offset

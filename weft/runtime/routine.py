@@ -8,39 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.runtime.record import (
-    ASKED,
-    ATTRIBUTE,
-    CONFIG,
-    DRIVER,
-    EQUAL,
-    FLOAT,
-    GRAD,
-    GUARDED,
-    HEAD,
-    HOLDING,
-    INTEGER,
-    ITEM,
-    LAUNCH,
-    MISSING,
-    OBJECTS,
-    RELEASING,
-    SAME,
-    SEVERAL,
-    SIZE,
-    STEP,
-    STREAM,
-    TENSOR,
-)  # fmt: skip
-from weft.runtime.record import WORDS as _LAUNCH
+from weft.runtime import record
 
 SYMBOL = "weft_native"
 
 
-def _words(record: str, *names: str, of: Sequence[str] = HEAD) -> str:
+def _words(base: str, *names: str, of: Sequence[str] = record.HEAD) -> str:
     """Loads words of a record by their names."""
     return "\n".join(
-        f"  %{name}.p = getelementptr i64, ptr %{record}, i64 {of.index(name)}\n"
+        f"  %{name}.p = getelementptr i64, ptr %{base}, i64 {of.index(name)}\n"
         f"  %{name} = load i64, ptr %{name}.p"
         for name in names
     )
@@ -48,7 +24,7 @@ def _words(record: str, *names: str, of: Sequence[str] = HEAD) -> str:
 
 def _object(name: str) -> str:
     """Takes one of the objects from the builtin's ``self``."""
-    number = OBJECTS.index(name)
+    number = record.OBJECTS.index(name)
     return f"  %{name}.o = call ptr @PyTuple_GetItem(ptr %self, i64 {number})"
 
 
@@ -106,9 +82,31 @@ define internal i1 @clean() {{
   ret i1 %none
 }}
 
-; writes the address of a tensor's data; false with an error set
-define internal i1 @points(ptr %data_ptr, ptr %tensor, ptr %slot) {{
-  %number = call ptr @one(ptr %data_ptr, ptr %tensor)
+; writes the address of a tensor's data; false where it has none to give, an error may be set
+define internal i1 @points(ptr %self, i64 %export, i64 %true, ptr %tensor, ptr %slot) {{
+  %view = alloca [{record.VIEW} x i8], align 8
+  %asking = icmp eq i64 %export, 0
+  br i1 %asking, label %nested, label %exported
+exported:
+  %export.f = inttoptr i64 %export to ptr
+  %result = call i32 %export.f(ptr %tensor, ptr %view)
+  %given = icmp eq i32 %result, 0
+  %data = load i64, ptr %view
+  store i64 %data, ptr %slot
+  ret i1 %given
+nested:
+{_object("nested")}
+  %is.nested = call ptr @PyObject_GetAttr(ptr %tensor, ptr %nested.o)
+  %unasked = icmp eq ptr %is.nested, null
+  br i1 %unasked, label %no, label %flat
+flat:
+  call void @Py_DecRef(ptr %is.nested)
+  %nested.v = ptrtoint ptr %is.nested to i64
+  %many = icmp eq i64 %nested.v, %true
+  br i1 %many, label %no, label %ask
+ask:
+{_object("data_ptr")}
+  %number = call ptr @one(ptr %data_ptr.o, ptr %tensor)
   %failed = icmp eq ptr %number, null
   br i1 %failed, label %no, label %take
 take:
@@ -116,8 +114,8 @@ take:
   store i64 %address, ptr %slot
   call void @Py_DecRef(ptr %number)
   %suspect = icmp eq i64 %address, -1
-  br i1 %suspect, label %ask, label %yes
-ask:
+  br i1 %suspect, label %doubt, label %yes
+doubt:
   %sound = call i1 @clean()
   ret i1 %sound
 yes:
@@ -128,8 +126,8 @@ no:
 
 ; one step: whether the argument is as it has to be; where not, an error may be set
 define internal i1 @fits(
-    ptr %self, ptr %step, ptr %args, ptr %block, ptr %tensors, ptr %data_ptr, i64 %true) {{
-{_words("step", *STEP, of=STEP)}
+    ptr %self, ptr %step, ptr %args, ptr %block, ptr %tensors, i64 %export, i64 %true) {{
+{_words("step", *record.STEP, of=record.STEP)}
   %value.p = getelementptr ptr, ptr %args, i64 %argument
   %value = load ptr, ptr %value.p
   %place = getelementptr i64, ptr %block, i64 %slot
@@ -140,32 +138,22 @@ typing:
   br i1 %exact, label %typed, label %no
 typed:
   switch i64 %kind, label %no [
-    i64 {TENSOR}, label %tensor
-    i64 {INTEGER}, label %integer
-    i64 {FLOAT}, label %float
-    i64 {SAME}, label %same
-    i64 {EQUAL}, label %equal
-    i64 {SIZE}, label %size
-    i64 {ASKED}, label %asked
-    i64 {ITEM}, label %owned
-    i64 {MISSING}, label %owned
-    i64 {ATTRIBUTE}, label %owned
+    i64 {record.TENSOR}, label %tensor
+    i64 {record.INTEGER}, label %integer
+    i64 {record.FLOAT}, label %float
+    i64 {record.SAME}, label %same
+    i64 {record.EQUAL}, label %equal
+    i64 {record.SIZE}, label %size
+    i64 {record.ASKED}, label %asked
+    i64 {record.ITEM}, label %owned
+    i64 {record.MISSING}, label %owned
+    i64 {record.ATTRIBUTE}, label %owned
   ]
 tensor:
   %tensor.p = getelementptr ptr, ptr %tensors, i64 %slot
   store ptr %value, ptr %tensor.p
-{_object("nested")}
-  %is.nested = call ptr @PyObject_GetAttr(ptr %value, ptr %nested.o)
-  %unasked = icmp eq ptr %is.nested, null
-  br i1 %unasked, label %no, label %flat
-flat:
-  call void @Py_DecRef(ptr %is.nested)
-  %nested.v = ptrtoint ptr %is.nested to i64
-  %nested = icmp eq i64 %nested.v, %true
-  br i1 %nested, label %no, label %address
-address:
-  %told = call i1 @points(ptr %data_ptr, ptr %value, ptr %place)
-  br i1 %told, label %yes, label %no
+  %told = call i1 @points(ptr %self, i64 %export, i64 %true, ptr %value, ptr %place)
+  ret i1 %told
 integer:
   %integer.v = call i64 @PyLong_AsLongLong(ptr %value)
   store i64 %integer.v, ptr %place
@@ -211,14 +199,14 @@ owned:
   %owner = call ptr @PyTuple_GetItem(ptr %self, i64 %low)
   %own.n = add i64 %low, 1
   %own = call ptr @PyTuple_GetItem(ptr %self, i64 %own.n)
-  %is.attribute = icmp eq i64 %kind, {ATTRIBUTE}
+  %is.attribute = icmp eq i64 %kind, {record.ATTRIBUTE}
   br i1 %is.attribute, label %attribute, label %lookup
 lookup:
   %held = call ptr @PyDict_GetItemWithError(ptr %owner, ptr %own)
   %absent = icmp eq ptr %held, null
   br i1 %absent, label %gone, label %present
 gone:
-  %may.miss = icmp eq i64 %kind, {MISSING}
+  %may.miss = icmp eq i64 %kind, {record.MISSING}
   br i1 %may.miss, label %stored, label %no
 present:
   %held.n = add i64 %low, 2
@@ -279,11 +267,11 @@ define internal i1 @drives(ptr %self, ptr %cell, ptr %block, i64 %flags) {{
   %unready = icmp eq ptr %record, null
   br i1 %unready, label %no, label %ready
 ready:
-{_words("record", "driver", "function", of=_LAUNCH)}
+{_words("record", "driver", "function", of=record.WORDS)}
   %driver.f = inttoptr i64 %driver to ptr
   %function.f = inttoptr i64 %function to ptr
 {_object("device")}
-  %several = and i64 %flags, {SEVERAL}
+  %several = and i64 %flags, {record.SEVERAL}
   %one = icmp eq i64 %several, 0
   br i1 %one, label %sizes, label %ask
 ask:
@@ -298,9 +286,9 @@ compare:
   %here = icmp eq i64 %now.v, %device.v
   br i1 %here, label %sizes, label %no
 sizes:
-{_words("record", "taken", "rest", "tests", of=_LAUNCH)}
-  %template = getelementptr i8, ptr %record, i64 {LAUNCH.size}
-  %ending = getelementptr i8, ptr %template, i64 {CONFIG}
+{_words("record", "taken", "rest", "tests", of=record.WORDS)}
+  %template = getelementptr i8, ptr %record, i64 {record.LAUNCH.size}
+  %ending = getelementptr i8, ptr %template, i64 {record.CONFIG}
   %first = getelementptr i8, ptr %ending, i64 %rest
   br label %test
 test:
@@ -326,13 +314,13 @@ fill:
 launch:
   %stream = call i64 @PyLong_AsUnsignedLongLong(ptr %stream.n)
   call void @Py_DecRef(ptr %stream.n)
-  %config = alloca [{CONFIG} x i8], align 8
+  %config = alloca [{record.CONFIG} x i8], align 8
   %extra = alloca [5 x i64], align 8
   %bytes = alloca i64, align 8
   %total = add i64 %taken, %rest
   %whole = alloca i8, i64 %total, align 16
-  call void @llvm.memcpy.p0.p0.i64(ptr %config, ptr %template, i64 {CONFIG}, i1 false)
-  %stream.p = getelementptr i8, ptr %config, i64 {STREAM}
+  call void @llvm.memcpy.p0.p0.i64(ptr %config, ptr %template, i64 {record.CONFIG}, i1 false)
+  %stream.p = getelementptr i8, ptr %config, i64 {record.STREAM}
   store i64 %stream, ptr %stream.p
   call void @llvm.memcpy.p0.p0.i64(ptr %whole, ptr %block, i64 %taken, i1 false)
   %behind = getelementptr i8, ptr %whole, i64 %taken
@@ -354,7 +342,21 @@ no:
 
 ; carries a call out whose arguments are packed: what the builtin gives
 define internal ptr @carries(ptr %self, ptr %record, ptr %args, ptr %block, ptr %bumped.list) {{
-{_words("record", "tensors", "results", "bumped", "size", "flags", "way", "code", "none")}
+{
+    _words(
+        "record",
+        "tensors",
+        "results",
+        "bumped",
+        "size",
+        "flags",
+        "way",
+        "code",
+        "true",
+        "none",
+        "export",
+    )
+}
   %made.p = alloca ptr
   store ptr null, ptr %made.p
   %resultless = icmp eq i64 %results, 0
@@ -362,7 +364,6 @@ define internal ptr @carries(ptr %self, ptr %record, ptr %args, ptr %block, ptr 
 make:
   %made = call ptr @PyTuple_New(i64 %results)
   store ptr %made, ptr %made.p
-{_object("data_ptr")}
   %unmade = icmp eq ptr %made, null
   br i1 %unmade, label %fail, label %result
 result:
@@ -370,7 +371,7 @@ result:
   %more = icmp ult i64 %k, %results
   br i1 %more, label %new, label %call
 new:
-  %maker.n = add i64 %k, {len(OBJECTS)}
+  %maker.n = add i64 %k, {len(record.OBJECTS)}
   %maker = call ptr @PyTuple_GetItem(ptr %self, i64 %maker.n)
   %fresh = call ptr @PyObject_Vectorcall(ptr %maker, ptr null, i64 0, ptr null)
   %nothing = icmp eq ptr %fresh, null
@@ -379,7 +380,7 @@ keep:
   %set = call i32 @PyTuple_SetItem(ptr %made, i64 %k, ptr %fresh)
   %slot.n = add i64 %tensors, %k
   %slot = getelementptr i64, ptr %block, i64 %slot.n
-  %pointed = call i1 @points(ptr %data_ptr.o, ptr %fresh, ptr %slot)
+  %pointed = call i1 @points(ptr %self, i64 %export, i64 %true, ptr %fresh, ptr %slot)
   br i1 %pointed, label %kept, label %fail
 kept:
   %next = add i64 %k, 1
@@ -387,9 +388,9 @@ kept:
 call:
   %address = inttoptr i64 %code to ptr
   switch i64 %way, label %python [
-    i64 {HOLDING}, label %holding
-    i64 {RELEASING}, label %releasing
-    i64 {DRIVER}, label %driver
+    i64 {record.HOLDING}, label %holding
+    i64 {record.RELEASING}, label %releasing
+    i64 {record.DRIVER}, label %driver
   ]
 holding:
   call void %address(ptr %block)
@@ -474,14 +475,14 @@ fail:
 define ptr @{SYMBOL}(ptr %self, ptr %args, i64 %given, ptr %names) {{
   %bytes = call ptr @PyTuple_GetItem(ptr %self, i64 0)
   %record = call ptr @PyBytes_AsString(ptr %bytes)
-{_words("record", *HEAD)}
+{_words("record", *record.HEAD)}
   %named = icmp ne ptr %names, null
   %other = icmp ne i64 %given, %arguments
   %unlike = or i1 %named, %other
   br i1 %unlike, label %otherwise, label %begin
 begin:
-  %steps.list = getelementptr i64, ptr %record, i64 {len(HEAD)}
-  %extents = getelementptr [{len(STEP)} x i64], ptr %steps.list, i64 %steps
+  %steps.list = getelementptr i64, ptr %record, i64 {len(record.HEAD)}
+  %extents = getelementptr [{len(record.STEP)} x i64], ptr %steps.list, i64 %steps
   %apart.list = getelementptr i64, ptr %extents, i64 %tensors
   %bumped.list = getelementptr [2 x i64], ptr %apart.list, i64 %apart
   %template = getelementptr i64, ptr %bumped.list, i64 %bumped
@@ -489,16 +490,15 @@ begin:
   %found = alloca ptr, i64 %tensors
   %one = alloca ptr
   call void @llvm.memcpy.p0.p0.i64(ptr %block, ptr %template, i64 %size, i1 false)
-{_object("data_ptr")}
   br label %step
 step:
   %s = phi i64 [ 0, %begin ], [ %s.next, %stepped ]
   %s.more = icmp ult i64 %s, %steps
   br i1 %s.more, label %take, label %guard
 take:
-  %step.p = getelementptr [{len(STEP)} x i64], ptr %steps.list, i64 %s
+  %step.p = getelementptr [{len(record.STEP)} x i64], ptr %steps.list, i64 %s
   %fitting = call i1 @fits(ptr %self, ptr %step.p, ptr %args, ptr %block, ptr %found,
-                           ptr %data_ptr.o, i64 %true)
+                           i64 %export, i64 %true)
   br i1 %fitting, label %stepped, label %unexpected
 stepped:
   %s.next = add i64 %s, 1
@@ -512,7 +512,7 @@ check:
   %like = icmp eq i32 %alike, 1
   br i1 %like, label %flagged, label %unexpected
 flagged:
-  %grad.f = and i64 %flags, {GRAD}
+  %grad.f = and i64 %flags, {record.GRAD}
   %gradless = icmp eq i64 %grad.f, 0
   br i1 %gradless, label %constant, label %grad
 grad:
@@ -521,7 +521,7 @@ grad:
   %unwanted = icmp eq i32 %wanted, 0
   br i1 %unwanted, label %constant, label %unexpected
 constant:
-  %guards.f = and i64 %flags, {GUARDED}
+  %guards.f = and i64 %flags, {record.GUARDED}
   %guardless = icmp eq i64 %guards.f, 0
   br i1 %guardless, label %pointer, label %guards
 guards:

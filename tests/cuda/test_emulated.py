@@ -26,6 +26,7 @@ from examples import (
 )
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.fuzz import check as fuzz
+from tests.fuzz import generate, rows
 from weft.codegen import launching, mapping, teams
 from weft.codegen.launching import InStep, Jam, Mapping, Variant
 from weft.codegen.tile import is_constant
@@ -327,11 +328,12 @@ def test_a_failed_assertion_in_a_reduction() -> None:
         kernel(-torch.ones(10))
 
 
+@pytest.mark.parametrize("draw", [generate.kernel, rows.kernel])
 @pytest.mark.parametrize("seed", range(COUNT))
-def test_random_kernels(seed: int, change: str) -> None:
+def test_random_kernels(seed: int, draw: Callable[[Random], Any], change: str) -> None:
     def call(
         kernel: weft.Kernel, options: dict[str, bool], tensors: list[torch.Tensor], *rest: Any
     ) -> Any:
         return emulated(kernel, **options)(*tensors, *rest)
 
-    fuzz.check(Random(1000 + seed), call)
+    fuzz.check(Random(1000 + seed), call, draw)

@@ -520,5 +520,10 @@ def test_a_graph_does_not_drop_a_kernel_that_returns_nothing():
 
     with pytest.raises(weft.KernelValueError, match="`x` is written, and the text"):
         torch.compile(by_another_name, fullgraph=True, backend="aot_eager")(torch.zeros(3))
-    with pytest.raises(weft.KernelAssertionError):
+
+    def asserted():
         torch.compile(asserting, fullgraph=True, backend="aot_eager")(torch.ones(3))
+        weft.sync()  # a GPU says it late
+
+    with pytest.raises(weft.KernelAssertionError):
+        asserted()

@@ -77,10 +77,12 @@ def on_this_machine(
     return kernel(*tensors, n, a)
 
 
-def check(random: Random, call: Call = on_this_machine) -> None:
+def check(
+    random: Random, call: Call = on_this_machine, draw: Callable[[Random], Kernel] = kernel
+) -> None:
     """Draws a kernel, runs it both ways; AssertionError where they differ. ``call`` is how the
     compiled kernel is run."""
-    drawn = kernel(random)
+    drawn = draw(random)
     plain = function(drawn.text)
     options = {"debug": random.random() < 0.25, "strict_math": random.random() < 0.25}
     compiled = weft.kernel(**options)(plain)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz import rows
 from tests.fuzz.check import check
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "300"))
@@ -22,3 +23,13 @@ COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "300"))
 @given(st.integers(0, 1 << 40))
 def test_random_kernels_mean_what_the_python_means(seed: int) -> None:
     check(Random(seed))
+
+
+@pytest.mark.fuzz
+@settings(
+    max_examples=COUNT, deadline=None, phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck), database=None,
+)  # fmt: skip
+@given(st.integers(0, 1 << 40))
+def test_random_kernels_over_rows(seed: int) -> None:
+    check(Random(seed), draw=rows.kernel)

@@ -1,4 +1,4 @@
-# Five words: test, lint, bench, demo, fuzz. Each makes what it needs; Python 3.11+ must be there.
+# Six words: test, lint, replay, bench, demo, fuzz. Each makes what it needs; Python 3.11+ must be there.
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -14,12 +14,13 @@ BENCH_STAMP := $(BENCH)/.installed
 PEERS := numba taichi quadrants warp-lang
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint bench demo fuzz
+.PHONY: help test lint replay bench demo fuzz
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make test          run the tests             (ARGS="tests/ir -k verify" for some of them)'
 	@echo 'make lint          ruff and pyright'
+	@echo 'make replay        what the compiler makes of many kernels, against the record (ARGS=record)'
 	@echo 'make demo          the two examples on real input, checked and timed; writes out/'
 	@echo 'make bench         tables beside PyTorch, Numba, Taichi, Quadrants, Warp (ARGS=--quick)'
 	@echo 'make fuzz N=5000   N random kernels, and derivatives of N, against the Python'
@@ -32,6 +33,9 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
+
+replay: $(STAMP)
+	$(VENV)/bin/python -m tests.golden $(ARGS)
 
 demo: $(STAMP)
 	$(VENV)/bin/python -m examples.demo $(ARGS)

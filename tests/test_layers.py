@@ -18,6 +18,7 @@ LAYERS = [
     {"ir"},
     {"lang"},
     {"index"},
+    {"schedule"},
     {"frontend"},
     {"passes"},
     {"autodiff"},
@@ -29,7 +30,7 @@ LAYERS = [
     {"tools"},
     {"__init__"},
 ]
-FREE_OF_TORCH = {"ir", "index", "passes", "autodiff", "codegen"}
+FREE_OF_TORCH = {"ir", "index", "schedule", "passes", "autodiff", "codegen"}
 MODULES = sorted(p for p in PACKAGE.rglob("*.py"))
 
 

@@ -35,10 +35,21 @@ def to_code(
 ) -> cpu.CpuCode:  # fmt: skip
     """IR to object code of this machine. Raises ``RaceError`` where iterations provably meet; with
     ``debug``, the code checks at run time where that is not known."""
+    function = optimize_for_cpu(
+        function, strict_math=strict_math, noalias=noalias, verify=verify, debug=debug,
+        listener=listener,
+    )  # fmt: skip
+    return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias)
+
+
+def optimize_for_cpu(
+    function: Function, *, strict_math: bool, noalias: bool, verify: bool, debug: bool = False,
+    listener: Callable[[str, Function], None] | None = None,
+) -> Function:  # fmt: skip
+    """IR after the passes, for a CPU. Raises ``RaceError``."""
     first = [touch] if debug else []
     without = [extrema, reciprocal] if strict_math else []
-    function = _passed(function, first, without, noalias=noalias, verify=verify, listener=listener)
-    return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias)
+    return _passed(function, first, without, noalias=noalias, verify=verify, listener=listener)
 
 
 def optimize(

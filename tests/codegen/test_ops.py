@@ -14,6 +14,7 @@ from samples import elementwise
 from weft.codegen import float32
 from weft.ir.ops import CMPF, CMPI
 from weft.ir.types import SCALARS, ScalarType, bf16, f16, f32, f64, i1, i8, i16, i32, i64, index
+from weft.schedule.machine import CpuMachine
 
 NUMPY = {
     "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
@@ -310,7 +311,7 @@ def test_written_out_functions_on_all_of_float32(
     op: str, scales: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not scales:
-        monkeypatch.setattr(float32, "features", frozenset)
+        monkeypatch.setattr(CpuMachine, "scales", False)
     bits = np.arange(0, 1 << 32, 50_021, dtype=np.uint64).astype(np.uint32)
     edges = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, 1e-45, -1e-45, 88.722, 88.723, -87.34,
              -103.97, -104.0, 127.999, 128.0, -149.0, -150.0, 0.625, 0.9, 4.0, 3.4e38]  # fmt: skip

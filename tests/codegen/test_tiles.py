@@ -9,14 +9,14 @@ import pytest
 from compiled import Compiled, poisoned
 from samples import causal_conv, elementwise, parallel
 
-from weft.codegen.host import Cpu
+from weft.codegen.machine import host_cpu
 from weft.codegen.tile import plan
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType, ScalarType, bf16, f16, f32, f64, i32, i64, index
 
 RNG = np.random.default_rng(17)
-NO_TILES = not Cpu(causal_conv()).vector_bytes
+NO_TILES = not host_cpu().vector_bytes
 Body = Callable[[Builder, list[Value], list[Value]], None]
 
 

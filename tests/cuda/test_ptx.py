@@ -80,9 +80,11 @@ def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
         for (variant, _), use in loop.usage().items():
             assert use.registers <= 96
             # Addresses of 64 bits with strides, and several sums in step: ptxas would rather
-            # spill a few words than use more registers.
+            # spill a few words than use more registers; and more of them where the threads of a
+            # grid that is too small for the sizes go on to other iterations in step.
             small = variant.narrow and not variant.jams
-            assert use.spill_loads + use.spill_stores <= (0 if small else 40)
+            again = bool(variant.jams) and not variant.covers
+            assert use.spill_loads + use.spill_stores <= (0 if small else 160 if again else 40)
 
 
 @needs_ptxas
@@ -98,7 +100,9 @@ def test_ptxas_takes_the_gradients_of_the_gallery(name: str) -> None:
             assert use.registers <= (128 if variant.narrow else 192)
             # Where clamped subscripts make eight sums, or threads share a row, ptxas would rather
             # spill than have fewer threads at once.
-            assert use.spill_loads + use.spill_stores <= (512 if name == "bilateral" else 128)
+            again = bool(variant.jams) and not variant.covers
+            most = 512 if name == "bilateral" else 160 if again else 128
+            assert use.spill_loads + use.spill_stores <= most
 
 
 @needs_ptxas

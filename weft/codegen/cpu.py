@@ -9,7 +9,7 @@ import llvmlite.binding as llvm
 
 from weft import timing
 from weft.codegen.interface import Check, Slot
-from weft.codegen.machine import machine
+from weft.codegen.machine import host_cpu, machine
 from weft.codegen.threads import Kernel, argument_slots
 from weft.ir.core import Function
 
@@ -40,7 +40,9 @@ def compile_cpu(
     through one argument is accessed through another. ``tiles`` allows register tiles.
     """
     with timing.stage("emit"):
-        generator = Kernel(function, strict_math=strict_math, noalias=noalias, tiles=tiles)
+        generator = Kernel(
+            function, host_cpu(), strict_math=strict_math, noalias=noalias, tiles=tiles
+        )
         text = generator.emit()
     with timing.stage("llvm"):
         tiled = generator.plan is not None

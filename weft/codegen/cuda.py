@@ -3,9 +3,7 @@ variants."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +20,6 @@ from weft.codegen.launching import (
     WARP,
     Even,
     Facts,
-    InStep,
     Variant,
 )
 from weft.codegen.mapping import VECTOR_BYTES, plan
@@ -100,39 +97,7 @@ def compile_cuda(
 ) -> CudaCode:
     """PTX of one variant of ``function``. ``arch`` as ``ptx.architecture`` gives it."""
     with timing.stage("emit"):
-        if variant.team:
-            parallel = outermost(function, noalias=noalias)
-            assert parallel is not None
-            assert facts.mapping is not None
-            team = find(function, parallel, facts.mapping.order[0], strict=strict_math)
-            assert team is not None
-            function = marked(function, team)
-        if variant.narrow:
-            program = _program(function)
-            chosen, _ = candidates(program)
-            notes: dict[Op, dict[str, Any]] = {op: {} for op in walk(function.body)}
-            if variant.quick:
-                found = divisions(program, function, chosen)
-                order = [step for step, _ in _divisors(program, found)]
-                for op, step in found.items():
-                    notes[op]["divisor"] = order.index(step)
-            if variant.even:
-                outer = outermost(function, noalias=noalias)
-                shared = _common(outer, facts.mapping, program)
-                assert shared is not None
-                notes |= {op: notes[op] | {"even": "shared"} for op in shared.shared}
-                notes |= {op: notes[op] | {"even": "whole"} for op in shared.whole}
-            function = narrow(function, chosen, notes)
-        parallel = outermost(function, noalias=noalias)
-        assert (parallel is None) == facts.serial
-        for place in variant.jams:
-            assert parallel is not None
-            assert facts.mapping is not None
-            function, parallel = jam(function, parallel, facts.mapping.steps.jams[place])
-        grid = Grid(
-            function, parallel, facts.mapping, variant, strict_math=strict_math, noalias=noalias,
-            divisors=len(facts.divisions), even=facts.even,
-        )  # fmt: skip
+        grid = grid_of(function, facts, variant, strict_math=strict_math, noalias=noalias)
         text = grid.emit()
     with timing.stage("llvm"):
         functions = tuple(sorted(grid.cuda.functions))
@@ -142,6 +107,45 @@ def compile_cuda(
         if variant.streams:
             assembly = ptx.streaming(assembly)
     return CudaCode(arch, variant, text, functions, assembly, grid.symbol)
+
+
+def grid_of(
+    function: Function, facts: Facts, variant: Variant, *, strict_math: bool, noalias: bool
+) -> Grid:
+    """One variant of ``function``, to be written as LLVM IR."""
+    if variant.team:
+        parallel = outermost(function, noalias=noalias)
+        assert parallel is not None
+        assert facts.mapping is not None
+        team = find(function, parallel, facts.mapping.order[0], strict=strict_math)
+        assert team is not None
+        function = marked(function, team)
+    if variant.narrow:
+        program = _program(function)
+        chosen, _ = candidates(program)
+        notes: dict[Op, dict[str, Any]] = {op: {} for op in walk(function.body)}
+        if variant.quick:
+            found = divisions(program, function, chosen)
+            order = [step for step, _ in _divisors(program, found)]
+            for op, step in found.items():
+                notes[op]["divisor"] = order.index(step)
+        if variant.even:
+            outer = outermost(function, noalias=noalias)
+            shared = _common(outer, facts.mapping, program)
+            assert shared is not None
+            notes |= {op: notes[op] | {"even": "shared"} for op in shared.shared}
+            notes |= {op: notes[op] | {"even": "whole"} for op in shared.whole}
+        function = narrow(function, chosen, notes)
+    parallel = outermost(function, noalias=noalias)
+    assert (parallel is None) == facts.serial
+    for place in variant.jams:
+        assert parallel is not None
+        assert facts.mapping is not None
+        function, parallel = jam(function, parallel, facts.mapping.steps.jams[place])
+    return Grid(
+        function, parallel, facts.mapping, variant, strict_math=strict_math, noalias=noalias,
+        divisors=len(facts.divisions), even=facts.even,
+    )  # fmt: skip
 
 
 def _divisors(
@@ -189,48 +193,43 @@ def _even(
 
 
 def variants(facts: Facts) -> list[Variant]:
-    """Every form that calls may take: for tests, and to look at."""
+    """Every form that calls may take, first that of large calls: for tests, and to look at."""
     if facts.mapping is None:
         return [Variant(narrow=wide, covers=False) for wide in (True, False)]
-    mapping, covers = facts.mapping, not facts.kinds
     found: list[Variant] = []
     for narrow_form in (True, False):
-        quick = narrow_form and bool(facts.divisions)
-        for vector in sorted({1, mapping.vector}, reverse=True):
-            base = Variant(narrow_form, vector, covers, quick=quick)
-            even = narrow_form and vector > 1 and facts.even is not None
-            if even:
-                found.append(replace(base, even=True))
-            found.append(base)
-            if narrow_form and vector > 1 and covers and mapping.streamed:
-                found.append(replace(base, even=even, streams=True))
-            if quick:
-                found.append(replace(base, quick=False))
-            if even and covers:
-                found.append(replace(base, quick=False, covers=False, even=True))
-            if covers:
-                found.append(replace(base, covers=False))
-            for several in _in_step(mapping.steps):
-                found.append(replace(base, jams=several))
-            if mapping.private >= 0:
-                found.append(replace(base, covers=False, private=True))
-        if mapping.team:
+        for quick in (True, False) if narrow_form and facts.divisions else (False,):
             base = Variant(narrow_form, covers=False, quick=quick)
-            widths = (LEAST_MEMBERS, WARP // 2, WARP)
-            if mapping.columns:
-                found += [replace(base, team=MOST_MEMBERS, columns=n) for n in widths]
-            else:
-                found += [replace(base, team=n) for n in (*widths, SEVERAL, MOST_MEMBERS)]
+            found += [*_one_thread_each(facts, facts.mapping, base), *_teams(facts.mapping, base)]
     return found
 
 
-def _in_step(steps: InStep) -> list[tuple[int, ...]]:
-    places = range(len(steps.jams))
-    pairs = [
-        pair for pair in itertools.combinations(places, 2)
-        if math.prod(steps.jams[k].copies for k in pair) <= steps.most
-    ]  # fmt: skip
-    return [*((k,) for k in places), *pairs]
+def _one_thread_each(facts: Facts, mapping: launching.Mapping, base: Variant) -> Iterator[Variant]:
+    """Forms in which a thread has its iterations for itself."""
+    for vector in sorted({1, mapping.vector}, reverse=True):
+        vectors = base.narrow and vector > 1
+        for even in (True, False) if vectors and facts.even is not None else (False,):
+            form = replace(base, vector=vector, even=even)
+            if not facts.kinds:
+                yield replace(form, covers=True)
+                if vectors and mapping.streamed:
+                    yield replace(form, covers=True, streams=True)
+            yield form
+    for jams in launching.jam_choices(mapping.steps):
+        yield from (replace(base, jams=jams, covers=covers) for covers in (True, False))
+    if mapping.private >= 0:
+        yield replace(base, private=True)
+
+
+def _teams(mapping: launching.Mapping, base: Variant) -> Iterator[Variant]:
+    """Forms in which several threads have an iteration together."""
+    if not mapping.team:
+        return
+    widths = (LEAST_MEMBERS, WARP // 2, WARP)
+    if mapping.columns:
+        yield from (replace(base, team=MOST_MEMBERS, columns=n) for n in widths)
+    else:
+        yield from (replace(base, team=n) for n in (*widths, SEVERAL, MOST_MEMBERS))
 
 
 # -- what runs on the grid

@@ -101,6 +101,11 @@ class Target(Protocol):
         """Rules that take the place of those in the table."""
         ...
 
+    @property
+    def scales(self) -> bool:
+        """Whether one instruction multiplies floats by powers of two."""
+        ...
+
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         """Emits a call of a transcendental function, gives the name of its result."""
         ...

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from weft.codegen.emit import Emitter
-from weft.codegen.machine import features
 from weft.ir.types import f32, i1, i32
 
 # (exp(r) - 1 - r) / r^2 for |r| <= ln(2) / 2
@@ -44,7 +43,7 @@ class _Float32:
 
     def __init__(self, e: Emitter) -> None:
         self.e = e
-        self.scales = "avx512f" in features()  # one instruction multiplies by a power of two
+        self.scales = e.target.scales
         self.type, self.int, self.bool = e.type(f32), e.type(i32), e.type(i1)
 
     def number(self, value: float) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from weft.codegen import float32, interrupt, libraries, ranges
+from weft.codegen import float32, interrupt, ranges
 from weft.codegen.arith import Rule, scalar, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.interface import Check, word_shift
-from weft.codegen.machine import features
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, f32
+from weft.schedule.machine import CpuMachine
 
 
 class Cpu:
@@ -19,7 +19,9 @@ class Cpu:
 
     rules: Mapping[str, Rule] = {}
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, machine: CpuMachine | None = None) -> None:
+        """Without a ``machine``, one that has no vectors."""
+        self.machine = machine or CpuMachine()
         self.checks = _numbered(function, "weft.assert", "weft.bounds", "weft.touch")
         self.prints = _numbered(function, "weft.print")
         self.record = ""  # the error record's name in the function that is being written
@@ -37,24 +39,11 @@ class Cpu:
         return tuple((tuple(op.attrs["parts"]), _kinds(op.operands)) for op in self.prints)
 
     @property
-    def vector_bytes(self) -> int:
-        """The length of vector registers; 0 if there are none with masks or at least AVX2."""
-        available = features()
-        return 64 if "avx512f" in available else 32 if "avx2" in available else 0
-
-    def lanes(self, t: ScalarType) -> tuple[int, ...]:
-        """The vector lengths for which SLEEF's functions can be called here."""
-        if not libraries.load().sleef:
-            return ()
-        available = features()
-        if "avx512f" in available:
-            return (16, 8) if t is f32 else (8, 4)
-        if "avx2" in available and "fma" in available:
-            return (8,) if t is f32 else (4,)
-        return ()
+    def scales(self) -> bool:
+        return self.machine.scales
 
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
-        lanes = self.lanes(t)
+        lanes = self.machine.lanes(t)
         if function in float32.FUNCTIONS and t is f32 and lanes and e.fast:
             return float32.FUNCTIONS[function](e, operands[0])
         if function in ranges.LIMITS and lanes:
@@ -66,7 +55,7 @@ class Cpu:
     def _library(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         """A call of libm, or of SLEEF where there are lanes."""
         ty, scalar_ty = e.type(t), llvm_type(t)
-        lanes = self.lanes(t)
+        lanes = self.machine.lanes(t)
         if e.lanes > 1:
             name = sleef_name(function, t, e.lanes)
             return e.intrinsic(name, ty, *((ty, operand) for operand in operands))

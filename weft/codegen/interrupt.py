@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.codegen.emit import Emitter
-from weft.codegen.machine import counter
 from weft.ir.core import Block, Op, walk
 from weft.passes.constants import constant_of
 
@@ -128,9 +127,10 @@ def _outermost(block: Block) -> list[Op]:
     return found
 
 
-def clock(e: Emitter) -> str:
-    """A place that holds when handlers were asked for last: now."""
-    name, limit = counter()
+def clock(e: Emitter, intrinsic: tuple[str, int]) -> str:
+    """A place that holds when handlers were asked for last: now. ``intrinsic``: see
+    ``CpuMachine.clock``."""
+    name, limit = intrinsic
     for text in (_DECLARATIONS, _DUE, _RAISE):
         e.declare(text.replace("COUNTER", name).replace("LIMIT", str(limit)))
     place = e.fresh("last")

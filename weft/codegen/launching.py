@@ -6,6 +6,7 @@ this.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import struct
@@ -257,6 +258,20 @@ def jams(mapping: Mapping, trips: Sequence[int], processors: int) -> tuple[int, 
         axis = steps.jams[best].axis
         left[axis] = steps.jams[best].trips(left[axis])
     return tuple(taken)
+
+
+def jam_choices(steps: InStep) -> list[tuple[int, ...]]:
+    """All that ``jams`` may choose, for whatever sizes."""
+    places = range(len(steps.jams))
+
+    def pays(taken: tuple[int, ...]) -> bool:
+        *before, _ = chosen = [steps.jams[place] for place in taken]
+        copies = math.prod(jam.copies for jam in chosen)
+        return copies <= steps.most and steps.cost(chosen) < WORTH * steps.cost(before)
+
+    # The first one is the better one of the two: what does not fit then did not fit before.
+    ranked = sorted(places, key=lambda place: steps.cost([steps.jams[place]]))
+    return [how for n in (1, _AXES) for how in itertools.combinations(ranked, n) if pays(how)]
 
 
 def team(lengths: Sequence[int | None], rows: int) -> tuple[int, int]:

@@ -6,6 +6,9 @@ import functools
 
 import llvmlite.binding as llvm
 
+from weft.codegen import libraries
+from weft.schedule.machine import CpuMachine
+
 
 @functools.cache
 def machine(effort: int = 1) -> llvm.TargetMachine:
@@ -29,14 +32,11 @@ def host() -> str:
 
 
 @functools.cache
-def features() -> frozenset[str]:
-    """The CPU's instruction sets, by LLVM's names (``avx512f``)."""
-    return frozenset(name for name, there in llvm.get_host_cpu_features().items() if there)
-
-
-@functools.cache
-def counter() -> tuple[str, int]:
-    """LLVM's intrinsic for a clock that takes nanoseconds to read, and some 50 ms of its ticks."""
-    if llvm.get_process_triple().startswith("x86_64"):
-        return "readcyclecounter", 100_000_000
-    return "readsteadycounter", 1_000_000
+def host_cpu() -> CpuMachine:
+    """This machine's CPU, as code generation sees it."""
+    available = {name for name, there in llvm.get_host_cpu_features().items() if there}
+    length = 64 if "avx512f" in available else 32 if "avx2" in available else 0
+    vectors = length == 64 or (length == 32 and "fma" in available)
+    cycles = llvm.get_process_triple().startswith("x86_64")
+    clock = ("readcyclecounter", 100_000_000) if cycles else ("readsteadycounter", 1_000_000)
+    return CpuMachine(length, vectors and libraries.load().sleef, clock)

@@ -26,6 +26,7 @@ from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, index
+from weft.schedule.machine import CpuMachine
 
 MAX_CHUNKS = 256
 CHUNK_COST = 32_768  # operations: about a microsecond or more, below which sharing is not worth it
@@ -66,12 +67,13 @@ class Kernel:
     """The LLVM module of one kernel while it is written."""
 
     def __init__(
-        self, function: Function, *, strict_math: bool, noalias: bool, tiles: bool = True
-    ) -> None:
+        self, function: Function, machine: CpuMachine, *, strict_math: bool, noalias: bool,
+        tiles: bool = True,
+    ) -> None:  # fmt: skip
         self.function = function
         self.strict_math = strict_math
         self.noalias = noalias
-        self.cpu = Cpu(function)
+        self.cpu = Cpu(function, machine)
         self.module = Module(accumulations=accumulations(function))
         self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)
@@ -90,12 +92,13 @@ class Kernel:
 
     def _plan(self, op: Op) -> Plan | None:
         """A register tile for the loop, if one pays and the machine has what it takes."""
-        if self.cpu.checks or self.cpu.prints or not self.cpu.vector_bytes:
+        if self.cpu.checks or self.cpu.prints or not self.cpu.machine.vector_bytes:
             return None
-        found = plan(op, self.cpu.vector_bytes)
+        found = plan(op, self.cpu.machine.vector_bytes)
         for inner in walk(op.regions[0]):
             if found and inner.name.removeprefix("math.") in FUNCTIONS:
-                found = found if found.lanes in self.cpu.lanes(scalar(inner.result)) else None
+                lanes = self.cpu.machine.lanes(scalar(inner.result))
+                found = found if found.lanes in lanes else None
         return found
 
     def emit(self) -> str:
@@ -310,7 +313,7 @@ class Kernel:
         e.declare("declare i32 @omp_get_thread_num()")
         number = e.inst("sext i32 " + e.inst("call i32 @omp_get_thread_num()") + " to i64")
         own = e.inst(f"urem i64 {number}, {threads}")  # alone, it may be any thread's number
-        caller, asked = e.inst(f"icmp eq i64 {number}, 0"), clock(e)
+        caller, asked = e.inst(f"icmp eq i64 {number}, 0"), clock(e, self.cpu.machine.clock)
         stop = _place(e, "%frame", _STOP)
 
         def share(offset: str, _: list[str]) -> list[str]:
@@ -371,7 +374,7 @@ class Kernel:
         sides = [_load(e, "%frame", _FIRST + dims + k) for k in range(2 if self.plan else 0)]
         self._bind_shared(e, _FIRST + dims + len(sides))
         if self.cpu.polled:
-            self.cpu.clock = clock(e)
+            self.cpu.clock = clock(e, self.cpu.machine.clock)
         firsts, lasts = _prefixes(e, "%begin", trips), _prefixes(e, "%last", trips)
         body, kinds = op.regions[0], op.attrs["kinds"]
         types = [scalar(v) for v in op.results]

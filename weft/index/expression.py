@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from weft.ir.core import Value
 
@@ -147,8 +147,35 @@ class Poly:
         return total
 
 
-def _order(atom: Atom) -> int:
-    return id(atom) if isinstance(atom, Value) else hash(atom)
+def _order(atom: Atom) -> tuple[Any, ...]:
+    """A key that atoms are sorted by, the same in each process."""
+    match atom:
+        case Value():
+            return 0, atom.serial
+        case Dim(memref, axis):
+            return 1, memref.serial, axis
+        case Floor(numerator, divisor):
+            return 2, _terms(numerator), _terms(divisor)
+        case Pick(kind, left, right):
+            return 3, kind, _terms(left), _terms(right)
+        case Choice(condition, left, right):
+            return 4, _asked(condition), _terms(left), _terms(right)
+
+
+def _terms(poly: Poly) -> list[tuple[Any, ...]]:
+    return sorted((factor, [_order(a) for a in m]) for m, factor in poly.terms.items())
+
+
+def _asked(condition: Condition | None) -> tuple[Any, ...]:
+    match condition:
+        case None:
+            return (0,)
+        case Compare(kind, poly):
+            return 1, kind, _terms(poly)
+        case Both(parts):
+            return 2, [_asked(part) for part in parts]
+        case Either(parts):
+            return 3, [_asked(part) for part in parts]
 
 
 def product(left: Monomial, right: Monomial) -> Monomial:

@@ -6,24 +6,29 @@ carries a substitution and builds a new one (see ``builder.Rewriter``).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from weft.ir.types import Type
 
+_serials = itertools.count()
+
 
 class Value:
     """An SSA value: the result of an operation or an argument of a block.
 
-    ``name`` is a hint for printing (the Python variable it came from), not an identity.
+    ``name`` is a hint for printing (the Python variable it came from), not an identity. ``serial``
+    orders values by when they were made: what is sorted is so in each process, unlike by address.
     """
 
-    __slots__ = ("name", "owner", "type")
+    __slots__ = ("name", "owner", "serial", "type")
 
     def __init__(self, type: Type, name: str = "", owner: Op | Block | None = None) -> None:
         self.type = type
         self.name = name
         self.owner = owner
+        self.serial = next(_serials)
 
     def __repr__(self) -> str:
         return f"<%{self.name or '?'}: {self.type}>"

@@ -90,20 +90,26 @@ def compile_for(
     """
     target = architecture(arch)
     loops: list[GpuLoop] = []
+    for loop in lowered_loops(kernel, *args, **kwargs):
+        functions = [loop, *(gradient_loops(loop) if backward else ())]
+        functions += tangent_loops(loop) if jvp else ()
+        loops += [_compiled(f, target, kernel.options, every_variant) for f in functions]
+    return GpuCode(target, tuple(loops))
+
+
+def lowered_loops(kernel: Kernel, *args: Any, **kwargs: Any) -> list[Function]:
+    """The IR of each device loop that a call with these arguments would launch, in order. Tensors
+    may be on "meta"."""
+    loops: list[Function] = []
     fakes = fake_launchers(kernel)
-    options = kernel.options
 
     def recording(k: int) -> Callable[..., Any]:
-        launcher = Launcher(kernel.parts.regions[k], kernel.source, options)
+        launcher = Launcher(kernel.parts.regions[k], kernel.source, kernel.options)
 
         def launch(*values: Any) -> Any:
             specs = launcher.specs(launcher.extended(values))
-            lowered = lower(launcher.region, specs, kernel.source, debug=options.debug)
-            functions = [lowered.function, *(_backward(lowered.function) if backward else ())]
-            if jvp:
-                functions += _forward(lowered.function)
-            for function in functions:
-                loops.append(_compiled(function, target, options, every_variant))
+            lowered = lower(launcher.region, specs, kernel.source, debug=kernel.options.debug)
+            loops.append(lowered.function)
             return fakes[k](*values)
 
         return launch
@@ -111,7 +117,7 @@ def compile_for(
     with torch.no_grad():
         launchers = [recording(k) for k in range(len(kernel.parts.regions))]
         kernel.parts.host(launchers, *args, **kwargs)
-    return GpuCode(target, tuple(loops))
+    return loops
 
 
 def _compiled(function: Function, target: str, options: Options, every_variant: bool) -> GpuLoop:
@@ -128,14 +134,14 @@ def _compiled(function: Function, target: str, options: Options, every_variant: 
     return GpuLoop(function.name, facts, codes)
 
 
-def _forward(function: Function) -> tuple[Function, ...]:
+def tangent_loops(function: Function) -> tuple[Function, ...]:
     """The loops with tangents of the floating tensors that ``function`` reads."""
     floats = {k for k, value in enumerate(function.args) if holds_floats(value)}
     stored = written_memrefs(function)
     return forward(function, {k for k in floats if function.args[k] not in stored}).steps
 
 
-def _backward(function: Function) -> tuple[Function, ...]:
+def gradient_loops(function: Function) -> tuple[Function, ...]:
     """The loops of the gradient with respect to the floating tensors that ``function`` reads."""
     floats = {k for k, value in enumerate(function.args) if holds_floats(value)}
     stored = written_memrefs(function)

@@ -1,0 +1,31 @@
+"""Machines as values: what code generation asks of one. Nothing here looks at this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir.types import ScalarType
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMachine:
+    """A CPU. ``vector_bytes``: the length of its vector registers, 64 (AVX-512), 32 (AVX2) or 0 if
+    there are none with masks or at least AVX2. ``sleef``: whether SLEEF's functions can be called
+    on vectors of that length. ``clock``: LLVM's intrinsic for a clock that takes nanoseconds to
+    read, and some 50 ms of its ticks."""
+
+    vector_bytes: int = 0
+    sleef: bool = False
+    clock: tuple[str, int] = ("readcyclecounter", 100_000_000)
+
+    def lanes(self, t: ScalarType) -> tuple[int, ...]:
+        """The vector lengths for which SLEEF's functions can be called."""
+        if not self.sleef:
+            return ()
+        longest = self.vector_bytes // t.bytes
+        return (longest, longest // 2) if self.vector_bytes == 64 else (longest,)
+
+    @property
+    def scales(self) -> bool:
+        """Whether one instruction multiplies floats by powers of two."""
+        return self.vector_bytes == 64

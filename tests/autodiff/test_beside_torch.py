@@ -344,3 +344,37 @@ def test_ties(row: int) -> None:
     mine = torch.autograd.grad(ties(x, y)[row].sum(), (x, y), materialize_grads=True)
     theirs = torch.autograd.grad(torch_ties(x, y)[row].sum(), (x, y), materialize_grads=True)
     torch.testing.assert_close(mine, theirs)
+
+
+@weft.kernel
+def saturating(x):
+    out = x.new_empty(4, x.shape[0])
+    for i in range(x.shape[0]):
+        out[0, i] = torch.sigmoid(x[i])
+        out[1, i] = torch.relu(x[i])
+        out[2, i] = torch.hypot(x[i], 0.25 * x[i])
+        out[3, i] = torch.tanh(x[i])
+    return out
+
+
+def torch_saturating(x):
+    rows = [torch.sigmoid(x), torch.relu(x), torch.hypot(x, 0.25 * x), torch.tanh(x)]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_functions_far_from_zero(dtype: torch.dtype) -> None:
+    far = 3e38 if dtype is torch.float32 else 1e307
+    points = [0.5, 20.0, 89.0, 104.0, 800.0, 1e20, far, math.nan]
+    x = torch.tensor([*points, *(-p for p in points), 0.0], dtype=dtype)
+
+    def derivatives(f: Callable[[torch.Tensor], torch.Tensor], row: int) -> list[torch.Tensor]:
+        leaf = x.clone()
+        leaf = (leaf[:-1] if row == 2 else leaf).requires_grad_()  # hypot has none at 0
+        value = f(leaf)[row]
+        (first,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+        return [value.detach(), first.detach()]
+
+    for row in range(4):
+        mine, theirs = derivatives(saturating, row), derivatives(torch_saturating, row)
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-8, equal_nan=True)

@@ -177,6 +177,11 @@ def _atan2(d: Local) -> list[Value | None]:
     return [d.mul(share, d.b), d.neg(d.mul(share, d.a))]
 
 
+def _hypot(d: Local) -> list[Value | None]:
+    share = d.div(d.g, d.y)
+    return [d.mul(share, d.a), d.mul(share, d.b)]
+
+
 def _copysign(d: Local) -> list[Value | None]:
     zero = d.number(0.0)
     same = d.math("copysign", d.number(1.0), d.a)
@@ -244,6 +249,8 @@ RULES: dict[str, Rule] = {
     "math.sinh": _scaled(lambda d: d.math("cosh", d.a)),
     "math.cosh": _scaled(lambda d: d.math("sinh", d.a)),
     "math.tanh": _scaled(lambda d: d.sub(d.number(1.0), d.mul(d.y, d.y))),
+    # Of the result: where exp(-x) overflows, what 1 / (1 + exp(-x)) gives step by step is NaN.
+    "math.sigmoid": _scaled(lambda d: d.mul(d.y, d.sub(d.number(1.0), d.y))),
     "math.asinh": _over(lambda d: d.math("sqrt", _one_plus_square(d, 1.0))),
     "math.acosh": _over(lambda d: d.math("sqrt", d.sub(d.mul(d.a, d.a), d.number(1.0)))),
     "math.atanh": _over(lambda d: _one_plus_square(d, -1.0)),
@@ -253,6 +260,7 @@ RULES: dict[str, Rule] = {
     ),
     "math.powf": _power,
     "math.atan2": _atan2,
+    "math.hypot": _hypot,
     "math.copysign": _copysign,
     "math.fma": lambda d: [d.mul(d.g, d.b), d.mul(d.g, d.a), d.g],
 }  # fmt: skip

@@ -283,11 +283,19 @@ def _rsqrt(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     "math.exp", "math.exp2", "math.expm1", "math.log", "math.log2", "math.log10", "math.log1p",
     "math.sin", "math.cos", "math.tan", "math.asin", "math.acos", "math.atan", "math.sinh",
     "math.cosh", "math.tanh", "math.asinh", "math.acosh", "math.atanh", "math.erf", "math.erfc",
-    "math.cbrt", "math.powf", "math.atan2",
+    "math.cbrt", "math.powf", "math.atan2", "math.hypot",
 )  # fmt: skip
 def _math(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     function = op.name.removeprefix("math.")
     return [e.target.math_call(e, function, scalar(op.result), operands)]
+
+
+@rule("math.sigmoid")
+def _sigmoid(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    t = scalar(op.result)
+    ty, one = e.type(t), e.literal(1.0, t)
+    grown = e.target.math_call(e, "exp", t, [e.inst(f"fneg {ty} {operands[0]}")])
+    return [e.inst(f"fdiv {ty} {one}, {e.inst(f'fadd {ty} {one}, {grown}')}")]
 
 
 # -- conversions

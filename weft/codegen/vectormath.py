@@ -17,7 +17,7 @@ FUNCTIONS: dict[str, tuple[str, str]] = {
     "sinh": ("sinh", "10"), "cosh": ("cosh", "10"), "tanh": ("tanh", "10"),
     "asinh": ("asinh", "10"), "acosh": ("acosh", "10"), "atanh": ("atanh", "10"),
     "erf": ("erf", "10"), "erfc": ("erfc", "15"), "cbrt": ("cbrt", "10"),
-    "powf": ("pow", "10"), "atan2": ("atan2", "10"),
+    "powf": ("pow", "10"), "atan2": ("atan2", "10"), "hypot": ("hypot", "05"),
 }  # fmt: skip
 
 
@@ -34,6 +34,6 @@ def sleef_name(function: str, t: ScalarType, lanes: int) -> str:
 
 def variants(function: str, t: ScalarType, lanes: tuple[int, ...]) -> list[str]:
     """The vector-function-abi-variant strings that tell LLVM of SLEEF's vector functions."""
-    operands = "vv" if function in ("powf", "atan2") else "v"
+    operands = "vv" if function in ("powf", "atan2", "hypot") else "v"
     scalar = scalar_name(function, t)
     return [f"_ZGV_LLVM_N{n}{operands}_{scalar}({sleef_name(function, t, n)})" for n in lanes]

@@ -164,10 +164,13 @@ def _isfinite(cx: Lowering, a: list[Operand], span: Span) -> Operand:
     return cx.scalars.negation(cx.scalars.binary("|", nan, inf, span), span)
 
 
-def _sigmoid(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+def _relu(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    """torch's: NaN stays, and the derivative at 0 is 0, where that of ``max(x, 0)`` is 1."""
     s = cx.scalars
-    grown = s.function("exp", [s.negate(a[0], span)], span)
-    return s.binary("/", Static(1.0), s.binary("+", Static(1.0), grown, span), span)
+    if not is_float(s.number(a[0], span)):
+        return s.extreme(">", a[0], Static(0), span)
+    below = s.truth(s.compare("<=", a[0], Static(0), span), span)
+    return s.select(below, Static(0.0), a[0], span)
 
 
 def _scaled(factor: float) -> Handler:
@@ -180,12 +183,6 @@ def _fmod(cx: Lowering, a: list[Operand], span: Span) -> Operand:
     x, y = (s.cast(v, dtype, span).value for v in a)
     name = "arith.remf" if is_float(dtype) else "arith.remui" if dtype == "u8" else "arith.remsi"
     return Scalar(cx.builder.op(name, x, y), dtype)
-
-
-def _hypot(cx: Lowering, a: list[Operand], span: Span) -> Operand:
-    s = cx.scalars
-    squares = [s.binary("*", v, v, span) for v in a]
-    return s.function("sqrt", [s.binary("+", squares[0], squares[1], span)], span)
 
 
 def _fract(cx: Lowering, a: list[Operand], span: Span) -> Operand:
@@ -223,7 +220,7 @@ FUNCTIONS: dict[str, Handler] = {
     **{name: _math(name) for name in (
         "exp", "exp2", "expm1", "log2", "log10", "log1p", "sqrt", "rsqrt", "cbrt", "sin", "cos",
         "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
-        "erfc", "isnan", "isinf", "atan2", "copysign",
+        "erfc", "sigmoid", "isnan", "isinf", "atan2", "hypot", "copysign",
     )},
     "log": _log,
     **{name: _rounding(name, False) for name in ("floor", "ceil", "trunc")},
@@ -234,19 +231,19 @@ FUNCTIONS: dict[str, Handler] = {
     "neg": _each(lambda cx, a, span: cx.scalars.negate(a[0], span)),
     "invert": _each(lambda cx, a, span: cx.scalars.invert(a[0], span)),
     "logical_not": _each(lambda cx, a, span: cx.scalars.negation(a[0], span)),
-    "sign": _each(_sign), "isfinite": _each(_isfinite), "sigmoid": _each(_sigmoid),
+    "sign": _each(_sign), "isfinite": _each(_isfinite),
     "fract": _each(_fract), "bit_count": _each(_bit_count),
     "radians": _scaled(0.017453292519943295), "degrees": _scaled(57.29577951308232),
     "square": _each(lambda cx, a, span: cx.scalars.binary("*", a[0], a[0], span)),
     "reciprocal": _each(lambda cx, a, span: cx.scalars.binary("/", Static(1.0), a[0], span)),
-    "relu": lambda cx, node, a: _propagating("maximum")(cx, node, [a[0], Static(0)]),
+    "relu": _each(_relu),
     "pow": _operator("**"), "mod": _operator("%"), "floordiv": _operator("//"),
     "add": _operator("+"), "sub": _operator("-"), "mul": _operator("*"), "truediv": _operator("/"),
     "and": _operator("&"), "or": _operator("|"), "xor": _operator("^"),
     "lt": _comparison("<"), "le": _comparison("<="), "eq": _comparison("=="),
     "gt": _comparison(">"), "ge": _comparison(">="), "ne": _comparison("!="),
     "logical_and": _logical("&"), "logical_or": _logical("|"),
-    "fmod": _each(_fmod), "hypot": _each(_hypot), "fmin": _fminmax("<"), "fmax": _fminmax(">"),
+    "fmod": _each(_fmod), "fmin": _fminmax("<"), "fmax": _fminmax(">"),
     "fma": _each(_fma), "select": _each(_select), "clamp": _clamp,
     "min": _extremes("<"), "max": _extremes(">"),
     "minimum": _propagating("minimum"), "maximum": _propagating("maximum"),

@@ -259,6 +259,10 @@ class Scalars:
             )  # fmt: skip
         if symbol in _BITS:
             return Scalar(self._op(_BITS[symbol], a, b, dtype, span), dtype)
+        if isinstance(b, Scalar) and b.dtype == "int" and self.type(dtype).bits < 64:
+            # The low bits of an amount say less than the amount: 256 is not 0.
+            width = self.builder.constant(self.type(dtype).bits, ir.index)
+            b = Scalar(self.builder.op("arith.minui", b.value, width), "int")
         name = "shli" if symbol == "<<" else "shrui" if dtype == "u8" else "shrsi"
         return Scalar(self._op(name, a, b, dtype, span), dtype)
 
@@ -387,6 +391,8 @@ class Scalars:
         weak = any(isinstance(v, Scalar) and v.dtype == "int" for v in (a, b))
         literal = next((v.value for v in (a, b) if isinstance(v, Static)), 0)
         low, high = int_range(dtype)
+        if (literal > high) if symbol == ">" else (literal < low):  # it is the result, always
+            raise _does_not_fit(literal, dtype, span)
         wide = "int" if weak or not low <= literal <= high else dtype
         name = ("max" if symbol == ">" else "min") + ("ui" if wide == "u8" else "si")
         return self.cast(Scalar(self._op(name, a, b, wide, span), wide), dtype, span)

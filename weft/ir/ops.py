@@ -122,10 +122,10 @@ _row("arith.bitcast", "any", "?", "the same bits as another type of that width")
 for _name in (
     "absf", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "cbrt",
     "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
-    "erf", "erfc", "floor", "ceil", "trunc", "roundeven",
+    "erf", "erfc", "sigmoid", "floor", "ceil", "trunc", "roundeven",
 ):  # fmt: skip
     _row(f"math.{_name}", "T:float", "T", f"{_name}(a)")
-for _name in ("powf", "atan2", "copysign"):
+for _name in ("powf", "atan2", "hypot", "copysign"):
     _row(f"math.{_name}", "T:float T:float", "T", f"{_name}(a, b)")
 _row("math.fma", "T:float T:float T:float", "T", "a * b + c, rounded once")
 _row("math.absi", "T:int", "T", "|a|, wrapping")

@@ -184,8 +184,8 @@ def _cmpf(op: Op, a: Any, b: Any) -> bool:
 def _fma(op: Op, a: Any, b: Any, c: Any) -> Any:
     type = _result(op)
     rounded_twice = a * b + c
-    if not all(np.isfinite([a, b, c])):
-        return rounded_twice
+    if not all(np.isfinite([a, b, c])):  # a product of numbers does not overflow on the way
+        return c if np.isfinite(a) and np.isfinite(b) else rounded_twice
     exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
     if exact == 0:
         return rounded_twice  # its sign is that of the sum
@@ -294,6 +294,7 @@ SCALAR_RULES: dict[str, Rule] = {
     "math.absf": _float(np.abs),
     "math.sqrt": _float(np.sqrt),
     "math.rsqrt": _wide(lambda a: 1.0 / np.sqrt(a)),
+    "math.sigmoid": _wide(lambda a: 1.0 / (1.0 + np.exp(-a))),
     "math.erf": _wide(math.erf),
     "math.erfc": _wide(math.erfc),
     "math.floor": _float(np.floor),
@@ -302,6 +303,7 @@ SCALAR_RULES: dict[str, Rule] = {
     "math.roundeven": _float(np.rint),
     "math.powf": _wide(np.power),
     "math.atan2": _wide(np.arctan2),
+    "math.hypot": _wide(np.hypot),
     "math.copysign": _float(np.copysign),
     "math.fma": _fma,
     "math.absi": lambda op, a: wrap(abs(signed(a, _result(op))), _result(op)),

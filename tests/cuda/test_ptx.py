@@ -78,12 +78,12 @@ def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
     code = weft.compile_for(arch, kernel, *args, every_variant=arch == "sm_90")
     for loop in code:
         for (variant, _), use in loop.usage().items():
-            assert use.registers <= 96
+            again = bool(variant.jams) and not variant.covers
+            assert use.registers <= (128 if again else 96)
             # Addresses of 64 bits with strides, and several sums in step: ptxas would rather
             # spill a few words than use more registers; and more of them where the threads of a
             # grid that is too small for the sizes go on to other iterations in step.
             small = variant.narrow and not variant.jams
-            again = bool(variant.jams) and not variant.covers
             assert use.spill_loads + use.spill_stores <= (0 if small else 160 if again else 40)
 
 

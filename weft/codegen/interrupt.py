@@ -27,7 +27,11 @@ FUNCTIONS = (
     "PyErr_Restore", "PyErr_SetInterrupt", "Py_AddPendingCall", "PyMem_RawMalloc", "PyMem_RawFree",
 )  # fmt: skip
 
-_DECLARATIONS = """declare i32 @PyGILState_Ensure()
+DUE = "weft.due"  # i1 (ptr last): whether the loop has to end
+
+# ``last`` is when handlers were asked for; LIMIT is some 50 ms. It is part of ``pool``'s module.
+TEXT = f"""
+declare i32 @PyGILState_Ensure()
 declare void @PyGILState_Release(i32)
 declare i32 @PyErr_CheckSignals()
 declare void @PyErr_Fetch(ptr, ptr, ptr)
@@ -36,10 +40,9 @@ declare void @PyErr_SetInterrupt()
 declare i32 @Py_AddPendingCall(ptr, ptr)
 declare ptr @PyMem_RawMalloc(i64)
 declare void @PyMem_RawFree(ptr)
-declare i64 @llvm.COUNTER()"""
+declare i64 @llvm.COUNTER()
 
-# Whether the loop has to end. %last is when handlers were asked for; LIMIT is some 50 ms.
-_DUE = """define internal i1 @weft_due(ptr %last) cold noinline nounwind {
+define i1 @{DUE}(ptr %last) nounwind {{
 entry:
   %now = call i64 @llvm.COUNTER()
   %then = load i64, ptr %last
@@ -60,7 +63,7 @@ fetch:
   %value = getelementptr ptr, ptr %triple, i64 1
   %trace = getelementptr ptr, ptr %triple, i64 2
   call void @PyErr_Fetch(ptr %triple, ptr %value, ptr %trace)
-  %full = call i32 @Py_AddPendingCall(ptr @weft_raise, ptr %triple)
+  %full = call i32 @Py_AddPendingCall(ptr @weft.raise, ptr %triple)
   %lost = icmp ne i32 %full, 0
   br i1 %lost, label %again, label %give
 again:
@@ -71,9 +74,9 @@ give:
   ret i1 %any
 no:
   ret i1 false
-}"""
+}}
 
-_RAISE = """define internal i32 @weft_raise(ptr %triple) cold noinline nounwind {
+define internal i32 @weft.raise(ptr %triple) nounwind {{
 entry:
   %value = getelementptr ptr, ptr %triple, i64 1
   %trace = getelementptr ptr, ptr %triple, i64 2
@@ -83,7 +86,8 @@ entry:
   call void @PyErr_Restore(ptr %a, ptr %b, ptr %c)
   call void @PyMem_RawFree(ptr %triple)
   ret i32 -1
-}"""
+}}
+"""
 
 
 def runs_once(parallel: Op) -> bool:
@@ -127,22 +131,25 @@ def _outermost(block: Block) -> list[Op]:
     return found
 
 
+def timed(text: str, intrinsic: tuple[str, int]) -> str:
+    """``text`` with a machine's clock: see ``CpuMachine.clock``."""
+    name, limit = intrinsic
+    return text.replace("COUNTER", name).replace("LIMIT", str(limit))
+
+
 def clock(e: Emitter, intrinsic: tuple[str, int]) -> str:
     """A place that holds when handlers were asked for last: now. ``intrinsic``: see
     ``CpuMachine.clock``."""
-    name, limit = intrinsic
-    for text in (_DECLARATIONS, _DUE, _RAISE):
-        e.declare(text.replace("COUNTER", name).replace("LIMIT", str(limit)))
     place = e.fresh("last")
     e.allocas.append(f"{place} = alloca i64")
-    e.line(f"store i64 {e.inst(f'call i64 @llvm.{name}()')}, ptr {place}")
+    e.line(f"store i64 {e.intrinsic(f'llvm.{intrinsic[0]}', 'i64')}, ptr {place}")
     return place
 
 
 def poll(e: Emitter, place: str, leave: str) -> None:
     """Goes to ``leave`` if a handler raised an exception."""
     on = e.label("on")
-    e.branch(e.inst(f"call i1 @weft_due(ptr {place})"), leave, on)
+    e.branch(e.intrinsic(DUE, "i1", ("ptr", place)), leave, on)
     e.start(on)
 
 

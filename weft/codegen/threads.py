@@ -1,23 +1,23 @@
 """Threads: a kernel as functions that share its iterations.
 
-A kernel becomes three LLVM functions. The *entry* computes the sizes, decides between the calling
-thread and OpenMP's pool, and combines what chunks reduced. The *worker*, run by each thread, takes
-chunks of its own share, then of the others'. The *chunk* is a range of the flattened iteration
-space, run as a real nest of loops: only its two ends are taken apart by division. Where chunks
-begin depends on the sizes alone, so a reduction gives the same bits with any number of threads.
+A kernel becomes two LLVM functions. The *entry* computes the sizes, has ``pool`` run the chunks,
+and combines what they reduced. The *chunk* is a range of the flattened iteration space, run as a
+real nest of loops: only its two ends are taken apart by division. Between them stands the *body*,
+which hands the chunk its pointers as arguments, for only arguments can be told apart by LLVM.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from weft.codegen import pool
 from weft.codegen.accumulations import accumulations
 from weft.codegen.arith import combine, from_word, identity, scalar, word
 from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symbol_of
 from weft.codegen.flat import rows
 from weft.codegen.host import Cpu
 from weft.codegen.interface import Slot
-from weft.codegen.interrupt import clock, poll, polled_loops, runs_once
+from weft.codegen.interrupt import clock, polled_loops, runs_once
 from weft.codegen.lanes import tile
 from weft.codegen.llvm import emit_block, emit_op, loop, rows_follow
 from weft.codegen.tile import Plan, plan
@@ -28,8 +28,6 @@ from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, index
 from weft.schedule.machine import CpuMachine
 
-MAX_CHUNKS = 256
-CHUNK_COST = 32_768  # operations: about a microsecond or more, below which sharing is not worth it
 UNKNOWN_TRIPS = 16.0  # iterations assumed of a loop whose bounds are not known beforehand
 
 
@@ -55,12 +53,6 @@ def argument_slots(function: Function) -> tuple[Slot, ...]:
 
 def _stored_strides(type: MemRefType) -> int:
     return {"contiguous": 0, "unit": max(type.rank - 1, 0), "strided": type.rank}[type.layout]
-
-
-# Words of the frame that the entry shares with workers and chunks. Trip counts, and values computed
-# before the loop, follow.
-_SLOTS, _SHARES, _THREADS, _CHUNKS, _SIZE, _TOTAL, _PARTIALS, _STOP, _FIRST = range(9)
-_LINE = 8  # words of a cache line: the next chunk of each share has a line of its own
 
 
 class Kernel:
@@ -105,7 +97,7 @@ class Kernel:
         """The module's text."""
         if self.parallel is not None:
             self._chunk(self.parallel)
-            self._worker(self.parallel)
+            self._body()
         self._entry()
         return str(self.module)
 
@@ -178,32 +170,43 @@ class Kernel:
             total = trips[0]
             for trip in trips[1:]:
                 total = e.inst(f"mul nsw i64 {total}, {trip}")
-        size, chunks = _chunk_size(e, total, trips, work)
         kinds: tuple[str, ...] = op.attrs["kinds"]
-        frame = e.fresh("frame")
-        e.allocas.append(
-            f"{frame} = alloca [{_FIRST + dims + len(lengths) + len(self.shared)} x i64], align 64"
-        )
         partials = "null"
         if kinds:
             partials = e.fresh("partials")
-            e.allocas.append(f"{partials} = alloca [{MAX_CHUNKS * len(kinds)} x i64], align 64")
-        shares = e.fresh("shares")
-        e.allocas.append(f"{shares} = alloca [{MAX_CHUNKS * _LINE} x i64], align 64")
-        words = [("ptr", "%slots"), ("ptr", shares), ("i64", "1"), ("i64", chunks), ("i64", size),
-                 ("i64", total), ("ptr", partials), ("i64", "0")]  # fmt: skip
-        words += [("i64", trip) for trip in (*trips, *lengths)]
-        for value in self.shared:
-            if isinstance(value.type, MemRefType):
-                words.append(("ptr", e.name(value)))
-            else:
-                words.append(("i64", word(e, e.name(value), scalar(value))))
-        for k, (ty, value) in enumerate(words):
-            e.line(f"store {ty} {value}, ptr {_place(e, frame, k)}")
-        e.line(f"store i64 0, ptr {shares}")
-        self._dispatch(e, frame, shares, chunks)
+            words = pool.MAX_CHUNKS * len(kinds)
+            e.allocas.append(f"{partials} = alloca [{words} x i64], align 64")
+        frame = self._frame(e, total, partials, len(kinds), [*trips, *lengths])
+        row = str((1 << 63) - 1)
+        if dims > 1:
+            row = e.intrinsic("llvm.smax.i64", "i64", ("i64", trips[-1]), ("i64", "1"))
+        e.declare(pool.DECLARATION)
+        alone = "true" if self.cpu.prints else "false"
+        chunks = e.inst(f"call i64 @{pool.RUN}(ptr {frame}, i64 {row}, double {work}, i1 {alone})")
         if kinds:
             self._combine(e, op, partials, chunks)
+
+    def _frame(self, e: Emitter, total: str, partials: str, kinds: int, own: list[str]) -> str:
+        """What the pool and the chunks are told: a block of words."""
+        frame = e.fresh("frame")
+        size = pool.FIRST + len(own) + len(self.shared)
+        e.allocas.append(f"{frame} = alloca [{size} x i64], align 64")
+        record = self.cpu.record if self.cpu.checks else _place(e, frame, pool.STOP)
+        words = {
+            pool.SLOTS: ("ptr", "%slots"), pool.TOTAL: ("i64", total),
+            pool.PARTIALS: ("ptr", partials), pool.STOP: ("i64", "0"),
+            pool.CHUNK: ("ptr", "@body"), pool.KINDS: ("i64", str(kinds)),
+            pool.RECORD: ("ptr", record),
+        }  # fmt: skip
+        words |= {k: ("i64", count) for k, count in enumerate(own, pool.FIRST)}
+        for k, value in enumerate(self.shared, pool.FIRST + len(own)):
+            if isinstance(value.type, MemRefType):
+                words[k] = ("ptr", e.name(value))
+            else:
+                words[k] = ("i64", word(e, e.name(value), scalar(value)))
+        for k, (ty, value) in words.items():
+            e.line(f"store {ty} {value}, ptr {_place(e, frame, k)}")
+        return frame
 
     def _flatten(self, e: Emitter, op: Op, trips: list[str]) -> None:
         """Makes ``trips`` count neighbouring indices as one where ``flat`` allows it."""
@@ -236,41 +239,6 @@ class Kernel:
         trips[-1] = _ceil_div(e, columns, str(self.plan.lanes * self.plan.vectors))
         return [rows, columns]
 
-    def _dispatch(self, e: Emitter, frame: str, shares: str, chunks: str) -> None:
-        """Runs the worker here, or on the threads of OpenMP's pool, which get equal shares."""
-        here, pool, out = e.label("serial"), e.label("pool"), e.label("joined")
-        if self.cpu.prints:
-            e.line(f"call void @worker(ptr {frame})")
-            return
-        e.declare("declare i32 @omp_get_max_threads()")
-        e.declare("declare i32 @omp_in_parallel()")
-        e.declare("declare void @GOMP_parallel(ptr, ptr, i32, i32)")
-        ask = e.label("ask")
-        several = e.inst(f"icmp sgt i64 {chunks}, 1")
-        e.branch(several, ask, here)
-        e.start(ask)
-        available = e.inst("sext i32 " + e.inst("call i32 @omp_get_max_threads()") + " to i64")
-        wanted = e.intrinsic("llvm.smin.i64", "i64", ("i64", available), ("i64", chunks))
-        nested = e.inst("icmp ne i32 " + e.inst("call i32 @omp_in_parallel()") + ", 0")
-        alone = e.inst(f"icmp slt i64 {wanted}, 2")
-        e.branch(e.inst(f"or i1 {nested}, {alone}"), here, pool)
-        e.start(pool)
-        e.line(f"store i64 {wanted}, ptr {_place(e, frame, _THREADS)}")
-
-        def share(thread: str, _: list[str]) -> list[str]:
-            begin = _begin_of_share(e, thread, wanted, chunks)
-            e.line(f"store i64 {begin}, ptr {_share(e, shares, thread)}")
-            return []
-
-        loop(e, "0", wanted, "1", [], [], share)
-        threads = e.inst(f"trunc i64 {wanted} to i32")
-        e.line(f"call void @GOMP_parallel(ptr @worker, ptr {frame}, i32 {threads}, i32 0)")
-        e.jump(out)
-        e.start(here)
-        e.line(f"call void @worker(ptr {frame})")
-        e.jump(out)
-        e.start(out)
-
     def _combine(self, e: Emitter, op: Op, partials: str, chunks: str) -> None:
         """The initial values with what each chunk reduced, in the order of the chunks."""
         kinds = op.attrs["kinds"]
@@ -283,7 +251,11 @@ class Kernel:
             parts = [from_word(e, _load(e, row, k), t) for k, t in enumerate(types)]
             return _combine_all(e, op, carried, parts)
 
-        results = loop(e, "0", chunks, "1", inits, [llvm_type(t) for t in types], body)
+        # Short, and LLVM would take as long to make vectors of it as of the loop.
+        plain = self.module.node('!{!"llvm.loop.disable_nonforced"}')
+        metadata = self.module.node(f"!{{{{self}}, {plain}}}")
+        names = [llvm_type(t) for t in types]
+        results = loop(e, "0", chunks, "1", inits, names, body, metadata=metadata)
         e.names.update(zip(op.results, results, strict=True))
 
     def _work(self, e: Emitter, op: Op, trips: list[str], total: str) -> str:
@@ -296,71 +268,18 @@ class Kernel:
             del e.names[value]
         return e.inst(f"fmul double {e.inst(f'sitofp i64 {total} to double')}, {each}")
 
-    # -- the worker
+    # -- the body
 
-    def _worker(self, op: Op) -> None:
-        """What a thread does: the chunks of its own share, then what is left of the others'. A
-        share is the same part of memory in every call, which stays in the caches of one core."""
+    def _body(self) -> None:
+        """What the pool calls: the chunk, with the tensors' memory."""
         e = self._emitter()
-        slots = _load(e, "%frame", _SLOTS, "ptr")
-        pointers = [_load(e, slots, k, "ptr") for k in range(len(self.memrefs))]
-        shares = _load(e, "%frame", _SHARES, "ptr")
-        threads, chunks, size, total = (
-            _load(e, "%frame", k) for k in (_THREADS, _CHUNKS, _SIZE, _TOTAL)
-        )
-        partials = _load(e, "%frame", _PARTIALS, "ptr")
-        record = _load(e, slots, self.record, "ptr") if self.cpu.checks else ""
-        e.declare("declare i32 @omp_get_thread_num()")
-        number = e.inst("sext i32 " + e.inst("call i32 @omp_get_thread_num()") + " to i64")
-        own = e.inst(f"urem i64 {number}, {threads}")  # alone, it may be any thread's number
-        caller, asked = e.inst(f"icmp eq i64 {number}, 0"), clock(e, self.cpu.machine.clock)
-        stop = _place(e, "%frame", _STOP)
-
-        def share(offset: str, _: list[str]) -> list[str]:
-            thread = e.inst(f"urem i64 {e.inst(f'add nsw i64 {own}, {offset}')}, {threads}")
-            counter = _share(e, shares, thread)
-            following = e.inst(f"add nsw i64 {thread}, 1")
-            last = _begin_of_share(e, following, threads, chunks)
-            take, run, out = e.label("take"), e.label("run"), e.label("out")
-            ask, ends = e.label("ask"), e.label("interrupted")
-            e.jump(take)
-            e.start(take)
-            for flag in (stop, record) if record else (stop,):
-                go_on = e.label("fine")
-                failed = e.inst(f"load atomic i64, ptr {flag} monotonic, align 8")
-                e.branch(e.inst(f"icmp eq i64 {failed}, 0"), go_on, out)
-                e.start(go_on)
-            chunk = e.inst(f"atomicrmw add ptr {counter}, i64 1 monotonic, align 8")
-            e.branch(e.inst(f"icmp slt i64 {chunk}, {last}"), run, out)
-            e.start(run)
-            self._run_chunk(e, op, chunk, slots, pointers, (size, total, partials))
-            e.branch(caller, ask, take)
-            e.start(ask)
-            poll(e, asked, ends)
-            e.jump(take)
-            e.start(ends)
-            e.line(f"store atomic i64 1, ptr {stop} monotonic, align 8")
-            e.jump(out)
-            e.start(out)
-            return []
-
-        loop(e, "0", threads, "1", [], [], share)
-        e.line("ret void")
-        e.finish(f"define internal void @worker(ptr noalias %frame) {self.traits}")
-
-    def _run_chunk(
-        self, e: Emitter, op: Op, chunk: str, slots: str, pointers: list[str],
-        parts: tuple[str, str, str],
-    ) -> None:  # fmt: skip
-        size, total, partials = parts
-        begin = e.inst(f"mul nsw i64 {chunk}, {size}")
-        end = e.intrinsic("llvm.smin.i64", "i64", ("i64", total),
-                          ("i64", e.inst(f"add nsw i64 {begin}, {size}")))  # fmt: skip
-        first = e.inst(f"mul nsw i64 {chunk}, {len(op.attrs['kinds'])}")
-        partial = e.inst(f"getelementptr i64, ptr {partials}, i64 {first}")
-        pairs = [("ptr", slots), ("ptr", "%frame"), ("i64", begin), ("i64", end), ("ptr", partial)]
-        pairs += [("ptr", p) for p in pointers]
+        pointers = [_load(e, "%slots", k, "ptr") for k in range(len(self.memrefs))]
+        pairs = [("ptr", "%slots"), ("ptr", "%frame"), ("i64", "%begin"), ("i64", "%end"),
+                 ("ptr", "%partial"), *(("ptr", pointer) for pointer in pointers)]  # fmt: skip
         e.line(f"call void @chunk({', '.join(f'{t} {v}' for t, v in pairs)})")
+        e.line("ret void")
+        arguments = "ptr %slots, ptr %frame, i64 %begin, i64 %end, ptr %partial"
+        e.finish(f"define internal void @body({arguments}) {self.traits}")
 
     # -- the chunk
 
@@ -369,10 +288,10 @@ class Kernel:
         pointers = [f"%m{k}" for k in range(len(self.memrefs))]
         self._arguments(e, pointers)
         dims = op.attrs["dims"]
-        trips = [_load(e, "%frame", _FIRST + k) for k in range(dims)]
+        trips = [_load(e, "%frame", pool.FIRST + k) for k in range(dims)]
         e.line("%last = sub nsw i64 %end, 1")
-        sides = [_load(e, "%frame", _FIRST + dims + k) for k in range(2 if self.plan else 0)]
-        self._bind_shared(e, _FIRST + dims + len(sides))
+        sides = [_load(e, "%frame", pool.FIRST + dims + k) for k in range(2 if self.plan else 0)]
+        self._bind_shared(e, pool.FIRST + dims + len(sides))
         if self.cpu.polled:
             self.cpu.clock = clock(e, self.cpu.machine.clock)
         firsts, lasts = _prefixes(e, "%begin", trips), _prefixes(e, "%last", trips)
@@ -497,17 +416,6 @@ def _shared_values(function: Function, parallel: Op) -> list[Value]:
     return found
 
 
-def _begin_of_share(e: Emitter, thread: str, threads: str, chunks: str) -> str:
-    """The first chunk of a thread's share."""
-    return e.inst(f"udiv i64 {e.inst(f'mul nsw i64 {thread}, {chunks}')}, {threads}")
-
-
-def _share(e: Emitter, shares: str, thread: str) -> str:
-    """Where the next chunk of a thread's share is counted."""
-    line = e.inst(f"mul nsw i64 {thread}, {_LINE}")
-    return e.inst(f"getelementptr inbounds i64, ptr {shares}, i64 {line}")
-
-
 def _place(e: Emitter, block: str, k: int) -> str:
     return block if k == 0 else e.inst(f"getelementptr inbounds i64, ptr {block}, i64 {k}")
 
@@ -515,29 +423,6 @@ def _place(e: Emitter, block: str, k: int) -> str:
 def _load(e: Emitter, block: str, k: int, ty: str = "i64") -> str:
     """Loads word ``k`` of a block of words."""
     return e.inst(f"load {ty}, ptr {_place(e, block, k)}, align 8")
-
-
-def _chunk_size(e: Emitter, total: str, trips: list[str], work: str) -> tuple[str, str]:
-    """How many iterations a chunk has, and how many chunks there are. Chunks of more than a row
-    are made of whole rows, so that vector loops run along whole rows."""
-    smax = "llvm.smax.i64"
-    wished = e.inst(f"fmul double {work}, {1 / CHUNK_COST!r}")
-    wished = e.intrinsic(
-        "llvm.minnum.f64", "double", ("double", wished), ("double", f"{MAX_CHUNKS}.0")
-    )
-    count = e.intrinsic(
-        smax, "i64", ("i64", e.inst(f"fptosi double {wished} to i64")), ("i64", "1")
-    )
-    size = _ceil_div(e, total, count)
-    many = e.inst(f"icmp sgt i64 {size}, 256")
-    unit = e.inst(f"select i1 {many}, i64 64, i64 1")  # vectors of a chunk begin where lines do
-    if len(trips) > 1:
-        row = e.intrinsic(smax, "i64", ("i64", trips[-1]), ("i64", "1"))
-        whole = e.inst(f"icmp sgt i64 {size}, {row}")
-        unit = e.inst(f"select i1 {whole}, i64 {row}, i64 {unit}")
-    size = e.inst(f"mul i64 {_ceil_div(e, size, unit)}, {unit}")
-    size = e.intrinsic(smax, "i64", ("i64", size), ("i64", "1"))
-    return size, _ceil_div(e, total, size)
 
 
 def _ceil_div(e: Emitter, a: str, b: str) -> str:

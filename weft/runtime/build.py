@@ -96,7 +96,7 @@ def compile_region(
             if cache is not None:
                 cache.store(key, _encode(slots, checks, prints, code.symbol), code.object)
             with timing.stage("load"):
-                loaded = load(code.object, code.symbol, prints)
+                loaded = load(code.object, code.symbol, prints, cache=cache)
     stages = recording.stages
     log_stages(lowered.function, origin, recording)
     log.debug("%s: %s for (%s)", lowered.function.name, origin,
@@ -125,7 +125,7 @@ def _from_disk(
     slots, checks, prints, symbol = header
     with timing.stage("load"):
         try:
-            return load(entry[1], symbol, prints), slots, checks, prints
+            return load(entry[1], symbol, prints, cache=cache), slots, checks, prints
         except RuntimeError as error:
             log.warning("the cached code of %s is compiled anew: %s", symbol, error)
             return None

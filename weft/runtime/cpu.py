@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import itertools
+import logging
 import os
 import struct
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
 
-from weft.codegen import interrupt, libraries
-from weft.codegen.machine import machine
+from weft.codegen import interrupt, libraries, pool
+from weft.codegen.machine import host, host_cpu, machine
+from weft.runtime.cache import DiskCache
 
 Prints = Sequence[tuple[Sequence[str | None], Sequence[str]]]
 
-# Without OpenMP there is one thread. The object code calls these, so they must exist.
-_SERIAL = """
-define i32 @omp_get_max_threads() { ret i32 1 }
-define i32 @omp_in_parallel() { ret i32 0 }
-define i32 @omp_get_thread_num() { ret i32 0 }
-define void @GOMP_parallel(ptr %body, ptr %frame, i32 %threads, i32 %flags) {
-  call void %body(ptr %frame)
-  ret void
-}
-"""
+log = logging.getLogger("weft.cache")
 
 
 class LoadedFunction:
@@ -49,24 +44,54 @@ class LoadedFunction:
 
 
 def load(
-    object: bytes, symbol: str, prints: Prints = (), symbols: Mapping[str, int] | None = None
+    object: bytes, symbol: str, prints: Prints = (), *, cache: DiskCache | None = None
 ) -> LoadedFunction:
-    """Links object code into this process. ``prints`` is ``CpuCode.prints``; ``symbols``: addresses
-    of functions that it calls.
+    """Links the object code of a kernel into this process. ``prints`` is ``CpuCode.prints``. What
+    all kernels share is kept in ``cache``.
 
     Raises ``RuntimeError`` if the code needs a function that is not there.
     """
-    library = f"{symbol}.{next(_numbers)}"
-    builder = llvm.JITLibraryBuilder().add_object_img(object).add_current_process()
     with _lock:
-        for name, address in {**_own_symbols(), **(symbols or {})}.items():
-            builder.import_symbol(name, address)
-        tracker = builder.export_symbol(symbol).link(_jit(), library)
+        if not _shared:
+            _shared.update(_pool(cache))
+        tracker = _link(object, [symbol], _shared)
     return LoadedFunction(tracker[symbol], tracker, prints)
+
+
+def load_text(
+    text: str, symbols: Sequence[str], needs: Mapping[str, int], cache: DiskCache | None,
+    *, effort: int = 1,
+) -> llvm.ResourceTracker:  # fmt: skip
+    """The code of LLVM IR that is the same in every process, compiled as it stands, or taken from
+    ``cache``: ``symbols`` of it can be asked for. ``needs``: addresses of functions that it calls.
+    """
+    key = hashlib.sha256(f"{llvmlite.__version__}\n{host()}\n{effort}\n{text}".encode()).hexdigest()
+    entry = cache.load(key) if cache is not None else None
+    if entry is not None:
+        try:
+            return _link(entry[1], symbols, needs)
+        except RuntimeError as error:
+            log.warning("the cached code of %s is compiled anew: %s", symbols[0], error)
+    code = machine(effort).emit_object(llvm.parse_assembly(text))
+    if cache is not None:
+        cache.store(key, {"symbol": symbols[0]}, code)
+    return _link(code, symbols, needs)
+
+
+def _link(
+    object: bytes, symbols: Sequence[str], needs: Mapping[str, int]
+) -> llvm.ResourceTracker:  # fmt: skip
+    builder = llvm.JITLibraryBuilder().add_object_img(object).add_current_process()
+    for name, address in needs.items():
+        builder.import_symbol(name, address)
+    for name in symbols:
+        builder.export_symbol(name)
+    return builder.link(_jit(), f"{symbols[0]}.{next(_numbers)}")
 
 
 _numbers = itertools.count()
 _lock = threading.Lock()
+_shared: dict[str, int] = {}  # addresses of functions for kernels that no shared library has
 
 
 @functools.cache
@@ -74,23 +99,22 @@ def _jit() -> llvm.LLJIT:
     return llvm.create_lljit_compiler(machine(), use_jit_link=False, suppress_errors=False)
 
 
-@functools.cache
-def _own_symbols() -> dict[str, int]:
-    """The functions for compiled kernels that no shared library has, and their addresses."""
+def _pool(cache: DiskCache | None) -> dict[str, int]:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_one_thread)
-    symbols = {"weft_print": ctypes.cast(_print_callback, ctypes.c_void_p).value or 0}
-    for name in interrupt.FUNCTIONS:
-        function = getattr(ctypes.pythonapi, name)
-        symbols[name] = ctypes.cast(function, ctypes.c_void_p).value or 0
-    if not libraries.load().openmp:
-        builder = llvm.JITLibraryBuilder().add_ir(_SERIAL)
-        for name in _SERIAL_NAMES:
-            builder.export_symbol(name)
-        tracker = builder.link(_jit(), "weft.serial")
-        _keep.append(tracker)
-        symbols.update({name: tracker[name] for name in _SERIAL_NAMES})
-    return symbols
+    text = pool.text(host_cpu(), openmp=libraries.load().openmp)
+    tracker = load_text(text, pool.EXPORTS, python_functions(interrupt.FUNCTIONS), cache)
+    _keep.append(tracker)
+    printing = ctypes.cast(_print_callback, ctypes.c_void_p).value or 0
+    return {"weft_print": printing, **{name: tracker[name] for name in pool.EXPORTS}}
+
+
+def python_functions(names: Iterable[str]) -> dict[str, int]:
+    """The addresses of functions of CPython."""
+    return {
+        name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
+        for name in names
+    }
 
 
 def _one_thread() -> None:
@@ -119,9 +143,6 @@ def one_thread() -> Generator[None]:
         change(before)
 
 
-_SERIAL_NAMES = (
-    "omp_get_max_threads", "omp_in_parallel", "omp_get_thread_num", "GOMP_parallel"
-)  # fmt: skip
 _keep: list[object] = []  # code that lives as long as the process
 
 

@@ -29,8 +29,8 @@ from tests.fuzz import check as fuzz
 from tests.fuzz import generate, rows
 from weft.codegen import launching, mapping, teams
 from weft.codegen.launching import InStep, Jam, Mapping, Variant
-from weft.codegen.tile import is_constant
 from weft.ir.core import Function, Op
+from weft.ir.views import is_constant
 
 COUNT = int(os.environ.get("WEFT_FUZZ_CUDA", "5"))
 

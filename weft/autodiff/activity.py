@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from weft.autodiff.rules import ZERO
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import MemRefType, ScalarType
+from weft.ir.views import For, Parallel, While, memory
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ def _block(block: Block, parent: Op | None, found: Activity) -> None:
         _handed_on(block, parent, found)
 
 
-def _mark(pairs: zip[tuple[Value, Value]], found: Activity) -> None:
+def _mark(pairs: Iterable[tuple[Value, Value]], found: Activity) -> None:
     found.values.update(to for source, to in pairs if source in found.values and is_float(to))
 
 
@@ -54,24 +55,21 @@ def _op(op: Op, found: Activity) -> None:
     values, arrays = found.values, found.arrays
     match op.name:
         case "memref.load":
-            if op.operands[0] in arrays and is_float(op.result):
+            if memory(op)[0] in arrays and is_float(op.result):
                 values.add(op.result)
-        case "memref.store" | "memref.atomic_rmw":
-            if op.operands[0] in values:
-                arrays.add(op.operands[1])
-            if op.results and op.operands[1] in arrays and is_float(op.result):
+        case "memref.store" | "memref.atomic_rmw" | "memref.atomic_cas":
+            memref, _, given = memory(op)
+            if given[-1] in values:
+                arrays.add(memref)
+            if op.name == "memref.atomic_rmw" and memref in arrays and is_float(op.result):
                 values.add(op.result)
-        case "memref.atomic_cas":
-            if op.operands[1] in values:
-                arrays.add(op.operands[2])
         case "scf.for":
-            carried = op.regions[0].args[1:]
-            _mark(zip(op.operands[3:], carried, strict=True), found)
-            _mark(zip(op.operands[3:], op.results, strict=True), found)
+            for carried, init, _, result in For(op).rows:
+                _mark([(init, carried), (init, result)], found)
         case "scf.while":
-            _mark(zip(op.operands, op.regions[0].args, strict=True), found)
+            _mark(zip(op.operands, While(op).before.args, strict=True), found)
         case "scf.parallel":
-            _mark(zip(op.operands[3 * op.attrs["dims"] :], op.results, strict=True), found)
+            _mark(zip(Parallel(op).inits, op.results, strict=True), found)
         case "scf.if":
             pass
         case _ if op.name not in ZERO and any(v in values for v in op.operands):
@@ -85,12 +83,12 @@ def _handed_on(block: Block, parent: Op, found: Activity) -> None:
     given = block.terminator.operands
     match parent.name:
         case "scf.for":
-            _mark(zip(given, block.args[1:], strict=True), found)
+            _mark(zip(given, For(parent).carried, strict=True), found)
             _mark(zip(given, parent.results, strict=True), found)
-        case "scf.while" if block is parent.regions[0]:
-            _mark(zip(given[1:], parent.regions[1].args, strict=True), found)
-            _mark(zip(given[1:], parent.results, strict=True), found)
+        case "scf.while" if block is While(parent).before:
+            _mark(zip(While(parent).handed, While(parent).after.args, strict=True), found)
+            _mark(zip(While(parent).handed, parent.results, strict=True), found)
         case "scf.while":
-            _mark(zip(given, parent.regions[0].args, strict=True), found)
+            _mark(zip(given, While(parent).before.args, strict=True), found)
         case _:
             _mark(zip(given, parent.results, strict=True), found)

@@ -16,6 +16,7 @@ from weft.autodiff.redo import Redo
 from weft.autodiff.tape import Tape
 from weft.ir.core import Op, Value
 from weft.ir.types import index
+from weft.ir.views import For, If, While
 
 
 class Checkpoints(Redo):
@@ -26,11 +27,11 @@ class Checkpoints(Redo):
         if not taping or op not in self.checkpoints:
             super()._redo_for(op, taping)
             return
-        lower, upper, step, *inits = (self.env[v] for v in op.operands)
-        tape = self._tape(op, op.regions[0].args[1:])
-        n = self.b.trip_bound(lower, upper, step)
+        inits = [self.env[v] for v in For(op).inits]
+        tape = self._tape(op, For(op).carried)
+        n = self.b.trip_bound(*(self.env[v] for v in For(op).bounds))
         loop = self.b.for_(self.b.constant(0, index), self._segments(op, n), self._one(), inits)
-        with self.b.at(loop.regions[0]) as block:
+        with self.b.at(loop.body) as block:
             number, *carried = block.args
             self._carry(op, carried)
             tape.write(number, self)
@@ -46,10 +47,10 @@ class Checkpoints(Redo):
         number = self.b.op("arith.floordivsi", count, length)
         first = self.b.op("arith.muli", number, length)
         branch = self.b.if_(self.b.op("arith.cmpi", first, count, predicate="eq"))
-        with self.b.at(branch.regions[0]):
+        with self.b.at(If(branch).then):
             tape.write(self._place(tape.extent.op, number), self)
             self.b.do("scf.yield")
-        with self.b.at(branch.regions[1]):
+        with self.b.at(If(branch).otherwise):
             self.b.do("scf.yield")
         tape.write(self.b.constant(0, index), self)  # the last one stays
 
@@ -76,7 +77,7 @@ class Checkpoints(Redo):
             return self._undoing(op, self._span(tape, zero, n, starts, undo)).results
         count = self._segments(op, n)
         loop = self.b.for_(zero, count, self._one(), starts)
-        with self.b.at(loop.regions[0]) as block:
+        with self.b.at(loop.body) as block:
             number = self.b.op("arith.subi", self.b.op("arith.subi", count, self._one()),
                                block.args[0])  # fmt: skip
             first, end = self._ends(op, number, n)
@@ -92,13 +93,13 @@ class Checkpoints(Redo):
     ) -> Sequence[Value]:
         """The same in the order of the iterations, where nothing is handed on from one to the
         next: the loop then is one that other parts of the compiler understand."""
-        lower, upper, step = (self.env[v] for v in op.operands[:3])
+        lower, upper, step = (self.env[v] for v in For(op).bounds)
         loop = self._undoing(op, self.b.for_(lower, upper, step, starts))
-        with self.b.at(loop.regions[0]) as block:
+        with self.b.at(loop.body) as block:
             iv = block.args[0]
-            iv.name = op.regions[0].args[0].name
-            self.env[op.regions[0].args[0]] = iv
-            tape, number = self.tapes[op], self._count(iv, lower, step)
+            iv.name = For(op).index.name
+            self.env[For(op).index] = iv
+            tape, number = self.tapes[op], self.b.steps(iv, lower, step)
             self.number[op] = number
             tape.read(number, self)
             self.around.append((tape.extent, number))
@@ -115,7 +116,7 @@ class Checkpoints(Redo):
         zero, one = self.b.constant(0, index), self._one()
         count = self.b.op("arith.subi", end, first)
         loop = self.b.for_(zero, count, one, starts)
-        with self.b.at(loop.regions[0]) as block:
+        with self.b.at(loop.body) as block:
             place = self.b.op("arith.subi", self.b.op("arith.subi", count, one), block.args[0])
             tape.read(place, self)
             self.around.append((tape.extent, block.args[0]))
@@ -138,7 +139,7 @@ class Checkpoints(Redo):
         """The iterations ``first`` to ``end - 1``, which certainly take place, carried out on from
         ``inits`` and written on ``tape``. Gives what is carried on."""
         loop = self.b.for_(first, end, self._one(), inits)
-        with self.b.at(loop.regions[0]) as block:
+        with self.b.at(loop.body) as block:
             number, *carried = block.args
             self._carry(op, carried)
             if tape is not None:
@@ -148,19 +149,19 @@ class Checkpoints(Redo):
 
     def _carry(self, op: Op, carried: Sequence[Value]) -> None:
         """Lets what the loop carries be ``carried``."""
-        args = op.regions[0].args
-        for old, new in zip(args if op.name == "scf.while" else args[1:], carried, strict=True):
+        args = While(op).before.args if op.name == "scf.while" else For(op).carried
+        for old, new in zip(args, carried, strict=True):
             new.name = old.name
             self.env[old] = new
 
     def _iteration(self, op: Op, number: Value) -> list[Value]:
         """Carries out one iteration, and gives what it hands on to the next."""
         self._index(op, number)
-        *_, last = op.regions
+        last = op.body
         if op.name == "scf.while":
-            before = op.regions[0]
-            self._redo_block(before, taping=False)
-            for old, value in zip(last.args, before.terminator.operands[1:], strict=True):
+            last = While(op).after
+            self._redo_block(While(op).before, taping=False)
+            for old, value in zip(last.args, While(op).handed, strict=True):
                 self.env[old] = self.env[value]
         self._redo_block(last, taping=False)
         return [self.env[v] for v in last.terminator.operands]
@@ -169,8 +170,8 @@ class Checkpoints(Redo):
         """Lets the index of a ``scf.for`` be that of iteration ``number``, counted from 0."""
         self.number[op] = number
         if op.name == "scf.for":
-            lower, _, step = (self.env[v] for v in op.operands[:3])
-            iv = op.regions[0].args[0]
+            lower, _, step = (self.env[v] for v in For(op).bounds)
+            iv = For(op).index
             self.env[iv] = self.b.op("arith.addi", lower, self.b.op("arith.muli", number, step))
             self.env[iv].name = iv.name
 

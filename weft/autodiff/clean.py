@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.writes import written, written_by
+from weft.ir.views import written_by
+from weft.ir.writes import loaded, written
 from weft.passes.cse import cse
 from weft.passes.dce import dce
 from weft.passes.simplify import simplify
@@ -29,9 +30,7 @@ def clean(function: Function) -> Function:
 def _unread(function: Function) -> set[str]:
     """The tapes that are written and never read."""
     tapes = {a for a in function.args if a.name.startswith(("tape", "work."))}
-    stored = written(function) & tapes
-    read = {op.operands[0] for op in walk(function.body) if op.name == "memref.load"}
-    return {a.name for a in stored - read}
+    return {a.name for a in (written(function) & tapes) - loaded(function)}
 
 
 def _without_stores(function: Function, names: set[str]) -> Function:

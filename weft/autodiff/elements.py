@@ -12,6 +12,7 @@ from weft.index.expression import ONE, ZERO, Dim, Poly, atom, extreme
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, Type, index
+from weft.ir.views import If
 
 Found = Sequence[tuple[Access, Fibre]]
 Bounds = Callable[[Value, Value], tuple[Value, Value]]
@@ -22,7 +23,7 @@ def element_loop(function: Function, name: str, found: Found, slicer: Slicer) ->
     new, outside, kept = _function(function, name, slicer)
     b, target = Builder(new.body, function.span), _argument(new, name)
     loop, rank = _over(b, target), len(_extents(target))
-    with b.at(loop.regions[0]) as block:
+    with b.at(loop.body) as block:
         total = b.constant(0.0, _element(target))
         for access, fibre in found:
             writer = Writer(b, dict(outside))
@@ -47,7 +48,7 @@ def split_loops(
     new.body.args.append(parts)
     b = Builder(new.body, function.span)
     loop = _over(b, parts)
-    with b.at(loop.regions[0]) as block:
+    with b.at(loop.body) as block:
         chunk, *place = block.args
         count = b.op("memref.dim", parts, axis=0)
         total = b.constant(0.0, element)
@@ -69,8 +70,8 @@ def split_loops(
         b.do("scf.reduce")
     b.do("func.return")
     for op in walk(new.body):  # the gradient itself is the other loop's
-        if op.name == "memref.dim" and op.operands[0] is target:
-            op.operands[0], op.attrs = parts, {"axis": op.attrs["axis"] + 1}
+        if op.name == "memref.dim" and op.operand is target:
+            op.operands, op.attrs = [parts], {"axis": op.attrs["axis"] + 1}
     return [new, added_up(function, name, element, rank, workspace)]
 
 
@@ -84,11 +85,11 @@ def added_up(
     target, parts = new.args
     b = Builder(new.body, function.span)
     loop = _over(b, target)
-    with b.at(loop.regions[0]) as block:
+    with b.at(loop.body) as block:
         zero, one = b.constant(0, index), b.constant(1, index)
         count = b.op("memref.dim", parts, axis=0)
         adding = b.for_(zero, count, one, [b.constant(0.0, element)])
-        with b.at(adding.regions[0]) as inner:
+        with b.at(adding.body) as inner:
             chunk, total = inner.args
             part = b.load(parts, [chunk, *block.args])
             b.do("scf.yield", b.op("arith.addf", total, part))
@@ -139,13 +140,11 @@ def _argument(function: Function, name: str) -> Value:
 
 
 def _element(memref: Value) -> ScalarType:
-    assert isinstance(memref.type, MemRefType)
-    return memref.type.element
+    return memref.memref.element
 
 
 def _extents(memref: Value) -> range:
-    assert isinstance(memref.type, MemRefType)
-    return range(memref.type.rank)
+    return range(memref.memref.rank)
 
 
 def _over(b: Builder, memref: Value) -> Op:
@@ -176,7 +175,7 @@ def _sum(
         if k == 0:
             low, end = bounds(low, end)
         loop = w.b.for_(low, end, one, [total])
-        with w.b.at(loop.regions[0]) as block:
+        with w.b.at(loop.body) as block:
             block.args[0].name = iv.name
             w.values[iv] = block.args[0]
             w.b.do("scf.yield", nest(k + 1, block.args[1]))
@@ -189,9 +188,9 @@ def _sum(
             return inside(total)
         test = w.all(conditions)  # type: ignore[arg-type]
         branch = w.b.if_(test, [total.type])
-        with w.b.at(branch.regions[0]):
+        with w.b.at(If(branch).then):
             w.b.do("scf.yield", inside(total))
-        with w.b.at(branch.regions[1]):
+        with w.b.at(If(branch).otherwise):
             w.b.do("scf.yield", total)
         return branch.result
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir.core import Block, Op, Value
+from weft.ir.core import Op, Value
 from weft.ir.types import ScalarType
+from weft.ir.views import For, memory
 from weft.passes.extrema import running_extremum
 
 # What gives the same bits wherever it is computed: no rounding, so no fused or other rounding.
@@ -27,10 +28,10 @@ class Extremum:
     place: int
 
 
-def extremum(body: Block, place: int) -> Extremum | None:
+def extremum(loop: Op, place: int) -> Extremum | None:
     """Carried value ``place`` of a ``scf.for`` as an extremum of elements that are exactly the same
     when they are computed once more; None where it is something else."""
-    found = running_extremum(body, place)
+    found, body = running_extremum(loop, place), loop.body
     if found is None:
         return None
     *_, element, _ = found
@@ -38,24 +39,23 @@ def extremum(body: Block, place: int) -> Extremum | None:
     todo = [element]
     own = set(body.ops)
     while todo:
-        owner = todo.pop().owner
-        if owner is body:
-            continue  # checked below: only the index
-        if isinstance(owner, Op) and owner in own and owner not in needed:
+        owner = todo.pop().op
+        # Of the loop's arguments it is the index alone, as is checked below.
+        if owner in own and owner not in needed:
             if not _exact(owner):
                 return None
             needed.add(owner)
             todo += owner.operands
-    carried = set(body.args[1:])
+    carried = set(For(loop).carried)
     if element in carried or any(v in carried for op in needed for v in op.operands):
         return None
     slice = tuple(op for op in body.ops if op in needed)
-    return Extremum(body.args[1 + place], element, slice, place)
+    return Extremum(For(loop).carried[place], element, slice, place)
 
 
 def _exact(op: Op) -> bool:
     if op.name == "memref.load":
-        return not isinstance(op.operands[0].owner, Op)  # a local array may have changed
+        return memory(op)[0].op is None  # a local array may have changed
     return op.name in _EXACT or all(
         isinstance(v.type, ScalarType) and not v.type.is_float and not op.regions
         for v in (*op.operands, *op.results)

@@ -26,9 +26,10 @@ from weft.index.expression import (
     pick,
     show,
 )
-from weft.ir.core import Op, Value
+from weft.ir.core import Value
 from weft.ir.trips import steps_of
 from weft.ir.types import index
+from weft.ir.views import memory
 
 
 class NotAffine(WeftError):
@@ -57,7 +58,7 @@ class Fibre:
 
 def fibre(access: Access) -> Fibre:
     """Solves ``subscripts = element``. Raises ``NotAffine`` where that is not possible."""
-    for poly, value in zip(access.subscripts, access.op.operands[2:], strict=True):
+    for poly, value in zip(access.subscripts, memory(access.op)[1], strict=True):
         if poly is None:
             raise NotAffine(f"data-dependent subscript {written(value)}")
     access, stepped = _with_steps(access)
@@ -204,8 +205,8 @@ _CALLS = {"arith.minsi": "min", "arith.maxsi": "max", "arith.fptosi": "int"}
 
 def written(value: Value, depth: int = 4) -> str:
     """How an index may be written in the source: ``idx[i]``; "..." for what is too long."""
-    op = value.owner
-    if not isinstance(op, Op) or depth == 0:
+    op = value.op
+    if op is None or depth == 0:
         return value.name or "..."
     parts = [written(v, depth - 1) for v in op.operands]
     if op.name == "arith.constant":

@@ -16,7 +16,8 @@ from weft.autodiff.twins import Walk
 from weft.errors import GradientError
 from weft.index.expression import Poly
 from weft.ir.core import Function, Op, Value
-from weft.ir.types import SCALARS, MemRefType, ScalarType, index
+from weft.ir.types import SCALARS, MemRefType, index
+from weft.ir.views import Parallel, memory
 
 _EXTREMA = ("maximumf", "minimumf")
 
@@ -67,8 +68,7 @@ class _Forward(Walk):
     def _loop(self, op: Op) -> Sequence[Value]:
         """The loop with tangents of its sums. Gives four totals for each product: see
         ``_factor``."""
-        dims, kinds = op.attrs["dims"], op.attrs["kinds"]
-        bounds, starts = op.operands[: 3 * dims], op.operands[3 * dims :]
+        kinds, starts = Parallel(op).kinds, Parallel(op).inits
         sums, products = self._reduced(op, ["addf"]), self._reduced(op, ["mulf"])
         for k in self.active(op.results):
             if kinds[k] not in ("addf", "mulf", *_EXTREMA):
@@ -77,14 +77,14 @@ class _Forward(Walk):
         inits = [self.env[v] for v in starts] + [self.tangent(starts[k]) for k in sums]
         for k in products:
             inits += self._factor(starts[k])
-        new_bounds = [self.env[v] for v in bounds]
+        lowers, uppers, steps = ([self.env[v] for v in vs] for vs in Parallel(op).ranges)
         loop = self.b.parallel(
-            new_bounds[:dims], new_bounds[dims : 2 * dims], new_bounds[2 * dims :], inits,
+            lowers, uppers, steps, inits,
             [*kinds, *["addf"] * len(sums), *_PRODUCT * len(products)],
         )  # fmt: skip
-        body = op.regions[0]
-        with self.b.at(loop.regions[0]):
-            self.stand(body.args, loop.regions[0].args)
+        body = op.body
+        with self.b.at(loop.body):
+            self.stand(body.args, loop.body.args)
             self.ops(body.ops[:-1])
             given = body.terminator.operands
             self.b.span = body.terminator.span
@@ -145,7 +145,7 @@ class _Forward(Walk):
         self.begin(f"{self.primal.name}_tangent_of_totals")
         zero, one = self.b.constant(0, index), self.b.constant(1, index)
         loop = self.b.parallel([zero], [one], [one])
-        with self.b.at(loop.regions[0]):
+        with self.b.at(loop.body):
             self.ops(head)
             self._totals(op, totals)
             for k, name in sums.items():
@@ -170,16 +170,15 @@ class _Forward(Walk):
 
     def _check_head(self, head: Sequence[Op]) -> None:
         for op in head:
-            if op.name == "memref.load" and op.operands[0] in self.written:
+            if op.name == "memref.load" and memory(op)[0] in self.written:
                 raise GradientError(
                     "a value that a product, maximum or minimum starts from is overwritten",
                     op.span, help="start from a constant, and combine after the loop",
                 )  # fmt: skip
 
     def _keep_total(self, name: str, value: Value) -> str:
-        assert isinstance(value.type, ScalarType)
-        self.workspaces.append(Buffer(name, value.type.name, None))
-        self.b.store(value, self.argument(name, MemRefType(value.type, 0)), [])
+        self.workspaces.append(Buffer(name, value.scalar.name, None))
+        self.b.store(value, self.argument(name, MemRefType(value.scalar, 0)), [])
         return name
 
     def _kept(self, name: str) -> Value:
@@ -188,20 +187,17 @@ class _Forward(Walk):
 
     def _keep(self, op: Op, loop: Op, given: Sequence[Value]) -> None:
         """Within an iteration: writes what it contributes to extremes, and the tangents of that."""
-        dims = op.attrs["dims"]
         extrema = self._reduced(op, _EXTREMA)
         if not extrema:
             return
-        at = []
-        for k, iv in enumerate(loop.regions[0].args):
-            distance = self.b.op("arith.subi", iv, loop.operands[k])
-            at.append(self.b.op("arith.floordivsi", distance, loop.operands[2 * dims + k]))
+        made = Parallel(loop)
+        at = [self.b.steps(iv, low, step) for iv, low, step
+              in zip(made.indices, made.lowers, made.steps, strict=True)]  # fmt: skip
         for k in extrema:
             for name, value in (("value", self.env[given[k]]), ("tangent", self.tangent(given[k]))):
-                assert isinstance(value.type, ScalarType)
                 full = f"{name}.{k}.{op.results[k].name or 'extreme'}"
-                self.workspaces.append(Buffer(full, value.type.name, op))
-                self.b.store(value, self.argument(full, MemRefType(value.type, dims)), at)
+                self.workspaces.append(Buffer(full, value.scalar.name, op))
+                self.b.store(value, self.argument(full, MemRefType(value.scalar, len(at))), at)
             self.notes[op.results[k].name or "extreme"] = (
                 f"{op.attrs['kinds'][k]} of the loop: what each iteration contributes is kept"
             )
@@ -215,11 +211,10 @@ class _Forward(Walk):
         inits: list[Value] = []
         for k in extrema:
             name = op.results[k].name or "extreme"
-            type = op.results[k].type
-            assert isinstance(type, ScalarType)
+            type = op.results[k].scalar
             buffers.append([self.argument(f"{part}.{k}.{name}", MemRefType(type, dims))
                             for part in ("value", "tangent")])  # fmt: skip
-            start = op.operands[3 * dims + k]
+            start = Parallel(op).inits[k]
             total = self.env[op.results[k]]
             if start in self.twin:
                 inits += self._winner(self.env[start], self.twin[start], total)
@@ -227,7 +222,7 @@ class _Forward(Walk):
                 inits += [self.number(0.0, type), self.number(0.0, type)]
         sizes = [self.b.op("memref.dim", buffers[0][0], axis=axis) for axis in range(dims)]
         loop = self.b.parallel([zero] * dims, sizes, [one] * dims, inits, ["addf"] * len(inits))
-        with self.b.at(loop.regions[0]) as block:
+        with self.b.at(loop.body) as block:
             parts: list[Value] = []
             for k, (values, tangents) in zip(extrema, buffers, strict=True):
                 value, tangent = self.b.load(values, block.args), self.b.load(tangents, block.args)

@@ -30,6 +30,7 @@ from weft.index.relation import Budget
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, i64, index
+from weft.ir.views import memory
 from weft.passes.demote import demote
 
 
@@ -53,9 +54,7 @@ class _Plan:
 
     @property
     def _type(self) -> MemRefType:
-        type = self.group[0].memref.type
-        assert isinstance(type, MemRefType)
-        return type
+        return self.group[0].memref.memref
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +220,12 @@ class _List:
 
     @property
     def element(self) -> ScalarType:
-        type = self.access.op.operands[0].type
-        assert isinstance(type, ScalarType)
-        return type
+        _, _, (value,) = memory(self.access.op)
+        return value.scalar
 
     def write(self, r: Rewriter, op: Op, slicer: Slicer, places: Value, values: Value) -> None:
         """Lists ``op``, which stands for the accumulation."""
-        value, memref, *subscripts = op.operands
+        memref, subscripts, (value,) = memory(op)
         place = r.constant(0, index)
         for axis, subscript in enumerate(subscripts):
             extent = r.op("memref.dim", memref, axis=axis)
@@ -244,7 +242,7 @@ def _plan(name: str, group: list[Access], slicer: Slicer, sort: bool) -> _Plan:
     alone = all(proven_apart(a, b, budget) for k, a in enumerate(group) for b in group[k:])
     if alone:
         return _Plan(name, "plain", "plain store: no two iterations read one element", group)
-    if all(slicer.is_fixed(v) for a in group for v in a.op.operands[2:]) and all(
+    if all(slicer.is_fixed(v) for a in group for v in memory(a.op)[1]) and all(
         not a.serial and not a.guards for a in group
     ):
         return _Plan(name, "reduce", "parallel reduction", group)
@@ -281,44 +279,44 @@ def _rest(
         new.body.args += [places, values]
         listing[entry.access.op] = entry, places, values
     order = iter([op for op in walk(function.body) if op.name == "memref.atomic_rmw"])
-    finals: list[tuple[Value, list[Value]]] = []
+    finals: list[tuple[Value, Op]] = []  # what is reduced, and the accumulation
 
     def visit(op: Op, r: Rewriter) -> list[Value] | None:
         if op.name != "memref.atomic_rmw":
             return None
         old = next(order)
+        memref, subscripts, (value,) = memory(op)
         if old in reduced:
-            finals.append((op.operands[0], old.operands[1:]))
+            finals.append((value, old))
         if old in listing:
             entry, places, values = listing[old]
             entry.write(r, op, slicer, places, values)
-            return [op.operands[0]]
+            return [value]
         if old in stores:
-            r.store(op.operands[0], op.operands[1], op.operands[2:])
-            return [op.operands[0]]
-        return [op.operands[0]] if old in taken | reduced else None
+            r.store(value, memref, subscripts)
+            return [value]
+        return [value] if old in taken | reduced else None
 
     def around(op: Op, r: Rewriter) -> list[Value] | None:
         if op.name != "scf.parallel" or r.depth:
             return None
         copy = r.copy(op)
-        old, body = op.regions[0], copy.regions[0]
+        old, body = op.body, copy.body
         r.region(old, body)
         end = body.ops.pop()
         with r.at(body):
             r.append(end)
         for value, _ in finals:
-            type = value.type
-            assert isinstance(type, ScalarType)
+            type = value.scalar
             copy.operands.append(r.constant(0.0, type))
             copy.results.append(Value(type, "", copy))
             end.operands.append(value)
         copy.attrs["kinds"] = (*copy.attrs["kinds"], *["addf"] * len(finals))
         r.append(copy)
         count = len(op.results)
-        for (_, place), total in zip(finals, copy.results[count:], strict=True):
-            memref, *at = (r.lookup(v) for v in place)
-            r.atomic_rmw("addf", total, memref, at)
+        for (_, accumulation), total in zip(finals, copy.results[count:], strict=True):
+            memref, at, _ = memory(accumulation)
+            r.atomic_rmw("addf", total, r.lookup(memref), [r.lookup(v) for v in at])
         return copy.results[:count]
 
     rewriter = Rewriter(visit, around=around)
@@ -337,8 +335,7 @@ def _keep(r: Rewriter, new: Function, value: Value, place: Value, slicer: Slicer
     made = Block()
     with r.at(made):
         at = slicer.indices(r, slicer.loops(value), r.lookup)
-        assert isinstance(place.type, MemRefType)
-        if place.type.element is i64 and kept.type is not i64:
+        if place.memref.element is i64 and kept.type is not i64:
             kept = r.op("arith.index_cast", kept, type=i64)
         r.store(kept, place, at)
     owner = r.lookup(value).owner

@@ -15,7 +15,7 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.trips import trip_count
 from weft.ir.types import MemRefType, i64, index
-from weft.ir.writes import accessed_by, redirected
+from weft.ir.views import For, Parallel, accessed_by, redirected
 
 Range = tuple[Value, Poly | None, Poly | None]
 
@@ -51,10 +51,9 @@ def lengths(function: Function, loops: Sequence[Op], seen: Mapping[Op, Contents]
     def visit(block: Block, ranges: list[Range]) -> None:
         for op in block.ops:
             if op.name == "scf.parallel":
-                n = op.attrs["dims"]
                 inner = list(ranges)
-                for k in range(n):
-                    low, high, step = (extraction.poly(op.operands[i * n + k]) for i in range(3))
+                for iv, axis in zip(Parallel(op).indices, Parallel(op).axes, strict=True):
+                    low, high, step = map(extraction.poly, axis)
                     extent = only_arguments(_trips(low, high, step))
                     if extent is None:
                         raise GradientError(
@@ -63,15 +62,15 @@ def lengths(function: Function, loops: Sequence[Op], seen: Mapping[Op, Contents]
                             help="pass the number of iterations as an argument",
                         )  # fmt: skip
                     space.append(extent)
-                    inner.insert(0, (op.regions[0].args[k], low, high))
-                visit(op.regions[0], inner)
+                    inner.insert(0, (iv, low, high))
+                visit(op.body, inner)
             elif op.name == "scf.for":
-                low, high, step = (extraction.poly(v) for v in op.operands[:3])
+                low, high, step = map(extraction.poly, For(op).bounds)
                 if op in loops:
                     apart = None if low is None or high is None else high - low
                     most = None if apart is None else extreme(apart, ranges, upwards=True)
                     bounds[op] = only_arguments(_trips(number(0), most, step))
-                visit(op.regions[0], [(op.regions[0].args[0], low, high), *ranges])
+                visit(op.body, [(For(op).index, low, high), *ranges])
             else:
                 for region in op.regions:
                     visit(region, ranges)
@@ -117,7 +116,7 @@ def _measure(
         assert memref is not None
         if op.name == "memref.load":
             other = {"before": before, "tape": work}.get(seen.get(old, "after"), {}).get(memref)
-        elif isinstance(memref.owner, Op):  # a local array
+        elif memref.op is not None:  # a local array
             other = None
         elif (other := work.get(memref)) is None:  # the results of writes to arguments are not used
             return [rewriter.constant(0, r.type) for r in op.results]  # type: ignore[arg-type]
@@ -134,8 +133,8 @@ def _measure(
         if op not in counting:
             return None
         if op.name == "scf.for":
-            low, high, step = (rewriter.lookup(v) for v in op.operands[:3])
-            count(rewriter, counting[op], rewriter.trip_count(low, high, step))
+            bounds = map(rewriter.lookup, For(op).bounds)
+            count(rewriter, counting[op], rewriter.trip_count(*bounds))
             return None
         zero, one = rewriter.constant(0, index), rewriter.constant(1, index)
         inits = [rewriter.lookup(v) for v in op.operands]

@@ -10,7 +10,7 @@ from weft.index.bounds import in_range
 from weft.index.expression import Dim, atom
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.types import ScalarType
+from weft.ir.views import For, If, constant_of, memory
 
 
 def lift(function: Function, names: Collection[str]) -> Function:
@@ -28,16 +28,16 @@ def lift(function: Function, names: Collection[str]) -> Function:
             safe.add(op)
         if op.name != "scf.for":
             return None
-        body = op.regions[0]
+        body = op.body
         inside = _defined(body)
-        sums = [o for o in body.ops if _is_sum(o, names) and not inside & set(o.operands[1:])]
+        sums = [o for o in body.ops if _is_sum(o, names) and not inside & {*memory(o)[1]}]
         if not sums:
             return None
         count = len(op.results)
         carried: dict[Op, Value] = {}
         for o in sums:
-            type = o.operands[0].type
-            assert isinstance(type, ScalarType)
+            (value,) = memory(o)[2]
+            type = value.scalar
             op.operands.append(rewriter.constant(0.0, type))
             body.args.append(Value(type, "", body))
             op.results.append(Value(type, "", op))
@@ -46,8 +46,8 @@ def lift(function: Function, names: Collection[str]) -> Function:
         finals: list[Value] = []
         for o in body.ops[:-1]:
             if o in carried:
-                operands = [carried[o], o.operands[0]]
-                add = Op("arith.addf", operands, [o.operands[0].type], span=o.span)
+                (value,) = memory(o)[2]
+                add = Op("arith.addf", [carried[o], value], [value.type], span=o.span)
                 kept.append(add)
                 finals.append(add.result)
             else:
@@ -56,9 +56,8 @@ def lift(function: Function, names: Collection[str]) -> Function:
         end.operands = [*end.operands, *finals]
         body.ops[:] = [*kept, end]
         rewriter.append(op)
-        ends = op.operands[:2]
         for o, value in zip(sums, op.results[count:], strict=True):
-            _add(rewriter, o, value, safe, ends)
+            _add(rewriter, o, value, safe, For(op).bounds[:2])
         return op.results[:count]
 
     return Rewriter(visit).function(function)
@@ -68,24 +67,24 @@ def _add(
     rewriter: Rewriter, op: Op, value: Value, safe: set[Op], ends: Sequence[Value]
 ) -> None:  # fmt: skip
     """Accumulates ``value`` where ``op`` did: only if the loop ran, unless that does not matter."""
+    memref, subscripts, _ = memory(op)
     if op in safe or _runs(*ends):
-        rewriter.atomic_rmw("addf", value, op.operands[1], op.operands[2:])
+        rewriter.atomic_rmw("addf", value, memref, subscripts)
         if op in safe:
             safe.add(rewriter.block.ops[-1])
         return
     branch = rewriter.if_(rewriter.op("arith.cmpi", *ends, predicate="slt"))
-    with rewriter.at(branch.regions[0]):
-        rewriter.atomic_rmw("addf", value, op.operands[1], op.operands[2:])
+    with rewriter.at(If(branch).then):
+        rewriter.atomic_rmw("addf", value, memref, subscripts)
         rewriter.do("scf.yield")
-    with rewriter.at(branch.regions[1]):
+    with rewriter.at(If(branch).otherwise):
         rewriter.do("scf.yield")
 
 
 def _runs(lower: Value, upper: Value) -> bool:
     """Whether the loop certainly runs at all: its ends are numbers."""
-    ends = [v.owner.attrs["value"] for v in (lower, upper)
-            if isinstance(v.owner, Op) and v.owner.name == "arith.constant"]  # fmt: skip
-    return len(ends) == 2 and ends[0] < ends[1]
+    first, end = constant_of(lower), constant_of(upper)
+    return first is not None and end is not None and first < end
 
 
 def _in_range(access: Access) -> bool:
@@ -100,7 +99,7 @@ def _in_range(access: Access) -> bool:
 
 def _is_sum(op: Op, names: Collection[str]) -> bool:
     return (op.name == "memref.atomic_rmw" and op.attrs["kind"] == "addf"
-            and op.operands[1].name in names)  # fmt: skip
+            and memory(op)[0].name in names)  # fmt: skip
 
 
 def _defined(block: Block) -> set[Value]:

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from weft.ir.builder import Builder, Rewriter
 from weft.ir.core import Function, Op, Value
+from weft.ir.trips import unravel
 from weft.ir.types import MemRefType, Type, index
+from weft.ir.views import Parallel, memory
 
 
 def private(function: Function, copies: Mapping[str, str]) -> Function:
@@ -31,9 +33,11 @@ def private(function: Function, copies: Mapping[str, str]) -> Function:
     chunk: list[Value] = []
 
     def visit(op: Op, r: Rewriter) -> Sequence[Value] | None:
-        if op.name == "memref.atomic_rmw" and op.operands[1] in parts.values():
-            op.operands.insert(2, chunk[0])
-        elif op.name == "memref.dim" and op.operands[0] in parts.values():
+        if op.name == "memref.atomic_rmw":
+            memref, subscripts, (value,) = memory(op)
+            if memref in parts.values():
+                op.operands = [value, memref, chunk[0], *subscripts]
+        elif op.name == "memref.dim" and op.operand in parts.values():
             op.attrs["axis"] += 1
         return None
 
@@ -44,7 +48,7 @@ def private(function: Function, copies: Mapping[str, str]) -> Function:
         zero, one = r.constant(0, index), r.constant(1, index)
         count = r.op("memref.dim", next(iter(parts.values())), axis=0)
         loop = r.parallel([zero], [count], [one])
-        with r.at(loop.regions[0]) as block:
+        with r.at(loop.body) as block:
             chunk.append(block.args[0])
             for part in parts.values():
                 _clear(r, part, chunk[0])
@@ -61,16 +65,13 @@ def private(function: Function, copies: Mapping[str, str]) -> Function:
 
 
 def _with_copies(argument: Value, copies: Mapping[str, str]) -> Type:
-    type = argument.type
     if argument.name in copies:
-        assert isinstance(type, MemRefType)
-        return MemRefType(type.element, type.rank + 1)
-    return type
+        return MemRefType(argument.memref.element, argument.memref.rank + 1)
+    return argument.type
 
 
 def _clear(b: Builder, part: Value, chunk: Value) -> None:
-    type = part.type
-    assert isinstance(type, MemRefType)
+    type = part.memref
     nothing = b.constant(0.0, type.element)
 
     def nest(at: list[Value]) -> None:
@@ -78,7 +79,7 @@ def _clear(b: Builder, part: Value, chunk: Value) -> None:
             b.store(nothing, part, at)
             return
         ends = b.constant(0, index), b.op("memref.dim", part, axis=len(at)), b.constant(1, index)
-        with b.at(b.for_(*ends).regions[0]) as block:
+        with b.at(b.for_(*ends).body) as block:
             nest([*at, block.args[0]])
             b.do("scf.yield")
 
@@ -88,10 +89,7 @@ def _clear(b: Builder, part: Value, chunk: Value) -> None:
 def _iterations(r: Rewriter, parallel: Op, chunk: Value, count: Value) -> None:
     """The iterations of ``parallel`` that belong to ``chunk`` of ``count``: a range of them all,
     counted row by row. Rows are what the last index runs along."""
-    dims = parallel.attrs["dims"]
-    lowers, uppers, steps = (
-        [r.lookup(v) for v in parallel.operands[k * dims : (k + 1) * dims]] for k in range(3)
-    )
+    lowers, uppers, steps = ([r.lookup(v) for v in vs] for vs in Parallel(parallel).ranges)
     zero, one = r.constant(0, index), r.constant(1, index)
 
     def add(a: Value, b: Value) -> Value:
@@ -104,6 +102,10 @@ def _iterations(r: Rewriter, parallel: Op, chunk: Value, count: Value) -> None:
         """a / b, rounded up."""
         return r.op("arith.floordivsi", add(a, minus(b, one)), b)
 
+    def divide(number: Value, trip: Value) -> tuple[Value, Value]:
+        rest = r.op("arith.remsi", number, r.op("arith.maxsi", trip, one))
+        return r.op("arith.floordivsi", number, r.op("arith.maxsi", trip, one)), rest
+
     trips = [r.trip_count(*bounds) for bounds in zip(lowers, uppers, steps, strict=True)]
     total = trips[0]
     for trip in trips[1:]:
@@ -113,33 +115,26 @@ def _iterations(r: Rewriter, parallel: Op, chunk: Value, count: Value) -> None:
     end = r.op("arith.minsi", add(first, size), total)
 
     def inside(counts: Sequence[Value]) -> None:
-        for iv, lower, step, number in zip(
-            parallel.regions[0].args, lowers, steps, counts, strict=True
-        ):
+        for iv, lower, step, number in zip(parallel.body.args, lowers, steps, counts, strict=True):
             value = add(lower, r.op("arith.muli", number, step))
             value.name = iv.name
             r.replacement[iv] = value
-        for op in parallel.regions[0].ops[:-1]:
+        for op in parallel.body.ops[:-1]:
             r.rewrite(op)
         r.do("scf.yield")
 
-    if dims == 1:
-        with r.at(r.for_(first, end, one).regions[0]) as block:
+    if len(trips) == 1:
+        with r.at(r.for_(first, end, one).body) as block:
             inside(block.args)
         return
     length = r.op("arith.maxsi", trips[-1], one)
     rows = r.for_(r.op("arith.floordivsi", first, length), over(end, length), one)
-    with r.at(rows.regions[0]) as block:
+    with r.at(rows.body) as block:
         (row,) = block.args
         passed = r.op("arith.muli", row, length)
-        outer: list[Value] = []
-        rest = row
-        for trip in reversed(trips[1:-1]):
-            outer.insert(0, r.op("arith.remsi", rest, r.op("arith.maxsi", trip, one)))
-            rest = r.op("arith.floordivsi", rest, r.op("arith.maxsi", trip, one))
-        outer.insert(0, rest)
+        outer = list(unravel(row, reversed(trips[1:-1]), divide))
         low = r.op("arith.maxsi", minus(first, passed), zero)
         high = r.op("arith.minsi", minus(end, passed), trips[-1])
-        with r.at(r.for_(low, high, one).regions[0]) as block:
-            inside([*outer, block.args[0]])
+        with r.at(r.for_(low, high, one).body) as block:
+            inside([*reversed(outer), block.args[0]])
         r.do("scf.yield")

@@ -16,7 +16,8 @@ from weft.autodiff.tape import Tape, stored
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import MemRefType, i64, index
-from weft.ir.writes import accessed_at, written, written_by
+from weft.ir.views import For, If, Parallel, While, memory, written_by
+from weft.ir.writes import written
 
 
 class Redo(State):
@@ -63,7 +64,7 @@ class Redo(State):
     def _seen(self, op: Op) -> Value:
         """What a load or an update found in the element that it touches."""
         memref = self._array(op)
-        at = [self.env[v] for v in accessed_at(op)]
+        at = [self.env[v] for v in memory(op)[1]]
         which = self.contents.get(op)
         if which == "before":
             return self.b.load(self.before[memref], at)
@@ -95,14 +96,14 @@ class Redo(State):
             self.env[a] = b
 
     def _redo_for(self, op: Op, taping: bool) -> None:
-        lower, upper, step, *inits = (self.env[v] for v in op.operands)
-        loop = self.b.for_(lower, upper, step, inits)
-        old, new = op.regions[0], loop.regions[0]
+        lower, upper, step = (self.env[v] for v in For(op).bounds)
+        loop = self.b.for_(lower, upper, step, [self.env[v] for v in For(op).inits])
+        old, new = op.body, loop.body
         with self.b.at(new):
             self._body(old, new)
-            self.number[op] = self._count(new.args[0], lower, step)
+            self.number[op] = self.b.steps(new.args[0], lower, step)
             if taping:
-                self._tape(op, old.args[1:]).write(self.number[op], self)
+                self._tape(op, For(op).carried).write(self.number[op], self)
             self._redo_block(old, taping=False)
             self.b.do("scf.yield", *(self.env[v] for v in old.terminator.operands))
         self._results(op, loop.results)
@@ -113,14 +114,14 @@ class Redo(State):
         before, after = op.regions
         types = [r.type for r in op.results]
         loop = self.b.while_([*inits, zero], [*types, index])
-        with self.b.at(loop.regions[0]) as block:
+        with self.b.at(While(loop).before) as block:
             self._body(before, block)
             count = self.number[op] = block.args[-1]
             if taping:
                 self._write_evaluation(self._tape(op, before.args), count)
             self._redo_block(before, taping=False)
             self.b.do("scf.condition", *(self.env[v] for v in before.terminator.operands), count)
-        with self.b.at(loop.regions[1]) as block:
+        with self.b.at(While(loop).after) as block:
             self._body(after, block)
             self.number[op] = block.args[-1]
             self._redo_block(after, taping=False)
@@ -135,7 +136,7 @@ class Redo(State):
         tape.write(count, self)
 
     def _redo_if(self, op: Op) -> None:
-        branch = self.b.if_(self.env[op.operands[0]], [r.type for r in op.results])
+        branch = self.b.if_(self.env[If(op).condition], [r.type for r in op.results])
         for old, new in zip(op.regions, branch.regions, strict=True):
             with self.b.at(new):
                 self._redo_block(old, taping=False)
@@ -154,8 +155,7 @@ class Redo(State):
         copies = []
         for memref in self._loaded_in(op):
             if memref in behind or (memref in own and op.name == "scf.if"):
-                type = memref.type
-                assert isinstance(type, MemRefType)
+                type = memref.memref
                 copy = self.b.alloca(type.element, type.shape or ())
                 self.copy_array(type.shape or (), lambda at, m=memref: self.b.load(self.env[m], at),
                            lambda v, at, c=copy: self.b.store(v, c, at))  # fmt: skip
@@ -164,8 +164,7 @@ class Redo(State):
 
     def _restore(self, op: Op) -> None:
         for memref, copy in self.snapshots.get(op, ()):
-            type = memref.type
-            assert isinstance(type, MemRefType)
+            type = memref.memref
             self.copy_array(type.shape or (), lambda at, c=copy: self.b.load(c, at),
                        lambda v, at, m=memref: self.b.store(v, self.env[m], at))  # fmt: skip
 
@@ -222,16 +221,14 @@ class Redo(State):
     def _again(self, inits: Sequence[Value], kinds: Sequence[str]) -> Op:
         """The parallel loop once more, with reductions of its own: to be filled."""
         assert self.parallel is not None
-        dims = self.parallel.attrs["dims"]
-        bounds = [self.env[v] for v in self.parallel.operands[: 3 * dims]]
-        lowers, uppers, steps = bounds[:dims], bounds[dims : 2 * dims], bounds[2 * dims :]
+        lowers, uppers, steps = ([self.env[v] for v in vs] for vs in Parallel(self.parallel).ranges)
         loop = self.b.parallel(lowers, uppers, steps, inits, kinds)
-        with self.b.at(loop.regions[0]) as block:
-            for old, new in zip(self.parallel.regions[0].args, block.args, strict=True):
+        with self.b.at(loop.body) as block:
+            for old, new in zip(self.parallel.body.args, block.args, strict=True):
                 new.name = old.name
                 self.env[old] = new
             triples = zip(block.args, lowers, steps, strict=True)
-            self.indices = [self._count(iv, lower, step) for iv, lower, step in triples]
+            self.indices = [self.b.steps(iv, lower, step) for iv, lower, step in triples]
         return loop
 
     def _replay(self, recorded: Collection[Op]) -> Function:
@@ -244,8 +241,8 @@ class Redo(State):
             for memref in dict.fromkeys(map(self._array, self.versions)):
                 self.work[memref] = self._argument(work_name(self._name(memref)), memref.type)
             self.recorded = set(recorded)
-            with self.b.at(self._again([], []).regions[0]):
-                self._redo_block(self.parallel.regions[0], taping=False)
+            with self.b.at(self._again([], []).body):
+                self._redo_block(self.parallel.body, taping=False)
                 self.b.do("scf.reduce")
             self.b.do("func.return")
             self.recorded, self.work = None, {}

@@ -12,8 +12,7 @@ from weft.autodiff.names import before_name, work_name
 from weft.autodiff.totals import Totals
 from weft.errors import GradientError
 from weft.ir.core import Function, Op, walk
-from weft.ir.types import ScalarType
-from weft.ir.writes import written_by
+from weft.ir.views import Parallel, written_by
 
 # What may follow the parallel loop: totals are converted and written.
 _TAIL = ("memref.store", "memref.atomic_rmw", "arith.truncf", "arith.extf")
@@ -113,26 +112,25 @@ class _Reversal(Totals):
         return [v.name for m, v in self.shadow.items() if m in self.asked and m not in self.written]
 
     def _parallel(self, op: Op, tail: Sequence[Op]) -> None:
-        dims = op.attrs["dims"]
-        bounds = [self.env[v] for v in op.operands[: 3 * dims]]
-        lowers, uppers, steps = bounds[:dims], bounds[dims : 2 * dims], bounds[2 * dims :]
+        lowers, uppers, steps = ([self.env[v] for v in vs] for vs in Parallel(op).ranges)
         self._tail(op, tail)
-        body = op.regions[0]
+        body = op.body
         outer = self._free([body], op)
         zeros = [self._zero(v) for v in outer]
         loop = self.b.parallel(lowers, uppers, steps, zeros, ["addf"] * len(outer))
         saved, self.adj = self.adj, {}
-        with self.b.at(loop.regions[0]):
-            for old, new in zip(body.args, loop.regions[0].args, strict=True):
+        with self.b.at(loop.body):
+            for old, new in zip(body.args, loop.body.args, strict=True):
                 new.name = old.name
                 self.env[old] = new
             self.indices = [
-                self._count(iv, lower, step)
-                for iv, lower, step in zip(loop.regions[0].args, lowers, steps, strict=True)
+                self.b.steps(iv, lower, step)
+                for iv, lower, step in zip(loop.body.args, lowers, steps, strict=True)
             ]
             self._redo_block(body, taping=True)
-            for result, kind, given in zip(op.results, op.attrs["kinds"], body.terminator.operands,
-                                           strict=True):  # fmt: skip
+            for result, kind, given in zip(
+                op.results, Parallel(op).kinds, Parallel(op).contributions, strict=True
+            ):
                 if result in saved:
                     self._reduction(kind, saved[result], result, given)
             self._undo_block(body)
@@ -140,8 +138,9 @@ class _Reversal(Totals):
         self.adj = saved
         for value, total in zip(outer, loop.results, strict=True):
             self._add(value, total)
-        for kind, value, result in zip(op.attrs["kinds"], op.operands[3 * dims :], op.results,
-                                       strict=True):  # fmt: skip
+        for kind, value, result in zip(
+            Parallel(op).kinds, Parallel(op).inits, op.results, strict=True
+        ):
             if value in self.activity.values and result in self.adj:
                 if kind != "addf":
                     raise GradientError("this reduction starts from a value that needs a gradient",
@@ -151,8 +150,7 @@ class _Reversal(Totals):
     def _tail(self, parallel: Op, tail: Sequence[Op]) -> None:
         """From the gradients of what a loop reduces into to the adjoints of its totals."""
         for value in parallel.results:  # the rules for casts do not look at it
-            assert isinstance(value.type, ScalarType)
-            self.env[value] = self.b.constant(0, value.type)
+            self.env[value] = self.b.constant(0, value.scalar)
         for op in tail:
             if op.name not in _TAIL and any(v in self.activity.values for v in op.results):
                 raise GradientError("what follows the parallel loop cannot be differentiated",

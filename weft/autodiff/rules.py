@@ -28,26 +28,13 @@ class Local:
         """``varied``: which of the operands have an adjoint at all."""
         self.builder = builder
         self.source = op
-        self.operands = operands
+        self.a, self.b, self.c = (*operands, y, y)[:3]
         self.y = y
         self.g = g
         self.varied = varied
 
-    @property
-    def a(self) -> Value:
-        return self.operands[0]
-
-    @property
-    def b(self) -> Value:
-        return self.operands[1]
-
-    @property
-    def c(self) -> Value:
-        return self.operands[2]
-
     def number(self, value: float) -> Value:
-        assert isinstance(self.g.type, ScalarType)
-        return self.builder.constant(value, self.g.type)
+        return self.builder.constant(value, self.g.scalar)
 
     def add(self, x: Value, y: Value) -> Value:
         return self.builder.op("arith.addf", x, y)
@@ -97,8 +84,8 @@ def _one_plus_square(d: Local, sign: float) -> Value:
 def _share(d: Local, first: int) -> bool:
     """Whether a tie of the operands from ``first`` on is shared: each varies, or would if a
     gradient were asked for of the tensor that it comes from."""
-    pairs = zip(d.varied[first:], d.source.operands[first:], strict=False)
-    return all(varied or _from_tensors(value) for varied, value in pairs)
+    pairs = list(zip(d.varied, d.source.operands, strict=False))
+    return all(varied or _from_tensors(value) for varied, value in pairs[first:])
 
 
 def _from_tensors(value: Value) -> bool:
@@ -106,8 +93,8 @@ def _from_tensors(value: Value) -> bool:
     seen: set[Value] = set()
     waiting = [value]
     while waiting:
-        owner = waiting.pop().owner
-        if not isinstance(owner, Op):
+        owner = waiting.pop().op
+        if owner is None:
             continue
         if owner.name == "memref.load":
             return True
@@ -134,9 +121,9 @@ def _choice(d: Local) -> list[Value | None]:
     zero = d.number(0.0)
     test, yes, no = d.source.operands
     shares = [d.select(d.a, d.g, zero), d.select(d.a, zero, d.g)]
-    compare = test.owner
+    compare = test.op
     if (
-        isinstance(compare, Op)
+        compare is not None
         and compare.name == "arith.cmpf"
         and _share(d, 1)
         and ({*compare.operands} == {yes, no} and compare.attrs["predicate"] in _ORDERS)
@@ -197,10 +184,8 @@ def _remainder(d: Local) -> list[Value | None]:
 
 def _cast(d: Local) -> list[Value | None]:
     """Widening and narrowing: the adjoint of an f16 is carried in f32."""
-    operand = d.source.operands[0].type
-    assert isinstance(operand, ScalarType)
-    assert isinstance(d.g.type, ScalarType)
-    have, need = d.g.type.bits, max(operand.bits, 32)
+    operand = d.source.operand.scalar
+    have, need = d.g.scalar.bits, max(operand.bits, 32)
     if have == need:
         return [d.g]
     wide = d.builder.op("arith.extf" if need > have else "arith.truncf", d.g,

@@ -12,6 +12,7 @@ from weft.ir.builder import Builder, Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i64, index
+from weft.ir.views import For, If, loop_of, memory
 from weft.ir.writes import written
 
 
@@ -56,8 +57,7 @@ class Slicer:
         return f"keep{k}.{self.spilled[k].name or 'v'}.{self.function.name}"
 
     def element(self, value: Value) -> ScalarType:
-        assert isinstance(value.type, ScalarType)
-        return i64 if value.type is index else value.type
+        return i64 if value.type is index else value.scalar
 
     def type(self, value: Value) -> MemRefType:
         return MemRefType(self.element(value), self.dims + len(self.loops(value)))
@@ -85,12 +85,9 @@ class Slicer:
     ) -> list[Value]:
         """The subscripts, in workspaces, of an iteration of the parallel loop and of ``loops``.
         ``lookup`` gives what stands for a value of ``function``."""
-        n = self.dims
-        ivs = [*self.parallel.regions[0].args, *(op.regions[0].args[0] for op in loops)]
-        lowers = [*self.parallel.operands[:n], *(op.operands[0] for op in loops)]
-        steps = [*self.parallel.operands[2 * n : 3 * n], *(op.operands[2] for op in loops)]
-        return [b.op("arith.floordivsi", b.op("arith.subi", lookup(iv), lookup(low)), lookup(step))
-                for iv, low, step in zip(ivs, lowers, steps, strict=True)]  # fmt: skip
+        views = [loop_of(op) for op in (self.parallel, *loops)]
+        return [b.steps(lookup(iv), lookup(low), lookup(step)) for view in views
+                for iv, (low, _, step) in zip(view.indices, view.axes, strict=True)]  # fmt: skip
 
     # --- may it be copied? ------------------------------------------------------------------------
     def is_fixed(self, value: Value) -> bool:
@@ -99,10 +96,10 @@ class Slicer:
 
     def check(self, access: Access) -> None:
         """Raises ``Unavailable`` where what ``access`` accumulates cannot be had elsewhere."""
-        self._check(access.op.operands[0])
+        self._check(_accumulated(access))
         for op, _ in self._around(access.op):
             if op.name == "scf.if":
-                self._check(op.operands[0])
+                self._check(If(op).condition)
             elif op.name == "scf.while":
                 raise Unavailable("it is read in a while loop")
 
@@ -143,9 +140,9 @@ class Slicer:
             if v in seen:
                 continue
             seen[v] = None
-            if isinstance(v.owner, Op) and not self._spills(v):
-                todo += v.owner.operands
-                inner = [o for region in v.owner.regions for o in walk(region)]
+            if v.op is not None and not self._spills(v):
+                todo += v.op.operands
+                inner = [o for region in v.op.regions for o in walk(region)]
                 own = {r for o in inner for r in o.results}
                 todo += [x for o in inner for x in o.operands if x not in own]
         return list(seen)
@@ -158,13 +155,14 @@ class Slicer:
             parent = self.depth[value]
             assert parent is not None
             return not (parent.name == "scf.parallel"
-                        or (parent.name == "scf.for" and value is owner.args[0]))  # fmt: skip
+                        or (parent.name == "scf.for" and value is For(parent).index))  # fmt: skip
         assert owner is not None
         return not self._repeatable(owner)
 
     def _repeatable(self, op: Op) -> bool:
         if op.name == "memref.load":
-            return op.operands[0] not in self.written and not isinstance(op.operands[0].owner, Op)
+            memref, _, _ = memory(op)
+            return memref not in self.written and memref.op is None
         if op.name == "scf.if":
             return all(
                 self._repeatable(o) or OPS[o.name].terminator for r in op.regions for o in walk(r)
@@ -207,19 +205,21 @@ class Slicer:
 
         def inside(k: int) -> Value:
             if k == len(conditions):
-                return use(self._copy(access.op.operands[0], w, kept))
+                return use(self._copy(_accumulated(access), w, kept))
             op, inner = conditions[k]
-            test = self._copy(op.operands[0], w, kept)
-            branch = w.b.if_(test, [otherwise.type])
-            mine = 0 if inner in op.regions[0].ops else 1
+            test = self._copy(If(op).condition, w, kept)
+            branch = If(w.b.if_(test, [otherwise.type]))
+            mine, other = branch.then, branch.otherwise
+            if inner not in If(op).then.ops:
+                mine, other = other, mine
             saved = dict(w.values)
-            with w.b.at(branch.regions[mine]):
+            with w.b.at(mine):
                 w.b.do("scf.yield", inside(k + 1))
             w.values.clear()
             w.values.update(saved)
-            with w.b.at(branch.regions[1 - mine]):
+            with w.b.at(other):
                 w.b.do("scf.yield", otherwise)
-            return branch.result
+            return branch.op.result
 
         return inside(0)
 
@@ -227,7 +227,7 @@ class Slicer:
         known = w.values.get(value)
         if known is not None:
             return known
-        owner = value.owner
+        owner = value.op
         if self._spills(value):
             if value not in self.spilled:
                 raise AssertionError("spilled values are collected first")
@@ -237,7 +237,7 @@ class Slicer:
                 result = w.b.op("arith.index_cast", result, type=value.type)
             w.values[value] = result
             return result
-        assert isinstance(owner, Op)
+        assert owner is not None
         if owner.regions:
             rewriter = Rewriter(lambda op, r: None)
             own = {r for region in owner.regions for o in walk(region) for r in o.results}
@@ -270,7 +270,12 @@ class Slicer:
     def kept_for(self, access: Access) -> list[Value]:
         """What ``copy`` of this access needs from workspaces."""
         roots = [
-            access.op.operands[0],
-            *(op.operands[0] for op, _ in self._around(access.op) if op.name == "scf.if"),
+            _accumulated(access),
+            *(If(op).condition for op, _ in self._around(access.op) if op.name == "scf.if"),
         ]
         return [v for root in roots for v in self._needed(root) if self._spills(v)]
+
+
+def _accumulated(access: Access) -> Value:
+    _, _, (value,) = memory(access.op)
+    return value

@@ -13,8 +13,9 @@ from weft.autodiff.tape import Tape, are_neighbours
 from weft.errors import GradientError
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.types import MemRefType, ScalarType, compute_type, index
-from weft.ir.writes import accessed_by, written
+from weft.ir.types import MemRefType, compute_type, index
+from weft.ir.views import For, accessed_by
+from weft.ir.writes import written
 
 # What the redoing leaves out: the loop itself has done it, and its result stands.
 DONE = ("weft.assert", "weft.bounds", "weft.print")
@@ -118,8 +119,7 @@ class State:
                 self.before[memref] = self._argument(before_name(self._name(memref)), memref.type)
         for k, memref in enumerate(args):
             if memref in self.activity.arrays:
-                assert isinstance(memref.type, MemRefType)
-                type = MemRefType(compute_type(memref.type.element), memref.type.rank)
+                type = MemRefType(compute_type(memref.memref.element), memref.memref.rank)
                 self.shadow[memref] = self._argument(self.prefix + self.names[k], type)
 
     def _version(self, op: Op) -> tuple[Value, list[Value]]:
@@ -157,12 +157,10 @@ class State:
         return value
 
     def _number(self, value: float, like: Value) -> Value:
-        assert isinstance(like.type, ScalarType)
-        return self.b.constant(value, like.type)
+        return self.b.constant(value, like.scalar)
 
     def _zero(self, value: Value) -> Value:
-        assert isinstance(value.type, ScalarType)
-        return self.b.constant(0.0, adjoint_type(value.type))
+        return self.b.constant(0.0, adjoint_type(value.scalar))
 
     def _adjoint(self, value: Value) -> Value:
         found = self.adj.get(value)
@@ -173,10 +171,6 @@ class State:
             return
         known = self.adj.get(value)
         self.adj[value] = g if known is None else self.b.op("arith.addf", known, g)
-
-    def _count(self, iv: Value, lower: Value, step: Value) -> Value:
-        distance = self.b.op("arith.subi", iv, lower)
-        return self.b.op("arith.floordivsi", distance, step)
 
     def _one(self) -> Value:
         return self.b.constant(1, index)
@@ -216,8 +210,8 @@ class State:
             return
         zero, n, one = (self.b.constant(k, index) for k in (0, shape[0], 1))
         loop = self.b.for_(zero, n, one)
-        with self.b.at(loop.regions[0]):
-            self.copy_array(shape[1:], read, write, (*at, loop.regions[0].args[0]))
+        with self.b.at(loop.body):
+            self.copy_array(shape[1:], read, write, (*at, For(loop).index))
             self.b.do("scf.yield")
 
     def places(self) -> list[Value]:

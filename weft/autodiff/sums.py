@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.ir.core import Block, Op, Value, walk
+from weft.ir.views import If
 
 
 def _uses(value: Value, block: Block) -> list[Op]:
@@ -29,15 +30,14 @@ def _is_sum(value: Value, given: Value, chain: set[Op], sums: set[Value]) -> boo
     """Whether ``given`` is ``value`` plus other things; collects operations and partial sums."""
     if given is value:
         return True
-    op = given.owner
-    if not isinstance(op, Op):
+    op = given.op
+    if op is None:
         return False
     if op.name == "scf.if":
-        k = op.results.index(given)
-        ends = [region.terminator for region in op.regions]
-        chain.update(ends)
-        sums.update(end.operands[k] for end in ends)
-        return all(_is_sum(value, end.operands[k], chain, sums) for end in ends)
+        arms = If(op).arms(op.results.index(given))
+        chain.update(region.terminator for region in op.regions)
+        sums.update(arms)
+        return all(_is_sum(value, arm, chain, sums) for arm in arms)
     if op.name not in ("arith.addf", "arith.subf"):
         return False
     chain.add(op)

@@ -8,7 +8,7 @@ from weft.autodiff.adjoint import Extent
 from weft.index.access import accesses, parallel_dims_of
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Value
-from weft.ir.types import MemRefType, ScalarType, i64, index
+from weft.ir.types import ScalarType, i64, index
 
 if TYPE_CHECKING:
     from weft.autodiff.state import State
@@ -33,8 +33,7 @@ class Tape:
         for value, buffer in zip(self.carried, self.buffers, strict=False):
             r.b.store(_to_memory(r.b, r.env[value]), buffer, _scalar_at(r, number))
         for memref, buffer in zip(self.arrays, self.buffers[len(self.carried) :], strict=True):
-            type = memref.type
-            assert isinstance(type, MemRefType)
+            type = memref.memref
             r.copy_array(
                 type.shape or (),
                 lambda at, m=memref: r.b.load(r.env[m], at),
@@ -46,8 +45,7 @@ class Tape:
             loaded = r.b.load(buffer, _scalar_at(r, number))
             r.env[value] = _from_memory(r.b, loaded, value.type)
         for memref, buffer in zip(self.arrays, self.buffers[len(self.carried) :], strict=True):
-            type = memref.type
-            assert isinstance(type, MemRefType)
+            type = memref.memref
             r.copy_array(
                 type.shape or (),
                 lambda at, t=buffer: r.b.load(t, [*r.places(), number, *at]),

@@ -10,6 +10,7 @@ from weft.autodiff.undo import Undo
 from weft.errors import GradientError
 from weft.ir.core import Op, Value
 from weft.ir.types import SCALARS, MemRefType, ScalarType
+from weft.ir.views import Parallel, constant_of
 
 
 class Totals(Undo):
@@ -32,8 +33,8 @@ class Totals(Undo):
             share = self.b.op("arith.divf", g, ties)
             self._add(given, self._select_equal(self._at(mine), self._at(extreme), share, zero))
         elif kind == "mulf":
-            at = self.parallel.results.index(result)  # type: ignore[union-attr]
-            first = self.parallel.operands[3 * self.parallel.attrs["dims"] + at]  # type: ignore[union-attr]
+            assert self.parallel is not None
+            first = Parallel(self.parallel).inits[self.parallel.results.index(result)]
             zeros, rest = self._recount(
                 given,
                 [
@@ -79,18 +80,16 @@ class Totals(Undo):
         """What each iteration contributes to an extreme value, and that value, by a loop that is
         launched before the adjoint."""
         assert self.parallel is not None
-        assert isinstance(given.type, ScalarType)
-        at = self.parallel.results.index(result)
-        first = self.env[self.parallel.operands[3 * self.parallel.attrs["dims"] + at]]
+        first = self.env[Parallel(self.parallel).inits[self.parallel.results.index(result)]]
         saved = self.env
-        mine = self._buffer("each", result, given.type, each=True)
-        extreme = self._buffer("extreme", result, given.type, each=False)
+        mine = self._buffer("each", result, given.scalar, each=True)
+        extreme = self._buffer("extreme", result, given.scalar, each=False)
         with self._beside(f"extreme{len(self.first)}") as keeping:
             for op in self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]:
                 self._redo(op)
             loop = self._again([self._once_more(first, saved)], [kind])
-            with self.b.at(loop.regions[0]):
-                self._redo_block(self.parallel.regions[0], taping=False)
+            with self.b.at(loop.body):
+                self._redo_block(self.parallel.body, taping=False)
                 self.b.store(self.env[given], self._workspace(mine), self.indices)
                 self.b.do("scf.reduce", self.env[given])
             self.b.store(loop.results[0], self._workspace(extreme), [])
@@ -101,14 +100,13 @@ class Totals(Undo):
     def _ties(self, mine: Buffer, extreme: Buffer, result: Value, one: Value, zero: Value) -> Value:
         """How many iterations contribute the extreme value."""
         assert self.parallel is not None
-        assert isinstance(one.type, ScalarType)
-        ties = self._buffer("ties", result, one.type, each=False)
+        ties = self._buffer("ties", result, one.scalar, each=False)
         with self._beside(f"ties{len(self.first)}") as counting:
             for op in self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]:
                 self._redo(op)
             none, single = self._number(0.0, zero), self._number(1.0, one)
             loop = self._again([none], ["addf"])
-            with self.b.at(loop.regions[0]):
+            with self.b.at(loop.body):
                 same = self._select_equal(self._at(mine), self._at(extreme), single, none)
                 self.b.do("scf.reduce", same)
             self.b.store(loop.results[0], self._workspace(ties), [])
@@ -126,7 +124,7 @@ class Totals(Undo):
         of ``given``. Gives the totals, as the adjoint reads them.
         """
         assert self.parallel is not None
-        saved, body = self.env, self.parallel.regions[0]
+        saved, body = self.env, self.parallel.body
         made = []
         with self._beside(f"totals{len(self.first)}") as counting:
             for op in self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]:
@@ -134,15 +132,14 @@ class Totals(Undo):
             # First values are constants, or what the head computes.
             inits = [self._once_more(first, saved) for _, first, _ in wanted]
             loop = self._again(inits, [kind for kind, _, _ in wanted])
-            with self.b.at(loop.regions[0]):
+            with self.b.at(loop.body):
                 self._redo_block(body, taping=False)
                 parts = [self._remade(part, self.env[given]) for _, _, part in wanted]
                 self.b.do("scf.reduce", *parts)
             for k, total in enumerate(loop.results):
-                assert isinstance(total.type, ScalarType)
                 name = f"total{self.order}.{len(self.first)}.{k}.{result.name or 'total'}"
-                self.b.store(total, self._argument(name, MemRefType(total.type, 0)), [])
-                made.append((name, total.type))
+                self.b.store(total, self._argument(name, MemRefType(total.scalar, 0)), [])
+                made.append((name, total.scalar))
             self.b.do("func.return")
         self.first.append(clean(counting))
         totals = []
@@ -153,9 +150,9 @@ class Totals(Undo):
 
     def _once_more(self, value: Value, before: dict[Value, Value]) -> Value:
         """A constant, or a value of the head, in the function that is being built now."""
-        if isinstance(value.owner, Op) and value.owner.name == "arith.constant":
-            assert isinstance(value.type, ScalarType)
-            return self.b.constant(value.owner.attrs["value"], value.type)
+        number = constant_of(value)
+        if number is not None:
+            return self.b.constant(number, value.scalar)
         return self.env[next(old for old, new in before.items() if new is value)]
 
     def _remade(self, part: Callable[[Value], Value], given: Value) -> Value:
@@ -164,13 +161,9 @@ class Totals(Undo):
         value = part(given)
         for op in self.b.block.ops[start:]:
             for k, operand in enumerate(op.operands):
-                owner = operand.owner
-                if (
-                    isinstance(owner, Op)
-                    and owner.name == "arith.constant"
-                    and (owner not in self.b.block.ops)
-                ):
-                    copy = Op("arith.constant", [], [operand.type], dict(owner.attrs), span=op.span)
+                number = constant_of(operand)
+                if number is not None and operand.op not in self.b.block.ops:
+                    copy = Op("arith.constant", [], [operand.type], {"value": number}, span=op.span)
                     self.b.block.ops.insert(start, copy)
                     op.operands[k] = copy.result
         return value

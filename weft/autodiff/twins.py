@@ -21,6 +21,7 @@ from weft.errors import GradientError
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, Type, compute_type
+from weft.ir.views import For, If, While, memory
 from weft.ir.writes import written
 from weft.passes.cse import cse
 from weft.passes.dce import dce
@@ -57,12 +58,10 @@ class Walk(ABC):
         self.shadow: dict[Value, Value] = {}  # arrays -> arrays of tangents
         for memref, name_ in zip(args, self.names, strict=True):
             if memref in self.arrays:
-                assert isinstance(memref.type, MemRefType)
-                type = MemRefType(memref.type.element, memref.type.rank)
+                type = MemRefType(memref.memref.element, memref.memref.rank)
                 self.shadow[memref] = self.argument(PREFIX + name_, type)
             elif memref in self.activity.values:
-                assert isinstance(memref.type, ScalarType)
-                self.twin[memref] = self.argument(PREFIX + name_, adjoint_type(memref.type))
+                self.twin[memref] = self.argument(PREFIX + name_, adjoint_type(memref.scalar))
 
     def argument(self, name: str, type: Type) -> Value:
         value = Value(type, name, self.new.body)
@@ -150,9 +149,10 @@ class Walk(ABC):
             self.ops(old.ops[:-1])
             end = old.terminator
             self.b.span = end.span
-            ahead = end.operands[: len(end.operands) - len(like)]
-            given = self.with_twins(end.operands[len(ahead) :], like)
-            self.b.do(end.name, *(self.env[v] for v in ahead), *handed(given), **end.attrs)
+            ends, ahead = end.operands, len(end.operands) - len(like)
+            given = self.with_twins(ends[ahead:], like)
+            kept = (self.env[v] for v in ends[:ahead])
+            self.b.do(end.name, *kept, *handed(given), **end.attrs)
 
     def _copy(self, op: Op) -> None:
         copy = Op(op.name, [self.env[v] for v in op.operands], [r.type for r in op.results],
@@ -185,7 +185,7 @@ class Walk(ABC):
         return self.number(0.0, op.result.type) if total is None else total
 
     def _cast(self, op: Op) -> Value:
-        return self.converted(self.twin[op.operands[0]], op.result.type)
+        return self.converted(self.twin[op.operand], op.result.type)
 
     def converted(self, value: Value, type: Type) -> Value:
         """A tangent as one of a value of ``type``."""
@@ -193,44 +193,42 @@ class Walk(ABC):
         return self.as_type(value, adjoint_type(type))
 
     def as_type(self, value: Value, type: ScalarType) -> Value:
-        assert isinstance(value.type, ScalarType)
         if value.type is type:
             return value
-        wider = type.bits > value.type.bits
+        wider = type.bits > value.scalar.bits
         return self.b.op("arith.extf" if wider else "arith.truncf", value, type=type)
 
     # --- memory -----------------------------------------------------------------------------------
     def _alloca(self, op: Op) -> None:
         self._copy(op)
         if op.result in self.activity.arrays:
-            type = op.result.type
-            assert isinstance(type, MemRefType)
+            type = op.result.memref
             shadow = self.b.alloca(compute_type(type.element), type.shape or ())
             shadow.name = f"{PREFIX}{op.result.name}"
             self.shadow[op.result] = shadow
 
     def _load(self, op: Op) -> None:
         self._copy(op)
-        shadow = self.shadow.get(op.operands[0])
+        memref, subscripts, _ = memory(op)
+        shadow = self.shadow.get(memref)
         if shadow is not None and op.result in self.activity.values:
-            at = [self.env[v] for v in op.operands[1:]]
+            at = [self.env[v] for v in subscripts]
             self.twin[op.result] = self.converted(self.b.load(shadow, at), op.result.type)
 
     def _store(self, op: Op) -> None:
         self._copy(op)
-        value, memref, *subscripts = op.operands
+        memref, subscripts, (value,) = memory(op)
         self._put(self.tangent(value) if memref in self.shadow else None, memref, subscripts)
 
     def _put(self, tangent: Value | None, memref: Value, subscripts: Sequence[Value]) -> None:
         shadow = self.shadow.get(memref)
         if shadow is not None and tangent is not None:
-            assert isinstance(shadow.type, MemRefType)
             at = [self.env[v] for v in subscripts]
-            self.b.store(self.as_type(tangent, shadow.type.element), shadow, at)
+            self.b.store(self.as_type(tangent, shadow.memref.element), shadow, at)
 
     def _update(self, op: Op) -> None:
         """``memref.atomic_rmw``: sums of tangents where iterations may meet; elsewhere anything."""
-        value, memref, *subscripts = op.operands
+        memref, subscripts, (value,) = memory(op)
         shadow, kind = self.shadow.get(memref), op.attrs["kind"]
         if shadow is None:
             self._copy(op)
@@ -253,9 +251,8 @@ class Walk(ABC):
 
     def _plain_update(self, op: Op) -> None:
         """An update as load, combination and store."""
-        value, memref, *subscripts = op.operands
-        type = memref.type
-        assert isinstance(type, MemRefType)
+        memref, subscripts, (value,) = memory(op)
+        type = memref.memref
         at = [self.env[v] for v in subscripts]
         kept = self.as_type(self.b.load(self.env[memref], at), compute_type(type.element))
         self.env[op.result] = kept
@@ -270,23 +267,22 @@ class Walk(ABC):
         self._put(tangent, memref, subscripts)
 
     def _exchange(self, op: Op) -> None:
-        if op.operands[2] in self.shadow:
+        if memory(op)[0] in self.shadow:
             raise update_error(op)
         self._copy(op)
 
     # --- control ----------------------------------------------------------------------------------
     def _for(self, op: Op) -> None:
-        body, carried = op.regions[0], op.regions[0].args[1:]
-        lower, upper, step = (self.env[v] for v in op.operands[:3])
+        carried, inits = For(op).carried, For(op).inits
         which = self.active(carried)
-        extrema = [f for k in which if (f := extremum(body, k)) is not None]
-        starts = self.with_twins(op.operands[3:], carried)
-        varied = [op.operands[3 + f.place] in self.activity.values for f in extrema]
+        extrema = [f for k in which if (f := extremum(op, k)) is not None]
+        starts = self.with_twins(inits, carried)
+        varied = [inits[f.place] in self.activity.values for f in extrema]
         starts += [self.number(float(v), f.carried.type)
                    for f, v in zip(extrema, varied, strict=True)]  # fmt: skip
-        loop = self.b.for_(lower, upper, step, starts)
+        loop = self.b.for_(*(self.env[v] for v in For(op).bounds), inits=starts)
         loop.attrs.update(op.attrs)
-        counts = loop.regions[0].args[len(starts) + 1 - len(extrema) :]
+        counts = For(loop).carried[len(starts) - len(extrema) :]
 
         def handed(given: list[Value]) -> list[Value]:
             for found, count in zip(extrema, counts, strict=True):
@@ -295,7 +291,7 @@ class Walk(ABC):
                 given.append(more)
             return given
 
-        self.block(body, loop.regions[0], carried, carried, handed)
+        self.block(op.body, loop.body, carried, carried, handed)
         results = loop.results[: len(starts) - len(extrema)]
         self.stand(op.results, results[: len(op.results)])
         self.twins(op.results, results)
@@ -303,7 +299,7 @@ class Walk(ABC):
             result = op.results[found.place]
             none = self._same(count, self.number(0.0, result.type))
             mean = self.b.op("arith.divf", self.twin[result], count)
-            first = self.tangent(op.operands[3 + found.place])  # also that of a NaN
+            first = self.tangent(inits[found.place])  # also that of a NaN
             self.twin[result] = self.b.op("arith.select", none, first, mean)
 
     def _shared(self, found: Extremum, following: Value, count: Value) -> tuple[Value, Value]:
@@ -329,13 +325,13 @@ class Walk(ABC):
     def _while(self, op: Op) -> None:
         before, after = op.regions
         loop = self.b.while_(self.with_twins(op.operands, before.args), self.types(after.args))
-        self.block(before, loop.regions[0], before.args, after.args)
-        self.block(after, loop.regions[1], after.args, before.args)
+        self.block(before, While(loop).before, before.args, after.args)
+        self.block(after, While(loop).after, after.args, before.args)
         self.stand(op.results, loop.results[: len(op.results)])
         self.twins(op.results, loop.results)
 
     def _if(self, op: Op) -> None:
-        branch = self.b.if_(self.env[op.operands[0]], self.types(op.results))
+        branch = self.b.if_(self.env[If(op).condition], self.types(op.results))
         for old, new in zip(op.regions, branch.regions, strict=True):
             self.block(old, new, [], op.results)
         self.stand(op.results, branch.results[: len(op.results)])

@@ -14,8 +14,9 @@ from weft.autodiff.state import DONE, update_error, walk_regions
 from weft.autodiff.sums import is_unread, passes_through
 from weft.errors import GradientError
 from weft.ir.core import Block, Op, Value
-from weft.ir.types import MemRefType, compute_type
-from weft.ir.writes import written, written_by
+from weft.ir.types import compute_type
+from weft.ir.views import For, If, While, memory
+from weft.ir.writes import loaded, written
 
 
 class Undo(Checkpoints):
@@ -28,8 +29,7 @@ class Undo(Checkpoints):
         self._undo_ops(block.ops[:-1])
 
     def _make_shadow(self, memref: Value) -> None:
-        type = memref.type
-        assert isinstance(type, MemRefType)
+        type = memref.memref
         element = compute_type(type.element)
         shadow = self.b.alloca(element, type.shape or ())
         zero = self.b.constant(0.0, element)
@@ -80,30 +80,30 @@ class Undo(Checkpoints):
 
     def _undo_load(self, op: Op) -> None:
         g = self.adj.get(op.result)
-        shadow = self.shadow.get(op.operands[0])
+        memref, subscripts, _ = memory(op)
+        shadow = self.shadow.get(memref)
         if g is None or shadow is None:
             return
-        at = [self.env[v] for v in op.operands[1:]]
-        if op.operands[0] in self.primal.args:
+        at = [self.env[v] for v in subscripts]
+        if memref in self.primal.args:
             self.b.atomic_rmw("addf", g, shadow, at)
         else:
             self.b.store(self.b.op("arith.addf", self.b.load(shadow, at), g), shadow, at)
 
     def _undo_store(self, op: Op) -> None:
-        value, memref, *subscripts = op.operands
+        memref, subscripts, (value,) = memory(op)
         shadow = self.shadow.get(memref)
         if shadow is None or not is_float(value):
             return
         at = [self.env[v] for v in subscripts]
         g = self.b.load(shadow, at)
         if memref not in self.once:
-            assert isinstance(shadow.type, MemRefType)
-            self.b.store(self.b.constant(0.0, shadow.type.element), shadow, at)
+            self.b.store(self.b.constant(0.0, shadow.memref.element), shadow, at)
         self._add(value, g)
 
     def _undo_atomic(self, op: Op) -> None:
-        memref = written_by(op)
-        shadow = None if memref is None else self.shadow.get(memref)
+        memref, subscripts, (*_, value) = memory(op)
+        shadow = self.shadow.get(memref)
         if shadow is None:
             return
         local = memref not in self.primal.args
@@ -118,13 +118,12 @@ class Undo(Checkpoints):
                 "the value from before an atomic += has no gradient", op.span,
                 help="read it in a loop of its own, before",
             )  # fmt: skip
-        at = [self.env[v] for v in op.operands[2:]]
-        self._add(op.operands[0], self.b.load(shadow, at))
+        self._add(value, self.b.load(shadow, [self.env[v] for v in subscripts]))
 
     def _undo_update(self, op: Op, found: Value, shadow: Value) -> None:
         """A product or an extreme value, taken in an element that no other iteration updates, with
         what it ``found`` there."""
-        value, _, *subscripts = op.operands
+        _, subscripts, (value,) = memory(op)
         at = [self.env[v] for v in subscripts]
         if found.type is not value.type:  # f16 and bf16 are updated in f32
             found = self.b.op("arith.extf", found, type=value.type)
@@ -155,7 +154,7 @@ class Undo(Checkpoints):
             return
         self._restore(op)
         start = [self._adjoint(v) for v in outer]
-        branch = self.b.if_(self.env[op.operands[0]], [v.type for v in start])
+        branch = self.b.if_(self.env[If(op).condition], [v.type for v in start])
         results = {r: self.adj[r] for r in op.results if r in self.adj}
         for old, new in zip(op.regions, branch.regions, strict=True):
             with self.b.at(new), self._scope(dict(zip(outer, start, strict=True))):
@@ -175,14 +174,14 @@ class Undo(Checkpoints):
         )
 
     def _undo_for(self, op: Op) -> None:
-        body = op.regions[0]
-        carried = [v for v in body.args[1:] if v in self.activity.values]
+        body, args = op.body, For(op).carried
+        carried = [v for v in args if v in self.activity.values]
         outer = self._free([body], op)
-        results = {c: self.adj.get(r) for c, r in zip(body.args[1:], op.results, strict=True)}
+        results = {c: self.adj.get(r) for c, r in zip(args, op.results, strict=True)}
         if not outer and not self._touches(op) and not any(results[c] for c in carried):
             return
         self._restore(op)
-        given = dict(zip(body.args[1:], body.terminator.operands, strict=True))
+        given = dict(zip(args, For(op).yielded, strict=True))
         sums = [c for c in carried if passes_through(c, given[c], body)]
         extrema = self._extrema(op, [c for c in carried if c not in sums], results)
         shares = {found: self._share(op, found, g) for found, g in extrema.items()}
@@ -196,39 +195,34 @@ class Undo(Checkpoints):
             and op not in self.checkpoints
             and not self._stored_in(op)
             and not self._overwrites(op)
-            and all(
-                is_unread(v, given[v], body)
-                for v in body.args[1:]
-                if v not in sums and v not in picked
-            )
+            and all(is_unread(v, given[v], body) for v in args if v not in sums and v not in picked)
         )
 
         def undo(handed: Sequence[Value]) -> list[Value]:
-            self._undo_iteration(body, sums, chain, outer, handed, results, shares)
+            self._undo_iteration(op, sums, chain, outer, handed, results, shares)
             return [self._inner_adj(v) for v in (*chain, *outer)]
 
         if plain:
             totals = self._forwards(op, starts, undo)
         else:
-            lower, upper, step = (self.env[v] for v in op.operands[:3])
-            totals = self._backwards(op, self.b.trip_bound(lower, upper, step), starts, undo)
-        self._after(op.operands[3:], body.args[1:], sums, chain, outer, results, totals)
+            trips = self.b.trip_bound(*(self.env[v] for v in For(op).bounds))
+            totals = self._backwards(op, trips, starts, undo)
+        self._after(For(op), sums, chain, outer, results, totals)
         for found, (_, first) in shares.items():
-            self._add(op.operands[3 + found.place], first)
+            self._add(For(op).inits[found.place], first)
 
     def _extrema(
         self, op: Op, carried: Sequence[Value], results: dict[Value, Value | None]
     ) -> dict[Extremum, Value]:
         """The running extrema among ``carried``, with the adjoints of their results."""
-        body = op.regions[0]
-        found = (extremum(body, body.args.index(c) - 1) for c in carried)
+        found = (extremum(op, For(op).carried.index(c)) for c in carried)
         return {f: g for f in found if f is not None and (g := results[f.carried]) is not None}
 
     def _share(self, op: Op, found: Extremum, g: Value) -> tuple[Callable[[Value], Value], Value]:
         """What of the adjoint ``g`` of an extremum each element gets, as a function of it, and what
         the value from before the loop gets."""
-        lower, upper, step, *inits = op.operands
-        init = inits[found.place]
+        lower, upper, step = (self.env[v] for v in For(op).bounds)
+        init = For(op).inits[found.place]
         first, result = self.env[init], self.env[op.results[found.place]]
         zero, one = self._number(0.0, g), self._number(1.0, g)
 
@@ -238,10 +232,10 @@ class Undo(Checkpoints):
         # A bound that does not vary gets nothing, and so takes nothing away.
         varies = init in self.activity.values
         start = if_extreme(first, one) if varies else zero
-        loop = self.b.for_(self.env[lower], self.env[upper], self.env[step], [start])
-        with self.b.at(loop.regions[0]) as block:
-            self.env[op.regions[0].args[0]] = block.args[0]
-            self.number[op] = self._count(block.args[0], self.env[lower], self.env[step])
+        loop = self.b.for_(lower, upper, step, [start])
+        with self.b.at(loop.body) as block:
+            self.env[For(op).index] = block.args[0]
+            self.number[op] = self.b.steps(block.args[0], lower, step)
             for inner in found.slice:
                 self._redo(inner)
             one_more = if_extreme(self.env[found.element], one)
@@ -259,19 +253,19 @@ class Undo(Checkpoints):
         """Whether an element of an argument may be written by several iterations of ``op``, or
         written by one and read by another."""
         inner = walk_regions(op)
-        read = {o.operands[0] for o in inner if o.name == "memref.load"}
+        read = loaded(inner)
         return any(
             m in self.shadow and m in self.written and (m not in self.once or m in read)
             for m in written(inner)
         )
 
     def _undo_iteration(
-        self, body: Block, sums: Sequence[Value], chain: Sequence[Value], outer: Sequence[Value],
+        self, op: Op, sums: Sequence[Value], chain: Sequence[Value], outer: Sequence[Value],
         args: Sequence[Value], results: dict[Value, Value | None],
         shares: dict[Extremum, tuple[Callable[[Value], Value], Value]],
     ) -> None:  # fmt: skip
-        self._redo_block(body, taping=True)
-        given = dict(zip(body.args[1:], body.terminator.operands, strict=True))
+        self._redo_block(op.body, taping=True)
+        given = dict(zip(For(op).carried, For(op).yielded, strict=True))
         handed = dict(zip(chain, args, strict=False))
         self.inner = dict(zip(outer, args[len(chain) :], strict=True))
         frozen = self.frozen
@@ -281,7 +275,7 @@ class Undo(Checkpoints):
                 self._add(given[c], results[c] if c in sums else handed[c])
             for found, (share, _) in shares.items():
                 self._add(found.element, share(self.env[found.element]))
-            self._undo_block(body)
+            self._undo_block(op.body)
             self.inner = self.adj
         self.frozen = frozen
 
@@ -290,13 +284,12 @@ class Undo(Checkpoints):
         return self._zero(value) if found is None else found
 
     def _after(
-        self, inits: Sequence[Value], args: Sequence[Value], sums: Sequence[Value],
-        chain: Sequence[Value], outer: Sequence[Value], results: dict[Value, Value | None],
-        totals: Sequence[Value],
+        self, loop: For, sums: Sequence[Value], chain: Sequence[Value], outer: Sequence[Value],
+        results: dict[Value, Value | None], totals: Sequence[Value],
     ) -> None:  # fmt: skip
         """After a loop was undone: the adjoints of what it used and of what it started from."""
         self.adj.update(zip(outer, totals[len(chain) :], strict=True))
-        start = dict(zip(args, inits, strict=True))
+        start = dict(zip(loop.carried, loop.inits, strict=True))
         for c, g in zip(chain, totals, strict=False):
             self._add(start[c], g)
         for c in sums:
@@ -315,13 +308,13 @@ class Undo(Checkpoints):
         trips = self.number[op] = self._read_last(tape)
         handed = [results[r] for r in op.results]
         self.around.append((tape.extent, trips))
-        self._undo_part(before, before.terminator.operands[1:], handed, outer)
+        self._undo_part(before, While(op).handed, handed, outer)
         self.around.pop()
         starts = [self._inner_adj(v) for v in (*carried, *outer)]
 
         def undo(handed: Sequence[Value]) -> list[Value]:
             self._redo_block(before, taping=True, later=after.ops)
-            for old, value in zip(after.args, before.terminator.operands[1:], strict=True):
+            for old, value in zip(after.args, While(op).handed, strict=True):
                 self.env[old] = self.env[value]
             incoming = dict(zip(carried, handed, strict=False))
             with self._scope(dict(zip(outer, handed[len(carried) :], strict=True))):
@@ -329,7 +322,7 @@ class Undo(Checkpoints):
                 for arg, value in zip(before.args, after.terminator.operands, strict=True):
                     self._add(value, incoming.get(arg))
                 self._undo_block(after)
-                for arg, value in zip(after.args, before.terminator.operands[1:], strict=True):
+                for arg, value in zip(after.args, While(op).handed, strict=True):
                     self._add(value, self.adj.get(arg))
                 self._undo_block(before)
                 return [self._adjoint(v) for v in (*carried, *outer)]

@@ -11,7 +11,7 @@ from weft.codegen.launching import WARP, Even, Mapping
 from weft.codegen.llvm import emit_op
 from weft.codegen.neighbours import quotients, whole_vectors
 from weft.ir.core import Op, Value
-from weft.ir.types import MemRefType
+from weft.ir.views import memory
 
 
 class Abreast:
@@ -28,7 +28,7 @@ class Abreast:
     ) -> None:  # fmt: skip
         """``op``: the parallel loop. ``limits``: of each memref whose rows are whole vectors, their
         bytes."""
-        self.body, self.axis = op.regions[0], axis
+        self.body, self.axis = op.body, axis
         self.iv = self.body.args[axis]
         self.count, self.cuda, self.limits = count, cuda, limits
         self.even = even is not None
@@ -89,9 +89,8 @@ class Abreast:
         found: dict[Op, int] = {}
         for op in self.body.ops:
             if op.attrs.get("even") == "whole":
-                memref = op.operands[0 if op.name == "memref.load" else 1]
-                assert isinstance(memref.type, MemRefType)
-                behind = k % self.side * memref.type.element.bytes
+                memref, _, _ = memory(op)
+                behind = k % self.side * memref.memref.element.bytes
                 limit = self.limits[memref]
                 found[op] = min(behind & -behind, limit) if behind else limit
         return found
@@ -99,8 +98,8 @@ class Abreast:
     def _next_quotient(self, e: Emitter, op: Op, first: dict[Value, str], k: int) -> str:
         """(a + k) // b from a // b, for 0 < k < b: one more where the remainder gets to b."""
         ty = llvm_type(op.result.type)
-        quotient, divisor = first[op.result], e.name(op.operands[1])
+        quotient, divisor = first[op.result], e.name(op.right)
         product = e.inst(f"mul {ty} {quotient}, {divisor}")
-        rest = e.inst(f"sub {ty} {first[op.operands[0]]}, {product}")
+        rest = e.inst(f"sub {ty} {first[op.left]}, {product}")
         over = e.inst(f"icmp sge {ty} {e.inst(f'add {ty} {rest}, {k}')}, {divisor}")
         return e.inst(f"add {ty} {quotient}, {e.inst(f'zext i1 {over} to {ty}')}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.codegen.arith import scalar
 from weft.ir.core import Function, Op, Value, walk
+from weft.ir.views import For, memory
 
 
 def accumulations(function: Function) -> set[Op]:
@@ -24,7 +24,7 @@ def accumulations(function: Function) -> set[Op]:
     for loop in ops:
         if loop.name == "scf.for":
             for k, value in enumerate(loop.results):
-                if scalar(value).is_float:
+                if value.scalar.is_float:
                     found |= _carried(loop, k, users, parents)
     return found | _updates(ops, users)
 
@@ -35,9 +35,9 @@ def _updates(ops: list[Op], users: dict[Value, list[Op]]) -> set[Op]:
     read: set[Value] = set()
     for op in ops:
         if op.name == "memref.atomic_rmw":
-            found[op] = op.operands[1]
+            found[op], _, _ = memory(op)
         elif op.name == "memref.load":
-            memref, *at = op.operands
+            memref, at, _ = memory(op)
             update = _update(op.result, memref, at, users)
             if update is None:
                 read.add(memref)
@@ -52,12 +52,12 @@ def _update(old: Value, memref: Value, at: list[Value], users: dict[Value, list[
     match users.get(old):
         case [Op(name="arith.addf") as add]:
             pass
-        case [Op(name="arith.subf") as add] if add.operands[1] is not old:
+        case [Op(name="arith.subf") as add] if add.right is not old:
             pass
         case _:
             return None
     match users.get(add.result):
-        case [Op(name="memref.store") as store] if store.operands[1:] == [memref, *at]:
+        case [Op(name="memref.store") as store] if memory(store)[:2] == (memref, at):
             return add
         case _:
             return None
@@ -67,7 +67,7 @@ def _carried(loop: Op, place: int, users: dict[Value, list[Op]], parents: dict[O
     """The additions to the sum that ``loop`` carries at ``place``; none where a partial sum has
     another use in the loop."""
     found: set[Op] = set()
-    left = [loop.regions[0].args[place + 1]]
+    left = [For(loop).carried[place]]
     sums = set(left)
 
     def follow(*values: Value) -> None:
@@ -89,19 +89,19 @@ def _carried(loop: Op, place: int, users: dict[Value, list[Op]], parents: dict[O
                     elif parent.name == "scf.if":
                         follow(*(parent.results[k] for k in places))
                     elif parent.name != "scf.for" or any(
-                        parent.regions[0].args[k + 1] not in sums for k in places
+                        For(parent).carried[k] not in sums for k in places
                     ):
                         return set()
-                case "scf.for" if value not in op.operands[:3]:
-                    places = [k for k, v in enumerate(op.operands[3:]) if v is value]
-                    follow(*(v for k in places for v in (op.regions[0].args[k + 1], op.results[k])))
+                case "scf.for" if value not in For(op).bounds:
+                    rows = [(arg, last) for arg, v, _, last in For(op).rows if v is value]
+                    follow(*(v for row in rows for v in row))
                 case "arith.addf":
                     found.add(op)
                     follow(op.result)
-                case "arith.subf" if op.operands[1] is not value:
+                case "arith.subf" if op.right is not value:
                     found.add(op)
                     follow(op.result)
-                case "arith.select" if op.operands[0] is not value:
+                case "arith.select" if op.left is not value:
                     follow(op.result)
                 case _:
                     return set()

@@ -38,7 +38,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 def note_range(e: Emitter, op: Op) -> None:
     """Notes an upper bound, in bits, of a result that cannot be negative."""
-    if op.name == "arith.constant" and scalar(op.result).is_integer:
+    if op.name == "arith.constant" and op.result.scalar.is_integer:
         value = int(op.attrs["value"])
         if value >= 0:
             e.bits[op.result] = value.bit_length()
@@ -63,7 +63,7 @@ def note_range(e: Emitter, op: Op) -> None:
             bits = max(first, second)
         case _:
             return
-    width = min(scalar(v).bits for v in op.results) if op.results else 0
+    width = min(v.scalar.bits for v in op.results) if op.results else 0
     if bits < width:
         e.bits[op.result] = bits
 
@@ -80,7 +80,7 @@ def _constant(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
 def _binary(instruction: str) -> Rule:
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         a, b = operands
-        return [e.inst(f"{instruction} {e.type(scalar(op.result))} {a}, {b}")]
+        return [e.inst(f"{instruction} {e.type(op.result.scalar)} {a}, {b}")]
 
     return emit
 
@@ -93,10 +93,10 @@ for _name, _instruction in {
 
 def _divisor(e: Emitter, op: Op, b: str) -> tuple[str, str | None]:
     """A divisor that is not zero, and the condition under which it was (None: never)."""
-    constant = e.constants.get(op.operands[1])
+    constant = e.constants.get(op.right)
     if constant is not None and constant != 0:
         return b, None
-    t = scalar(op.result)
+    t = op.result.scalar
     zero = e.inst(f"icmp eq {e.type(t)} {b}, {e.literal(0, t)}")
     return _select(e, zero, t, e.literal(1, t), b), zero
 
@@ -112,15 +112,15 @@ def _or_zero(e: Emitter, t: ScalarType, zero: str | None, value: str) -> str:
 @rule("arith.floordivsi")
 def _floordivsi(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     a, b = operands
-    t = scalar(op.result)
+    t = op.result.scalar
     ty = e.type(t)
-    constant = e.constants.get(op.operands[1])
+    constant = e.constants.get(op.right)
     if t is i1:  # one bit, the sign: a // -1 wraps to a
         return [e.inst(f"and {ty} {a}, {b}")]
     if isinstance(constant, int) and constant > 0 and constant & (constant - 1) == 0:
         return [e.inst(f"ashr {ty} {a}, {e.literal(constant.bit_length() - 1, t)}")]
     b, zero = _divisor(e, op, b)
-    if op.operands[0] in e.bits and op.operands[1] in e.bits:
+    if op.left in e.bits and op.right in e.bits:
         return [_or_zero(e, t, zero, e.inst(f"udiv {ty} {a}, {b}"))]
     minus_one = None
     if constant is None:  # the smallest integer // -1 traps: divide by 1 and negate (it wraps)
@@ -142,7 +142,7 @@ def _floordivsi(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 @rule("arith.divui", "arith.remui")
 def _unsigned_division(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     a, b = operands
-    t = scalar(op.result)
+    t = op.result.scalar
     b, zero = _divisor(e, op, b)
     instruction = "udiv" if op.name == "arith.divui" else "urem"
     return [_or_zero(e, t, zero, e.inst(f"{instruction} {e.type(t)} {a}, {b}"))]
@@ -151,14 +151,14 @@ def _unsigned_division(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]
 @rule("arith.remsi")
 def _remsi(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     a, b = operands
-    t = scalar(op.result)
+    t = op.result.scalar
     ty = e.type(t)
     if t is i1:
         return [e.literal(False, t)]
     b, zero = _divisor(e, op, b)
-    if op.operands[0] in e.bits and op.operands[1] in e.bits:
+    if op.left in e.bits and op.right in e.bits:
         return [_or_zero(e, t, zero, e.inst(f"urem {ty} {a}, {b}"))]
-    if op.operands[1] not in e.constants or e.constants[op.operands[1]] == -1:
+    if e.constants.get(op.right, -1) == -1:
         minus_one = e.inst(f"icmp eq {ty} {b}, {e.literal(-1, t)}")
         b = _select(e, minus_one, t, e.literal(1, t), b)  # the remainder by -1 is 0, as by 1
     return [_or_zero(e, t, zero, e.inst(f"srem {ty} {a}, {b}"))]
@@ -167,12 +167,12 @@ def _remsi(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 @rule("arith.shli", "arith.shrui", "arith.shrsi")
 def _shift(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     a, b = operands
-    t = scalar(op.result)
+    t = op.result.scalar
     ty = e.type(t)
     if t is i1:  # LLVM has no shift of one bit by one
         return [a if op.name == "arith.shrsi" else
                 e.inst(f"and {ty} {a}, {e.inst(f'xor {ty} {b}, {e.literal(1, t)}')}")]  # fmt: skip
-    constant = e.constants.get(op.operands[1])
+    constant = e.constants.get(op.right)
     known = isinstance(constant, int) and 0 <= constant < t.bits
     if op.name == "arith.shrsi":
         if not known:
@@ -191,7 +191,7 @@ def _intrinsic(name: str, extra: str = "", *, fast: bool = False) -> Rule:
     """A rule that calls ``llvm.<name>.<type>``."""
 
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-        t = scalar(op.operands[0])
+        t = op.left.scalar
         pairs = [(e.type(t), operand) for operand in operands]
         if extra:
             pairs.append(("i1", extra))
@@ -210,13 +210,13 @@ RULES["math.ctpop"] = _intrinsic("ctpop")
 @rule("arith.cmpi")
 def _cmpi(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     a, b = operands
-    return [e.inst(f"icmp {op.attrs['predicate']} {e.type(scalar(op.operands[0]))} {a}, {b}")]
+    return [e.inst(f"icmp {op.attrs['predicate']} {e.type(op.left.scalar)} {a}, {b}")]
 
 
 @rule("arith.select")
 def _select_rule(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     condition, a, b = operands
-    t = scalar(op.result)
+    t = op.result.scalar
     ty = e.type(t)
     flags = e.fast if t in (f32, f64) else ""
     return [e.inst(f"select {flags}{e.type(i1)} {condition}, {ty} {a}, {ty} {b}")]
@@ -230,7 +230,7 @@ def _float_binary(instruction: str) -> Rule:
         a, b = operands
         # Sums of many terms may be reordered; products may not: they could overflow on the way.
         flags = e.reordered if op in e.module.accumulations else e.fast
-        return [e.inst(f"{instruction} {flags}{e.type(scalar(op.result))} {a}, {b}")]
+        return [e.inst(f"{instruction} {flags}{e.type(op.result.scalar)} {a}, {b}")]
 
     return emit
 
@@ -250,31 +250,31 @@ for _name, _full in {
 
 @rule("arith.negf")
 def _negf(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    return [e.inst(f"fneg {e.fast}{e.type(scalar(op.result))} {operands[0]}")]
+    return [e.inst(f"fneg {e.fast}{e.type(op.result.scalar)} {operands[0]}")]
 
 
 @rule("arith.cmpf")
 def _cmpf(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     a, b = operands
-    return [e.inst(f"fcmp {op.attrs['predicate']} {e.type(scalar(op.operands[0]))} {a}, {b}")]
+    return [e.inst(f"fcmp {op.attrs['predicate']} {e.type(op.left.scalar)} {a}, {b}")]
 
 
 @rule("math.isnan")
 def _isnan(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     a = operands[0]
-    return [e.inst(f"fcmp uno {e.type(scalar(op.operands[0]))} {a}, {a}")]
+    return [e.inst(f"fcmp uno {e.type(op.operand.scalar)} {a}, {a}")]
 
 
 @rule("math.isinf")
 def _isinf(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    t = scalar(op.operands[0])
+    t = op.operand.scalar
     magnitude = e.intrinsic(f"llvm.fabs.{e.suffix(t)}", e.type(t), (e.type(t), operands[0]))
     return [e.inst(f"fcmp oeq {e.type(t)} {magnitude}, {e.literal(float('inf'), t)}")]
 
 
 @rule("math.rsqrt")
 def _rsqrt(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    t = scalar(op.result)
+    t = op.result.scalar
     root = e.intrinsic(f"llvm.sqrt.{e.suffix(t)}", e.type(t), (e.type(t), operands[0]))
     return [e.inst(f"fdiv {e.type(t)} {e.literal(1.0, t)}, {root}")]
 
@@ -287,7 +287,7 @@ def _rsqrt(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 )  # fmt: skip
 def _math(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     function = op.name.removeprefix("math.")
-    return [e.target.math_call(e, function, scalar(op.result), operands)]
+    return [e.target.math_call(e, function, op.result.scalar, operands)]
 
 
 @rule("math.sigmoid")
@@ -303,7 +303,7 @@ def _sigmoid(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 
 @rule("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast")
 def _integer_cast(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    source, target = scalar(op.operands[0]), scalar(op.result)
+    source, target = op.operand.scalar, op.result.scalar
     if source.bits == target.bits:
         return operands
     if source.bits > target.bits:
@@ -315,26 +315,26 @@ def _integer_cast(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 
 @rule("arith.sitofp", "arith.uitofp")
 def _int_to_float(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    source, target = scalar(op.operands[0]), scalar(op.result)
+    source, target = op.operand.scalar, op.result.scalar
     instruction = op.name.removeprefix("arith.")
     return [e.inst(f"{instruction} {e.type(source)} {operands[0]} to {e.type(target)}")]
 
 
 @rule("arith.fptosi", "arith.fptoui")
 def _float_to_int(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    source, target = scalar(op.operands[0]), scalar(op.result)
+    source, target = op.operand.scalar, op.result.scalar
     name = f"llvm.{op.name.removeprefix('arith.')}.sat.{e.suffix(target)}.{e.suffix(source)}"
     return [e.intrinsic(name, e.type(target), (e.type(source), operands[0]))]
 
 
 @rule("arith.extf")
 def _extf(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    return [widen(e, scalar(op.operands[0]), scalar(op.result), operands[0])]
+    return [widen(e, op.operand.scalar, op.result.scalar, operands[0])]
 
 
 @rule("arith.truncf")
 def _truncf(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    return [narrow(e, scalar(op.operands[0]), scalar(op.result), operands[0])]
+    return [narrow(e, op.operand.scalar, op.result.scalar, operands[0])]
 
 
 def widen(e: Emitter, source: ScalarType, target: ScalarType, value: str) -> str:
@@ -379,7 +379,7 @@ def _narrow_to_bf16(e: Emitter, value: str) -> str:
 
 @rule("arith.bitcast")
 def _bitcast(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    source, target = e.type(scalar(op.operands[0])), e.type(scalar(op.result))
+    source, target = e.type(op.operand.scalar), e.type(op.result.scalar)
     return operands if source == target else [e.inst(f"bitcast {source} {operands[0]} to {target}")]
 
 

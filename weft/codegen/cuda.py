@@ -29,6 +29,8 @@ from weft.codegen.teams import find, marked
 from weft.codegen.threads import argument_slots
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
+from weft.ir.views import Parallel, is_constant, memory
+from weft.ir.writes import loaded
 from weft.ir.writes import written as written_memrefs
 
 
@@ -57,11 +59,10 @@ def analyse(function: Function, *, noalias: bool, strict_math: bool) -> Facts:
     chosen, needed = candidates(program)
     bounds: list[tuple[int, int, int]] = []
     if parallel is not None:
-        n = parallel.attrs["dims"]
-        low, high, step = (
-            [program.of(v) for v in parallel.operands[j * n : (j + 1) * n]] for j in range(3)
-        )
-        bounds = list(zip(low, high, step, strict=True))
+        bounds = [
+            (program.of(low), program.of(high), program.of(step))
+            for low, high, step in Parallel(parallel).axes
+        ]
     tables = Cpu(function)
     mapping = None
     if parallel is not None:
@@ -154,7 +155,7 @@ def _divisors(
     """Each divisor's step, in the order of their numbers, with the steps of what it divides."""
     dividends: dict[int, set[int]] = {}
     for op, step in divisions.items():
-        dividends.setdefault(step, set()).add(program.of(op.operands[0]))
+        dividends.setdefault(step, set()).add(program.of(op.left))
     return tuple((step, tuple(sorted(dividends[step]))) for step in sorted(dividends))
 
 
@@ -164,12 +165,11 @@ def _common(
     """What neighbours along x have in common; None where a call cannot make them even."""
     if parallel is None or mapping is None:
         return None
-    dims, axis = parallel.attrs["dims"], mapping.order[0]
-    lower, step = parallel.operands[axis], parallel.operands[axis + 2 * dims].owner
-    by_one = isinstance(step, Op) and step.name == "arith.constant" and step.attrs["value"] == 1
-    if mapping.vector == 1 or not by_one:
+    axis = mapping.order[0]
+    lower, _, step = Parallel(parallel).axes[axis]
+    if mapping.vector == 1 or not is_constant(step, 1):
         return None
-    body = parallel.regions[0]
+    body = parallel.body
     return common(body, body.args[axis], lower, mapping.side, program.given)
 
 
@@ -181,9 +181,8 @@ def _even(
         return None
     aligned: dict[int, int] = {}
     for op in found.whole:
-        memref = op.operands[0 if op.name == "memref.load" else 1]
-        assert isinstance(memref.type, MemRefType)
-        limit = min(mapping.side * memref.type.element.bytes, VECTOR_BYTES)
+        memref, _, _ = memory(op)
+        limit = min(mapping.side * memref.memref.element.bytes, VECTOR_BYTES)
         aligned[function.args.index(memref)] = limit
     return Even(
         mapping.side, tuple(sorted(aligned.items())),
@@ -260,7 +259,7 @@ def outermost(function: Function, *, noalias: bool) -> Op | None:
     ):
         return None
     written = written_memrefs(function)
-    read = {op.operands[0] for op in before if op.name == "memref.load"}
+    read = loaded(before)
     if read & written or (read and written and not noalias):
         return None
     return ops[place]

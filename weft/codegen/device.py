@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weft.codegen.arith import RULES, Rule, scalar, widen, word
+from weft.codegen.arith import RULES, Rule, widen, word
 from weft.codegen.emit import Emitter, View, memory_type
 from weft.codegen.host import Cpu
 from weft.codegen.llvm import address
@@ -12,6 +12,7 @@ from weft.codegen.members import Members
 from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Function, Op
 from weft.ir.types import ScalarType, f32, f64, i1
+from weft.ir.views import reported
 
 ORDERING = 'syncscope("device") monotonic'
 
@@ -21,7 +22,7 @@ def _call(name: str) -> Rule:
 
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         assert isinstance(e.target, Cuda)
-        return [e.target.library_call(e, name, scalar(op.result), operands)]
+        return [e.target.library_call(e, name, op.result.scalar, operands)]
 
     return emit
 
@@ -40,9 +41,9 @@ def _place(e: Emitter, op: Op, view: View, indices: Sequence[str]) -> tuple[str,
 
 
 def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    view = e.views[op.operands[0]]
+    view, indices, _ = e.access(op, operands)
     element = view.type.element
-    pointer, align = _place(e, op, view, operands[1:])
+    pointer, align = _place(e, op, view, indices)
     value = e.inst(f"load {memory_type(element)}, ptr {pointer}, align {align}")
     return [e.inst(f"icmp ne i8 {value}, 0") if element is i1 else value]
 
@@ -57,9 +58,9 @@ def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 
 
 def _stored(e: Emitter, op: Op, operands: list[str]) -> None:
-    view = e.views[op.operands[1]]
-    element, value = view.type.element, operands[0]
-    pointer, align = _place(e, op, view, operands[2:])
+    view, indices, (value,) = e.access(op, operands)
+    element = view.type.element
+    pointer, align = _place(e, op, view, indices)
     if element is i1:
         value = e.inst(f"zext i1 {value} to i8")
     e.line(f"store {memory_type(element)} {value}, ptr {pointer}, align {align}")
@@ -135,12 +136,11 @@ class Cuda(Cpu):
                       f" {e.ordering} monotonic")  # fmt: skip
         e.branch(e.inst(f"extractvalue {{ i64, i1 }} {pair}, 1"), write, out)
         e.start(write)
-        values = op.operands if op.name == "weft.bounds" else op.operands[1:]
-        for k, (value, name) in enumerate(zip(values, operands, strict=True)):
+        for k, (value, name) in enumerate(zip(reported(op), operands, strict=True)):
             if k >= 15:  # the record holds 16 words
                 break
             place = e.inst(f"getelementptr i64, ptr {self.record}, i64 {k + 1}")
-            e.line(f"store i64 {word(e, name, scalar(value))}, ptr {place}")
+            e.line(f"store i64 {word(e, name, value.scalar)}, ptr {place}")
         e.jump(out)
         e.start(out)
         self.failed.append(out)
@@ -157,7 +157,7 @@ class Cuda(Cpu):
                 form += part.replace("%", "%%")
                 continue
             value, name = next(remaining)
-            t = scalar(value)
+            t = value.scalar
             if t is i1:
                 yes, no = (_text(e, f"weft_{w}", w) for w in ("True", "False"))
                 form += "%s"

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from weft.errors import InternalError
 from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType, ScalarType, Type, f16, f32, i1, index
+from weft.ir.views import memory, split_access
 
 # bf16 is carried as its bits: few machines have instructions for it and LLVM would call a library.
 _NAMES = {
@@ -209,13 +210,17 @@ class Emitter:
     def name(self, value: Value) -> str:
         """The LLVM operand of a scalar, or the pointer of a memref."""
         if value in self.constants:
-            assert isinstance(value.type, ScalarType)
-            return self.literal(self.constants[value], value.type)
+            return self.literal(self.constants[value], value.scalar)
         if value in self.names:
             return self.names[value]
         if value in self.views:
             return self.views[value].pointer
         raise InternalError(f"{value!r} is used before it is defined")
+
+    def access(self, op: Op, operands: list[str]) -> tuple[View, list[str], list[str]]:
+        """What a load, store or atomic operation accesses, its subscripts, and its values."""
+        _, subscripts, values = split_access(op, operands)
+        return self.views[memory(op)[0]], subscripts, values
 
     # -- lines
 

@@ -10,10 +10,10 @@ run time only: this module says what has to be asked, the callers ask. It only r
 from __future__ import annotations
 
 from weft.ir.core import Block, Op, Value, walk
-from weft.ir.types import MemRefType
+from weft.ir.views import memory
 
 _ADDITIVE = ("arith.addi", "arith.subi")
-_FIRST_SUBSCRIPT = {"memref.load": 1, "memref.store": 2, "memref.atomic_rmw": 2}
+_ACCESSES = ("memref.load", "memref.store", "memref.atomic_rmw")
 
 
 def rows(body: Block, outer: Value, inner: Value, behind: int = 0) -> list[Value] | None:
@@ -39,12 +39,11 @@ def rows(body: Block, outer: Value, inner: Value, behind: int = 0) -> list[Value
             moved.add(op.result)
             continue
         place = len(op.operands) - 1 - behind
-        if op.name not in _FIRST_SUBSCRIPT or uses_inner != [place] or uses_outer != [place - 1]:
+        if op.name not in _ACCESSES or uses_inner != [place] or uses_outer != [place - 1]:
             return None
-        first = _FIRST_SUBSCRIPT[op.name]
-        memref = op.operands[first - 1]
-        assert isinstance(memref.type, MemRefType)
-        if place - 1 < first or memref.type.layout == "strided" or memref.type.shape is not None:
+        memref, subscripts, _ = memory(op)
+        type = memref.memref
+        if len(subscripts) < behind + 2 or type.layout == "strided" or type.shape is not None:
             return None
         found[memref] = None
     return list(found) or None
@@ -52,8 +51,8 @@ def rows(body: Block, outer: Value, inner: Value, behind: int = 0) -> list[Value
 
 def nested(loop: Op) -> Op | None:
     """The loop that holds all accesses of ``loop``, right inside it; None if there is none."""
-    inner = [op for op in loop.regions[0].ops if op.name == "scf.for"]
+    inner = [op for op in loop.body.ops if op.name == "scf.for"]
     if len(inner) != 1 or loop.results or inner[0].results:
         return None
-    rest = [op for op in loop.regions[0].ops if op is not inner[0]]
+    rest = [op for op in loop.body.ops if op is not inner[0]]
     return None if any(op.regions or op.name.startswith("memref.") for op in rest) else inner[0]

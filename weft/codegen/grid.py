@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from weft.codegen.abreast import Abreast
 from weft.codegen.accumulations import accumulations
-from weft.codegen.arith import from_word, identity, narrow, scalar, word
+from weft.codegen.arith import from_word, identity, narrow, word
 from weft.codegen.device import ORDERING, Cuda
 from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type, symbol_of
 from weft.codegen.launching import THREADS, WARP, Even, Mapping, Variant
@@ -20,6 +20,7 @@ from weft.codegen.llvm import emit_block, emit_op, loop
 from weft.codegen.members import Members, column, in_whole_block, pairs, row, shared_words
 from weft.codegen.threads import argument_slots
 from weft.codegen.threadwise import (
+    Bounds,
     barrier,
     between,
     block_number,
@@ -30,9 +31,11 @@ from weft.codegen.threadwise import (
     updates,
     written,
 )  # fmt: skip
-from weft.codegen.trips import trip_count
+from weft.codegen.trips import divide, trip_count
 from weft.ir.core import Function, Op, Value
+from weft.ir.trips import unravel
 from weft.ir.types import MemRefType, ScalarType, f64
+from weft.ir.views import Parallel
 
 _SHARED = "weft_warps"  # what the warps of a block hand over
 _PRIVATE = "weft_private"  # a block's own copy of what it accumulates into
@@ -94,12 +97,11 @@ class Grid:
             value = args[slot.arg]
             match slot.kind:
                 case "pointer":
-                    assert isinstance(value.type, MemRefType)
-                    e.views[value] = View(self._generic(e, k), value.type, [], [])
+                    e.views[value] = View(self._generic(e, k), value.memref, [], [])
                 case "int":
-                    e.names[value] = from_word(e, f"%s{k}", scalar(value))
+                    e.names[value] = from_word(e, f"%s{k}", value.scalar)
                 case "float":
-                    e.names[value] = narrow(e, f64, scalar(value), f"%s{k}")
+                    e.names[value] = narrow(e, f64, value.scalar, f"%s{k}")
                 case "size":
                     e.views[value].sizes.append(self._extent(e, k, value, slot.axis))
                 case _:
@@ -130,8 +132,7 @@ class Grid:
         """A size or stride. Those that rows of aligned vectors depend on are multiples of
         vectors."""
         name = f"%s{k}"
-        type = value.type
-        assert isinstance(type, MemRefType)
+        type = value.memref
         if self.variant.narrow:
             name = e.inst(f"trunc i64 {name} to i32")
         aligned = self._limits
@@ -163,8 +164,7 @@ class Grid:
         e.finish(f"define ptx_kernel void @{name}({', '.join(params)}) {self.traits}")
 
     def _alignment(self, position: int) -> int:
-        type = self.function.args[position].type
-        assert isinstance(type, MemRefType)
+        type = self.function.args[position].memref
         return self._limits.get(position, type.element.bytes)
 
     @property
@@ -196,9 +196,8 @@ class Grid:
     def _nest(self, e: Emitter, op: Op, mapping: Mapping) -> list[str]:
         """The thread's iterations: along z (all dimensions but two), y and x. Gives what it
         reduced."""
-        dims = op.attrs["dims"]
-        bounds = [[op.operands[k + j * dims] for j in range(3)] for k in range(dims)]
-        args = op.regions[0].args
+        bounds = Parallel(op).axes
+        args = op.body.args
         trips = {
             k: trip_count(e, lower, upper, step, llvm_type(args[k].type))
             for k, (lower, upper, step) in enumerate(bounds)
@@ -206,7 +205,7 @@ class Grid:
         if self.variant.team:
             self._rows(e, op, bounds, trips)
             return []
-        types = [scalar(v) for v in op.results]
+        types = [v.scalar for v in op.results]
         neutral = [
             e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)
         ]
@@ -246,33 +245,29 @@ class Grid:
                 total = e.inst(f"mul nsw {ty} {total}, {wide[k]}")
 
             def inside(count: str, values: list[str]) -> list[str]:
-                left = count
-                for k in rest[:-1]:
-                    quotient = e.inst(f"udiv {ty} {left}, {wide[k]}")
-                    part = e.inst(f"sub {ty} {left}, {e.inst(f'mul {ty} {quotient}, {wide[k]}')}")
+                parts = unravel(count, (wide[k] for k in rest[:-1]), divide(e, ty))
+                for k, part in zip(rest, parts, strict=True):
                     bind(k, to(e, part, ty, llvm_type(args[k].type)))
-                    left = quotient
-                bind(rest[-1], to(e, left, ty, llvm_type(args[rest[-1]].type)))
                 return along_y(values)
 
             return self._span(e, "z", total, ty, carried, names, inside)
 
         return along_z(neutral)
 
-    def _rows(self, e: Emitter, op: Op, bounds: list[list[Value]], trips: dict[int, str]) -> None:
+    def _rows(self, e: Emitter, op: Op, bounds: list[Bounds], trips: dict[int, str]) -> None:
         """The iteration of the thread's team."""
         members = Members(e, self.variant.team, op, self.variant.columns)
         self.cuda.members = members
         if members.columns:
             assert self.mapping is not None
             column(e, members, op, bounds, trips, self.mapping.order[0])
-            emit_block(e, op.regions[0])
+            emit_block(e, op.body)
             return
         there, bind = row(e, op, bounds, trips)
 
         def body() -> None:
             bind()
-            emit_block(e, op.regions[0])
+            emit_block(e, op.body)
 
         self._guarded(e, there, body)
 
@@ -301,11 +296,11 @@ class Grid:
         return self.module.node(f"!{{{{self}}, {off}}}")
 
     def _along_x(
-        self, e: Emitter, op: Op, axis: int, trip: str, bounds: list[Value], carried: list[str],
+        self, e: Emitter, op: Op, axis: int, trip: str, bounds: Bounds, carried: list[str],
         names: list[str], bind: Callable[[int, str], None],
     ) -> list[str]:  # fmt: skip
         """The thread's iterations along x, where neighbours are neighbouring threads."""
-        ty, wide = llvm_type(op.regions[0].args[axis].type), self.variant.vector
+        ty, wide = llvm_type(op.body.args[axis].type), self.variant.vector
         start, stride = position(e, "x", ty)
         one = lambda count, values: self._iteration(e, op, lambda: bind(axis, count), values)  # noqa: E731
         if wide == 1:
@@ -315,7 +310,8 @@ class Grid:
             return loop(e, start, trip, stride, carried, names, one, type=ty)
         assert self.mapping is not None
         shift = self.mapping.shift
-        known = e.constants.get(bounds[0]) is not None and e.constants.get(bounds[2]) == 1
+        lower, _, step = bounds
+        known = e.constants.get(lower) is not None and e.constants.get(step) == 1
         args = self.function.args
         limits = {args[k]: limit for k, limit in self._limits.items()} if known or self.even else {}
         abreast = Abreast(op, axis, self.mapping, wide, self.even, self.cuda, limits)
@@ -344,14 +340,14 @@ class Grid:
         end = e.inst(f"add nsw {ty} {first}, {length}")
         inside = e.inst(f"and i1 {e.inst(f'icmp sge {ty} {first}, 0')}, "
                         f"{e.inst(f'icmp sle {ty} {end}, {trip}')}")  # fmt: skip
-        for divisor in {inner.operands[1] for inner in abreast.quotients}:
+        for divisor in dict.fromkeys(q.right for q in op.body.ops if q in abreast.quotients):
             kind = llvm_type(divisor.type)
             enough = e.inst(f"icmp sge {kind} {e.name(divisor)}, {length}")
             inside = e.inst(f"and i1 {inside}, {enough}")
         full, part, out = e.label("full"), e.label("part"), e.label("joined")
         e.branch(inside, full, part)
         e.start(full)
-        types = [scalar(v) for v in op.results]
+        types = [v.scalar for v in op.results]
         parts = abreast.emit(e, first, ty, bind)
         while len(parts) > 1:
             parts = [self._combined(e, types, a, b)
@@ -388,11 +384,11 @@ class Grid:
     def _iteration(
         self, e: Emitter, op: Op, bind: Callable[[], None], carried: list[str]
     ) -> list[str]:
-        types = [scalar(v) for v in op.results]
+        types = [v.scalar for v in op.results]
         outer, before = self.cuda.leave, self.cuda.failed
         self.cuda.leave, self.cuda.failed = e.label("leave"), []
         bind()
-        parts = emit_block(e, op.regions[0])
+        parts = emit_block(e, op.body)
         new = self._combined(e, types, carried, parts) if carried else []
         failed, label = self.cuda.failed, self.cuda.leave
         self.cuda.leave, self.cuda.failed = outer, before
@@ -418,7 +414,7 @@ class Grid:
     def _reduce(self, e: Emitter, op: Op, values: list[str]) -> None:
         """Combines the block's ``values``; its first thread finishes, or hands over what they
         are."""
-        types = [scalar(v) for v in op.results]
+        types = [v.scalar for v in op.results]
         thread, _ = in_block(e)
         values = self._block_combined(e, types, values)
 
@@ -442,7 +438,7 @@ class Grid:
 
     def _conclude(self, e: Emitter, op: Op, types: list[ScalarType], values: list[str]) -> None:
         """The initial values join, and the rest of the function runs: in one thread of all."""
-        inits = [e.name(v) for v in op.operands[3 * op.attrs["dims"] :]]
+        inits = [e.name(v) for v in Parallel(op).inits]
         for value, name in zip(op.results, self._combined(e, types, inits, values), strict=True):
             e.names[value] = name
         for rest in self.function.body.ops[self.split + 1 :]:
@@ -459,7 +455,7 @@ class Grid:
         assert self.parallel is not None
         e = self._begin()
         op = self.parallel
-        types = [scalar(v) for v in op.results]
+        types = [v.scalar for v in op.results]
         thread, threads = in_block(e)
         neutral = [
             e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)
@@ -487,8 +483,7 @@ class Grid:
     def _private_view(self) -> tuple[Value, MemRefType]:
         assert self.mapping is not None
         value = self.function.args[self.mapping.private]
-        assert isinstance(value.type, MemRefType)
-        return value, value.type
+        return value, value.memref
 
     def _each(self, e: Emitter, view: View, body: Callable[[str], None]) -> None:
         """Shares the elements of ``view`` among the block's threads."""
@@ -524,9 +519,7 @@ class Grid:
     def _private_kind(self) -> str:
         assert self.parallel is not None
         value, _ = self._private_view()
-        return next(
-            kind for kind, memref in updates(self.parallel.regions[0].ops) if memref is value
-        )
+        return next(kind for kind, memref in updates(self.parallel.body.ops) if memref is value)
 
     def _flush(self, e: Emitter) -> None:
         """Adds the block's copy to the argument, element by element."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from weft.codegen import float32, interrupt, ranges
-from weft.codegen.arith import Rule, scalar, word
+from weft.codegen.arith import Rule, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.interface import Check, word_shift
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import MemRefType, ScalarType, f32
+from weft.ir.types import ScalarType, f32
+from weft.ir.views import Touch, reported
 from weft.schedule.machine import CpuMachine
 
 
@@ -86,9 +87,8 @@ class Cpu:
         return interrupt.in_strips(e, upper, self.clock, self.leave, run)
 
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
-        values = op.operands if op.name == "weft.bounds" else op.operands[1:]
-        pairs = zip(values, operands, strict=True)
-        words = [word(e, name, scalar(value)) for value, name in pairs]
+        pairs = zip(reported(op), operands, strict=True)
+        words = [word(e, name, value.scalar) for value, name in pairs]
         self.fail(e, op, ok, words[:15])  # the record holds 16 words
 
     def fail(self, e: Emitter, op: Op, ok: str, words: Sequence[str]) -> None:
@@ -107,13 +107,14 @@ class Cpu:
         e.start(good)
 
     def touch(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
-        shadow, shift = self.shadows[op.operands[0]]
-        begin = e.views[op.operands[0]].pointer
+        iteration, _, others = Touch(op).split(operands)
+        shadow, shift = self.shadows[Touch(op).memref]
+        begin = e.views[Touch(op).memref].pointer
         ends = [e.inst(f"ptrtoint ptr {p} to i64") for p in (pointer, begin)]
         cell = e.inst(f"lshr i64 {e.inst(f'sub i64 {ends[0]}, {ends[1]}')}, {shift}")
         cell = e.inst(f"mul i64 {cell}, {op.attrs['words']}")
         e.declare(_MARK.replace("SIZE", str(1 << word_shift(len(self.checks)))))
-        raised = e.inst(f"add i64 {operands[1]}, 1")
+        raised = e.inst(f"add i64 {iteration}, 1")
         raised = e.inst(f"shl i64 {raised}, {word_shift(len(self.checks))}")
         own = e.inst(f"or i64 {raised}, {self.checks[op]}")
 
@@ -131,14 +132,14 @@ class Cpu:
             found = met(place, "false")
             none = e.inst(f"icmp eq i64 {other}, 0")
             other = e.inst(f"select i1 {none}, i64 {found}, i64 {other}")
-        self.fail(e, op, e.inst(f"icmp eq i64 {other}, 0"), [own, other, *operands[2:]])
+        self.fail(e, op, e.inst(f"icmp eq i64 {other}, 0"), [own, other, *others])
 
     def print(self, e: Emitter, op: Op, operands: Sequence[str]) -> None:
         words = e.fresh("words")
         e.allocas.append(f"{words} = alloca [{max(len(operands), 1)} x i64]")
         for k, (value, name) in enumerate(zip(op.operands, operands, strict=True)):
             place = e.inst(f"getelementptr i64, ptr {words}, i64 {k}")
-            e.line(f"store i64 {word(e, name, scalar(value))}, ptr {place}")
+            e.line(f"store i64 {word(e, name, value.scalar)}, ptr {place}")
         e.declare("declare void @weft_print(i64, ptr)")
         e.line(f"call void @weft_print(i64 {self.prints[op]}, ptr {words})")
 
@@ -151,7 +152,7 @@ def _numbered(function: Function, *names: str) -> dict[Op, int]:
 
 def _kinds(values: Sequence[Value]) -> tuple[str, ...]:
     kinds = {"float": "float", "bool": "bool", "int": "int", "index": "int"}
-    return tuple(kinds[scalar(v).kind] for v in values)
+    return tuple(kinds[v.scalar.kind] for v in values)
 
 
 # What another iteration left at a place, else 0. An empty place is taken by this iteration's word
@@ -179,20 +180,17 @@ have:
 def _check(op: Op) -> Check:
     if op.name == "weft.touch":
         return _race_check(op)
-    bounds = op.name == "weft.bounds"
-    values = op.operands if bounds else op.operands[1:]
     return Check(
-        "bounds" if bounds else "assert", str(op.attrs.get("message", "")),
-        str(op.attrs.get("tensor", "")), int(op.attrs.get("axis", 0)), _kinds(values), _span(op),
+        op.name.removeprefix("weft."), str(op.attrs.get("message", "")),
+        str(op.attrs.get("tensor", "")), int(op.attrs.get("axis", 0)), _kinds(reported(op)),
+        _span(op),
     )  # fmt: skip
 
 
 def _race_check(op: Op) -> Check:
-    type = op.operands[0].type
-    assert isinstance(type, MemRefType)
     form = "grouped" if op.attrs["grouped"] else ""
     values = ("int",) * len(op.operands)  # two words instead of the memref and the iteration
-    return Check("race", op.attrs["kind"], form, type.rank, values, _span(op))
+    return Check("race", op.attrs["kind"], form, Touch(op).rank, values, _span(op))
 
 
 def _span(op: Op) -> tuple[str, int, int, int, int, str, str] | None:

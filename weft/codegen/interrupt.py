@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from weft.codegen.emit import Emitter
 from weft.ir.core import Block, Op, walk
-from weft.passes.constants import constant_of
+from weft.ir.views import For, Parallel, constant_of, is_constant
 
 LOOPS = ("scf.for", "scf.while")
 EVERY_OUTER = 16  # iterations of a loop of loops between two looks at the clock
@@ -92,15 +92,8 @@ entry:
 
 def runs_once(parallel: Op) -> bool:
     """Whether a parallel loop has one iteration, whatever the call."""
-    dims = parallel.attrs["dims"]
-    bounds = [constant_of(value) for value in parallel.operands[: 2 * dims]]
-    return (
-        None not in bounds
-        and all(
-            upper == lower + 1  # type: ignore[operator]
-            for lower, upper in zip(bounds[:dims], bounds[dims:], strict=True)
-        )
-    )
+    bounds = [(constant_of(low), constant_of(high)) for low, high, _ in Parallel(parallel).axes]
+    return all(low is not None and high == low + 1 for low, high in bounds)
 
 
 def polled_loops(body: Block) -> dict[Op, int]:
@@ -113,12 +106,10 @@ def polled_loops(body: Block) -> dict[Op, int]:
     }
     for op in _outermost(body):
         if op not in found:
-            found[op] = STRIP if op.name == "scf.for" and _steps_by_one(op) else EVERY_INNER
+            found[op] = (
+                STRIP if op.name == "scf.for" and is_constant(For(op).step, 1) else EVERY_INNER
+            )
     return found
-
-
-def _steps_by_one(op: Op) -> bool:
-    return constant_of(op.operands[2]) == 1
 
 
 def _outermost(block: Block) -> list[Op]:

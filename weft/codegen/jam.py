@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from weft.codegen.launching import Jam
-from weft.codegen.tile import is_constant
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
-from weft.ir.types import ScalarType, Type
+from weft.ir.types import Type
+from weft.ir.views import For, If, Parallel, is_constant, memory
 from weft.ir.writes import written
 
 _RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
@@ -36,18 +36,18 @@ def jam(function: Function, parallel: Op, how: Jam) -> tuple[Function, Op]:
 
 def common(op: Op, changing: Set[Value]) -> bool:
     """Whether ``op`` gives the same for equal operands. ``changing``: memory that is written."""
-    return OPS[op.name].pure or (op.name == "memref.load" and op.operands[0] not in changing)
+    return OPS[op.name].pure or (op.name == "memref.load" and memory(op)[0] not in changing)
 
 
 def varying(parallel: Op, axis: int, changing: Set[Value]) -> set[Value]:
     """What differs, or may differ, between iterations along ``axis``. The index of a serial loop
     does not, whatever the loop's bounds, if iterations are in step. ``changing``: as ``written``
     gives it."""
-    found = {parallel.regions[0].args[axis]}
+    found = {Parallel(parallel).indices[axis]}
     before = -1
     while len(found) > before:
         before = len(found)
-        _spread(parallel.regions[0], found, changing, apart=False)
+        _spread(parallel.body, found, changing, apart=False)
     return found
 
 
@@ -56,22 +56,20 @@ def _spread(block: Block, found: set[Value], changing: Set[Value], *, apart: boo
     for op in block.ops:
         match op.name:
             case "scf.for":
-                uneven = any(v in found for v in op.operands[:3])
-                if op.operands[2] in found:
-                    found.add(op.regions[0].args[0])
-                _spread(op.regions[0], found, changing, apart=apart or uneven)
-                ends = op.regions[0].terminator.operands
-                rows = zip(op.regions[0].args[1:], op.operands[3:], ends, op.results, strict=True)
-                for row in rows:
+                loop = For(op)
+                uneven = any(v in found for v in loop.bounds)
+                if loop.step in found:
+                    found.add(loop.index)
+                _spread(op.body, found, changing, apart=apart or uneven)
+                for row in loop.rows:
                     if apart or uneven or any(v in found for v in row):
                         found.update((row[0], row[3]))
             case "scf.if":
-                uneven = apart or op.operands[0] in found
+                uneven = apart or If(op).condition in found
                 for region in op.regions:
                     _spread(region, found, changing, apart=uneven)
                 for k, result in enumerate(op.results):
-                    arms = [region.terminator.operands[k] for region in op.regions]
-                    if uneven or any(v in found for v in arms):
+                    if uneven or any(v in found for v in If(op).arms(k)):
                         found.add(result)
             case _:
                 if any(v in found for v in op.operands) or not common(op, changing):
@@ -117,8 +115,7 @@ class _Jamming:
             self.values[k][old] = new
 
     def number(self, value: int, like: Value) -> Value:
-        assert isinstance(like.type, ScalarType)
-        return self.builder.constant(value, like.type)
+        return self.builder.constant(value, like.scalar)
 
     def add(self, a: Value, b: Value) -> Value:
         return self.builder.op("arith.addi", a, b)
@@ -133,19 +130,19 @@ class _Jamming:
     # -- the parallel loop
 
     def _parallel(self, op: Op) -> Op:
-        how, dims, build = self.how, op.attrs["dims"], self.builder
-        operands = [self.get(0, v) for v in op.operands]
-        lower, upper = operands[how.axis], operands[how.axis + dims]
+        how, build = self.how, self.builder
+        lowers, uppers, steps = ([self.get(0, v) for v in vs] for vs in Parallel(op).ranges)
+        lower, upper = lowers[how.axis], uppers[how.axis]
         zero, one = self.number(0, lower), self.number(1, lower)
         # Positions along the axis: as many as ``Jam.trips`` says.
         count = build.trip_count(lower, upper, self.number(how.length, lower))
         if how.apart > 1:
             count = build.op("arith.muli", count, self.number(how.apart, lower))
-        operands[how.axis], operands[how.axis + dims] = zero, count
-        operands[how.axis + 2 * dims] = one
-        block = Block([a.type for a in op.regions[0].args])
+        lowers[how.axis], uppers[how.axis], steps[how.axis] = zero, count, one
+        block = Block([a.type for a in op.body.args])
+        operands = [*lowers, *uppers, *steps]
         made = build.append(Op(op.name, operands, (), dict(op.attrs), [block], op.span))
-        for k, (old, arg) in enumerate(zip(op.regions[0].args, block.args, strict=True)):
+        for k, (old, arg) in enumerate(zip(op.body.args, block.args, strict=True)):
             if k != how.axis:
                 self.put(self.all, old, arg)
             arg.name = old.name
@@ -156,7 +153,7 @@ class _Jamming:
 
     def _iterations(self, op: Op, place: Value, lower: Value, upper: Value) -> None:
         """Those at ``place``: together if there are so many, else one by one."""
-        how, build, body = self.how, self.builder, op.regions[0]
+        how, build, body = self.how, self.builder, op.body
         iv = body.args[how.axis]
         if how.apart > 1:
             warp = build.op("arith.floordivsi", place, self.number(how.apart, place))
@@ -173,33 +170,34 @@ class _Jamming:
         early, taken = self._early(body)
         self._body(early, self.all)
         whole = build.op("arith.cmpi", indices[-1], upper, predicate="slt")
-        asked = [self.get(k, branch.operands[0]) for branch in taken for k in self.all]
+        asked = [self.get(k, If(branch).condition) for branch in taken for k in self.all]
         for condition in dict.fromkeys(asked):
             whole = build.op("arith.andi", whole, condition)
         branch = build.if_(whole)
         branch.attrs["whole"] = True
-        with build.at(branch.regions[0]):
+        with build.at(If(branch).then):
             for inner_op in body.ops[:-1]:
                 if inner_op in taken:
-                    self._body(inner_op.regions[0].ops[:-1], self.all)
-                    ends = inner_op.regions[0].terminator.operands
+                    then = If(inner_op).then
+                    self._body(then.ops[:-1], self.all)
+                    ends = then.terminator.operands
                     for old, new in zip(inner_op.results, ends, strict=True):
                         for k in self.all:
                             self.values[k][old] = self.get(k, new)
                 elif inner_op not in early:
                     self._body([inner_op], self.all)
             build.append(Op("scf.yield", []))
-        with build.at(branch.regions[1]):
+        with build.at(If(branch).otherwise):
             end = self.add(indices[-1], self.number(1, first))
             step = self.number(how.apart, first)
             rest = build.for_(first, self.least([end, upper]), step)
             rest.attrs |= _RARE
-            rest.regions[0] = inner = Block([place.type])
+            rest.regions = [inner := Block([place.type])]
             with build.at(inner):
                 self.put([0], iv, inner.args[0])
                 for rest_op in body.ops[:-1]:  # one by one along other indices, too
                     one_by_one = rest_op.attrs.get("whole")
-                    self._body(rest_op.regions[1].ops[:-1] if one_by_one else [rest_op], [0])
+                    self._body(If(rest_op).otherwise.ops[:-1] if one_by_one else [rest_op], [0])
                 build.append(Op("scf.yield", []))
             build.append(Op("scf.yield", []))
 
@@ -217,8 +215,8 @@ class _Jamming:
                 late.difference_update(op.results)
             elif ready and op.attrs.get("whole"):
                 taken.append(op)
-            elif ready and op.name == "scf.if" and op.operands[0] in self.varying:
-                taken += [op] * any(inner.name == "scf.for" for inner in walk(op.regions[0]))
+            elif ready and op.name == "scf.if" and If(op).condition in self.varying:
+                taken += [op] * any(inner.name == "scf.for" for inner in walk(If(op).then))
         return early, taken
 
     # -- operations
@@ -270,15 +268,16 @@ class _Jamming:
     # -- loops
 
     def _for(self, op: Op, lanes: Sequence[int]) -> None:
-        lows, highs = ([self.get(k, op.operands[j]) for k in lanes] for j in (0, 1))
-        carried = [[self.get(k, v) for v in op.operands[3:]] for k in lanes]
-        uneven = [op.operands[j] in self.varying for j in (0, 1)]
-        if op.operands[2] in self.varying or (any(uneven) and not is_constant(op.operands[2], 1)):
+        *bounds, step = For(op).bounds
+        lows, highs = ([self.get(k, bound) for k in lanes] for bound in bounds)
+        carried = [[self.get(k, v) for v in For(op).inits] for k in lanes]
+        uneven = [bound in self.varying for bound in bounds]
+        if step in self.varying or (any(uneven) and not is_constant(step, 1)):
             for k in lanes:
                 self._alone(op, [k])
             return
-        ranks = [_direction(op.operands[j], self.parallel.regions[0].args[self.how.axis],
-                            self.varying) for j in (0, 1)]  # fmt: skip
+        iv = Parallel(self.parallel).indices[self.how.axis]
+        ranks = [_direction(bound, iv, self.varying) for bound in bounds]
         if uneven[0] != uneven[1] and ranks[uneven[1]]:
             carried = self._ladder(op, lanes, lows, highs, carried, ranks[uneven[1]] > 0)
         else:
@@ -295,7 +294,7 @@ class _Jamming:
         as far as no other begins or ends. ``rising``: later iterations begin, or end, later."""
         places = list(range(len(lanes)))
         order = places if rising else places[::-1]  # by which bound comes first
-        ends = op.operands[1] in self.varying
+        ends = For(op).upper in self.varying
         # Where a rung begins or ends, and who is on it.
         if ends:
             rungs = [(order[s:], highs[order[s]]) for s in places]
@@ -350,7 +349,7 @@ class _Jamming:
     ) -> list[list[Value]]:  # fmt: skip
         """One loop from ``low`` to ``high`` for the iterations ``lanes``, what each of them carries
         then, and further attributes of it."""
-        body = op.regions[0]
+        body = op.body
         own = [arg in self.varying for arg in body.args[1:]]
         # What is carried, once for each iteration or once for all: (position, place of a lane).
         columns = [
@@ -360,15 +359,15 @@ class _Jamming:
         inits = [carried[place][j] for j, place in columns]
         types: list[Type] = [v.type for v in inits]
         block = Block([body.args[0].type, *types])
-        step = self.get(lanes[0], op.operands[2])
+        step = self.get(lanes[0], For(op).step)
         operands = [low, high, step, *inits]
         made = Op("scf.for", operands, types, {**op.attrs, **attrs}, [block], op.span)
         self.put(lanes, body.args[0], block.args[0])
         for (j, place), arg in zip(columns, block.args[1:], strict=True):
-            self.put([lanes[place]] if own[j] else lanes, body.args[1 + j], arg)
+            self.put([lanes[place]] if own[j] else lanes, For(op).carried[j], arg)
         with self.builder.at(block):
             self._body(body.ops[:-1], lanes)
-            ends = [self.get(lanes[place], body.terminator.operands[j]) for j, place in columns]
+            ends = [self.get(lanes[place], For(op).yielded[j]) for j, place in columns]
             self.builder.append(Op("scf.yield", ends))
         self.builder.append(made)
         results = [list(row) for row in carried]
@@ -382,10 +381,11 @@ class _Jamming:
     def _if(self, op: Op, lanes: Sequence[int]) -> None:
         """Together where all take the same branch. Where they need not: if all take the first one
         and that has loops, together; else one by one."""
-        if op.operands[0] not in self.varying:
-            self._branch(op, lanes, self.get(lanes[0], op.operands[0]), apart=False)
-        elif any(inner.name == "scf.for" for inner in walk(op.regions[0])):
-            conditions = [self.get(k, op.operands[0]) for k in lanes]
+        condition = If(op).condition
+        if condition not in self.varying:
+            self._branch(op, lanes, self.get(lanes[0], condition), apart=False)
+        elif any(inner.name == "scf.for" for inner in walk(If(op).then)):
+            conditions = [self.get(k, condition) for k in lanes]
             self._branch(op, lanes, self.least(conditions, "arith.andi"), apart=True)
         else:
             for k in lanes:
@@ -420,8 +420,8 @@ def _direction(value: Value, iv: Value, varying: set[Value]) -> int:
     or it has nothing to do with it."""
     if value is iv:
         return 1
-    op = value.owner
-    if value not in varying or not isinstance(op, Op) or op.name not in _MONOTONE:
+    op = value.op
+    if value not in varying or op is None or op.name not in _MONOTONE:
         return 0
     found: set[int] = set()
     for operand, sign in zip(op.operands, _MONOTONE[op.name], strict=False):

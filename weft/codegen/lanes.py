@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.codegen.arith import RULES, note_range, scalar
+from weft.codegen.arith import RULES, note_range
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
 from weft.codegen.llvm import address, loop
 from weft.codegen.tile import Plan, lane_step
 from weft.ir.core import Block, Op, Value
 from weft.ir.types import i64
+from weft.ir.views import For, If, memory
 
 Instance = tuple[int, int]  # (jammed iteration, vector)
 
@@ -60,7 +61,7 @@ class Lanes:
 
     def vector(self, value: Value, at: Instance) -> str:
         """The numbers of all lanes."""
-        t = scalar(value)
+        t = value.scalar
         if value in self.e.constants:
             with _lanes(self.e, self.width):
                 return self.e.literal(self.e.constants[value], t)
@@ -145,9 +146,10 @@ class Lanes:
         return found
 
     def load_all(self, op: Op) -> None:
-        view, step = self.e.views[op.operands[0]], lane_step(self.plan, op)
+        memref, indices, _ = memory(op)
+        view, step = self.e.views[memref], lane_step(self.plan, op)
         if step in (1, -1):
-            places = self.places(op, view, op.operands[1:], step)
+            places = self.places(op, view, indices, step)
             self.names[op.result] = {
                 (j, m): self.load_vector(view, places.get((j, m), places[(0, m)]), (j, m), step)
                 for j, m in self.copies(op.result)
@@ -157,9 +159,10 @@ class Lanes:
             self.names[op.result] = {at: load(op, at) for at in self.copies(op.result)}
 
     def load_scalar(self, op: Op, at: Instance) -> str:
-        e, view = self.e, self.e.views[op.operands[0]]
+        memref, indices, _ = memory(op)
+        e, view = self.e, self.e.views[memref]
         ty, size = memory_type(view.type.element), view.type.element.bytes
-        pointer = address(e, view, [self.name(v, at) for v in op.operands[1:]])
+        pointer = address(e, view, [self.name(v, at) for v in indices])
         if not self.certain:
             rows = (at[0],) if self.plan.is_jammed(op.result) else range(self.jam)
             pointer = self.if_any(pointer, rows)
@@ -196,7 +199,8 @@ class Lanes:
 
     def gather(self, op: Op, at: Instance) -> str:
         """Loads an element for each lane on its own."""
-        e, view, indices = self.e, self.e.views[op.operands[0]], op.operands[1:]
+        memref, indices, _ = memory(op)
+        e, view = self.e, self.e.views[memref]
         with _lanes(e, self.width):
             ty64 = e.type(i64)
         offset = ""
@@ -220,14 +224,15 @@ class Lanes:
         )  # fmt: skip
 
     def store_all(self, op: Op) -> None:
-        e, view = self.e, self.e.views[op.operands[1]]
+        memref, indices, (stored,) = memory(op)
+        e, view = self.e, self.e.views[memref]
         step = lane_step(self.plan, op)
         assert step in (1, -1)
         ty, size = memory_type(view.type.element), view.type.element.bytes
         kind, lanes = f"<{self.width} x {ty}>", f"<{self.width} x i1>"
-        places = self.places(op, view, op.operands[2:], step)
+        places = self.places(op, view, indices, step)
         for at, pointer in places.items():
-            value, mask = self.vector(op.operands[0], at), self.active(at)
+            value, mask = self.vector(stored, at), self.active(at)
             if step == -1:
                 value = self.reverse(value, ty)
                 mask = mask and self.reverse(mask, "i1")
@@ -242,7 +247,7 @@ class Lanes:
 
     def choice(self, op: Op) -> None:
         """Both arms are run, each for its lanes."""
-        e, condition = self.e, op.operands[0]
+        e, condition = self.e, If(op).condition
         everywhere = [(j, m) for j in range(self.jam) for m in range(self.vectors)]
         kind = f"<{self.width} x i1>"
         yes = {at: self.vector(condition, at) for at in everywhere}
@@ -270,9 +275,9 @@ class Lanes:
     # -- loops
 
     def loop(self, op: Op) -> None:
-        lower, upper = op.operands[:2]
-        carried = op.regions[0].args[1:]
-        inits = zip(carried, op.operands[3:], strict=True)
+        lower, upper, _ = For(op).bounds
+        carried = For(op).carried
+        inits = zip(carried, For(op).inits, strict=True)
         state = [self.start(arg, init, at) for arg, init in inits for at in self.copies(arg)]
         ragged_low, ragged_high = self.ragged(lower), self.ragged(upper)
         low_min, low_max = self.extremes(lower)
@@ -331,13 +336,13 @@ class Lanes:
 
     def part(self, op: Op, low: str, high: str, state: list[str], *, masked: bool) -> list[str]:
         """One of the loops that a serial loop becomes."""
-        body, e = op.regions[0], self.e
-        carried = body.args[1:]
+        body, e = op.body, self.e
+        carried = For(op).carried
         types = [self.type(arg) for arg in carried for _ in self.copies(arg)]
         outer, splats = self.mask, dict(self.splats)
         certain, partial = self.certain, self.partial
 
-        bounds = op.operands[:2]
+        bounds = For(op).bounds[:2]
         one_sided = sum(map(self.ragged, bounds)) == 1 and not any(map(self.plan.is_jammed, bounds))
 
         def inside(induction: str, values: list[str]) -> list[str]:
@@ -352,7 +357,7 @@ class Lanes:
                 self.certain, self.partial = self.certain and outer is None and one_sided, True
             self.block(body)
             nexts = []
-            for arg, following in zip(carried, body.terminator.operands, strict=True):
+            for arg, following in zip(carried, For(op).yielded, strict=True):
                 for at in self.copies(arg):
                     value = self.start(arg, following, at)
                     mask = self.active(at)
@@ -385,7 +390,7 @@ class Lanes:
         for j in range(self.jam):
             for m in range(self.vectors):
                 terms = [] if outer is None else [outer[(j, m)]]
-                for bound, predicate in ((op.operands[0], "sge"), (op.operands[1], "slt")):
+                for bound, predicate in ((For(op).lower, "sge"), (For(op).upper, "slt")):
                     if not self.ragged(bound):
                         continue
                     key = (predicate, (j if self.plan.is_jammed(bound) else 0, m))

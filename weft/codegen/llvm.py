@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.codegen.arith import RULES, combine, narrow, note_range, rule, scalar, widen
+from weft.codegen.arith import RULES, combine, narrow, note_range, rule, widen
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
 from weft.codegen.flat import nested, rows
 from weft.codegen.interrupt import STRIP
 from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
-from weft.ir.types import MemRefType, ScalarType, bf16, f16, i1
+from weft.ir.types import ScalarType, bf16, f16, i1
+from weft.ir.views import For, Parallel, Touch, memory
 
 
 def emit_block(e: Emitter, block: Block) -> list[str]:
@@ -82,26 +83,25 @@ def store(e: Emitter, view: View, pointer: str, value: str) -> None:
 
 @rule("memref.load")
 def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    view = e.views[op.operands[0]]
-    return [load(e, view, address(e, view, operands[1:]))]
+    view, indices, _ = e.access(op, operands)
+    return [load(e, view, address(e, view, indices))]
 
 
 @rule("memref.store")
 def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    view = e.views[op.operands[1]]
-    store(e, view, address(e, view, operands[2:]), operands[0])
+    view, indices, (value,) = e.access(op, operands)
+    store(e, view, address(e, view, indices), value)
     return ()
 
 
 @rule("memref.dim")
 def _dim(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
-    return [e.views[op.operands[0]].sizes[op.attrs["axis"]]]
+    return [e.views[op.operand].sizes[op.attrs["axis"]]]
 
 
 @rule("memref.alloca")
 def _alloca(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
-    type = op.result.type
-    assert isinstance(type, MemRefType)
+    type = op.result.memref
     assert type.shape is not None
     count = 1
     for extent in type.shape:
@@ -123,10 +123,10 @@ _FLOAT_ATOMICS = {"addf": "fadd"}
 
 @rule("memref.atomic_rmw")
 def _atomic_rmw(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    view = e.views[op.operands[1]]
+    view, indices, (value,) = e.access(op, operands)
     element = view.type.element
-    pointer = address(e, view, operands[2:])
-    kind, value, value_type = op.attrs["kind"], operands[0], scalar(op.operands[0])
+    pointer = address(e, view, indices)
+    kind, value_type = op.attrs["kind"], op.result.scalar
     if not op.attrs["atomic"]:
         old = widen_element(e, element, value_type, load(e, view, pointer))
         reorder = op in e.module.accumulations
@@ -181,13 +181,13 @@ def _cmpxchg(e: Emitter, pointer: str, ty: str, expected: str, new: str) -> tupl
 
 @rule("memref.atomic_cas")
 def _atomic_cas(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    view = e.views[op.operands[2]]
+    view, indices, values = e.access(op, operands)
     element = view.type.element
-    pointer = address(e, view, operands[3:])
+    pointer = address(e, view, indices)
     bits, plain = f"i{element.bytes * 8}", memory_type(element)
     words = []
-    for value, operand in zip(operands[:2], op.operands[:2], strict=True):
-        word = narrow_element(e, scalar(operand), element, value)
+    for value, operand in zip(values, memory(op)[2], strict=True):
+        word = narrow_element(e, operand.scalar, element, value)
         if element is i1:
             word = e.inst(f"zext i1 {word} to i8")
         words.append(word if plain == bits else e.inst(f"bitcast {plain} {word} to {bits}"))
@@ -196,7 +196,7 @@ def _atomic_cas(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         found = e.inst(f"bitcast {bits} {found} to {plain}")
     if element is i1:
         found = e.inst(f"icmp ne i8 {found}, 0")
-    return [widen_element(e, element, scalar(op.result), found)]
+    return [widen_element(e, element, op.result.scalar, found)]
 
 
 def widen_element(e: Emitter, element: ScalarType, target: ScalarType, value: str) -> str:
@@ -215,10 +215,10 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     lower, upper, step, *inits = operands
     if op in e.longer:
         upper = e.longer.pop(op)
-    body = op.regions[0]
+    body = op.body
     short = _flatten(e, op, lower, upper)
     upper = short or upper
-    if op.operands[0] in e.bits:
+    if For(op).lower in e.bits:
         e.bits[body.args[0]] = INDEX_BITS
     metadata = ""
     if op.attrs.get("independent"):  # iterations of what was a parallel loop: see passes/runs.py
@@ -257,12 +257,12 @@ def _flatten(e: Emitter, op: Op, lower: str, upper: str) -> str | None:
     """Where a loop and the ``independent`` one inside it may be counted as one (see ``flat``), the
     upper bound of the outer one; that of the inner one is put aside."""
     inner = nested(op)
-    if inner is None or not inner.attrs.get("independent") or not _is_number(e, inner, 0, 0):
+    if inner is None or not inner.attrs.get("independent"):
         return None
-    if not _is_number(e, op, 2, 1) or not _is_number(e, inner, 2, 1):
+    body, (first, count, step) = op.body, For(inner).bounds
+    if [e.constants.get(v) for v in (first, step, For(op).step)] != [0, 1, 1]:
         return None
-    body, count = op.regions[0], inner.operands[1]
-    memrefs = rows(body, body.args[0], inner.regions[0].args[0])
+    memrefs = rows(body, For(op).index, For(inner).index)
     if memrefs is None or count.owner in body.ops:
         return None
     trips = e.name(count)
@@ -271,10 +271,6 @@ def _flatten(e: Emitter, op: Op, lower: str, upper: str) -> str | None:
     product = e.inst(f"mul nsw i64 {e.inst(f'sub nsw i64 {upper}, {lower}')}, {trips}")
     e.longer[inner] = e.inst(f"select i1 {same}, i64 {product}, i64 {trips}")
     return e.inst(f"select i1 {same}, i64 {e.inst(f'add nsw i64 {lower}, 1')}, i64 {upper}")
-
-
-def _is_number(e: Emitter, op: Op, operand: int, number: int) -> bool:
-    return e.constants.get(op.operands[operand]) == number
 
 
 def rows_follow(e: Emitter, memrefs: Sequence[Value], behind: int, trips: str, deeper: str) -> str:
@@ -374,13 +370,12 @@ def _while(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 @rule("scf.parallel")
 def _parallel(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     """A parallel loop that is not the kernel's outermost: loops, one in the other."""
-    dims = op.attrs["dims"]
-    lowers, uppers, steps = (operands[k * dims : (k + 1) * dims] for k in range(3))
-    types = [scalar(v) for v in op.results]
-    body = op.regions[0]
+    lowers, uppers, steps, inits = Parallel(op).split(operands)
+    types = [v.scalar for v in op.results]
+    body = op.body
 
     def nest(depth: int, carried: list[str]) -> list[str]:
-        if depth == dims:
+        if depth == len(lowers):
             parts = emit_block(e, body)
             return [combine(e, kind, t, a, b) for kind, t, a, b
                     in zip(op.attrs["kinds"], types, carried, parts, strict=True)]  # fmt: skip
@@ -400,7 +395,7 @@ def _parallel(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
             type=llvm_type(body.args[depth].type),
         )
 
-    return nest(0, operands[3 * dims :])
+    return nest(0, list(inits))
 
 
 def _no_code(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
@@ -418,14 +413,15 @@ for _name, _row in OPS.items():
 
 @rule("weft.assert")
 def _assert(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    e.target.check(e, op, operands[0], operands[1:])
+    ok, *values = operands
+    e.target.check(e, op, ok, values)
     return ()
 
 
 @rule("weft.bounds")
 def _bounds(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     subscript, extent = operands
-    ty = llvm_type(op.operands[0].type)
+    ty = llvm_type(op.left.type)
     ok = e.inst(f"icmp ult {ty} {subscript}, {extent}")  # extent >= 0: negative ones are huge
     e.target.check(e, op, ok, operands)
     return ()
@@ -433,8 +429,9 @@ def _bounds(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 
 @rule("weft.touch")
 def _touch(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    view = e.views[op.operands[0]]
-    pointer = address(e, view, operands[2 : 2 + view.type.rank])
+    touch = Touch(op)
+    view = e.views[touch.memref]
+    pointer = address(e, view, touch.split(operands)[1])
     e.target.touch(e, op, pointer, operands)
     return ()
 

@@ -14,6 +14,8 @@ from weft.index.access import Access, accesses, parallel_dims_of
 from weft.index.expression import number
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, bf16, f16, f32, i1, i8, i16
+from weft.ir.views import Parallel, constant_of, is_constant
+from weft.ir.views import memory as access_of
 
 VECTOR_BYTES = 16  # the longest load and store
 MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
@@ -21,7 +23,7 @@ MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
 
 def plan(function: Function, parallel: Op) -> Mapping:
     """The mapping of the iterations of ``parallel``, the function's outermost loop."""
-    ivs = parallel.regions[0].args[: parallel.attrs["dims"]]
+    ivs = Parallel(parallel).indices
     found = [
         a for a in accesses(function) if any(loop.iv in ivs for loop in a.loops) and not a.local
     ]
@@ -71,14 +73,9 @@ def _asked(wish: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
 def _shift(parallel: Op, axis: int, vector: int) -> int:
     """How far the first iteration is behind a multiple of ``vector``, where loops begin at a number
     and go by one: vectors are then whole in memory, not in the loop."""
-    dims = parallel.attrs["dims"]
-    first, step = parallel.operands[axis].owner, parallel.operands[axis + 2 * dims].owner
-    for owner in (first, step):
-        if not isinstance(owner, Op) or owner.name != "arith.constant":
-            return 0
-    assert isinstance(first, Op)
-    assert isinstance(step, Op)
-    return int(first.attrs["value"]) % vector if step.attrs["value"] == 1 else 0
+    lower, _, step = Parallel(parallel).axes[axis]
+    first = constant_of(lower)
+    return int(first) % vector if first is not None and is_constant(step, 1) else 0
 
 
 # -- the sides of a block
@@ -169,7 +166,7 @@ def _vector(
     function: Function, parallel: Op, found: list[Access], iv: Value
 ) -> tuple[int, tuple[tuple[int, int], ...], int, int]:
     """``vector``, ``aligned``, ``apart`` and ``side`` of the mapping."""
-    body = parallel.regions[0]
+    body = parallel.body
     memory = [op for op in body.ops if op.name in ("memref.load", "memref.store")]
     if any(op.regions or op.name.startswith(("weft.", "memref.atomic", "memref.alloca"))
            for op in body.ops):  # fmt: skip
@@ -205,8 +202,7 @@ def _vector(
 
 
 def _bytes(memref: Value) -> int:
-    assert isinstance(memref.type, MemRefType)
-    return memref.type.element.bytes
+    return memref.memref.element.bytes
 
 
 # -- accumulation into few elements
@@ -222,7 +218,7 @@ def _private(function: Function, parallel: Op) -> int:
     used = {v for op in walk(function.body) for v in op.operands}
     for op in walk(function.body):
         if op.name == "memref.atomic_rmw" and op.attrs["atomic"] and op.result not in used:
-            updates.setdefault(op.operands[1], set()).add(op.attrs["kind"])
+            updates.setdefault(access_of(op)[0], set()).add(op.attrs["kind"])
         elif op.name != "memref.dim":
             barred.update(v for v in op.operands if isinstance(v.type, MemRefType))
     if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):

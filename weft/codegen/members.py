@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.codegen.arith import combine, from_word, identity, scalar, word
+from weft.codegen.arith import combine, from_word, identity, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.launching import WARP
 from weft.codegen.llvm import loop, loop_body
-from weft.codegen.threadwise import barrier, in_block, index_of, register, shuffle, to
-from weft.ir.core import Op, Value, walk
+from weft.codegen.threadwise import Bounds, barrier, in_block, index_of, register, shuffle, to
+from weft.codegen.trips import divide
+from weft.ir.core import Op, walk
+from weft.ir.trips import unravel
 from weft.ir.types import ScalarType
 
 _SHARED = "weft_team"  # what the warps of a team hand over
@@ -34,7 +36,7 @@ class Members:
         self.there = "true"  # whether the team has an iteration
         self.mask = "-1"
         if self.several:
-            inside = walk(parallel.regions[0])
+            inside = walk(parallel.body)
             most = max(len(op.results) for op in inside if op.name == "scf.for")
             words = WARP * most * max(columns, 1)
             shared_words(e, _SHARED, words)
@@ -47,8 +49,8 @@ class Members:
         """Each member's iterations of a loop, and what all of them carried."""
         lower, upper, _, *inits = operands
         kinds: Sequence[str] = op.attrs["team"]
-        types = [scalar(v) for v in op.results]
-        body = op.regions[0]
+        types = [v.scalar for v in op.results]
+        body = op.body
         ty = llvm_type(body.args[0].type)
         if self.there != "true":
             upper = e.inst(f"select i1 {self.there}, {ty} {upper}, {ty} {lower}")
@@ -172,12 +174,12 @@ def _in_warp(
 
 
 def row(
-    e: Emitter, op: Op, bounds: list[list[Value]], trips: dict[int, str]
+    e: Emitter, op: Op, bounds: list[Bounds], trips: dict[int, str]
 ) -> tuple[str, Callable[[], None]]:
     """Whether the thread's team has an iteration of ``op``, and what names its indices. Blocks
     count along x, teams of a block along y. ``bounds``: lower, upper, step of each index;
     ``trips``: how many there are."""
-    args, ty = op.regions[0].args, "i64"
+    args, ty = op.body.args, "i64"
     block, place, size = (
         to(e, register(e, name), "i32", ty, unsigned=True)
         for name in ("ctaid.x", "tid.y", "ntid.y")
@@ -189,13 +191,9 @@ def row(
         total = e.inst(f"mul nsw {ty} {total}, {trip}")
 
     def bind() -> None:
-        rest = number
-        for k in reversed(range(len(args))):
-            part = rest
-            if k:
-                quotient = e.inst(f"udiv {ty} {rest}, {wide[k]}")
-                product = e.inst(f"mul {ty} {quotient}, {wide[k]}")
-                part, rest = e.inst(f"sub {ty} {rest}, {product}"), quotient
+        axes = list(reversed(range(len(args))))
+        parts = unravel(number, (wide[k] for k in axes[:-1]), divide(e, ty))
+        for k, part in zip(axes, parts, strict=True):
             kind = llvm_type(args[k].type)
             e.names[args[k]] = index_of(e, to(e, part, ty, kind), bounds[k], kind)
 
@@ -203,13 +201,13 @@ def row(
 
 
 def column(
-    e: Emitter, members: Members, op: Op, bounds: list[list[Value]], trips: dict[int, str],
+    e: Emitter, members: Members, op: Op, bounds: list[Bounds], trips: dict[int, str],
     first: int,
 ) -> None:  # fmt: skip
     """Names the indices of the iteration of ``op`` that the thread's team has. Blocks count along
     x: those of the other indices, and neighbours along the index ``first``. A team beyond the last
     iteration takes that, and does nothing in it."""
-    args, ty = op.regions[0].args, "i64"
+    args, ty = op.body.args, "i64"
     block, lane = (
         to(e, register(e, name), "i32", ty, unsigned=True) for name in ("ctaid.x", "tid.x")
     )
@@ -223,11 +221,8 @@ def column(
     members.there = e.inst(f"icmp slt {ty} {place}, {wide[first]}")
     last = e.inst(f"sub {ty} {wide[first]}, 1")
     parts = {first: e.intrinsic(f"llvm.smin.{ty}", ty, (ty, place), (ty, last))}
-    for k in reversed(range(len(args))):
-        if k != first:
-            quotient = e.inst(f"udiv {ty} {left}, {wide[k]}")
-            product = e.inst(f"mul {ty} {quotient}, {wide[k]}")
-            parts[k], left = e.inst(f"sub {ty} {left}, {product}"), quotient
+    others = [k for k in reversed(range(len(args))) if k != first]
+    parts |= zip(others, unravel(left, (wide[k] for k in others), divide(e, ty)), strict=False)
     for k, part in parts.items():
         kind = llvm_type(args[k].type)
         e.names[args[k]] = index_of(e, to(e, part, ty, kind), bounds[k], kind)

@@ -13,7 +13,8 @@ from typing import Any
 
 from weft.codegen.intervals import Step, evaluate, fits
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.types import MemRefType, ScalarType, Type, i1, i32, index
+from weft.ir.types import ScalarType, Type, i1, i32, index
+from weft.ir.views import If, accessed_by, constant_of, loop_of, memory
 
 NOMINAL = 1024  # of every size and number, when it is decided which indices may be 32-bit at all
 
@@ -52,8 +53,8 @@ class Program:
 
     def given(self, value: Value) -> bool:
         """Whether a call's sizes and numbers alone decide a value of 64 bits."""
-        op = value.owner
-        if not isinstance(op, Op):
+        op = value.op
+        if op is None:
             return self.steps[self.of(value)][0] == "slot"
         if op.name in ("arith.constant", "memref.dim"):
             return self.of(value) != self._unknown
@@ -62,17 +63,16 @@ class Program:
     def _block(self, block: Block) -> None:
         for op in block.ops:
             if op.name in ("scf.for", "scf.parallel"):
-                n = op.attrs["dims"] if op.name == "scf.parallel" else 1
-                for k, iv in enumerate(op.regions[0].args[:n]):
-                    low, high, step = (self.of(op.operands[k + j * n]) for j in range(3))
+                loop = loop_of(op)
+                for iv, bounds in zip(loop.indices, loop.axes, strict=True):
+                    low, high, step = map(self.of, bounds)
                     self.number[iv] = self._step("iv", low, high)
                     self.ends.append((iv, self._step("add", self._step("join", low, high), step)))
             for region in op.regions:
                 self._block(region)
             if op.name == "scf.if":
                 for k, result in enumerate(op.results):
-                    arms = [self.of(r.terminator.operands[k]) for r in op.regions]
-                    self.number[result] = self._step("join", *arms)
+                    self.number[result] = self._step("join", *map(self.of, If(op).arms(k)))
             elif len(op.results) == 1 and _integer(op.result.type):
                 self.number[op.result] = self._from(op)
 
@@ -81,24 +81,20 @@ class Program:
             case "arith.constant":
                 return self._step("const", int(op.attrs["value"]))
             case "memref.dim":
-                memref, axis = op.operands[0], op.attrs["axis"]
-                assert isinstance(memref.type, MemRefType)
-                if memref.type.shape is not None:
-                    return self._step("const", memref.type.shape[axis])
+                memref, axis = op.operand, op.attrs["axis"]
+                if (shape := memref.memref.shape) is not None:
+                    return self._step("const", shape[axis])
                 slot = self._slot_of(memref, axis)
                 return self._unknown if slot is None else self._step("slot", slot)
             case "arith.select":
-                return self._step("join", self.of(op.operands[1]), self.of(op.operands[2]))
+                _, yes, no = op.operands
+                return self._step("join", self.of(yes), self.of(no))
             case "arith.index_cast" | "arith.extsi":
-                source = op.operands[0].type
-                assert isinstance(source, ScalarType)
-                if op.operands[0] in self.number and self.of(op.operands[0]) != self._unknown:
-                    return self.of(op.operands[0])
-                return self._step("bits", source.bits)
+                if self.of(op.operand) != self._unknown:
+                    return self.of(op.operand)
+                return self._step("bits", _bits(op.operand))
             case "arith.extui":
-                source = op.operands[0].type
-                assert isinstance(source, ScalarType)
-                return self._step("ubits", source.bits)
+                return self._step("ubits", _bits(op.operand))
             case name if name in _RULES and _bits(op.result) >= 32:
                 return self._step(_RULES[name], *map(self.of, op.operands))
             case _:
@@ -131,19 +127,18 @@ def candidates(program: Program) -> tuple[frozenset[Value], list[int]]:
 
 # Operations whose low 32 bits depend on the low 32 bits of the operands only.
 _RING = ("arith.addi", "arith.subi", "arith.muli", "arith.andi", "arith.ori", "arith.xori")
-_MEMREF_AT = {"memref.load": 0, "memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
 def divisions(program: Program, function: Function, chosen: frozenset[Value]) -> dict[Op, int]:
     """The divisions ``a // b`` of 32 bits whose divisor is not written in the kernel, with the step
     of their divisor."""
     return {
-        op: program.of(op.operands[1])
+        op: program.of(op.right)
         for op in walk(function.body)
         if op.name == "arith.floordivsi"
         and op.result in chosen
         and all(v in chosen for v in op.operands)
-        and program.steps[program.of(op.operands[1])][0] not in ("const", "any", "bits", "iv")
+        and program.steps[program.of(op.right)][0] not in ("const", "any", "bits", "iv")
     }
 
 
@@ -184,9 +179,9 @@ class _Narrowing:
         """The new ``value``, as an index of the wanted width if it is an index."""
         if value.type is not index:
             return self.values[value]
-        owner = value.owner
-        if isinstance(owner, Op) and owner.name == "arith.constant":
-            made = Op("arith.constant", [], [wanted], {"value": _wrapped(owner, wanted)})
+        number = constant_of(value)
+        if number is not None:
+            made = Op("arith.constant", [], [wanted], {"value": _wrapped(int(number), wanted)})
             self.ops.append(made)
             return made.result
         new = self.values[value]
@@ -209,18 +204,16 @@ class _Narrowing:
         results = [self.type(v) for v in op.results]
         wanted: list[Type] = [self.type(v) for v in op.operands]
         match op.name:
-            case name if name in _MEMREF_AT:
-                at = _MEMREF_AT[name] + 1
-                wanted = [v.type if k < at else i32 for k, v in enumerate(op.operands)]
+            case _ if accessed_by(op) is not None:
+                memref, subscripts, values = memory(op)
+                wanted = [*(v.type for v in (*values, memref)), *[i32] * len(subscripts)]
             case name if name in _RING or _constant_shift(op, left=True):
                 wanted = [results[0]] * 2
             case "arith.select":
                 wanted = [i1, results[0], results[0]]
             case "scf.for" | "scf.parallel":
-                n = op.attrs["dims"] if op.name == "scf.parallel" else 1
-                args = op.regions[0].args
-                wanted = [self.type(args[k % n]) if k < 3 * n else op.operands[k].type
-                          for k in range(len(op.operands))]  # fmt: skip
+                loop = loop_of(op)
+                wanted = [self.type(v) for v in loop.indices] * 3 + [v.type for v in loop.inits]
             case "scf.while" | "scf.yield" | "scf.condition" | "scf.reduce":
                 wanted = [v.type for v in op.operands]
             case "arith.index_cast" | "memref.dim" | "scf.if" | "weft.assert" | "weft.print":
@@ -264,8 +257,7 @@ class _Narrowing:
         return new
 
 
-def _wrapped(constant: Op, wanted: Type) -> int:
-    value = int(constant.attrs["value"])
+def _wrapped(value: int, wanted: Type) -> int:
     if wanted is not i32:
         return value
     value &= (1 << 32) - 1
@@ -276,12 +268,8 @@ def _constant_shift(op: Op, left: bool = False) -> bool:
     """A shift by a constant below 32 (to the left, if ``left``)."""
     if op.name not in (("arith.shli",) if left else ("arith.shli", "arith.shrsi")):
         return False
-    amount = op.operands[1].owner
-    return (
-        isinstance(amount, Op)
-        and amount.name == "arith.constant"
-        and 0 <= int(amount.attrs["value"]) < 32
-    )
+    amount = constant_of(op.right)
+    return amount is not None and 0 <= int(amount) < 32
 
 
 def _integer(type: Type) -> bool:
@@ -289,5 +277,4 @@ def _integer(type: Type) -> bool:
 
 
 def _bits(value: Value) -> int:
-    assert isinstance(value.type, ScalarType)
-    return value.type.bits
+    return value.scalar.bits

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.ir.core import Block, Op, Value
-from weft.ir.types import MemRefType
+from weft.ir.views import constant_of, memory
 
 
 def quotients(body: Block, iv: Value) -> set[Op]:
@@ -26,10 +26,8 @@ def quotients(body: Block, iv: Value) -> set[Op]:
                 slope = a - b
             case "arith.index_cast", [int(a)]:
                 slope = a
-            case "arith.floordivsi", [1, _] if op.operands[1] not in slopes:
-                owner = op.operands[1].owner
-                inside = isinstance(owner, Op) and owner in body.ops
-                if not inside and not (isinstance(owner, Op) and owner.name == "arith.constant"):
+            case "arith.floordivsi", [1, _] if op.right not in slopes:
+                if op.right.op not in body.ops and constant_of(op.right) is None:
                     found.add(op)
             case _:
                 pass
@@ -41,14 +39,13 @@ def _distance(value: Value, iv: Value) -> int | None:
     """``value - iv`` where that is a number that can be read off."""
     if value is iv:
         return 0
-    op = value.owner
-    if not isinstance(op, Op) or op.name not in ("arith.addi", "arith.subi"):
+    op = value.op
+    if op is None or op.name not in ("arith.addi", "arith.subi"):
         return None
-    for a, b in ((0, 1), (1, 0)) if op.name == "arith.addi" else ((0, 1),):
-        constant = op.operands[b].owner
-        if op.operands[a] is iv and isinstance(constant, Op) and constant.name == "arith.constant":
-            number = int(constant.attrs["value"])
-            return number if op.name == "arith.addi" else -number
+    for a, b in ((op.left, op.right), (op.right, op.left))[: 2 if op.name == "arith.addi" else 1]:
+        number = constant_of(b)
+        if a is iv and number is not None:
+            return int(number) if op.name == "arith.addi" else -int(number)
     return None
 
 
@@ -57,14 +54,14 @@ def whole_vectors(body: Block, iv: Value, k: int, limits: Mapping[Value, int]) -
     iteration ``iv + k``, if rows begin at such multiples and ``iv`` counts whole vectors."""
     found = {}
     for op in body.ops:
-        at = {"memref.load": 0, "memref.store": 1}.get(op.name)
-        limit = limits.get(op.operands[at]) if at is not None else None
-        if at is None or limit is None:
+        if op.name not in ("memref.load", "memref.store"):
             continue
-        type = op.operands[at].type
-        assert isinstance(type, MemRefType)
-        distance = _distance(op.operands[-1], iv) if type.rank else None
-        if distance is not None and (distance + k) * type.element.bytes % limit == 0:
+        memref, subscripts, _ = memory(op)
+        limit = limits.get(memref)
+        if limit is None:
+            continue
+        distance = _distance(subscripts[-1], iv) if subscripts else None
+        if distance is not None and (distance + k) * memref.memref.element.bytes % limit == 0:
             found[op] = limit
     return found
 
@@ -112,11 +109,10 @@ class _Lines:
         needs: frozenset[Value] = frozenset()
         gained = False
         for op in body.ops[:-1]:
-            at = {"memref.load": 0, "memref.store": 1}.get(op.name)
-            if at is None:
+            if op.name not in ("memref.load", "memref.store"):
                 self._follow(op)
                 continue
-            found = self._access(op, op.operands[at + 1 :])
+            found = self._access(op)
             if op.name == "memref.load":
                 self.slopes[op.result] = None
             if found is None:
@@ -132,16 +128,15 @@ class _Lines:
         divisors = tuple(v for v in needs if v in self.divisors)
         return Common(shared, frozenset(whole), tuple(needs), divisors)
 
-    def _access(self, op: Op, at: Sequence[Value]) -> tuple[frozenset[Value], bool] | None:
+    def _access(self, op: Op) -> tuple[frozenset[Value], bool] | None:
         """What has to be multiples for a load or store, and whether it is of elements side by side
         from a multiple on; None where it cannot be."""
-        type = op.operands[0 if op.name == "memref.load" else 1].type
-        assert isinstance(type, MemRefType)
+        memref, at, _ = memory(op)
         slopes = [self.slopes.get(v, 0) for v in at]
         needs = frozenset[Value]().union(*(self.needs.get(v, frozenset()) for v in at))
         if not any(slope != 0 for slope in slopes):  # one element, for all of them
             return (needs, False) if op.name == "memref.load" else None
-        if any(k != 0 for k in slopes[:-1]) or slopes[-1] != 1 or type.layout == "strided":
+        if any(k != 0 for k in slopes[:-1]) or slopes[-1] != 1 or memref.memref.layout == "strided":
             return None
         try:
             return needs | self._multiple(at[-1]), True
@@ -164,16 +159,16 @@ class _Lines:
                 case (("arith.index_cast" | "arith.extsi"), [int(a)]):
                     slope = a
                 case "arith.floordivsi", [1, 0]:
-                    needs |= self._multiple(op.operands[0]) | self._divisor(op.operands[1])
+                    needs |= self._multiple(op.left) | self._divisor(op.right)
                     slope = 0
                 case "arith.remsi", [1, 0]:
-                    needs |= self._multiple(op.operands[0]) | self._divisor(op.operands[1])
+                    needs |= self._multiple(op.left) | self._divisor(op.right)
                     slope = 1
-                case "arith.shrsi", [1, 0] if self._power(op.operands[1], shift=True):
-                    needs |= self._multiple(op.operands[0])
+                case "arith.shrsi", [1, 0] if self._power(op.right, shift=True):
+                    needs |= self._multiple(op.left)
                     slope = 0
-                case "arith.andi", [1, 0] if self._power(op.operands[1], shift=False):
-                    needs |= self._multiple(op.operands[0])
+                case "arith.andi", [1, 0] if self._power(op.right, shift=False):
+                    needs |= self._multiple(op.left)
                     slope = 1
                 case name, _ if not any(k != 0 for k in known):
                     slope = 0 if name.startswith(("arith.", "math.")) else None
@@ -219,21 +214,20 @@ class _Lines:
             return frozenset()
         if self.given(value):
             return frozenset((value,))
-        op = value.owner
-        if not isinstance(op, Op):
+        op = value.op
+        if op is None:
             raise _Refused
-        a = op.operands[0] if op.operands else value
         match op.name:
             case "arith.addi" | "arith.subi" | "arith.remsi":
-                return self._multiple(a) | self._multiple(op.operands[1])
+                return self._multiple(op.left) | self._multiple(op.right)
             case "arith.index_cast" | "arith.extsi":
-                return self._multiple(a)
+                return self._multiple(op.operand)
             case "arith.muli":
                 return self._one_multiple(op.operands)
-            case "arith.shli" if self._power(op.operands[1], shift=True):
+            case "arith.shli" if self._power(op.right, shift=True):
                 return frozenset()
-            case "arith.andi" if self._power(op.operands[1], shift=False):
-                return self._multiple(a)
+            case "arith.andi" if self._power(op.right, shift=False):
+                return self._multiple(op.left)
             case _:
                 raise _Refused
 
@@ -250,8 +244,5 @@ class _Lines:
 
 
 def _constant(value: Value) -> int | None:
-    op = value.owner
-    if not isinstance(op, Op) or op.name != "arith.constant":
-        return None
-    number = op.attrs["value"]
+    number = constant_of(value)
     return int(number) if isinstance(number, int) else None

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from weft.codegen.jam import varying
 from weft.codegen.launching import WARP, WORTH, InStep, Jam
-from weft.codegen.tile import is_constant
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
+from weft.ir.views import For, If, Parallel, is_constant, memory
 from weft.ir.writes import written
 
 COPIES = 4  # along one index
@@ -27,27 +27,24 @@ def steps(function: Function, parallel: Op, fastest: int) -> InStep:
     """What may pay for the iterations of ``parallel``, indices that no serial loop's bounds depend
     on first. ``fastest``: the index along neighbouring threads, whose iterations in one thread are
     a warp apart, so that neighbouring threads still read neighbouring elements."""
-    body = parallel.regions[0]
+    body = parallel.body
     if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
         return InStep()
     if not all(_simple(op) for op in walk(body)):
         return InStep()
-    innermost = [op.regions[0] for op in walk(body) if op.name == "scf.for" and _last(op)]
+    innermost = [op.body for op in walk(body) if op.name == "scf.for" and _last(op)]
     loads = [op for block in innermost for op in block.ops if _moves(op, block)]
     if not loads:
         return InStep()
     changing = written(function)
     found: list[tuple[tuple[bool, bool], Jam]] = []
-    dims = parallel.attrs["dims"]
-    for axis in range(dims):
+    for axis, step in enumerate(Parallel(parallel).steps):
         apart = varying(parallel, axis, changing)
-        if not is_constant(parallel.operands[2 * dims + axis], 1) or not _even(
-            parallel, axis, apart
-        ):
+        if not is_constant(step, 1) or not _even(parallel, axis, apart):
             continue
         own = 0
         for k, op in enumerate(loads):
-            own |= (op.operands[0] in changing or any(v in apart for v in op.operands)) << k
+            own |= (memory(op)[0] in changing or any(v in apart for v in op.operands)) << k
         jam = Jam(axis, COPIES, WARP if axis == fastest else 1, own)
         if InStep((), len(loads)).cost([jam]) < WORTH * len(loads):
             slides = axis != fastest and any(_slides(op, parallel, axis) for op in loads)
@@ -58,43 +55,41 @@ def steps(function: Function, parallel: Op, fastest: int) -> InStep:
 
 
 def _last(loop: Op) -> bool:
-    return all(op.name != "scf.for" for op in walk(loop.regions[0]))
+    return all(op.name != "scf.for" for op in walk(loop.body))
 
 
 def _moves(op: Op, block: Block) -> bool:
     """Whether ``op`` loads something else each time that the loop of ``block`` runs it."""
     inside = {*block.args, *(v for o in block.ops for v in o.results)}
-    return op.name == "memref.load" and any(v in inside for v in op.operands[1:])
+    return op.name == "memref.load" and any(v in inside for v in memory(op)[1])
 
 
 def _slides(load: Op, parallel: Op, axis: int) -> bool:
     """Whether neighbours along ``axis`` read, some iterations of a serial loop later, the same."""
-    owners = [v.owner for v in load.operands[1:]]
-    index = parallel.regions[0].args[axis]
-    return any(isinstance(o, Op) and o.name == "arith.addi" and index in o.operands for o in owners)
+    index = parallel.body.args[axis]
+    _, subscripts, _ = memory(load)
+    return any(v.op and v.op.name == "arith.addi" and index in v.op.operands for v in subscripts)
 
 
 def _simple(op: Op) -> bool:
     if op.name == "scf.for":
-        return is_constant(op.operands[2], 1)
+        return is_constant(For(op).step, 1)
     if op.name.startswith("math."):
         return op.name in _LIGHT
-    if op.name == "memref.load" and not isinstance(op.operands[0].type, MemRefType):
-        return False
     return op.name in _ALLOWED or OPS[op.name].pure
 
 
 def _uneven(parallel: Op, apart: set[Value]) -> bool:
     """Whether bounds of serial loops are among ``apart``."""
-    loops = [op for op in walk(parallel.regions[0]) if op.name == "scf.for"]
-    return any(v in apart for op in loops for v in op.operands[:2])
+    loops = [op for op in walk(parallel.body) if op.name == "scf.for"]
+    return any(v in apart for op in loops for v in For(op).bounds[:2])
 
 
 def _even(parallel: Op, axis: int, apart: set[Value]) -> bool:
     """Whether neighbours along ``axis`` do nearly the same: bounds of their loops differ by little,
     and what they branch on follows from indices."""
-    slopes = {parallel.regions[0].args[axis]: 1}
-    for op in walk(parallel.regions[0]):
+    slopes = {parallel.body.args[axis]: 1}
+    for op in walk(parallel.body):
         known = [slopes.get(v, None if v in apart else 0) for v in op.operands]
         if op.name == "scf.for" and any(k is None or k > _STEEPEST for k in known[:3]):
             return False
@@ -102,8 +97,10 @@ def _even(parallel: Op, axis: int, apart: set[Value]) -> bool:
             slope = _SLOPES[op.name](*(k for k in known if k is not None))
             if slope is not None:
                 slopes[op.result] = slope
-        if op.name == "scf.if" and op.operands[0] in apart and not _of_indices(op.operands[0]):
-            return False
+        if op.name == "scf.if":
+            condition = If(op).condition
+            if condition in apart and not _of_indices(condition):
+                return False
     return True
 
 
@@ -118,8 +115,8 @@ _SLOPES = {
 
 def _of_indices(value: Value) -> bool:
     """Whether a condition is made of comparisons of integers, none of which was loaded."""
-    op = value.owner
-    if not isinstance(op, Op):
+    op = value.op
+    if op is None:
         return True
     if op.name == "memref.load" or op.regions or op.name == "arith.cmpf":
         return False

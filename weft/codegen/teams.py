@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from weft.codegen.tile import is_constant
 from weft.index.access import Access, accesses
 from weft.index.expression import Pick, Poly, atom
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
-from weft.ir.writes import written
+from weft.ir.views import For, If, is_constant, memory
+from weft.ir.writes import loaded, written
 
 # How what a loop carries is combined, by the operation that updates it. That of a difference is a
 # sum, of what is taken off.
@@ -50,7 +50,7 @@ class Team:
     @property
     def lengths(self) -> list[tuple[Value, Value]]:
         """First index and end of each shared loop."""
-        return [(op.operands[0], op.operands[1]) for op in self.loops]
+        return [(For(op).lower, For(op).upper) for op in self.loops]
 
 
 def find(function: Function, parallel: Op, fastest: int, *, strict: bool) -> Team | None:
@@ -60,7 +60,7 @@ def find(function: Function, parallel: Op, fastest: int, *, strict: bool) -> Tea
     their order."""
     if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
         return None
-    body = parallel.regions[0]
+    body = parallel.body
     if not any(op.name == "scf.for" for op in walk(body)):
         return None
     search = _Search({access.op: access for access in accesses(function)}, strict)
@@ -111,10 +111,10 @@ class _Search:
                 return False
             if op.name == "scf.for":
                 kinds = self.shared(op)
-                inner = any(o.name == "scf.for" for o in walk(op.regions[0]))
+                inner = any(o.name == "scf.for" for o in walk(op.body))
                 if kinds is not None and (not inner or self.along(op)):
                     self.team.loops[op] = kinds
-                elif not inner or not self.uniform(op.regions[0]):
+                elif not inner or not self.uniform(op.body):
                     return False
             elif op.name == "scf.if":
                 if not all(self.uniform(region) for region in op.regions):
@@ -124,7 +124,7 @@ class _Search:
             elif op.name in ("memref.store", "memref.atomic_rmw"):
                 if op.results and _used(op.result, block):
                     return False
-                if op.operands[1] not in self.local:
+                if memory(op)[0] not in self.local:
                     self.team.single.add(op)
         return True
 
@@ -132,20 +132,17 @@ class _Search:
 
     def shared(self, loop: Op) -> tuple[str, ...] | None:
         """The combiners of what ``loop`` carries; None if its iterations have an order."""
-        body = loop.regions[0]
-        if not is_constant(loop.operands[2], 1) or any(op.name in _REFUSED for op in walk(body)):
+        body = loop.body
+        if not is_constant(For(loop).step, 1) or any(op.name in _REFUSED for op in walk(body)):
             return None
-        kinds = [
-            _kind(body, arg, end)
-            for arg, end in zip(body.args[1:], body.terminator.operands, strict=True)
-        ]
+        kinds = [_kind(body, arg, end) for arg, _, end, _ in For(loop).rows]
         if any(kind is None or (self.strict and kind in _INEXACT) for kind in kinds):
             return None
         return tuple(k for k in kinds if k is not None) if self.apart(loop) else None
 
     def apart(self, loop: Op) -> bool:
         """Whether no iteration of ``loop`` touches what another one writes."""
-        body = loop.regions[0]
+        body = loop.body
         inside = {op.result for op in walk(body) if op.name == "memref.alloca"}
         touched: dict[Value, list[Access]] = {}
         for op in walk(body):
@@ -164,8 +161,8 @@ class _Search:
         subscripts = several[0].subscripts
         if any(access.subscripts != subscripts for access in several):
             return False
-        iv = loop.regions[0].args[0]
-        inner = {op.regions[0].args[0] for op in walk(loop.regions[0]) if op.name == "scf.for"}
+        iv = For(loop).index
+        inner = {For(op).index for op in walk(loop.body) if op.name == "scf.for"}
         steps = [poly is not None and _step(poly, iv) for poly in subscripts]
         leaves = {v for poly in subscripts if poly is not None for v in poly.leaves()}
         return None not in subscripts and any(steps) and not leaves & inner
@@ -174,8 +171,8 @@ class _Search:
 
     def along(self, loop: Op) -> bool:
         """Whether members would access neighbours somewhere in ``loop``."""
-        iv = loop.regions[0].args[0]
-        near = (self.found[op] for op in walk(loop.regions[0]) if op in self.found)
+        iv = For(loop).index
+        near = (self.found[op] for op in walk(loop.body) if op in self.found)
         return any(_neighbours(access, iv) for access in near)
 
     def gain(self, fastest: Value) -> int:
@@ -183,8 +180,8 @@ class _Search:
         it is the other way round; 0 too where neither does."""
         total = 0
         for loop in self.team.loops:
-            iv = loop.regions[0].args[0]
-            for op in walk(loop.regions[0]):
+            iv = For(loop).index
+            for op in walk(loop.body):
                 access = self.found.get(op)
                 if access is None or None in access.subscripts or access.local:
                     continue
@@ -197,9 +194,8 @@ class _Search:
 
     def order(self, body: Block) -> None:
         """Notes which loops and stores write memory that the iteration reads somewhere."""
-        read = {op.operands[0] for op in walk(body) if op.name == "memref.load"}
-        read |= {
-            op.operands[1] for op in walk(body)
+        read = loaded(body) | {
+            memory(op)[0] for op in walk(body)
             if op.name == "memref.atomic_rmw" and not op.attrs["atomic"]
         }  # fmt: skip
         both = read - self.local
@@ -304,43 +300,40 @@ class _Chain:
         if value is arg:
             self.values.add(value)
             return ""
-        op = value.owner
-        if not isinstance(op, Op):
+        op = value.op
+        if op is None:
             return None
         kind: str | None = None
-        if op.name in _KINDS:
-            kind = self.update(arg, op, _KINDS[op.name], op.operands)
-        elif op.name in _DIFFERENCES:
-            kind = self.update(arg, op, _DIFFERENCES[op.name], op.operands[:1])
+        if op.name in _KINDS and op.left is not op.right:
+            kind = self.update(arg, _KINDS[op.name], op.operands)
+        elif op.name in _DIFFERENCES and op.left is not op.right:
+            kind = self.update(arg, _DIFFERENCES[op.name], [op.left])
         elif op.name == "math.fma":
-            kind = self.update(arg, op, "addf", op.operands[2:])
+            factor, _, added = op.operands
+            kind = None if factor is added else self.update(arg, "addf", [added])
         elif op.name == "arith.select":
-            kind = self.merge([self.follow(arg, v) for v in op.operands[1:]])
-            kind = None if op.operands[0] in self.values else kind
+            condition, yes, no = op.operands
+            kind = self.merge([self.follow(arg, v) for v in (yes, no)])
+            kind = None if condition in self.values else kind
         elif op.name == "scf.if":
             k = op.results.index(value)
-            ends = [region.terminator for region in op.regions]
-            kind = self.merge([self.follow(arg, end.operands[k]) for end in ends])
-            self.ops.update(ends)
+            kind = self.merge([self.follow(arg, v) for v in If(op).arms(k)])
+            self.ops.update(region.terminator for region in op.regions)
         elif op.name == "scf.for":
-            k = op.results.index(value)
-            before = self.follow(arg, op.operands[3 + k])
+            start, init, end, _ = For(op).rows[op.results.index(value)]
+            before = self.follow(arg, init)
             if before is not None:
-                end = op.regions[0].terminator
-                inner = self.follow(op.regions[0].args[1 + k], end.operands[k])
-                kind = self.merge([before, inner])
-                self.ops.add(end)
+                kind = self.merge([before, self.follow(start, end)])
+                self.ops.add(op.body.terminator)
         if kind is not None:
             self.values.add(value)
             self.ops.add(op)
         return kind
 
-    def update(self, arg: Value, op: Op, kind: str, operands: list[Value]) -> str | None:
+    def update(self, arg: Value, kind: str, operands: list[Value]) -> str | None:
         found = [(v, self.follow(arg, v)) for v in operands]
         through = [before for _, before in found if before is not None]
-        if len(through) != 1 or through[0] not in ("", kind) or op.operands[0] is op.operands[-1]:
-            return None
-        return kind
+        return kind if len(through) == 1 and through[0] in ("", kind) else None
 
     def merge(self, kinds: list[str | None]) -> str | None:
         known = {kind for kind in kinds if kind}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from weft.codegen import pool
 from weft.codegen.accumulations import accumulations
-from weft.codegen.arith import combine, from_word, identity, scalar, word
+from weft.codegen.arith import combine, from_word, identity, word
 from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symbol_of
 from weft.codegen.flat import rows
 from weft.codegen.host import Cpu
@@ -26,6 +26,7 @@ from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, index
+from weft.ir.views import For, Parallel, Touch
 from weft.schedule.machine import CpuMachine
 
 UNKNOWN_TRIPS = 16.0  # iterations assumed of a loop whose bounds are not known beforehand
@@ -42,7 +43,7 @@ def argument_slots(function: Function) -> tuple[Slot, ...]:
         slots += [Slot("size", k, axis) for axis in range(type.rank)]
         slots += [Slot("stride", k, axis) for axis in range(_stored_strides(type))]
     slots.append(Slot("record", -1))
-    touches = {op.operands[0]: op.attrs["words"] for op in walk(function.body)
+    touches = {Touch(op).memref: op.attrs["words"] for op in walk(function.body)
                if op.name == "weft.touch"}  # fmt: skip
     for k, _ in memrefs:
         words = touches.get(function.args[k])
@@ -78,7 +79,7 @@ class Kernel:
         self.shared = _shared_values(function, self.parallel) if self.parallel else []
         self.plan = self._plan(self.parallel) if self.parallel and tiles else None
         if self.parallel is not None and self.plan is None and runs_once(self.parallel):
-            self.cpu.polled = polled_loops(self.parallel.regions[0])
+            self.cpu.polled = polled_loops(self.parallel.body)
         self.traits = self.module.attribute(
             'nounwind "prefer-vector-width"="512" "no-trapping-math"="true"')  # fmt: skip
 
@@ -87,9 +88,9 @@ class Kernel:
         if self.cpu.checks or self.cpu.prints or not self.cpu.machine.vector_bytes:
             return None
         found = plan(op, self.cpu.machine.vector_bytes)
-        for inner in walk(op.regions[0]):
+        for inner in walk(op.body):
             if found and inner.name.removeprefix("math.") in FUNCTIONS:
-                lanes = self.cpu.machine.lanes(scalar(inner.result))
+                lanes = self.cpu.machine.lanes(inner.result.scalar)
                 found = found if found.lanes in lanes else None
         return found
 
@@ -114,11 +115,10 @@ class Kernel:
                 continue
             value = args[slot.arg]
             if slot.kind == "pointer":
-                assert isinstance(value.type, MemRefType)
                 pointer = pointers[k] if pointers else _load(e, "%slots", k, "ptr")
-                e.views[value] = View(pointer, value.type, [], [])
+                e.views[value] = View(pointer, value.memref, [], [])
             elif slot.kind in ("int", "float"):
-                e.names[value] = from_word(e, _load(e, "%slots", k), scalar(value))
+                e.names[value] = from_word(e, _load(e, "%slots", k), value.scalar)
             elif slot.kind == "size":
                 e.views[value].sizes.append(_load(e, "%slots", k))
             elif slot.kind == "stride":
@@ -127,8 +127,7 @@ class Kernel:
                 pair = _load(e, "%slots", k, "ptr"), _load(e, "%slots", k + 1)
                 self.cpu.shadows[value] = pair
         for value in self.memrefs:
-            assert isinstance(value.type, MemRefType)
-            if value.type.layout == "unit" and value.type.rank:
+            if value.memref.layout == "unit" and value.memref.rank:
                 e.views[value].strides.append("1")
         if self.cpu.checks:
             self.cpu.record = _load(e, "%slots", self.record, "ptr")
@@ -157,9 +156,7 @@ class Kernel:
         self._finish(e, f"define void @{self.symbol}(ptr %slots)")
 
     def _launch(self, e: Emitter, op: Op) -> None:
-        dims = op.attrs["dims"]
-        lowers, uppers, steps = (op.operands[k * dims : (k + 1) * dims] for k in range(3))
-        trips = [trip_count(e, *bounds) for bounds in zip(lowers, uppers, steps, strict=True)]
+        trips = [trip_count(e, *bounds) for bounds in Parallel(op).axes]
         total = trips[0]
         for trip in trips[1:]:
             total = e.inst(f"mul nsw i64 {total}, {trip}")
@@ -178,7 +175,7 @@ class Kernel:
             e.allocas.append(f"{partials} = alloca [{words} x i64], align 64")
         frame = self._frame(e, total, partials, len(kinds), [*trips, *lengths])
         row = str((1 << 63) - 1)
-        if dims > 1:
+        if len(trips) > 1:
             row = e.intrinsic("llvm.smax.i64", "i64", ("i64", trips[-1]), ("i64", "1"))
         e.declare(pool.DECLARATION)
         alone = "true" if self.cpu.prints else "false"
@@ -203,7 +200,7 @@ class Kernel:
             if isinstance(value.type, MemRefType):
                 words[k] = ("ptr", e.name(value))
             else:
-                words[k] = ("i64", word(e, e.name(value), scalar(value)))
+                words[k] = ("i64", word(e, e.name(value), value.scalar))
         for k, (ty, value) in words.items():
             e.line(f"store {ty} {value}, ptr {_place(e, frame, k)}")
         return frame
@@ -212,13 +209,13 @@ class Kernel:
         """Makes ``trips`` count neighbouring indices as one where ``flat`` allows it."""
         if self.plan is not None:
             return
-        dims, body = op.attrs["dims"], op.regions[0]
+        dims, body, loop = op.attrs["dims"], op.body, Parallel(op)
         allowed, deeper = "true", trips[-1]
         for axis in reversed(range(dims - 1)):
-            if not all(e.constants.get(op.operands[2 * dims + a]) == 1 for a in (axis, axis + 1)):
+            if not all(e.constants.get(step) == 1 for step in loop.steps[axis : axis + 2]):
                 return
             memrefs = rows(body, body.args[axis], body.args[axis + 1], behind=dims - 2 - axis)
-            if memrefs is None or e.constants.get(op.operands[axis + 1]) != 0:
+            if memrefs is None or e.constants.get(loop.lowers[axis + 1]) != 0:
                 return
             same = rows_follow(e, memrefs, dims - 2 - axis, trips[axis + 1], deeper)
             allowed = e.inst(f"and i1 {allowed}, {same}")
@@ -242,8 +239,8 @@ class Kernel:
     def _combine(self, e: Emitter, op: Op, partials: str, chunks: str) -> None:
         """The initial values with what each chunk reduced, in the order of the chunks."""
         kinds = op.attrs["kinds"]
-        types = [scalar(v) for v in op.results]
-        inits = [e.name(v) for v in op.operands[3 * op.attrs["dims"] :]]
+        types = [v.scalar for v in op.results]
+        inits = [e.name(v) for v in Parallel(op).inits]
 
         def body(chunk: str, carried: list[str]) -> list[str]:
             first = e.inst(f"mul nsw i64 {chunk}, {len(kinds)}")
@@ -260,7 +257,7 @@ class Kernel:
 
     def _work(self, e: Emitter, op: Op, trips: list[str], total: str) -> str:
         """A guess of the number of operations, as a double."""
-        body = op.regions[0]
+        body = op.body
         for value, trip in zip(body.args, trips, strict=True):
             e.names[value] = e.inst(f"ashr i64 {trip}, 1")  # the iteration in the middle
         each = _cost(e, body)
@@ -295,18 +292,17 @@ class Kernel:
         if self.cpu.polled:
             self.cpu.clock = clock(e, self.cpu.machine.clock)
         firsts, lasts = _prefixes(e, "%begin", trips), _prefixes(e, "%last", trips)
-        body, kinds = op.regions[0], op.attrs["kinds"]
-        types = [scalar(v) for v in op.results]
+        body, kinds = op.body, op.attrs["kinds"]
+        types = [v.scalar for v in op.results]
         names = [llvm_type(t) for t in types]
         plain = not any(inner.regions and inner.name != "scf.if" for inner in walk(body))
         group = self.module.node("!{}") if plain else ""
-        lowers, _, steps = (op.operands[k * dims : (k + 1) * dims] for k in range(3))
 
         counts = [""] * dims
 
         def index(value: Value, count: str) -> str:
-            axis = body.args.index(value)
-            return self._index(e, value, count, lowers[axis], steps[axis])
+            lower, _, step = Parallel(op).axes[body.args.index(value)]
+            return self._index(e, value, count, lower, step)
 
         def nest(depth: int, prefix: str, carried: list[str]) -> list[str]:
             begin, end = firsts[depth], e.inst(f"add nsw i64 {lasts[depth]}, 1")
@@ -377,9 +373,7 @@ class Kernel:
         """Binds what was computed before the loop: constants and sizes anew, the rest is loaded."""
         shared = {value: first + k for k, value in enumerate(self.shared)}
         for op in self.function.body.ops[: self.split]:
-            if op.name == "arith.constant" or (
-                op.name == "memref.dim" and op.operands[0] in e.views
-            ):
+            if op.name == "arith.constant" or (op.name == "memref.dim" and op.operand in e.views):
                 emit_op(e, op)
                 continue
             for value in op.results:
@@ -391,25 +385,25 @@ class Kernel:
                     pointer = _load(e, "%frame", shared[value], "ptr")
                     e.views[value] = View(pointer, value.type, sizes, [])
                 else:
-                    e.names[value] = from_word(e, _load(e, "%frame", shared[value]), scalar(value))
+                    e.names[value] = from_word(e, _load(e, "%frame", shared[value]), value.scalar)
 
 
 def _combine_all(e: Emitter, op: Op, left: Sequence[str], right: Sequence[str]) -> list[str]:
     """Combines the values of a loop's reductions, pair by pair."""
     rows = zip(op.attrs["kinds"], op.results, left, right, strict=True)
-    return [combine(e, kind, scalar(value), a, b) for kind, value, a, b in rows]
+    return [combine(e, kind, value.scalar, a, b) for kind, value, a, b in rows]
 
 
 def _shared_values(function: Function, parallel: Op) -> list[Value]:
     """Values computed before the loop that its iterations use, in order of definition."""
     used = set(parallel.operands)
-    for op in walk(parallel.regions[0]):
+    for op in walk(parallel.body):
         used.update(op.operands)
     found = []
     for op in function.body.ops:
         if op is parallel:
             break
-        if op.name == "memref.dim" and op.operands[0] in function.args:
+        if op.name == "memref.dim" and op.operand in function.args:
             continue
         if op.name != "arith.constant":
             found += [v for v in op.results if v in used]
@@ -464,18 +458,17 @@ def _trips(e: Emitter, op: Op) -> str | None:
     """How often an operation's regions run, as a double; None: once."""
     if op.name == "scf.if":
         return None
-    if op.name != "scf.for" or not all(_known(e, v) for v in op.operands[:3]):
+    if op.name != "scf.for" or not all(_known(e, v) for v in For(op).bounds):
         return repr(UNKNOWN_TRIPS)
-    lower, upper, step = op.operands[:3]
-    return e.inst(f"sitofp i64 {trip_count(e, lower, upper, step)} to double")
+    return e.inst(f"sitofp i64 {trip_count(e, *For(op).bounds)} to double")
 
 
 def _known(e: Emitter, value: Value) -> bool:
     """Makes a value known in this function, if it follows from what is: index arithmetic only."""
     if value in e.names or value in e.constants:
         return True
-    op = value.owner
-    if not isinstance(op, Op) or not OPS[op.name].pure or scalar(value) is not index:
+    op = value.op
+    if op is None or not OPS[op.name].pure or value.scalar is not index:
         return False
     if op.name != "memref.dim" and not all(_known(e, v) for v in op.operands):
         return False

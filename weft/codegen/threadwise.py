@@ -7,8 +7,10 @@ from weft.codegen.emit import Emitter
 from weft.codegen.launching import WARP
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType
+from weft.ir.views import memory
 from weft.ir.writes import written as written_memrefs
 
+Bounds = tuple[Value, Value, Value]  # lower, upper, step
 SREG = "llvm.nvvm.read.ptx.sreg."
 
 
@@ -17,7 +19,7 @@ def updates(ops: list[Op]) -> list[tuple[str, Value]]:
     found = []
     for op in ops:
         if op.name == "memref.atomic_rmw":
-            found.append((op.attrs["kind"], op.operands[1]))
+            found.append((op.attrs["kind"], memory(op)[0]))
         for region in op.regions:
             found += updates(region.ops)
     return found
@@ -38,7 +40,7 @@ def to(e: Emitter, value: str, source: str, target: str, *, unsigned: bool = Fal
     return e.inst(f"{'zext' if unsigned else 'sext'} {source} {value} to {target}")
 
 
-def index_of(e: Emitter, count: str, bounds: list[Value], ty: str) -> str:
+def index_of(e: Emitter, count: str, bounds: Bounds, ty: str) -> str:
     """The parallel index at an iteration: lower + count * step."""
     lower, _, step = bounds
     if e.constants.get(step) != 1:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from weft.ir.core import Block, Op, Value, walk
 from weft.ir.ops import OPS
-from weft.ir.types import MemRefType, ScalarType, i1, i64, index
+from weft.ir.types import ScalarType, i1, i64, index
+from weft.ir.views import For, If, Parallel, constant_of, is_constant, memory
 
 VARYING = None  # of ``Plan.stride``: no known relation between the lanes' values
 
@@ -46,10 +47,9 @@ class Plan:
 
 def plan(op: Op, vector_bytes: int) -> Plan | None:
     """A tile for an scf.parallel on a machine with vectors of that many bytes, if one pays."""
-    body = op.regions[0]
+    body = op.body
     loops = [inner for inner in walk(body) if inner.name == "scf.for"]
-    dims = op.attrs["dims"]
-    if not loops or op.attrs["kinds"] or not is_constant(op.operands[3 * dims - 1], 1):
+    if not loops or op.attrs["kinds"] or not is_constant(Parallel(op).steps[-1], 1):
         return None
     if not all(_allowed(inner) for inner in walk(body)):
         return None
@@ -58,7 +58,7 @@ def plan(op: Op, vector_bytes: int) -> Plan | None:
         return None
     found = Plan(vector_bytes // max(widest, 4), 1, 1, None)
     _analyse(found, op, jam=None)
-    inside = [access for loop in loops for access in walk(loop.regions[0]) if _is_access(access)]
+    inside = [access for loop in loops for access in walk(loop.body) if _is_access(access)]
     steps = [lane_step(found, access) for access in inside]
     if any(step not in (0, 1, -1) for step in steps) or not any(steps):
         return None
@@ -80,42 +80,29 @@ def plan(op: Op, vector_bytes: int) -> Plan | None:
 def _best_axis(found: Plan, op: Op, inside: list[Op]) -> int | None:
     """The outer index, if there is one, that most loads of whole vectors do not depend on."""
     best, best_shared = None, 0
-    for axis in range(op.attrs["dims"] - 1):
-        if not is_constant(op.operands[2 * op.attrs["dims"] + axis], 1):
+    for axis, step in enumerate(Parallel(op).steps[:-1]):
+        if not is_constant(step, 1):
             continue
         _analyse(found, op, jam=axis)
         vectors = [access for access in inside if lane_step(found, access) != 0]
         shared = sum(not any(map(found.is_jammed, access.operands)) for access in vectors)
-        bounds = [v for o in walk(op.regions[0]) if o.name == "scf.for" for v in o.operands[:3]]
+        bounds = [v for o in walk(op.body) if o.name == "scf.for" for v in For(o).bounds]
         if shared > best_shared and not any(map(found.is_jammed, bounds)):
             best, best_shared = axis, shared
     return best
 
 
-def is_constant(value: Value, number: int) -> bool:
-    """Whether ``value`` is written as ``number``."""
-    owner = value.owner
-    return (
-        isinstance(owner, Op) and owner.name == "arith.constant" and owner.attrs["value"] == number
-    )
-
-
 def _allowed(op: Op) -> bool:
     if op.name == "scf.for":
-        return is_constant(op.operands[2], 1)
+        return is_constant(For(op).step, 1)
     if _is_access(op):
-        return isinstance(op.operands[-1].type, ScalarType) and _memref(op).element is not i1
+        memref, subscripts, _ = memory(op)
+        return bool(subscripts) and memref.memref.element is not i1
     return op.name in _ALLOWED or OPS[op.name].pure
 
 
 def _is_access(op: Op) -> bool:
     return op.name in ("memref.load", "memref.store")
-
-
-def _memref(op: Op) -> MemRefType:
-    type = op.operands[0 if op.name == "memref.load" else 1].type
-    assert isinstance(type, MemRefType)
-    return type
 
 
 def _widths(body: Block) -> list[int]:
@@ -127,12 +114,11 @@ def _widths(body: Block) -> list[int]:
 
 def lane_step(found: Plan, op: Op) -> int | None:
     """How many elements an access moves from lane to lane; None where that is not known."""
-    first = 1 if op.name == "memref.load" else 2
-    strides = [found.stride_of(v) for v in op.operands[first:]]
+    memref, subscripts, _ = memory(op)
+    strides = [found.stride_of(v) for v in subscripts]
     if not any(s is VARYING or s for s in strides):
         return 0
-    type = _memref(op)
-    if type.layout == "strided" or any(s is VARYING or s for s in strides[:-1]):
+    if memref.memref.layout == "strided" or any(s is VARYING or s for s in strides[:-1]):
         return VARYING
     return strides[-1]
 
@@ -141,11 +127,11 @@ def _analyse(found: Plan, op: Op, jam: int | None) -> None:
     """Fills ``stride`` and ``jammed``: forwards, and in loops until nothing changes."""
     found.stride.clear()
     found.jammed.clear()
-    args = op.regions[0].args
+    args = op.body.args
     found.stride[args[-1]] = -1 if found.reverse else 1
     if jam is not None:
         found.jammed[args[jam]] = True
-    _block(found, op.regions[0], False, False)
+    _block(found, op.body, False, False)
 
 
 def _block(found: Plan, block: Block, varying: bool, jammed: bool) -> None:
@@ -154,15 +140,14 @@ def _block(found: Plan, block: Block, varying: bool, jammed: bool) -> None:
         if op.name == "scf.for":
             _loop(found, op, varying, jammed)
         elif op.name == "scf.if":
-            condition = op.operands[0]
+            condition = If(op).condition
             apart = varying or found.stride_of(condition) != 0
             many = jammed or found.is_jammed(condition)
             for region in op.regions:
                 _block(found, region, apart, many)
             for k, value in enumerate(op.results):
-                arms = [region.terminator.operands[k] for region in op.regions]
                 found.stride[value] = VARYING
-                found.jammed[value] = many or any(map(found.is_jammed, arms))
+                found.jammed[value] = many or any(map(found.is_jammed, If(op).arms(k)))
         else:
             step = _result_stride(found, op)
             many = jammed or any(map(found.is_jammed, op.operands))
@@ -172,19 +157,18 @@ def _block(found: Plan, block: Block, varying: bool, jammed: bool) -> None:
 
 
 def _loop(found: Plan, op: Op, varying: bool, jammed: bool) -> None:
-    lower, upper = op.operands[:2]
-    body = op.regions[0]
+    lower, upper, _ = For(op).bounds
     many = jammed or found.is_jammed(lower) or found.is_jammed(upper)
     apart = varying or many or found.stride_of(lower) != 0 or found.stride_of(upper) != 0
-    carried = list(zip(body.args[1:], op.operands[3:], op.results, strict=True))
-    for arg, init, _ in carried:
+    rows = For(op).rows
+    for arg, init, _, _ in rows:
         found.stride[arg] = VARYING if apart or found.stride_of(init) != 0 else 0
         found.jammed[arg] = many or found.is_jammed(init)
     changed = True
     while changed:
         changed = False
-        _block(found, body, apart, many)
-        for (arg, _, result), following in zip(carried, body.terminator.operands, strict=True):
+        _block(found, op.body, apart, many)
+        for arg, _, following, result in rows:
             step = VARYING if found.stride_of(arg) != 0 or found.stride_of(following) != 0 else 0
             copies = found.is_jammed(arg) or found.is_jammed(following)
             changed |= step != found.stride[arg] or copies != found.jammed[arg]
@@ -205,11 +189,11 @@ def _result_stride(found: Plan, op: Op) -> int | None:
         return known[0] + known[1]
     if op.name == "arith.subi":
         return known[0] - known[1] if known[0] != known[1] else 0
-    if op.name == "arith.index_cast" and op.operands[0].type in (index, i64):
+    if op.name == "arith.index_cast" and op.operand.type in (index, i64):
         return known[0]
     if op.name == "arith.muli":
-        for k, other in ((0, 1), (1, 0)):
-            owner = op.operands[k].owner
-            if isinstance(owner, Op) and owner.name == "arith.constant":
-                return int(owner.attrs["value"]) * known[other]
+        for factor, other in zip(op.operands, reversed(known), strict=True):
+            number = constant_of(factor)
+            if number is not None:
+                return int(number) * other
     return VARYING

@@ -22,7 +22,7 @@ from weft.frontend.kinds import (
     promote,
 )
 from weft.ir import types as ir
-from weft.ir.core import Op
+from weft.ir.views import constant_of
 from weft.lang import elimination
 from weft.source import Span
 
@@ -204,11 +204,9 @@ def _positions(cx: Lowering, x: Vec, node: ast.expr, span: Span) -> list[Operand
 
 def _settled(position: Operand, extent: int) -> Operand:
     """A constant in range as a number: an unrolled loop's index that other loops assign, too."""
-    owner = position.value.owner if isinstance(position, Scalar) else None
-    if isinstance(owner, Op) and owner.name == "arith.constant":
-        value = owner.attrs["value"]
-        if isinstance(value, int) and 0 <= value < extent:
-            return Static(int(value))
+    value = constant_of(position.value) if isinstance(position, Scalar) else None
+    if isinstance(value, int) and 0 <= value < extent:
+        return Static(int(value))
     return position
 
 

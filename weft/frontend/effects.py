@@ -20,6 +20,7 @@ from weft.frontend.kinds import (
     is_float,
 )
 from weft.ir import types as ir
+from weft.ir.views import While
 
 if TYPE_CHECKING:
     from weft.frontend.lower import Lowering
@@ -106,8 +107,8 @@ def _atomic_exchange(cx: Lowering, node: ast.Call) -> Operand:
     new = cx.scalars.cast(value, tensor.dtype, span).value
     # Expecting `new` first asks what is there: atomically, as a load would not be.
     op = b.while_([new], [new.type])
-    with b.at(op.regions[0]):
-        (expected,) = op.regions[0].args
+    with b.at(While(op).before) as block:
+        (expected,) = block.args
         with b.about(cx.span(node.args[0])):
             seen = b.op("memref.atomic_cas", expected, new, tensor.memref, *indices, type=new.type)
         bits = {8: ir.i8, 16: ir.i16, 32: ir.i32, 64: ir.i64}.get(seen.type.bits)  # type: ignore[union-attr]
@@ -116,8 +117,8 @@ def _atomic_exchange(cx: Lowering, node: ast.Call) -> Operand:
             left, right = (b.op("arith.bitcast", v, type=bits) for v in (seen, expected))
         again = b.op("arith.cmpi", left, right, predicate="ne")
         b.do("scf.condition", again, seen)
-    with b.at(op.regions[1]):
-        b.do("scf.yield", op.regions[1].args[0])
+    with b.at(While(op).after) as block:
+        b.do("scf.yield", *block.args)
     return Scalar(op.results[0], tensor.dtype)
 
 

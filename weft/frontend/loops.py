@@ -31,6 +31,7 @@ from weft.frontend.scope import assigned
 from weft.ir import types as ir
 from weft.ir.core import Value
 from weft.ir.trips import trip_count
+from weft.ir.views import While
 from weft.source import Span
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ def _nest(
             return _leave(cx, carried, span)
         inits = [v for n in carried for v in flatten(cx.frame.env[n])]
         op = b.for_(lowers[k], uppers[k], steps[k], inits)
-        block = op.regions[0]
+        block = op.body
         block.args[0].name = names[k]
         with b.at(block):
             _enter(cx, carried, block.args[1:])
@@ -286,15 +287,15 @@ def _breakable(cx: Lowering, node: ast.For, spaces: tuple[Any, ...], flag: str) 
     before = dict(cx.frame.env)
     inits = [lower, *(v for n in carried for v in flatten(cx.frame.env[n]))]
     op = b.while_(inits, [v.type for v in inits])
-    with b.at(op.regions[0]):
-        args = op.regions[0].args
+    with b.at(While(op).before) as block:
+        args = block.args
         _enter(cx, carried, args[1:])
         more = b.op("arith.cmpi", args[0], upper, predicate="slt")
         broken = cx.scalars.truth(cx.frame.env[flag], span)
         going = b.op("arith.xori", broken, b.constant(True, ir.i1))
         b.do("scf.condition", b.op("arith.andi", more, going), *args)
-    with b.at(op.regions[1]):
-        args = op.regions[1].args
+    with b.at(While(op).after) as block:
+        args = block.args
         args[0].name = target_names(node.target, 1)[0]
         _enter(cx, carried, args[1:])
         cx.bind(node.target, bind([Scalar(args[0], "int")]), span)
@@ -336,8 +337,8 @@ def while_loop(cx: Lowering, node: ast.While) -> None:
     before = dict(cx.frame.env)
     inits = [v for n in carried for v in flatten(cx.frame.env[n])]
     op = b.while_(inits, [v.type for v in inits])
-    with b.at(op.regions[0]):
-        args = op.regions[0].args
+    with b.at(While(op).before) as block:
+        args = block.args
         _enter(cx, carried, args)
         if flag:
             going = cx.scalars.negation(cx.frame.env[flag], span)
@@ -348,8 +349,8 @@ def while_loop(cx: Lowering, node: ast.While) -> None:
         else:
             condition = expressions.test(cx, node.test)
         b.do("scf.condition", cx.scalars.truth(condition, span), *args)
-    with b.at(op.regions[1]):
-        args = op.regions[1].args
+    with b.at(While(op).after) as block:
+        args = block.args
         _enter(cx, carried, args)
         cx.block(node.body)
         b.do("scf.yield", *_leave(cx, carried, span))

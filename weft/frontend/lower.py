@@ -223,7 +223,7 @@ class Lowering:
         loop = b.parallel(lowers, uppers, steps, inits, kinds)
         if self.debug and isinstance(iterable, Box) and iterable.grouped:
             loop.attrs["grouped"] = True  # for messages
-        block = loop.regions[0]
+        block = loop.body
         for value, name in zip(
             block.args, loops.target_names(node.target, len(block.args)), strict=True
         ):
@@ -431,8 +431,8 @@ class Lowering:
         else:
             lower, upper, step = (b.constant(v, ir.index) for v in (0, shape[k], 1))
             op = b.for_(lower, upper, step)
-            with b.at(op.regions[0]):
-                self._fill(memref, shape, zero, [*indices, op.regions[0].args[0]], unrolled)
+            with b.at(op.body):
+                self._fill(memref, shape, zero, [*indices, op.body.args[0]], unrolled)
                 b.do("scf.yield")
 
     def advise(self) -> None:

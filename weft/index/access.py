@@ -27,7 +27,8 @@ from weft.index.expression import (
     substituted_condition,
 )
 from weft.ir.core import Block, Function, Op, Value
-from weft.ir.types import MemRefType, ScalarType
+from weft.ir.types import ScalarType
+from weft.ir.views import For, If, Parallel, memory
 
 KINDS = {
     "memref.load": "load",
@@ -35,8 +36,6 @@ KINDS = {
     "memref.atomic_rmw": "rmw",
     "memref.atomic_cas": "cas",
 }
-# Operands in front of the memref.
-_MEMREF_AT = {"load": 0, "store": 1, "rmw": 1, "cas": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,21 +193,17 @@ class Extraction:
                 self._symbols.update(op.results)
             match op.name:
                 case "scf.parallel":
-                    n = op.attrs["dims"]
-                    triples = zip(
-                        op.operands[:n], op.operands[n : 2 * n], op.operands[2 * n : 3 * n],
-                        op.regions[0].args, strict=True,
-                    )  # fmt: skip
-                    new = [self._loop(iv, a, b, c, True) for a, b, c, iv in triples]
-                    self._walk(op.regions[0], (*loops, *new), guards)
+                    loop = Parallel(op)
+                    pairs = zip(loop.indices, loop.axes, strict=True)
+                    new = [self._loop(iv, *bounds, True) for iv, bounds in pairs]
+                    self._walk(op.body, (*loops, *new), guards)
                 case "scf.for":
-                    lower, upper, step = op.operands[:3]
-                    loop = self._loop(op.regions[0].args[0], lower, upper, step, False)
-                    self._walk(op.regions[0], (*loops, loop), guards)
+                    serial = self._loop(For(op).index, *For(op).bounds, False)
+                    self._walk(op.body, (*loops, serial), guards)
                 case "scf.if":
-                    condition = self._condition(op.operands[0])
-                    self._walk(op.regions[0], loops, (*guards, condition))
-                    self._walk(op.regions[1], loops, (*guards, negate(condition)))
+                    condition = self._condition(If(op).condition)
+                    self._walk(If(op).then, loops, (*guards, condition))
+                    self._walk(If(op).otherwise, loops, (*guards, negate(condition)))
                 case "scf.while":
                     for region in op.regions:
                         self._walk(region, loops, (*guards, None))
@@ -217,16 +212,14 @@ class Extraction:
                         self._locals.add(op.result)
                 case "weft.bounds":
                     pair = tuple(map(self.poly, op.operands))
-                    self.bounds.append((op, Access(op, "load", op.operands[0], pair, loops, guards,
+                    self.bounds.append((op, Access(op, "load", op.left, pair, loops, guards,
                                                    self._exact(pair, loops, guards))))  # fmt: skip
                 case name if name in KINDS:
-                    kind = KINDS[name]
-                    at = _MEMREF_AT[kind]
-                    subscripts = tuple(map(self.poly, op.operands[at + 1 :]))
+                    memref, at, _ = memory(op)
+                    subscripts = tuple(map(self.poly, at))
                     exact = self._exact(subscripts, loops, guards)
-                    memref = op.operands[at]
                     self.found.append(
-                        Access(op, kind, memref, subscripts, loops, guards, exact,
+                        Access(op, KINDS[name], memref, subscripts, loops, guards, exact,
                                memref in self._locals)
                     )  # fmt: skip
                 case _:
@@ -265,11 +258,9 @@ class Extraction:
             return self._polys[value]
         result = None
         if isinstance(value.type, ScalarType) and value.type.is_integer:
-            if isinstance(value.owner, Op):
-                if value.owner.name == "scf.if":
-                    result = self._branches(value.owner, value)
-                else:
-                    result = self._from_op(value.owner)
+            op = value.op
+            if op is not None:
+                result = self._branches(op, value) if op.name == "scf.if" else self._from_op(op)
             elif value in self._ivs:
                 result = atom(value)
             if result is None and value in self._symbols:
@@ -281,14 +272,13 @@ class Extraction:
         if op.name == "arith.constant":
             return number(int(op.attrs["value"]))
         if op.name == "memref.dim":
-            memref, axis = op.operands[0], op.attrs["axis"]
-            assert isinstance(memref.type, MemRefType)
-            shape = memref.type.shape
+            memref, axis = op.operand, op.attrs["axis"]
+            shape = memref.memref.shape
             return atom(Dim(memref, axis)) if shape is None else number(shape[axis])
         if op.name == "arith.select":
             return self._choice(*op.operands)
         if op.name == "arith.extui":
-            condition = self._condition(op.operands[0])
+            condition = self._condition(op.operand)
             if condition is None or not known(condition):
                 return None
             return atom(Choice(condition, ONE, number(0)))
@@ -302,8 +292,7 @@ class Extraction:
 
     def _branches(self, op: Op, value: Value) -> Poly | None:
         """An integer result of an ``scf.if``."""
-        k = op.results.index(value)
-        return self._choice(op.operands[0], *(r.terminator.operands[k] for r in op.regions))
+        return self._choice(If(op).condition, *If(op).arms(op.results.index(value)))
 
     def _choice(self, test: Value, yes: Value, no: Value) -> Poly | None:
         condition = self._condition(test)
@@ -317,31 +306,30 @@ class Extraction:
         return atom(Choice(condition, left, right))
 
     def _condition(self, value: Value) -> Condition | None:
-        op = value.owner
-        if not isinstance(op, Op):
+        op = value.op
+        if op is None:
             return None
         match op.name:
             case "arith.constant":
                 return TRUE if op.attrs["value"] else FALSE
             case "arith.cmpi":
-                left, right = self.poly(op.operands[0]), self.poly(op.operands[1])
+                left, right = map(self.poly, op.operands)
                 if left is None or right is None:
                     return None
                 return compare(op.attrs["predicate"], left, right)
             case "arith.andi":
-                return Both((self._condition(op.operands[0]), self._condition(op.operands[1])))
+                return Both(tuple(map(self._condition, op.operands)))
             case "arith.ori":
-                return Either((self._condition(op.operands[0]), self._condition(op.operands[1])))
+                return Either(tuple(map(self._condition, op.operands)))
             case "arith.xori":
-                left, right = self._condition(op.operands[0]), self._condition(op.operands[1])
+                left, right = map(self._condition, op.operands)
                 if right == TRUE:
                     return negate(left)
                 return negate(right) if left == TRUE else None
             case "arith.select":
                 return self._either(*op.operands)
             case "scf.if":
-                k = op.results.index(value)
-                return self._either(op.operands[0], *(r.terminator.operands[k] for r in op.regions))
+                return self._either(If(op).condition, *If(op).arms(op.results.index(value)))
             case _:
                 return None
 

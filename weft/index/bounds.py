@@ -7,7 +7,6 @@ from weft.index.expression import Dim, Poly, atom, number
 from weft.index.meeting import inside
 from weft.index.relation import Text, context
 from weft.ir.core import Function, Op
-from weft.ir.types import MemRefType
 
 
 def in_range(access: Access, subscript: Poly | None, extent: Poly | None, *, isl: bool) -> bool:
@@ -48,8 +47,7 @@ def always_in_range(access: Access, *, isl: bool = True) -> tuple[bool, ...]:
 
 
 def _extent(access: Access, axis: int) -> Poly:
-    assert isinstance(access.memref.type, MemRefType)
-    shape = access.memref.type.shape
+    shape = access.memref.memref.shape
     return atom(Dim(access.memref, axis)) if shape is None else number(shape[axis])
 
 

@@ -33,7 +33,6 @@ from weft.index.expression import (
 )
 from weft.index.meeting import aligned, apart, varies
 from weft.ir.core import Function, Value
-from weft.ir.types import MemRefType
 
 if TYPE_CHECKING:
     import islpy
@@ -317,13 +316,12 @@ def covers_all(
     """
     import islpy  # 50 ms, see context
 
-    assert isinstance(memref.type, MemRefType)
     extents = {Dim(m, axis): atom(value) for (m, axis), value in (sizes or {}).items()}
     writes = [a.substitute(lambda leaf: extents.get(leaf) if isinstance(leaf, Dim) else None)
               for a in accesses(function) if a.memref is memref and a.writes]  # fmt: skip
     if not writes or any(a.kind != "store" or not a.exact for a in writes):
         return False
-    ends = [extents.get(Dim(memref, k), atom(Dim(memref, k))) for k in range(memref.type.rank)]
+    ends = [extents.get(Dim(memref, k), atom(Dim(memref, k))) for k in range(memref.memref.rank)]
     if len(writes) == 1 and _is_whole(writes[0], ends):
         return True
     text = Text()
@@ -336,7 +334,7 @@ def covers_all(
             return False
         maps.append((f"S[{', '.join(indices.values())}] -> [{', '.join(map(str, element))}]",
                      constraints))  # fmt: skip
-    names = [text.fresh(f"a{k}") for k in range(memref.type.rank)]
+    names = [text.fresh(f"a{k}") for k in range(memref.memref.rank)]
     box = [f"0 <= {n} < {text.affine(end, {})}" for n, end in zip(names, ends, strict=True)]
     if not text.exact or text.auxiliary:
         return False

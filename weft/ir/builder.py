@@ -10,6 +10,7 @@ from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.trips import trip_bound, trip_count
 from weft.ir.types import MemRefType, ScalarType, Type, compute_type, i1, index
+from weft.ir.views import constant_of
 
 
 class Builder:
@@ -58,17 +59,15 @@ class Builder:
         return self.op("arith.constant", type=type, value=value)
 
     def load(self, memref: Value, indices: Sequence[Value]) -> Value:
-        assert isinstance(memref.type, MemRefType)
-        return self.op("memref.load", memref, *indices, type=memref.type.element)
+        return self.op("memref.load", memref, *indices, type=memref.memref.element)
 
     def store(self, value: Value, memref: Value, indices: Sequence[Value]) -> Op:
         return self.do("memref.store", value, memref, *indices)
 
     def atomic_rmw(self, kind: str, value: Value, memref: Value, indices: Sequence[Value]) -> Value:
-        assert isinstance(memref.type, MemRefType)
         return self.op(
             "memref.atomic_rmw", value, memref, *indices,
-            type=compute_type(memref.type.element), kind=kind, atomic=True,
+            type=compute_type(memref.memref.element), kind=kind, atomic=True,
         )  # fmt: skip
 
     def alloca(self, element: ScalarType, shape: tuple[int, ...]) -> Value:
@@ -76,13 +75,15 @@ class Builder:
 
     def trip_count(self, lower: Value, upper: Value, step: Value) -> Value:
         """How many iterations a loop with these bounds has."""
-        assert isinstance(lower.type, ScalarType)
-        return trip_count(_Built(self, lower.type), lower, upper, step)
+        return trip_count(_Built(self, lower.scalar), lower, upper, step)
+
+    def steps(self, iv: Value, lower: Value, step: Value) -> Value:
+        """The number of the iteration, from 0, where the index of a loop is ``iv``."""
+        return self.op("arith.floordivsi", self.op("arith.subi", iv, lower), step)
 
     def trip_bound(self, lower: Value, upper: Value, step: Value) -> Value:
         """A bound for a loop that has as many iterations as one with these bounds."""
-        assert isinstance(lower.type, ScalarType)
-        return trip_bound(_Built(self, lower.type), lower, upper, step)
+        return trip_bound(_Built(self, lower.scalar), lower, upper, step)
 
     def for_(self, lower: Value, upper: Value, step: Value, inits: Sequence[Value] = ()) -> Op:
         """An ``scf.for`` with an empty region: fill ``op.regions[0]``, end it with scf.yield."""
@@ -121,10 +122,8 @@ class _Built:
         self.type = type
 
     def constant(self, value: Value) -> int | None:
-        owner = value.owner
-        if isinstance(owner, Op) and owner.name == "arith.constant":
-            return int(owner.attrs["value"])
-        return None
+        number = constant_of(value)
+        return None if number is None else int(number)
 
     def number(self, value: int) -> Value:
         return self.builder.constant(value, self.type)
@@ -153,8 +152,6 @@ class Rewriter(Builder):
     ``visit(op, rewriter)`` sees each operation after its operands were replaced and its regions
     rebuilt. It returns None to keep it, or the list of values that stand for its results (which it
     built itself by calling the rewriter's methods, or which were there already).
-    ``enter(op, rewriter)`` and ``leave(op, rewriter)``, if given, are called around the rebuilding
-    of an operation's regions.
     ``around(op, rewriter)``, if given, sees each *old* operation that has regions before anything
     is done with it. It returns None for the usual rebuilding, or the values that stand for its
     results, after it did all by itself (with ``copy``, ``region``, ``inline`` and ``append``).
@@ -164,14 +161,10 @@ class Rewriter(Builder):
     def __init__(
         self,
         visit: Callable[[Op, Rewriter], Sequence[Value] | None],
-        enter: Callable[[Op, Rewriter], None] | None = None,
-        leave: Callable[[Op, Rewriter], None] | None = None,
         around: Callable[[Op, Rewriter], Sequence[Value] | None] | None = None,
     ) -> None:
         super().__init__(Block())
         self.visit = visit
-        self.enter = enter
-        self.leave = leave
         self.around = around
         self.replacement: dict[Value, Value] = {}
         self.depth = 0
@@ -236,15 +229,11 @@ class Rewriter(Builder):
             if self.around:
                 values = self.around(op, self)
             if values is not None:
-                self._stand_for(op.results, values)
+                self.stand_for(op.results, values)
                 return
             copy = self.copy(op)
-            if self.enter:
-                self.enter(copy, self)
             for before, after in zip(op.regions, copy.regions, strict=True):
                 self.region(before, after)
-            if self.leave:
-                self.leave(copy, self)
         self.span = op.span
         values = self.visit(copy, self)
         if values is None:
@@ -255,9 +244,10 @@ class Rewriter(Builder):
             elif results:
                 self.replacement.update(zip(results, copy.results, strict=True))
         else:
-            self._stand_for(op.results, values)
+            self.stand_for(op.results, values)
 
-    def _stand_for(self, old: Sequence[Value], new: Sequence[Value]) -> None:
+    def stand_for(self, old: Sequence[Value], new: Sequence[Value]) -> None:
+        """Lets ``new`` be what becomes of ``old``; what has no name gets the old one."""
         for before, after in zip(old, new, strict=True):
             if not after.name:
                 after.name = before.name

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from weft.ir.types import Type
+from weft.ir.types import MemRefType, ScalarType, Type
 
 _serials = itertools.count()
 
@@ -29,6 +29,23 @@ class Value:
         self.name = name
         self.owner = owner
         self.serial = next(_serials)
+
+    @property
+    def op(self) -> Op | None:
+        """The operation whose result it is; None for an argument of a block."""
+        return self.owner if isinstance(self.owner, Op) else None
+
+    @property
+    def scalar(self) -> ScalarType:
+        """The type of a value that is known to be a scalar."""
+        assert isinstance(self.type, ScalarType)
+        return self.type
+
+    @property
+    def memref(self) -> MemRefType:
+        """The type of a value that is known to be a memref."""
+        assert isinstance(self.type, MemRefType)
+        return self.type
 
     def __repr__(self) -> str:
         return f"<%{self.name or '?'}: {self.type}>"
@@ -59,6 +76,27 @@ class Op:
     def result(self) -> Value:
         (value,) = self.results
         return value
+
+    @property
+    def body(self) -> Block:
+        """The region of a loop."""
+        return self.regions[0]
+
+    @property
+    def operand(self) -> Value:
+        """The operand of an operation that has one."""
+        (value,) = self.operands
+        return value
+
+    @property
+    def left(self) -> Value:
+        """The first one of two operands."""
+        return self.operands[0]
+
+    @property
+    def right(self) -> Value:
+        """The second one of two operands."""
+        return self.operands[1]
 
     def __repr__(self) -> str:
         return f"<{self.name}>"

@@ -183,9 +183,7 @@ def _written(type: ScalarType, dtype: Any, value: Any) -> Any:
 
 
 def _memref_type(op: Op, k: int) -> MemRefType:
-    type = op.operands[k].type
-    assert isinstance(type, MemRefType)
-    return type
+    return op.operands[k].memref
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -231,8 +229,7 @@ def _narrowed(element: ScalarType, value: Any) -> Any:
 
 
 def _alloca(m: Machine, op: Op) -> Any:
-    type = op.result.type
-    assert isinstance(type, MemRefType)
+    type = op.result.memref
     assert type.shape is not None
     # "contents undefined": something that a test will notice.
     value = _written(type.element, np.dtype(_NUMPY[type.element.name][0]),

@@ -31,8 +31,8 @@ class OpDef:
 
 OPS: dict[str, OpDef] = {}
 
-# What writes to memory, and which operand the memref is.
-WRITES = {"memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
+# What loads from or writes to memory, and which operand the memref is.
+MEMREF_AT = {"memref.load": 0, "memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
 def _row(name: str, operands: str, results: str, doc: str = "", **traits: object) -> None:

@@ -7,6 +7,7 @@ The interpreter's numbers, values of the IR, instructions of LLVM and polynomial
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -61,6 +62,16 @@ def steps_of(arithmetic: Arithmetic[T], length: T, step: T) -> T:
         return number(-(-whole // by))
     less = op("subi", step, number(1)) if by is None else number(by - 1)
     return op("floordivsi", op("addi", length, less), step)
+
+
+def unravel(number: T, extents: Iterable[T], divide: Callable[[T, T], tuple[T, T]]) -> Iterator[T]:
+    """The index along each of ``extents``, the fastest one first, of what is ``number`` in a row of
+    all, and then the index along what is outside of them. ``divide`` gives quotient and remainder
+    of numbers that are not negative; it is asked when an index is wanted, not before."""
+    for extent in extents:
+        number, rest = divide(number, extent)
+        yield rest
+    yield number
 
 
 class Numbers:

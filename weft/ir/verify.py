@@ -223,8 +223,7 @@ def _fixed(t: ScalarType) -> bool:
 
 def _access(c: _Checker, op: Op, k: int) -> MemRefType:
     """The memref at operand ``k``; what follows must be as many subscripts as it has dimensions."""
-    type = op.operands[k].type
-    assert isinstance(type, MemRefType)
+    type = op.operands[k].memref
     count = len(op.operands) - k - 1
     c.check(op, count == type.rank, f"{count} subscripts, but {type} has rank {type.rank}")
     return type
@@ -319,8 +318,7 @@ def _bounds(c: _Checker, op: Op) -> None:
 
 
 def _touch(c: _Checker, op: Op) -> None:
-    type = op.operands[0].type
-    assert isinstance(type, MemRefType)
+    type = op.operands[0].memref
     count = len(op.operands) - 2 - type.rank
     c.check(op, count >= 3 and count % 3 == 0, f"{len(op.operands)} operands for rank {type.rank}")
     c.check(op, isinstance(op.attrs["kind"], str), "`kind` must be a string")

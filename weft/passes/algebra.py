@@ -1,6 +1,6 @@
 """Algebraic identities that hold bit by bit, as a table: operation -> rules.
 
-A rule ``(op, operands, right, rewriter)`` gives a value equal to the result of ``op``, or None.
+A rule ``(op, right, rewriter)`` gives a value equal to the result of ``op``, or None.
 ``right`` is the number that the last operand is a constant of, or None. Constants have already been
 moved to the right of commutative operations, and operations on constants alone have been folded.
 """
@@ -12,22 +12,15 @@ from collections.abc import Callable
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Op, Value
-from weft.ir.types import MemRefType, ScalarType, i1, index
-from weft.passes.constants import Number, constant_of
+from weft.ir.types import ScalarType, i1, index
+from weft.ir.views import Number, constant_of
 
-Rule = Callable[[Op, list[Value], Number | None, Rewriter], Value | None]
-Operands = list[Value]
+Rule = Callable[[Op, Number | None, Rewriter], Value | None]
 
 
 def _made_by(value: Value, name: str) -> Op | None:
     """The operation that made ``value``, if it is called ``name``."""
-    owner = value.owner
-    return owner if isinstance(owner, Op) and owner.name == name else None
-
-
-def _scalar(value: Value) -> ScalarType:
-    assert isinstance(value.type, ScalarType)
-    return value.type
+    return value.op if value.op is not None and value.op.name == name else None
 
 
 def _is_ones(number: Number | None, type: ScalarType) -> bool:
@@ -38,71 +31,67 @@ def _is_ones(number: Number | None, type: ScalarType) -> bool:
 # ---- integers -----------------------------------------------------------------------------------
 
 
-def right_identity(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def right_identity(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x + 0, x - 0, x | 0, x ^ 0, x << 0, x >> 0 are x."""
-    return operands[0] if right is not None and right == 0 else None
+    return op.left if right is not None and right == 0 else None
 
 
-def right_one(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def right_one(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x * 1, x // 1 are x; of floats, x * 1.0 and x / 1.0 too."""
-    return operands[0] if right is not None and right == 1 else None
+    return op.left if right is not None and right == 1 else None
 
 
-def zero_absorbs(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def zero_absorbs(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x * 0, x & 0 are 0 (of integers)."""
-    return operands[1] if right is not None and right == 0 else None
+    return op.right if right is not None and right == 0 else None
 
 
-def same_gives_zero(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def same_gives_zero(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x - x, x ^ x are 0 (of integers)."""
-    return rw.constant(0, _scalar(operands[0])) if operands[0] is operands[1] else None
+    return rw.constant(0, op.left.scalar) if op.left is op.right else None
 
 
-def same_gives_same(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def same_gives_same(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x & x, x | x, min(x, x), max(x, x) are x (min and max of floats too)."""
-    return operands[0] if operands[0] is operands[1] else None
+    return op.left if op.left is op.right else None
 
 
-def ones_keep(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def ones_keep(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x & -1 is x; of i1, x & true is x."""
-    return operands[0] if _is_ones(right, _scalar(operands[0])) else None
+    return op.left if _is_ones(right, op.left.scalar) else None
 
 
-def ones_absorb(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def ones_absorb(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x | -1 is -1; of i1, x | true is true."""
-    return operands[1] if _is_ones(right, _scalar(operands[0])) else None
+    return op.right if _is_ones(right, op.left.scalar) else None
 
 
-def gather_constants(
-    op: Op, operands: Operands, right: Number | None, rw: Rewriter
-) -> Value | None:
+def gather_constants(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """(x + 1) + 2 is x + 3; likewise of * (wrapping arithmetic is associative)."""
-    inner = _made_by(operands[0], op.name) if right is not None else None
+    inner = _made_by(op.left, op.name) if right is not None else None
     if inner is None:
         return None
-    left = constant_of(inner.operands[1])
+    left = constant_of(inner.right)
     if left is None:
         return None
-    type = _scalar(operands[0])
+    type = op.left.scalar
     number = left + right if op.name == "arith.addi" else left * right  # type: ignore[operator]
-    return rw.op(op.name, inner.operands[0], rw.constant(number, type))
+    return rw.op(op.name, inner.left, rw.constant(number, type))
 
 
-def subtract_constant(
-    op: Op, operands: Operands, right: Number | None, rw: Rewriter
-) -> Value | None:
+def subtract_constant(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x - 2 is x + -2: one spelling of an offset."""
-    type = _scalar(operands[0])
+    type = op.left.scalar
     if right is None or type.bits == 1:
         return None
-    return rw.op("arith.addi", operands[0], rw.constant(-right, type))
+    return rw.op("arith.addi", op.left, rw.constant(-right, type))
 
 
-def subtract_added(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def subtract_added(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """(x + y) - y is x, and (x + y) - x is y."""
-    inner = _made_by(operands[0], "arith.addi")
-    if inner is not None and operands[1] in inner.operands:
-        return inner.operands[0 if inner.operands[1] is operands[1] else 1]
+    inner = _made_by(op.left, "arith.addi")
+    if inner is not None and op.right in inner.operands:
+        return inner.left if inner.right is op.right else inner.right
     return None
 
 
@@ -124,15 +113,15 @@ def _inverse_float_predicate(predicate: str) -> str:
     return ("u" if predicate[0] == "o" else "o") + _INVERSE[predicate[1:]]
 
 
-def inverse(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def inverse(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """not not x is x; not of a comparison is the inverse comparison (NaN included)."""
     if right is not True:  # `not` is exclusive or with true
         return None
-    inner = operands[0].owner
-    if not isinstance(inner, Op):
+    inner = op.left.op
+    if inner is None:
         return None
-    if inner.name == "arith.xori" and constant_of(inner.operands[1]) is True:
-        return inner.operands[0]
+    if inner.name == "arith.xori" and constant_of(inner.right) is True:
+        return inner.left
     if inner.name == "arith.cmpi":
         predicate = _integer_predicate(inner.attrs["predicate"], _INVERSE)
         return rw.op("arith.cmpi", *inner.operands, predicate=predicate)
@@ -142,38 +131,36 @@ def inverse(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> V
     return None
 
 
-def compare_same(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def compare_same(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x == x, x <= x are true; x != x, x < x are false (of integers)."""
-    if operands[0] is not operands[1]:
+    if op.left is not op.right:
         return None
     return rw.constant(op.attrs["predicate"][-2:] in ("eq", "le", "ge"), i1)
 
 
-def compare_constant_left(
-    op: Op, operands: Operands, right: Number | None, rw: Rewriter
-) -> Value | None:
+def compare_constant_left(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """2 < x is x > 2: one spelling of a comparison with a constant."""
-    if right is not None or constant_of(operands[0]) is None:
+    if right is not None or constant_of(op.left) is None:
         return None
     predicate = _integer_predicate(op.attrs["predicate"], _SWAPPED)
-    return rw.op("arith.cmpi", operands[1], operands[0], predicate=predicate)
+    return rw.op("arith.cmpi", op.right, op.left, predicate=predicate)
 
 
-def compare_truth(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def compare_truth(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """Of c widened from i1: c != 0 is c, c == 0 is not c. (Also of an i1 itself.)"""
     predicate = op.attrs["predicate"]
     if right is None or right != 0 or predicate not in ("eq", "ne"):
         return None
-    inner = _made_by(operands[0], "arith.extui")
-    truth = inner.operands[0] if inner is not None else operands[0]
+    inner = _made_by(op.left, "arith.extui")
+    truth = inner.operand if inner is not None else op.left
     if truth.type is not i1:
         return None
     return truth if predicate == "ne" else rw.op("arith.xori", truth, rw.constant(True, i1))
 
 
-def select_known(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def select_known(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """A select of equal values, by a constant, or of true and false."""
-    condition, yes, no = operands
+    condition, yes, no = op.operands
     if yes is no:
         return yes
     known = constant_of(condition)
@@ -186,101 +173,97 @@ def select_known(op: Op, operands: Operands, right: Number | None, rw: Rewriter)
     return None
 
 
-def select_not(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def select_not(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """select(not c, a, b) is select(c, b, a)."""
-    condition, yes, no = operands
+    condition, yes, no = op.operands
     inner = _made_by(condition, "arith.xori")
-    if inner is None or constant_of(inner.operands[1]) is not True:
+    if inner is None or constant_of(inner.right) is not True:
         return None
-    return rw.op("arith.select", inner.operands[0], no, yes)
+    return rw.op("arith.select", inner.left, no, yes)
 
 
 # ---- floats -------------------------------------------------------------------------------------
 
 
-def add_minus_zero(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def add_minus_zero(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x + -0.0 is x. (x + 0.0 is not: it turns -0.0 into 0.0.)"""
-    return operands[0] if right is not None and _is_zero(right, -1.0) else None
+    return op.left if right is not None and _is_zero(right, -1.0) else None
 
 
-def subtract_zero(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def subtract_zero(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x - 0.0 is x, for x = -0.0 too. (x - -0.0 is not.)"""
-    return operands[0] if right is not None and _is_zero(right, 1.0) else None
+    return op.left if right is not None and _is_zero(right, 1.0) else None
 
 
 def _is_zero(number: Number, sign: float) -> bool:
     return number == 0.0 and math.copysign(1.0, number) == sign
 
 
-def minus_one(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def minus_one(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x * -1.0 and x / -1.0 are -x."""
-    return rw.op("arith.negf", operands[0]) if right is not None and right == -1.0 else None
+    return rw.op("arith.negf", op.left) if right is not None and right == -1.0 else None
 
 
-def divide_by_power_of_two(
-    op: Op, operands: Operands, right: Number | None, rw: Rewriter
-) -> Value | None:
+def divide_by_power_of_two(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x / 8.0 is x * 0.125: both round the same real number, the reciprocal being exact."""
     if right is None or right == 0.0 or not math.isfinite(right):
         return None
     mantissa, exponent = math.frexp(right)
     # Up to here reciprocals are normal numbers, which no flush-to-zero mode touches.
-    limit = 125 if _scalar(operands[0]).bits == 32 else 1021
+    limit = 125 if op.left.scalar.bits == 32 else 1021
     if abs(mantissa) != 0.5 or abs(exponent) > limit:
         return None
-    return rw.op("arith.mulf", operands[0], rw.constant(1.0 / right, _scalar(operands[0])))
+    return rw.op("arith.mulf", op.left, rw.constant(1.0 / right, op.left.scalar))
 
 
-def negated(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def negated(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """-(-x) is x."""
-    inner = _made_by(operands[0], "arith.negf")
-    return inner.operands[0] if inner is not None else None
+    inner = _made_by(op.operand, "arith.negf")
+    return inner.operand if inner is not None else None
 
 
-def absolute(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def absolute(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """|-x| is |x|, ||x|| is |x|."""
-    inner = _made_by(operands[0], "arith.negf")
+    inner = _made_by(op.operand, "arith.negf")
     if inner is not None:
-        return rw.op("math.absf", inner.operands[0])
-    return operands[0] if _made_by(operands[0], "math.absf") is not None else None
+        return rw.op("math.absf", inner.operand)
+    return op.operand if _made_by(op.operand, "math.absf") is not None else None
 
 
-def power(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def power(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """x ** 2.0 is x * x, x ** 1.0 is x, x ** 0.0 is 1 (NaN included), x ** -1.0 is 1 / x.
 
     x ** 0.5 is not sqrt(x): they differ for -0.0 and -inf.
     """
     if right is None:
         return None
-    x = operands[0]
+    x = op.left
     if right == 2.0:
         return rw.op("arith.mulf", x, x)
     if right == 1.0:
         return x
     if right == 0.0:
-        return rw.constant(1.0, _scalar(x))
+        return rw.constant(1.0, x.scalar)
     if right == -1.0:
-        return rw.op("arith.divf", rw.constant(1.0, _scalar(x)), x)
+        return rw.op("arith.divf", rw.constant(1.0, x.scalar), x)
     return None
 
 
 # ---- casts --------------------------------------------------------------------------------------
 
 
-def cast_to_own_type(
-    op: Op, operands: Operands, right: Number | None, rw: Rewriter
-) -> Value | None:
+def cast_to_own_type(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """A cast to the type that the value has."""
-    return operands[0] if operands[0].type is op.results[0].type else None
+    return op.operand if op.operand.type is op.result.type else None
 
 
-def cast_back(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def cast_back(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """Narrowing what was widened, back to its first type: nothing was lost."""
-    inner = operands[0].owner
-    if not isinstance(inner, Op) or inner.name not in _WIDENING[op.name]:
+    inner = op.operand.op
+    if inner is None or inner.name not in _WIDENING[op.name]:
         return None
-    source = inner.operands[0]
-    return source if source.type is op.results[0].type else None
+    source = inner.operand
+    return source if source.type is op.result.type else None
 
 
 _WIDENING = {
@@ -290,66 +273,59 @@ _WIDENING = {
 }
 
 
-def index_cast_twice(
-    op: Op, operands: Operands, right: Number | None, rw: Rewriter
-) -> Value | None:
+def index_cast_twice(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """iN -> index -> iM is one cast, and nothing if N = M."""
-    inner = _made_by(operands[0], "arith.index_cast")
+    inner = _made_by(op.operand, "arith.index_cast")
     if inner is None:
         return None
-    source, target = inner.operands[0], _scalar(op.results[0])
-    first = _scalar(source)
+    source, target = inner.operand, op.result.scalar
+    first = source.scalar
     if first is target:
         # index -> i32 -> index loses the high bits; iN -> index -> iN does not.
-        return source if _scalar(operands[0]).bits >= first.bits else None
+        return source if op.operand.scalar.bits >= first.bits else None
     if first.kind == "int" and target.kind == "int" and first.bits != target.bits:
         name = "arith.extsi" if target.bits > first.bits else "arith.trunci"
         return rw.op(name, source, type=target)
     return None
 
 
-def index_cast_of_extension(
-    op: Op, operands: Operands, right: Number | None, rw: Rewriter
-) -> Value | None:
+def index_cast_of_extension(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """i8 -> i32 -> index, sign-extended twice, is i8 -> index."""
-    inner = _made_by(operands[0], "arith.extsi")
-    target = _scalar(op.results[0])
-    if inner is None or target.kind != "index" or inner.operands[0].type is i1:
+    inner = _made_by(op.operand, "arith.extsi")
+    target = op.result.scalar
+    if inner is None or target.kind != "index" or inner.operand.type is i1:
         return None
-    return rw.op("arith.index_cast", inner.operands[0], type=target)
+    return rw.op("arith.index_cast", inner.operand, type=target)
 
 
-def extend_twice(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def extend_twice(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """extsi(extsi x) and extui(extui x) are one; extsi(extui x) is extui x (its sign bit is 0)."""
-    inner = operands[0].owner
-    if isinstance(inner, Op) and inner.name in (op.name, "arith.extui"):
-        return rw.op(inner.name, inner.operands[0], type=op.results[0].type)
+    inner = op.operand.op
+    if inner is not None and inner.name in (op.name, "arith.extui"):
+        return rw.op(inner.name, inner.operand, type=op.result.type)
     return None
 
 
-def convert_extended(
-    op: Op, operands: Operands, right: Number | None, rw: Rewriter
-) -> Value | None:
+def convert_extended(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """To float of a widened integer: of the integer itself."""
-    inner = operands[0].owner
-    if not isinstance(inner, Op):
+    inner = op.operand.op
+    if inner is None:
         return None
     signed = op.name == "arith.sitofp" and inner.name == "arith.extsi"
-    if signed and inner.operands[0].type is not i1:
-        return rw.op("arith.sitofp", inner.operands[0], type=op.results[0].type)
+    if signed and inner.operand.type is not i1:
+        return rw.op("arith.sitofp", inner.operand, type=op.result.type)
     if inner.name == "arith.extui":
-        return rw.op("arith.uitofp", inner.operands[0], type=op.results[0].type)
+        return rw.op("arith.uitofp", inner.operand, type=op.result.type)
     return None
 
 
 # ---- memrefs ------------------------------------------------------------------------------------
 
 
-def local_extent(op: Op, operands: Operands, right: Number | None, rw: Rewriter) -> Value | None:
+def local_extent(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """The extent of a local array."""
-    memref = operands[0].type
-    assert isinstance(memref, MemRefType)
-    return None if memref.shape is None else rw.constant(memref.shape[op.attrs["axis"]], index)
+    shape = op.operand.memref.shape
+    return None if shape is None else rw.constant(shape[op.attrs["axis"]], index)
 
 
 RULES: dict[str, tuple[Rule, ...]] = {

@@ -1,27 +1,20 @@
-"""Constants: canonical values, bit-exact keys, and operations carried out at compile time."""
+"""Constants: canonical values, bit-exact keys, operations carried out at compile time; and the
+numbers that equal values share (value numbering)."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from weft.ir.core import Op, Value
 from weft.ir.interp import evaluate
+from weft.ir.ops import OPS
 from weft.ir.scalar import SCALAR_RULES, literal, to_float
 from weft.ir.types import ScalarType
-
-Number = bool | int | float
+from weft.ir.views import Number
 
 # The operations that trap on some machines for some operands.
 DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui")
-
-
-def constant_of(value: Value) -> Number | None:
-    """The number that ``value`` is a constant of, or None."""
-    owner = value.owner
-    if isinstance(owner, Op) and owner.name == "arith.constant":
-        return owner.attrs["value"]
-    return None
 
 
 def canonical(value: Number, type: ScalarType) -> Number:
@@ -34,6 +27,17 @@ def key(value: Number, type: ScalarType) -> tuple[str, bytes | int]:
     if type.is_float:
         return type.name, struct.pack("<d", value)
     return type.name, int(value)
+
+
+def identity(op: Op, operands: list[Value]) -> Hashable:
+    """What is equal for two operations, pure or loads, that give the same bits. ``operands``: what
+    stands for those of ``op``."""
+    if not operands:
+        return key(op.attrs["value"], op.results[0].type)  # type: ignore[arg-type]
+    if OPS[op.name].commutative and id(operands[0]) > id(operands[1]):
+        operands = [operands[1], operands[0], *operands[2:]]
+    # A type's name is as good as the type and hashes faster.
+    return op.name, op.results[0].type.name, *operands, *op.attrs.values()  # type: ignore[union-attr]
 
 
 def fold(op: Op, values: Sequence[Number]) -> Number | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
-from weft.ir.writes import written_by
+from weft.ir.views import For, If, Parallel, loop_of, written_by
 from weft.passes.memory import is_local
 
 # Kept whatever is in them: a while may not end, and a function has its parallel loop.
@@ -93,12 +94,11 @@ class _Alive:
         if op in self.ops:
             return
         self.ops.add(op)
-        needed = op.operands
-        if op.name == "scf.for":
-            needed = needed[:3]
-        elif op.name == "scf.parallel":
-            needed = needed[: 3 * op.attrs["dims"]]
-        self.todo.extend(needed)
+        if op.name in ("scf.for", "scf.parallel"):
+            for bounds in loop_of(op).axes:
+                self.todo += bounds
+        else:
+            self.todo += op.operands
 
     def _mark_value(self, value: Value) -> None:
         if value in self.values:
@@ -126,18 +126,13 @@ class _Alive:
         if op.name == "scf.for":
             self._mark_carried(op, position)
         elif op.name == "scf.if":
-            self.todo.extend(region.terminator.operands[position] for region in op.regions)
+            self.todo += If(op).arms(position)
         elif op.name == "scf.parallel":
-            self.todo.append(op.operands[3 * op.attrs["dims"] + position])
-            self.todo.append(op.regions[0].terminator.operands[position])
+            self.todo += Parallel(op).inits[position], Parallel(op).contributions[position]
 
     def _mark_carried(self, op: Op, position: int) -> None:
-        body = op.regions[0]
         self._mark_op(op)
-        self.todo += (
-            op.operands[3 + position], body.args[1 + position],
-            body.terminator.operands[position], op.results[position],
-        )  # fmt: skip
+        self.todo += For(op).rows[position]
 
 
 def _local_target(op: Op) -> Value | None:
@@ -169,12 +164,12 @@ class _Sweep(Rewriter):
             self.region(old, new)
             new.terminator.operands = _without(new.terminator.operands, dead)
         if op.name == "scf.for":
-            copy.operands[3:] = _without(copy.operands[3:], dead)
-            body = copy.regions[0]
-            body.args[1:] = _without(body.args[1:], dead)
+            loop = For(copy)
+            copy.operands = [*loop.bounds, *_without(loop.inits, dead)]
+            copy.body.args = [loop.index, *_without(loop.carried, dead)]
         elif op.name == "scf.parallel":
-            bounds = 3 * op.attrs["dims"]
-            copy.operands[bounds:] = _without(copy.operands[bounds:], dead)
+            *ranges, inits = Parallel(copy).split(copy.operands)
+            copy.operands = [*chain(*ranges), *_without(inits, dead)]
             copy.attrs["kinds"] = tuple(_without(copy.attrs["kinds"], dead))
         copy.results = _without(copy.results, dead)
         self.append(copy)

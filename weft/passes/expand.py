@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import MemRefType, compute_type
+from weft.ir.types import compute_type
+from weft.ir.views import memory
 
 
 def expand(function: Function) -> Function:
@@ -19,7 +20,7 @@ def expand(function: Function) -> Function:
     def visit(op: Op, rewriter: Rewriter) -> list[Value] | None:
         if not _is_ordinary(op):
             return None
-        value, memref, *subscripts = op.operands
+        memref, subscripts, (value,) = memory(op)
         before = rewriter.load(memref, subscripts)
         after = rewriter.op(f"arith.{op.attrs['kind']}", before, value)
         rewriter.store(after, memref, subscripts)
@@ -31,6 +32,5 @@ def expand(function: Function) -> Function:
 def _is_ordinary(op: Op) -> bool:
     if op.name != "memref.atomic_rmw" or op.attrs["atomic"]:
         return False
-    type = op.operands[1].type
-    assert isinstance(type, MemRefType)
-    return compute_type(type.element) is type.element
+    element = memory(op)[0].memref.element
+    return compute_type(element) is element

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.views import For
 
 # The operation that a carried value is updated with where `x predicate carried` chooses x.
 _COMBINERS = {
@@ -36,26 +37,24 @@ def extrema(function: Function) -> Function:
 def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if op.name != "scf.for" or not op.results:
         return None
-    body = op.regions[0]
+    body = op.body
     found = {
         k: match for k in range(len(op.results))
-        if (match := running_extremum(body, k)) and not decides_more(body, match[3])
+        if (match := running_extremum(op, k)) and not decides_more(body, match[3])
     }  # fmt: skip
     if not found:
         return None
     rewriter.span = op.span
-    lower, upper, step, *inits = [rewriter.lookup(v) for v in op.operands]
+    inits = list(map(rewriter.lookup, For(op).inits))
     starts = list(inits)
     for k, (name, _, _, _) in found.items():
         type = op.results[k].type
         starts[k] = rewriter.constant(-math.inf if name == "arith.maxnumf" else math.inf, type)  # type: ignore[arg-type]
-    new = rewriter.for_(lower, upper, step, starts)
+    new = rewriter.for_(*map(rewriter.lookup, For(op).bounds), inits=starts)
     new.attrs.update(op.attrs)
-    old, block = op.regions[0], new.regions[0]
-    for before, after in zip(old.args, block.args, strict=True):
-        after.name = before.name
-        rewriter.replacement[before] = after
-    selects = {select: (name, x, old.args[1 + k]) for k, (name, _, x, select) in found.items()}
+    old, block = op.body, new.body
+    rewriter.stand_for(old.args, block.args)
+    selects = {select: (name, x, For(op).carried[k]) for k, (name, _, x, select) in found.items()}
     with rewriter.at(block):
         for inner in old.ops:
             if inner in selects:
@@ -71,16 +70,17 @@ def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     return results
 
 
-def running_extremum(body: Block, k: int) -> tuple[str, str, Value, Op] | None:
+def running_extremum(loop: Op, k: int) -> tuple[str, str, Value, Op] | None:
     """(combiner, predicate, new element, the select) if carried value k is a running extremum that
     is used for nothing else. The comparison may be: see ``decides_more``."""
-    carried, following = body.args[1 + k], body.terminator.operands[k]
-    select = following.owner
-    if not isinstance(select, Op) or select.name != "arith.select" or select not in body.ops:
+    body = loop.body
+    carried, following = For(loop).carried[k], For(loop).yielded[k]
+    select = following.op
+    if select is None or select.name != "arith.select" or select not in body.ops:
         return None
     condition, x, kept = select.operands
-    compare = condition.owner
-    if kept is not carried or not isinstance(compare, Op) or compare.name != "arith.cmpf":
+    compare = condition.op
+    if kept is not carried or compare is None or compare.name != "arith.cmpf":
         return None
     predicate = compare.attrs["predicate"]
     if compare.operands == [carried, x]:
@@ -98,5 +98,5 @@ def running_extremum(body: Block, k: int) -> tuple[str, str, Value, Op] | None:
 
 def decides_more(body: Block, select: Op) -> bool:
     """Whether the comparison of a running extremum decides something else, such as where it is."""
-    condition = select.operands[0]
+    condition, _, _ = select.operands
     return any(condition in op.operands for op in walk(body) if op is not select)

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value
-from weft.ir.writes import written_at, written_by
-from weft.passes.constants import constant_of
+from weft.ir.views import constant_of, memory, written_by
 from weft.passes.memory import may_alias, writes
 
 
@@ -31,7 +30,7 @@ Elements = dict[tuple[Value, ...], Value]  # subscripts -> the element's value
 
 class _Memory(Rewriter):
     def __init__(self, function: Function) -> None:
-        super().__init__(_visit, around=_around)
+        super().__init__(self._visit, around=self._around)
         self.known: dict[Value, Elements] = {}
         self.noalias = bool(function.attrs.get("noalias"))
         self.writes = writes(function)
@@ -53,42 +52,34 @@ class _Memory(Rewriter):
             elif may_alias(memref, other, self.noalias):
                 del self.known[other]
 
-
-def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-    name = op.name
-    if name == "memref.load":
-        assert isinstance(rewriter, _Memory)
-        memref, *subscripts = op.operands
-        elements = rewriter.known.setdefault(memref, {})
-        found = elements.get(tuple(subscripts))
-        if found is not None:
-            return (found,)
-        elements[tuple(subscripts)] = op.results[0]
+    def _visit(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        if op.name == "memref.load":
+            memref, subscripts, _ = memory(op)
+            elements = self.known.setdefault(memref, {})
+            found = elements.get(tuple(subscripts))
+            if found is not None:
+                return (found,)
+            elements[tuple(subscripts)] = op.results[0]
+        elif written_by(op) is not None:
+            memref, subscripts, values = memory(op)
+            self.forget_element(memref, tuple(subscripts))
+            if op.name == "memref.store":
+                self.known.setdefault(memref, {})[tuple(subscripts)] = values[0]
         return None
-    memref = written_by(op)
-    if memref is not None:
-        assert isinstance(rewriter, _Memory)
-        subscripts = written_at(op)
-        rewriter.forget_element(memref, subscripts)
-        if name == "memref.store":
-            rewriter.known.setdefault(memref, {})[subscripts] = op.operands[0]
-    return None
 
-
-def _around(op: Op, rewriter: Rewriter) -> Sequence[Value]:
-    assert isinstance(rewriter, _Memory)
-    copy = rewriter.copy(op)
-    changed = [rewriter.lookup(memref) for memref in rewriter.writes[op]]
-    if op.name != "scf.if":
-        # Earlier iterations have written before a later one reads.
-        rewriter.forget(changed)
-    before = rewriter.known
-    for old, new in zip(op.regions, copy.regions, strict=True):
-        rewriter.known = {memref: dict(elements) for memref, elements in before.items()}
-        rewriter.region(old, new)
-    rewriter.known = before
-    rewriter.forget(changed)
-    return rewriter.append(copy).results
+    def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value]:
+        copy = self.copy(op)
+        changed = [self.lookup(memref) for memref in self.writes[op]]
+        if op.name != "scf.if":
+            # Earlier iterations have written before a later one reads.
+            self.forget(changed)
+        before = self.known
+        for old, new in zip(op.regions, copy.regions, strict=True):
+            self.known = {memref: dict(elements) for memref, elements in before.items()}
+            self.region(old, new)
+        self.known = before
+        self.forget(changed)
+        return self.append(copy).results
 
 
 def _differ(a: tuple[Value, ...], b: tuple[Value, ...]) -> bool:
@@ -106,9 +97,9 @@ def _offset(value: Value) -> tuple[Value | None, int]:
     number = constant_of(value)
     if number is not None:
         return None, int(number)
-    owner = value.owner
-    if isinstance(owner, Op) and owner.name == "arith.addi":
-        number = constant_of(owner.operands[1])
+    op = value.op
+    if op is not None and op.name == "arith.addi":
+        number = constant_of(op.right)
         if number is not None:
-            return owner.operands[0], int(number)
+            return op.left, int(number)
     return value, 0

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
-from weft.ir.types import MemRefType
-from weft.passes.constants import DIVISIONS, constant_of
+from weft.ir.views import constant_of, loop_of, memory
+from weft.passes.constants import DIVISIONS
 from weft.passes.memory import is_local, may_alias, writes
 
 _LOOPS = ("scf.for", "scf.while", "scf.parallel")
@@ -42,7 +42,7 @@ class _Loop:
 
 class _Nest(Rewriter):
     def __init__(self, function: Function) -> None:
-        super().__init__(_visit, around=_around)
+        super().__init__(self._visit, around=self._around)
         self.loops: list[_Loop] = []
         # The number of loops that a value changes with; 0 where there is no entry.
         self.level: dict[Value, int] = {}
@@ -54,28 +54,53 @@ class _Nest(Rewriter):
         for loop in self.loops:
             loop.certain = False
 
+    def _visit(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        loops, level = self.loops, self.level
+        depth = len(loops)
+        if not depth or OPS[op.name].terminator:
+            return None
+        target = depth
+        if OPS[op.name].pure:
+            if op.name not in DIVISIONS or _cannot_trap(op):
+                target = _invariant_level(op, level)
+        elif op.name == "memref.load":
+            target = _load_level(op, self)
+        elif op.name in ("weft.assert", "weft.bounds"):
+            self.stops += 1
+            self.nothing_is_certain()
+        for result in op.results:
+            level[result] = target
+        if target == depth:
+            return None
+        loops[target].before.ops.append(op)
+        return op.results
 
-def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-    assert isinstance(rewriter, _Nest)
-    loops, level = rewriter.loops, rewriter.level
-    depth = len(loops)
-    if not depth or OPS[op.name].terminator:
-        return None
-    target = depth
-    if OPS[op.name].pure:
-        if op.name not in DIVISIONS or _cannot_trap(op):
-            target = _invariant_level(op, level)
-    elif op.name == "memref.load":
-        target = _load_level(op, rewriter)
-    elif op.name in ("weft.assert", "weft.bounds"):
-        rewriter.stops += 1
-        rewriter.nothing_is_certain()
-    for result in op.results:
-        level[result] = target
-    if target == depth:
-        return None
-    loops[target].before.ops.append(op)
-    return op.results
+    def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value]:
+        copy = self.copy(op)
+        loops = self.loops
+        certain = [loop.certain for loop in loops]
+        stops = self.stops
+        is_loop = op.name in _LOOPS
+        if is_loop:
+            changed = [self.lookup(memref) for memref in self.writes[op]]
+            loops.append(_Loop(self.block, changed, _surely_runs(copy)))
+        for position, (old, new) in enumerate(zip(op.regions, copy.regions, strict=True)):
+            if op.name == "scf.if" or position == 1:  # the body of a while is not certain to run
+                self.nothing_is_certain()
+            for arg in new.args:
+                self.level[arg] = len(loops)
+            self.region(old, new)
+        if is_loop:
+            loops.pop()
+        if op.name == "scf.while" or self.stops != stops:
+            self.stops += 1
+            self.nothing_is_certain()
+        else:
+            for loop, before in zip(loops, certain, strict=True):
+                loop.certain = before
+        for result in copy.results:
+            self.level[result] = len(loops)
+        return self.append(copy).results
 
 
 def _invariant_level(op: Op, level: dict[Value, int]) -> int:
@@ -88,14 +113,14 @@ def _invariant_level(op: Op, level: dict[Value, int]) -> int:
 
 
 def _cannot_trap(op: Op) -> bool:
-    divisor = constant_of(op.operands[1])
+    divisor = constant_of(op.right)
     # The least integer divided by -1 traps as well.
     return divisor is not None and divisor not in (0, -1)
 
 
 def _load_level(op: Op, nest: _Nest) -> int:
     """How many loops a load must stay in."""
-    memref, target = op.operands[0], len(nest.loops)
+    memref, target = memory(op)[0], len(nest.loops)
     invariant = _invariant_level(op, nest.level)
     safe = _cannot_fault(op)
     while target > invariant:
@@ -109,55 +134,25 @@ def _load_level(op: Op, nest: _Nest) -> int:
 
 
 def _cannot_fault(op: Op) -> bool:
-    memref, *subscripts = op.operands
+    memref, subscripts, _ = memory(op)
     if not subscripts:
         return True
     if not is_local(memref):
         return False
-    assert isinstance(memref.type, MemRefType)
-    assert memref.type.shape is not None
+    shape = memref.memref.shape
+    assert shape is not None
     numbers = [constant_of(s) for s in subscripts]
     return all(
         number is not None and 0 <= number < extent
-        for number, extent in zip(numbers, memref.type.shape, strict=True)
+        for number, extent in zip(numbers, shape, strict=True)
     )
-
-
-def _around(op: Op, rewriter: Rewriter) -> Sequence[Value]:
-    assert isinstance(rewriter, _Nest)
-    copy = rewriter.copy(op)
-    loops = rewriter.loops
-    certain = [loop.certain for loop in loops]
-    stops = rewriter.stops
-    is_loop = op.name in _LOOPS
-    if is_loop:
-        changed = [rewriter.lookup(memref) for memref in rewriter.writes[op]]
-        loops.append(_Loop(rewriter.block, changed, _surely_runs(copy)))
-    for position, (old, new) in enumerate(zip(op.regions, copy.regions, strict=True)):
-        if op.name == "scf.if" or position == 1:  # the body of a while is not certain to run
-            rewriter.nothing_is_certain()
-        for arg in new.args:
-            rewriter.level[arg] = len(loops)
-        rewriter.region(old, new)
-    if is_loop:
-        loops.pop()
-    if op.name == "scf.while" or rewriter.stops != stops:
-        rewriter.stops += 1
-        rewriter.nothing_is_certain()
-    else:
-        for loop, before in zip(loops, certain, strict=True):
-            loop.certain = before
-    for result in copy.results:
-        rewriter.level[result] = len(loops)
-    return rewriter.append(copy).results
 
 
 def _surely_runs(loop: Op) -> bool:
     """True if the first region is entered at least once."""
     if loop.name == "scf.while":
         return True
-    dims = loop.attrs.get("dims", 1)
-    for lower, upper in zip(loop.operands[:dims], loop.operands[dims : 2 * dims], strict=True):
+    for lower, upper, _ in loop_of(loop).axes:
         first, last = constant_of(lower), constant_of(upper)
         if first is None or last is None or first >= last:
             return False

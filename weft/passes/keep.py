@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
-from weft.ir.types import MemRefType
+from weft.ir.views import For, memory
 from weft.passes.siblings import Numbers, blocks, is_dear, is_plain, siblings, touches
 
 
@@ -60,16 +60,15 @@ def _kept(block: Block, first: int, last: int, group: Sequence[int]) -> _Kept | 
     span = block.ops[first : last + 1]
     changed = {m for o in span for x, m in touches(o) if x.name != "memref.load"}
     numbers = Numbers(early, lambda m: m not in changed)
-    ops, iv = early.regions[0].ops, early.regions[0].args[0]
-    for store in late.regions[0].ops:
+    ops, iv = early.body.ops, For(early).index
+    for store in late.body.ops:
         if store.name != "memref.store":
             continue
-        _, memref, *at = store.operands
-        late_iv = late.regions[0].args[0]
+        memref, at, _ = memory(store)
+        late_iv = For(late).index
         if [x for o in span for x, m in touches(o) if m is memref] != [store]:
             continue
-        type = memref.type
-        assert isinstance(type, MemRefType)
+        type = memref.memref
         if type.layout not in ("contiguous", "unit") or at.count(late_iv) != 1:
             continue
         if at[-1] is not late_iv or any(_made_in(late, v) for v in at[:-1]):
@@ -79,7 +78,7 @@ def _kept(block: Block, first: int, last: int, group: Sequence[int]) -> _Kept | 
         equal = numbers.matched(late)
         values = set(equal.values())
         made = [o for o in ops if len(o.results) == 1 and o.result in values
-                and o.result.type is type.element and is_dear(o, early.regions[0])]  # fmt: skip
+                and o.result.type is type.element and is_dear(o, early.body)]  # fmt: skip
         if not made:
             continue
         maker = made[-1]
@@ -88,17 +87,17 @@ def _kept(block: Block, first: int, last: int, group: Sequence[int]) -> _Kept | 
             if first < place <= last:
                 loop = block.ops[place]
                 match = numbers.matched(loop)
-                body = loop.regions[0].ops
+                body = loop.body.ops
                 for o in body[: body.index(store)] if loop is late else body:
                     if o.results and match.get(o.results[0]) is maker.result:
-                        users[o] = loop.regions[0].args[0]
+                        users[o] = For(loop).index
         if users:
             return _Kept(maker, memref, at, late_iv, iv, users)
     return None
 
 
 def _made_in(loop: Op, value: Value) -> bool:
-    return value in loop.regions[0].args or value.owner in loop.regions[0].ops
+    return value in loop.body.args or value.owner in loop.body.ops
 
 
 def _before(block: Block, place: int, values: Sequence[Value]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.ir.core import Block, Function, Op, Value
-from weft.ir.writes import written_by
+from weft.ir.views import written_by
 
 
 def writes(function: Function) -> dict[Op, set[Value]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from weft.ir.builder import Builder, Rewriter
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import ScalarType, f32
+from weft.ir.types import f32
 
 # Beyond these powers of two, a divisor is scaled: neither its reciprocal nor the quotient then
 # leaves the range of normal numbers where the true quotient does not.
@@ -33,20 +33,18 @@ def reciprocal(function: Function) -> Function:
 def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if op.name != "scf.for":
         return None
-    body = op.regions[0]
+    body = op.body
     inside = {*body.args, *(v for o in body.ops if o.name != "arith.constant" for v in o.results)}
     found = [o for o in body.ops if o.name == "arith.divf"
-             and o.operands[0] in inside and o.operands[1] not in inside]  # fmt: skip
+             and o.left in inside and o.right not in inside]  # fmt: skip
     if not found:
         return None
     rewriter.span = op.span
-    divisors = dict.fromkeys(o.operands[1] for o in found)
+    divisors = dict.fromkeys(o.right for o in found)
     by = {y: _inverse(rewriter, rewriter.lookup(y)) for y in divisors}
     copy = rewriter.copy(op)
-    old, new = op.regions[0], copy.regions[0]
-    for before, after in zip(old.args, new.args, strict=True):
-        after.name = before.name
-        rewriter.replacement[before] = after
+    old, new = op.body, copy.body
+    rewriter.stand_for(old.args, new.args)
     with rewriter.at(new):
         for inner in old.ops:
             if inner in found:
@@ -62,8 +60,7 @@ def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
 
 def _inverse(b: Builder, y: Value) -> tuple[Value, Value, Value]:
     """A power of two, y times that, and the reciprocal of the product."""
-    type = y.type
-    assert isinstance(type, ScalarType)
+    type = y.scalar
     limit = _LIMITS["f32" if type is f32 else "f64"]
 
     def number(value: float) -> Value:
@@ -84,7 +81,5 @@ def _quotient(b: Builder, x: Value, scale: Value, y: Value, inverse: Value) -> V
     rest = b.op("math.fma", b.op("arith.negf", first), y, x)
     better = b.op("math.fma", rest, inverse, first)
     # A zero keeps its sign. NaN: x or y is not finite, or the quotient is not.
-    type = x.type
-    assert isinstance(type, ScalarType)
-    corrected = b.op("arith.cmpf", better, b.constant(0.0, type), predicate="one")
+    corrected = b.op("arith.cmpf", better, b.constant(0.0, x.scalar), predicate="one")
     return b.op("arith.select", corrected, better, first)

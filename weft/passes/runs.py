@@ -9,7 +9,7 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import index
-from weft.passes.constants import constant_of
+from weft.ir.views import For, If, Parallel, constant_of, is_constant
 
 SHORTEST = 16  # elements of a run, below which more loops cost more than the divisions did
 BLOCK = 8192  # iterations of the split index that threads take as one ...
@@ -50,12 +50,12 @@ class _Split:
 
 def _split(parallel: Op) -> _Split | None:
     """The innermost index along which quotients have runs, if there is one."""
-    dims, body = parallel.attrs["dims"], parallel.regions[0]
+    body, steps = parallel.body, Parallel(parallel).steps
     loops = any(op.name in ("scf.for", "scf.while") for op in walk(body))
-    for axis in reversed(range(dims)):
-        if axis < dims - 1 and loops:
+    for axis in reversed(range(len(steps))):
+        if axis < len(steps) - 1 and loops:
             return None
-        if constant_of(parallel.operands[2 * dims + axis]) == 1:
+        if is_constant(steps[axis], 1):
             divisions = _divisions(body, axis)
             if divisions:
                 return _Split(axis, divisions[:DEEPEST])
@@ -102,8 +102,8 @@ def _slope(op: Op, slopes: Sequence[int | None]) -> int | None:
 def _is_pure(value: Value, inside: set[Op], without: Sequence[Op]) -> bool:
     """Whether ``value`` is computed by pure operations, other than those of ``without``, from what
     comes from outside of the loop."""
-    owner = value.owner
-    if not isinstance(owner, Op) or owner not in inside:
+    owner = value.op
+    if owner is None or owner not in inside:
         return True
     if not OPS[owner.name].pure or owner.regions or owner in without:
         return False
@@ -116,24 +116,20 @@ class _Splitter(Rewriter):
         self.loop = parallel
         self.axis = split.axis
         self.divisions = split.divisions
-        self.index = parallel.regions[0].args[split.axis]
-        self.inside = set(parallel.regions[0].ops)
+        self.index = parallel.body.args[split.axis]
+        self.inside = set(parallel.body.ops)
 
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if op is not self.loop:
             return None
-        dims, axis = op.attrs["dims"], self.axis
-        lowers, uppers, steps = (
-            [self.lookup(v) for v in op.operands[k * dims : (k + 1) * dims]] for k in range(3)
-        )
+        axis = self.axis
+        lowers, uppers, steps = (list(map(self.lookup, vs)) for vs in Parallel(op).ranges)
         self.span = op.span
         inner = list(zip(lowers, uppers, steps, strict=True))[axis + 1 :]
         size = self.constant(NARROW_BLOCK if inner else BLOCK, index)
         new = self.parallel(lowers[: axis + 1], uppers[: axis + 1], [*steps[:axis], size])
-        body, block = op.regions[0], new.regions[0]
-        for before, after in zip(body.args[:axis], block.args, strict=False):
-            after.name = before.name
-            self.replacement[before] = after
+        body, block = op.body, new.body
+        self.stand_for(body.args[:axis], block.args[:axis])
         begin = block.args[axis]
         begin.name = "block"
         with self.at(block):
@@ -150,15 +146,15 @@ class _Splitter(Rewriter):
         memo: dict[Value, Value] = {self.index: self.constant(0, index)}
         shortest = self.constant(SHORTEST, index)
         for division in self.divisions:
-            length = self._copy(division.operands[1], memo)
+            length = self._copy(division.right, memo)
             enough = self.op("arith.cmpi", length, shortest, predicate="sge")
             long = enough if long is None else self.op("arith.andi", long, enough)
         assert long is not None
         choice = self.if_(long)
-        with self.at(choice.regions[0]):
+        with self.at(If(choice).then):
             self._runs(body, (begin, end), inner, self.divisions, memo)
             self.do("scf.yield")
-        with self.at(choice.regions[1]):
+        with self.at(If(choice).otherwise):
             self._loop(body, (begin, end), inner, {})
             self.do("scf.yield")
 
@@ -180,9 +176,9 @@ class _Splitter(Rewriter):
         top = self.op("arith.addi", self.op("arith.subi", end, one), start)
         last = self.op("arith.addi", self.op("arith.floordivsi", top, length), one)
         outer = self.for_(first, last, one)
-        outer.regions[0].args[0].name = "run"
-        with self.at(outer.regions[0]):
-            quotient = outer.regions[0].args[0]
+        with self.at(outer.body):
+            quotient = For(outer).index
+            quotient.name = "run"
             low = self.op("arith.subi", self.op("arith.muli", quotient, length), start)
             high = self.op("arith.addi", low, length)
             run = self.op("arith.maxsi", low, begin), self.op("arith.minsi", high, end)
@@ -193,8 +189,8 @@ class _Splitter(Rewriter):
         """``value`` computed in front of the loop."""
         if value in memo:
             return memo[value]
-        owner = value.owner
-        if not isinstance(owner, Op) or owner not in self.inside:
+        owner = value.op
+        if owner is None or owner not in self.inside:
             return self.lookup(value)
         operands = [self._copy(v, memo) for v in owner.operands]
         copy = Op(owner.name, operands, [value.type], dict(owner.attrs), None, owner.span)
@@ -221,10 +217,8 @@ class _Splitter(Rewriter):
             loop = self.for_(*levels[depth])
             if depth == len(levels) - 1:
                 loop.attrs["independent"] = True
-            induction, old = loop.regions[0].args[0], body.args[self.axis + depth]
-            induction.name = old.name
-            self.replacement[old] = induction
-            with self.at(loop.regions[0]):
+            self.stand_for([body.args[self.axis + depth]], [For(loop).index])
+            with self.at(loop.body):
                 level(depth + 1)
                 self.do("scf.yield")
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
-from weft.ir.types import MemRefType
-from weft.ir.writes import written_by
-from weft.passes.constants import key
+from weft.ir.views import For, accessed_by, memory
+from weft.passes.constants import identity
 
 # What takes many times longer than an addition.
 _CHEAP = {"math.absf", "math.absi", "math.floor", "math.ceil", "math.trunc", "math.roundeven",
@@ -20,17 +19,14 @@ def is_dear(op: Op, body: Block) -> bool:
     """Whether ``op``, in the ``body`` of a loop, is worth a load from a cache to avoid. A division
     by what does not change in the loop is not (see ``reciprocal``)."""
     if op.name == "arith.divf":
-        divisor = op.operands[1]
-        return divisor in body.args or divisor.owner in body.ops
+        return op.right in body.args or op.right.op in body.ops
     return op.name in _DEAR or (op.name.startswith("math.") and op.name not in _CHEAP)
 
 
 def touches(op: Op) -> Iterator[tuple[Op, Value]]:
     """Each operation in ``op``, itself included, that reads or writes memory, with the memref."""
     for inner in (op, *(o for region in op.regions for o in walk(region))):
-        if inner.name == "memref.load":
-            yield inner, inner.operands[0]
-        elif (memref := written_by(inner)) is not None:
+        if (memref := accessed_by(inner)) is not None:
             yield inner, memref
 
 
@@ -48,7 +44,7 @@ def siblings(block: Block) -> list[list[int]]:
     groups: dict[Hashable, list[int]] = {}
     for place, op in enumerate(block.ops):
         if op.name == "scf.for":
-            groups.setdefault(tuple(op.operands[:3]), []).append(place)
+            groups.setdefault(For(op).bounds, []).append(place)
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -76,34 +72,27 @@ class Numbers:
 
     def __init__(self, loop: Op, constant: Callable[[Value], bool]) -> None:
         self.constant = constant
-        self.iv = loop.regions[0].args[0]
+        self.iv = For(loop).index
         self.known: dict[Hashable, Value] = {}
-        for op in loop.regions[0].ops[:-1]:
-            identity = self._identity(op, {})
-            if identity is not None:
-                self.known.setdefault(identity, op.result)
+        for op in loop.body.ops[:-1]:
+            number = self._number(op, {})
+            if number is not None:
+                self.known.setdefault(number, op.result)
 
     def matched(self, loop: Op) -> dict[Value, Value]:
         """For values of ``loop``, those of the first loop that are equal."""
-        found = {loop.regions[0].args[0]: self.iv}
-        for op in loop.regions[0].ops[:-1]:
-            identity = self._identity(op, found)
-            value = self.known.get(identity) if identity is not None else None
+        found = {For(loop).index: self.iv}
+        for op in loop.body.ops[:-1]:
+            number = self._number(op, found)
+            value = self.known.get(number) if number is not None else None
             if value is not None:
                 found[op.result] = value
         return found
 
-    def _identity(self, op: Op, found: dict[Value, Value]) -> Hashable | None:
+    def _number(self, op: Op, found: dict[Value, Value]) -> Hashable | None:
         if op.regions or len(op.results) != 1:
             return None
-        read = op.name == "memref.load" and self.constant(op.operands[0])
+        read = op.name == "memref.load" and self.constant(memory(op)[0])
         if not (read or OPS[op.name].pure):
             return None
-        if isinstance(op.result.type, MemRefType):
-            return None
-        if not op.operands:
-            return op.name, key(op.attrs["value"], op.result.type)
-        operands = [found.get(v, v) for v in op.operands]
-        if OPS[op.name].commutative and id(operands[0]) > id(operands[1]):
-            operands = [operands[1], operands[0], *operands[2:]]
-        return op.name, op.result.type.name, *operands, *op.attrs.values()
+        return identity(op, [found.get(v, v) for v in op.operands])

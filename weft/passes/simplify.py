@@ -10,8 +10,9 @@ from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.trips import NUMBERS, trip_count
 from weft.ir.types import ScalarType, Type
+from weft.ir.views import For, If, Number, constant_of
 from weft.passes.algebra import RULES
-from weft.passes.constants import Number, canonical, constant_of, fold, key
+from weft.passes.constants import canonical, fold, key
 
 
 def simplify(function: Function) -> Function:
@@ -72,7 +73,7 @@ def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
 
 def _better(op: Op, rewriter: Rewriter) -> Value | None:
     """A value equal to the result of the pure operation ``op``, or None."""
-    operands = op.operands
+    operands = op.operands  # which may change places, in ``op``
     if op.name == "arith.constant":
         return rewriter.constant(op.attrs["value"], op.result.type)  # type: ignore[arg-type]
     right = constant_of(operands[-1]) if operands else None
@@ -82,23 +83,23 @@ def _better(op: Op, rewriter: Rewriter) -> Value | None:
             value = fold(op, values)  # type: ignore[arg-type]
             if value is not None:
                 return rewriter.constant(value, op.result.type)  # type: ignore[arg-type]
-    elif len(operands) == 2 and OPS[op.name].commutative and constant_of(operands[0]) is not None:
+    elif len(operands) == 2 and OPS[op.name].commutative and constant_of(op.left) is not None:
         operands.reverse()
-        right = constant_of(operands[1])
+        right = constant_of(op.right)
     rules = RULES.get(op.name)
     if rules is not None:
         for rule in rules:
-            value = rule(op, operands, right, rewriter)
+            value = rule(op, right, rewriter)
             if value is not None:
                 return value
     return None
 
 
 def _never_fails(op: Op) -> bool:
-    first = constant_of(op.operands[0])
+    first, *more = map(constant_of, op.operands)
     if op.name == "weft.assert":
         return first is True
-    extent = constant_of(op.operands[1])
+    (extent,) = more
     return first is not None and extent is not None and 0 <= first < extent
 
 
@@ -108,29 +109,29 @@ def _merged_branches(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if len(then.ops) > 1 or len(otherwise.ops) > 1:
         return None
     pairs = zip(then.terminator.operands, otherwise.terminator.operands, strict=True)
-    return [a if a is b else rewriter.op("arith.select", op.operands[0], a, b) for a, b in pairs]
+    return [a if a is b else rewriter.op("arith.select", If(op).condition, a, b) for a, b in pairs]
 
 
 def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if op.name == "scf.if":
-        condition = constant_of(rewriter.lookup(op.operands[0]))
-        return None if condition is None else rewriter.inline(op.regions[0 if condition else 1], ())
+        known = constant_of(rewriter.lookup(If(op).condition))
+        taken = If(op).then if known else If(op).otherwise
+        return None if known is None else rewriter.inline(taken, ())
     return _for(op, rewriter) if op.name == "scf.for" else None
 
 
 def _for(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-    lower, upper, step, *inits = map(rewriter.lookup, op.operands)
-    body = op.regions[0]
+    lower, upper, step = bounds = [rewriter.lookup(v) for v in For(op).bounds]
+    inits = [rewriter.lookup(v) for v in For(op).inits]
     trips = _trips(lower, upper, step)
     if trips == 0:
         return inits
     if trips == 1:
-        return rewriter.inline(body, [lower, *inits])
-    yielded = body.terminator.operands
-    kept = [k for k, arg in enumerate(body.args[1:]) if yielded[k] is not arg]
+        return rewriter.inline(op.body, [lower, *inits])
+    kept = [k for k, (arg, _, end, _) in enumerate(For(op).rows) if end is not arg]
     if len(kept) == len(inits):
         return None
-    return _with_fewer_carried(op, kept, [lower, upper, step, *inits], rewriter)
+    return _with_fewer_carried(op, kept, bounds, inits, rewriter)
 
 
 def _trips(lower: Value, upper: Value, step: Value) -> int | None:
@@ -146,18 +147,18 @@ def _trips(lower: Value, upper: Value, step: Value) -> int | None:
 
 
 def _with_fewer_carried(
-    op: Op, kept: list[int], operands: list[Value], rewriter: Rewriter
+    op: Op, kept: list[int], bounds: list[Value], inits: list[Value], rewriter: Rewriter
 ) -> list[Value]:
     """The loop ``op`` that carries ``kept`` only: the others always have their initial values."""
-    body, inits = op.regions[0], operands[3:]
+    body = op.body
     carried = [inits[k] for k in kept]
     types = [v.type for v in carried]
     block = Block([body.args[0].type, *types])
-    new = Op("scf.for", [*operands[:3], *carried], types, dict(op.attrs), [block], op.span)
+    new = Op("scf.for", [*bounds, *carried], types, dict(op.attrs), [block], op.span)
     inside, results = list(inits), list(inits)
     for position, k in enumerate(kept):
-        inside[k] = block.args[position + 1]
-        inside[k].name = body.args[k + 1].name
+        inside[k] = For(new).carried[position]
+        inside[k].name = For(op).carried[k].name
         results[k] = new.results[position]
     block.args[0].name = body.args[0].name
     with rewriter.at(block):

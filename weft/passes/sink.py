@@ -7,6 +7,7 @@ from collections.abc import Collection
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
+from weft.ir.views import For, memory
 from weft.passes.siblings import Numbers, blocks, is_dear, is_plain, same_place, siblings, touches
 
 _LONGEST = 16  # operations that are computed again in place of a load
@@ -43,54 +44,53 @@ def _first(function: Function) -> tuple[Op, Op, list[Op], Op] | None:
 
 def _between(block: Block, early: int, late: int) -> tuple[Op, Op, list[Op], Op] | None:
     first, last = block.ops[early], block.ops[late]
-    ops = first.regions[0].ops
+    ops = first.body.ops
     for store in ops:
         if store.name != "memref.store":
             continue
-        _, memref, *at = store.operands
+        memref, at, (value,) = memory(store)
         own = [o for o, m in touches(first) if m is memref and o is not store]
-        iv, later_iv = first.regions[0].args[0], last.regions[0].args[0]
+        iv, later_iv = For(first).index, For(last).index
         before = ops[: ops.index(store)]
-        if any(o not in before or o.name != "memref.load" or o.operands[1:] != at for o in own):
+        if any(o not in before or o.name != "memref.load" or memory(o)[1] != at for o in own):
             continue
         if any(m is memref for o in block.ops[early + 1 : late] for _, m in touches(o)):
             continue
         later = [o for o, m in touches(last) if m is memref]
         if [o.name for o in later] != ["memref.load", "memref.store"]:
             continue
-        if any(o not in last.regions[0].ops for o in later):
+        if any(o not in last.body.ops for o in later):
             continue
-        if any(v.owner in ops for v in at) or not (
-            same_place(at, iv, later[0].operands[1:], later_iv)
-            and same_place(at, iv, later[1].operands[2:], later_iv)
+        if any(v.owner in ops for v in at) or not all(
+            same_place(at, iv, memory(o)[1], later_iv) for o in later
         ):
             continue
         changed = {m for o in block.ops[early : late + 1] for x, m in touches(o)
                    if x.name != "memref.load"} - {memref}  # fmt: skip
-        needed = _needed(store.operands[0], first, changed)
+        needed = _needed(value, first, changed)
         if needed is None:
             continue
         there = set(Numbers(last, lambda m, c=changed: m not in c).matched(first))
         again = [o for o in needed if o.result not in there]
-        if len(again) <= _LONGEST and not any(is_dear(o, first.regions[0]) for o in again):
+        if len(again) <= _LONGEST and not any(is_dear(o, first.body) for o in again):
             return store, later[0], needed, last
     return None
 
 
 def _needed(value: Value, loop: Op, changed: Collection[Value]) -> list[Op] | None:
     """The operations in the body of ``loop`` that compute ``value``; None if no other loop can."""
-    body = loop.regions[0]
+    body = loop.body
     found: set[Op] = set()
     waiting = [value]
     while waiting:
         v = waiting.pop()
-        if v in body.args[1:]:
+        if v in For(loop).carried:
             return None
-        op = v.owner
-        if not isinstance(op, Op) or op not in body.ops or op in found:
+        op = v.op
+        if op is None or op not in body.ops or op in found:
             continue
         if op.regions or not (
-            OPS[op.name].pure or (op.name == "memref.load" and op.operands[0] not in changed)
+            OPS[op.name].pure or (op.name == "memref.load" and memory(op)[0] not in changed)
         ):
             return None
         found.add(op)
@@ -102,7 +102,7 @@ class _Sinker(Rewriter):
     def __init__(self, stored: Op, loaded: Op, needed: list[Op], loop: Op) -> None:
         super().__init__(lambda op, rewriter: None)
         self.stored, self.loaded, self.needed = stored, loaded, needed
-        self.iv = loop.regions[0].args[0]
+        self.iv = For(loop).index
 
     def rewrite(self, op: Op) -> None:
         if op is self.stored:
@@ -110,8 +110,8 @@ class _Sinker(Rewriter):
         if op is not self.loaded:
             super().rewrite(op)
             return
-        value, _, *at = self.stored.operands
-        early = next(v for v, w in zip(at, op.operands[1:], strict=True) if w is self.iv)
+        _, at, (value,) = memory(self.stored)
+        early = next(v for v, w in zip(at, memory(op)[1], strict=True) if w is self.iv)
         saved = dict(self.replacement)
         self.replacement[early] = self.lookup(self.iv)
         for inner in self.needed:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import ScalarType
-from weft.passes.constants import canonical, constant_of
+from weft.ir.views import constant_of, is_constant
+from weft.passes.constants import canonical
 
 
 def strength(function: Function) -> Function:
@@ -44,31 +44,30 @@ def _exponent(value: Value) -> int | None:
 
 
 def _divide(op: Op, rewriter: Rewriter) -> Value | None:
-    k = _exponent(op.operands[1])
+    k = _exponent(op.right)
     if k is None:
         return None
     shift = "arith.shrsi" if op.name == "arith.floordivsi" else "arith.shrui"
-    return rewriter.op(shift, op.operands[0], _constant(k, op, rewriter))
+    return rewriter.op(shift, op.left, _constant(k, op, rewriter))
 
 
 def _remainder(op: Op, rewriter: Rewriter) -> Value | None:
-    k = _exponent(op.operands[1])
-    return None if k is None else _mask(op.operands[0], k, op, rewriter)
+    k = _exponent(op.right)
+    return None if k is None else _mask(op.left, k, op, rewriter)
 
 
 def _modulo(op: Op, rewriter: Rewriter) -> Value | None:
     """x - 2**k * (x // 2**k), after the division has become a shift."""
-    x, product = op.operands
-    if not isinstance(product.owner, Op) or product.owner.name != "arith.muli":
+    product = op.right.op
+    if product is None or product.name != "arith.muli":
         return None
-    quotient, factor = product.owner.operands
-    k = _exponent(factor)
-    shift = quotient.owner
-    if k is None or not isinstance(shift, Op) or shift.name not in ("arith.shrsi", "arith.shrui"):
+    k = _exponent(product.right)
+    shift = product.left.op
+    if k is None or shift is None or shift.name not in ("arith.shrsi", "arith.shrui"):
         return None
-    if shift.operands[0] is not x or constant_of(shift.operands[1]) != k:
+    if shift.left is not op.left or not is_constant(shift.right, k):
         return None
-    return _mask(x, k, op, rewriter)
+    return _mask(op.left, k, op, rewriter)
 
 
 def _mask(x: Value, k: int, op: Op, rewriter: Rewriter) -> Value:
@@ -76,8 +75,7 @@ def _mask(x: Value, k: int, op: Op, rewriter: Rewriter) -> Value:
 
 
 def _constant(number: int, op: Op, rewriter: Rewriter) -> Value:
-    type = op.results[0].type
-    assert isinstance(type, ScalarType)
+    type = op.result.scalar
     return rewriter.constant(canonical(number, type), type)
 
 

@@ -11,8 +11,7 @@ from weft.index.races import compatible, proven_apart
 from weft.index.relation import Budget
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import MemRefType
-from weft.passes.constants import constant_of
+from weft.ir.views import Parallel, is_constant, memory
 
 log = logging.getLogger("weft.races")
 
@@ -95,21 +94,16 @@ class _Toucher(Rewriter):
         if op is not self.loop or not self.watched:
             return None
         self.span = op.span
-        dims, body = op.attrs["dims"], op.regions[0]
-        lowers, uppers, steps = (
-            [self.lookup(v) for v in op.operands[k * dims : (k + 1) * dims]] for k in range(3)
-        )
+        lowers, uppers, steps = (list(map(self.lookup, vs)) for vs in Parallel(op).ranges)
         bounds = zip(lowers, uppers, steps, strict=True)
         counts = [self.trip_count(*triple) for triple in bounds]
         self.space = [v for t in zip(lowers, steps, counts, strict=True) for v in t]
         copy = self.copy(op)
-        new = copy.regions[0]
-        for before, after in zip(body.args, new.args, strict=True):
-            after.name = before.name
-            self.replacement[before] = after
+        new = copy.body
+        self.stand_for(op.body.args, new.args)
         with self.at(new):
             self.iteration = self._number(new.args, lowers, steps, counts)
-            for inside in body.ops:
+            for inside in op.body.ops:
                 self.rewrite(inside)
         return self.append(copy).results
 
@@ -119,8 +113,8 @@ class _Toucher(Rewriter):
         """The number of an iteration, counted in row-major order."""
         number: Value | None = None
         for iv, lower, step, count in zip(ivs, lowers, steps, counts, strict=True):
-            k = iv if constant_of(lower) == 0 else self.op("arith.subi", iv, lower)
-            k = k if constant_of(step) == 1 else self.op("arith.floordivsi", k, step)
+            k = iv if is_constant(lower, 0) else self.op("arith.subi", iv, lower)
+            k = k if is_constant(step, 1) else self.op("arith.floordivsi", k, step)
             if number is not None:
                 k = self.op("arith.addi", self.op("arith.muli", number, count), k)
             number = k
@@ -133,8 +127,7 @@ class _Toucher(Rewriter):
             return
         assert self.iteration is not None
         memref = self.lookup(access.memref)
-        assert isinstance(memref.type, MemRefType)
-        subscripts = op.operands[len(op.operands) - memref.type.rank :]
+        _, subscripts, _ = memory(op)
         own = kind_of(access)
         against = tuple(
             place

@@ -30,7 +30,8 @@ from weft.index.access import Access, accesses
 from weft.index.expression import Dim
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType
-from weft.ir.writes import accessed_by, written
+from weft.ir.views import accessed_by
+from weft.ir.writes import written
 from weft.options import Options
 from weft.passes.forward import forward as forwarded_loads
 from weft.pytorch import overwriting, workspaces

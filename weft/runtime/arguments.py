@@ -30,8 +30,7 @@ class Arguments:
                 word = _WORD.unpack_from(slots, 8 * k)[0]
                 self.views[slot.arg][slot.kind == "stride"].append(word)
         for arg, (sizes, strides) in self.views.items():
-            type = function.args[arg].type
-            assert isinstance(type, MemRefType)
+            type = function.args[arg].memref
             self.types[arg] = type
             if type.layout == "unit" and sizes:
                 strides.append(1)

@@ -16,6 +16,7 @@ import torch
 from weft.errors import KernelValueError
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
+from weft.ir.views import memory, written_by
 from weft.runtime import cpu
 from weft.source import Span
 
@@ -73,13 +74,16 @@ def _unordered(function: Function) -> Iterator[Value]:
     for loop in walk(function.body):
         if loop.name != "scf.parallel":
             continue
-        for op in walk(loop.regions[0]):
-            if op.name == "memref.atomic_cas" and op.operands[2] in arguments:
-                yield op.operands[2]
-            elif op.name == "memref.atomic_rmw" and op.operands[1] in arguments:
-                apart = {*loop.regions[0].args} <= {*op.operands[2:]}
-                if op.attrs["atomic"] and not apart and (_is_rounded(op) or op.result in used):
-                    yield op.operands[1]
+        for op in walk(loop.body):
+            if written_by(op) not in arguments or op.name == "memref.store":
+                continue
+            memref, subscripts, _ = memory(op)
+            if op.name == "memref.atomic_cas" or (
+                op.attrs["atomic"]
+                and not {*loop.body.args} <= {*subscripts}
+                and (_is_rounded(op) or op.result in used)
+            ):
+                yield memref
 
 
 def _is_rounded(op: Op) -> bool:

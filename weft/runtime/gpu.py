@@ -44,7 +44,6 @@ from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
 from weft.ir.core import Function
-from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime import build, cuda, native, record
 from weft.runtime.arguments import Arguments
@@ -543,8 +542,7 @@ class Call:
         assert mapping is not None
         if mapping.private < 0:
             return 0
-        type = self.compiled.function.args[mapping.private].type
-        assert isinstance(type, MemRefType)
+        type = self.compiled.function.args[mapping.private].memref
         count = 1
         for k, slot in enumerate(self.facts.slots):
             if slot.kind == "size" and slot.arg == mapping.private:

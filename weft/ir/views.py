@@ -1,0 +1,256 @@
+"""Views of operations: which operand or region means what is known here, and nowhere else.
+
+A view costs one small object and keeps nothing: make it where it is needed. ``split`` cuts what is
+listed as an operation's operands are (names of LLVM IR, values of the interpreter) likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from weft.ir.core import Block, Op, Value
+from weft.ir.ops import MEMREF_AT
+
+T = TypeVar("T")
+Number = bool | int | float
+
+
+class View:
+    __slots__ = ("op",)
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+
+
+class Parallel(View):
+    """``scf.parallel``."""
+
+    __slots__ = ()
+
+    @property
+    def dims(self) -> int:
+        return self.op.attrs["dims"]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The combiner of each reduction."""
+        return self.op.attrs["kinds"]
+
+    @property
+    def lowers(self) -> list[Value]:
+        return self.op.operands[: self.dims]
+
+    @property
+    def uppers(self) -> list[Value]:
+        return self.op.operands[self.dims : 2 * self.dims]
+
+    @property
+    def steps(self) -> list[Value]:
+        return self.op.operands[2 * self.dims : 3 * self.dims]
+
+    @property
+    def inits(self) -> list[Value]:
+        """What each reduction starts from."""
+        return self.op.operands[3 * self.dims :]
+
+    @property
+    def ranges(self) -> tuple[list[Value], list[Value], list[Value]]:
+        """Lower bounds, upper bounds and steps."""
+        return self.lowers, self.uppers, self.steps
+
+    @property
+    def axes(self) -> list[tuple[Value, Value, Value]]:
+        """Lower bound, upper bound and step of each axis."""
+        return list(zip(*self.ranges, strict=True))
+
+    @property
+    def indices(self) -> list[Value]:
+        return self.op.body.args
+
+    @property
+    def contributions(self) -> list[Value]:
+        """What an iteration hands to each reduction."""
+        return self.op.body.terminator.operands
+
+    def split(self, listed: Sequence[T]) -> tuple[Sequence[T], ...]:
+        """The lower bounds, upper bounds, steps and initial values among ``listed``."""
+        n = self.dims
+        return listed[:n], listed[n : 2 * n], listed[2 * n : 3 * n], listed[3 * n :]
+
+
+class For(View):
+    """``scf.for``."""
+
+    __slots__ = ()
+
+    @property
+    def lower(self) -> Value:
+        return self.op.operands[0]
+
+    @property
+    def upper(self) -> Value:
+        return self.op.operands[1]
+
+    @property
+    def step(self) -> Value:
+        return self.op.operands[2]
+
+    @property
+    def bounds(self) -> tuple[Value, Value, Value]:
+        """Lower bound, upper bound, step."""
+        lower, upper, step = self.op.operands[:3]
+        return lower, upper, step
+
+    @property
+    def inits(self) -> list[Value]:
+        return self.op.operands[3:]
+
+    @property
+    def axes(self) -> list[tuple[Value, Value, Value]]:
+        return [self.bounds]
+
+    @property
+    def index(self) -> Value:
+        return self.op.body.args[0]
+
+    @property
+    def indices(self) -> list[Value]:
+        return [self.index]
+
+    @property
+    def carried(self) -> list[Value]:
+        """The carried values at the start of an iteration."""
+        return self.op.body.args[1:]
+
+    @property
+    def yielded(self) -> list[Value]:
+        """The carried values at its end."""
+        return self.op.body.terminator.operands
+
+    @property
+    def rows(self) -> list[tuple[Value, Value, Value, Value]]:
+        """Of each carried value: at the start of an iteration, at first, at an iteration's end, at
+        last."""
+        return list(zip(self.carried, self.inits, self.yielded, self.op.results, strict=True))
+
+
+def loop_of(op: Op) -> Parallel | For:
+    """The view of a loop over indices."""
+    return Parallel(op) if op.name == "scf.parallel" else For(op)
+
+
+class If(View):
+    """``scf.if``."""
+
+    __slots__ = ()
+
+    @property
+    def condition(self) -> Value:
+        return self.op.operands[0]
+
+    @property
+    def then(self) -> Block:
+        return self.op.regions[0]
+
+    @property
+    def otherwise(self) -> Block:
+        return self.op.regions[1]
+
+    def arms(self, place: int) -> tuple[Value, Value]:
+        """Between what result ``place`` is chosen."""
+        return self.then.terminator.operands[place], self.otherwise.terminator.operands[place]
+
+
+class While(View):
+    """``scf.while``."""
+
+    __slots__ = ()
+
+    @property
+    def before(self) -> Block:
+        """What computes the condition."""
+        return self.op.regions[0]
+
+    @property
+    def after(self) -> Block:
+        """What follows where it holds."""
+        return self.op.regions[1]
+
+    @property
+    def condition(self) -> Value:
+        return self.before.terminator.operands[0]
+
+    @property
+    def handed(self) -> list[Value]:
+        """What ``before`` hands on, to ``after`` or as results."""
+        return self.before.terminator.operands[1:]
+
+
+# -- values
+
+
+def constant_of(value: Value) -> Number | None:
+    """The number that ``value`` is a constant of, or None."""
+    owner = value.owner
+    if isinstance(owner, Op) and owner.name == "arith.constant":
+        return owner.attrs["value"]
+    return None
+
+
+def is_constant(value: Value, number: Number) -> bool:
+    """Whether ``value`` is written as ``number``."""
+    return constant_of(value) == number
+
+
+# -- memory
+
+
+def memory(op: Op) -> tuple[Value, list[Value], list[Value]]:
+    """Of a load, store or atomic operation: memref, subscripts, and the values that it brings."""
+    return split_access(op, op.operands)
+
+
+def split_access(op: Op, listed: list[T]) -> tuple[T, list[T], list[T]]:
+    """The memref, the subscripts and the values among ``listed``."""
+    place = MEMREF_AT[op.name]
+    return listed[place], listed[place + 1 :], listed[:place]
+
+
+def accessed_by(op: Op) -> Value | None:
+    """The memref that ``op`` itself (not what is inside it) loads from or writes to."""
+    place = MEMREF_AT.get(op.name)
+    return None if place is None else op.operands[place]
+
+
+def written_by(op: Op) -> Value | None:
+    """The memref that ``op`` itself writes."""
+    return None if op.name == "memref.load" else accessed_by(op)
+
+
+def redirected(op: Op, memref: Value) -> None:
+    """Lets ``op``, which loads or writes, access ``memref``. It is changed in place."""
+    op.operands[MEMREF_AT[op.name]] = memref
+
+
+class Touch(View):
+    """``weft.touch``."""
+
+    __slots__ = ()
+
+    @property
+    def memref(self) -> Value:
+        return self.op.operands[0]
+
+    @property
+    def rank(self) -> int:
+        return self.memref.memref.rank
+
+    def split(self, listed: Sequence[T]) -> tuple[T, Sequence[T], Sequence[T]]:
+        """The iteration, the subscripts, and all behind the iteration, among ``listed``."""
+        return listed[1], listed[2 : 2 + self.rank], listed[2:]
+
+
+def reported(op: Op) -> list[Value]:
+    """The values that ``op``, a check, gives to the error where it fails."""
+    return op.operands if op.name == "weft.bounds" else op.operands[1:]

@@ -1,18 +1,16 @@
 """Kernels for CUDA, run on this machine: a thread of the grid is a call of its code.
 
 The LLVM IR of a kernel is compiled for the host with the registers that name a thread read from
-memory. Kernels without barriers run one thread after the other; those with barriers and shuffles
-run the threads of a block as threads of the host, which wait for each other. Slow, and exact: what
-a GPU would compute, but for the rounding of its mathematics. Races between threads stay unseen.
+memory, the threads of a block one after the other (``fibers.py``); where there are barriers and
+shuffles, up to the next one. Exact: what a GPU would compute, but for the rounding of its
+mathematics. Races between threads stay unseen.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import re
 import struct
-import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -20,9 +18,9 @@ import llvmlite.binding as llvm
 import torch
 
 import weft
+from tests.cuda import fibers
 from weft.codegen import cuda as backend
 from weft.codegen import libraries
-from weft.codegen.cpu import machine
 from weft.codegen.launching import Variant
 from weft.runtime import gpu
 from weft.runtime.cuda import Module
@@ -104,108 +102,25 @@ def host_text(text: str) -> str:
     return text + support
 
 
-class _Block:
-    """The threads of a block that runs: what they exchange, and where they wait."""
-
-    def __init__(self, threads: int) -> None:
-        self.values = [0] * threads
-        self.barrier = threading.Barrier(threads)
-        self.groups: dict[tuple[int, int], threading.Barrier] = {}  # by warp and mask of its lanes
-        self.lock = threading.Lock()
-
-    def meet(self, number: int, mask: int) -> None:
-        """Waits for the lanes of ``mask`` in the warp of thread ``number``."""
-        mask &= (1 << 32) - 1
-        assert mask >> number % 32 & 1, "a lane waits with others than itself"
-        lanes = min(mask.bit_count(), len(self.values) - number // 32 * 32)
-        with self.lock:
-            barrier = self.groups.setdefault((number // 32, mask), threading.Barrier(lanes))
-        barrier.wait(timeout=60)
-
-
-_blocks: dict[int, tuple[_Block, int]] = {}  # by the address of a thread's context
-
-
-def _barrier(context: int) -> None:
-    _blocks[context][0].barrier.wait()
-
-
-def _exchange(context: int, mask: int, value: int, offset: int) -> int:
-    block, number = _blocks[context]
-    assert mask >> (number % 32 ^ offset) & 1, "the other lane takes no part"
-    block.values[number] = value
-    block.meet(number, mask)
-    taken = block.values[number ^ offset]
-    block.meet(number, mask)
-    return taken
-
-
-def _meeting(context: int, mask: int) -> None:
-    block, number = _blocks[context]
-    block.meet(number, mask)
-
-
-_exchange_callback = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int
-)(_exchange)
-_meeting_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(_meeting)
-_barrier_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_barrier)
-_jit: list[Any] = []
-
-
 class Function:
     """One function of a kernel, callable for one thread."""
 
     def __init__(self, text: str, name: str) -> None:
         libraries.load()
-        if not _jit:
-            _jit.append(
-                llvm.create_lljit_compiler(machine(), use_jit_link=False, suppress_errors=False)
-            )
         self.waits = (
             re.search(r"emulated_(barrier|exchange|meeting)\(ptr %context", text) is not None
         )
+        text += fibers.trampoline(text, name)
         builder = llvm.JITLibraryBuilder().add_ir(text).add_current_process()
-        for symbol, callback in (("emulated_barrier", _barrier_callback),
-                                 ("emulated_exchange", _exchange_callback),
-                                 ("emulated_meeting", _meeting_callback)):  # fmt: skip
-            builder.import_symbol(symbol, ctypes.cast(callback, ctypes.c_void_p).value)
-        builder.export_symbol(name)
-        self.tracker = builder.link(_jit[0], f"emulated.{next(_numbers)}")
-        self.address = self.tracker[name]
+        for symbol, address in fibers.addresses().items():
+            builder.import_symbol(symbol, address)
+        builder.export_symbol(f"{name}.call")
+        self.tracker = builder.link(fibers.jit(), f"emulated.{next(_numbers)}")
+        self.address = self.tracker[f"{name}.call"]
 
-    def run(
-        self, grid: tuple[int, ...], block: tuple[int, ...], kinds: list[str], data: bytes
-    ) -> None:
-        """All threads of a grid. ``kinds`` says of each word of ``data`` whether it is a double."""
-        types = [ctypes.c_double if kind == "float" else ctypes.c_int64 for kind in kinds]
-        values = [struct.unpack_from("<d" if kind == "float" else "<q", data, 8 * k)[0]
-                  for k, kind in enumerate(kinds)]  # fmt: skip
-        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *types)(self.address)
-        for place in itertools.product(*(range(n) for n in reversed(grid))):
-            self._block(call, values, grid, block, place[::-1])
-
-    def _block(self, call: Any, values: list[Any], grid: Any, block: Any, place: Any) -> None:
-        contexts = [
-            (ctypes.c_int * 12)(*thread[::-1], *block, *place, *grid)
-            for thread in itertools.product(*(range(n) for n in reversed(block)))
-        ]
-        if not self.waits:
-            for context in contexts:
-                call(ctypes.addressof(context), *values)
-            return
-        shared = _Block(len(contexts))
-        for number, context in enumerate(contexts):
-            _blocks[ctypes.addressof(context)] = (shared, number)
-        threads = [
-            threading.Thread(target=call, args=(ctypes.addressof(c), *values)) for c in contexts
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for context in contexts:
-            del _blocks[ctypes.addressof(context)]
+    def run(self, grid: tuple[int, ...], block: tuple[int, ...], data: bytes) -> None:
+        """All threads of a grid."""
+        fibers.run(self.address, grid, block, data, waits=self.waits)
 
 
 class Emulated(gpu.GpuCompiled):
@@ -243,9 +158,7 @@ class EmulatedCall(gpu.Call):
         return chosen
 
     def _run(self, launch: gpu.Launch, function: Function, block: bytes) -> None:
-        kinds = [slot.kind for slot in self.facts.slots] + ["pointer", "int"]
-        kinds += ["int"] * (len(block) // 8 - len(kinds))
-        function.run(launch.grid, launch.block, kinds, block)
+        function.run(launch.grid, launch.block, block)
 
     def _checked(self, launch: gpu.Launch, slots: bytes) -> None:
         record = torch.zeros(gpu.RECORD_WORDS, dtype=torch.int64)

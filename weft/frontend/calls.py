@@ -7,10 +7,12 @@ is not there is a plain Python function, which is inlined, or refused.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import math
 import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,7 +92,7 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         given, named = _arguments(cx, node), _keywords(cx, node)
         takes, shown = signatures.FUNCTIONS[name], ast.unparse(node.func)
         return handler(cx, node, signatures.bind(takes, shown, given, named, span))
-    return _inlined(cx, node, target, span)
+    return _inlined(cx, node, function, span)
 
 
 def _arguments(cx: Lowering, node: ast.Call) -> list[Operand]:
@@ -123,8 +125,22 @@ def _keywords(cx: Lowering, node: ast.Call) -> dict[str, Operand]:
     return named
 
 
-def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
-    receiver: list[Operand] = []
+def _held(made: Static, name: str, place: int | str) -> Static:
+    """An argument that ``made``, a ``functools.partial``, holds."""
+    source = made.read
+    value = getattr(made.value, name)[place]
+    if source is None:
+        return Static(value)
+
+    def read(args: Sequence[Any]) -> Any:
+        with contextlib.suppress(AttributeError, LookupError):  # another function, at a later call
+            return getattr(source(args), name)[place]
+
+    return Static(value, (*made.key, name, place), read)
+
+
+def _inlined(cx: Lowering, node: ast.Call, function: Static, span: Span) -> Operand:
+    target, receiver = function.value, list[Operand]()
     arguments = _arguments(cx, node)
     if (
         any(target is f for f in _OF_CONSTANTS)
@@ -140,8 +156,8 @@ def _inlined(cx: Lowering, node: ast.Call, target: Any, span: Span) -> Operand:
     named: dict[str, Operand] = {}
     while isinstance(target, functools.partial):
         cx.guards.append(Guard(target, "keywords", target.keywords))
-        receiver = [*map(Static, target.args), *receiver]
-        named = {**{k: Static(v) for k, v in target.keywords.items()}, **named}
+        receiver = [*(_held(function, "args", k) for k in range(len(target.args))), *receiver]
+        named = {**{k: _held(function, "keywords", k) for k in target.keywords}, **named}
         target = target.func
     if isinstance(target, types.MethodType):
         receiver = [Static(target.__self__), *receiver]

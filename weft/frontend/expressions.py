@@ -114,14 +114,15 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
                                   help="check the spelling")  # fmt: skip
         where = place_of(owner, x.key, name)
         if isinstance(value, torch.Tensor) or where in cx.region.varying:
-            read = lambda args: getattr(source(args) if source else owner, name)  # noqa: E731
+            # None of an object of another class, at a later call, whose loop does not ask for it.
+            read = lambda args: getattr(source(args) if source else owner, name, None)  # noqa: E731
             return cx.reached(name, Static(value, where, read))
         if not known:
             cx.guards.append(Guard(owner, name, value, where=where))
         if isinstance(value, Elementwise):
             return vector(value)
         if x.key and source:
-            return Static(value, (*x.key, name), lambda args: getattr(source(args), name))
+            return Static(value, (*x.key, name), lambda args: getattr(source(args), name, None))
         return Static(value)
     if isinstance(x, Tensor):
         if name == "shape":

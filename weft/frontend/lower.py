@@ -171,6 +171,8 @@ class Lowering:
     def reached(self, name: str, found: Static) -> Operand:
         """The argument that is the tensor, or varying number, ``found``. Raises ``TensorReached``
         if there is none."""
+        if not found.key:  # guards hold the object that it was found in
+            found = Static(found.value, ("object", id(found.value)), lambda _: found.value)
         for arg in self.region.args:
             if self._key(arg) == found.key:
                 return self.operands[arg.name]

@@ -13,6 +13,20 @@ from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from weft.errors import SourceUnavailableError
+from weft.frontend.callees import (
+    STORING_METHODS,
+    Objects,
+    applied,
+    attributes,
+    called,
+    functions,
+    inplace,
+    items,
+    known,
+    schemas,
+    stores,
+    union,
+)
 from weft.frontend.names import MISSING, Scope, bound_names, is_known, root_name
 from weft.lang.vectors import Matrix, Vector
 from weft.source import enclosed_function, read_function
@@ -35,10 +49,13 @@ VIEWS = frozenset(
      "positive", "resolve_conj", "resolve_neg", "to_torch", "get", "pop", "values", "items"}
 )  # fmt: skip
 
-_METHODS = (types.FunctionType, types.MethodType, staticmethod, classmethod)
-
 # Builtins whose result may be, or hold, an object that they were given.
 HANDING_ON = (vars, getattr, next, iter, sorted, functools.reduce)
+# Methods of lists, dicts and sets that put what they are given into them.
+_HOLDING = ("append", "extend", "insert", "add", "update", "setdefault", "appendleft")
+_MAKING = (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+_REPEATING = (ast.For, ast.While, ast.Try, ast.TryStar, ast.Match)
+_NONE: frozenset[str] = frozenset()
 
 
 class Mutations:
@@ -47,25 +64,34 @@ class Mutations:
 
     def __init__(
         self, scope: Scope, parameters: list[str], regions: Container[ast.AST],
-        active: frozenset[Any], device: bool,
+        active: frozenset[Any], device: bool, given: dict[str, Objects],
     ) -> None:  # fmt: skip
         self.scope = scope
         self.parameters = parameters
-        self.aliases: dict[str, frozenset[str]] = {name: frozenset({name}) for name in parameters}
+        # What each name may alias at the statement that is looked at, and at any.
+        self.now: dict[str, frozenset[str]] = {name: frozenset({name}) for name in parameters}
+        self.aliases = dict(self.now)
+        self.held: dict[str, Objects] = dict(given)  # what may be called, or hold it
+        self.containers: set[str] = set()  # names of lists, dicts and the like
         self.written: set[str] = set()
         self.captured: frozenset[str] = frozenset()  # names from around the function, with aliases
+        self.closed: frozenset[str] = frozenset()  # names that inner functions read
+        self.names_out = False  # the text has the word "out", as an argument or a key
         self.regions = regions
         self.active = active
         self.device = device  # in a device loop: `s += x` on a name makes a new value
+        self.repeated = False  # in statements that may run more than once, or in part
+        self.applying: list[ast.AST] = []
+        self.made: dict[ast.AST, ast.expr] = {}
 
+    # --- what an expression may be ---------------------------------------------------------------
     def roots(self, node: ast.expr | None) -> frozenset[str]:
         """The parameters whose memory the value of ``node`` may share."""
-        none: frozenset[str] = frozenset()
         match node:
             case ast.Name(id=name):
-                return self.aliases.get(name, none)
+                return self.now.get(name, _NONE)
             case ast.Attribute(attr=attr, value=value):
-                return none if attr in PLAIN_ATTRIBUTES else self.roots(value)
+                return _NONE if attr in PLAIN_ATTRIBUTES else self.roots(value)
             case ast.Subscript(value=value) | ast.Starred(value=value):
                 return self.roots(value)
             case ast.NamedExpr(value=value) | ast.Await(value=value):
@@ -73,37 +99,106 @@ class Mutations:
             case ast.IfExp(body=a, orelse=b):
                 return self.roots(a) | self.roots(b)
             case ast.BoolOp(values=values) | ast.Tuple(elts=values) | ast.List(elts=values):
-                return none.union(*map(self.roots, values))
-            case ast.Dict(values=values):
-                return none.union(*map(self.roots, values))
-            case ast.Lambda(body=body):
-                return self.roots(body)  # what it gives when it is called
+                return _NONE.union(*map(self.roots, values))
+            case ast.Dict(values=values) | ast.Set(elts=values):
+                return _NONE.union(*map(self.roots, values))
+            case ast.ListComp(elt=value) | ast.SetComp(elt=value) | ast.GeneratorExp(elt=value):
+                self._generate(node)
+                return self.roots(value)
+            case ast.DictComp(value=value):
+                self._generate(node)
+                return self.roots(value)
+            case ast.Lambda():
+                return self._apply(node, ast.Call(node, [], []))  # what it gives when it is called
             case ast.Call(func=func):
-                called = none if isinstance(func, ast.Attribute) else self.roots(func)
+                called = _NONE if isinstance(func, ast.Attribute) else self.roots(func)
                 return called | self._call_roots(node, func)
             case _:
-                return none
+                return _NONE
+
+    def objects(self, node: ast.expr | None) -> Objects:
+        """What the value of ``node`` may be, or hold, that may be called: as far as is known."""
+        match node:
+            case ast.Name(id=name):
+                return self.held.get(name, {}) if self._is_local(name) else known(
+                    self.scope.lookup(name)
+                )  # fmt: skip
+            case ast.Constant(value=value):
+                return known(value)
+            case ast.Attribute(attr=attr, value=value):
+                found = attributes(self.objects(value), attr)
+                return found | {node: node} if self.roots(value) else found
+            case ast.Subscript(value=value, slice=subscript):
+                return items(self.objects(value), subscript)
+            case ast.Starred(value=value) | ast.NamedExpr(value=value):
+                return self.objects(value)
+            case ast.IfExp(body=a, orelse=b):
+                return self.objects(a) | self.objects(b)
+            case ast.BoolOp(values=values) | ast.Tuple(elts=values) | ast.List(elts=values):
+                return union(map(self.objects, values))
+            case ast.Dict(values=values) | ast.Set(elts=values):
+                return union(map(self.objects, values))
+            case ast.Lambda():
+                return {node: node}
+            case ast.Call(func=func, args=args, keywords=keywords):
+                callees = self.objects(func).values()
+                if any(c is functools.partial for c in callees):
+                    return {node: node}
+                if any(c is getattr for c in callees) and len(args) > 1:
+                    return self._getattr(node)
+                given = [*args, *(k.value for k in keywords)]
+                return union(items(self.objects(a)) for a in given) if given else {}
+            case _:
+                return {}
+
+    def _getattr(self, node: ast.Call) -> Objects:
+        """``getattr(x, "name")`` as ``x.name``."""
+        match node.args[1]:
+            case ast.Constant(value=str(name)):
+                made = ast.Attribute(node.args[0], name, ast.Load())
+                return self.objects(self.made.setdefault(node, made))
+            case _:
+                return {}
+
+    def _is_local(self, name: str) -> bool:
+        return name in self.held or (name in self.now and name not in self.captured)
 
     def _call_roots(self, node: ast.Call, func: ast.expr) -> frozenset[str]:
         arguments = [*node.args, *(k.value for k in node.keywords)]
-        all_roots = frozenset[str]().union(*map(self.roots, arguments))
-        value = self._called(func)
+        all_roots = _NONE.union(*map(self.roots, arguments))
+        callees = list(self.objects(func).values())
+        return _NONE.union(*(self._result(node, c, all_roots) for c in callees or [MISSING]))
+
+    def _result(self, node: ast.Call, callee: Any, all_roots: frozenset[str]) -> frozenset[str]:
+        """What a call of ``callee`` gives may share memory with. ``all_roots``: its arguments."""
+        func, function = node.func, called(callee)
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-        if value is MISSING and isinstance(func, ast.Attribute):
-            receiver = self.roots(func.value)
-            returns_receiver = name in VIEWS or (name.endswith("_") and not name.endswith("__"))
-            return receiver | all_roots if returns_receiver else frozenset()
-        if isinstance(value, type) and issubclass(value, Vector | Matrix):
-            return frozenset()  # their elements are values
-        if any(value is builtin for builtin in HANDING_ON):
+        match function:
+            case ast.Attribute(value=value, attr=attr):
+                returns_receiver = attr in VIEWS or _is_in_place(attr)
+                return self.roots(value) | all_roots if returns_receiver else _NONE
+            case ast.Lambda() | ast.FunctionDef():
+                return self._apply(function, node)
+            case ast.Call():
+                return self._call_roots(_partial(function, node), function.args[0])
+            case functools.partial():
+                inner = applied(node, function.args, function.keywords)
+                return self._result(inner, function.func, all_roots)
+            case types.MethodType():
+                node, function = applied(node, [function.__self__]), function.__func__
+            case _:
+                pass
+        if isinstance(function, type) and issubclass(function, Vector | Matrix):
+            return _NONE  # their elements are values
+        if any(function is builtin for builtin in HANDING_ON):
             return all_roots
-        if (value is max or value is min) and len(node.args) == 1:
+        if (function is max or function is min) and len(node.args) == 1:
             return all_roots  # one of a list
-        if is_known(value) and value is not MISSING and not isinstance(value, type):
-            return all_roots if name in VIEWS or name.endswith("_") else frozenset()
-        node, value = self._unbound(node, value)
-        if isinstance(value, types.FunctionType) and value not in self.active and all_roots:
-            return self._returned_roots(node, value, all_roots)
+        name = getattr(function, "__name__", name)
+        if is_known(function) and function is not MISSING and not isinstance(function, type):
+            return all_roots if name in VIEWS or name.endswith("_") else _NONE
+        if isinstance(function, types.FunctionType) and function not in self.active and all_roots:
+            return self._returned_roots(node, function, all_roots)
         return all_roots
 
     def _returned_roots(
@@ -112,14 +207,15 @@ class Mutations:
         """What a function that is written in Python returns may share memory with."""
         inner = enclosed_function(function)
         try:
-            names = returned_parameters(inner, self.device, self.active)
             bound = _bound(node, inner)
+            names = _returned(inner, self.device, self.active, self._given(bound))
         except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
             return all_roots
-        return frozenset[str]().union(
-            *(self.roots(item) for name, items in bound for item in items if name in names)
+        return _NONE.union(
+            *(self.roots(item) for name, given in bound for item in given if name in names)
         )
 
+    # --- statements ------------------------------------------------------------------------------
     def writes(self, node: ast.AST) -> frozenset[str]:
         """What the statement or expression ``node`` writes to, once ``run`` knows the aliases."""
         before, self.written = self.written, set()
@@ -128,18 +224,56 @@ class Mutations:
         return found
 
     def run(self, body: list[ast.stmt]) -> None:
-        before: Any = None
-        while before != (self.aliases, self.written):
-            before = (dict(self.aliases), set(self.written))
-            for statement in body:
-                self._walk(statement)
+        self._block(body)
+        # From here on a statement may be asked about: a name is all that it ever is.
+        self.now, self.repeated = self.aliases, True
+
+    def _block(self, body: Iterable[ast.AST]) -> None:
+        for node in body:
+            self._walk(node)
 
     def _walk(self, node: ast.AST) -> None:
+        match node:
+            case ast.If(test=test, body=body, orelse=orelse):
+                self._walk(test)
+                before = self.now
+                self.now = dict(before)
+                self._block(body)
+                then, self.now = self.now, dict(before)
+                self._block(orelse)
+                for name, roots in then.items():
+                    self.now[name] = self.now.get(name, _NONE) | roots
+            case ast.Lambda():
+                self._apply(node, ast.Call(node, [], []))
+            case ast.FunctionDef(name=name):
+                self._set(name, _NONE, {node: node})
+                self._apply(node, ast.Call(ast.Name(name, ast.Load()), [], []))
+            case _ if isinstance(node, _REPEATING) and not self.repeated:
+                self.repeated = True
+                before: Any = None
+                while before != (state := self._state()):
+                    before = state
+                    self._parts(node)
+                self.repeated = False
+            case _:
+                self._parts(node)
+
+    def _state(self) -> Any:
+        return dict(self.now), set(self.written), {n: set(held) for n, held in self.held.items()}
+
+    def _parts(self, node: ast.AST) -> None:
+        """Walks what ``node`` is made of: expressions, what it does with them, statements."""
         outside = self.device
         self.device = outside or node in self.regions
-        self._visit(node)
+        later: list[ast.AST] = []
         for child in ast.iter_child_nodes(node):
-            self._walk(child)
+            blocks = isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case)
+            if blocks or (isinstance(node, _MADE_IN) and not isinstance(child, ast.comprehension)):
+                later.append(child)
+            else:
+                self._walk(child)
+        self._visit(node)
+        self._block(later)
         self.device = outside
 
     def _visit(self, node: ast.AST) -> None:
@@ -147,15 +281,13 @@ class Mutations:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
                     self._assign(target, value)
-            case ast.AnnAssign(target=target, value=value):
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self._assign(target, value)
             case ast.NamedExpr(target=target, value=value):
                 self._assign(target, value)
-            case ast.For(target=target, iter=value):
-                self._assign(target, value)
+            case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+                self._assign(target, value, of=True)
             case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
-                self._assign(target, value)
-            case ast.comprehension(target=target, iter=value):
                 self._assign(target, value)
             case ast.AugAssign(target=target):
                 if not (self.device and isinstance(target, ast.Name)):
@@ -169,80 +301,209 @@ class Mutations:
             case _:
                 pass
 
-    def _assign(self, target: ast.expr, value: ast.expr | None) -> None:
-        if isinstance(target, ast.Tuple | ast.List):
-            values: list[ast.expr | None] = [value] * len(target.elts)
-            if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
-                values = list(value.elts)
-            for item, part in zip(target.elts, values, strict=True):
-                self._assign(item, part)
-        elif isinstance(target, ast.Name):
-            self.aliases[target.id] = self.aliases.get(target.id, frozenset()) | self.roots(value)
-        elif isinstance(target, ast.Starred):
-            self._assign(target.value, value)
-        elif isinstance(target, ast.Subscript):
-            self.written |= self.roots(target.value)
+    def _generate(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        for generator in node.generators:
+            self._assign(generator.target, generator.iter, of=True)
 
-    def _called(self, func: ast.expr) -> Any:
-        """What ``func``, of a call, stands for, or ``MISSING``."""
-        root = root_name(func)
-        if root is None or (root in self.aliases and root not in self.captured):
-            return MISSING
-        value = self.scope.resolve(func)
-        if root not in self.aliases or (isinstance(value, _METHODS) and not is_known(value)):
-            return value
-        return MISSING  # a tensor's own method
+    def _assign(self, target: ast.expr, value: ast.expr, of: bool = False) -> None:
+        """``target = value``; ``of``: ``target`` is one of the items of ``value``."""
+        match target:
+            case ast.Tuple(elts=elts) | ast.List(elts=elts):
+                values = value.elts if isinstance(value, ast.Tuple | ast.List) and not of else ()
+                starred = any(isinstance(e, ast.Starred) for e in elts)
+                one_each = len(values) == len(elts) and not starred
+                before, after = self.now, dict(self.now)
+                for k, item in enumerate(elts):  # at once: `a, b = b, a`
+                    self.now = dict(before)
+                    self._assign(item, values[k] if one_each else value, of=not one_each)
+                    after |= {n: r for n, r in self.now.items() if r != before.get(n)}
+                self.now = after
+            case ast.Name(id=name):
+                found = self.objects(value)
+                self._set(name, self.roots(value), items(found) if of else found)
+                makes = isinstance(value, ast.Call) and any(
+                    isinstance(c, type) and not issubclass(c, Vector | Matrix)
+                    for c in self.objects(value.func).values()
+                )
+                if makes or isinstance(value, _MAKING):
+                    self.containers.add(name)
+            case ast.Starred(value=inner):
+                self._assign(inner, value, of)
+            case ast.Subscript(value=place) | ast.Attribute(value=place):
+                root = root_name(place)
+                if root in self.containers and isinstance(place, ast.Name):
+                    self._hold(place, [value])
+                elif not self.device or ast.Subscript in (type(target), type(place)):
+                    self.written |= self.roots(place)  # `x[i] = value`, `x[i].field = value`
+                    self.written |= {root} & self.captured  # `module.held = value`
+            case _:
+                pass
 
+    def _set(self, name: str, roots: frozenset[str], found: Objects) -> None:
+        if self.repeated or name in self.closed:
+            roots |= self.now.get(name, _NONE)
+        self.now[name] = roots
+        self.aliases[name] = self.aliases.get(name, _NONE) | roots
+        self.held[name] = self.held.get(name, {}) | found
+
+    def _hold(self, place: ast.Name, values: Iterable[ast.expr]) -> None:
+        """The list, dict or object ``place`` gets ``values``."""
+        for value in values:
+            self._set(place.id, self.roots(place) | self.roots(value), self.objects(value))
+
+    # --- calls -----------------------------------------------------------------------------------
     def _call(self, node: ast.Call) -> None:
-        func = node.func
-        name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         for keyword in node.keywords:
-            if keyword.arg == "out":
+            if keyword.arg == "out" or (keyword.arg is None and self._has_out(keyword.value)):
                 self.written |= self.roots(keyword.value)
-        value = self._called(func)
-        if isinstance(func, ast.Attribute) and value is MISSING:
-            in_place = name.endswith("_") and not name.endswith("__")
-            if in_place or name in ("fill", "from_numpy", "from_torch", "copy_from", "__setitem__"):
-                self.written |= self.roots(func.value)
-            return
-        if not node.args and not node.keywords:
-            return
-        if name.startswith("atomic_") or (name.endswith("_") and not name.endswith("__")):
-            self.written |= self.roots(node.args[0]) if node.args else frozenset()
-        elif value is not MISSING and not is_known(value):
-            self._user_call(node, value)
+        for callee in list(self.objects(node.func).values()) or [MISSING]:
+            self._calls(node, callee)
 
-    def _unbound(self, node: ast.Call, function: Any) -> tuple[ast.Call, Any]:
-        """The call of a method as one of the function in its class, with the receiver as its first
-        argument."""
-        if isinstance(function, staticmethod):
-            return node, function.__func__
-        receives = isinstance(function, classmethod | types.MethodType)
-        if isinstance(function, types.FunctionType) and isinstance(node.func, ast.Attribute):
-            base = self.scope.resolve(node.func.value)
-            own = isinstance(base, types.ModuleType | type)
-            receives = not own and node.func.attr not in getattr(base, "__dict__", ())
-        if not receives:
-            return node, function
-        given = [ast.Constant(None), *node.args]  # the receiver, which is no tensor
-        return ast.Call(node.func, given, node.keywords), getattr(function, "__func__", function)
+    def _has_out(self, mapping: ast.expr) -> bool:
+        """Whether ``**mapping`` may have an item "out"."""
+        if not isinstance(mapping, ast.Dict):
+            return isinstance(mapping, ast.Call | ast.Name) and self.names_out
+        return any(isinstance(k, ast.Constant) and k.value == "out" for k in mapping.keys)
+
+    def _calls(self, node: ast.Call, callee: Any) -> None:
+        """A call of ``callee``, which is ``MISSING`` where it is not known."""
+        func, function = node.func, called(callee)
+        name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        match function:
+            case ast.Attribute(value=value, attr=attr):
+                self._method(node, value, attr)
+            case ast.Lambda() | ast.FunctionDef():
+                self._apply(function, node)
+            case ast.Call():
+                self._call(_partial(function, node))
+            case functools.partial():
+                self._calls(applied(node, function.args, function.keywords), function.func)
+            case types.MethodType():
+                self._user_call(applied(node, [function.__self__]), function.__func__)
+            case _ if function is MISSING and isinstance(func, ast.Attribute):
+                self._method(node, func.value, name)
+            case _ if hasattr(function, "__wrapped__") or (
+                isinstance(function, types.FunctionType) and not is_known(function)
+            ):
+                self._user_call(node, function)
+            case _:
+                self._library_call(node, function, name)
+
+    def _method(self, node: ast.Call, receiver: ast.expr, name: str) -> None:
+        """A call of a method of a tensor, or of a list, dict or other object."""
+        if isinstance(receiver, ast.Name) and receiver.id in self.containers and name in _HOLDING:
+            self._hold(receiver, [*node.args, *(k.value for k in node.keywords)])
+        captured = self.roots(receiver) & self.captured if name in _HOLDING else _NONE
+        stores = name in ("fill", "from_numpy", "from_torch", "copy_from")
+        if stores or _is_in_place(name) or name in STORING_METHODS:
+            self.written |= self.roots(receiver)
+        self.written |= captured
+
+    def _library_call(self, node: ast.Call, function: Any, name: str) -> None:
+        """A call of a function that says by its schema or by its name what it writes to."""
+        arguments = [*node.args, *(k.value for k in node.keywords)]
+        for schema in schemas(function):
+            for k, argument in enumerate(schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    given = [key.value for key in node.keywords if key.arg == argument.name]
+                    for value in [*node.args[k : k + 1], *given]:
+                        self.written |= self.roots(value)
+        flag = inplace(function, node)
+        if not schemas(function) and (stores(function, name) or self._is_true(flag)):
+            for value in arguments[:1]:
+                self.written |= self.roots(value)
+        for argument in arguments:  # what `map` and the like are given is called with the rest
+            for inner in functions(self.objects(argument)):
+                if not isinstance(argument, ast.Constant):
+                    rest: list[ast.expr] = [a for a in arguments if a is not argument]
+                    self._calls(ast.Call(ast.Constant(inner), rest, []), inner)
+
+    def _is_true(self, node: ast.expr | None) -> bool:
+        """Whether a flag may be set."""
+        match node:
+            case None:
+                return False
+            case ast.Constant(value=value):
+                return bool(value)
+            case ast.Attribute(value=value, attr=attr):
+                owners = self.objects(value).values()
+                return not owners or any(getattr(owner, attr, True) for owner in owners)
+            case _:
+                return True
+
+    def _apply(self, function: ast.Lambda | ast.FunctionDef, node: ast.Call) -> frozenset[str]:
+        """A call of a function of this text; gives what its result may share memory with."""
+        if function in self.applying:
+            return _NONE
+        a = function.args
+        names = [p.arg for p in [*a.posonlyargs, *a.args, *a.kwonlyargs]]
+        names += [p.arg for p in (a.vararg, a.kwarg) if p is not None]
+        arguments = [*node.args, *(k.value for k in node.keywords)]
+        by_place = len(node.args) <= len([*a.posonlyargs, *a.args]) and not any(
+            isinstance(v, ast.Starred) for v in node.args
+        )
+        bound = {name: (_NONE.union(*map(self.roots, arguments)),
+                        union(map(self.objects, arguments))) for name in names}  # fmt: skip
+        if by_place and all(k.arg in names for k in node.keywords):
+            given = dict(zip(names, node.args, strict=False))
+            given |= {str(k.arg): k.value for k in node.keywords}
+            bound = {n: (self.roots(given.get(n)), self.objects(given.get(n))) for n in names}
+        now, held, repeated = self.now, self.held, self.repeated
+        self.now = now | {name: roots for name, (roots, _) in bound.items()}
+        self.held = held | {name: found for name, (_, found) in bound.items()}
+        self.applying.append(function)
+        self.repeated = True
+        if isinstance(function, ast.Lambda):
+            self._walk(function.body)
+            roots = self.roots(function.body)
+        else:
+            self._block(function.body)
+            roots = _NONE.union(*map(self.roots, _returns(function)))
+        self.applying.pop()
+        self.now, self.held, self.repeated = now, held, repeated
+        return roots
+
+    def _given(self, bound: Bound) -> dict[str, Objects]:
+        """What a function may call of what it is given: not what only this text can tell."""
+        return {
+            name: {key: v for a in arguments for key, v in self.objects(a).items()
+                   if not isinstance(v, ast.AST)}
+            for name, arguments in bound
+        }  # fmt: skip
 
     def _user_call(self, node: ast.Call, function: Any) -> None:
         """A call of a function that is written in Python, or of another kernel."""
         arguments = [*node.args, *(k.value for k in node.keywords)]
         if not any(self.roots(a) for a in arguments):
             return
-        node, function = self._unbound(node, function)
+        for argument in arguments:  # a function of this text is called with any of the rest
+            for inner in self.objects(argument).values():
+                if isinstance(inner, ast.AST):
+                    rest: list[ast.expr] = [a for a in arguments if a is not argument]
+                    self._calls(ast.Call(argument, [ast.Starred(ast.Tuple(rest))], []), inner)
         inner = enclosed_function(function)
         try:
-            names = written_parameters(inner, self.device, self.active)
             bound = _bound(node, inner)
+            names = _written(inner, self.device, self.active, self._given(bound))
         except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
-            # No Python source: a library function, which says by `_` or `out=` that it writes.
+            self._library_call(node, function, inner.__name__)
             return
-        for name, items in bound:
+        for name, given in bound:
             if name in names:
-                self.written |= frozenset[str]().union(*map(self.roots, items))
+                self.written |= _NONE.union(*map(self.roots, given))
+
+
+_MADE_IN = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+Bound = list[tuple[str, list[ast.expr]]]
+
+
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _partial(made: ast.Call, node: ast.Call) -> ast.Call:
+    """The call ``node`` of ``made``, which is ``functools.partial(function, ...)``."""
+    return ast.Call(made.args[0], [*made.args[1:], *node.args], [*made.keywords, *node.keywords])
 
 
 def _bound(node: ast.Call, function: Callable[..., Any]) -> list[tuple[str, list[ast.expr]]]:
@@ -259,43 +520,47 @@ def _bound(node: ast.Call, function: Callable[..., Any]) -> list[tuple[str, list
             found.append((name, [*value]))
         else:
             found.append((name, [*value.values()] if isinstance(value, dict) else [value]))
+    absent = [p for p in signature.parameters.values() if p.name not in bound]
+    found += [(p.name, [ast.Constant(p.default)]) for p in absent if p.default is not p.empty]
     return found
 
 
-def written_parameters(
-    function: Callable[..., Any], device: bool = False, active: frozenset[Any] = frozenset()
+def _written(
+    function: Callable[..., Any], device: bool, active: frozenset[Any], given: dict[str, Objects]
 ) -> frozenset[str]:
-    """Names of the parameters of ``function`` that it writes to. Raises SourceUnavailableError."""
+    """Names of the parameters of ``function`` that it writes to, where what it may call among them
+    is ``given``. Raises SourceUnavailableError."""
     if function in active:
         return frozenset()
     tree, scope = read_function(function).tree, Scope.of(function)
-    return frozenset(_found(tree, scope, (), active | {function}, device).written)
+    return frozenset(_found(tree, scope, (), active | {function}, device, given=given).written)
 
 
-def returned_parameters(
-    function: Callable[..., Any], device: bool = False, active: frozenset[Any] = frozenset()
+def _returned(
+    function: Callable[..., Any], device: bool, active: frozenset[Any], given: dict[str, Objects]
 ) -> frozenset[str]:
     """Names of the parameters of ``function``, and of the tensors that it captures, whose memory
     its results may share. Raises SourceUnavailableError."""
     tree, scope = read_function(function).tree, Scope.of(function)
-    found = _found(tree, scope, (), active | {function}, device)
-    returns = [n.value for s in tree.body for n in ast.walk(s) if isinstance(n, ast.Return)]
-    return frozenset[str]().union(*map(found.roots, returns))
+    found = _found(tree, scope, (), active | {function}, device, given=given)
+    return _NONE.union(*map(found.roots, _returns(tree)))
+
+
+def _returns(tree: ast.FunctionDef) -> list[ast.expr | None]:
+    return [n.value for s in tree.body for n in ast.walk(s) if isinstance(n, ast.Return)]
 
 
 def mutated(
-    tree: ast.FunctionDef,
-    scope: Scope,
-    regions: Container[ast.AST] = (),
-    active: frozenset[Any] = frozenset(),
-    device: bool = False,
-) -> tuple[frozenset[str], dict[str, frozenset[str]]]:
+    tree: ast.FunctionDef, scope: Scope, regions: Container[ast.AST] = (),
+    given: dict[str, Any] | None = None,
+) -> tuple[frozenset[str], dict[str, frozenset[str]]]:  # fmt: skip
     """The parameters that ``tree`` writes to, and what each local name may alias.
 
     A captured tensor is treated as a parameter of its own name. ``regions`` are the statements of
-    ``tree`` that are device loops; ``device`` says that all of it is called from one.
+    ``tree`` that are device loops; ``given`` are the values of parameters, where they are known.
     """
-    found = _found(tree, scope, regions, active, device)
+    objects = {name: known(value) for name, value in (given or {}).items()}
+    found = _found(tree, scope, regions, frozenset(), False, given=objects)
     return frozenset(found.written), found.aliases
 
 
@@ -308,7 +573,7 @@ def mutations(
 
 def _found(
     tree: ast.FunctionDef, scope: Scope, regions: Container[ast.AST], active: frozenset[Any],
-    device: bool, more: Iterable[str] = (),
+    device: bool, more: Iterable[str] = (), given: dict[str, Objects] | None = None,
 ) -> Mutations:  # fmt: skip
     a = tree.args
     parameters = [p.arg for p in [*a.posonlyargs, *a.args, *a.kwonlyargs]]
@@ -316,12 +581,19 @@ def _found(
     local = set(parameters) | {n for s in tree.body for n in bound_names(s)}
     free = {n.id for s in tree.body for n in ast.walk(s) if isinstance(n, ast.Name)} - local
     captured = [n for n in sorted(free) if not is_known(v := scope.lookup(n)) and v is not MISSING]
-    found = Mutations(scope, parameters, regions, active, device)
+    held: dict[str, Objects] = {name: {} for name in local}
+    found = Mutations(scope, parameters, regions, active, device, held | (given or {}))
     found.captured = frozenset(captured)
+    found.closed = frozenset(
+        n.id for s in tree.body for node in ast.walk(s) for n in ast.walk(node)
+        if isinstance(node, ast.Lambda | ast.FunctionDef) and isinstance(n, ast.Name)
+    )  # fmt: skip
+    words = [n for s in tree.body for n in ast.walk(s) if isinstance(n, ast.keyword | ast.Constant)]
+    found.names_out = "out" in [getattr(n, "arg", getattr(n, "value", None)) for n in words]
     for name in captured:
         if not callable(scope.lookup(name)):
-            found.aliases[name] = frozenset({name})
+            found.now[name] = found.aliases[name] = frozenset({name})
     for name in more:
-        found.aliases[name] = frozenset({name})
+        found.now[name] = found.aliases[name] = frozenset({name})
     found.run(tree.body)
     return found

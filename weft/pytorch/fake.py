@@ -1,7 +1,7 @@
 """The meta kernel: the host part of a kernel, run with launchers that do nothing.
 
-Shapes, dtypes and devices of what a kernel returns are made by its host part. All that a device
-loop adds is the dtype of what it reduces into, which the frontend infers.
+Shapes, dtypes and devices of what a kernel returns are made by its host part. What a device loop
+adds is the dtype of what it reduces into, and which tensors it writes to: the frontend knows both.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typing import Any, Protocol
 import torch
 
 from weft.errors import KernelValueError
-from weft.frontend.lower import lower
+from weft.frontend.kinds import RegionChanged
+from weft.frontend.lower import Lowered, lower
 from weft.frontend.specs import Spec, TensorSpec
-from weft.frontend.split import HostPart, Region, RegionArg
+from weft.frontend.split import RegionArg
+from weft.ir.writes import written
 from weft.lang.vectors import Backing
 from weft.runtime.backing import backed, is_backed, put_back
+from weft.runtime.launch import Launcher
 from weft.runtime.signature import DTYPES, TORCH_DTYPES, spec_of
 from weft.source import FunctionSource, Span
 
@@ -28,20 +31,29 @@ class KernelSource(Protocol):
     """What is asked of a kernel."""
 
     @functools.cached_property
-    def parts(self) -> HostPart: ...
-    @functools.cached_property
     def source(self) -> FunctionSource: ...
     @property
     def span(self) -> Span: ...
+    @property
+    def launchers(self) -> list[Launcher]: ...
 
 
-def fake_launchers(kernel: KernelSource) -> tuple[Callable[..., Any], ...]:
-    """One launcher for each device loop of ``kernel``."""
-    return tuple(_launcher(region, kernel.source) for region in kernel.parts.regions)
+def fake_launchers(kernel: KernelSource, operator: bool = False) -> tuple[Callable[..., Any], ...]:
+    """One launcher for each device loop of ``kernel``: it gives what the loop reduces into, and
+    counts what the loop writes to as written. Of an ``operator`` that must be arguments."""
+    return tuple(_launcher(launcher, kernel.source, operator) for launcher in kernel.launchers)
 
 
-def _launcher(region: Region, source: FunctionSource) -> Callable[..., Any]:
-    known: dict[tuple[Spec, ...], list[torch.dtype]] = {}
+def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Callable[..., Any]:
+    region = launcher.region
+    known: dict[tuple[Spec, ...], Lowered] = {}
+
+    def lowered(args: tuple[Any, ...]) -> Lowered:
+        specs = tuple(loose_spec(arg, value) for arg, value in zip(region.args, args, strict=True))
+        if specs not in known:
+            named = dict(zip((arg.name for arg in region.args), specs, strict=True))
+            known[specs] = lower(region, named, source)
+        return known[specs]
 
     def launch(*args: Any) -> Any:
         if is_backed(region, args):
@@ -49,18 +61,43 @@ def _launcher(region: Region, source: FunctionSource) -> Callable[..., Any]:
             empty = [torch.empty_like(t) if isinstance(t, torch.Tensor) else t for t in tensors]
             put_back(region, args, empty)
             args = tensors
-        if not region.results:
-            return None
-        specs = tuple(loose_spec(arg, value) for arg, value in zip(region.args, args, strict=True))
-        if specs not in known:
-            named = dict(zip((arg.name for arg in region.args), specs, strict=True))
-            lowered = lower(region, named, source)
-            known[specs] = [TORCH_DTYPES[dtype] for _, dtype in lowered.results]
+        found: Lowered | None = None
+        while found is None:
+            args = launcher.extended(args)
+            try:
+                found = lowered(args)
+            except RegionChanged as change:
+                launcher.change(change)
+        stored = written(found.function)
+        given = found.function.args[: len(found.function.args) - len(found.results)]
+        names = {memref.name for memref in given if memref in stored}
+        for arg, value in zip(region.args, args, strict=True):
+            if arg.name in names and operator and arg.captured and arg.key[:1] != ("arg",):
+                raise hidden_write(arg.name, region.span)
+            if arg.name in names:
+                _count(value)
         device = next((v.device for v in args if isinstance(v, torch.Tensor)), None)
-        out = [torch.empty((), dtype=dtype, device=device) for dtype in known[specs]]
-        return out[0] if len(out) == 1 else tuple(out)
+        out = [torch.empty((), dtype=TORCH_DTYPES[dtype], device=device)
+               for _, dtype in found.results]  # fmt: skip
+        return (out[0] if len(out) == 1 else tuple(out)) if out else None
 
     return launch
+
+
+def _count(value: Any) -> None:
+    """Counts the tensors of ``value``, which a loop writes to, as written."""
+    for tensor in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
+def hidden_write(name: str, span: Span) -> KernelValueError:
+    """What an operator raises for a write to what is none of its arguments."""
+    return KernelValueError(
+        f"`{name}` is written, and it is not a tensor argument of the kernel", span,
+        help="torch.compile and other transforms must see what is written: pass the tensor as an "
+        "argument",
+    )  # fmt: skip
 
 
 def loose_spec(arg: RegionArg, value: Any) -> Spec:

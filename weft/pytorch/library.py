@@ -26,13 +26,16 @@ from torch.fx.node import has_side_effect
 
 from weft.errors import GradientError, KernelTypeError, KernelValueError
 from weft.frames import shorten, user_frames
+from weft.frontend.callees import known
+from weft.frontend.mutation import mutated
+from weft.frontend.names import Scope
 from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.specs import constant_key
 from weft.frontend.split import HostPart, Returned
 from weft.lang.dtypes import DType
 from weft.pytorch.ambient import Autocast, autocast_state, under
 from weft.pytorch.derivative import Rule, Transformed, register
-from weft.pytorch.fake import fake_launchers, without_data
+from weft.pytorch.fake import fake_launchers, hidden_write, without_data
 from weft.pytorch.identity import deciding, fingerprint, may_draw, text_of
 from weft.pytorch.level import has_dual
 from weft.pytorch.namespace import namespace_of
@@ -238,13 +241,14 @@ class Operators:
         names = [p.name for p in self.parameters]
         absent = iter(fixed)
         constants = {n: next(absent) for n, t in zip(names, types, strict=True) if not t}
-        self._check_mutated(constants)
+        written = self._written(constants)
         namespace = namespace_of(self.namespace)
         name = namespace.free_name(name)
-        namespace.define(name + self._schema(types), *tags)
-        implementation = self._implementation(types, constants, autocast, None)
+        namespace.define(name + self._schema(types, written), *tags)
+        implementation = self._implementation(types, constants, written, autocast, None)
         namespace.library.impl(name, implementation, "CompositeExplicitAutograd")
-        fake = self._implementation(types, constants, autocast, fake_launchers(self.kernel))
+        launchers = fake_launchers(self.kernel, operator=True)
+        fake = self._implementation(types, constants, written, autocast, launchers)
         torch.library.register_fake(
             f"{self.namespace}::{name}", without_data(fake, self.kernel), lib=namespace.library
         )
@@ -272,8 +276,9 @@ class Operators:
         items = (returned,) if isinstance(returned, str) else returned or ()
 
         def run(launchers: Any, inputs: Sequence[Any], *, recording: bool = False) -> Any:
-            implementation = self._implementation(types, constants, autocast, launchers, recording)
-            return implementation(*inputs)
+            return self._implementation(
+                types, constants, frozenset(), autocast, launchers, recording
+            )(*inputs)
 
         def made(inputs: Sequence[Any], outs: Sequence[torch.Tensor] | None) -> Any:
             if names is None or outs is None:
@@ -282,7 +287,7 @@ class Operators:
             known = dict(zip(fresh, outs or [None] * len(fresh), strict=True))
             return run((replaying(kernel.launchers[0], known),), inputs, recording=True)
 
-        schema = self._schema(types)
+        schema = self._schema(types, frozenset())
         schema = schema[1 : schema.index(") ->")]
         reads = (lambda _: False) if names is None else Reading(kernel, kernel.launchers[0], run)
         return register(name, schema, made, reads, namespace_of(self.namespace), kernel.span)
@@ -322,25 +327,27 @@ class Operators:
                     f"or {dotted}.detach()",
                 )  # fmt: skip
 
-    def _check_mutated(self, constants: dict[str, Any]) -> None:
-        parts = self.kernel.parts
-        hidden = [n for n in parts.mutated if n in constants and constants[n] is not None]
-        hidden += [n for n in parts.captured if n in parts.mutated]
-        if hidden:
-            raise KernelValueError(
-                f"`{hidden[0]}` is written, and it is not a tensor argument of the kernel",
-                self.kernel.span,
-                help="torch.compile and other transforms must see what is written: pass the tensor "
-                "as an argument",
-            )  # fmt: skip
+    def _written(self, constants: dict[str, Any]) -> frozenset[str]:
+        """The names that the operator with these fixed values writes to. Raises
+        ``KernelValueError`` for what is none of its tensors."""
+        parts, names = self.kernel.parts, {p.name for p in self.parameters}
+        found = parts.mutated
+        if any(map(known, constants.values())):  # to functions, which may write
+            regions = [region.node for region in parts.regions]
+            scope = Scope.of(self.kernel.function)
+            found, _ = mutated(self.kernel.source.tree, scope, regions, constants)
+        for name in sorted(found):
+            if constants.get(name) is not None or name not in names:
+                raise hidden_write(name, self.kernel.span)
+        return found
 
-    def _schema(self, types: tuple[str, ...]) -> str:
-        mutated, letters = self.kernel.parts.mutated, iter("abcdefghijklmnopqrstuvwxyz")
+    def _schema(self, types: tuple[str, ...], written: frozenset[str]) -> str:
+        letters = iter("abcdefghijklmnopqrstuvwxyz")
         parts = []
         for parameter, kind in zip(self.parameters, types, strict=True):
             if not kind:
                 continue
-            if parameter.name in mutated and kind.startswith("Tensor"):
+            if parameter.name in written and kind.startswith("Tensor"):
                 kind = kind.replace("Tensor", f"Tensor({next(letters)}!)")
             parts.append(f"{kind} {parameter.name}")
         made = _made_items(self.returned)
@@ -348,14 +355,14 @@ class Operators:
         return f"({', '.join(parts)}) -> {returns}"
 
     def _implementation(
-        self, types: tuple[str, ...], constants: dict[str, Any], autocast: Autocast,
-        launchers: Any, recording: bool = False,
+        self, types: tuple[str, ...], constants: dict[str, Any], written: frozenset[str],
+        autocast: Autocast, launchers: Any, recording: bool = False,
     ) -> Callable[..., Any]:  # fmt: skip
         """What carries the kernel out: with ``launchers`` for its loops, if not its own.
         ``recording``: autograd is to see it, and forward mode."""
         kernel, parameters, returned = self.kernel, self.parameters, self.returned
         passed_on = [p.name for p, kind in zip(parameters, types, strict=True) if kind]
-        unwritten = [k for k, n in enumerate(passed_on) if n not in kernel.parts.mutated]
+        unwritten = [k for k, n in enumerate(passed_on) if n not in written]
         host = kernel.unconverted
         if launchers is not None:
             host = functools.partial(kernel.parts.host, launchers)
@@ -382,7 +389,7 @@ class Operators:
                 if before != [_version(passed[k]) for k in unwritten]:
                     pairs = zip(unwritten, before, strict=True)
                     changed = {k for k, version in pairs if version != _version(passed[k])}
-                    self._check_written(passed_on, passed, changed)
+                    self._check_written(passed_on, passed, changed, written)
                 return list_made(out, returned, passed, kernel)
             except Exception as error:
                 shorten(error)
@@ -398,16 +405,17 @@ class Operators:
 
         return cast if autocast else implementation
 
-    def _check_written(self, names: list[str], passed: tuple[Any, ...], changed: set[int]) -> None:
+    def _check_written(
+        self, names: list[str], passed: tuple[Any, ...], changed: set[int], written: frozenset[str]
+    ) -> None:
         """Raises ``KernelValueError`` where one of the ``changed`` arguments shares no memory with
         those that are known to be written."""
-        known: set[int] = set()
-        mutated = self.kernel.parts.mutated
-        _add_storages([v for n, v in zip(names, passed, strict=True) if n in mutated], known)
+        memory: set[int] = set()
+        _add_storages([v for n, v in zip(names, passed, strict=True) if n in written], memory)
         for k in sorted(changed):
             own: set[int] = set()
             _add_storages([passed[k]], own)
-            if own & known:
+            if own & memory:
                 continue
             raise KernelValueError(
                 f"`{names[k]}` is written, and the text of the kernel does not show it",

@@ -1,0 +1,136 @@
+"""What a call may call, where it is not named by where it is defined: objects from around a
+function by the local names, tuples, dicts and attributes that may hold them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import operator
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from weft.frontend.names import MISSING, is_known
+from weft.lang import names
+
+# Objects by what tells them apart. Expressions and nested functions of the text stand for what
+# they make: lambdas, methods of tensors, calls of functools.partial.
+Objects = dict[Any, Any]
+
+_CONTAINERS = (tuple, list, set, frozenset, dict)
+_MOST_ITEMS = 1000
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, ast.AST)
+# Functions of the module ``operator`` that store into their first argument.
+_STORING_NAMES = (
+    "setitem", "delitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow",
+    "imatmul", "iand", "ior", "ixor", "ilshift", "irshift",
+)  # fmt: skip
+_STORING = tuple(getattr(operator, name) for name in _STORING_NAMES)
+STORING_METHODS = frozenset(f"__{name}__" for name in _STORING_NAMES)
+
+
+def known(value: Any) -> Objects:
+    """``value`` as the only object, if it may be called or lead to what is."""
+    if value is MISSING or isinstance(value, torch.Tensor | int | float | complex | str | None):
+        return {}
+    if isinstance(value, types.MethodType):  # a new object at each access
+        return {(id(value.__self__), id(value.__func__)): value}
+    return {id(value): value}
+
+
+def union(found: Iterable[Objects]) -> Objects:
+    return {key: value for objects in found for key, value in objects.items()}
+
+
+def items(objects: Objects, subscript: ast.expr | None = None) -> Objects:
+    """What a loop, or this subscript, may take out of ``objects``."""
+    found: Objects = {}
+    one = isinstance(subscript, ast.Constant)
+    for key, value in objects.items():
+        if one and isinstance(value, dict) and subscript.value in value:  # type: ignore[union-attr]
+            found |= known(value[subscript.value])  # type: ignore[union-attr]
+        elif isinstance(value, _CONTAINERS):
+            held = value.values() if isinstance(value, dict) else value
+            found |= union(known(v) for v in held) if len(value) <= _MOST_ITEMS else {}
+        else:
+            found[key] = value
+    return found
+
+
+def attributes(objects: Objects, name: str) -> Objects:
+    """What ``.name`` of ``objects`` may be. No property is evaluated."""
+    return union(known(_attribute(value, name)) for value in objects.values())
+
+
+def _attribute(value: Any, name: str) -> Any:
+    if isinstance(value, ast.AST):
+        return MISSING
+    if isinstance(value, types.ModuleType):
+        return names.member(value, name, MISSING)
+    if isinstance(value, torch._ops.OpOverloadPacket):
+        return getattr(value, name, MISSING)
+    found = inspect.getattr_static(value, name, MISSING)
+    own = name in getattr(value, "__dict__", ()) or isinstance(value, type)
+    if isinstance(found, staticmethod):
+        return found.__func__
+    if isinstance(found, classmethod):
+        return types.MethodType(found.__func__, value if isinstance(value, type) else type(value))
+    if isinstance(found, types.FunctionType) and not own:
+        return types.MethodType(found, value)
+    return MISSING if isinstance(found, property | functools.cached_property) else found
+
+
+def functions(objects: Objects) -> Iterator[Any]:
+    """Those of ``objects`` that may write to what they are called with."""
+    for value in objects.values():
+        if isinstance(value, _FUNCTIONS) or getattr(value, "__name__", "").endswith("_"):
+            yield value
+
+
+def called(value: Any) -> Any:
+    """The function that a call of ``value`` runs."""
+    if is_known(value) or isinstance(value, _FUNCTIONS) or hasattr(value, "__wrapped__"):
+        return value
+    if schemas(value):
+        return value
+    found = inspect.getattr_static(type(value), "__call__", None)
+    if isinstance(value, torch.nn.Module):
+        found = type(value).forward
+    return types.MethodType(found, value) if isinstance(found, types.FunctionType) else value
+
+
+def applied(node: ast.Call, before: Iterable[Any], named: Iterable[str] = ()) -> ast.Call:
+    """The call ``node`` with the objects ``before`` as its first arguments, and others by name."""
+    first: list[ast.expr] = [ast.Constant(value) for value in before]
+    more = [ast.keyword(name, ast.Constant(None)) for name in named]
+    return ast.Call(node.func, [*first, *node.args], [*node.keywords, *more])
+
+
+def schemas(function: Any) -> list[Any]:
+    """The schemas of an operator of PyTorch."""
+    function = getattr(function, "_opoverload", function)  # what torch.library.custom_op makes
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        return [getattr(function, name)._schema for name in function.overloads()]
+    return [function._schema] if isinstance(function, torch._ops.OpOverload) else []
+
+
+def stores(function: Any, name: str) -> bool:
+    """Whether a function that is not written by the user, and is called by ``name``, writes to its
+    first argument: it is called as torch's are that do, or an assignment as a function."""
+    name = getattr(function, "__name__", name)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name.startswith("atomic_") or any(function is f for f in _STORING)
+
+
+def inplace(function: Any, node: ast.Call) -> ast.expr | None:
+    """The argument ``inplace`` of functions such as ``torch.nn.functional.relu``."""
+    for keyword in node.keywords:
+        if keyword.arg == "inplace":
+            return keyword.value
+    code = getattr(function, "__code__", None)
+    taken = code.co_varnames[: code.co_argcount] if code is not None else ()
+    place = taken.index("inplace") if "inplace" in taken else len(node.args)
+    return node.args[place] if place < len(node.args) else None

@@ -12,10 +12,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 
 from weft.frontend.names import MISSING, is_known
 from weft.lang import names
 
+# What is asked of torch's dispatcher has no public name.
+# pyright: reportPrivateUsage=false
 # Objects by what tells them apart. Expressions and nested functions of the text stand for what
 # they make: lambdas, methods of tensors, calls of functools.partial.
 Objects = dict[Any, Any]
@@ -70,7 +73,7 @@ def _attribute(value: Any, name: str) -> Any:
         return MISSING
     if isinstance(value, types.ModuleType):
         return names.member(value, name, MISSING)
-    if isinstance(value, torch._ops.OpOverloadPacket):
+    if isinstance(value, OpOverloadPacket):
         return getattr(value, name, MISSING)
     found = inspect.getattr_static(value, name, MISSING)
     own = name in getattr(value, "__dict__", ()) or isinstance(value, type)
@@ -112,9 +115,9 @@ def applied(node: ast.Call, before: Iterable[Any], named: Iterable[str] = ()) ->
 def schemas(function: Any) -> list[Any]:
     """The schemas of an operator of PyTorch."""
     function = getattr(function, "_opoverload", function)  # what torch.library.custom_op makes
-    if isinstance(function, torch._ops.OpOverloadPacket):
+    if isinstance(function, OpOverloadPacket):
         return [getattr(function, name)._schema for name in function.overloads()]
-    return [function._schema] if isinstance(function, torch._ops.OpOverload) else []
+    return [function._schema] if isinstance(function, OpOverload) else []
 
 
 def stores(function: Any, name: str) -> bool:

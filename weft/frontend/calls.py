@@ -140,7 +140,8 @@ def _held(made: Static, name: str, place: int | str) -> Static:
 
 
 def _inlined(cx: Lowering, node: ast.Call, function: Static, span: Span) -> Operand:
-    target, receiver = function.value, list[Operand]()
+    target: Any = function.value
+    receiver: list[Operand] = []
     arguments = _arguments(cx, node)
     if (
         any(target is f for f in _OF_CONSTANTS)

@@ -335,7 +335,8 @@ class Mutations:
                     self._hold(place, [value])
                 elif not self.device or ast.Subscript in (type(target), type(place)):
                     self.written |= self.roots(place)  # `x[i] = value`, `x[i].field = value`
-                    self.written |= {root} & self.captured  # `module.held = value`
+                    if root in self.captured:  # `module.held = value`
+                        self.written.add(root)
             case _:
                 pass
 
@@ -520,8 +521,9 @@ def _bound(node: ast.Call, function: Callable[..., Any]) -> list[tuple[str, list
             found.append((name, [*value]))
         else:
             found.append((name, [*value.values()] if isinstance(value, dict) else [value]))
-    absent = [p for p in signature.parameters.values() if p.name not in bound]
-    found += [(p.name, [ast.Constant(p.default)]) for p in absent if p.default is not p.empty]
+    for parameter in signature.parameters.values():
+        if parameter.name not in bound and parameter.default is not parameter.empty:
+            found.append((parameter.name, [ast.Constant(parameter.default)]))
     return found
 
 
@@ -567,13 +569,14 @@ def mutated(
 def mutations(
     tree: ast.FunctionDef, scope: Scope, regions: Container[ast.AST], local: Iterable[str]
 ) -> Mutations:
-    """What ``tree`` may alias and write to; the names ``local`` count as parameters do."""
+    """What ``tree`` may alias and write to; the names ``local`` count as parameters do, and a name
+    means all that it is ever assigned."""
     return _found(tree, scope, regions, frozenset(), False, local)
 
 
 def _found(
     tree: ast.FunctionDef, scope: Scope, regions: Container[ast.AST], active: frozenset[Any],
-    device: bool, more: Iterable[str] = (), given: dict[str, Objects] | None = None,
+    device: bool, more: Iterable[str] | None = None, given: dict[str, Objects] | None = None,
 ) -> Mutations:  # fmt: skip
     a = tree.args
     parameters = [p.arg for p in [*a.posonlyargs, *a.args, *a.kwonlyargs]]
@@ -593,7 +596,9 @@ def _found(
     for name in captured:
         if not callable(scope.lookup(name)):
             found.now[name] = found.aliases[name] = frozenset({name})
-    for name in more:
+    if more is not None:
+        found.closed |= local
+    for name in more or ():
         found.now[name] = found.aliases[name] = frozenset({name})
     found.run(tree.body)
     return found

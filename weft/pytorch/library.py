@@ -254,8 +254,7 @@ class Operators:
         )
         overload = getattr(getattr(torch.ops, self.namespace), name).default
         if not overload._schema.returns and not overload._schema.is_mutable:
-            # It asserts or prints, or what it writes is not seen, which a call refuses: graphs
-            # must not drop the call.
+            # It asserts or prints: graphs must not drop the call.
             has_side_effect(overload)
         rule: Rule | None = None
         if any(a.alias_info is not None for a in overload._schema.arguments) or not self._gives(

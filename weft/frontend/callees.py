@@ -8,7 +8,7 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from weft.lang import names
 # Objects by what tells them apart. Expressions and nested functions of the text stand for what
 # they make: lambdas, methods of tensors, calls of functools.partial.
 Objects = dict[Any, Any]
+Bound = list[tuple[str, list[ast.expr]]]  # arguments of a call by parameter
 
 _CONTAINERS = (tuple, list, set, frozenset, dict)
 _MOST_ITEMS = 1000
@@ -137,3 +138,28 @@ def inplace(function: Any, node: ast.Call) -> ast.expr | None:
     taken = code.co_varnames[: code.co_argcount] if code is not None else ()
     place = taken.index("inplace") if "inplace" in taken else len(node.args)
     return node.args[place] if place < len(node.args) else None
+
+
+def partial_call(made: ast.Call, node: ast.Call) -> ast.Call:
+    """The call ``node`` of ``made``, which is ``functools.partial(function, ...)``."""
+    return ast.Call(made.args[0], [*made.args[1:], *node.args], [*made.keywords, *node.keywords])
+
+
+def bound_arguments(node: ast.Call, function: Callable[..., Any]) -> Bound:
+    """The arguments of a call by the names of the function's parameters; where some are unpacked,
+    each parameter may be any argument."""
+    signature = inspect.signature(function, follow_wrapped=False)
+    arguments = [*node.args, *(k.value for k in node.keywords)]
+    if any(isinstance(a, ast.Starred) for a in node.args) or any(not k.arg for k in node.keywords):
+        return [(name, arguments) for name in signature.parameters]
+    bound = signature.bind(*node.args, **{str(k.arg): k.value for k in node.keywords}).arguments
+    found: Bound = []
+    for name, value in bound.items():
+        if isinstance(value, tuple):
+            found.append((name, [*value]))
+        else:
+            found.append((name, [*value.values()] if isinstance(value, dict) else [value]))
+    for parameter in signature.parameters.values():
+        if parameter.name not in bound and parameter.default is not parameter.empty:
+            found.append((parameter.name, [ast.Constant(parameter.default)]))
+    return found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import types
 from collections.abc import Callable, Container, Iterable
 from typing import Any
@@ -15,14 +14,17 @@ from typing import Any
 from weft.errors import SourceUnavailableError
 from weft.frontend.callees import (
     STORING_METHODS,
+    Bound,
     Objects,
     applied,
     attributes,
+    bound_arguments,
     called,
     functions,
     inplace,
     items,
     known,
+    partial_call,
     schemas,
     stores,
     union,
@@ -180,7 +182,7 @@ class Mutations:
             case ast.Lambda() | ast.FunctionDef():
                 return self._apply(function, node)
             case ast.Call():
-                return self._call_roots(_partial(function, node), function.args[0])
+                return self._call_roots(partial_call(function, node), function.args[0])
             case functools.partial():
                 inner = applied(node, function.args, function.keywords)
                 return self._result(inner, function.func, all_roots)
@@ -207,7 +209,7 @@ class Mutations:
         """What a function that is written in Python returns may share memory with."""
         inner = enclosed_function(function)
         try:
-            bound = _bound(node, inner)
+            bound = bound_arguments(node, inner)
             names = _returned(inner, self.device, self.active, self._given(bound))
         except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
             return all_roots
@@ -376,7 +378,7 @@ class Mutations:
             case ast.Lambda() | ast.FunctionDef():
                 self._apply(function, node)
             case ast.Call():
-                self._call(_partial(function, node))
+                self._call(partial_call(function, node))
             case functools.partial():
                 self._calls(applied(node, function.args, function.keywords), function.func)
             case types.MethodType():
@@ -484,7 +486,7 @@ class Mutations:
                     self._calls(ast.Call(argument, [ast.Starred(ast.Tuple(rest))], []), inner)
         inner = enclosed_function(function)
         try:
-            bound = _bound(node, inner)
+            bound = bound_arguments(node, inner)
             names = _written(inner, self.device, self.active, self._given(bound))
         except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
             self._library_call(node, function, inner.__name__)
@@ -495,36 +497,10 @@ class Mutations:
 
 
 _MADE_IN = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
-Bound = list[tuple[str, list[ast.expr]]]
 
 
 def _is_in_place(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
-
-
-def _partial(made: ast.Call, node: ast.Call) -> ast.Call:
-    """The call ``node`` of ``made``, which is ``functools.partial(function, ...)``."""
-    return ast.Call(made.args[0], [*made.args[1:], *node.args], [*made.keywords, *node.keywords])
-
-
-def _bound(node: ast.Call, function: Callable[..., Any]) -> list[tuple[str, list[ast.expr]]]:
-    """The arguments of a call by the names of the function's parameters; where some are unpacked,
-    each parameter may be any argument."""
-    signature = inspect.signature(function, follow_wrapped=False)
-    arguments = [*node.args, *(k.value for k in node.keywords)]
-    if any(isinstance(a, ast.Starred) for a in node.args) or any(not k.arg for k in node.keywords):
-        return [(name, arguments) for name in signature.parameters]
-    bound = signature.bind(*node.args, **{str(k.arg): k.value for k in node.keywords}).arguments
-    found: list[tuple[str, list[ast.expr]]] = []
-    for name, value in bound.items():
-        if isinstance(value, tuple):
-            found.append((name, [*value]))
-        else:
-            found.append((name, [*value.values()] if isinstance(value, dict) else [value]))
-    for parameter in signature.parameters.values():
-        if parameter.name not in bound and parameter.default is not parameter.empty:
-            found.append((parameter.name, [ast.Constant(parameter.default)]))
-    return found
 
 
 def _written(

@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import weft
+from tests import processes
 from weft.errors import KernelNameError, KernelTypeError
 
 KERNEL = """import torch, weft
@@ -32,11 +32,9 @@ print(torch.export.load('model.pt2').module()(torch.ones(3)).tolist())
 
 def test_an_exported_program_in_a_new_process(tmp_path: Path) -> None:
     def run(code: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(Path(weft.__file__).parents[1]), str(tmp_path)])
-        return subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": path},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        program = tmp_path / "program.py"
+        program.write_text(code)
+        return processes.run(program, os.environ, tmp_path)
 
     file = tmp_path / "exported_kernel.py"
     file.write_text(KERNEL)

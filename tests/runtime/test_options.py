@@ -2,11 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests import processes
 from weft.options import LOG_NAMES, Options, default_options
 from weft.passes.run import PIPELINE
 from weft.runtime.cache import DiskCache
@@ -40,11 +39,9 @@ def run(tmp_path, extra=0, program=PROGRAM, **environment):
     file = tmp_path / "program.py"
     file.write_text(program.replace("{extra}", str(extra)))
     variables = {k: v for k, v in os.environ.items() if not k.startswith("WEFT_")}
-    variables |= {"WEFT_CACHE_DIR": str(tmp_path / "cache")} | environment
-    return subprocess.run(
-        [sys.executable, str(file)], env=variables, cwd=os.getcwd(), capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    return processes.run(
+        file, variables | {"WEFT_CACHE_DIR": str(tmp_path / "cache")} | environment
+    )
 
 
 def test_the_disk_cache_is_used_by_the_next_process(tmp_path):
@@ -181,7 +178,7 @@ def test_a_relative_cache_folder_stays_where_the_process_started(tmp_path):
     file = tmp_path / "program.py"
     file.write_text(MOVES)
     variables = os.environ | {"WEFT_CACHE_DIR": "kept", "PYTHONPATH": os.getcwd()}
-    subprocess.run([sys.executable, str(file)], env=variables, cwd=tmp_path, check=True)
+    assert processes.run(file, variables, tmp_path).returncode == 0
     assert list((tmp_path / "kept").iterdir())
     assert not list((tmp_path / "elsewhere").iterdir())
 
@@ -215,10 +212,11 @@ def test_sound_entries_with_unusable_code_are_compiled_anew(tmp_path):
         "a": lambda code: b"", "b": lambda code: code[: len(code) // 2],
         "c": lambda code: bytes(len(code)), "d": lambda code: b"nonsense" * 100,
         "e": lambda code: code.replace(b"weft_e", b"weft_f"), "n": lambda code: code[:-100],
+        "r": lambda code: code[:-100],
     }  # fmt: skip
     for path in sorted(cache.folder.iterdir()):
         header, code = cache.load(path.stem)
-        name = header["symbol"].removeprefix("weft_")[0]  # "native": the code of launches
+        name = header["symbol"][len("weft_")]  # "native": of launches, "run": what all share
         cache.store(path.stem, header, damages.pop(name)(code))
     assert not damages
     assert run(tmp_path, program=DAMAGED).stdout == compiled

@@ -2,6 +2,10 @@
 
 import linecache
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -9,7 +13,9 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 import weft
+from weft.pytorch import library
 from weft.pytorch.identity import fingerprint, may_draw, text_of
+from weft.pytorch.library import Operators
 from weft.source import read_function
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
@@ -218,3 +224,56 @@ def test_an_operator_that_draws_random_numbers_has_the_tag(call, draws):
         kernel = defined(text).changing
         assert may_draw(text_of(kernel.source)) == draws
     assert (torch.Tag.nondeterministic_seeded in kernel.op.tags) == draws
+
+
+def test_the_schema_and_weft_itself_are_in_the_name(monkeypatch):
+    text = CELL.replace("out[i] = inner(x[i])", "out[i] = inner(x[i])\n        x[i] = 0.0").replace(
+        "inner(x[i]) + 1", "inner(x[i])"
+    )
+    before = defined(text).changing.op._schema.name
+    assert defined(text).changing.op._schema.name.startswith(before)
+    with monkeypatch.context() as patch:  # as a weft that did not see the store
+        patch.setattr(Operators, "_written", lambda self, constants: frozenset())
+        assert not defined(text).changing.op._schema.name.startswith(before)
+    monkeypatch.setattr(library, "decided_by", lambda: "another weft")
+    assert not defined(text).changing.op._schema.name.startswith(before)
+
+
+STORING = """import torch, weft
+def store(x, i):
+    x[i] = 7.0
+@weft.kernel
+def storing(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        store(x, i)
+        out[i] = x[i]
+    return out
+def program(x):
+    z = x * 1
+    storing(z)
+    return z + 1
+"""
+COMPILED = """import torch, storing
+print(torch.compile(storing.program)(torch.ones(2)).tolist())
+"""
+OLDER = """from weft.pytorch.library import Operators
+Operators._written = lambda self, constants: frozenset()
+Operators._check_written = lambda *_: None
+"""
+
+
+@pytest.mark.slow
+def test_inductors_cache_on_disk_is_not_that_of_an_older_schema(tmp_path):
+    (tmp_path / "storing.py").write_text(STORING)
+    path = os.pathsep.join([str(Path(weft.__file__).parents[1]), str(tmp_path)])
+    around = {"PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run(code):
+        return subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | around,
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    assert run(OLDER + COMPILED) == "[2.0, 2.0]\n"  # the store was lost
+    assert run(COMPILED) == "[8.0, 8.0]\n"

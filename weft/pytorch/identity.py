@@ -1,4 +1,5 @@
-"""What tells a kernel's operator from another: all the text that it is made from, as a hash.
+"""What tells a kernel's operator from another: all the text that it is made from, as a hash; also
+that of its schema, and of weft itself.
 
 The name of an operator carries it, so that what PyTorch keeps by that name (graphs that were
 exported, Inductor's cache on disk) is not taken for what an edited kernel does.
@@ -13,6 +14,7 @@ import hashlib
 import re
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +48,16 @@ def text_of(source: FunctionSource, *others: Any) -> str:
 def fingerprint(text: str) -> str:
     """Eight hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+@functools.cache
+def decided_by() -> str:
+    """A hash of the text of weft that decides on schemas, and on shapes and dtypes of results: what
+    graphs have in them besides the name. It is the same wherever the same weft is installed."""
+    package = Path(__file__).parents[1]
+    folders = [package / name for name in ("frontend", "lang", "pytorch")]
+    texts = [file.read_bytes() for folder in folders for file in sorted(folder.glob("*.py"))]
+    return hashlib.sha256(b"".join(texts)).hexdigest()
 
 
 def may_draw(text: str) -> bool:

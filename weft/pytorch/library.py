@@ -36,7 +36,7 @@ from weft.lang.dtypes import DType
 from weft.pytorch.ambient import Autocast, autocast_state, under
 from weft.pytorch.derivative import Rule, Transformed, register
 from weft.pytorch.fake import fake_launchers, hidden_write, without_data
-from weft.pytorch.identity import deciding, fingerprint, may_draw, text_of
+from weft.pytorch.identity import decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.level import has_dual
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.replay import Reading, replaying, returned_names
@@ -193,7 +193,13 @@ class Operators:
         operator = self.made.get(key)
         if operator is None:
             function = self.kernel.function
-            text = text_of(self.kernel.source, self.kernel.given, types, fixed, around, autocast)
+            absent = iter(fixed)
+            pairs = zip(self.parameters, types, strict=True)
+            constants = {p.name: next(absent) for p, kind in pairs if not kind}
+            written = self._written(constants)
+            schema = self._schema(types, written)
+            others = (types, fixed, around, autocast, schema, decided_by())
+            text = text_of(self.kernel.source, self.kernel.given, *others)
             name = f"{self.name}_{fingerprint(text)}"
             tags = (torch.Tag.nondeterministic_seeded,) if may_draw(text) else ()
             # A cell of a notebook that is run again defines the same kernel.
@@ -201,7 +207,9 @@ class Operators:
                 name, id(function.__globals__), *map(id, function.__closure__ or ()),
                 constant_key(function.__defaults__), constant_key(function.__kwdefaults__), key,
             )  # fmt: skip
-            make = functools.partial(self._make, name, types, fixed, autocast, tags)
+            make = functools.partial(
+                self._make, name, schema, types, constants, written, autocast, tags
+            )
             operator = self.made[key] = namespace_of(self.namespace).once(shared, make)
         return operator
 
@@ -235,16 +243,12 @@ class Operators:
 
     # --- making one ------------------------------------------------------------------------------
     def _make(
-        self, name: str, types: tuple[str, ...], fixed: Sequence[Any], autocast: Autocast,
-        tags: tuple[torch.Tag, ...],
+        self, name: str, schema: str, types: tuple[str, ...], constants: dict[str, Any],
+        written: frozenset[str], autocast: Autocast, tags: tuple[torch.Tag, ...],
     ) -> Operator:  # fmt: skip
-        names = [p.name for p in self.parameters]
-        absent = iter(fixed)
-        constants = {n: next(absent) for n, t in zip(names, types, strict=True) if not t}
-        written = self._written(constants)
         namespace = namespace_of(self.namespace)
         name = namespace.free_name(name)
-        namespace.define(name + self._schema(types, written), *tags)
+        namespace.define(name + schema, *tags)
         implementation = self._implementation(types, constants, written, autocast, None)
         namespace.library.impl(name, implementation, "CompositeExplicitAutograd")
         launchers = fake_launchers(self.kernel, operator=True)

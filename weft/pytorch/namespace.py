@@ -91,8 +91,8 @@ class Namespace:
             raise KernelNameError(
                 f"no kernel `{match[1]}` of this process has the operator "
                 f"`{self.namespace}::{name}`", kernels[-1].span,
-                help="the hash in the name is that of the kernel's text, of what it calls and of "
-                "the kinds of its arguments. If the text has changed, export the graph again; "
+                help="the hash in the name is that of the kernel's text, of what it calls, of the "
+                "kinds of its arguments and of weft. If one has changed, export the graph again; "
                 "otherwise call the kernel once as the graph does, under torch.compile, say",
             )  # fmt: skip
         return None

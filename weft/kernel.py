@@ -154,6 +154,27 @@ class Kernel:
             return BoundForward(self, instance)
         return types.MethodType(self, instance)
 
+    @property
+    def _torchdynamo_wrapper_id(self) -> int:
+        """With the next: of this object, and of no method made of it."""
+        return id(self)
+
+    @functools.cached_property
+    def _torchdynamo_orig_callable(self) -> Callable[..., Any]:
+        """What torch.compile of the kernel by itself compiles: a function with a code object of its
+        own, which counts recompilations. Objects that are called share one."""
+        if torch.torch_version.TorchVersion(torch.__version__) < (2, 13):  # which unbinds methods
+            raise AttributeError
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs)
+
+        own = self.function.__code__
+        call.__code__ = call.__code__.replace(
+            co_name=own.co_name, co_filename=own.co_filename, co_firstlineno=own.co_firstlineno
+        )
+        return call
+
     def __reduce__(self) -> str:
         """Kernels are pickled and copied as functions are: by name."""
         return self.__qualname__

@@ -106,6 +106,7 @@ def read_function(function: Callable[..., Any], kernel: str = "") -> FunctionSou
     ast.increment_lineno(tree, first - 1 - indented)
     if not _is_source_of(tree, function):
         raise _changed(name, code)
+    _mangle(tree, code)
     lines = {first + k: line.rstrip("\n") for k, line in enumerate(raw)}
     return FunctionSource(function, name, code.co_filename, text, tree, kernel, lines)
 
@@ -232,6 +233,17 @@ def _words(code: CodeType) -> set[object]:
     return found.union(*map(_words, _codes(code)))
 
 
+def _mangle(tree: ast.AST, code: CodeType) -> None:
+    """Gives ``__private`` names of a class the names that CPython has given them."""
+    words = [word for word in _words(code) if isinstance(word, str) and word.startswith("_")]
+    for node in ast.walk(tree):
+        for place in () if isinstance(node, ast.keyword) else ("attr", "id", "arg"):
+            name = getattr(node, place, None)
+            if isinstance(name, str) and name.startswith("__") and not name.endswith("__"):
+                made = [w for w in words if w.endswith(name) and not w.startswith("__")]
+                setattr(node, place, made[0] if made else name)
+
+
 def _typed(code: CodeType | None) -> list[str]:
     """The lines of a function that was typed at the prompt, from the line editor's history.
 
@@ -284,6 +296,7 @@ def _read_lambda(function: Callable[..., Any], kernel: str) -> FunctionSource:
     node = found[0]
     if not _is_source_of(node, function):
         raise _changed("<lambda>", code)
+    _mangle(node, code)
     tree = ast.FunctionDef("lambda", node.args, [ast.Return(node.body)], [], type_params=[])  # pyright: ignore[reportCallIssue]
     for new in (tree, tree.body[0]):
         ast.copy_location(new, node.body if new is not tree else node)

@@ -504,6 +504,31 @@ def test_stores_of_methods_are_in_the_schema(kernel):
     assert str(kernel.op._schema).endswith("(Tensor(a!) x) -> ()")
 
 
+class Private(torch.nn.Module):
+    __factor = 3.0
+
+    def __init__(self):
+        super().__init__()
+        self.__table = torch.tensor([1.0, 2.0, 4.0])
+
+    def __shifted(self, __value):
+        return __value + self.__factor
+
+    @weft.kernel
+    def forward(self, x):
+        out, __host = torch.empty_like(x), self.__factor
+        for i in range(x.shape[0]):
+            __own = x[i] * self.__table[i]
+            out[i] = self.__shifted(__own) * __host
+        return out
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: torch.compile(m, backend="eager")])
+def test_private_names_of_a_class(wrap):
+    torch._dynamo.reset()
+    assert wrap(Private())(torch.ones(3)).tolist() == [12.0, 15.0, 21.0]
+
+
 def test_a_graph_does_not_drop_a_kernel_that_returns_nothing():
     torch._dynamo.reset()
 

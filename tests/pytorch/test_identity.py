@@ -83,6 +83,25 @@ def test_compiled_kernels_are_told_apart():
         assert torch.compile(kernel, backend="aot_eager")(x).tolist() == [value] * 2
 
 
+@pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) < (2, 13), reason="one count for all there"
+)
+def test_each_kernel_has_recompilations_of_its_own():
+    def made(factor):
+        @weft.kernel
+        def scaled(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for i in range(x.shape[0]):
+                out[i] = factor * x[i]
+            return out
+
+        return scaled
+
+    for factor in range(10):  # torch stops at the eighth of one code object
+        compiled = torch.compile(made(factor), backend="eager", fullgraph=True)
+        assert compiled(torch.ones(2)).tolist() == [factor] * 2
+
+
 def test_a_kernel_that_is_an_argument_is_guarded():
     called = torch.compile(lambda kernel, x: kernel(x), backend="aot_eager", fullgraph=True)
     x = torch.ones(2)

@@ -93,8 +93,8 @@ def test_what_an_operator_is_not_made_of() -> None:
         "no kernel `edited` of this process has the operator `weft::edited_01234567`"
     )
     assert info.value.help == (
-        "the hash in the name is that of the kernel's text, of what it calls and of the kinds of "
-        "its arguments. If the text has changed, export the graph again; otherwise call the kernel "
-        "once as the graph does, under torch.compile, say"
+        "the hash in the name is that of the kernel's text, of what it calls, of the kinds of its "
+        "arguments and of weft. If one has changed, export the graph again; otherwise call the "
+        "kernel once as the graph does, under torch.compile, say"
     )
     del edited, info

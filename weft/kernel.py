@@ -26,10 +26,8 @@ from weft.frontend.split import HostPart, split
 from weft.lang import numbers
 from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
-from weft.pytorch.library import Operators
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.overrides import check_foreign, overridden, overrides, overriding
-from weft.runtime import watch
 from weft.runtime.entry import dispatched, make_entry, order_of, plain_types
 from weft.runtime.launch import Ahead, Launcher, Specialization
 from weft.runtime.signature import check_argument, check_layout
@@ -38,6 +36,7 @@ from weft.source import FunctionSource, Span, read_function
 if TYPE_CHECKING:
     from weft import compiler
     from weft.pytorch.derived import Backward, Jvp
+    from weft.pytorch.library import Operators
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch = torch.Tensor.__torch_dispatch__
@@ -124,7 +123,7 @@ class Kernel:
     def unconverted(self, *args: Any, **kwargs: Any) -> Any:
         """The same without what a return annotation asks for: results of loops are tensors."""
         if self.options.interpret:
-            return watch.run(self.function, args, kwargs, self.source)
+            return self._watched(args, kwargs)
         self._prepare()
         launchers = self._launchers
         if forward_ad._current_level >= 0:
@@ -339,6 +338,8 @@ class Kernel:
     @functools.cached_property
     def operators(self) -> Operators:
         """The PyTorch operators that this kernel is."""
+        from weft.pytorch.library import Operators  # only where PyTorch asks for an operator
+
         return Operators(self, self._namespace, self._op_name)
 
     @property
@@ -367,8 +368,13 @@ class Kernel:
     @user_frames
     def interpret(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the Python itself, with bounds and races checked."""
-        result = watch.run(self.function, args, kwargs, self.source)
+        result = self._watched(args, kwargs)
         return result if self._convert is None else self._convert(result)
+
+    def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from weft.runtime import watch  # only where the Python itself is run
+
+        return watch.run(self.function, args, kwargs, self.source)
 
     @user_frames
     def inspect(self, *args: Any, **kwargs: Any) -> Inspection:

@@ -188,11 +188,8 @@ class _Compiled:
     """What the launcher sees: the emulated specialisation in the place of one for the CPU."""
 
     def __init__(self, compiled: Emulated) -> None:
-        self.function, self.results, self.guards = (
-            compiled.function,
-            compiled.results,
-            compiled.guards,
-        )
+        self.loop, self.function = compiled.loop, compiled.function
+        self.results, self.guards = compiled.results, compiled.guards
         self.origin, self.stages, self.checks, self.prints = "compiled", compiled.stages, (), ()
         self.load = _Loaded(compiled)
 

@@ -99,9 +99,8 @@ def test_which_loops_have_no_order():
 def test_a_gpu_refuses_or_warns(deterministic):
     x, k = arguments(10)
     scatter(x, k, torch.zeros(7))
-    function = scatter.specializations[-1].compiled.function
     done = []
-    call = Ordered(done.append, function, True, scatter.span)
+    call = Ordered(done.append, scatter.specializations[-1].compiled, True, scatter.span)
     message = (
         "what iterations do to `out` has no order on a GPU, so that the result is not deterministic"
     )

@@ -7,14 +7,13 @@ where it was imported already, loading them again costs nothing.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import ctypes.util
 import functools
 import importlib.util
 import pathlib
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import llvmlite.binding as llvm
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,19 @@ def load() -> Libraries:
     return Libraries(openmp, sleef)
 
 
+def address_of(symbol: str) -> int:
+    """The address of a function of this process; 0 where there is none."""
+    try:
+        return ctypes.cast(_process()[symbol], ctypes.c_void_p).value or 0
+    except AttributeError:
+        return 0
+
+
+@functools.cache
+def _process() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
 def _torch_folder() -> pathlib.Path | None:
     try:
         spec = importlib.util.find_spec("torch")
@@ -60,12 +72,12 @@ def _in(folder: pathlib.Path | None, pattern: str) -> list[str]:
 def _load_first(symbol: str, *sources: Callable[[], list[str]]) -> bool:
     """Loads candidates until ``symbol`` is known. Sources are asked in order, when needed: looking
     a library up by its short name runs other programs, which takes tens of milliseconds."""
-    if llvm.address_of_symbol(symbol):
+    if address_of(symbol):
         return True
     for source in sources:
         for path in filter(None, source()):
-            with contextlib.suppress(RuntimeError):  # not loadable here: the next one may be
-                llvm.load_library_permanently(path)
-            if llvm.address_of_symbol(symbol):
+            with contextlib.suppress(OSError):  # not loadable here: the next one may be
+                ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+            if address_of(symbol):
                 return True
     return False

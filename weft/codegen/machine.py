@@ -26,9 +26,8 @@ def machine(effort: int = 1) -> llvm.TargetMachine:
     )  # fmt: skip
 
 
-@functools.cache
-def host() -> str:
-    """The CPU that code is made for, its name and features: part of a cache's key."""
+def described() -> str:
+    """The CPU that code is made for, its name and features."""
     return f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
 
 

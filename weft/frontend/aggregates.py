@@ -24,6 +24,7 @@ from weft.frontend.kinds import (
 from weft.ir import types as ir
 from weft.ir.views import constant_of
 from weft.lang import elimination
+from weft.lang.vectors import CLOSED
 from weft.source import Span
 
 if TYPE_CHECKING:
@@ -333,7 +334,7 @@ def cross(cx: Lowering, a: Vec, b: Vec, span: Span) -> Operand:
 def determinant(cx: Lowering, x: Vec, span: Span) -> Operand:
     """By expansion along the first row; of larger matrices, by elimination."""
     s, n = cx.scalars, x.shape[0]
-    if n > elimination.CLOSED:
+    if n > CLOSED:
         if any(is_float(s.number(item, span)) for item in x.items):
             return elimination.determinant(_arithmetic(cx, span), _float_rows(cx, x, span))
         whole = [list(x.items[k : k + n]) for k in range(0, n * n, n)]
@@ -357,7 +358,7 @@ def _minor(x: Vec, row: int, column: int) -> Vec:
 def inverse(cx: Lowering, x: Vec, span: Span) -> Operand:
     """The adjugate over the determinant; of larger matrices, by elimination."""
     s, n = cx.scalars, x.shape[0]
-    if n > elimination.CLOSED:
+    if n > CLOSED:
         found = elimination.inverse(_arithmetic(cx, span), _float_rows(cx, x, span))
         return Vec([item for row in found for item in row], (n, n))
     over = s.binary("/", Static(1.0), determinant(cx, x, span), span)

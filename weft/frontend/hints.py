@@ -19,10 +19,14 @@ HOST_LOOPS = ("serial", "static")
 _HINTS = "weft_hints"  # the attribute of a loop that holds the calls before it
 
 
+def hints_of(loop: ast.For) -> list[ast.Call]:
+    """The calls of ``loop_config`` before ``loop``."""
+    return getattr(loop, _HINTS, [])
+
+
 def configured(loop: ast.For, option: str) -> ast.expr | None:
     """What the ``loop_config`` before ``loop`` gives for an option; None where it gives nothing."""
-    calls: list[ast.Call] = getattr(loop, _HINTS, [])
-    given = [k.value for call in calls for k in call.keywords if k.arg == option]
+    given = [k.value for call in hints_of(loop) for k in call.keywords if k.arg == option]
     return given[-1] if given else None
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-CLOSED = 4  # matrices of up to so many rows have formulas without choices
-
 Rows = list[list[Any]]
 
 

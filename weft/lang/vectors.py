@@ -15,16 +15,19 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from weft.errors import KernelTypeError
-from weft.lang import elimination
 from weft.lang.dtypes import DType, as_dtype, f32, i32
 from weft.lang.elements import Elementwise
 from weft.lang.field import Field, field
 
+if TYPE_CHECKING:
+    from weft.lang.elimination import Arithmetic
+
+CLOSED = 4  # matrices of up to so many rows have formulas without choices
 SWIZZLES = ("xyzw", "rgba", "stpq")
 
 
@@ -369,10 +372,12 @@ class Matrix(_Values):
     def determinant(self) -> Any:
         """By expansion along the first row; of larger matrices, by elimination."""
         _square(self, "determinant")
-        if self.n > elimination.CLOSED:
+        if self.n > CLOSED:
+            from weft.lang import elimination  # of large matrices alone
+
             if any(map(_is_float, self._items)):
-                return elimination.determinant(_ARITHMETIC, self._float_rows())
-            return elimination.whole_determinant(_ARITHMETIC, [list(row) for row in self])
+                return elimination.determinant(_arithmetic(), self._float_rows())
+            return elimination.whole_determinant(_arithmetic(), [list(row) for row in self])
         if self.n == 1:
             return self[0, 0]
         terms = (self[0, j] * self._minor(0, j).determinant() for j in range(self.n))
@@ -382,8 +387,10 @@ class Matrix(_Values):
         """The adjugate over the determinant; of larger matrices, by elimination. Infinite or NaN
         where the determinant is 0."""
         _square(self, "inverse")
-        if self.n > elimination.CLOSED:
-            return Matrix(elimination.inverse(_ARITHMETIC, self._float_rows()))
+        if self.n > CLOSED:
+            from weft.lang import elimination  # likewise
+
+            return Matrix(elimination.inverse(_arithmetic(), self._float_rows()))
         sides = range(self.n)
         adjugate = Matrix([[self._cofactor(j, i) for j in sides] for i in sides])
         scale = to_float(self.determinant())
@@ -446,14 +453,19 @@ def _select(condition: Any, a: Any, b: Any) -> Any:
 
 
 _BINARY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": _quotient}
-_ARITHMETIC = elimination.Arithmetic(
-    binary=lambda symbol, a, b: _BINARY[symbol](a, b),
-    negate=operator.neg,
-    magnitude=abs,
-    larger=operator.gt,
-    equal=operator.eq,
-    select=_select,
-)
+
+
+def _arithmetic() -> Arithmetic:
+    from weft.lang import elimination  # likewise
+
+    return elimination.Arithmetic(
+        binary=lambda symbol, a, b: _BINARY[symbol](a, b),
+        negate=operator.neg,
+        magnitude=abs,
+        larger=operator.gt,
+        equal=operator.eq,
+        select=_select,
+    )
 
 
 @dataclass(frozen=True, slots=True)

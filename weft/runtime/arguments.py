@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from weft.codegen import launching
 from weft.codegen.intervals import Interval, fits
 from weft.codegen.launching import Facts
-from weft.ir.core import Function
-from weft.ir.types import MemRefType
+from weft.ir.types import MemRefType, Type
 
 _WORD = struct.Struct("<q")
 
@@ -18,8 +17,8 @@ _WORD = struct.Struct("<q")
 class Arguments:
     """Sizes and strides, in elements, of each memref argument, by its position."""
 
-    def __init__(self, facts: Facts, function: Function, slots: bytes) -> None:
-        """``slots``: the packed argument block."""
+    def __init__(self, facts: Facts, types: Sequence[Type], slots: bytes) -> None:
+        """``types``: of the kernel's arguments; ``slots``: the packed argument block."""
         self.facts = facts
         self.types: dict[int, MemRefType] = {}
         self.views: dict[int, tuple[list[int], list[int]]] = {}
@@ -30,7 +29,8 @@ class Arguments:
                 word = _WORD.unpack_from(slots, 8 * k)[0]
                 self.views[slot.arg][slot.kind == "stride"].append(word)
         for arg, (sizes, strides) in self.views.items():
-            type = function.args[arg].memref
+            type = types[arg]
+            assert isinstance(type, MemRefType)
             self.types[arg] = type
             if type.layout == "unit" and sizes:
                 strides.append(1)

@@ -1,59 +1,135 @@
-"""One specialisation of one device loop: compiled or taken from the disk cache, and loaded."""
+"""One specialisation of one device loop: compiled or taken from the disk cache, and loaded.
+
+What launching asks of the loop's IR is a ``Summary``. The disk cache keeps it with the hash of the
+IR (``known.py``): where the loop, what it reads while it is compiled, and the machine code are as
+they were, the compiler is not imported, and the IR is made only if somebody asks for it (a
+gradient, arguments that share memory).
+"""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
-import os
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
-
-import llvmlite
+from typing import TYPE_CHECKING, Any
 
 from weft import timing
 from weft.codegen.interface import Check, Slot
-from weft.codegen.machine import host
-from weft.frontend.lower import Lowered, lower
 from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
-from weft.ir.core import Function, walk
-from weft.ir.text import print_function
+from weft.ir.core import Function
 from weft.options import Options
-from weft.runtime.cache import DiskCache
+from weft.runtime import known
+from weft.runtime.cache import DiskCache, disk, hashed
 from weft.runtime.cpu import LoadedFunction, load
+from weft.runtime.known import Summary
+from weft.runtime.maker import compiler, processor
 from weft.source import FunctionSource
-from weft.version import VERSION
+
+if TYPE_CHECKING:
+    from weft.frontend.lower import Lowered
 
 FORMAT = 1  # of the header; another number is another key
 log = logging.getLogger("weft.specialize")
-log_ir = logging.getLogger("weft.ir")
 log_llvm = logging.getLogger("weft.llvm")
 log_asm = logging.getLogger("weft.asm")
-log_source = logging.getLogger("weft.source")
 log_time = logging.getLogger("weft.time")
 
 
+class Loop:
+    """``digest``: a hash of its IR. ``guards``: what was read while it was lowered, and may
+    change."""
+
+    def __init__(
+        self, summary: Summary, digest: str, guards: Sequence[Guard], lower: Callable[[], Function]
+    ) -> None:
+        self.summary = summary
+        self.digest = digest
+        self.guards = tuple(guards)
+        self._lower = lower
+
+    @functools.cached_property
+    def function(self) -> Function:
+        """The IR as lowered."""
+        return self._lower()
+
+
+def loop_for(
+    region: Region | None, source: FunctionSource | None, specs: dict[str, Spec], options: Options,
+    lowered: Lowered | None,
+) -> Loop:  # fmt: skip
+    """The loop ``region`` for arguments as ``specs`` says, or the one that is ``lowered`` already.
+    Raises ``CompileError``s."""
+    with timing.stage("frontend"):
+        if lowered is not None:
+            return _made(lowered, options)
+        assert region is not None
+        assert source is not None
+        return _loop_of(region, source, specs, options)
+
+
+def _loop_of(
+    region: Region, source: FunctionSource, specs: dict[str, Spec], options: Options
+) -> Loop:
+    def lower() -> Lowered:
+        from weft.runtime import lowering  # the compiler's front: not where the cache will do
+
+        return lowering.lower(region, specs, source, debug=options.debug)
+
+    cache = disk(options)
+    places = known.Places(source.function)
+    key = known.key_of(region, specs, source, options, places) if cache is not None else None
+    if cache is None or key is None:
+        return _made(lower(), options)
+    found = known.find(cache, key, places)
+    if found is not None:
+        return Loop(*found, lambda: lower().function)
+    made = _made(lower(), options)
+    if not source.warned:  # what is said, is said in each process
+        known.remember(cache, key, places, made.summary, made.digest, made.guards)
+    return made
+
+
+def _made(lowered: Lowered, options: Options) -> Loop:
+    from weft.runtime import lowering  # imported by what has lowered it
+
+    summary, digest = lowering.summarize(lowered, options)
+    return Loop(summary, digest, lowered.guards, lambda: lowered.function)
+
+
 @dataclass(slots=True)
-class Compiled:
-    """A specialisation that can be called: ``load.call(packed slots)``.
+class Made:
+    """A specialisation for some device. ``origin``: "compiled" or "disk"; ``stages``:
+    milliseconds."""
 
-    ``results``: (name, dtype) of the scalars it reduces into, whose 0-d tensors are the last memref
-    arguments. ``guards``: what was read at compile time and may change. ``origin``: "compiled" or
-    "disk".
-    """
+    loop: Loop
+    origin: str
+    stages: dict[str, float]
 
-    function: Function  # as lowered: its arguments are those of the slots
+    @property
+    def function(self) -> Function:
+        """As lowered: its arguments are those of the slots."""
+        return self.loop.function
+
+    @property
+    def results(self) -> tuple[tuple[str, str], ...]:
+        return self.loop.summary.results
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        return self.loop.guards
+
+
+@dataclass(slots=True)
+class Compiled(Made):
+    """A specialisation that can be called: ``load.call(packed slots)``."""
+
     load: LoadedFunction
     slots: tuple[Slot, ...]
     checks: tuple[Check, ...]
     prints: tuple[Any, ...]
-    results: list[tuple[str, str]]
-    guards: list[Guard]
-    origin: str
-    stages: dict[str, float]
 
 
 def compile_region(
@@ -65,25 +141,20 @@ def compile_region(
     ``noalias``: no memory written through one tensor is accessed through another. ``lowered``: the
     loop's IR, where it does not come from source (``region`` and ``source`` are then not needed).
     """
-    cache = disk(options.cache_dir, options.cache_bytes) if options.cache else None
+    cache = disk(options)
     with timing.record() as recording:
-        with timing.stage("frontend"):
-            if lowered is None:
-                assert region is not None
-                assert source is not None
-                lowered = lower(region, specs, source, debug=options.debug)
-        text = printed(lowered)
-        key = _key(text + places(lowered.function, options), options, noalias)
+        loop = loop_for(region, source, specs, options, lowered)
+        key = hashed(FORMAT, compiler(), processor(), said(options, noalias), loop.digest)
         found = _from_disk(cache, key)
         if found is not None:
             loaded, slots, checks, prints = found
             origin = "disk"
         else:
             # Passes, index sets and code generation are not imported where the cache has the code.
-            from weft import compiler
+            from weft import compiler as pipeline
 
-            code = compiler.to_code(
-                lowered.function,
+            code = pipeline.to_code(
+                loop.function,
                 strict_math=options.strict_math,
                 noalias=noalias,
                 verify=options.verify,
@@ -91,27 +162,21 @@ def compile_region(
             )
             log_llvm.debug("%s", code.llvm)
             if log_asm.isEnabledFor(logging.DEBUG):
-                log_asm.debug("%s", compiler.cpu.assembly(code))
+                log_asm.debug("%s", pipeline.cpu.assembly(code))
             slots, checks, prints, origin = code.slots, code.checks, code.prints, "compiled"
             if cache is not None:
                 cache.store(key, _encode(slots, checks, prints, code.symbol), code.object)
             with timing.stage("load"):
                 loaded = load(code.object, code.symbol, prints, cache=cache)
-    stages = recording.stages
-    log_stages(lowered.function, origin, recording)
-    log.debug("%s: %s for (%s)", lowered.function.name, origin,
-              ", ".join(f"{n}: {s}" for n, s in specs.items()))  # fmt: skip
-    return Compiled(
-        lowered.function,
-        loaded,
-        slots,
-        checks,
-        prints,
-        lowered.results,
-        lowered.guards,
-        origin,
-        dict(stages),
-    )
+    name = loop.summary.name
+    log_stages(name, origin, recording)
+    log.debug("%s: %s for (%s)", name, origin, ", ".join(f"{n}: {s}" for n, s in specs.items()))
+    return Compiled(loop, origin, dict(recording.stages), loaded, slots, checks, prints)
+
+
+def said(options: Options, noalias: bool) -> str:
+    """What of the options makes other code."""
+    return f"debug={options.debug} strict={options.strict_math} noalias={noalias}"
 
 
 def _from_disk(
@@ -131,58 +196,10 @@ def _from_disk(
             return None
 
 
-def printed(lowered: Lowered) -> str:
-    """The IR as text. It is logged, and the loop's source with types if there is one."""
-    if lowered.typed_source:
-        log_source.debug("%s:\n%s", lowered.function.name, lowered.typed_source)
-    text = print_function(lowered.function)
-    log_ir.debug("%s", text)
-    return text
-
-
-def log_stages(function: Function, what: str, recording: timing.Recording) -> None:
+def log_stages(name: str, what: str, recording: timing.Recording) -> None:
     """Logs how long the stages of a compilation took."""
     if log_time.isEnabledFor(logging.DEBUG):
-        log_time.debug("%s, %s\n%s", function.name, what, recording.report())
-
-
-@functools.cache
-def disk(folder: Path | None, limit: int) -> DiskCache:
-    return DiskCache(folder, limit)
-
-
-@functools.cache
-def fingerprint() -> str:
-    """Sizes and times of all files of the package: an edited compiler does not take what it made
-    before. The time of the last change of a file's state cannot be set back, as the time of its
-    contents can (by installers, and copies that keep it)."""
-    files: list[str] = []
-    for folder, folders, names in os.walk(Path(__file__).parents[1]):
-        folders[:] = (name for name in folders if name != "__pycache__")
-        files += (os.path.join(folder, name) for name in names if name.endswith(".py"))
-    states = (os.stat(file) for file in sorted(files))
-    return " ".join(f"{s.st_size}:{s.st_mtime_ns}:{s.st_ctime_ns}" for s in states)
-
-
-def places(function: Function, options: Options) -> str:
-    """Where in the source what may fail stands. Code that checks knows it, so that a kernel with
-    other lines above it is another one to the cache."""
-    checked = [op for op in walk(function.body) if op.name in _FAILING]
-    if not options.debug and all(op.name.startswith("memref.") for op in checked):
-        return ""
-    return "".join(f"// {op.span}\n" for op in checked)
-
-
-_FAILING = ("weft.assert", "weft.bounds", "memref.load", "memref.store", "memref.atomic_rmw",
-            "memref.atomic_cas")  # fmt: skip
-
-
-def _key(text: str, options: Options, noalias: bool) -> str:
-    parts = (
-        str(FORMAT), VERSION, fingerprint(), llvmlite.__version__, host(),
-        f"debug={options.debug} strict={options.strict_math} noalias={noalias}", text,
-    )  # fmt: skip
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        log_time.debug("%s, %s\n%s", name, what, recording.report())
 
 
 def _encode(slots: Any, checks: Any, prints: Any, symbol: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -27,7 +28,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import platformdirs
+from weft.options import Options
 
 log = logging.getLogger("weft.cache")
 
@@ -41,6 +42,21 @@ class CacheWarning(UserWarning):
     """The disk cache cannot be used; kernels are compiled anew in each process."""
 
 
+@functools.cache
+def _cache_in(folder: Path | None, limit: int) -> DiskCache:
+    return DiskCache(folder, limit)
+
+
+def disk(options: Options) -> DiskCache | None:
+    """The cache that the options say; None where they say that there is none."""
+    return _cache_in(options.cache_dir, options.cache_bytes) if options.cache else None
+
+
+def hashed(*parts: object) -> str:
+    """The key of an entry that depends on all of ``parts``."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+
 class DiskCache:
     """Entries by key (hex digits) in ``folder``, at most ``limit`` bytes of them.
 
@@ -50,7 +66,7 @@ class DiskCache:
     """
 
     def __init__(self, folder: Path | None = None, limit: int = 512 << 20) -> None:
-        self.folder = folder or platformdirs.user_cache_path("weft")
+        self.folder = folder or _users_folder()
         self.limit = limit
         self._lock = threading.Lock()
         self._usable: bool | None = None
@@ -177,6 +193,12 @@ class DiskCache:
 
     def _warn(self, message: str) -> None:
         warnings.warn(message, CacheWarning, stacklevel=2)
+
+
+def _users_folder() -> Path:
+    import platformdirs  # not where a folder is given
+
+    return platformdirs.user_cache_path("weft")
 
 
 def _open_private(folder: Path) -> int:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import itertools
 import logging
 import os
 import struct
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import llvmlite
-import llvmlite.binding as llvm
-
-from weft.codegen import interrupt, libraries, pool
-from weft.codegen.machine import host, host_cpu, machine
-from weft.runtime.cache import DiskCache
+from weft.codegen import libraries
+from weft.runtime.cache import DiskCache, hashed
+from weft.runtime.link import Linked, link
+from weft.runtime.maker import compiler, processor
 
 Prints = Sequence[tuple[Sequence[str | None], Sequence[str]]]
 
@@ -54,67 +49,58 @@ def load(
     with _lock:
         if not _shared:
             _shared.update(_pool(cache))
-        tracker = _link(object, [symbol], _shared)
-    return LoadedFunction(tracker[symbol], tracker, prints)
+        code = _link(object, [symbol], _shared)
+    return LoadedFunction(code.addresses[symbol], code.memory, prints)
 
 
-def load_text(
-    text: str, symbols: Sequence[str], needs: Mapping[str, int], cache: DiskCache | None,
+def load_shared(
+    name: str, make: Callable[[], tuple[str, Sequence[str]]], cache: DiskCache | None,
     *, effort: int = 1,
-) -> llvm.ResourceTracker:  # fmt: skip
+) -> Linked:  # fmt: skip
     """The code of LLVM IR that is the same in every process, compiled as it stands, or taken from
-    ``cache``: ``symbols`` of it can be asked for. ``needs``: addresses of functions that it calls.
-    """
-    key = hashlib.sha256(f"{llvmlite.__version__}\n{host()}\n{effort}\n{text}".encode()).hexdigest()
+    ``cache``. ``make`` gives the IR and the symbols of it that can be asked for."""
+    key = hashed("shared", name, effort, compiler(), processor(), libraries.load().openmp)
     entry = cache.load(key) if cache is not None else None
     if entry is not None:
         try:
-            return _link(entry[1], symbols, needs)
-        except RuntimeError as error:
-            log.warning("the cached code of %s is compiled anew: %s", symbols[0], error)
-    code = machine(effort).emit_object(llvm.parse_assembly(text))
+            return _link(entry[1], entry[0]["symbols"], {})
+        except (RuntimeError, KeyError) as error:
+            log.warning("the cached code of %s is compiled anew: %s", name, error)
+    from weft.runtime import jit  # LLVM: where the cache has no code
+
+    text, symbols = make()
+    code = jit.emit(text, effort)
     if cache is not None:
-        cache.store(key, {"symbol": symbols[0]}, code)
-    return _link(code, symbols, needs)
+        cache.store(key, {"symbols": [*symbols]}, code)
+    return _link(code, symbols, {})
 
 
-def _link(
-    object: bytes, symbols: Sequence[str], needs: Mapping[str, int]
-) -> llvm.ResourceTracker:  # fmt: skip
-    builder = llvm.JITLibraryBuilder().add_object_img(object).add_current_process()
-    for name, address in needs.items():
-        builder.import_symbol(name, address)
-    for name in symbols:
-        builder.export_symbol(name)
-    return builder.link(_jit(), f"{symbols[0]}.{next(_numbers)}")
+def _link(object: bytes, symbols: Sequence[str], needs: Mapping[str, int]) -> Linked:
+    linked = link(object, symbols, lambda name: needs.get(name) or libraries.address_of(name))
+    if linked is not None:
+        return linked
+    from weft.runtime import jit  # LLVM, which this processor's code does without
+
+    return jit.link(object, symbols, needs)
 
 
-_numbers = itertools.count()
 _lock = threading.Lock()
 _shared: dict[str, int] = {}  # addresses of functions for kernels that no shared library has
-
-
-@functools.cache
-def _jit() -> llvm.LLJIT:
-    return llvm.create_lljit_compiler(machine(), use_jit_link=False, suppress_errors=False)
 
 
 def _pool(cache: DiskCache | None) -> dict[str, int]:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_one_thread)
-    text = pool.text(host_cpu(), openmp=libraries.load().openmp)
-    tracker = load_text(text, pool.EXPORTS, python_functions(interrupt.FUNCTIONS), cache)
-    _keep.append(tracker)
+    code = load_shared("pool", _pool_text, cache)
+    _keep.append(code.memory)
     printing = ctypes.cast(_print_callback, ctypes.c_void_p).value or 0
-    return {"weft_print": printing, **{name: tracker[name] for name in pool.EXPORTS}}
+    return {"weft_print": printing, **code.addresses}
 
 
-def python_functions(names: Iterable[str]) -> dict[str, int]:
-    """The addresses of functions of CPython."""
-    return {
-        name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
-        for name in names
-    }
+def _pool_text() -> tuple[str, Sequence[str]]:
+    from weft.codegen import machine, pool  # where the cache has no code
+
+    return pool.text(machine.host_cpu(), openmp=libraries.load().openmp), pool.EXPORTS
 
 
 def _one_thread() -> None:
@@ -122,7 +108,7 @@ def _one_thread() -> None:
 
     torch hangs there too, so that this tells OpenMP itself, for both.
     """
-    address = llvm.address_of_symbol("omp_set_num_threads")
+    address = libraries.address_of("omp_set_num_threads")
     if address:
         ctypes.CFUNCTYPE(None, ctypes.c_int)(address)(1)
 
@@ -130,7 +116,7 @@ def _one_thread() -> None:
 @contextmanager
 def one_thread() -> Generator[None]:
     """A context in which compiled code that this thread calls uses no other thread."""
-    get, set_to = map(llvm.address_of_symbol, ("omp_get_max_threads", "omp_set_num_threads"))
+    get, set_to = map(libraries.address_of, ("omp_get_max_threads", "omp_set_num_threads"))
     if not get or not set_to:  # there is no OpenMP, and so no other thread
         yield
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -21,12 +22,19 @@ from weft.runtime import cpu
 from weft.source import Span
 
 
+class Compiled(Protocol):
+    """What is asked of a compiled loop."""
+
+    @property
+    def function(self) -> Function: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ordered:
     """``call`` for a loop whose result may depend on the order of its iterations."""
 
     call: Callable[[bytes], object]
-    function: Function
+    compiled: Compiled
     on_gpu: bool
     span: Span
 
@@ -44,7 +52,7 @@ class Ordered:
         """Does as torch does where there is no deterministic implementation."""
         from weft.passes.demote import demote  # needs index sets, which a call does not
 
-        met = next(_unordered(demote(self.function)), None)
+        met = next(_unordered(demote(self.compiled.function)), None)
         if met is None:
             return
         message = (

@@ -22,7 +22,6 @@ from weft.frontend.scope import ABSENT
 from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
 from weft.lang.numbers import Number
 from weft.runtime import native, record
-from weft.runtime.deterministic import Ordered
 from weft.runtime.signature import scalar_kind
 
 # The guards of torch.compile have no public name: without them each call builds its key.
@@ -50,6 +49,7 @@ class Plan(NamedTuple):
     makers: tuple[Callable[[], torch.Tensor], ...]  # of the results
     direct: native.Direct | None  # instead of ``call``
     met: Callable[[], int]  # counts the calls that were served by exact key
+    unordered: bool  # the result may depend on the order of iterations
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Generated:
         for guard in simple:
             work.guard(guard.owner, guard.name, guard.read() if guard.holds() else guard.value,
                        guard.item, guard.value is ABSENT)  # fmt: skip
-        if isinstance(plan.call, Ordered):  # which sees to it where torch is to be deterministic
+        if plan.unordered:  # the call sees to it where torch is to be deterministic
             work.step(record.ASKED, 0, objects=[_deterministic, False, None])
         slot = head // 8
         for k, (kind, spec, value) in enumerate(zip(self.kinds, specs, args, strict=True)):
@@ -173,7 +173,7 @@ def launcher_text(
     tensors = tensors_of(kinds)
     outs = [f"r{k}" for k in range(results)]
     extents, makers = _tuple([f"e{k}" for k in tensors]), _tuple([f"m{k}" for k in range(results)])
-    plan = f"call, pack, tail, grad, guards, {extents}, {makers}, direct, met"
+    plan = f"call, pack, tail, grad, guards, {extents}, {makers}, direct, met, _"
     values = [*(f"p{k}" for k in tensors), *(f"{r}.data_ptr()" for r in outs)]
     for kind, name in pairs:
         values += [_VALUES[kind].format(a=name)] if kind in _VALUES else []

@@ -11,9 +11,8 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import llvmlite
 import torch
 
 from weft import timing
@@ -39,15 +38,14 @@ from weft.codegen.launching import (
     roomier,
     shape,
 )
-from weft.frontend.lower import Lowered, lower
-from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
 from weft.ir.core import Function
+from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime import build, cuda, native, record
 from weft.runtime.arguments import Arguments
-from weft.runtime.cache import DiskCache
+from weft.runtime.cache import disk, hashed
 from weft.runtime.cuda import (
     NO_SUCH_CODE,
     CudaError,
@@ -60,9 +58,12 @@ from weft.runtime.cuda import (
     make_current,
 )
 from weft.runtime.facts import decode
+from weft.runtime.maker import compiler
 from weft.runtime.pending import pending
 from weft.source import FunctionSource
-from weft.version import VERSION
+
+if TYPE_CHECKING:
+    from weft.frontend.lower import Lowered
 
 FORMAT = 5  # of the cached header; another number is another key
 RECORD_WORDS = 16
@@ -79,16 +80,11 @@ log_launch = logging.getLogger("weft.launch")
 
 
 @dataclass(slots=True)
-class GpuCompiled:
-    """A specialisation for CUDA devices. ``function`` is as lowered; ``optimized`` is made where a
-    variant has to be compiled."""
+class GpuCompiled(build.Made):
+    """A specialisation for CUDA devices. ``optimized`` is made where a variant has to be
+    compiled."""
 
-    function: Function
     facts: Facts
-    results: list[tuple[str, str]]
-    guards: list[Guard]
-    origin: str
-    stages: dict[str, float]
     options: Options
     noalias: bool
     key: str
@@ -114,18 +110,18 @@ class GpuCompiled:
             return found
 
     def _made(self, variant: Variant, arch: str, anew: bool) -> str:
-        cache = _cache(self.options)
+        cache = disk(self.options)
         key = hashlib.sha256(f"{self.key} {variant} {arch}".encode()).hexdigest()
         entry = cache.load(key) if cache is not None and not anew else None
         if entry is not None:
             return entry[1].decode(errors="replace")
         # Passes and code generation are not imported where the cache has the code.
-        from weft import compiler
+        from weft import compiler as pipeline
         from weft.codegen import cuda as backend
 
         with timing.record() as recording:
             if self.optimized is None:
-                self.optimized = compiler.optimize(
+                self.optimized = pipeline.optimize(
                     self.function,
                     strict_math=self.options.strict_math,
                     noalias=self.noalias,
@@ -137,8 +133,9 @@ class GpuCompiled:
             )  # fmt: skip
         for stage, milliseconds in recording.stages.items():
             self.stages[stage] = self.stages.get(stage, 0.0) + milliseconds
-        log.debug("%s: compiled for %s as %s", self.function.name, arch, variant)
-        build.log_stages(self.function, str(variant), recording)
+        name = self.loop.summary.name
+        log.debug("%s: compiled for %s as %s", name, arch, variant)
+        build.log_stages(name, str(variant), recording)
         log_llvm.debug("%s", code.llvm)
         log_asm.debug("%s", code.ptx)
         if cache is not None:
@@ -153,7 +150,7 @@ class GpuCompiled:
                 names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(
                     self.facts.kinds
                 )
-                what, arch = f"kernel `{self.function.name}`", architecture(device)
+                what, arch = f"kernel `{self.loop.summary.name}`", architecture(device)
                 code = self.ptx(variant, arch)
                 with timing.stage("load"):
                     try:
@@ -179,26 +176,21 @@ def compile_region(
 ) -> GpuCompiled:  # fmt: skip
     """What calls of ``region`` with arguments as ``specs`` says have in common. Variants are
     compiled when they are needed. Raises ``CompileError``s."""
-    cache = _cache(options)
+    cache = disk(options)
     optimized = None
     with timing.record() as recording:
-        with timing.stage("frontend"):
-            if lowered is None:
-                assert region is not None
-                assert source is not None
-                lowered = lower(region, specs, source, debug=options.debug)
-        text = build.printed(lowered)
-        key = _key(text + build.places(lowered.function, options), options, noalias)
+        loop = build.loop_for(region, source, specs, options, lowered)
+        key = hashed("cuda", FORMAT, compiler(), build.said(options, noalias), loop.digest)
         entry = cache.load(key) if cache is not None else None
         facts = decode(entry[0]) if entry is not None else None
         origin = "disk"
         if facts is None:
             # Passes and code generation are not imported where the cache has the code.
-            from weft import compiler
+            from weft import compiler as pipeline
             from weft.codegen import cuda as backend
 
-            optimized = compiler.optimize(
-                lowered.function,
+            optimized = pipeline.optimize(
+                loop.function,
                 strict_math=options.strict_math,
                 noalias=noalias,
                 verify=options.verify,
@@ -208,23 +200,12 @@ def compile_region(
             origin = "compiled"
             if cache is not None:
                 cache.store(key, asdict(facts), b"")
-    build.log_stages(lowered.function, origin, recording)
-    log.debug("%s: %s for CUDA, (%s)", lowered.function.name, origin,
+    name = loop.summary.name
+    build.log_stages(name, origin, recording)
+    log.debug("%s: %s for CUDA, (%s)", name, origin,
               ", ".join(f"{n}: {s}" for n, s in specs.items()))  # fmt: skip
-    return GpuCompiled(lowered.function, facts, lowered.results, lowered.guards, origin,
-                       dict(recording.stages), options, noalias, key, optimized)  # fmt: skip
-
-
-def _cache(options: Options) -> DiskCache | None:
-    return build.disk(options.cache_dir, options.cache_bytes) if options.cache else None
-
-
-def _key(text: str, options: Options, noalias: bool) -> str:
-    parts = (
-        "cuda", str(FORMAT), VERSION, build.fingerprint(), llvmlite.__version__,
-        f"debug={options.debug} strict={options.strict_math} noalias={noalias}", text,
-    )  # fmt: skip
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return GpuCompiled(loop, origin, dict(recording.stages), facts, options, noalias, key,
+                       optimized)  # fmt: skip
 
 
 # -- calls
@@ -358,7 +339,7 @@ class Call:
                 make_current(self.device)
                 code = self._submit(frame, function, block)
         if code:
-            name = self.compiled.function.name
+            name = self.compiled.loop.summary.name
             late = code in (700, 710, 715, 716, 717, 718, 719, 214)
             hint = (
                 "\nthe error was made by an earlier launch, of this kernel or another: "
@@ -404,7 +385,7 @@ class Call:
         if made is not None:
             log_launch.debug(
                 "%s: grid %s, block %s, %d bytes of shared memory",
-                self.compiled.function.name, made.grid, made.block, made.shared,
+                self.compiled.loop.summary.name, made.grid, made.block, made.shared,
             )  # fmt: skip
         return made
 
@@ -416,7 +397,7 @@ class Call:
             return value, value
 
         found = evaluate(facts.steps, word)
-        arguments = Arguments(facts, self.compiled.function, slots)
+        arguments = Arguments(facts, self.compiled.loop.summary.types, slots)
         narrow = arguments.narrow() and all(fits(found[k]) for k in facts.needed)
         # Threads count a little further than loops go.
         ends = [high for _, high, _ in facts.bounds]
@@ -542,7 +523,8 @@ class Call:
         assert mapping is not None
         if mapping.private < 0:
             return 0
-        type = self.compiled.function.args[mapping.private].memref
+        type = self.compiled.loop.summary.types[mapping.private]
+        assert isinstance(type, MemRefType)
         count = 1
         for k, slot in enumerate(self.facts.slots):
             if slot.kind == "size" and slot.arg == mapping.private:

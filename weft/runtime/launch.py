@@ -34,14 +34,12 @@ from weft.frontend.kinds import NumberPinned, RegionChanged, Static
 from weft.frontend.scope import Guard, TensorReached
 from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, TensorSpec, constant_key
 from weft.frontend.split import Region, RegionArg
-from weft.ir.core import Block, Function, walk
-from weft.ir.types import MemRefType
-from weft.ir.writes import written
+from weft.ir.core import Function
 from weft.options import Options
 from weft.runtime import native, record
 from weft.runtime.backing import backed, is_backed, put_back
-from weft.runtime.build import Compiled, compile_region, disk
-from weft.runtime.deterministic import Ordered, is_unordered
+from weft.runtime.build import Compiled, compile_region
+from weft.runtime.cache import disk
 from weft.runtime.fastpath import (
     HOTTEST,
     Generated,
@@ -60,7 +58,6 @@ from weft.runtime.overlap import (
     needs_order,
     refuse_overlap_within,
 )
-from weft.runtime.shadow import checked
 from weft.runtime.signature import TORCH_DTYPES, check_devices, spec_of
 from weft.runtime.storage import check_memory, check_writable, dense
 from weft.source import FunctionSource, Span
@@ -261,7 +258,7 @@ class Launcher:
         tensors = self.check(args)
         place = tensors[0][1].device.type if tensors else "cpu"
         special = self.specialize(specs, aliased=False, place=place)
-        written = _written(special.compiled.function)
+        written = special.compiled.loop.summary.written
         code = self._generated(specs, args, written)
         for k in code.writes:
             check_writable(self.names[k], given[k], span)
@@ -279,8 +276,8 @@ class Launcher:
             return code, planned(code.plans, key), args
         if key not in code.plans:
             planned(code.plans, key)  # what finds, at later calls, that memory is shared
-        functions = special.compiled.function, [v for _, v in tensors]
-        order = not self.options.debug and needs_order(*functions)  # debug mode looks for races
+        values = [v for _, v in tensors]  # debug mode looks for races
+        order = not self.options.debug and needs_order(special.compiled.function, values)
         if order:
             self._warn_of_order(code.pairs[[d is not None for d in shared].index(True)])
         special = self.specialize(specs, aliased=True, place=place, in_order=order)
@@ -411,7 +408,7 @@ class Launcher:
                     tail += value.stride()[: -1 if spec.layout == "unit" else None]
         results = [TORCH_DTYPES[dtype] for _, dtype in compiled.results]
         elements = sum(t.numel() for t in tensors)
-        tiny = elements <= TINY and not _has_inner_loop(compiled.function.body)
+        tiny = elements <= TINY and not compiled.loop.summary.nested
         rest = struct.pack(f"<{len(tail)}q", *tail)
         on_gpu = place.type == "cuda"
         if on_gpu:
@@ -425,13 +422,17 @@ class Launcher:
             way = record.HOLDING if tiny else record.RELEASING
             direct = native.Direct(way, load.address, load) if load.address else None
         if compiled.checks and not on_gpu:
+            from weft.runtime.shadow import checked  # assertions, and debug mode
+
             sizes = [(extent(t), t.element_size()) for t in tensors]
             call = checked(call, compiled.slots, compiled.checks, sizes, check_error)
             direct = None
         else:
             rest += _WORD.pack(0)
-        if is_unordered(compiled.function):
-            call = Ordered(call, compiled.function, on_gpu, self.region.span)
+        if compiled.loop.summary.unordered:
+            from weft.runtime.deterministic import Ordered  # what few loops need
+
+            call = Ordered(call, compiled, on_gpu, self.region.span)
         outputs = [tensors[k].dtype for k in written if k < len(tensors)] + results
         differentiable = any(d.is_floating_point for d in outputs)
         grad = differentiable and any(t.requires_grad for t in tensors if t.is_floating_point())
@@ -446,7 +447,8 @@ class Launcher:
         pack = struct.Struct("<" + head).pack
         makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
         return Plan(call, pack, rest, grad, tuple(compiled.guards), tuple(extents),
-                    tuple(makers), direct, itertools.count(1).__next__)  # fmt: skip
+                    tuple(makers), direct, itertools.count(1).__next__,
+                    compiled.loop.summary.unordered)  # fmt: skip
 
     def stale(self, args: tuple[Any, ...]) -> Any:
         """A guard of the plan that was found does not hold any more: compile again."""
@@ -522,7 +524,7 @@ class Launcher:
         """Installs what serves a call: the builtins in their order, then the exact key."""
         entry: Callable[..., Any] = next(iter(self.generated.values())).launch
         options = self.options
-        cache = disk(options.cache_dir, options.cache_bytes) if options.cache else None
+        cache = disk(options)
         for work in reversed(self.hottest):
             entry = native.builtin(work.packed(), entry, cache)
         reaches = any(arg.read is not None for arg in self.region.args)
@@ -545,25 +547,13 @@ def _holds(guards: Sequence[Any]) -> bool:
     return all(guard.holds() for guard in guards)
 
 
-# --- what the compiled function says of itself --------------------------------------------------
-
-
-def _written(function: Function) -> frozenset[int]:
-    """Which of the memref arguments (counted among memrefs) are written."""
-    memrefs = [a for a in function.args if isinstance(a.type, MemRefType)]
-    numbers = {id(a): k for k, a in enumerate(memrefs)}
-    return frozenset(numbers[id(v)] for v in written(function) if id(v) in numbers)
-
-
-def _has_inner_loop(body: Block) -> bool:
-    return any(op.name in ("scf.for", "scf.while") for op in walk(body))
-
-
 def overlaps(
     launcher: Launcher, specs: Sequence[Spec], args: Sequence[Any], function: Function
 ) -> bool:
     """Whether an element that the loop writes is also one of another argument."""
-    memory, written = _memory(specs), _written(function)
+    from weft.runtime.lowering import writes  # imported by what has lowered it
+
+    memory, written = _memory(specs), writes(function)
     writes = [memory[k] for k in sorted(written) if k < len(memory)]
     for k in writes:
         check_writable(launcher.names[k], args[k], launcher.region.span)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad, profiler
 
-from weft.runtime import cpu, record, routine
+from weft.runtime import cpu, record
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import (
     GRAD,
@@ -161,12 +161,17 @@ def _definition(cache: DiskCache | None) -> int:
         with _lock:
             if not _kept:
                 # With more effort it takes five times as long, and a call 3 ns of 970 less.
-                needs = cpu.python_functions(routine.FUNCTIONS)
-                code = cpu.load_text(routine.TEXT, [routine.SYMBOL], needs, cache, effort=0)
-                address = code[routine.SYMBOL]
+                code = cpu.load_shared("launches", _text, cache, effort=0)
+                (address,) = code.addresses.values()
                 made = _Definition(b"launch", address, _FASTCALL | _KEYWORDS, None)
                 _kept.append((made, ctypes.addressof(made), code))
     return _kept[0][1]
+
+
+def _text() -> tuple[str, Sequence[str]]:
+    from weft.runtime import routine  # a long text: where the cache has no code
+
+    return routine.TEXT, [routine.SYMBOL]
 
 
 @functools.cache
@@ -198,6 +203,8 @@ def _new() -> Any:
 @functools.cache
 def available() -> bool:
     """Whether this interpreter is one whose C API the machine code speaks."""
+    from weft.runtime import routine  # likewise
+
     return (
         sys.implementation.name == "cpython"
         and "free-threading" not in sys.version

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from weft.errors import KernelValueError
-from weft.index.aliasing import View, iterations_meet, overlaps_itself, share_memory
 from weft.ir.core import Function
 from weft.ir.types import MemRefType
 from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.index.aliasing import View
 
 Pairs = Sequence[tuple[int, int]]  # positions of a tensor that is written, and of another one
 
@@ -26,14 +28,6 @@ def extent(tensor: torch.Tensor) -> int:
         return 0
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return (reach + 1) * tensor.element_size()
-
-
-def view(tensor: torch.Tensor) -> View:
-    """Where the elements of a tensor lie."""
-    size = tensor.element_size()
-    return View(
-        tuple(tensor.shape), tuple(s * size for s in tensor.stride()), tensor.data_ptr(), size
-    )
 
 
 def distances(args: Sequence[Any], pairs: Pairs) -> tuple[int | None, ...]:
@@ -58,7 +52,7 @@ def refuse_overlap_within(
         why = ""
         if tensor.numel() and any(s == 0 and n > 1 for n, s in steps):
             why = "it is expanded"
-        elif overlaps_itself(view(tensor)):
+        elif tensor.numel() and _overlaps_itself(tensor):
             why = f"its strides {tuple(tensor.stride())} are smaller than what they step over"
         if why:
             raise KernelValueError(
@@ -69,10 +63,38 @@ def refuse_overlap_within(
 
 def needs_order(function: Function, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether iterations of ``function`` may meet where two of these arguments share memory."""
+    from weft.index.aliasing import iterations_meet  # index sets: only for memory that overlaps
+
     memrefs = [a for a in function.args if isinstance(a.type, MemRefType)]
-    return iterations_meet(function, {m: view(t) for m, t in zip(memrefs, tensors, strict=False)})
+    views = {m: _view(t) for m, t in zip(memrefs, tensors, strict=False)}
+    return iterations_meet(function, views)
 
 
 def any_shared(args: Sequence[Any], pairs: Pairs) -> bool:
     """Whether the tensors of a pair have an element in common."""
-    return any(share_memory(view(args[i]), view(args[j])) for i, j in pairs)
+    from weft.index.aliasing import share_memory  # likewise
+
+    return any(share_memory(_view(args[i]), _view(args[j])) for i, j in pairs)
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two indices are one place in memory. None are where each stride steps over all that
+    the smaller ones reach."""
+    reach = 1
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent > 1 and stride < reach:
+            from weft.index.aliasing import overlaps_itself  # likewise
+
+            return overlaps_itself(_view(tensor))
+        reach += (extent - 1) * stride if extent > 1 else 0
+    return False
+
+
+def _view(tensor: torch.Tensor) -> View:
+    """Where the elements of a tensor lie."""
+    from weft.index.aliasing import View  # likewise
+
+    size = tensor.element_size()
+    return View(
+        tuple(tensor.shape), tuple(s * size for s in tensor.stride()), tensor.data_ptr(), size
+    )

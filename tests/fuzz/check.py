@@ -1,9 +1,15 @@
-"""Runs one random kernel compiled and as plain Python, on the same data, and compares."""
+"""Runs one random kernel compiled and as plain Python, on the same data, and compares.
+
+Infinities, NaN, zeros of both signs and the ends of dtypes are among the data. What rounding may do
+to a result is asked of the Python itself, with noise of that size on what it reads: where it gives
+NaN or an infinity all the same, compiled code must, too.
+"""
 
 from __future__ import annotations
 
 import itertools
 import linecache
+import math
 import re
 from collections.abc import Callable
 from random import Random
@@ -57,15 +63,37 @@ def arguments(random: Random, drawn: Kernel) -> dict[str, torch.Tensor]:
     sizes = (1, 2, 3, 5, 17)
     shape = [random.choice(sizes) for _ in range(drawn.rank)]
     tensors = {}
+    extreme = random.choice((0.0, 0.1, 0.5))
     for name, dtype in drawn.dtypes.items():
         if dtype[0] in "fb":
             values = torch.randn(shape, generator=generator).to(TORCH[dtype])
         else:
             low = 0 if dtype == "u8" else -9
             values = torch.randint(low, 20, shape, generator=generator).to(TORCH[dtype])
+        if extreme and name != "out":
+            for place in itertools.product(*map(range, shape)):
+                if random.random() < extreme:
+                    values[place] = random.choice(extremes(dtype, alike(drawn)))
         tensors[name] = shaped(random, values)
     tensors["h"] = torch.zeros(5, dtype=torch.int64)
     return tensors
+
+
+def alike(drawn: Kernel) -> bool:
+    """Whether all floats of a kernel are of one dtype that Python computes in, too."""
+    dtypes = {drawn.dtypes[name] for name in ("x", "y", "out")}
+    return len(dtypes) == 1 and dtypes <= {"f32", "f64"}
+
+
+def extremes(dtype: str, ends: bool) -> list[Any]:
+    """What arithmetic may stumble over: with ``ends``, also floats that overflow and underflow."""
+    if dtype[0] not in "fb":
+        info = torch.iinfo(TORCH[dtype])
+        few = [info.min, info.max, info.min + 1, 0, 1, info.max // 2 + 1]
+        return [v >> 9 if dtype == "i64" else v for v in few]  # Python's ints do not wrap
+    info = torch.finfo(TORCH[dtype])
+    few = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0]
+    return [*few, info.max, -info.max, info.tiny, -info.tiny / 4, info.max / 3] if ends else few
 
 
 Call = Callable[..., Any]  # call(kernel, options, tensors, n, a): runs it, returns its result
@@ -90,8 +118,9 @@ def check(
     n, a = random.randint(0, 6), random.choice((0.75, -1.5))
 
     again = {name: t.clone() for name, t in tensors.items()}
+    wide = not alike(drawn)
     noisy = {name: t.clone() for name, t in tensors.items()}
-    noisy |= {name: with_noise(tensors[name]) for name in ("x", "y", "out")}
+    noisy |= {name: with_noise(tensors[name], wide) for name in ("x", "y", "out")}
     expected = outcome(again, compiled.interpret(*again.values(), n, a))
     found = outcome(tensors, call(compiled, options, list(tensors.values()), n, a))
     if all(close(expected[name], found[name]) for name in expected):
@@ -101,26 +130,42 @@ def check(
     rough = re.sub(r"(weft\.math\.\w+)\(", rf"(1 + {NOISE}) * \1(", drawn.text)
     moved = weft.kernel(function(rough)).interpret(*noisy.values(), n, a * (1 + NOISE))
     for name, value in outcome(noisy, moved).items():
-        slack = AMPLIFIED * (value - expected[name]).abs()
+        slack = AMPLIFIED * (value.double() - expected[name].double()).abs()
+        # NaN or an infinity that noise takes away says nothing.
+        slack = torch.where(kind(value) == kind(expected[name]), slack.nan_to_num(0.0), math.nan)
         text = f"{name} differs:\n{drawn.text}\nexpected {expected[name]}\nfound {found[name]}"
-        assert close(expected[name], found[name], slack), text
+        assert close(expected[name], found[name], slack), f"{text}\n{tensors}, {n}, {a}, {options}"
+
+
+def kind(values: torch.Tensor) -> torch.Tensor:
+    """0 for a finite number, then infinity, minus infinity, NaN."""
+    values = values.double()
+    return values.isposinf() * 1 + values.isneginf() * 2 + values.isnan() * 3
 
 
 def outcome(tensors: dict[str, torch.Tensor], result: Any) -> dict[str, torch.Tensor]:
-    """All that a call computed, in float64."""
-    made = {name: tensors[name].double() for name in ("out", "h")}
-    return made if result is None else made | {"the result": torch.as_tensor(result).double().cpu()}
+    """All that a call computed."""
+    made = {name: tensors[name] for name in ("out", "h")}
+    return made if result is None else made | {"the result": torch.as_tensor(result).cpu()}
 
 
-def with_noise(values: torch.Tensor) -> torch.Tensor:
-    """The same numbers in float64: relatively off by ``NOISE``, integers just as they are."""
-    wide = values.double()
+def with_noise(values: torch.Tensor, wide: bool) -> torch.Tensor:
+    """The same numbers, relatively off by ``NOISE``, in float64 if ``wide``: integers are just as
+    they are, finite numbers stay finite."""
+    made = values.double() if wide else values.clone()
     if not values.is_floating_point():
-        return wide
-    return wide + NOISE * wide * torch.randn(wide.shape, dtype=wide.dtype)
+        return made
+    moved = made * (1 + NOISE * torch.randn(made.shape, dtype=made.dtype))
+    largest = torch.finfo(made.dtype).max
+    return torch.where(made.isfinite(), moved.clamp(-largest, largest), made)
 
 
 def close(expected: torch.Tensor, found: torch.Tensor, slack: torch.Tensor | float = 0.0) -> bool:
-    """Whether they agree to ``TOLERANCE``, or to ``slack``, element by element."""
+    """Whether they agree to ``TOLERANCE``, or to ``slack`` (NaN: whatever it is), element by
+    element. Integers agree exactly."""
+    if not expected.is_floating_point() and not found.is_floating_point():
+        return bool((expected == found).all())
+    expected, found = expected.double(), found.double()
     near = torch.isclose(found, expected, TOLERANCE, TOLERANCE, equal_nan=True)
-    return bool((near | ((found - expected).abs() <= slack)).all())
+    slack = torch.as_tensor(slack, dtype=torch.float64)
+    return bool((near | slack.isnan() | ((found - expected).abs() <= slack)).all())

@@ -74,7 +74,8 @@ class Generator:
         if kind == 6:
             return f"({a} if {self.condition(depth + 1)} else {b})"
         if kind == 7:
-            return f"int({self.loaded()} * 4) % 11"
+            read = self.loaded()  # which Python makes an int of only where it is one
+            return f"int({read} * 4 if abs({read}) < 99 else 7) % 11"
         if kind == 8:
             return f"(({a}) {self.pick('&', '|', '^')} {self.random.randint(0, 15)}) % 19"
         if kind == 9:

@@ -17,6 +17,7 @@ from weft.errors import GradientError
 STEP = 1e-4
 EXACT = 1e-7  # relative, of derivatives in float64
 NARROW = 2e-3  # of those in float32
+HALF = 5e-2  # of those of f16 and bf16, which have 8 to 11 bits
 # Where differences with two steps disagree by more than this, there is a branch in between or the
 # kernel amplifies without bound, and they say nothing.
 STABLE = 1e-3
@@ -40,7 +41,7 @@ def check_gradients(random: Random) -> str:
     if not all(d.isfinite().all() and (e <= STABLE * _size(d)).all()
                for d, e in zip(differences, error, strict=True)):  # fmt: skip
         return "rough"
-    tolerance = NARROW if drawn.narrow else EXACT
+    tolerance = HALF if drawn.half else NARROW if drawn.narrow else EXACT
     refused: list[str] = []
     tangents = pulled = None
     weights = tuple(_normal(generator, d) for d in differences)
@@ -81,7 +82,7 @@ def _interpreted(
     computes what compiled code does."""
     floats = args[:3]
     given = tuple(w.to(floats[0].dtype) for w in weights)
-    loose = NARROW if drawn.narrow else EXACT
+    loose = HALF if drawn.half else NARROW if drawn.narrow else EXACT
     pairs = [
         (kernel.backward.interpret(*args, grad=given)[:3],
          reverse_mode(kernel, floats, weights, *args[3:])),
@@ -185,8 +186,12 @@ def arguments(random: Random, drawn: SmoothKernel) -> tuple[Tensors, torch.Tenso
     rows, sizes = random.choice((1, 2, 3, 5)), (1, 2, 3, 4)
     shape = (rows, random.choice(sizes))[: drawn.rank]
     shapes = (shape, (rows, random.choice(sizes)), (random.choice((1, 2, 3, 7)),))
-    floats = tuple(shaped(random, torch.randn(s, generator=generator).to(dtype)) for s in shapes)
-    return floats, shaped(random, torch.randint(-9, 20, shape, generator=generator))
+    x, y, z = (torch.randn(s, generator=generator).to(dtype) for s in shapes)
+    if drawn.half:
+        x = x.to(random.choice((torch.float16, torch.bfloat16)))
+    m = torch.randint(-9, 20, shape, generator=generator)
+    m = m.to(random.choice((torch.int64, torch.int64, torch.int32, torch.int16, torch.uint8)))
+    return tuple(shaped(random, t) for t in (x, y, z)), shaped(random, m)
 
 
 def results(out: Any) -> Tensors:

@@ -4,7 +4,9 @@ Their floats depend smoothly on the inputs but for branches, minima and the like
 moderate size. There are nested loops whose bounds depend on sizes, on outer indices and on data,
 ``while``, ``break`` and ``continue``, products and recurrences that loops carry, local arrays,
 reductions, sums into elements that data choose, and loops that read what others computed. Elements
-are read and then overwritten, once or again and again. Values go on under other names.
+are read and then overwritten, once or again and again. Values go on under other names. Loops run in
+order, by a hint or inside a loop of one iteration, where each iteration reads what the one before
+wrote. There are vectors that loops carry, a matrix, and functions with loops and returns.
 """
 
 from __future__ import annotations
@@ -13,6 +15,25 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tests.fuzz.generate import Generator
+
+# What a kernel may call: with a loop, a return before the end, a store into a local array.
+HELPERS = """\
+def blend(u, v, k):
+    if k % 3 == 0:
+        return weft.math.sin(u) * v
+    s = 0.5 * v
+    for q in range(k % 4):
+        s = s * 0.7 + u / (1.0 + q + u * u)
+    return s
+
+
+def turned(u, v, k):
+    m = weft.Matrix([[weft.math.cos(u), v], [0.5, 1.0 + 0.1 * k]])
+    w = m @ weft.Vector([u, 0.25])
+    return w.x * 0.5 + w.y + 0.1 * m.determinant()
+
+
+"""
 
 
 @dataclass
@@ -23,6 +44,7 @@ class SmoothKernel:
     text: str
     rank: int
     narrow: bool  # meant for f32: it never branches on a computed float
+    half: bool = False  # x is f16 or bf16
 
 
 @dataclass
@@ -30,6 +52,8 @@ class _Smooth(Generator):
     narrow: bool = False
     local: bool = False
     owned: bool = False  # each iteration has three elements of a tensor own
+    vector: bool = False  # a vector vec
+    helpers: bool = False
     rows: list[str] = field(default_factory=list)  # indices that are at most i
     columns: list[str] = field(default_factory=list)  # indices below y.shape[1]
 
@@ -61,9 +85,13 @@ class _Smooth(Generator):
                 leaves.append(f"h[{self.place_in_local()}]")
             if self.owned:
                 leaves += [self.own_element()] * 2
+            if self.vector:
+                leaves.append(self.pick("vec.x", "vec[1]", "vec.z", "weft.math.tanh(vec.dot(vec))"))
             return self.random.choice([*leaves, str(self.random.choice([0.5, -1.25, 2.0]))])
         a, b = self.float_expression(depth + 1), self.float_expression(depth + 1)
         kind = self.random.randrange(14)
+        if self.helpers and self.random.random() < 0.1:
+            return f"{self.pick('blend', 'turned')}({a}, {b}, abs({self.int_expression(2)}) % 7)"
         if kind < 5:
             return f"({a} {self.pick('+', '-', '*')} {b})"
         if kind == 5:
@@ -97,7 +125,13 @@ class _Smooth(Generator):
     def statement(self, indent: int, depth: int) -> None:
         kind = self.random.randrange(18 if depth < 3 else 10)
         f = self.random.choice(self.floats)
-        if kind <= 1:
+        if self.vector and self.random.random() < 0.12:
+            self.emit(indent, self.pick(
+                f"vec = 0.6 * vec + weft.Vector([{self.bounded(2)}, 0.25, {f}])",
+                f"vec[{self.random.randrange(3)}] {self.pick('=', '+=', '*=')} {self.bounded(2)}",
+                f"vec = vec.cross(weft.Vector([0.5, {f}, 1.0])) / (1.0 + vec.dot(vec))",
+            ))  # fmt: skip
+        elif kind <= 1:
             self.emit(indent, f"{f} {self.pick('=', '+=', '-=')} {self.bounded(1)}")
         elif kind <= 3:
             self.emit(indent, f"{f} *= 1.0 + 0.4 * {self.bounded(1)}")
@@ -202,6 +236,7 @@ def smooth_kernel(random: Random) -> SmoothKernel:
     g = _Smooth(random, narrow=random.random() < 0.25, local=random.random() < 0.3)
     g.rank = random.choice((1, 1, 2))
     g.floats, g.ints = ["f0", "f1"], ["c0"]
+    g.helpers = random.random() < 0.25
     place = g.place()
     extents = ", ".join(f"x.shape[{k}]" for k in range(g.rank))
     scatters, reduces = random.random() < 0.25, random.random() < 0.3
@@ -219,6 +254,7 @@ def smooth_kernel(random: Random) -> SmoothKernel:
     if reduces:
         g.emit(1, random.choice(("total = 0.0", "total = 1.5", "total = a")))
         results.append("total")
+    loop, ordered = len(g.lines), random.random() < 0.25
     g.emit(1, f"for {place} in weft.ndrange({extents}):")
     g.emit(2, f"c0 = {random.choice(['1', 'n', 'i', f'int(m[{place}]) % 5'])}")
     g.emit(2, f"f0 = {random.choice(['0.5', 'a', g.element()])}")
@@ -226,8 +262,16 @@ def smooth_kernel(random: Random) -> SmoothKernel:
     if g.local:
         g.emit(2, f"h = weft.zeros((3,), weft.{'f32' if g.narrow else 'f64'})")
         g.emit(2, f"h[{g.place_in_local()}] = {g.bounded(1)}")
+    if random.random() < 0.2:
+        g.emit(2, f"vec = weft.Vector([f0, {g.bounded(2)}, 0.5])")
+        g.vector = True
     if "empty" in g.lines[1]:
         g.emit(2, f"out[{place}] = 0.0")
+    if ordered:
+        before = f"out[{place.replace('i', 'i - 1', 1)}]"
+        g.emit(2, "if i > 0:")
+        g.emit(3, random.choice((f"f0 += 0.3 * {before}", f"f1 = weft.math.tanh({before}) * f1",
+                                 f"{before} = 0.5 * {before} + 0.2 * f0")))  # fmt: skip
     for _ in range(random.randint(1, 4)):
         g.statement(2, 0)
     g.emit(2, f"out[{place}] {random.choice(('=', '+='))} f0 + f1 * {g.float_expression(2)}")
@@ -239,10 +283,21 @@ def smooth_kernel(random: Random) -> SmoothKernel:
             "total += f1", "total = max(total, f0)", "total = min(total, f1)",
             "total -= 0.5 * f0 * f1", "total *= 1.0 + 0.3 * f0 / (1.0 + f0 * f0)",
         )))  # fmt: skip
+    if ordered:
+        _in_order(g, loop)
     if random.random() < 0.3:
         _second_loop(g, results)
     g.emit(1, f"return {', '.join(results)}")
-    return SmoothKernel("\n".join(g.lines) + "\n", g.rank, g.narrow)
+    text = HELPERS * g.helpers + "\n".join(g.lines) + "\n"
+    return SmoothKernel(text, g.rank, g.narrow, half=g.narrow and random.random() < 0.3)
+
+
+def _in_order(g: _Smooth, first: int) -> None:
+    """Has the loop, the lines from ``first`` on, run in order."""
+    if g.random.random() < 0.5:
+        g.lines[first:] = ["    for _ in range(1):", *("    " + line for line in g.lines[first:])]
+    else:
+        g.lines.insert(first, "    weft.loop_config(serialize=True)")
 
 
 def _second_loop(g: _Smooth, results: list[str]) -> None:

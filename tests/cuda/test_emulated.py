@@ -173,6 +173,43 @@ def test_numbers_decide_of_the_index_width() -> None:
     assert [v.narrow for v in EmulatedCall.variants] == [True, False]
 
 
+def bits_of_negative_numbers(out, n: int):
+    for i in range(out.shape[0]):
+        out[i] = weft.math.bit_count(n - i)
+
+
+def numbers_that_casts_wrap(out, n: int):
+    for i in range(out.shape[0]):
+        out[i] = (int(weft.i16(n)) - 40_000) * 50_000 + i
+
+
+def bits_above_the_low_ones(out, n: int):
+    for i in range(out.shape[0]):
+        v = n - i
+        out[i] = (v >> 40) + (1 << (i + 30)) + (v ^ (1 << 35)) + (v & 0xFFFFFFFF) + abs(v) // -1
+        out[i] += ~(n + i) + v % -7 + (v | 0x80000000)
+
+
+def products(out, n: int):
+    for i in range(out.shape[0]):
+        out[i] = (n - i) * (n + 3) * (n - i) + (n << 3) + n * 70000 // 3
+        out[i] += min(n * n, 50) * max(i, n * 65536)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [bits_of_negative_numbers, numbers_that_casts_wrap, bits_above_the_low_ones, products],
+)
+def test_numbers_in_32_bits_are_those_in_64(function: Callable[..., None]) -> None:
+    on_cpu = weft.kernel(function)
+    on_gpu = emulated(on_cpu)
+    for n in (5, 0, -3, 33_000, 40_000, -65536, 2**31 - 1, 2**31 - 4, -(2**31), 1 << 40):
+        expected, found = torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
+        on_cpu(expected, n)
+        on_gpu(found, n)
+        assert found.tolist() == expected.tolist(), n
+
+
 @pytest.mark.parametrize("shape", [(0,), (1,), (8191,), (30_000,)])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.int32, torch.int64, torch.float16]

@@ -34,6 +34,10 @@ def evaluate(steps: Sequence[Step], slots: Callable[[int], Interval]) -> list[In
             found.append((0, (1 << bits) - 1) if operation == "ubits" else
                           (-(1 << bits - 1), (1 << bits - 1) - 1))  # fmt: skip
             continue
+        if operation == "wrap":
+            (low, high), end = found[int(operands[0])], 1 << int(operands[1]) - 1
+            found.append((low, high) if -end <= low and high < end else (-end, end - 1))
+            continue
         known = [found[int(k)] for k in operands]
         if operation == "any" or (ANY in known and operation not in _TOLERANT):
             found.append(ANY)

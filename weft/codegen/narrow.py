@@ -76,6 +76,10 @@ class Program:
             elif len(op.results) == 1 and _integer(op.result.type):
                 self.number[op.result] = self._from(op)
 
+    def _wrapped(self, step: int, value: Value) -> int:
+        """What a number becomes in the type of ``value``."""
+        return step if _bits(value) == 64 else self._step("wrap", step, _bits(value))
+
     def _from(self, op: Op) -> int:
         match op.name:
             case "arith.constant":
@@ -91,12 +95,13 @@ class Program:
                 return self._step("join", self.of(yes), self.of(no))
             case "arith.index_cast" | "arith.extsi":
                 if self.of(op.operand) != self._unknown:
-                    return self.of(op.operand)
-                return self._step("bits", _bits(op.operand))
+                    return self._wrapped(self.of(op.operand), op.result)
+                return self._step("bits", min(_bits(op.operand), _bits(op.result)))
             case "arith.extui":
                 return self._step("ubits", _bits(op.operand))
             case name if name in _RULES and _bits(op.result) >= 32:
-                return self._step(_RULES[name], *map(self.of, op.operands))
+                found = self._step(_RULES[name], *map(self.of, op.operands))
+                return self._wrapped(found, op.result)
             case _:
                 return (
                     self._step("bits", _bits(op.result)) if _bits(op.result) < 64 else self._unknown
@@ -127,6 +132,8 @@ def candidates(program: Program) -> tuple[frozenset[Value], list[int]]:
 
 # Operations whose low 32 bits depend on the low 32 bits of the operands only.
 _RING = ("arith.addi", "arith.subi", "arith.muli", "arith.andi", "arith.ori", "arith.xori")
+# Those that give another number in 64 bits, where an operand is negative.
+_WIDE = ("math.ctpop", "arith.divui", "arith.remui")
 
 
 def divisions(program: Program, function: Function, chosen: frozenset[Value]) -> dict[Op, int]:
@@ -219,7 +226,8 @@ class _Narrowing:
             case "arith.index_cast" | "memref.dim" | "scf.if" | "weft.assert" | "weft.print":
                 pass
             case _ if wide:
-                narrow_op = small and (not op.name.startswith("arith.sh") or _constant_shift(op))
+                narrow_op = small and op.name not in _WIDE
+                narrow_op &= not op.name.startswith("arith.sh") or _constant_shift(op)
                 width: Type = i32 if narrow_op else index
                 wanted = [width if v.type is index else v.type for v in op.operands]
                 results = [width if v.type is index else v.type for v in op.results]

@@ -695,6 +695,26 @@ def test_a_step_that_comes_to_be_zero_is_an_error_in_debug_mode() -> None:
     assert "for _ in range(0, 5, n):" in str(caught.value)
 
 
+def test_a_step_of_a_device_loop_that_comes_to_be_zero_is_an_error():
+    @weft.kernel
+    def every(x: torch.Tensor, a: int, b: int, n: int):
+        for i in range(a, b, n):
+            x[i] = 1.0
+
+    x = torch.zeros(6)
+    for _ in range(4):  # later calls take another way
+        every(x, 5, -1, -3)
+    assert x.tolist() == [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+    for call in (every, every.op):
+        with pytest.raises(weft.KernelValueError) as caught:
+            call(x, 0, 6, 0)
+        assert caught.value.message == "the step of a range is 0"
+        assert caught.value.help == "use a positive or a negative one"
+    with pytest.raises(ValueError, match="must not be zero"):
+        every.interpret(x, 0, 6, 0)
+    assert x.tolist() == [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+
+
 def test_an_element_counted_from_both_ends_of_a_matrix_is_set():
     @weft.kernel
     def kernel(out):

@@ -3,6 +3,7 @@
 import functools
 import re
 import types
+import warnings
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import weft
 from weft.errors import KernelTypeError, KernelValueError
 from weft.pytorch.level import has_dual
 from weft.runtime import fastpath, native
+from weft.runtime.overlap import OverlapWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
 
@@ -372,6 +374,15 @@ def test_a_view_that_is_returned_is_copied_by_the_operator():
     out = flat.operators((x,), {})
     assert out.data_ptr() != x.data_ptr()
     assert out.tolist() == [1.0, 0.0, 1.0, 0.0]
+    message = (
+        "kernel `flat`: it returns memory of an argument, or one memory twice: as an operator, a "
+        "copy\nhelp: what is written to the copy does not reach the argument: make the view "
+        "outside of the kernel, or return x.clone()"
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", OverlapWarning)
+        make_fx(flat, tracing_mode="fake")(x)
+    assert [str(w.message) for w in caught if w.category is OverlapWarning] == [message]
 
 
 def test_a_captured_tensor_that_is_written_is_refused_as_an_operator():

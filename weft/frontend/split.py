@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.errors import KernelNameError, KernelSyntaxError
+from weft.errors import KernelNameError, KernelSyntaxError, KernelValueError
 from weft.frontend import host
 from weft.frontend.hints import HOST_LOOPS, with_lists
 from weft.frontend.mutation import mutated
@@ -34,6 +35,7 @@ from weft.frontend.overwrites import Order
 from weft.frontend.parameters import Parameter, is_clamped, parameters
 from weft.source import FUTURE, FunctionSource, Span, enclosed
 
+STEP = "__weft_step__"  # the host function's check of a step that is computed
 LAUNCHERS = "__weft__"  # the host function's hidden first parameter: a tuple of launchers
 _HOST = "__weft_host__"  # the host function while it is compiled: no name that its body may read
 DEVICE_LOOPS = ("range", "ndrange", "grouped")
@@ -118,6 +120,8 @@ def split(
     hidden = host.rewritten(
         tree, source, splitter.scope, splitter.parameters, LAUNCHERS, passed, check
     )
+    if any(computed_step(region.node) is not None for region in splitter.regions):
+        hidden[STEP] = functools.partial(_check_step, [r.span for r in splitter.regions])
     made = _host_function(source, function, tree, hidden)
     captured = {a.name.partition(".")[0] for r in splitter.regions for a in r.args if a.captured}
     return HostPart(
@@ -250,6 +254,12 @@ class _Splitter:
             names: list[ast.expr] = [ast.Name(name, ast.Store()) for name in results]
             target = names[0] if len(names) == 1 else ast.Tuple(names, ast.Store())
             statement = ast.Assign([target], call)
+        step = computed_step(node)
+        if step is not None:
+            check = ast.Call(
+                ast.Name(STEP, ast.Load()), [ast.Constant(region.index), copy.deepcopy(step)], []
+            )
+            statement = ast.If(check, [statement], [])
         head = ast.copy_location(ast.Pass(), node)
         head.end_lineno, head.end_col_offset = node.iter.end_lineno, node.iter.end_col_offset
         for child in ast.walk(statement):
@@ -371,6 +381,26 @@ class _Splitter:
         if isinstance(item, ast.Name) and item.id in self.by_name and item.id not in self.stored:
             return item.id
         return ""
+
+
+def computed_step(node: ast.For) -> ast.expr | None:
+    """The step of a device loop over ``range(a, b, step)`` where Python knows it before the launch,
+    and the compiler may not."""
+    match node.iter:
+        case ast.Call(args=[_, _, step]) if not isinstance(step, ast.Constant):
+            computes = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator,
+                        ast.unaryop, ast.expr_context)  # fmt: skip
+            return step if all(isinstance(n, computes) for n in ast.walk(step)) else None
+        case _:
+            return None
+
+
+def _check_step(spans: Sequence[Span], index: int, step: Any) -> bool:
+    if isinstance(step, int) and step == 0:
+        raise KernelValueError(
+            "the step of a range is 0", spans[index], help="use a positive or a negative one"
+        )
+    return True
 
 
 _REFUSED: dict[type[ast.AST], tuple[str, str]] = {

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch.fx.node import has_side_effect
 
-from weft.errors import GradientError, KernelTypeError, KernelValueError
+from weft.errors import GradientError, KernelTypeError, KernelValueError, warn
 from weft.frames import shorten, user_frames
 from weft.frontend.callees import known
 from weft.frontend.mutation import mutated
@@ -42,6 +42,7 @@ from weft.pytorch.namespace import namespace_of
 from weft.pytorch.replay import Reading, replaying, returned_names
 from weft.pytorch.transforms import batching_error, called
 from weft.runtime.launch import Launcher, gradient_error
+from weft.runtime.overlap import OverlapWarning
 from weft.source import FunctionSource, Span
 
 # schema type of a Python value's type
@@ -393,7 +394,7 @@ class Operators:
                     pairs = zip(unwritten, before, strict=True)
                     changed = {k for k, version in pairs if version != _version(passed[k])}
                     self._check_written(passed_on, passed, changed, written)
-                return list_made(out, returned, passed, kernel)
+                return list_made(out, returned, passed, kernel, launchers is not None)
             except Exception as error:
                 shorten(error)
                 raise
@@ -537,10 +538,13 @@ def _made_items(returned: Returned) -> int:
     return int(not returned) if isinstance(returned, str) else returned.count("")
 
 
-def list_made(result: Any, returned: Returned, passed: tuple[Any, ...], kernel: KernelLike) -> Any:
+def list_made(
+    result: Any, returned: Returned, passed: tuple[Any, ...], kernel: KernelLike, traced: bool
+) -> Any:
     """The tensors among ``result`` that the kernel made, as the operator returns them.
 
-    An operator must not return memory that it was given: views of arguments are copied.
+    An operator must not return memory that it was given: views of arguments are copied, which is
+    said where a graph is ``traced``.
     """
     if _made_items(returned) == 0:
         return None
@@ -566,6 +570,13 @@ def list_made(result: Any, returned: Returned, passed: tuple[Any, ...], kernel: 
             )  # fmt: skip
         if item.untyped_storage()._cdata in taken:
             item = item.clone()
+            if traced:
+                warn(
+                    OverlapWarning, "it returns memory of an argument, or one memory twice: as an "
+                    "operator, a copy", kernel.span, "what is written to the copy does not reach "
+                    "the argument: make the view outside of the kernel, or return x.clone()",
+                    kernel.source.warned,
+                )  # fmt: skip
         if len(names) > 1:
             taken.add(item.untyped_storage()._cdata)
         made.append(item)

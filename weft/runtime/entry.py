@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad, profiler
 
-from weft.frontend.split import HostPart
+from weft.frontend.split import HostPart, computed_step
 from weft.source import FunctionSource
 
 # What is asked of torch's dispatcher has no public name.
@@ -104,6 +104,7 @@ def order_of(source: FunctionSource, parts: HostPart) -> list[int] | None:
         or len(parts.regions) != 1
         or parts.regions[0].node is not body[0]
         or parts.regions[0].results
+        or computed_step(parts.regions[0].node) is not None  # which the host part checks
         or any(p.position not in _POSITIONAL for p in parts.parameters)
         or {a.name for a in parts.regions[0].args if a.parameter is not None} != set(names)
         or len(parts.regions[0].args) != len(names)

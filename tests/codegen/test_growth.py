@@ -3,11 +3,14 @@
 import re
 
 import pytest
+import torch
 
+import weft
 from tests.index.make import Make
 from weft.codegen import cpu
 from weft.ir.core import Function
 from weft.ir.types import f32
+from weft.tools.cross import lowered_loops
 
 
 def chain(statements: int) -> Function:
@@ -28,3 +31,29 @@ def test_long_code_is_not_vectorised(statements, vectors):
     assert (cpu.longest_block(code.llvm) > cpu.MOST_VECTORISED) is not vectors
     found = re.search(r"fmul contract <\d+ x float>", cpu.optimized(code))
     assert (found is not None) is vectors
+
+
+@weft.kernel
+def deep(x, y, out):
+    for i in range(x.shape[0]):
+        s = 0.0
+        for a in range(i, x.shape[0]):
+            for b in range(i, a):
+                for c in range(i, b):
+                    for d in range(i, c):
+                        for e in range(i, d):
+                            s += x[a] * y[b, i] + x[c] * y[d, i] + x[e]
+        out[i] = s
+
+
+def test_a_tile_of_loops_in_loops_is_left_out_where_it_is_long():
+    """Each loop begins with the lane, so it is written twice."""
+    x, y, out = torch.randn(8), torch.randn(8, 8), torch.zeros(8)
+    (function,) = lowered_loops(deep, x, y, out)
+    code = cpu.compile_cpu(function, noalias=True)
+    assert not code.tiled
+    assert code.llvm.count("\n") < 1000  # a tile has more than 9,000
+    deep(x, y, out)
+    expected = torch.empty(8)
+    deep.interpret(x, y, expected)
+    torch.testing.assert_close(out, expected)

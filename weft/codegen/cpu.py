@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from weft.ir.core import Function
 # LLVM's loop vectoriser takes time that grows with the square of the instructions between two
 # branches (it asks of each operation what all are that it depends on): 5 s for so many.
 MOST_VECTORISED = 4000
+# Loops in a tile whose bounds differ between lanes are written twice, those inside them four times:
+# a tile of so many lines is left out. (Those of the examples have 3,200 at most.)
+MOST_TILED = 8_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,14 @@ def compile_cpu(
     through one argument is accessed through another. ``tiles`` allows register tiles.
     """
     with timing.stage("emit"):
-        generator = Kernel(
-            function, host_cpu(), strict_math=strict_math, noalias=noalias, tiles=tiles
+        write = functools.partial(
+            Kernel, function, host_cpu(), strict_math=strict_math, noalias=noalias
         )
+        generator = write(tiles=tiles)
         text = generator.emit()
+        if generator.plan is not None and text.count("\n") > MOST_TILED:
+            generator = write(tiles=False)
+            text = generator.emit()
     with timing.stage("llvm"):
         tiled = generator.plan is not None
         code = machine().emit_object(_optimize(text, tiled=tiled))

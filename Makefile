@@ -25,9 +25,11 @@ help:
 	@echo 'make bench         tables beside PyTorch, Numba, Taichi, Quadrants, Warp (ARGS=--quick)'
 	@echo 'make fuzz N=5000   N random kernels, and derivatives of N, against the Python'
 
-# Threads that spin while they wait take the processors from the tests beside them.
+# Threads that spin while they wait take the processors from the tests beside them. Each process has
+# half of the folders, so that kernels are compiled in one, and takes from the other's at the end.
 test: $(STAMP)
-	OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest -n auto -m 'not slow' $(ARGS)
+	OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest -n auto --dist worksteal \
+		-m 'not slow' $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

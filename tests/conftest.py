@@ -1,8 +1,12 @@
-"""Tests of kernels run a second time where there is a CUDA device, with their tensors on it."""
+"""Tests of kernels run a second time where there is a CUDA device, with their tensors on it. No
+test may take long."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import resource
+import time
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -39,6 +43,31 @@ ANYWHERE = (
     "tests/runtime/test_kernel.py",
     "tests/runtime/test_overlap.py",
 )
+
+
+# Of the thread that runs a test and of processes that it waited for: not the time that passes,
+# which depends on what else runs on the machine.
+MOST_SECONDS = 20.0
+
+
+def _spent() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.thread_time() + children.ru_utime + children.ru_stime
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that takes longer than ``MOST_SECONDS`` fails, unless it was asked for by name."""
+    begin = _spent()
+    result = yield
+    spent = _spent() - begin
+    more = item.get_closest_marker("fuzz") and "WEFT_FUZZ_EXAMPLES" in os.environ
+    if spent > MOST_SECONDS and not more and not item.get_closest_marker("slow"):
+        pytest.fail(
+            f"took {spent:.1f} s of the processor, more than {MOST_SECONDS:.0f}: make it smaller, "
+            "or several tests, or mark it `slow`"
+        )
+    return result
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,24 +12,23 @@ from hypothesis import strategies as st
 from tests.fuzz import rows
 from tests.fuzz.check import check
 
-COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "300"))
+COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "200"))
+PARTS = 4  # so that several processes take part, and none is long
 
-
-@pytest.mark.fuzz
-@settings(
-    max_examples=COUNT, deadline=None, phases=(Phase.generate,),
+pytestmark = [pytest.mark.fuzz, pytest.mark.parametrize("part", range(PARTS))]
+drawing = settings(
+    max_examples=-(-COUNT // PARTS), deadline=None, phases=(Phase.generate,),
     suppress_health_check=list(HealthCheck), database=None,
 )  # fmt: skip
-@given(st.integers(0, 1 << 40))
-def test_random_kernels_mean_what_the_python_means(seed: int) -> None:
+
+
+@drawing
+@given(seed=st.integers(0, 1 << 40))
+def test_random_kernels_mean_what_the_python_means(part: int, seed: int) -> None:
     check(Random(seed))
 
 
-@pytest.mark.fuzz
-@settings(
-    max_examples=COUNT, deadline=None, phases=(Phase.generate,),
-    suppress_health_check=list(HealthCheck), database=None,
-)  # fmt: skip
-@given(st.integers(0, 1 << 40))
-def test_random_kernels_over_rows(seed: int) -> None:
+@drawing
+@given(seed=st.integers(0, 1 << 40))
+def test_random_kernels_over_rows(part: int, seed: int) -> None:
     check(Random(seed), draw=rows.kernel)

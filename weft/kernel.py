@@ -28,7 +28,7 @@ from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.overrides import check_foreign, overridden, overrides, overriding
-from weft.runtime.entry import dispatched, make_entry, order_of, plain_types
+from weft.runtime.entry import PLAIN, dispatched, make_entry, order_of
 from weft.runtime.launch import Ahead, Launcher, Specialization
 from weft.runtime.signature import check_argument, check_layout
 from weft.source import FunctionSource, Span, read_function
@@ -66,6 +66,7 @@ class Kernel:
         self._regions: list[Launcher] = []
         self._checked: tuple[Parameter, ...] = ()
         self._seen: set[Any] = set()
+        self._plain: set[type] = {*PLAIN}  # types of arguments that need no dispatcher
         namespace_of(namespace).announce(self._op_name, self)
 
     # --- calling ---------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ class Kernel:
     def _special(self, *args: Any, **kwargs: Any) -> Any:
         """A call whose way is not known: the first, one with checks, or one for the dispatcher."""
         values = (*args, *kwargs.values())
-        plain = plain_types.issuperset(map(type, values))
+        plain = self._plain.issuperset(map(type, values))
         if not plain and overriding(values):
             return overridden(self, args, kwargs)
         if dispatched():
@@ -183,7 +184,7 @@ class Kernel:
         kind = type(value)
         if not isinstance(value, torch.Tensor) or kind.__torch_dispatch__ is _dispatch:
             if not overrides(kind):
-                plain_types.add(kind)
+                self._plain.add(kind)
             return False
         return True
 
@@ -269,7 +270,7 @@ class Kernel:
                 self._checked = tuple(p for p in parts.parameters if is_checked(p))
                 if self._convert is None and not self._checked and not self.options.interpret:
                     self._entry = entry = make_entry(
-                        self.signature, parts.host, self._launchers, self._special
+                        self.signature, parts.host, self._launchers, self._special, self._plain
                     )
                     order = order_of(self.source, parts)
                     if order is not None:

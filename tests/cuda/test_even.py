@@ -7,7 +7,6 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ import weft
 from examples import brick_wall, gallery, softmax
 from tests.cuda.emulator import EmulatedCall, emulated
 from weft.codegen import launching
-from weft.codegen.launching import Mapping, joined, streams
+from weft.codegen.launching import Facts, Mapping, joined, streams
 from weft.runtime import gpu
-from weft.runtime.facts import decode
+from weft.runtime.cache import from_json, to_json
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -257,7 +256,7 @@ def test_what_is_known_of_a_kernel_survives_the_cache() -> None:
         (softmax.softmax, torch.empty(9, 9, device="meta")),
     ):
         facts = weft.compile_for("sm_90", kernel, *args).loops[0].facts
-        assert decode(json.loads(json.dumps(asdict(facts)))) == facts
+        assert from_json(Facts, json.loads(json.dumps(to_json(facts)))) == facts
 
 
 # -- what is written makes way

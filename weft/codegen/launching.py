@@ -12,7 +12,6 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from weft.codegen.interface import Check, Slot
 from weft.codegen.intervals import Step
@@ -186,7 +185,7 @@ class Facts:
     symbol: str
     slots: tuple[Slot, ...]
     checks: tuple[Check, ...]
-    prints: tuple[Any, ...]
+    prints: tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]
     steps: tuple[Step, ...]
     bounds: tuple[tuple[int, int, int], ...]
     needed: tuple[int, ...]

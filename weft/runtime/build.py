@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from weft import timing
 from weft.codegen.interface import Check, Slot
@@ -22,7 +22,7 @@ from weft.frontend.split import Region
 from weft.ir.core import Function
 from weft.options import Options
 from weft.runtime import known
-from weft.runtime.cache import DiskCache, disk, hashed
+from weft.runtime.cache import DiskCache, disk, from_json, hashed, to_json
 from weft.runtime.cpu import LoadedFunction, load
 from weft.runtime.known import Summary
 from weft.runtime.maker import compiler, processor
@@ -31,7 +31,7 @@ from weft.source import FunctionSource
 if TYPE_CHECKING:
     from weft.frontend.lower import Lowered
 
-FORMAT = 1  # of the header; another number is another key
+FORMAT = 2  # of the header; another number is another key
 log = logging.getLogger("weft.specialize")
 log_llvm = logging.getLogger("weft.llvm")
 log_asm = logging.getLogger("weft.asm")
@@ -122,14 +122,30 @@ class Made:
         return self.loop.guards
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the cache keeps beside object code: what calls of it are like (see ``CpuCode``)."""
+
+    symbol: str
+    slots: tuple[Slot, ...]
+    checks: tuple[Check, ...]
+    prints: tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]
+
+
 @dataclass(slots=True)
 class Compiled(Made):
     """A specialisation that can be called: ``load.call(packed slots)``."""
 
     load: LoadedFunction
-    slots: tuple[Slot, ...]
-    checks: tuple[Check, ...]
-    prints: tuple[Any, ...]
+    header: Header
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return self.header.slots
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return self.header.checks
 
 
 def compile_region(
@@ -147,7 +163,7 @@ def compile_region(
         key = hashed(FORMAT, compiler(), processor(), said(options, noalias), loop.digest)
         found = _from_disk(cache, key)
         if found is not None:
-            loaded, slots, checks, prints = found
+            loaded, header = found
             origin = "disk"
         else:
             # Passes, index sets and code generation are not imported where the cache has the code.
@@ -163,15 +179,16 @@ def compile_region(
             log_llvm.debug("%s", code.llvm)
             if log_asm.isEnabledFor(logging.DEBUG):
                 log_asm.debug("%s", pipeline.cpu.assembly(code))
-            slots, checks, prints, origin = code.slots, code.checks, code.prints, "compiled"
+            header = Header(code.symbol, code.slots, code.checks, code.prints)
+            origin = "compiled"
             if cache is not None:
-                cache.store(key, _encode(slots, checks, prints, code.symbol), code.object)
+                cache.store(key, to_json(header), code.object)
             with timing.stage("load"):
-                loaded = load(code.object, code.symbol, prints, cache=cache)
+                loaded = load(code.object, code.symbol, code.prints, cache=cache)
     name = loop.summary.name
     log_stages(name, origin, recording)
     log.debug("%s: %s for (%s)", name, origin, ", ".join(f"{n}: {s}" for n, s in specs.items()))
-    return Compiled(loop, origin, dict(recording.stages), loaded, slots, checks, prints)
+    return Compiled(loop, origin, dict(recording.stages), loaded, header)
 
 
 def said(options: Options, noalias: bool) -> str:
@@ -179,20 +196,20 @@ def said(options: Options, noalias: bool) -> str:
     return f"debug={options.debug} strict={options.strict_math} noalias={noalias}"
 
 
-def _from_disk(
-    cache: DiskCache | None, key: str
-) -> tuple[LoadedFunction, tuple[Slot, ...], tuple[Check, ...], tuple[Any, ...]] | None:
+def _from_disk(cache: DiskCache | None, key: str) -> tuple[LoadedFunction, Header] | None:
     """The code stored under ``key``, loaded, and its tables; None where it has to be compiled."""
     entry = cache.load(key) if cache is not None else None
-    header = _decode(entry[0]) if entry is not None else None
-    if entry is None or header is None:
+    if entry is None:
         return None
-    slots, checks, prints, symbol = header
+    try:
+        header = from_json(Header, entry[0])
+    except ValueError:
+        return None
     with timing.stage("load"):
         try:
-            return load(entry[1], symbol, prints, cache=cache), slots, checks, prints
+            return load(entry[1], header.symbol, header.prints, cache=cache), header
         except RuntimeError as error:
-            log.warning("the cached code of %s is compiled anew: %s", symbol, error)
+            log.warning("the cached code of %s is compiled anew: %s", header.symbol, error)
             return None
 
 
@@ -200,27 +217,3 @@ def log_stages(name: str, what: str, recording: timing.Recording) -> None:
     """Logs how long the stages of a compilation took."""
     if log_time.isEnabledFor(logging.DEBUG):
         log_time.debug("%s, %s\n%s", name, what, recording.report())
-
-
-def _encode(slots: Any, checks: Any, prints: Any, symbol: str) -> dict[str, Any]:
-    return {
-        "symbol": symbol,
-        "slots": [[s.kind, s.arg, s.axis] for s in slots],
-        "checks": [asdict(c) for c in checks],
-        "prints": [[list(parts), list(kinds)] for parts, kinds in prints],
-    }
-
-
-def _decode(header: dict[str, Any]) -> tuple[Any, Any, Any, str] | None:
-    """The header's tables; None where it is not of this form (it is then compiled anew)."""
-    try:
-        slots = tuple(Slot(str(k), int(a), int(x)) for k, a, x in header["slots"])
-        checks = tuple(
-            Check(c["kind"], c["message"], c["tensor"], c["axis"], tuple(c["values"]),
-                  tuple(c["span"]) if c["span"] is not None else None)  # type: ignore[arg-type]
-            for c in header["checks"]
-        )  # fmt: skip
-        prints = tuple((tuple(parts), tuple(kinds)) for parts, kinds in header["prints"])
-        return slots, checks, prints, str(header["symbol"])
-    except (KeyError, TypeError, ValueError):
-        return None

@@ -13,6 +13,7 @@ in between changes nothing.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import hashlib
@@ -23,13 +24,15 @@ import stat
 import struct
 import threading
 import time
+import types
 import warnings
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from weft.options import Options
 
+T = TypeVar("T")
 log = logging.getLogger("weft.cache")
 
 MAGIC = b"weft-cache-2\n"
@@ -279,3 +282,48 @@ def _decode(key: str, data: bytes) -> tuple[dict[str, Any], bytes] | None:
     except ValueError:
         return None
     return (header, rest[length:]) if isinstance(header, dict) else None
+
+
+# --- dataclasses as JSON has them, and back, by the names and the types of their fields -----------
+def to_json(value: Any) -> Any:
+    """``value``, made of dataclasses, tuples, lists and what JSON has, for ``json.dumps``."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return [*map(to_json, value)] if isinstance(value, tuple | list) else value
+
+
+def from_json(kind: type[T], data: Any) -> T:
+    """What was encoded. Raises ``ValueError`` where ``data`` is not of this form."""
+    return cast(T, _from_json(kind, data))
+
+
+def _from_json(kind: Any, data: Any) -> Any:
+    if kind is Any:
+        return data
+    if dataclasses.is_dataclass(kind):
+        hints = _hints(kind)
+        if not isinstance(data, dict) or cast("dict[str, Any]", data).keys() != hints.keys():
+            raise ValueError(f"no {kind}")
+        return cast(Any, kind)(**{name: _from_json(of, data[name]) for name, of in hints.items()})
+    origin, of = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        for one in of:
+            with contextlib.suppress(ValueError):
+                return _from_json(one, data)
+        raise ValueError(f"{data!r} is no {kind}")
+    if origin in (tuple, list):
+        if not isinstance(data, list):
+            raise ValueError(f"no {kind}")
+        items = cast("list[Any]", data)
+        kinds = [of[0]] * len(items) if origin is list or of[1:] == (...,) else list(of)
+        if len(kinds) != len(items):
+            raise ValueError(f"not as many as {kind}")
+        return origin(_from_json(k, item) for k, item in zip(kinds, items, strict=True))
+    if type(data) is not kind:
+        raise ValueError(f"{data!r} is no {kind}")
+    return data
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ _traced = torch._C._is_tracing  # by torch.jit.trace
 _functions = torch._C._len_torch_function_stack
 _pre_dispatch: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_dispatch
 # Types of arguments that the host part takes as they are.
-plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), str}
+PLAIN = frozenset([torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), str])
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -52,9 +52,10 @@ def make_entry(
     host: Callable[..., Any],
     launchers: list[Callable[..., Any]],
     special: Callable[..., Any],
+    plain: Set[type],
 ) -> Callable[..., Any]:
-    """``entry(*args, **kwargs)`` for ``host(launchers, *args, **kwargs)``; ``special`` itself where
-    the kernel takes any number of arguments."""
+    """``entry(*args, **kwargs)`` for ``host(launchers, *args, **kwargs)``, where all arguments are
+    of ``plain`` types; ``special`` itself where the kernel takes any number of arguments."""
     parameters = list(signature.parameters.values())
     if any(p.kind in _VARIADIC for p in parameters):
         return special
@@ -62,7 +63,7 @@ def make_entry(
         "_weft_modes": _modes, "_weft_transforms": _transforms, "_weft_traced": _traced,
         # Where modes are asked before autograd (``make_fx(pre_dispatch=True)``), so are functions.
         "_weft_functions": _functions, "_weft_forward_ad": forward_ad, "_weft_profiler": profiler,
-        "_weft_plain": plain_types, "_weft_special": special, "_weft_host": host,
+        "_weft_plain": plain, "_weft_special": special, "_weft_host": host,
         "_weft_launchers": launchers,
     }  # fmt: skip
     declared: list[str] = []

@@ -10,7 +10,7 @@ import math
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +45,7 @@ from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime import build, cuda, native, record
 from weft.runtime.arguments import Arguments
-from weft.runtime.cache import disk, hashed
+from weft.runtime.cache import disk, from_json, hashed, to_json
 from weft.runtime.cuda import (
     NO_SUCH_CODE,
     CudaError,
@@ -57,7 +57,6 @@ from weft.runtime.cuda import (
     load,
     make_current,
 )
-from weft.runtime.facts import decode
 from weft.runtime.maker import compiler
 from weft.runtime.pending import pending
 from weft.source import FunctionSource
@@ -65,7 +64,7 @@ from weft.source import FunctionSource
 if TYPE_CHECKING:
     from weft.frontend.lower import Lowered
 
-FORMAT = 5  # of the cached header; another number is another key
+FORMAT = 6  # of the cached header; another number is another key
 RECORD_WORDS = 16
 UNKNOWN_GRID = 1024  # blocks, where the trip counts are known on the GPU only
 SMALL = 8192  # iterations of a reduction that one block does alone
@@ -182,7 +181,7 @@ def compile_region(
         loop = build.loop_for(region, source, specs, options, lowered)
         key = hashed("cuda", FORMAT, compiler(), build.said(options, noalias), loop.digest)
         entry = cache.load(key) if cache is not None else None
-        facts = decode(entry[0]) if entry is not None else None
+        facts = _known(entry[0]) if entry is not None else None
         origin = "disk"
         if facts is None:
             # Passes and code generation are not imported where the cache has the code.
@@ -199,13 +198,20 @@ def compile_region(
                 facts = backend.analyse(optimized, noalias=noalias, strict_math=options.strict_math)
             origin = "compiled"
             if cache is not None:
-                cache.store(key, asdict(facts), b"")
+                cache.store(key, to_json(facts), b"")
     name = loop.summary.name
     build.log_stages(name, origin, recording)
     log.debug("%s: %s for CUDA, (%s)", name, origin,
               ", ".join(f"{n}: {s}" for n, s in specs.items()))  # fmt: skip
     return GpuCompiled(loop, origin, dict(recording.stages), facts, options, noalias, key,
                        optimized)  # fmt: skip
+
+
+def _known(header: dict[str, Any]) -> Facts | None:
+    try:
+        return from_json(Facts, header)
+    except ValueError:
+        return None
 
 
 # -- calls

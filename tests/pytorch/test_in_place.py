@@ -1,6 +1,7 @@
 """Kernels that write to their arguments, as Inductor and checkpoints see them."""
 
 import functools
+import warnings
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import (
 
 import weft
 from weft.pytorch.level import is_open
+from weft.runtime.overlap import OverlapWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
 
@@ -67,6 +69,47 @@ def test_writes_of_every_form_under_compile(backend):
     torch.testing.assert_close(
         run(functools.partial(torch.compile, fullgraph=True, backend=backend)), run(lambda m: m)
     )
+
+
+@weft.kernel
+def carry_(y: torch.Tensor, x: torch.Tensor) -> None:
+    for i in range(y.shape[0]):
+        y[i] += 2 * x[i]
+
+
+def overlapping(y):
+    z = y * 1
+    carry_(z[1:], z[:-1])
+    return z
+
+
+def apart(y):
+    z = y * 1
+    carry_(z[1::2], z[::2])
+    carry_(z, z)
+    return z
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("program", "warned"), [(overlapping, True), (apart, False)])
+def test_a_graph_says_that_it_reads_what_was_there_before(program, warned, dynamic):
+    torch._dynamo.reset()
+    carry_.source.warned.clear()
+    y = torch.arange(1.0, 9.0)
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", OverlapWarning)
+        found = compiled(y)
+    said = [str(w.message) for w in caught if w.category is OverlapWarning]
+    assert bool(said) == warned
+    for message in said:
+        assert message == (
+            "kernel `carry_`: arguments share memory in which iterations may meet: PyTorch's "
+            "graphs write to a copy, and the loop reads what was there before\nhelp: pass a copy "
+            "(x.clone()) if that is meant, or call the kernel outside of torch.compile"
+        )
+    if not warned:
+        assert found.tolist() == program(y).tolist()
 
 
 def test_a_level_of_forward_mode_is_seen_however_it_was_entered():

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from weft.errors import KernelValueError
+from weft.errors import KernelValueError, warn
 from weft.frontend.kinds import RegionChanged
 from weft.frontend.lower import Lowered, lower
 from weft.frontend.specs import Spec, TensorSpec
@@ -23,6 +23,7 @@ from weft.ir.writes import written
 from weft.lang.vectors import Backing
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.launch import Launcher
+from weft.runtime.overlap import OverlapWarning, fakes_need_order
 from weft.runtime.signature import DTYPES, TORCH_DTYPES, spec_of
 from weft.source import FunctionSource, Span
 
@@ -68,6 +69,14 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
                 found = lowered(args)
             except RegionChanged as change:
                 launcher.change(change)
+        tensors = [v for v in args if isinstance(v, torch.Tensor)]
+        if operator and fakes_need_order(found.function, tensors):
+            warn(
+                OverlapWarning, "arguments share memory in which iterations may meet: PyTorch's "
+                "graphs write to a copy, and the loop reads what was there before", region.span,
+                "pass a copy (x.clone()) if that is meant, or call the kernel outside of "
+                "torch.compile", source.warned,
+            )  # fmt: skip
         stored = written(found.function)
         given = found.function.args[: len(found.function.args) - len(found.results)]
         names = {memref.name for memref in given if memref in stored}

@@ -12,6 +12,7 @@ from weft.ir.core import Function
 from weft.ir.types import MemRefType
 from weft.source import Span
 
+# pyright: reportPrivateUsage=false
 if TYPE_CHECKING:
     from weft.index.aliasing import View
 
@@ -63,11 +64,34 @@ def refuse_overlap_within(
 
 def needs_order(function: Function, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether iterations of ``function`` may meet where two of these arguments share memory."""
+    return _meet(function, [_view(t) for t in tensors])
+
+
+def fakes_need_order(function: Function, tensors: Sequence[torch.Tensor]) -> bool:
+    """The same of tensors without data. Of sizes that are symbols, those of the example count."""
+    bases = [t.untyped_storage()._cdata for t in tensors]
+    if len(set(bases)) == len(bases):
+        return False
+    from weft.index.aliasing import View  # likewise
+
+    views: list[View] = []
+    for tensor, base in zip(tensors, bases, strict=True):
+        size = tensor.element_size()
+        numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+        known = [n.node.hint if isinstance(n, torch.SymInt) else n for n in numbers]
+        if None in known:  # made of data
+            return False
+        shape, strides = known[: tensor.dim()], [s * size for s in known[tensor.dim() : -1]]
+        begin = (bases.index(base) << 50) + known[-1] * size
+        views.append(View(tuple(shape), tuple(strides), begin, size))
+    return _meet(function, views)
+
+
+def _meet(function: Function, views: Sequence[View]) -> bool:
     from weft.index.aliasing import iterations_meet  # index sets: only for memory that overlaps
 
     memrefs = [a for a in function.args if isinstance(a.type, MemRefType)]
-    views = {m: _view(t) for m, t in zip(memrefs, tensors, strict=False)}
-    return iterations_meet(function, views)
+    return iterations_meet(function, dict(zip(memrefs, views, strict=False)))
 
 
 def any_shared(args: Sequence[Any], pairs: Pairs) -> bool:

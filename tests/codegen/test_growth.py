@@ -7,7 +7,7 @@ import torch
 
 import weft
 from tests.index.make import Make
-from weft.codegen import cpu
+from weft.codegen import cpu, pool
 from weft.ir.core import Function
 from weft.ir.types import f32
 from weft.tools.cross import lowered_loops
@@ -57,3 +57,10 @@ def test_a_tile_of_loops_in_loops_is_left_out_where_it_is_long():
     expected = torch.empty(8)
     deep.interpret(x, y, expected)
     torch.testing.assert_close(out, expected)
+
+
+def test_what_all_kernels_share_is_not_compiled_with_each():
+    text = cpu.compile_cpu(chain(1), noalias=True).llvm
+    assert text.count("GOMP") == text.count("Py") == 0
+    assert f"@{pool.RUN}" in text
+    assert text.count("\n") < 100

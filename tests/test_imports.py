@@ -53,6 +53,14 @@ origins = {s.origin for k in (kernels.plain, kernels.total) for s in k.specializ
 print(*origins)
 print(*(m for m in sys.modules if m.partition(".")[0] in ("weft", "llvmlite", "islpy")))
 """
+OPERATOR = """
+import sys
+import torch
+import kernels
+
+assert kernels.plain.op(torch.arange(4.0)).tolist() == [3.0, 6.0, 9.0, 12.0]
+print(*sys.modules)
+"""
 GRADIENT = """
 x.requires_grad_()
 kernels.plain(x).sum().backward()
@@ -98,3 +106,10 @@ def test_a_call_from_the_disk_cache_imports_no_compiler(tmp_path):
     origins, names = run(CALLS + GRADIENT, tmp_path)
     assert origins == ["disk"]
     assert loaded(names, (*COMPILER, *LATER)) == []
+
+
+def test_an_operator_without_a_gradient_imports_none(tmp_path):
+    (tmp_path / "kernels.py").write_text(KERNEL)
+    (names,) = run(OPERATOR, tmp_path)
+    assert "weft.pytorch.library" in names
+    assert loaded(names, ("weft.autodiff", "weft.pytorch.autograd")) == []

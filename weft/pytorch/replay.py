@@ -14,15 +14,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes  # has no public name
 
 # pyright: reportPrivateUsage=false
-from weft.autodiff.activity import holds_floats
-from weft.autodiff.names import unique_names
-from weft.autodiff.reverse import reverse
 from weft.errors import WeftError
 from weft.frontend.lower import lower
 from weft.frontend.split import HostPart
 from weft.ir.core import Function
 from weft.ir.writes import written as written_memrefs
-from weft.pytorch.autograd import differentiate
 from weft.pytorch.fake import KernelSource, fake_launchers, loose_spec
 from weft.pytorch.transforms import PLAIN
 from weft.runtime.launch import Launcher
@@ -46,6 +42,7 @@ def returned_names(parts: HostPart, source: FunctionSource) -> tuple[str, ...] |
 def replaying(launcher: Launcher, outs: Mapping[str, torch.Tensor | None]) -> Callable[..., Any]:
     """Launches the loop so that autograd sees it, but takes what it writes from ``outs`` (by name;
     None: not to be had) where all of that is there which the gradient reads."""
+    from weft.pytorch.autograd import differentiate  # gradients: where one is asked for
 
     def launch(*args: Any) -> Any:
         return differentiate(launcher, launcher.extended(args), outs=outs)
@@ -89,6 +86,11 @@ class Reading:
 
 def reads_results(function: Function) -> bool:
     """Whether the adjoint of ``function`` reads what it writes; true where there is none."""
+    # Gradients: where one is asked for.
+    from weft.autodiff.activity import holds_floats
+    from weft.autodiff.names import unique_names
+    from weft.autodiff.reverse import reverse
+
     args = function.args
     stored = written_memrefs(function)
     written = {k for k, v in enumerate(args) if v in stored}

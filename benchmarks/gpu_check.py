@@ -713,11 +713,11 @@ def brick() -> None:
                 figure(name, f"in turn: {row}", ms, "ms", "best of 15" if row == best else "")
     except Exception as error:
         print(f"  no triton figure: {type(error).__name__}: {str(error)[:400]}")
-    from weft.codegen import launching
+    from weft.schedule import grid
 
-    saved = launching._block
+    saved = grid._block
     for width in (32, 64, 128, 256):
-        launching._block = lambda *_, width=width, **__: (width, 256 // width, 1)
+        grid._block = lambda *_, width=width, **__: (width, 256 // width, 1)
         kernel = weft.kernel(wall.function)
         kernel(tile, size, size, offset, 36, 96)
         figure(
@@ -726,7 +726,7 @@ def brick() -> None:
             timed(functools.partial(kernel, tile, size, size, offset, 36, 96), 0.1),
             "ms",
         )
-    launching._block = saved
+    grid._block = saved
 
 
 CUDA_CONV = """
@@ -765,11 +765,11 @@ def conv() -> None:
             figure(name, f"CUDA C++ as written, {threads} threads", timed(launch), "ms")
     except Exception as error:
         print(f"  no CUDA C++ figure: {type(error).__name__}: {str(error)[:600]}")
-    from weft.codegen import launching
+    from weft.schedule import grid
 
-    saved = launching._block
+    saved = grid._block
     for width, height in ((32, 8), (64, 4), (128, 2), (256, 1), (64, 2), (128, 1), (64, 1)):
-        launching._block = lambda *_, width=width, height=height, **__: (width, height, 1)
+        grid._block = lambda *_, width=width, height=height, **__: (width, height, 1)
         kernel = weft.kernel(causal_conv.causal_conv.function)
         kernel(w, k, 0.1)
         figure(
@@ -778,7 +778,7 @@ def conv() -> None:
             timed(functools.partial(kernel, w, k, 0.1), 0.1),
             "ms",
         )
-    launching._block = saved
+    grid._block = saved
 
 
 CUDA_CONV_GRADIENT = """

@@ -24,6 +24,8 @@ from weft.passes.run import PIPELINE, Pass, run
 from weft.passes.runs import runs
 from weft.passes.sink import sink
 from weft.passes.touch import touch
+from weft.schedule.grid import threads_of
+from weft.schedule.language import show
 from weft.source import FunctionSource
 
 Listener = Callable[[str, str], None]
@@ -134,19 +136,18 @@ def stages(
 def _gpu_texts(
     function: Function, arch: str, *, strict_math: bool, noalias: bool
 ) -> dict[str, str]:
-    """The stages behind the passes, for the variant that a large call takes."""
+    """The stages behind the passes, for the schedule that a large call takes."""
     from weft.codegen import cuda, ptx  # code generation for GPUs is not needed without one
 
     facts = cuda.analyse(function, noalias=noalias, strict_math=strict_math)
-    variant = cuda.variants(facts)[0]
-    code = cuda.compile_cuda(
-        function, facts, variant, arch, strict_math=strict_math, noalias=noalias
-    )
-    texts = {"mapping": f"{facts.mapping}\nvariant {variant} for {arch}", "llvm": code.llvm,
+    schedule = cuda.usual(facts)
+    code = cuda.compile_cuda(function, schedule, arch, strict_math=strict_math, noalias=noalias)
+    every = "\n".join(facts.candidates)
+    texts = {"schedule": f"{show(schedule)}\n\nfor {arch}, of these:\n{every}", "llvm": code.llvm,
              "llvm optimized": code.optimized(), "ptx": code.ptx}  # fmt: skip
     if ptx.ptxas() is None:
         return texts
-    threads = facts.mapping.threads if facts.mapping is not None else 1
+    threads = threads_of(schedule)
     used = ptx.usage(code.ptx, arch).values()
     texts["resources"] = "\n".join(use.describe(threads) for use in used)
     sass = ptx.disassembly(code.ptx, arch)

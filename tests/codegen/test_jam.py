@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,19 @@ import torch
 
 import weft
 from examples import causal_conv, gallery
+from tests.cuda.sizes import call_of
 from weft.codegen.jam import jam, varying, written
-from weft.codegen.launching import InStep, Jam, Mapping, jams
+from weft.codegen.sharing import Jam, UnrollJamCandidates
 from weft.ir import interp
 from weft.ir.core import Function, Op, walk
 from weft.ir.parse import parse_function
 from weft.ir.text import print_function
 from weft.ir.verify import verify
+from weft.schedule.choose import choose
+from weft.schedule.grid import left_over
+from weft.schedule.guards import FewLeft, holds
+from weft.schedule.language import UnrollJam, several
+from weft.schedule.machine import GpuMachine
 
 # out[i, j] = sum of a[i, k] * b[k, j] for k from max(j - 3, 0) to min(j + i, n)
 BAND = """
@@ -67,7 +72,7 @@ def test_bits_are_kept(how: tuple[int, ...], sizes: tuple[int, int]) -> None:
     function = parse_function(BAND)
     m, n = sizes
     shapes = ((m, n), (n, n), (m, n))
-    made, parallel = jam(function, only(function), Jam(*how))
+    made, parallel = jam(function, only(function), *how)
     verify(made)
     assert parallel in made.body.ops
     for old, new in zip(after(function, *shapes), after(made, *shapes), strict=True):
@@ -76,7 +81,7 @@ def test_bits_are_kept(how: tuple[int, ...], sizes: tuple[int, int]) -> None:
 
 def test_two_jams_keep_bits() -> None:
     function = parse_function(BAND)
-    made, parallel = jam(*jam(function, only(function), Jam(0, 4)), Jam(1, 2, 3))
+    made, parallel = jam(*jam(function, only(function), 0, 4), 1, 2, 3)
     verify(made)
     for sizes in ((8, 12), (5, 13), (3, 2)):
         shapes = (sizes, (sizes[1],) * 2, sizes)
@@ -95,7 +100,7 @@ def test_what_is_common_is_done_once() -> None:
     function = parse_function(
         BAND.replace("%1 = arith.addi %j, %i : index", "%1 = arith.addi %j, %c3 : index")
     )
-    made, _ = jam(function, only(function), Jam(0, 2))
+    made, _ = jam(function, only(function), 0, 2)
     text = print_function(made)
     early, body = text.split("scf.if")
     body = body[: body.index("else")]
@@ -124,7 +129,7 @@ def test_loops_that_begin_or_end_one_after_the_other(
     text = BAND.replace("%0 = arith.subi %j, %c3", "%0 = arith.subi %n, %j")
     text = text.replace("%k = %low to %high", f"%k = {low} to {high}")
     function = parse_function(text.replace("memref.load %a[%i, %k]", "memref.load %a[%i, %j]"))
-    made, _ = jam(function, only(function), Jam(1, 4, apart))
+    made, _ = jam(function, only(function), 1, 4, apart)
     verify(made)
     shapes = ((m, n), (n, n), (m, n))
     if bounds == "begins after the end":
@@ -151,7 +156,7 @@ GUARDED = BAND.replace(
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (9, 5), (8, 12)])
 def test_branches_that_all_take(sizes: tuple[int, int]) -> None:
     function = parse_function(GUARDED)
-    made, _ = jam(function, only(function), Jam(0, 4))
+    made, _ = jam(function, only(function), 0, 4)
     verify(made)
     shapes = (sizes, (sizes[1],) * 2, sizes)
     for old, new in zip(after(function, *shapes), after(made, *shapes), strict=True):
@@ -167,14 +172,19 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def found(kernel: weft.Kernel, *args: Any) -> list[tuple[int, int]]:
-    """(axis, how far apart) of what a call with loops of a million iterations each does in step."""
-    mapping = weft.compile_for("sm_90", kernel, *args).loops[0].facts.mapping
-    assert mapping is not None
-    places = jams(mapping, [1 << 20] * len(mapping.order), processors=100)
-    taken = [mapping.steps.jams[place] for place in places]
-    assert all(jam.copies == 4 for jam in taken)
-    return [(jam.axis, jam.apart) for jam in taken]
+def taken(kernel: weft.Kernel, trips: int, *args: Any) -> list[UnrollJam]:
+    """What a call with loops of so many iterations each does in step."""
+    facts = weft.compile_for("sm_90", kernel, *args).loops[0].facts
+    call = call_of(facts.nest, dict.fromkeys(facts.nest.axes, trips))
+    texts = [text for text in facts.candidates if "cooperate" not in text]
+    return several(choose(texts, call, GpuMachine(100), 512).schedule, UnrollJam)
+
+
+def found(kernel: weft.Kernel, *args: Any) -> list[tuple[str, int]]:
+    """(axis, how far apart) of what a large call does in step."""
+    steps = taken(kernel, 1 << 20, *args)
+    assert all(step.copies == 4 for step in steps)
+    return [(step.axis, step.stride) for step in steps]
 
 
 @weft.kernel
@@ -207,17 +217,17 @@ def sparse(starts, columns, values, x, out):
 
 
 def test_indices_that_share_loads_are_jammed() -> None:
-    assert found(gallery.matmul, meta(9, 8), meta(8, 7)) == [(0, 1), (1, 32)]
+    assert found(gallery.matmul, meta(9, 8), meta(8, 7)) == [("i", 1), ("j", 32)]
     conv = found(causal_conv.causal_conv, meta(3, 17), meta(2, 3, 17), 0.1)
-    assert conv == [(0, 1), (2, 32)], "first that whose loops are all of one length"
+    assert conv == [("b", 1), ("t", 32)], "first that whose loops are all of one length"
     image = found(windows, meta(2, 3, 9, 9), meta(4, 3, 3, 3), meta(2, 4, 7, 7))
-    assert image == [(2, 1), (1, 1)], "rows, which share what windows have in common, and channels"
-    assert found(nearest, meta(9), meta(9)) == [(0, 32)]
+    assert image == [("i", 1), ("o", 1)], "rows, whose windows overlap, and channels"
+    assert found(nearest, meta(9), meta(9)) == [("i", 32)]
 
 
 def test_rows_of_a_sparse_matrix_are_not_in_step_but_columns_are() -> None:
     whole = [meta(5, dtype=torch.int64), meta(9, dtype=torch.int64)]
-    assert found(sparse, *whole, meta(9), meta(6, 3), meta(4, 3)) == [(1, 32)]
+    assert found(sparse, *whole, meta(9), meta(6, 3), meta(4, 3)) == [("j", 32)]
 
 
 @weft.kernel
@@ -279,25 +289,40 @@ def test_what_shares_nothing_or_is_heavy_is_not_jammed() -> None:
 
 
 def test_a_call_takes_what_its_sizes_allow() -> None:
-    both = InStep((Jam(0, 4, 1, 0b01), Jam(1, 4, 32, 0b10)), loads=2, most=16)
-    mapping = Mapping((1, 0), steps=both)
-    assert jams(mapping, [4096, 4096], processors=100) == (0, 1)
-    assert jams(mapping, [512, 1024], processors=100) == (0,), "a second one would leave 32,768"
-    assert jams(mapping, [256, 512], processors=100) == ()
-    assert jams(mapping, [3, 1 << 20], processors=100) == (1,), "three rows are no four"
-    assert jams(mapping, [4096, 100], processors=1) == (0,)
-    assert jams(mapping, [0, 100], processors=1) == ()
-    assert jams(Mapping((1, 0), steps=replace(both, most=8)), [4096, 4096], 100) == (0,)
-    little = InStep((Jam(0, 4, 1, 0b0111),), loads=4, most=16)
-    assert jams(Mapping((1, 0), steps=little), [4096, 4096], 100) == (), "one load of four"
+    facts = weft.compile_for("sm_90", gallery.matmul, meta(9, 8), meta(8, 7)).loops[0].facts
+    texts = [text for text in facts.candidates if "cooperate" not in text]
+
+    def axes(i: int, j: int, processors: int = 100) -> list[str]:
+        call = call_of(facts.nest, {"i": i, "j": j})
+        chosen = choose(texts, call, GpuMachine(processors), 512)
+        return [step.axis for step in several(chosen.schedule, UnrollJam)]
+
+    assert axes(4096, 4096) == ["i", "j"]
+    assert axes(512, 1024) == ["i"], "a second one would leave 32,768"
+    assert axes(256, 512) == []
+    assert axes(3, 1 << 20) == ["j"], "three rows are no four"
+    assert axes(4096, 100, processors=1) == ["i"]
+    assert axes(0, 100, processors=1) == []
+
+
+def test_which_axes_pay_together() -> None:
+    first, second = Jam(0, 4, 1, 0b01), Jam(1, 4, 32, 0b10)
+    both = UnrollJamCandidates((first, second), loads=2, most=16)
+    assert both.choices() == [(first, second), (first,), (second,)]
+    assert UnrollJamCandidates((first, second), 2, most=8).choices() == [(first,), (second,)]
+    little = UnrollJamCandidates((Jam(0, 4, 1, 0b0111),), loads=4, most=16)
+    assert little.choices() == [], "one load of four"
+    better = Jam(1, 4, 32, 0)
+    assert UnrollJamCandidates((first, better), 2, 16).choices()[0] == (better, first)
 
 
 def test_what_is_left_of_trips() -> None:
-    assert [Jam(0, 4).trips(n) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
-    assert [Jam(0, 4, 32).trips(n) for n in (0, 1, 128, 129)] == [0, 32, 32, 64]
-    assert [Jam(0, 4).fits(n) for n in (0, 3, 4, 5, 6, 7, 8, 11)] == [
-        False, False, True, True, False, False, True, False,
-    ]  # fmt: skip
+    assert [left_over(UnrollJam("i", 4), n) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+    assert [left_over(UnrollJam("i", 4, 32), n) for n in (0, 1, 128, 129)] == [0, 32, 32, 64]
+    facts = weft.compile_for("sm_90", gallery.matmul, meta(9, 8), meta(8, 7)).loops[0].facts
+    enough = [holds(FewLeft("i", 4), (), call_of(facts.nest, {"i": n, "j": 1}), GpuMachine())
+              for n in (0, 3, 4, 5, 6, 7, 8, 11)]  # fmt: skip
+    assert enough == [False, False, True, True, False, False, True, False]
 
 
 def test_varying() -> None:

@@ -21,10 +21,13 @@ import weft
 from tests.cuda import fibers
 from weft.codegen import cuda as backend
 from weft.codegen import libraries
-from weft.codegen.launching import Variant
 from weft.runtime import gpu
 from weft.runtime.cuda import Module
 from weft.runtime.launch import Launcher, check_error
+from weft.schedule.choose import Candidate, Choice, candidate, choose
+from weft.schedule.language import Schedule
+from weft.schedule.machine import GpuMachine
+from weft.schedule.sizes import Sizes
 
 _REGISTERS = [f"{name}.{side}" for name in ("tid", "ntid", "ctaid", "nctaid") for side in "xyz"]
 _numbers = itertools.count()
@@ -124,38 +127,37 @@ class Function:
 
 
 class Emulated(gpu.GpuCompiled):
-    """A specialisation whose variants run here. ``force`` changes the variant that a call chose."""
+    """A specialisation whose code runs here, by whatever schedule."""
 
-    def module(self, variant: Variant, device: int) -> Module:
-        EmulatedCall.seen.append(variant)
+    def module(self, schedule: Schedule, device: int) -> Module:
+        EmulatedCall.seen.append(schedule)
         if self.optimized is None:
             raise AssertionError("the emulator compiles anew: turn the cache off")
         code = backend.compile_cuda(
-            self.optimized, self.facts, variant, "sm_90", strict_math=self.options.strict_math,
+            self.optimized, schedule, "sm_90", strict_math=self.options.strict_math,
             noalias=self.noalias,
         )  # fmt: skip
         text = host_text(code.llvm)
-        names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(self.facts.kinds)
+        names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(self.facts.nest.kinds)
         return Module(None, {name: Function(text, name) for name in names})  # type: ignore[arg-type]
 
 
 class EmulatedCall(gpu.Call):
-    variants: ClassVar[list[Variant]] = []  # that ran, for tests to look at
-    seen: ClassVar[list[Variant]] = []  # the same, as they were compiled
-    change: ClassVar[Callable[..., Any] | None] = None  # of (variant, grid, block, shared)
+    seen: ClassVar[list[Schedule]] = []  # that ran, for tests to look at
+    allowed: ClassVar[Callable[[Candidate], bool] | None] = None  # what may be chosen
+    change: ClassVar[Callable[[Choice], Choice] | None] = None
 
     def _workspace(self, words: int) -> torch.Tensor:
         return torch.empty(words, dtype=torch.int64)
 
-    def _fitting(self, function: Function, threads: int) -> int:
+    def _fitting(self, schedule: Schedule, function: Function, threads: int) -> int:
         return threads
 
-    def _chosen(self, *args: Any) -> Any:
-        chosen = super()._chosen(*args)
-        if EmulatedCall.change is not None:
-            chosen = EmulatedCall.change(*chosen)
-        self.variants.append(chosen[0])
-        return chosen
+    def _chosen(self, sizes: Sizes, machine: GpuMachine, most: int) -> Choice:
+        allowed = EmulatedCall.allowed or (lambda _: True)
+        texts = [text for text in self.facts.candidates if allowed(candidate(text))]
+        chosen = choose(texts, sizes, machine, most)
+        return EmulatedCall.change(chosen) if EmulatedCall.change is not None else chosen
 
     def _run(self, launch: gpu.Launch, function: Function, block: bytes) -> None:
         function.run(launch.grid, launch.block, block)
@@ -163,7 +165,7 @@ class EmulatedCall(gpu.Call):
     def _checked(self, launch: gpu.Launch, slots: bytes) -> None:
         record = torch.zeros(gpu.RECORD_WORDS, dtype=torch.int64)
         block = slots[:-8] + struct.pack("<q", record.data_ptr())
-        if launch.blocks > 1 and self.facts.kinds:
+        if launch.blocks > 1 and self.facts.nest.kinds:
             self._reduce(launch, block)
         else:
             self._run(launch, launch.function, block + struct.pack("<Qq", 0, 1))

@@ -6,6 +6,7 @@ import torch
 
 import weft
 from tests.cuda.emulator import EmulatedCall, emulated
+from weft.schedule.grid import threads_of
 
 
 @weft.kernel
@@ -24,17 +25,17 @@ def summed(x):
     return s
 
 
-def test_block_dim_reaches_the_mapping() -> None:
-    mappings = [weft.compile_for("sm_90", k, torch.ones(9)).loops[0].facts.mapping
-                for k in (doubled, summed)]  # fmt: skip
-    assert [m.threads for m in mappings if m is not None] == [64, 128]  # whole warps
+def test_block_dim_reaches_the_schedule() -> None:
+    schedules = [weft.compile_for("sm_90", k, torch.ones(9)).loops[0].codes[0].schedule
+                 for k in (doubled, summed)]  # fmt: skip
+    assert [threads_of(schedule) for schedule in schedules] == [64, 128]  # whole warps
 
 
 def test_blocks_have_the_threads_that_were_asked_for() -> None:
     seen = []
 
-    def look(*chosen):
-        seen.append(chosen[2])
+    def look(chosen):
+        seen.append(chosen.block)
         return chosen
 
     EmulatedCall.change = look

@@ -1,5 +1,5 @@
-"""What kernels for CUDA compute, in the emulator: the gallery and random kernels, in every
-variant."""
+"""What kernels for CUDA compute, in the emulator: the gallery and random kernels, by every kind
+of schedule."""
 
 from __future__ import annotations
 
@@ -27,66 +27,76 @@ from examples import (
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.fuzz import check as fuzz
 from tests.fuzz import generate, rows
-from weft.codegen import launching, mapping, teams
-from weft.codegen.launching import InStep, Jam, Mapping, Variant
+from weft.codegen import default_cuda, teams
+from weft.codegen.sharing import Jam, UnrollJamCandidates
 from weft.ir.core import Function, Op
 from weft.ir.views import is_constant
+from weft.schedule import grid, guards
+from weft.schedule.choose import Candidate, Choice
+from weft.schedule.guards import Busy, FewLeft
+from weft.schedule.language import Cooperate, Cover, IndexWidth, Vectorize, only
 
 COUNT = int(os.environ.get("WEFT_FUZZ_CUDA", "5"))
 
 
-def wide(variant: Variant, grid: Any, block: Any, shared: int) -> Any:
-    return replace(variant, narrow=False), grid, block, shared
+def without(kind: type[Any]) -> Callable[[Candidate], bool]:
+    return lambda candidate: only(candidate.schedule, kind) is None
 
 
-def few(variant: Variant, grid: Any, block: Any, shared: int) -> Any:
+def few(choice: Choice) -> Choice:
     """A grid that is too small, so that every thread runs several iterations."""
-    return replace(variant, covers=False), (min(grid[0], 2), 1, min(grid[2], 2)), block, shared
+    if only(choice.schedule, Cooperate) is not None:
+        return choice
+    x, _, z = choice.grid
+    return replace(choice, grid=(min(x, 2), 1, min(z, 2)))
 
 
-def single(variant: Variant, grid: Any, block: Any, shared: int) -> Any:
-    grid = (grid[0] * variant.vector, *grid[1:])
-    return replace(variant, vector=1), grid, block, shared
-
-
-CHANGES: dict[str, Callable[..., Any] | None] = {
-    "as chosen": None, "64-bit": wide, "few threads": few, "one at a time": single,
-    "in step": None, "in teams": None, "in large teams": None,
-    "in columns": None,
+# What a call may choose, and what becomes of what it chose.
+CHANGES: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {
+    "as chosen": (None, None), "64-bit": (without(IndexWidth), None),
+    "few threads": (without(Cover), few), "one at a time": (without(Vectorize), None),
+    "in step": (None, None), "in teams": (None, None), "in large teams": (None, None),
+    "in columns": (None, None),
 }  # fmt: skip
 
 
-def every_jam(function: Function, parallel: Op, fastest: int) -> InStep:
+class EveryJam(UnrollJamCandidates):
+    def choices(self) -> list[tuple[Jam, ...]]:
+        return [self.jams] if self.jams else []
+
+
+def every_jam(function: Function, parallel: Op, fastest: int) -> UnrollJamCandidates:
     """Iterations in step along each index that allows it, whether or not that pays."""
     dims = parallel.attrs["dims"]
     if parallel.attrs["kinds"]:
-        return InStep()
+        return EveryJam()
     steps = parallel.operands[2 * dims :]
-    return InStep(
+    return EveryJam(
         tuple(Jam(k, 2, 3 if k == fastest else 1) for k in range(dims) if is_constant(steps[k], 1))
     )
 
 
-def all_jams(mapping: Mapping, trips: list[int], processors: int) -> tuple[int, ...]:
-    return tuple(range(len(mapping.steps.jams)))
-
-
 @pytest.fixture(params=CHANGES)
 def change(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    EmulatedCall.change = CHANGES[request.param]
-    EmulatedCall.variants.clear()
+    EmulatedCall.allowed, EmulatedCall.change = CHANGES[request.param]
+    EmulatedCall.seen.clear()
     if request.param == "in step":
-        monkeypatch.setattr(mapping, "steps", every_jam)
-        monkeypatch.setattr(launching, "jams", all_jams)
+        monkeypatch.setattr(default_cuda, "unroll_jam_candidates", every_jam)
+        asked = guards._of_trips
+
+        def pays(guard: Any, *args: Any) -> bool:
+            return isinstance(guard, FewLeft | Busy) or asked(guard, *args)
+
+        monkeypatch.setattr(guards, "_of_trips", pays)
     if request.param in ("in teams", "in large teams"):
         size = (8, 16) if request.param == "in teams" else (96, 1)
         monkeypatch.setattr(teams._Search, "gain", lambda self, fastest: 1)
-        monkeypatch.setattr(launching, "team", lambda lengths, rows: size)
+        monkeypatch.setattr(grid, "group", lambda lengths, rows: size)
     if request.param == "in columns":
         monkeypatch.setattr(teams._Search, "gain", lambda self, fastest: -1)
-        monkeypatch.setattr(launching, "columns", lambda lengths, trips: (8, 8))
+        monkeypatch.setattr(grid, "columns", lambda lengths, trips: (8, 8))
     yield request.param
-    EmulatedCall.change = None
+    EmulatedCall.allowed = EmulatedCall.change = None
 
 
 def same(kernel: weft.Kernel, *args: Any, **options: Any) -> None:
@@ -144,17 +154,18 @@ def test_the_gallery(name: str, change: str) -> None:
     if change == "few threads" and name in ("total", "largest"):
         pytest.skip("a reduction always has few")
     same(*calls()[name])
-    assert EmulatedCall.variants
+    assert EmulatedCall.seen
 
 
-def test_variants_are_chosen_by_the_call() -> None:
-    EmulatedCall.variants.clear()
+def test_schedules_are_chosen_by_the_call() -> None:
+    EmulatedCall.seen.clear()
     kernel = emulated(gallery.axpy)
     x, y = torch.randn(64), torch.randn(65)
     for args in ((x, y[:64]), (x, y[1:]), (x[:3], y[:3])):
         torch.testing.assert_close(kernel(2.0, *args), 2 * args[0] + args[1])
-    assert [v.vector for v in EmulatedCall.variants] == [4, 1, 1]
-    assert all(v.narrow and v.covers for v in EmulatedCall.variants)
+    vectors = [only(schedule, Vectorize) for schedule in EmulatedCall.seen]
+    assert [vector and vector.copies for vector in vectors] == [4, None, None]
+    assert all(only(s, IndexWidth) and only(s, Cover) for s in EmulatedCall.seen)
 
 
 def test_numbers_decide_of_the_index_width() -> None:
@@ -167,10 +178,10 @@ def test_numbers_decide_of_the_index_width() -> None:
 
     kernel = emulated(far)
     x = torch.randn(10)
-    EmulatedCall.variants.clear()
+    EmulatedCall.seen.clear()
     for n in (3, 1 << 33):
         torch.testing.assert_close(kernel(x, n), torch.roll(x, -(n % 10)))
-    assert [v.narrow for v in EmulatedCall.variants] == [True, False]
+    assert [bool(only(s, IndexWidth)) for s in EmulatedCall.seen] == [True, False]
 
 
 def bits_of_negative_numbers(out, n: int):

@@ -3,22 +3,33 @@ make them right, and right then."""
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import weft
-from examples import brick_wall, gallery, softmax
+from examples import brick_wall
 from tests.cuda.emulator import EmulatedCall, emulated
-from weft.codegen import launching
-from weft.codegen.launching import Facts, Mapping, joined, streams
 from weft.runtime import gpu
-from weft.runtime.cache import from_json, to_json
+from weft.schedule.choose import Candidate, Choice
+from weft.schedule.grid import joined
+from weft.schedule.guards import LargerThanCache, holds
+from weft.schedule.language import (
+    BlockDim,
+    Cover,
+    Schedule,
+    Vectorize,
+    brief,
+    only,
+)
+from weft.schedule.machine import GpuMachine
+from weft.schedule.nest import Nest
+from weft.schedule.sizes import Array, Sizes
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -27,12 +38,12 @@ NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no C
 def forget() -> Iterator[None]:
     EmulatedCall.seen.clear()
     yield
-    EmulatedCall.change = None
+    EmulatedCall.allowed = EmulatedCall.change = None
 
 
-def chosen() -> launching.Variant:
-    """The variant of the last launch."""
-    return EmulatedCall.seen[-1]
+def chosen() -> str:
+    """The schedule of the last launch, in short."""
+    return brief(EmulatedCall.seen[-1])
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -89,9 +100,9 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
         return "cpu"
     load = gpu.GpuCompiled.module
 
-    def module(self: gpu.GpuCompiled, variant: launching.Variant, device: int) -> Any:
-        EmulatedCall.seen.append(variant)
-        return load(self, variant, device)
+    def module(self: gpu.GpuCompiled, schedule: Schedule, device: int) -> Any:
+        EmulatedCall.seen.append(schedule)
+        return load(self, schedule, device)
 
     monkeypatch.setattr(gpu.GpuCompiled, "module", module)
     return "cuda"
@@ -125,21 +136,28 @@ def test_the_even_form_is_chosen_where_it_is_right(dtype: torch.dtype, place: st
             and out.shape[1] >= (2 * side if spread > 1 else side) * spread
         )  # fmt: skip
         if out.shape[0] > 1:
-            assert chosen().even == even, (tile.shape, out.shape, out.stride(), shift, skew)
-        found.add(chosen().even)
+            assert ("divisible" in chosen()) == even, (
+                tile.shape,
+                out.shape,
+                out.stride(),
+                shift,
+                skew,
+            )
+        found.add("divisible" in chosen())
     assert found == {True, False}
 
 
 def test_every_form_of_the_grid() -> None:
-    def few(variant: Any, grid: Any, block: Any, shared: int) -> Any:
-        return (
-            launching.Variant(True, variant.vector, False), (1, min(grid[1], 2), 1), block, shared
-        )  # fmt: skip
+    def uncovered(candidate: Candidate) -> bool:
+        return only(candidate.schedule, Cover) is None
 
-    EmulatedCall.change = few
+    def few(choice: Choice) -> Choice:
+        return replace(choice, grid=(1, min(choice.grid[1], 2), 1))
+
+    EmulatedCall.allowed, EmulatedCall.change = uncovered, few
     tile, out = numbers((3, 44), torch.int32, 1), torch.full((5, 700), 9, dtype=torch.int32)
     emulated(tiled)(tile, out, -8, 20)
-    assert str(chosen()) == "i32-v8-quick-even"
+    assert chosen() == "i32-fast-v8-divisible"
     assert torch.equal(out, tiled_by_torch(tile, out, -8, 20))
 
 
@@ -161,7 +179,7 @@ def test_elements_that_neighbours_share(n: int, m: int, even: bool) -> None:
     quotient = torch.div(i + m, n, rounding_mode="floor")
     expected = x[quotient % 24] + torch.div(i - m, n, rounding_mode="floor")
     assert torch.equal(out, expected.int())
-    assert chosen().even == even
+    assert ("divisible" in chosen()) == even
 
 
 @weft.kernel
@@ -179,7 +197,7 @@ def test_a_roll(size: int, n: int, even: bool) -> None:
     out = torch.empty_like(x)
     emulated(rolled)(x, out, n)
     torch.testing.assert_close(out, torch.roll(x, -(n % size)), rtol=0, atol=0)
-    assert chosen().even == even
+    assert ("divisible" in chosen()) == even
 
 
 @weft.kernel
@@ -213,7 +231,7 @@ def test_a_range_that_the_call_decides(low: int, high: int, behind: int, even: b
     expected = torch.full((310,), -1.0)
     expected[low:high] = 2 * x[low + behind : high + behind]
     torch.testing.assert_close(out, expected)
-    assert (chosen().even if EmulatedCall.seen else None) == even
+    assert ("divisible" in chosen() if EmulatedCall.seen else None) == even
 
 
 @weft.kernel
@@ -225,7 +243,7 @@ def by_zero(x, out, n: int):
 def test_a_division_by_zero_is_not_even() -> None:
     x, out = torch.randn(8), torch.zeros(512)
     emulated(by_zero)(x, out, 0)
-    assert not chosen().even
+    assert "divisible" not in chosen()
     expected = out.clone()
     by_zero(x, expected, 0)
     torch.testing.assert_close(out, expected)
@@ -234,62 +252,56 @@ def test_a_division_by_zero_is_not_even() -> None:
 def test_the_ptx_of_the_even_form() -> None:
     tile = torch.empty(6, 8, dtype=torch.int32, device="meta")
     (loop,) = weft.compile_for(
-        "sm_90", brick_wall.brick_wall, tile, 20, 28, 2, 1, 5, every_variant=True
+        "sm_90", brick_wall.brick_wall, tile, 20, 28, 2, 1, 5, every_schedule=True
     )
-    texts = {str(code.variant): code.ptx for code in loop.codes}
-    even = re.findall(r"(?:ld|st)\.global\S*", texts["i32-v8-covers-quick-even"])
+    texts = {brief(code.schedule): code.ptx for code in loop.codes}
+    even = re.findall(r"(?:ld|st)\.global\S*", texts["i32-fast-v8-divisible-cover"])
     # Two vectors in and out, and what is left at the end of a row element by element.
     assert sorted(even) == sorted(
         2 * ["ld.global.nc.v4.b32", "st.global.v4.b32"] + ["ld.global.nc.b32", "st.global.b32"]
     )
-    streaming = re.findall(r"(?:ld|st)\.global\S*", texts["i32-v8-covers-quick-even-streams"])
+    streaming = re.findall(r"(?:ld|st)\.global\S*", texts["i32-fast-v8-divisible-cover-streaming"])
     assert sorted(streaming) == sorted(word.replace("st.global", "st.global.cs") for word in even)
-    assert all(("st.global.cs" in text) == ("streams" in name) for name, text in texts.items())
-
-
-def test_what_is_known_of_a_kernel_survives_the_cache() -> None:
-    tile = torch.empty(6, 8, dtype=torch.int32, device="meta")
-    for kernel, *args in (
-        (brick_wall.brick_wall, tile, 20, 28, 2, 1, 5),
-        (gallery.total, torch.empty(9, device="meta")),
-        (gallery.matmul, *(torch.empty(9, 9, device="meta") for _ in range(2))),
-        (softmax.softmax, torch.empty(9, 9, device="meta")),
-    ):
-        facts = weft.compile_for("sm_90", kernel, *args).loops[0].facts
-        assert from_json(Facts, json.loads(json.dumps(to_json(facts)))) == facts
+    assert all(("st.global.cs" in text) == ("streaming" in name) for name, text in texts.items())
 
 
 # -- what is written makes way
 
 
 def test_large_outputs_make_way_for_what_is_read() -> None:
+    def streams(written: int, read: int, cache: int) -> bool:
+        arrays = {"out": Array((written,), (1,), 1, True), "x": Array((read,), (1,), 1, True)}
+        call = Sizes(Nest(("x", "out"), (), ()), [], arrays, frozenset())
+        return holds(LargerThanCache(("out",)), (), call, GpuMachine(1, cache))
+
     assert streams(written=100, read=12, cache=99)
     assert not streams(written=100, read=12, cache=100)
     assert not streams(written=100, read=13, cache=99)
 
 
 def test_stores_that_make_way_are_chosen_by_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_second_level", lambda device: 4000)
+    monkeypatch.setattr(gpu, "_machine", lambda device: GpuMachine(cache_bytes=4000))
     kernel = emulated(tiled)
     for rows, h, shift, expected in (
-        (3, 1, 4, "i32-v8-covers-quick-even-streams"), (3, 1, 5, "i32-v8-covers-quick-streams"),
-        (1, 1, 4, "i32-v8-covers-quick-even"), (3, 3, 4, "i32-v8-covers-quick-even"),
+        (3, 1, 4, "i32-fast-v8-divisible-cover-streaming"),
+        (3, 1, 5, "i32-fast-v8-cover-streaming"),
+        (1, 1, 4, "i32-fast-v8-divisible-cover"), (3, 3, 4, "i32-fast-v8-divisible-cover"),
     ):  # fmt: skip
         tile, out = numbers((h, 240), torch.int32, 5), torch.zeros(rows, 700, dtype=torch.int32)
         kernel(tile, out, shift, 12)
         assert torch.equal(out, tiled_by_torch(tile, out, shift, 12))
-        assert str(chosen()) == expected
+        assert chosen() == expected
 
 
 def test_an_image_that_is_larger_than_the_cache(place: str) -> None:
     if place == "cpu":
-        assert gpu._second_level(0) == launching.CACHE_BYTES
+        assert gpu._machine(0) == GpuMachine()
         return
-    rows = gpu._second_level(0) // (4 * 4096) + 3
+    rows = gpu._machine(0).cache_bytes // (4 * 4096) + 3
     tile = numbers((5, 512), torch.int32, 2).cuda()
     out = torch.empty(rows, 4096, dtype=torch.int32, device="cuda")
     weft.kernel(tiled.function)(tile, out, 96, 256)
-    assert str(chosen()) == "i32-v8-covers-quick-even-streams"
+    assert chosen() == "i32-fast-v8-divisible-cover-streaming"
     assert torch.equal(out, tiled_by_torch(tile, out, 96, 256))
 
 
@@ -299,20 +311,19 @@ def test_what_is_read_again_does_not_make_way() -> None:
         for i, j in out:
             out[i, j] += x[0, 0]
 
-    def streamed(kernel: weft.Kernel, *args: Any) -> int:
-        mapping = weft.compile_for("sm_90", kernel, *args).loops[0].facts.mapping
-        assert mapping is not None
-        return len(mapping.streamed)
+    def streamed(kernel: weft.Kernel, *args: Any) -> bool:
+        facts = weft.compile_for("sm_90", kernel, *args).loops[0].facts
+        return any("streaming_stores((out))" in text for text in facts.candidates)
 
     x = torch.empty(9, 8, device="meta")
-    assert streamed(added, x, x) == 0
-    assert streamed(tiled, x, x, 4, 4) == 1
+    assert not streamed(added, x, x)
+    assert streamed(tiled, x, x, 4, 4)
 
 
 def test_blocks_are_joined_in_a_row() -> None:
-    mapping = Mapping((1, 0), vector=8, apart=32)
-    assert joined(mapping, (2, 9, 1), (256, 1, 1)) == ((1, 9, 1), (512, 1, 1))
-    assert joined(mapping, (3, 9, 1), (256, 1, 1)) == ((3, 9, 1), (256, 1, 1))
-    assert joined(mapping, (2, 9, 1), (64, 4, 1)) == ((2, 9, 1), (64, 4, 1))
-    asked = Mapping((1, 0), vector=8, apart=32, block=(256,))
+    how: Schedule = (Vectorize("j", 4, 8, 32),)
+    assert joined(how, (2, 9, 1), (256, 1, 1)) == ((1, 9, 1), (512, 1, 1))
+    assert joined(how, (3, 9, 1), (256, 1, 1)) == ((3, 9, 1), (256, 1, 1))
+    assert joined(how, (2, 9, 1), (64, 4, 1)) == ((2, 9, 1), (64, 4, 1))
+    asked: Schedule = (*how, BlockDim((256,)))
     assert joined(asked, (2, 9, 1), (256, 1, 1)) == ((2, 9, 1), (256, 1, 1))

@@ -11,7 +11,9 @@ import torch
 import weft
 from examples import brick_wall, causal_conv, gallery, layer_norm
 from tests.cuda.emulator import EmulatedCall, emulated
-from weft.codegen.launching import DIVIDEND, Mapping, covers, reciprocal, roomier, shape
+from weft.schedule.grid import covers, roomier, shape
+from weft.schedule.language import Block, BlockDim, FastDivision, Persist, Step, Vectorize, only
+from weft.schedule.reciprocal import DIVIDEND, reciprocal
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -56,39 +58,37 @@ def test_reciprocals_in_a_kernel() -> None:
         modulo.interpret(x, expected, n, m)
         emulated(modulo)(x, out, n, m)
         torch.testing.assert_close(out, expected)
-        assert [variant.quick for variant in EmulatedCall.seen] == [quick], (n, m)
+        assert [bool(only(s, FastDivision)) for s in EmulatedCall.seen] == [quick], (n, m)
 
 
-def grid(trips: list[int], vector: int = 1, processors: int = 100, **options: Any) -> Any:
-    mapping = Mapping(tuple(range(len(trips))), **options)
-    few = False
-    found = shape(mapping, trips, vector=vector, few=few, processors=processors)
-    assert covers(mapping, trips, *found, vector) is not bool(mapping.lasting)
+def grid(trips: list[int], *steps: Step, processors: int = 100) -> Any:
+    schedule = (*steps, Block(256, 1))
+    found = shape(schedule, trips, few=False, processors=processors)
+    assert covers(schedule, trips, *found) is (only(steps, Persist) is None)
     return found
 
 
 def test_blocks_have_the_sides_that_were_chosen() -> None:
     assert grid([1 << 20]) == ((4096, 1, 1), (256, 1, 1))
-    assert grid([4096, 4096], sides=(32, 4)) == ((128, 1024, 1), (32, 4, 1))
+    assert grid([4096, 4096], Block(32, 4)) == ((128, 1024, 1), (32, 4, 1))
     assert grid([5, 1 << 20]) == ((1, 32768, 1), (8, 32, 1))
-    assert grid([3, 1 << 16, 40], sides=(64, 1)) == ((1, 4096, 40), (4, 16, 1))
+    assert grid([3, 1 << 16, 40], Block(64, 1)) == ((1, 4096, 40), (4, 16, 1))
 
 
 def test_blocks_are_smaller_where_there_would_be_few() -> None:
     assert grid([4096]) == ((128, 1, 1), (32, 1, 1))
     assert grid([100_000]) == ((782, 1, 1), (128, 1, 1))
-    assert grid([4096], block=(256,)) == ((16, 1, 1), (256, 1, 1))
+    assert grid([4096], BlockDim((256,))) == ((16, 1, 1), (256, 1, 1))
 
 
 def test_no_thread_is_without_work_for_the_first_row() -> None:
-    assert grid([4094, 9], vector=4, aligned=((0, 16),), shift=1, processors=1) == (
-        (4, 9, 1), (256, 1, 1)
-    )  # fmt: skip
-    assert grid([4096, 9], vector=4, aligned=((0, 16),), processors=1) == ((4, 9, 1), (256, 1, 1))
+    peeled = Vectorize("i", 4, 4, peel=1)
+    assert grid([4094, 9], peeled, processors=1) == ((4, 9, 1), (256, 1, 1))
+    assert grid([4096, 9], Vectorize("i", 4, 4), processors=1) == ((4, 9, 1), (256, 1, 1))
 
 
 def test_blocks_that_last() -> None:
-    (x, y, z), block = grid([4096, 4096], sides=(16, 16), lasting=32)
+    (x, y, z), block = grid([4096, 4096], Block(16, 16), Persist(32))
     assert block == (16, 16, 1)
     assert (x, z) == (200, 1)
     assert x * y <= 32 * 100
@@ -134,9 +134,12 @@ def test_sides_follow_from_what_a_kernel_reads() -> None:
         ((256, 1), brick_wall.brick_wall, tile, 20, 28, 2, 1, 5),
         ((256, 1), layer_norm.layer_norm, meta(9, 8), meta(8), meta(8), 1e-5),
     ):
-        mapping = weft.compile_for("sm_90", kernel, *args).loops[0].facts.mapping
-        assert mapping is not None
-        assert mapping.sides == expected, kernel
+        assert step_of(Block, kernel, *args) == Block(*expected), kernel
+
+
+def step_of(kind: Any, kernel: weft.Kernel, *args: Any) -> Any:
+    """The step of this kind in the schedule of large calls."""
+    return only(weft.compile_for("sm_90", kernel, *args).loops[0].codes[0].schedule, kind)
 
 
 SIXTY_FOUR = 64
@@ -150,9 +153,9 @@ def doubled(x):
 
 
 def blocks_of(kernel: weft.Kernel, *args: Any) -> tuple[int, ...]:
-    mapping = weft.compile_for("sm_90", kernel, *args).loops[0].facts.mapping
-    assert mapping is not None
-    return mapping.block
+    asked = step_of(BlockDim, kernel, *args)
+    assert asked is not None
+    return asked.sides
 
 
 def test_block_dim_may_be_a_name_or_a_tuple() -> None:
@@ -168,8 +171,8 @@ def test_block_dim_may_be_a_name_or_a_tuple() -> None:
     assert blocks_of(scaled, meta(9, 9)) == (4, 8)  # j runs along neighbouring threads
     seen = []
 
-    def look(*chosen):
-        seen.append(chosen[2])
+    def look(chosen):
+        seen.append(chosen.block)
         return chosen
 
     EmulatedCall.change = look

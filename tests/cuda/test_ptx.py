@@ -23,6 +23,7 @@ from examples import (
 )
 from weft.codegen import libdevice, ptx
 from weft.codegen.launching import UnsupportedArchitectureError, architecture
+from weft.schedule.language import Bind, Cover, IndexWidth, UnrollJam, only, several
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
@@ -75,15 +76,16 @@ CALLS |= DIFFERENTIABLE
 @pytest.mark.parametrize("name", CALLS)
 def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
     kernel, *args = CALLS[name]
-    code = weft.compile_for(arch, kernel, *args, every_variant=arch == "sm_90")
+    code = weft.compile_for(arch, kernel, *args, every_schedule=arch == "sm_90")
     for loop in code:
-        for (variant, _), use in loop.usage().items():
-            again = bool(variant.jams) and not variant.covers
+        for (schedule, _), use in loop.usage().items():
+            jammed = only(schedule, UnrollJam) is not None
+            again = jammed and only(schedule, Cover) is None
             assert use.registers <= (128 if again else 96)
             # Addresses of 64 bits with strides, and several sums in step: ptxas would rather
             # spill a few words than use more registers; and more of them where the threads of a
             # grid that is too small for the sizes go on to other iterations in step.
-            small = variant.narrow and not variant.jams
+            small = only(schedule, IndexWidth) is not None and not jammed
             assert use.spill_loads + use.spill_stores <= (0 if small else 160 if again else 40)
 
 
@@ -93,14 +95,15 @@ def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
 def test_ptxas_takes_the_gradients_of_the_gallery(name: str) -> None:
     kernel, *args = DIFFERENTIABLE[name]
     forward = weft.compile_for("sm_90", kernel, *args)
-    code = weft.compile_for("sm_90", kernel, *args, every_variant=True, backward=True)
+    code = weft.compile_for("sm_90", kernel, *args, every_schedule=True, backward=True)
     assert len(code.loops) > len(forward.loops)
     for loop in code:
-        for (variant, _), use in loop.usage().items():
-            assert use.registers <= (128 if variant.narrow else 192)
+        for (schedule, _), use in loop.usage().items():
+            assert use.registers <= (128 if only(schedule, IndexWidth) else 192)
             # Where clamped subscripts make eight sums, or threads share a row, ptxas would rather
             # spill than have fewer threads at once.
-            again = bool(variant.jams) and not variant.covers
+            jammed = only(schedule, UnrollJam) is not None
+            again = jammed and only(schedule, Cover) is None
             most = 512 if name == "bilateral" else 160 if again else 128
             assert use.spill_loads + use.spill_stores <= most
 
@@ -151,7 +154,7 @@ def test_atomics_in_every_type(arch: str) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8,
                   torch.int8, torch.int16, torch.int32, torch.int64):  # fmt: skip
         x, where = empty(9, dtype=dtype), empty(9, dtype=torch.int64)
-        code = weft.compile_for(arch, atomics, x, where, x, x, x, every_variant=arch == "sm_80")
+        code = weft.compile_for(arch, atomics, x, where, x, x, x, every_schedule=arch == "sm_80")
         for loop in code:
             assert loop.usage()
 
@@ -197,8 +200,8 @@ def test_neighbouring_threads_are_neighbours_in_memory() -> None:
             out[i, j] = 2 * x[i, j]
 
     (loop,) = weft.compile_for("sm_90", backwards, empty(9, 8), empty(9, 8))
-    assert loop.facts.mapping is not None
-    assert loop.facts.mapping.order == (0, 1)
+    binds = several(loop.codes[0].schedule, Bind)
+    assert binds == [Bind("j", "x"), Bind("i", "y")]
 
 
 def test_no_division_finds_the_indices() -> None:

@@ -13,10 +13,11 @@ from examples import causal_conv, gallery, layer_norm, softmax
 from tests.cuda.emulator import EmulatedCall
 from tests.cuda.test_emulated import same
 from weft import compiler
-from weft.codegen import launching
 from weft.codegen.cuda import outermost
-from weft.codegen.mapping import plan
+from weft.codegen.default_cuda import picks
 from weft.codegen.teams import Team, find
+from weft.schedule import grid
+from weft.schedule.language import Cooperate, only
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -32,7 +33,7 @@ def team_of(kernel: weft.Kernel, *args: Any, strict: bool = False) -> Team | Non
         optimized = original(function, **{**options, "strict_math": strict})
         parallel = outermost(optimized, noalias=True)
         assert parallel is not None
-        fastest = plan(optimized, parallel).order[0]
+        fastest = picks(optimized, parallel).order[0]
         found.append(find(optimized, parallel, fastest, strict=strict))
         return optimized
 
@@ -297,10 +298,9 @@ def test_the_gradient_of_a_convolution_goes_along_neighbours() -> None:
         "sm_90", causal_conv.causal_conv, meta(3, 9), meta(2, 3, 9), 0.1, backward=True
     )
     for loop in code.loops:
-        mapping = loop.facts.mapping
-        assert mapping is not None
-        assert not mapping.team, "loops that begin at max(j, 0) begin side by side"
-        assert mapping.steps.jams
+        texts = " ".join(loop.facts.candidates)
+        assert "cooperate" not in texts, "loops that begin at max(j, 0) begin side by side"
+        assert "unroll_jam" in texts
 
 
 def test_debug_mode_has_no_teams() -> None:
@@ -318,7 +318,7 @@ def test_who_waits() -> None:
 
 
 def test_the_size_of_a_team() -> None:
-    team = launching.team
+    team = grid.group
     assert team([4096], 4096) == (256, 1)
     assert team([768], 4096) == (128, 1)
     assert team([100_000, 3], 128) == (1024, 1), "few rows: large teams"
@@ -332,7 +332,7 @@ def test_the_size_of_a_team() -> None:
 
 
 def test_teams_side_by_side() -> None:
-    columns = launching.columns
+    columns = grid.columns
     assert columns([65_536], [128]) == (8, 128)
     assert columns([4096], [4096]) == (16, 64)
     assert columns([4096], [1 << 14]) == (32, 32)
@@ -344,6 +344,13 @@ def test_teams_side_by_side() -> None:
 
 
 # -- what they compute
+
+
+def threads() -> int:
+    """Of the last launch, those that have an iteration together."""
+    step = only(EmulatedCall.seen[-1], Cooperate)
+    return step.threads if step is not None else 0
+
 
 LENGTHS = (0, 1, 15, 16, 33, 127, 300, 700)
 
@@ -357,7 +364,7 @@ def test_values(length: int) -> None:
     same(layer_norm.layer_norm, x + 1, torch.randn(length), torch.randn(length), 1e-5)
     same(in_place, x.clone(), torch.zeros_like(x))
     same(statistics, x, *(torch.full((5,), 7.0) for _ in range(4)))
-    width = EmulatedCall.variants[-1].team
+    width = threads()
     assert width == (0 if length < 16 else 8 if length < 65 else 16 if length < 129 else 512)
 
 
@@ -393,7 +400,7 @@ def test_lengths_that_are_read() -> None:
     starts = torch.tensor([0, 3, 3, 40, 47])
     columns = torch.randint(0, 6, (47,))
     same(product, starts, columns, torch.randn(47), torch.randn(6), torch.zeros(4))
-    assert EmulatedCall.variants[-1].team == 32
+    assert threads() == 32
 
 
 def test_accumulations_in_any_order() -> None:
@@ -420,7 +427,7 @@ def test_types(dtype: torch.dtype, length: int) -> None:
     x = torch.randint(0, 3, (3, length)).to(dtype)
     wide = torch.float64 if dtype.is_floating_point else torch.int64
     same(both, x, torch.zeros(3, dtype=wide), torch.zeros(3, dtype=dtype))
-    assert EmulatedCall.variants[-1].team
+    assert threads()
 
 
 def test_rows_in_columns_of_memory() -> None:
@@ -453,10 +460,11 @@ def column_statistics(x, mean, spread, low):
 def test_columns(sizes: tuple[int, int, int]) -> None:
     x = torch.randn(sizes)
     outs = [torch.full(sizes[1:], 9.0) for _ in range(3)]
-    EmulatedCall.variants.clear()
+    EmulatedCall.seen.clear()
     same(column_statistics, x, *outs)
-    assert all(variant.columns == 8 for variant in EmulatedCall.variants)
-    assert EmulatedCall.variants or 0 in sizes or sizes[2] == 1
+    found = [only(schedule, Cooperate) for schedule in EmulatedCall.seen]
+    assert all(step and step.columns == 8 for step in found)
+    assert found or 0 in sizes or sizes[2] == 1
 
 
 def test_columns_whose_loops_are_of_different_lengths() -> None:
@@ -469,4 +477,6 @@ def test_columns_whose_loops_are_of_different_lengths() -> None:
             out[j] = s
 
     same(above, torch.randn(100, 40), torch.zeros(40))
-    assert EmulatedCall.variants[-1].columns == 8
+    step = only(EmulatedCall.seen[-1], Cooperate)
+    assert step is not None
+    assert step.columns == 8

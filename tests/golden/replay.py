@@ -24,6 +24,8 @@ from weft.errors import CompileError
 from weft.ir.core import Function
 from weft.ir.text import print_function
 from weft.options import Options
+from weft.schedule.choose import candidate
+from weft.schedule.language import brief
 from weft.schedule.machine import CpuMachine
 from weft.tools.cross import gradient_loops, lowered_loops, tangent_loops
 
@@ -67,9 +69,10 @@ def texts(name: str) -> Iterator[tuple[str, str]]:
         function = compiler.optimize(loop, strict_math=strict, noalias=True, verify=False)
         yield f"{label} ir cuda", print_function(function)
         facts = cuda.analyse(function, noalias=True, strict_math=strict)
-        for variant in cuda.variants(facts):
-            grid = cuda.grid_of(function, facts, variant, strict_math=strict, noalias=True)
-            yield f"{label} llvm {variant}", grid.emit()
+        for text in facts.candidates:
+            schedule = candidate(text).schedule
+            grid = cuda.scheduled(function, schedule, strict_math=strict, noalias=True)
+            yield f"{label} llvm {brief(schedule)}", grid.emit()
 
 
 def hashes(name: str) -> list[str]:

@@ -7,33 +7,34 @@ from collections.abc import Callable
 
 from weft.codegen.device import Cuda
 from weft.codegen.emit import Emitter, llvm_type
-from weft.codegen.launching import WARP, Even, Mapping
 from weft.codegen.llvm import emit_op
 from weft.codegen.neighbours import quotients, whole_vectors
 from weft.ir.core import Op, Value
 from weft.ir.views import memory
+from weft.schedule.grid import WARP
+from weft.schedule.language import Vectorize
 
 
 class Abreast:
     """The neighbours that a thread takes along ``iv``: ``count`` of them, ``side`` and ``side``
     next to each other, the first of these ``apart`` from each other.
 
-    In the even form, operations of the body say by the attribute ``even`` that their result is
-    "shared" by the neighbours that are next to each other, or that these access "whole" vectors.
+    Where subscripts are divisible, operations of the body say by the attribute ``even`` that their
+    result is "shared" by the neighbours that are next to each other, or that these access "whole"
+    vectors.
     """
 
     def __init__(
-        self, op: Op, axis: int, mapping: Mapping, count: int, even: Even | None, cuda: Cuda,
-        limits: dict[Value, int],
-    ) -> None:  # fmt: skip
+        self, op: Op, axis: int, how: Vectorize, cuda: Cuda, limits: dict[Value, int]
+    ) -> None:
         """``op``: the parallel loop. ``limits``: of each memref whose rows are whole vectors, their
         bytes."""
         self.body, self.axis = op.body, axis
         self.iv = self.body.args[axis]
-        self.count, self.cuda, self.limits = count, cuda, limits
-        self.even = even is not None
-        self.side = even.count if even is not None else 1
-        self.apart = self.side * mapping.apart
+        self.count, self.cuda, self.limits = how.copies, cuda, limits
+        self.even = how.divisible
+        self.side = how.width
+        self.apart = self.side * how.stride
         found = quotients(self.body, self.iv)
         self.quotients = {q for q in found if "divisor" not in q.attrs}
 

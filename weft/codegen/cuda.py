@@ -1,28 +1,20 @@
-"""The CUDA back end: what is known of a kernel before a call, and the PTX of each of its
-variants."""
+"""The CUDA back end: what is known of a kernel before a call, and its PTX by a schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from weft import timing
-from weft.codegen import launching, ptx
+from weft.codegen import ptx
+from weft.codegen.default_cuda import VECTOR_BYTES, Divisible, Picks, picks
+from weft.codegen.default_cuda import candidates as schedules
 from weft.codegen.emit import symbol_of
 from weft.codegen.grid import Grid
 from weft.codegen.host import Cpu
 from weft.codegen.jam import jam
-from weft.codegen.launching import (
-    LEAST_MEMBERS,
-    MOST_MEMBERS,
-    SEVERAL,
-    WARP,
-    Even,
-    Facts,
-    Variant,
-)
-from weft.codegen.mapping import VECTOR_BYTES, plan
+from weft.codegen.launching import Facts
 from weft.codegen.narrow import Program, candidates, divisions, narrow
 from weft.codegen.neighbours import Common, common
 from weft.codegen.teams import find, marked
@@ -32,15 +24,30 @@ from weft.ir.types import MemRefType
 from weft.ir.views import Parallel, is_constant, memory
 from weft.ir.writes import loaded
 from weft.ir.writes import written as written_memrefs
+from weft.schedule.choose import candidate
+from weft.schedule.language import (
+    Bind,
+    Cooperate,
+    FastDivision,
+    IndexWidth,
+    Privatize,
+    Schedule,
+    StreamingStores,
+    UnrollJam,
+    Vectorize,
+    only,
+    several,
+)
+from weft.schedule.nest import Nest, arrays_of, axes_of
 
 
 @dataclass(frozen=True, slots=True)
 class CudaCode:
-    """One variant of a kernel for one architecture. Its functions are ``symbol`` and, where it
+    """A kernel by one schedule, for one architecture. Its functions are ``symbol`` and, where it
     reduces, ``symbol`` + "_finish"."""
 
     arch: str
-    variant: Variant
+    schedule: Schedule
     llvm: str
     functions: tuple[str, ...]  # of libdevice
     ptx: str
@@ -52,100 +59,98 @@ class CudaCode:
 
 
 def analyse(function: Function, *, noalias: bool, strict_math: bool) -> Facts:
-    """What is known of ``function``, the result of the passes."""
+    """What is known of ``function``, the result of the passes, and its candidates."""
     function.attrs["noalias"] = noalias
     parallel = outermost(function, noalias=noalias)
     program = _program(function)
     chosen, needed = candidates(program)
     bounds: list[tuple[int, int, int]] = []
+    found = team = None
     if parallel is not None:
         bounds = [
             (program.of(low), program.of(high), program.of(step))
             for low, high, step in Parallel(parallel).axes
         ]
+        found = picks(function, parallel)
+        if not found.asked:
+            team = find(function, parallel, found.order[0], strict=strict_math)
+    lengths = team.lengths if team is not None else []
+    nest = Nest(
+        arrays_of(function), axes_of(parallel) if parallel is not None else (),
+        tuple(program.steps), tuple(bounds),
+        tuple((program.of(low), program.of(high)) for low, high in lengths), tuple(needed),
+        _divisors(program, divisions(program, function, chosen)),
+        parallel.attrs["kinds"] if parallel is not None else (),
+    )  # fmt: skip
+    divisible = _divisible(function, parallel, found, program)
     tables = Cpu(function)
-    mapping = None
-    if parallel is not None:
-        mapping = plan(function, parallel)
-        team = (
-            None
-            if mapping.block
-            else find(function, parallel, mapping.order[0], strict=strict_math)
-        )
-        lengths = team.lengths if team is not None else []
-        mapping = replace(
-            mapping,
-            team=tuple((program.of(low), program.of(high)) for low, high in lengths),
-            columns=team is not None and team.columns,
-        )
     return Facts(
-        symbol_of(function.name),
-        argument_slots(function), tables.check_table, tables.print_table, tuple(program.steps),
-        tuple(bounds), tuple(needed), _divisors(program, divisions(program, function, chosen)),
-        mapping, parallel.attrs["kinds"] if parallel is not None else (),
-        _even(function, parallel, mapping, program),
+        symbol_of(function.name), argument_slots(function), tables.check_table,
+        tables.print_table, nest,
+        tuple(map(str, schedules(parallel, nest, found, team, divisible))),
     )  # fmt: skip
 
 
+def usual(facts: Facts) -> Schedule:
+    """The schedule of large calls in which each thread has its iterations for itself."""
+    special = (Cooperate, Privatize, UnrollJam, StreamingStores)
+    found = (candidate(text).schedule for text in facts.candidates)
+    return next(s for s in found if not any(isinstance(step, special) for step in s))
+
+
 def compile_cuda(
-    function: Function,
-    facts: Facts,
-    variant: Variant,
-    arch: str,
-    *,
-    strict_math: bool,
-    noalias: bool,
+    function: Function, schedule: Schedule, arch: str, *, strict_math: bool, noalias: bool
 ) -> CudaCode:
-    """PTX of one variant of ``function``. ``arch`` as ``ptx.architecture`` gives it."""
+    """PTX of ``function`` by a schedule. ``arch`` as ``ptx.architecture`` gives it."""
     with timing.stage("emit"):
-        grid = grid_of(function, facts, variant, strict_math=strict_math, noalias=noalias)
+        grid = scheduled(function, schedule, strict_math=strict_math, noalias=noalias)
         text = grid.emit()
     with timing.stage("llvm"):
         functions = tuple(sorted(grid.cuda.functions))
         module = ptx.optimized(text, arch, functions)
     with timing.stage("ptx"):
         assembly = ptx.assemble(module, arch)
-        if variant.streams:
+        if only(schedule, StreamingStores) is not None:
             assembly = ptx.streaming(assembly)
-    return CudaCode(arch, variant, text, functions, assembly, grid.symbol)
+    return CudaCode(arch, schedule, text, functions, assembly, grid.symbol)
 
 
-def grid_of(
-    function: Function, facts: Facts, variant: Variant, *, strict_math: bool, noalias: bool
-) -> Grid:
-    """One variant of ``function``, to be written as LLVM IR."""
-    if variant.team:
-        parallel = outermost(function, noalias=noalias)
-        assert parallel is not None
-        assert facts.mapping is not None
-        team = find(function, parallel, facts.mapping.order[0], strict=strict_math)
+def scheduled(function: Function, schedule: Schedule, *, strict_math: bool, noalias: bool) -> Grid:
+    """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
+    parallel = outermost(function, noalias=noalias)
+    axes = axes_of(parallel) if parallel is not None else ()
+    order = [axes.index(bind.axis) for bind in several(schedule, Bind)]
+    together = only(schedule, Cooperate)
+    if together is not None and parallel is not None:
+        team = find(function, parallel, order[0], strict=strict_math)
         assert team is not None
         function = marked(function, team)
-    if variant.narrow:
+    divisors: list[int] = []
+    if only(schedule, IndexWidth) is not None:
         program = _program(function)
         chosen, _ = candidates(program)
         notes: dict[Op, dict[str, Any]] = {op: {} for op in walk(function.body)}
-        if variant.quick:
+        if only(schedule, FastDivision) is not None:
             found = divisions(program, function, chosen)
-            order = [step for step, _ in _divisors(program, found)]
+            divisors = [step for step, _ in _divisors(program, found)]
             for op, step in found.items():
-                notes[op]["divisor"] = order.index(step)
-        if variant.even:
+                notes[op]["divisor"] = divisors.index(step)
+        vector = only(schedule, Vectorize)
+        if vector is not None and vector.divisible:
             outer = outermost(function, noalias=noalias)
-            shared = _common(outer, facts.mapping, program)
+            shared = _common(outer, order[0], vector.width, program)
             assert shared is not None
             notes |= {op: notes[op] | {"even": "shared"} for op in shared.shared}
             notes |= {op: notes[op] | {"even": "whole"} for op in shared.whole}
         function = narrow(function, chosen, notes)
     parallel = outermost(function, noalias=noalias)
-    assert (parallel is None) == facts.serial
-    for place in variant.jams:
+    for jammed in several(schedule, UnrollJam):
         assert parallel is not None
-        assert facts.mapping is not None
-        function, parallel = jam(function, parallel, facts.mapping.steps.jams[place])
+        axis = axes.index(jammed.axis)
+        function, parallel = jam(function, parallel, axis, jammed.copies, jammed.stride)
     return Grid(
-        function, parallel, facts.mapping, variant, strict_math=strict_math, noalias=noalias,
-        divisors=len(facts.divisions), even=facts.even,
+        function, parallel, order, schedule, strict_math=strict_math, noalias=noalias,
+        divisors=len(divisors),
     )  # fmt: skip
 
 
@@ -159,76 +164,37 @@ def _divisors(
     return tuple((step, tuple(sorted(dividends[step]))) for step in sorted(dividends))
 
 
-def _common(
-    parallel: Op | None, mapping: launching.Mapping | None, program: Program
-) -> Common | None:
-    """What neighbours along x have in common; None where a call cannot make them even."""
-    if parallel is None or mapping is None:
+def _common(parallel: Op | None, axis: int, width: int, program: Program) -> Common | None:
+    """What so many neighbours along ``axis`` have in common; None where a call cannot make them
+    whole vectors."""
+    if parallel is None:
         return None
-    axis = mapping.order[0]
     lower, _, step = Parallel(parallel).axes[axis]
-    if mapping.vector == 1 or not is_constant(step, 1):
+    if not is_constant(step, 1):
         return None
     body = parallel.body
-    return common(body, body.args[axis], lower, mapping.side, program.given)
+    return common(body, body.args[axis], lower, width, program.given)
 
 
-def _even(
-    function: Function, parallel: Op | None, mapping: launching.Mapping | None, program: Program
-) -> Even | None:
-    found = _common(parallel, mapping, program)
-    if found is None or mapping is None:
+def _divisible(
+    function: Function, parallel: Op | None, found: Picks | None, program: Program
+) -> Divisible | None:
+    """What a call must satisfy for whole vectors where subscripts have quotients."""
+    if parallel is None or found is None or found.vector.copies == 1:
+        return None
+    width = found.vector.width
+    shared = _common(parallel, found.order[0], width, program)
+    if shared is None:
         return None
     aligned: dict[int, int] = {}
-    for op in found.whole:
+    for op in shared.whole:
         memref, _, _ = memory(op)
-        limit = min(mapping.side * memref.memref.element.bytes, VECTOR_BYTES)
+        limit = min(width * memref.memref.element.bytes, VECTOR_BYTES)
         aligned[function.args.index(memref)] = limit
-    return Even(
-        mapping.side, tuple(sorted(aligned.items())),
-        tuple(sorted(map(program.of, found.multiples))),
-        tuple(sorted(map(program.of, found.divisors))),
+    return Divisible(
+        tuple(sorted(map(program.of, shared.multiples))),
+        tuple(sorted(map(program.of, shared.divisors))), tuple(sorted(aligned.items())),
     )  # fmt: skip
-
-
-def variants(facts: Facts) -> list[Variant]:
-    """Every form that calls may take, first that of large calls: for tests, and to look at."""
-    if facts.mapping is None:
-        return [Variant(narrow=wide, covers=False) for wide in (True, False)]
-    found: list[Variant] = []
-    for narrow_form in (True, False):
-        for quick in (True, False) if narrow_form and facts.divisions else (False,):
-            base = Variant(narrow_form, covers=False, quick=quick)
-            found += [*_one_thread_each(facts, facts.mapping, base), *_teams(facts.mapping, base)]
-    return found
-
-
-def _one_thread_each(facts: Facts, mapping: launching.Mapping, base: Variant) -> Iterator[Variant]:
-    """Forms in which a thread has its iterations for itself."""
-    for vector in sorted({1, mapping.vector}, reverse=True):
-        vectors = base.narrow and vector > 1
-        for even in (True, False) if vectors and facts.even is not None else (False,):
-            form = replace(base, vector=vector, even=even)
-            if not facts.kinds:
-                yield replace(form, covers=True)
-                if vectors and mapping.streamed:
-                    yield replace(form, covers=True, streams=True)
-            yield form
-    for jams in launching.jam_choices(mapping.steps):
-        yield from (replace(base, jams=jams, covers=covers) for covers in (True, False))
-    if mapping.private >= 0:
-        yield replace(base, private=True)
-
-
-def _teams(mapping: launching.Mapping, base: Variant) -> Iterator[Variant]:
-    """Forms in which several threads have an iteration together."""
-    if not mapping.team:
-        return
-    widths = (LEAST_MEMBERS, WARP // 2, WARP)
-    if mapping.columns:
-        yield from (replace(base, team=MOST_MEMBERS, columns=n) for n in widths)
-    else:
-        yield from (replace(base, team=n) for n in (*widths, SEVERAL, MOST_MEMBERS))
 
 
 # -- what runs on the grid

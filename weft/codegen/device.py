@@ -84,7 +84,7 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 
 
 def _divided(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    """A division whose divisor the call has as a reciprocal: see ``launching.reciprocal``."""
+    """A division whose divisor the call has as a reciprocal: see ``schedule.reciprocal``."""
     assert isinstance(e.target, Cuda)
     if "divisor" not in op.attrs:
         return RULES["arith.floordivsi"](e, op, operands)

@@ -1,8 +1,8 @@
 """Grids: a kernel as a function that each thread of a GPU runs, for its iterations.
 
-A thread finds its iterations from its place in the grid, along the dimensions that ``mapping`` put
-on it. Where the grid covers the iterations there are no loops over them, and no division but one
-for each block of a fourth dimension. A reduction ends in each block with shuffles and shared
+A thread finds its iterations from its place in the grid, along the dimensions that its schedule
+puts on it. Where the grid covers the iterations there are no loops over them, and no division but
+one for each block of a fourth dimension. A reduction ends in each block with shuffles and shared
 memory; what blocks leave is combined by a second function of one block, in a fixed order.
 """
 
@@ -15,7 +15,6 @@ from weft.codegen.accumulations import accumulations
 from weft.codegen.arith import from_word, identity, narrow, word
 from weft.codegen.device import ORDERING, Cuda
 from weft.codegen.emit import Emitter, Module, View, llvm_type, memory_type, symbol_of
-from weft.codegen.launching import THREADS, WARP, Even, Mapping, Variant
 from weft.codegen.llvm import emit_block, emit_op, loop
 from weft.codegen.members import Members, column, in_whole_block, pairs, row, shared_words
 from weft.codegen.threads import argument_slots
@@ -36,6 +35,21 @@ from weft.ir.core import Function, Op, Value
 from weft.ir.trips import unravel
 from weft.ir.types import MemRefType, ScalarType, f64
 from weft.ir.views import Parallel
+from weft.schedule.grid import THREADS, WARP, threads_of
+from weft.schedule.language import (
+    Align,
+    Cooperate,
+    Cover,
+    FastDivision,
+    IndexWidth,
+    Privatize,
+    Schedule,
+    StreamingStores,
+    Vectorize,
+    only,
+    several,
+)
+from weft.schedule.nest import arrays_of
 
 _SHARED = "weft_warps"  # what the warps of a block hand over
 _PRIVATE = "weft_private"  # a block's own copy of what it accumulates into
@@ -47,34 +61,42 @@ _ATOMIC = {
 
 
 class Grid:
-    """The LLVM module of one kernel while it is written. ``mapping`` is None where the whole
+    """The LLVM module of one kernel while it is written. ``parallel`` is None where the whole
     function runs in one thread."""
 
     def __init__(
-        self, function: Function, parallel: Op | None, mapping: Mapping | None, variant: Variant, *,
-        strict_math: bool, noalias: bool, divisors: int = 0, even: Even | None = None,
+        self, function: Function, parallel: Op | None, order: Sequence[int], schedule: Schedule, *,
+        strict_math: bool, noalias: bool, divisors: int = 0,
     ) -> None:  # fmt: skip
-        """``divisors``: how many the argument block has reciprocals of, in a quick variant.
-        ``even``: the even form, in an even variant."""
+        """``order``: the parallel dimensions, that along x first. ``divisors``: how many the
+        argument block has reciprocals of, where divisions are fast."""
         self.function = function
         self.parallel = parallel
-        self.mapping = mapping
-        self.variant = variant
+        self.order = order
+        self.narrow = only(schedule, IndexWidth) is not None
+        self.covers = only(schedule, Cover) is not None
+        self.vector = only(schedule, Vectorize)
+        self.together = only(schedule, Cooperate)
+        arrays = arrays_of(function)
+        own = only(schedule, Privatize)
+        self.private = function.args[arrays.index(own.array)] if own else None
+        # Of each argument that is accessed in whole vectors, their bytes.
+        self.limits = {arrays.index(a.array): a.bytes for a in several(schedule, Align)}
         self.strict_math = strict_math
         self.noalias = noalias
-        self.divisors = divisors if variant.quick else 0
+        self.divisors = divisors if only(schedule, FastDivision) else 0
         self.cuda = Cuda(function)
         self.module = Module(accumulations=accumulations(function))
         self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)
         self.written = written(function)
-        self.even = even if variant.even else None
-        usual = 2 * THREADS if variant.streams else THREADS
-        threads = max(usual, mapping.threads if mapping else 0, variant.team)
+        usual = 2 * THREADS if only(schedule, StreamingStores) else THREADS
+        group = self.together.threads if self.together else 0
+        threads = max(usual, threads_of(schedule), group)
         self.traits = self.module.attribute(f'nounwind "nvvm.maxntid"="{threads}"')
-        self.kinds: tuple[str, ...] = parallel.attrs["kinds"] if parallel and mapping else ()
+        self.kinds: tuple[str, ...] = parallel.attrs["kinds"] if parallel else ()
         ops = function.body.ops
-        self.split = ops.index(parallel) if parallel and mapping else len(ops)
+        self.split = ops.index(parallel) if parallel else len(ops)
 
     def emit(self) -> str:
         """The module's text: the kernel, and what finishes a reduction."""
@@ -88,7 +110,7 @@ class Grid:
     def _begin(self) -> Emitter:
         e = Emitter(self.module, self.cuda, strict_math=self.strict_math)
         e.ordering = ORDERING
-        e.offset_type = "i32" if self.variant.narrow else "i64"
+        e.offset_type = "i32" if self.narrow else "i64"
         args = self.function.args
         for k, slot in enumerate(self.slots):
             if slot.kind == "record":  # belongs to no argument: there may be none
@@ -133,9 +155,9 @@ class Grid:
         vectors."""
         name = f"%s{k}"
         type = value.memref
-        if self.variant.narrow:
+        if self.narrow:
             name = e.inst(f"trunc i64 {name} to i32")
-        aligned = self._limits
+        aligned = self.limits
         position = self.function.args.index(value)
         slot = self.slots[k]
         row = slot.kind == "stride" if type.layout == "unit" else axis == type.rank - 1
@@ -165,27 +187,20 @@ class Grid:
 
     def _alignment(self, position: int) -> int:
         type = self.function.args[position].memref
-        return self._limits.get(position, type.element.bytes)
-
-    @property
-    def _limits(self) -> dict[int, int]:
-        """Of each argument that is accessed in whole vectors, their bytes."""
-        if self.mapping is None or self.variant.vector == 1:
-            return {}
-        return dict(self.even.aligned if self.even is not None else self.mapping.aligned)
+        return self.limits.get(position, type.element.bytes)
 
     # -- the kernel
 
     def _main(self) -> None:
         e = self._begin()
-        if self.parallel is None or self.mapping is None:
+        if self.parallel is None:
             self._end(e, self.symbol)
             return
-        if self.variant.private:
-            self._private(e)
-        accumulators = self._nest(e, self.parallel, self.mapping)
-        if self.variant.private:
-            self._flush(e)
+        if self.private is not None:
+            self._private(e, self.private)
+        accumulators = self._nest(e, self.parallel)
+        if self.private is not None:
+            self._flush(e, self.private)
         if self.kinds:
             self._reduce(e, self.parallel, accumulators)
         else:
@@ -193,7 +208,7 @@ class Grid:
                 emit_op(e, op)
         self._end(e, self.symbol)
 
-    def _nest(self, e: Emitter, op: Op, mapping: Mapping) -> list[str]:
+    def _nest(self, e: Emitter, op: Op) -> list[str]:
         """The thread's iterations: along z (all dimensions but two), y and x. Gives what it
         reduced."""
         bounds = Parallel(op).axes
@@ -202,15 +217,15 @@ class Grid:
             k: trip_count(e, lower, upper, step, llvm_type(args[k].type))
             for k, (lower, upper, step) in enumerate(bounds)
         }
-        if self.variant.team:
-            self._rows(e, op, bounds, trips)
+        if self.together is not None:
+            self._rows(e, op, self.together, bounds, trips)
             return []
         types = [v.scalar for v in op.results]
         neutral = [
             e.literal(identity(kind, t), t) for kind, t in zip(self.kinds, types, strict=True)
         ]
         names = [llvm_type(t) for t in types]
-        x, *outer = mapping.order
+        x, *outer = self.order
 
         def bind(axis: int, count: str) -> None:
             e.names[args[axis]] = index_of(e, count, bounds[axis], llvm_type(args[axis].type))
@@ -254,13 +269,14 @@ class Grid:
 
         return along_z(neutral)
 
-    def _rows(self, e: Emitter, op: Op, bounds: list[Bounds], trips: dict[int, str]) -> None:
+    def _rows(
+        self, e: Emitter, op: Op, together: Cooperate, bounds: list[Bounds], trips: dict[int, str]
+    ) -> None:
         """The iteration of the thread's team."""
-        members = Members(e, self.variant.team, op, self.variant.columns)
+        members = Members(e, together.threads, op, together.columns)
         self.cuda.members = members
         if members.columns:
-            assert self.mapping is not None
-            column(e, members, op, bounds, trips, self.mapping.order[0])
+            column(e, members, op, bounds, trips, self.order[0])
             emit_block(e, op.body)
             return
         there, bind = row(e, op, bounds, trips)
@@ -277,7 +293,7 @@ class Grid:
     ) -> list[str]:  # fmt: skip
         """Runs ``body`` for the thread's iterations along y or z."""
         start, stride = position(e, side, ty)
-        if self.variant.covers:
+        if self.covers:
             self._guarded(e, e.inst(f"icmp slt {ty} {start}, {trip}"), lambda: body(start, []))
             return []
         return loop(e, start, trip, stride, carried, names, body, metadata=self._rolled(), type=ty)
@@ -300,21 +316,21 @@ class Grid:
         names: list[str], bind: Callable[[int, str], None],
     ) -> list[str]:  # fmt: skip
         """The thread's iterations along x, where neighbours are neighbouring threads."""
-        ty, wide = llvm_type(op.body.args[axis].type), self.variant.vector
+        ty = llvm_type(op.body.args[axis].type)
         start, stride = position(e, "x", ty)
         one = lambda count, values: self._iteration(e, op, lambda: bind(axis, count), values)  # noqa: E731
-        if wide == 1:
-            if self.variant.covers:
+        if self.vector is None:
+            if self.covers:
                 self._guarded(e, e.inst(f"icmp slt {ty} {start}, {trip}"), lambda: one(start, []))
                 return []
             return loop(e, start, trip, stride, carried, names, one, type=ty)
-        assert self.mapping is not None
-        shift = self.mapping.shift
+        shift, wide = self.vector.peel, self.vector.copies
         lower, _, step = bounds
         known = e.constants.get(lower) is not None and e.constants.get(step) == 1
         args = self.function.args
-        limits = {args[k]: limit for k, limit in self._limits.items()} if known or self.even else {}
-        abreast = Abreast(op, axis, self.mapping, wide, self.even, self.cuda, limits)
+        whole = known or self.vector.divisible
+        limits = {args[k]: limit for k, limit in self.limits.items()} if whole else {}
+        abreast = Abreast(op, axis, self.vector, self.cuda, limits)
         if abreast.scattered:
             base = between(e, start, ty, wide, abreast.side)
         else:
@@ -322,14 +338,14 @@ class Grid:
         if shift:  # so that vectors begin at multiples of their length in memory, not in the loop
             base = e.inst(f"sub nsw {ty} {base}, {shift}")
 
-        def several(first: str, values: list[str]) -> list[str]:
+        def neighbours(first: str, values: list[str]) -> list[str]:
             return self._neighbours(e, abreast, op, first, trip, ty, values, names, bind)
 
-        if self.variant.covers:
-            several(base, [])
+        if self.covers:
+            neighbours(base, [])
             return []
         stride = e.inst(f"mul nsw {ty} {stride}, {wide}")
-        return loop(e, base, trip, stride, carried, names, several, type=ty)
+        return loop(e, base, trip, stride, carried, names, neighbours, type=ty)
 
     def _neighbours(
         self, e: Emitter, abreast: Abreast, op: Op, first: str, trip: str, ty: str,
@@ -480,11 +496,6 @@ class Grid:
 
     # -- accumulation in shared memory
 
-    def _private_view(self) -> tuple[Value, MemRefType]:
-        assert self.mapping is not None
-        value = self.function.args[self.mapping.private]
-        return value, value.memref
-
     def _each(self, e: Emitter, view: View, body: Callable[[str], None]) -> None:
         """Shares the elements of ``view`` among the block's threads."""
         ty = e.offset_type
@@ -499,15 +510,16 @@ class Grid:
 
         loop(e, thread, count, threads, [], [], one, metadata=self._rolled(), type=ty)
 
-    def _private(self, e: Emitter) -> None:
+    def _private(self, e: Emitter, value: Value) -> None:
         """Lets the block accumulate into a copy of its own, which starts at the identity."""
-        value, type = self._private_view()
+        type = value.type
+        assert isinstance(type, MemRefType)
         e.declare(f"@{_PRIVATE} = external addrspace(3) global [0 x i8], align 16")
         self.public = e.views[value]
         pointer = e.inst(f"addrspacecast ptr addrspace(3) @{_PRIVATE} to ptr")
         e.views[value] = View(pointer, type, self.public.sizes, [])
         ty = memory_type(type.element)
-        neutral = e.literal(identity(self._private_kind(), type.element), type.element)
+        neutral = e.literal(identity(self._private_kind(value), type.element), type.element)
 
         def clear(k: str) -> None:
             place = e.inst(f"getelementptr {ty}, ptr addrspace(3) @{_PRIVATE}, {e.offset_type} {k}")
@@ -516,18 +528,18 @@ class Grid:
         self._each(e, self.public, clear)
         barrier(e)
 
-    def _private_kind(self) -> str:
+    def _private_kind(self, value: Value) -> str:
         assert self.parallel is not None
-        value, _ = self._private_view()
         return next(kind for kind, memref in updates(self.parallel.body.ops) if memref is value)
 
-    def _flush(self, e: Emitter) -> None:
+    def _flush(self, e: Emitter, value: Value) -> None:
         """Adds the block's copy to the argument, element by element."""
         barrier(e)
-        value, type = self._private_view()
+        type = value.type
+        assert isinstance(type, MemRefType)
         e.views[value] = self.public
         element = type.element
-        ty, kind = memory_type(element), self._private_kind()
+        ty, kind = memory_type(element), self._private_kind(value)
         neutral = e.literal(identity(kind, element), element)
         name = _ATOMIC[kind]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from weft.codegen.launching import Jam
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
@@ -22,15 +21,18 @@ from weft.ir.writes import written
 _RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
 
 
-def jam(function: Function, parallel: Op, how: Jam) -> tuple[Function, Op]:
+def jam(
+    function: Function, parallel: Op, axis: int, copies: int, stride: int = 1
+) -> tuple[Function, Op]:
     """``function``, in which an iteration of ``parallel``, one of its operations, does what
-    ``how.copies`` did, and the new parallel loop. The old one has step 1 along the axis, and
-    reduces nothing; memrefs do not overlap if one of them is written."""
+    ``copies`` along ``axis`` did, and the new parallel loop. These are ``stride`` from each other:
+    those between them belong to the neighbours of the thread that has them. The old one has step 1
+    along the axis, and reduces nothing; memrefs do not overlap if one of them is written."""
     new = Function(
         function.name, [a.type for a in function.args], [a.name for a in function.args],
         dict(function.attrs), function.span,
     )  # fmt: skip
-    work = _Jamming(function, parallel, how, new)
+    work = _Jamming(function, parallel, (axis, copies, stride), new)
     return new, work.run(function, new)
 
 
@@ -80,15 +82,17 @@ class _Jamming:
     """One function while it is rebuilt. ``values[k]`` has, for the k-th iteration, the new value
     of each old one; what all have in common is the same object in each."""
 
-    def __init__(self, function: Function, parallel: Op, how: Jam, new: Function) -> None:
+    def __init__(
+        self, function: Function, parallel: Op, how: tuple[int, int, int], new: Function
+    ) -> None:
+        self.axis, self.copies, self.apart = how
         self.parallel = parallel
-        self.how = how
         self.changing = written(function)
-        self.varying = varying(parallel, how.axis, self.changing)
+        self.varying = varying(parallel, self.axis, self.changing)
         self.builder = Builder(new.body)
         start = dict(zip(function.args, new.args, strict=True))
-        self.values = [dict(start) for _ in range(how.copies)]
-        self.all = range(how.copies)
+        self.values = [dict(start) for _ in range(self.copies)]
+        self.all = range(self.copies)
         self.outside = True  # of the parallel loop
 
     def run(self, function: Function, new: Function) -> Op:
@@ -130,41 +134,43 @@ class _Jamming:
     # -- the parallel loop
 
     def _parallel(self, op: Op) -> Op:
-        how, build = self.how, self.builder
+        build = self.builder
         lowers, uppers, steps = ([self.get(0, v) for v in vs] for vs in Parallel(op).ranges)
-        lower, upper = lowers[how.axis], uppers[how.axis]
+        lower, upper = lowers[self.axis], uppers[self.axis]
         zero, one = self.number(0, lower), self.number(1, lower)
-        # Positions along the axis: as many as ``Jam.trips`` says.
-        count = build.trip_count(lower, upper, self.number(how.length, lower))
-        if how.apart > 1:
-            count = build.op("arith.muli", count, self.number(how.apart, lower))
-        lowers[how.axis], uppers[how.axis], steps[how.axis] = zero, count, one
+        # Positions along the axis: as many as ``grid.left_over`` says.
+        count = build.trip_count(lower, upper, self.number(self.copies * self.apart, lower))
+        if self.apart > 1:
+            count = build.op("arith.muli", count, self.number(self.apart, lower))
+        lowers[self.axis], uppers[self.axis], steps[self.axis] = zero, count, one
         block = Block([a.type for a in op.body.args])
         operands = [*lowers, *uppers, *steps]
         made = build.append(Op(op.name, operands, (), dict(op.attrs), [block], op.span))
         for k, (old, arg) in enumerate(zip(op.body.args, block.args, strict=True)):
-            if k != how.axis:
+            if k != self.axis:
                 self.put(self.all, old, arg)
             arg.name = old.name
         with build.at(block):
-            self._iterations(op, block.args[how.axis], lower, upper)
+            self._iterations(op, block.args[self.axis], lower, upper)
             build.append(Op("scf.reduce", []))
         return made
 
     def _iterations(self, op: Op, place: Value, lower: Value, upper: Value) -> None:
         """Those at ``place``: together if there are so many, else one by one."""
-        how, build, body = self.how, self.builder, op.body
-        iv = body.args[how.axis]
-        if how.apart > 1:
-            warp = build.op("arith.floordivsi", place, self.number(how.apart, place))
-            skipped = build.op("arith.muli", warp, self.number(how.apart * (how.copies - 1), place))
+        build, body = self.builder, op.body
+        iv = body.args[self.axis]
+        if self.apart > 1:
+            warp = build.op("arith.floordivsi", place, self.number(self.apart, place))
+            skipped = build.op(
+                "arith.muli", warp, self.number(self.apart * (self.copies - 1), place)
+            )
             first = self.add(place, skipped)
         else:
-            first = build.op("arith.muli", place, self.number(how.copies, place))
+            first = build.op("arith.muli", place, self.number(self.copies, place))
         first = self.add(lower, first)
         indices = [first]
-        for k in range(1, how.copies):
-            indices.append(self.add(first, self.number(k * how.apart, first)))
+        for k in range(1, self.copies):
+            indices.append(self.add(first, self.number(k * self.apart, first)))
         for k, index in enumerate(indices):
             self.put([k], iv, index)
         early, taken = self._early(body)
@@ -189,7 +195,7 @@ class _Jamming:
             build.append(Op("scf.yield", []))
         with build.at(If(branch).otherwise):
             end = self.add(indices[-1], self.number(1, first))
-            step = self.number(how.apart, first)
+            step = self.number(self.apart, first)
             rest = build.for_(first, self.least([end, upper]), step)
             rest.attrs |= _RARE
             rest.regions = [inner := Block([place.type])]
@@ -276,7 +282,7 @@ class _Jamming:
             for k in lanes:
                 self._alone(op, [k])
             return
-        iv = Parallel(self.parallel).indices[self.how.axis]
+        iv = Parallel(self.parallel).indices[self.axis]
         ranks = [_direction(bound, iv, self.varying) for bound in bounds]
         if uneven[0] != uneven[1] and ranks[uneven[1]]:
             carried = self._ladder(op, lanes, lows, highs, carried, ranks[uneven[1]] > 0)

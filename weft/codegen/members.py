@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 from weft.codegen.arith import combine, from_word, identity, word
 from weft.codegen.emit import Emitter, llvm_type
-from weft.codegen.launching import WARP
 from weft.codegen.llvm import loop, loop_body
 from weft.codegen.threadwise import Bounds, barrier, in_block, index_of, register, shuffle, to
 from weft.codegen.trips import divide
 from weft.ir.core import Op, walk
 from weft.ir.trips import unravel
 from weft.ir.types import ScalarType
+from weft.schedule.grid import WARP
 
 _SHARED = "weft_team"  # what the warps of a team hand over
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weft.codegen.intervals import Step, evaluate, fits
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import ScalarType, Type, i1, i32, index
 from weft.ir.views import If, accessed_by, constant_of, loop_of, memory
+from weft.schedule.intervals import Step, evaluate, fits
 
 NOMINAL = 1024  # of every size and number, when it is decided which indices may be 32-bit at all
 
@@ -45,7 +45,7 @@ class Program:
         found = self._known.get(words)
         if found is None:
             found = self._known[words] = len(self.steps)
-            self.steps.append(list(words))
+            self.steps.append(words)
         return found
 
     def of(self, value: Value) -> int:

@@ -2,40 +2,95 @@
 
 A multiprocessor reads one row of 32 numbers from its first cache in the time of four rows of
 multiplications. Where iterations along a parallel index read the same elements, a thread that has
-several of them reads those once. A call chooses (``launching.jams``), ``jam`` writes the code.
+several of them reads those once. A call chooses, ``jam`` writes the code.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from weft.codegen.jam import varying
-from weft.codegen.launching import WARP, WORTH, InStep, Jam
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
 from weft.ir.views import For, If, Parallel, is_constant, memory
 from weft.ir.writes import written
+from weft.schedule.grid import WARP
 
 COPIES = 4  # along one index
 MOST_OPS = 320  # in the innermost loops, for all iterations of a thread
+_WORTH = 0.65  # of the loads have to be left, at most, for another axis to be taken
+_AXES = 2  # at most, along which a thread has several iterations
 _STEEPEST = 2  # how much the bounds of a serial loop may change from iteration to iteration
 
 _ALLOWED = {"memref.load", "memref.store", "scf.for", "scf.if", "scf.yield", "scf.reduce"}
 _LIGHT = {"math.fma", "math.absf", "math.absi", "math.isnan", "math.isinf"}
 
 
-def steps(function: Function, parallel: Op, fastest: int) -> InStep:
+@dataclass(frozen=True, slots=True)
+class Jam:
+    """``copies`` iterations along a dimension, ``stride`` from each other. Bit k of ``unshared``
+    says that each loads the k-th load for itself."""
+
+    axis: int
+    copies: int
+    stride: int
+    unshared: int = 0
+
+    @property
+    def length(self) -> int:
+        """Iterations of as many neighbouring threads as there are between two copies."""
+        return self.copies * self.stride
+
+
+@dataclass(frozen=True, slots=True)
+class UnrollJamCandidates:
+    """What a thread may have several iterations of: of ``jams`` those that save most of ``loads``
+    loads, with ``most`` iterations at most."""
+
+    jams: tuple[Jam, ...] = ()
+    loads: int = 0
+    most: int = 1
+
+    def cost(self, taken: Sequence[Jam]) -> float:
+        """Loads of an iteration, on average, if a thread has several along the axes of
+        ``taken``."""
+        return sum(
+            1 / math.prod(jam.copies for jam in taken if not jam.unshared >> k & 1)
+            for k in range(self.loads)
+        )
+
+    def choices(self) -> list[tuple[Jam, ...]]:
+        """What pays, the best first: a second axis only beside the better one of the two, which
+        fits wherever both do."""
+        ranked = sorted(self.jams, key=lambda jam: self.cost([jam]))
+        found: list[tuple[Jam, ...]] = []
+        for k, first in enumerate(ranked):
+            pairs = [(first, second) for second in ranked[k + 1 :]]
+            pairs.sort(key=lambda pair: (self.cost(pair), self.jams.index(pair[1])))
+            found += [how for how in (*pairs, (first,)) if self._pays(how)]
+        return found
+
+    def _pays(self, taken: Sequence[Jam]) -> bool:
+        copies = math.prod(jam.copies for jam in taken)
+        return copies <= self.most and self.cost(taken) < _WORTH * self.cost(taken[:-1])
+
+
+def unroll_jam_candidates(function: Function, parallel: Op, fastest: int) -> UnrollJamCandidates:
     """What may pay for the iterations of ``parallel``, indices that no serial loop's bounds depend
     on first. ``fastest``: the index along neighbouring threads, whose iterations in one thread are
     a warp apart, so that neighbouring threads still read neighbouring elements."""
     body = parallel.body
     if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
-        return InStep()
+        return UnrollJamCandidates()
     if not all(_simple(op) for op in walk(body)):
-        return InStep()
+        return UnrollJamCandidates()
     innermost = [op.body for op in walk(body) if op.name == "scf.for" and _last(op)]
     loads = [op for block in innermost for op in block.ops if _moves(op, block)]
     if not loads:
-        return InStep()
+        return UnrollJamCandidates()
     changing = written(function)
     found: list[tuple[tuple[bool, bool], Jam]] = []
     for axis, step in enumerate(Parallel(parallel).steps):
@@ -46,12 +101,13 @@ def steps(function: Function, parallel: Op, fastest: int) -> InStep:
         for k, op in enumerate(loads):
             own |= (memory(op)[0] in changing or any(v in apart for v in op.operands)) << k
         jam = Jam(axis, COPIES, WARP if axis == fastest else 1, own)
-        if InStep((), len(loads)).cost([jam]) < WORTH * len(loads):
+        if UnrollJamCandidates((), len(loads)).cost([jam]) < _WORTH * len(loads):
             slides = axis != fastest and any(_slides(op, parallel, axis) for op in loads)
             found.append(((_uneven(parallel, apart), not slides), jam))
     found.sort(key=lambda pair: (pair[0], pair[1].axis))
     size = sum(len(block.ops) for block in innermost)
-    return InStep(tuple(jam for _, jam in found), len(loads), MOST_OPS // size)
+    jams = tuple(jam for _, jam in found)
+    return UnrollJamCandidates(jams, len(loads), MOST_OPS // size)
 
 
 def _last(loop: Op) -> bool:

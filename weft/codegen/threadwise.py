@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from weft.codegen.arith import from_word, word
 from weft.codegen.emit import Emitter
-from weft.codegen.launching import WARP
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType
 from weft.ir.views import memory
 from weft.ir.writes import written as written_memrefs
+from weft.schedule.grid import WARP
 
 Bounds = tuple[Value, Value, Value]  # lower, upper, step
 SREG = "llvm.nvvm.read.ptx.sreg."

@@ -1,4 +1,5 @@
-"""A specialisation for CUDA: its variants, compiled when a call first needs them, and its calls."""
+"""A specialisation for CUDA: its code by each schedule, compiled when a call first needs it, and
+its calls."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import logging
 import math
 import struct
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,33 +19,13 @@ import torch
 from weft import timing
 from weft.codegen import launching
 from weft.codegen.interface import Check
-from weft.codegen.intervals import ANY, Interval, evaluate, fits, trip_count
-from weft.codegen.launching import (
-    CACHE_BYTES,
-    DIVIDEND,
-    DIVISOR,
-    MOST_MEMBERS,
-    PRIVATE_BYTES,
-    PROCESSORS,
-    SEVERAL,
-    THREADS,
-    WARP,
-    Dims,
-    Facts,
-    Variant,
-    covers,
-    joined,
-    reciprocal,
-    roomier,
-    shape,
-)
+from weft.codegen.launching import Facts
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
 from weft.ir.core import Function
-from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime import build, cuda, native, record
-from weft.runtime.arguments import Arguments
+from weft.runtime.arguments import sizes_of
 from weft.runtime.cache import disk, from_json, hashed, to_json
 from weft.runtime.cuda import (
     NO_SUCH_CODE,
@@ -59,16 +40,19 @@ from weft.runtime.cuda import (
 )
 from weft.runtime.maker import compiler
 from weft.runtime.pending import pending
+from weft.schedule.choose import Choice, candidate, choose
+from weft.schedule.grid import THREADS, Dims, roomier
+from weft.schedule.guards import Aligned
+from weft.schedule.language import BlockDim, Cooperate, FastDivision, Schedule, brief, only, show
+from weft.schedule.machine import GpuMachine
+from weft.schedule.sizes import Sizes
 from weft.source import FunctionSource
 
 if TYPE_CHECKING:
     from weft.frontend.lower import Lowered
 
-FORMAT = 6  # of the cached header; another number is another key
+FORMAT = 7  # of the cached header; another number is another key
 RECORD_WORDS = 16
-UNKNOWN_GRID = 1024  # blocks, where the trip counts are known on the GPU only
-SMALL = 8192  # iterations of a reduction that one block does alone
-_MARGIN = 1 << 24  # what is left of 32 bits for a thread's place beyond the last iteration
 _WORD = struct.Struct("<q")
 _TAIL = struct.Struct("<Qq")  # the address of what blocks leave, and how many blocks there are
 
@@ -80,7 +64,7 @@ log_launch = logging.getLogger("weft.launch")
 
 @dataclass(slots=True)
 class GpuCompiled(build.Made):
-    """A specialisation for CUDA devices. ``optimized`` is made where a variant has to be
+    """A specialisation for CUDA devices. ``optimized`` is made where a schedule has to be
     compiled."""
 
     facts: Facts
@@ -88,8 +72,8 @@ class GpuCompiled(build.Made):
     noalias: bool
     key: str
     optimized: Function | None = None
-    texts: dict[tuple[Variant, str], str] = field(default_factory=dict)
-    modules: dict[tuple[Variant, int], Module] = field(default_factory=dict)
+    texts: dict[tuple[Schedule, str], str] = field(default_factory=dict)
+    modules: dict[tuple[Schedule, int], Module] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -100,17 +84,17 @@ class GpuCompiled(build.Made):
     def prints(self) -> tuple[Any, ...]:
         return self.facts.prints
 
-    def ptx(self, variant: Variant, arch: str, anew: bool = False) -> str:
-        """The PTX of a variant: from memory, the disk cache (not ``anew``), or compiled."""
+    def ptx(self, schedule: Schedule, arch: str, anew: bool = False) -> str:
+        """The PTX by a schedule: from memory, the disk cache (not ``anew``), or compiled."""
         with self.lock:
-            found = None if anew else self.texts.get((variant, arch))
+            found = None if anew else self.texts.get((schedule, arch))
             if found is None:
-                found = self.texts[variant, arch] = self._made(variant, arch, anew)
+                found = self.texts[schedule, arch] = self._made(schedule, arch, anew)
             return found
 
-    def _made(self, variant: Variant, arch: str, anew: bool) -> str:
+    def _made(self, schedule: Schedule, arch: str, anew: bool) -> str:
         cache = disk(self.options)
-        key = hashlib.sha256(f"{self.key} {variant} {arch}".encode()).hexdigest()
+        key = hashlib.sha256(f"{self.key} {show(schedule)} {arch}".encode()).hexdigest()
         entry = cache.load(key) if cache is not None and not anew else None
         if entry is not None:
             return entry[1].decode(errors="replace")
@@ -127,30 +111,30 @@ class GpuCompiled(build.Made):
                     verify=self.options.verify,
                 )
             code = backend.compile_cuda(
-                self.optimized, self.facts, variant, arch,
+                self.optimized, schedule, arch,
                 strict_math=self.options.strict_math, noalias=self.noalias,
             )  # fmt: skip
         for stage, milliseconds in recording.stages.items():
             self.stages[stage] = self.stages.get(stage, 0.0) + milliseconds
         name = self.loop.summary.name
-        log.debug("%s: compiled for %s as %s", name, arch, variant)
-        build.log_stages(name, str(variant), recording)
+        log.debug("%s: compiled for %s as %s", name, arch, brief(schedule))
+        build.log_stages(name, brief(schedule), recording)
         log_llvm.debug("%s", code.llvm)
         log_asm.debug("%s", code.ptx)
         if cache is not None:
-            cache.store(key, {"variant": str(variant), "arch": arch}, code.ptx.encode())
+            cache.store(key, {"schedule": show(schedule), "arch": arch}, code.ptx.encode())
         return code.ptx
 
-    def module(self, variant: Variant, device: int) -> Module:
-        """A variant, loaded on a device."""
+    def module(self, schedule: Schedule, device: int) -> Module:
+        """The code by a schedule, loaded on a device."""
         with self.lock:
-            found = self.modules.get((variant, device))
+            found = self.modules.get((schedule, device))
             if found is None:
                 names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(
-                    self.facts.kinds
+                    self.facts.nest.kinds
                 )
                 what, arch = f"kernel `{self.loop.summary.name}`", architecture(device)
-                code = self.ptx(variant, arch)
+                code = self.ptx(schedule, arch)
                 with timing.stage("load"):
                     try:
                         found = load(code, names, device, what)
@@ -158,8 +142,8 @@ class GpuCompiled(build.Made):
                         if error.code not in NO_SUCH_CODE:
                             raise
                         log.warning("the cached code of %s is compiled anew: %s", what, error)
-                        found = load(self.ptx(variant, arch, anew=True), names, device, what)
-                self.modules[variant, device] = found
+                        found = load(self.ptx(schedule, arch, anew=True), names, device, what)
+                self.modules[schedule, device] = found
             return found
 
 
@@ -173,7 +157,7 @@ def compile_region(
     region: Region | None, source: FunctionSource | None, specs: dict[str, Spec], options: Options,
     *, noalias: bool = True, lowered: Lowered | None = None,
 ) -> GpuCompiled:  # fmt: skip
-    """What calls of ``region`` with arguments as ``specs`` says have in common. Variants are
+    """What calls of ``region`` with arguments as ``specs`` says have in common. Schedules are
     compiled when they are needed. Raises ``CompileError``s."""
     cache = disk(options)
     optimized = None
@@ -194,7 +178,7 @@ def compile_region(
                 noalias=noalias,
                 verify=options.verify,
             )
-            with timing.stage("mapping"):
+            with timing.stage("schedule"):
                 facts = backend.analyse(optimized, noalias=noalias, strict_math=options.strict_math)
             origin = "compiled"
             if cache is not None:
@@ -249,25 +233,28 @@ class Call:
         facts = compiled.facts
         self.size = 8 * len(facts.slots)
         numbers = [k for k, slot in enumerate(facts.slots) if slot.kind == "int"]
-        used = {int(step[1]) for step in facts.steps if step[0] == "slot"}
+        used = {int(step[1]) for step in facts.nest.program if step[0] == "slot"}
         self.numbers = [k for k in numbers if k in used]
         self.within = slice(8 * min(self.numbers, default=0), 8 * max(self.numbers, default=-1) + 8)
-        aligned = dict(facts.mapping.aligned) if facts.mapping is not None else {}
-        even = dict(facts.even.aligned) if facts.even is not None else {}
-        pointers = [(k, slot.arg) for k, slot in enumerate(facts.slots) if slot.kind == "pointer"]
-        # Where an address is, a mask of the bits that must be 0, and how straight the call is else.
-        self.places = [(8 * k, (even | aligned)[arg] - 1, _BENT if arg in aligned else _STRAIGHT)
-                       for k, arg in pointers if arg in even or arg in aligned]  # fmt: skip
+        vectors = [candidate(text) for text in facts.candidates if "aligned(" in text]
+        asked = {(guard.array, guard.bytes) for found in vectors for guard in found.guards
+                 if isinstance(guard, Aligned)}  # fmt: skip
+        self.asked = sorted(asked)
+        words = {facts.nest.arrays[slot.arg]: k for k, slot in enumerate(facts.slots)
+                 if slot.kind == "pointer"}  # fmt: skip
+        # Where an address is, a mask of the bits that must be 0 for a vector, and the bit that says
+        # that they are not.
+        self.places = [(8 * words[name], n - 1, 1 << k) for k, (name, n) in enumerate(self.asked)]
         self.launches: dict[tuple[bytes, int], Launch | None] = {}
         self.cell: ctypes.c_char_p | None = None  # where ``direct`` finds its record
         self.ready: Launch | None = None  # what that is of
 
     def __call__(self, slots: bytes) -> None:
-        straight = _EVEN
-        for place, mask, otherwise in self.places:
+        astray = 0
+        for place, mask, bit in self.places:
             if slots[place] & mask:
-                straight = min(straight, otherwise)
-        key = (slots[self.within], straight)
+                astray |= bit
+        key = (slots[self.within], astray)
         try:
             launch = self.launches[key]
         except KeyError:
@@ -276,11 +263,11 @@ class Call:
             return
         if self.facts.checks:
             self._checked(launch, slots)
-        elif launch.blocks > 1 and self.facts.kinds:
+        elif launch.blocks > 1 and self.facts.nest.kinds:
             self._reduce(launch, slots)
         else:
             self._run(launch, launch.function, slots + _ALONE + launch.divisors)
-            if self.cell is not None and straight == _EVEN and self.ready is not launch:
+            if self.cell is not None and not astray and self.ready is not launch:
                 self._ready(launch, self.cell, slots)
 
     @functools.cached_property
@@ -357,7 +344,7 @@ class Call:
 
     def _reduce(self, launch: Launch, slots: bytes) -> None:
         """Two stages. What the blocks leave is torch's memory, freed in the order of the stream."""
-        left = self._workspace(launch.blocks * len(self.facts.kinds))
+        left = self._workspace(launch.blocks * len(self.facts.nest.kinds))
         block = slots + _TAIL.pack(left.data_ptr(), launch.blocks) + launch.divisors
         self._run(launch, launch.function, block)
         end = launch.finish
@@ -372,7 +359,7 @@ class Call:
         place = f"cuda:{self.device}"
         record = torch.zeros(RECORD_WORDS, dtype=torch.int64, device=place)
         block = slots[:-8] + _WORD.pack(record.data_ptr())
-        if launch.blocks > 1 and self.facts.kinds:
+        if launch.blocks > 1 and self.facts.nest.kinds:
             self._reduce(launch, block)
         else:
             self._run(launch, launch.function, block + _ALONE + launch.divisors)
@@ -387,7 +374,7 @@ class Call:
         if len(self.launches) > 1024:
             self.launches.clear()
         with self.compiled.lock:
-            made = self.launches[key] = self._made(slots, straight=key[1])
+            made = self.launches[key] = self._made(slots, key[1])
         if made is not None:
             log_launch.debug(
                 "%s: grid %s, block %s, %d bytes of shared memory",
@@ -395,172 +382,49 @@ class Call:
             )  # fmt: skip
         return made
 
-    def _made(self, slots: bytes, *, straight: int) -> Launch | None:
-        facts = self.facts
-
-        def word(k: int) -> Interval:
-            value = _WORD.unpack_from(slots, 8 * k)[0]
-            return value, value
-
-        found = evaluate(facts.steps, word)
-        arguments = Arguments(facts, self.compiled.loop.summary.types, slots)
-        narrow = arguments.narrow() and all(fits(found[k]) for k in facts.needed)
-        # Threads count a little further than loops go.
-        ends = [high for _, high, _ in facts.bounds]
-        ends += [high for _, high in facts.mapping.team] if facts.mapping is not None else []
-        narrow = narrow and all(found[k][1] < (1 << 31) - _MARGIN for k in ends)
-        if facts.mapping is None:
-            module = self.compiled.module(Variant(narrow, covers=False), self.device)
-            return Launch(module.functions[facts.symbol], None, (1, 1, 1), (1, 1, 1), 0, 1)
-        trips = [trip_count(*(found[k] for k in bounds)) for bounds in facts.bounds]
-        if 0 in trips and not facts.kinds:
+    def _made(self, slots: bytes, astray: int) -> Launch | None:
+        facts, machine = self.facts, _machine(self.device)
+        aligned = frozenset(pair for k, pair in enumerate(self.asked) if not astray >> k & 1)
+        sizes = sizes_of(facts, self.compiled.loop.summary.types, slots, aligned)
+        kinds = facts.nest.kinds
+        if 0 in sizes.trips and not kinds:
             return None
-        whole = straight != _BENT and arguments.even_rows(facts.mapping.aligned)
-        even = straight == _EVEN and arguments.even(found)
-        divisors = self._divisors(found) if narrow else None
-        streams = arguments.streams(_second_level(self.device))
-        lengths = [_length(found[low], found[high]) for low, high in facts.mapping.team]
-        most = 2 * THREADS if streams else THREADS
+        most = 2 * THREADS
         while True:
-            variant, grid, block, shared = self._chosen(
-                slots, trips, narrow, whole, min(most, THREADS), lengths
-            )
-            quick = variant.narrow and bool(divisors)
-            vectors = variant.narrow and variant.vector > 1
-            stream = streams and vectors and variant.covers
-            variant = replace(variant, quick=quick, even=even and vectors, streams=stream)
-            if variant.streams and most > THREADS:
-                grid, block = joined(facts.mapping, grid, block)
-            module = self.compiled.module(variant, self.device)
+            choice = self._chosen(sizes, machine, most)
+            threads = math.prod(choice.block)
+            module = self.compiled.module(choice.schedule, self.device)
             function = module.functions[facts.symbol]
-            fitting = self._fitting(function, math.prod(block))
-            if variant.team or fitting >= min(most, math.prod(block)):
+            fitting = self._fitting(choice.schedule, function, threads)
+            if fitting >= min(most, threads):
                 break
             most = fitting
-        ending = divisors if quick and divisors else b""
         finish = None
-        if facts.kinds:
+        if kinds:
             end = module.functions[f"{facts.symbol}_finish"]
             finish = Launch(end, None, (1, 1, 1), (THREADS, 1, 1), 0, 1)
-        blocks = math.prod(grid)
-        return Launch(function, finish, grid, block, shared, blocks, ending)
+        ending = sizes.divisors if only(choice.schedule, FastDivision) else b""
+        blocks = math.prod(choice.grid)
+        return Launch(function, finish, choice.grid, choice.block, choice.shared, blocks, ending)
 
-    def _divisors(self, found: Sequence[Interval]) -> bytes:
-        """The words of each divisor; none where one is not known, or something that is divided is
-        too large."""
-        words = b""
-        for step, dividends in self.facts.divisions:
-            low, high = found[step]
-            numbers = reciprocal(low) if low == high else None
-            if numbers is None or any(
-                found[k][0] < -DIVIDEND or found[k][1] > DIVIDEND for k in dividends
-            ):
-                return b""
-            words += DIVISOR.pack(*numbers)
-        return words
+    def _chosen(self, sizes: Sizes, machine: GpuMachine, most: int) -> Choice:
+        return choose(self.facts.candidates, sizes, machine, most)
 
-    def _fitting(self, function: Any, threads: int) -> int:
+    def _fitting(self, schedule: Schedule, function: Any, threads: int) -> int:
         """The threads of a block that leave most room for others, for the registers they take."""
-        mapping = self.facts.mapping
-        if mapping is None or mapping.block or self.facts.kinds or not function:
+        alone = only(schedule, Cooperate) is None and only(schedule, BlockDim) is None
+        if threads == 1 or not alone or self.facts.nest.kinds or not function:
             return threads
         return roomier(threads, cuda.attributes(function.value)["registers"])
 
-    def _processors(self) -> int:
-        """Multiprocessors of the device. A sum must not depend on it."""
-        return _multiprocessors(self.device)
-
-    def _chosen(
-        self, slots: bytes, trips: list[int | None], narrow: bool, straight: bool, most: int,
-        lengths: list[int | None],
-    ) -> tuple[Variant, Dims, Dims, int]:  # fmt: skip
-        """The variant for these trip counts and lengths of loops that a team may share, its grid
-        and block of at most ``most`` threads, and bytes of shared memory."""
-        facts, mapping = self.facts, self.facts.mapping
-        assert mapping is not None
-        known = [n for n in trips if n is not None]
-        if len(known) < len(trips):
-            x, y, z = (*mapping.block, 1, 1)[:3] if mapping.block else (mapping.threads, 1, 1)
-            return Variant(narrow, covers=False), (UNKNOWN_GRID, 1, 1), (x, y, z), 0
-        narrow = narrow and all(n < (1 << 31) - _MARGIN for n in known)
-        total = math.prod(known)
-        if lengths and (together := self._together(narrow, known, lengths)) is not None:
-            return together
-        jams = launching.jams(mapping, known, self._processors())
-        for jam in (mapping.steps.jams[place] for place in jams):
-            known[jam.axis] = jam.trips(known[jam.axis])
-        ordered = [known[k] for k in mapping.order]
-        least = mapping.vector * mapping.apart
-        vector = mapping.vector if straight and ordered[0] >= least else 1
-        shared = self._private_bytes(slots, total)
-        few = bool(facts.kinds) or shared > 0
-        grid, block = shape(
-            mapping, ordered, vector=vector, few=few, processors=self._processors(), most=most
-        )
-        if facts.kinds and total <= SMALL:
-            grid = (1, 1, 1)
-        alone = not few and covers(mapping, ordered, grid, block, vector)
-        return Variant(narrow, vector, alone, shared > 0, jams=jams), grid, block, shared
-
-    def _together(
-        self, narrow: bool, trips: list[int], lengths: list[int | None]
-    ) -> tuple[Variant, Dims, Dims, int] | None:
-        """As ``_chosen``, where several threads have an iteration together."""
-        mapping = self.facts.mapping
-        assert mapping is not None
-        base = Variant(narrow, covers=False)
-        if mapping.columns:
-            first, *outer = (trips[k] for k in mapping.order)
-            width, members = launching.columns(lengths, [first, *outer])
-            if not width:
-                return None
-            variant = replace(base, team=MOST_MEMBERS, columns=width)
-            return variant, (-(-first // width) * math.prod(outer), 1, 1), (width, members, 1), 0
-        total = math.prod(trips)
-        members, rows = launching.team(lengths, total)
-        if not members:
-            return None
-        variant = replace(base, team=members if members <= WARP else max(members, SEVERAL))
-        return variant, (-(-total // rows), 1, 1), (members, rows, 1), 0
-
-    def _private_bytes(self, slots: bytes, total: int) -> int:
-        """Bytes of a block's own copy of what is accumulated into; 0 where it does not pay."""
-        mapping = self.facts.mapping
-        assert mapping is not None
-        if mapping.private < 0:
-            return 0
-        type = self.compiled.loop.summary.types[mapping.private]
-        assert isinstance(type, MemRefType)
-        count = 1
-        for k, slot in enumerate(self.facts.slots):
-            if slot.kind == "size" and slot.arg == mapping.private:
-                count *= _WORD.unpack_from(slots, 8 * k)[0]
-        size = count * type.element.bytes
-        return size if 0 < size <= PRIVATE_BYTES and total >= max(16 * count, 1 << 14) else 0
-
 
 _ALONE = _TAIL.pack(0, 1)
-# What addresses allow: elements one by one, vectors, or the even form too.
-_BENT, _STRAIGHT, _EVEN = range(3)
 
 
 @functools.cache
-def _second_level(device: int) -> int:
-    """Bytes of a device's second-level cache."""
+def _machine(device: int) -> GpuMachine:
+    """A device, as schedules see it. Sums must not depend on it."""
     if not torch.cuda.is_available():
-        return CACHE_BYTES
-    return torch.cuda.get_device_properties(device).L2_cache_size
-
-
-@functools.cache
-def _multiprocessors(device: int) -> int:
-    if not torch.cuda.is_available():
-        return PROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _length(first: Interval, end: Interval) -> int | None:
-    """The most iterations between these; None where that is not known before a kernel runs."""
-    if ANY in (first, end) or end[1] - first[0] >= 1 << 40:
-        return None
-    return max(end[1] - first[0], 0)
+        return GpuMachine()
+    properties = torch.cuda.get_device_properties(device)
+    return GpuMachine(properties.multi_processor_count, properties.L2_cache_size)

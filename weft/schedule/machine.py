@@ -29,3 +29,12 @@ class CpuMachine:
     def scales(self) -> bool:
         """Whether one instruction multiplies floats by powers of two."""
         return self.vector_bytes == 64
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMachine:
+    """An NVIDIA GPU: its multiprocessors, and the bytes of its second-level cache. (An H100's,
+    where no GPU is here to be asked.)"""
+
+    processors: int = 128
+    cache_bytes: int = 50 << 20

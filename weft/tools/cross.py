@@ -14,7 +14,7 @@ from weft.autodiff.forward import forward
 from weft.autodiff.reverse import reverse
 from weft.codegen import cuda, ptx
 from weft.codegen.cuda import CudaCode
-from weft.codegen.launching import Facts, Variant, architecture
+from weft.codegen.launching import Facts, architecture
 from weft.frontend.lower import lower
 from weft.ir.core import Function
 from weft.ir.writes import written as written_memrefs
@@ -22,11 +22,14 @@ from weft.kernel import Kernel
 from weft.options import Options
 from weft.pytorch.fake import fake_launchers
 from weft.runtime.launch import Launcher
+from weft.schedule.choose import candidate
+from weft.schedule.grid import threads_of
+from weft.schedule.language import Schedule, brief
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLoop:
-    """One device loop of a kernel for one architecture. ``codes``: each variant that calls may
+    """One device loop of a kernel for one architecture. ``codes``: by each schedule that calls may
     take, first the one that a large call takes."""
 
     name: str
@@ -35,14 +38,14 @@ class GpuLoop:
 
     @property
     def ptx(self) -> str:
-        """The PTX of the variant that a large call takes."""
+        """The PTX by the schedule that a large call takes."""
         return self.codes[0].ptx
 
-    def usage(self) -> dict[tuple[Variant, str], ptx.Usage]:
-        """Registers, shared memory and spills of each function of each variant, by ptxas. Raises
+    def usage(self) -> dict[tuple[Schedule, str], ptx.Usage]:
+        """Registers, shared memory and spills of each function by each schedule, by ptxas. Raises
         ``AssemblerError`` where it is not found, or refuses."""
         return {
-            (code.variant, name): use
+            (code.schedule, name): use
             for code in self.codes for name, use in ptx.usage(code.ptx, code.arch).items()
         }  # fmt: skip
 
@@ -59,15 +62,15 @@ class GpuCode:
 
     @property
     def ptx(self) -> str:
-        """The PTX of all loops, each in the variant that a large call takes."""
+        """The PTX of all loops, each by the schedule that a large call takes."""
         return "\n".join(loop.ptx for loop in self.loops)
 
     def __str__(self) -> str:
         if ptx.ptxas() is None:
-            return "\n".join(f"{loop.name}: {len(loop.codes)} variants" for loop in self.loops)
+            return "\n".join(f"{loop.name}: {len(loop.codes)} schedules" for loop in self.loops)
         return "\n".join(
-            f"{variant}: {use.describe(loop.facts.mapping.threads if loop.facts.mapping else 1)}"
-            for loop in self.loops for (variant, _), use in loop.usage().items()
+            f"{brief(schedule)}: {use.describe(threads_of(schedule))}"
+            for loop in self.loops for (schedule, _), use in loop.usage().items()
         )  # fmt: skip
 
 
@@ -75,7 +78,7 @@ def compile_for(
     arch: str,
     kernel: Kernel,
     *args: Any,
-    every_variant: bool = False,
+    every_schedule: bool = False,
     backward: bool = False,
     jvp: bool = False,
     **kwargs: Any,
@@ -83,7 +86,7 @@ def compile_for(
     """``kernel`` for the GPU ``arch`` ("sm_90"), as a call with these arguments would compile it.
 
     Tensors may be anywhere, also on "meta": only dtypes, ranks and strides matter, and no loop
-    runs. ``every_variant``: also those for other alignments and sizes. ``backward``: after each
+    runs. ``every_schedule``: also those for other alignments and sizes. ``backward``: after each
     loop, also the loops of its gradient with respect to every floating-point tensor that it only
     reads; ``jvp``: also each loop with tangents of all of these. Raises ``CompileError``s,
     ``GradientError`` and ``UnsupportedArchitectureError``.
@@ -93,7 +96,7 @@ def compile_for(
     for loop in lowered_loops(kernel, *args, **kwargs):
         functions = [loop, *(gradient_loops(loop) if backward else ())]
         functions += tangent_loops(loop) if jvp else ()
-        loops += [_compiled(f, target, kernel.options, every_variant) for f in functions]
+        loops += [_compiled(f, target, kernel.options, every_schedule) for f in functions]
     return GpuCode(target, tuple(loops))
 
 
@@ -120,16 +123,19 @@ def lowered_loops(kernel: Kernel, *args: Any, **kwargs: Any) -> list[Function]:
     return loops
 
 
-def _compiled(function: Function, target: str, options: Options, every_variant: bool) -> GpuLoop:
+def _compiled(function: Function, target: str, options: Options, every_schedule: bool) -> GpuLoop:
     optimized = compiler.optimize(
         function, strict_math=options.strict_math, noalias=True, verify=options.verify
     )
     facts = cuda.analyse(optimized, noalias=True, strict_math=options.strict_math)
-    wanted = cuda.variants(facts) if every_variant else cuda.variants(facts)[:1]
+    wanted = [cuda.usual(facts)]
+    if every_schedule:
+        found = (candidate(text).schedule for text in facts.candidates)
+        wanted += [schedule for schedule in found if schedule != wanted[0]]
     codes = tuple(
-        cuda.compile_cuda(optimized, facts, variant, target,
+        cuda.compile_cuda(optimized, schedule, target,
                           strict_math=options.strict_math, noalias=True)
-        for variant in wanted
+        for schedule in wanted
     )  # fmt: skip
     return GpuLoop(function.name, facts, codes)
 

@@ -12,7 +12,7 @@ from weft.ir.trips import NUMBERS
 from weft.ir.trips import trip_count as counted
 
 Interval = tuple[int, int]
-Step = list[int | str]
+Step = tuple[int | str, ...]
 
 ANY: Interval = (-(1 << 63), (1 << 63) - 1)
 _LOW, _HIGH = -(1 << 31), (1 << 31) - 1

@@ -1,0 +1,410 @@
+"""The schedules that a loop may run by on a GPU: the one place that decides it.
+
+``candidates`` looks at a function's accesses once, when it is compiled: which parallel index runs
+along neighbouring threads, how many neighbours a thread takes, which iterations share loads, which
+loops threads may share, and what may be kept in shared memory. Each call takes the first candidate
+whose guards hold (``schedule.choose``); code generation applies its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weft.codegen.sharing import UnrollJamCandidates, unroll_jam_candidates
+from weft.codegen.teams import Team
+from weft.index.access import Access, accesses, parallel_dims_of
+from weft.index.expression import number
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.types import MemRefType, bf16, f16, f32, i1, i8, i16
+from weft.ir.views import Parallel, constant_of, is_constant
+from weft.ir.views import memory as access_of
+from weft.schedule.choose import Candidate
+from weft.schedule.grid import LEAST_MEMBERS, MOST_MEMBERS, SEVERAL, THREADS, WARP
+from weft.schedule.guards import (
+    Aligned,
+    AtLeast,
+    Busy,
+    Columns,
+    Covered,
+    FewElements,
+    FewLeft,
+    Fits32,
+    Grouped,
+    Guard,
+    LargerThanCache,
+    MultipleOf,
+    Positive,
+    Reciprocals,
+)
+from weft.schedule.language import (
+    Align,
+    Bind,
+    Block,
+    BlockDim,
+    Cooperate,
+    Cover,
+    FastDivision,
+    IndexWidth,
+    Persist,
+    Privatize,
+    Step,
+    StreamingStores,
+    UnrollJam,
+    Vectorize,
+)
+from weft.schedule.nest import Nest, loops_of
+
+VECTOR_BYTES = 16  # the longest load and store
+MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
+_BUSY = 1024  # threads for each multiprocessor, below which none takes several iterations
+
+
+@dataclass(frozen=True, slots=True)
+class Divisible:
+    """What makes subscripts with quotients and remainders whole vectors: steps of the nest's
+    program that must be multiples of the vector's length, those of them that must be positive, and
+    the bytes that each accessed argument must be aligned to."""
+
+    multiples: tuple[int, ...]
+    divisors: tuple[int, ...]
+    aligned: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """How many neighbours a thread takes along x, and how: see ``Vectorize``. ``aligned``: of each
+    argument that is accessed in whole vectors, their bytes."""
+
+    copies: int = 1
+    width: int = 1
+    stride: int = 1
+    peel: int = 0
+    aligned: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """What a loop's accesses ask for. ``order``: the parallel dimensions, that along neighbouring
+    threads first. ``block``: threads of a block along x and y. ``asked``: what the kernel's writer
+    asks for instead. ``private``: the argument that blocks accumulate into copies of, or -1.
+    ``streamed``: the arguments that are written, if none of them is read."""
+
+    order: tuple[int, ...]
+    vector: Vector
+    block: tuple[int, int]
+    asked: tuple[int, ...]
+    private: int
+    jams: UnrollJamCandidates
+    streamed: tuple[int, ...]
+
+
+def picks(function: Function, parallel: Op) -> Picks:
+    """What the accesses of ``parallel``, the function's outermost loop, ask for."""
+    ivs = Parallel(parallel).indices
+    found = [
+        a for a in accesses(function) if any(loop.iv in ivs for loop in a.loops) and not a.local
+    ]
+    scores = [_score(found, iv) for iv in ivs]
+    # Ties go to the last index, as loops over row-major arrays are written.
+    fastest = max(range(len(ivs)), key=lambda k: (scores[k], k))
+    order = (fastest, *(k for k in reversed(range(len(ivs))) if k != fastest))
+    vector = _vector(function, parallel, found, fastest)
+    block = _sides(found, [ivs[k] for k in order])
+    private = _private(function, parallel)
+    asked = _asked(tuple(function.attrs.get("block_dim", ())), order)
+    alone = vector.copies > 1 or private >= 0 or block == _SQUARE or bool(asked)
+    jams = UnrollJamCandidates() if alone else unroll_jam_candidates(function, parallel, fastest)
+    if jams.jams and block[1] == 1:
+        block = _STEADY
+    streamed = vector.copies > 1 and not parallel.attrs["kinds"]
+    return Picks(order, vector, block, asked, private, jams,
+                 _streamed(function, found) if streamed else ())  # fmt: skip
+
+
+# -- candidates
+
+
+def candidates(
+    parallel: Op | None, nest: Nest, found: Picks | None, team: Team | None,
+    divisible: Divisible | None,
+) -> Iterator[Candidate]:  # fmt: skip
+    """All forms that calls may take, those that a call prefers first."""
+    if parallel is None or found is None:
+        yield Candidate((Fits32(),), (IndexWidth(32),))
+        yield Candidate((), ())
+        return
+    forms = [*_together(parallel, team), *_alone(nest, found, None)]
+    narrow = [*_together(parallel, team), *_alone(nest, found, divisible)]
+    width, nest_steps = IndexWidth(32), _nest_steps(nest, found)
+    if nest.divisions:
+        for guards, steps in narrow:
+            given = (Fits32(), Reciprocals(), *guards)
+            yield Candidate(given, (width, FastDivision(), *steps, *nest_steps))
+    for guards, steps in narrow:
+        yield Candidate((Fits32(), *guards), (width, *steps, *nest_steps))
+    for guards, steps in forms:
+        if not any(isinstance(step, StreamingStores) for step in steps):
+            yield Candidate(guards, (*steps, *nest_steps))
+
+
+Form = tuple[tuple[Guard, ...], tuple[Step, ...]]
+
+
+def _nest_steps(nest: Nest, found: Picks) -> tuple[Step, ...]:
+    """How iterations go onto the grid: the same in all candidates."""
+    steps: list[Step] = [Bind(nest.axes[found.order[0]], "x")]
+    steps += [Bind(nest.axes[k], "y") for k in found.order[1:2]]
+    steps += [Bind(nest.axes[k], "z") for k in found.order[2:]]
+    steps.append(Block(*found.block))
+    if found.asked:
+        steps.append(BlockDim(found.asked))
+    if found.block == _SQUARE:
+        steps.append(Persist(_LASTING))
+    return tuple(steps)
+
+
+def _alone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[Form]:
+    """Forms in which a thread has its iterations for itself."""
+    if found.private >= 0:
+        name = nest.arrays[found.private]
+        yield (FewElements(name),), (Privatize(name),)
+    for choice in found.jams.choices():
+        steps = tuple(UnrollJam(nest.axes[j.axis], j.copies, j.stride) for j in choice)
+        guards = tuple(FewLeft(nest.axes[j.axis], j.length) for j in choice)
+        yield (*guards, Busy(_BUSY), Covered()), (*steps, Cover())
+        yield (*guards, Busy(_BUSY)), steps
+    vector, x = found.vector, nest.axes[found.order[0]]
+    if vector.copies > 1:
+        enough = AtLeast(x, vector.copies * vector.stride)
+        usual = tuple(Aligned(nest.arrays[k], n) for k, n in vector.aligned)
+        if divisible is not None:
+            aligned = (Aligned(nest.arrays[k], n) for k, n in divisible.aligned)
+            more = (
+                *(guard for guard in aligned if guard not in usual),
+                *(MultipleOf(step, vector.width) for step in divisible.multiples),
+                *(Positive(step) for step in divisible.divisors),
+            )  # fmt: skip
+            steps = _vector_steps(nest, vector, x, divisible)
+            yield from _covering(nest, found, (*usual, enough, *more), steps)
+        yield from _covering(nest, found, (*usual, enough), _vector_steps(nest, vector, x, None))
+    if not nest.kinds:
+        yield (Covered(),), (Cover(),)
+    yield (), ()
+
+
+def _vector_steps(
+    nest: Nest, vector: Vector, x: str, divisible: Divisible | None
+) -> tuple[Step, ...]:
+    # Neighbours that lie apart are side by side only where a call makes their subscripts so.
+    width = vector.width if divisible is not None or vector.stride == 1 else 1
+    aligned = vector.aligned if divisible is None else divisible.aligned
+    return (
+        Vectorize(x, width, vector.copies, vector.stride, vector.peel, divisible is not None),
+        *(Align(nest.arrays[k], n) for k, n in aligned),
+    )
+
+
+def _covering(
+    nest: Nest, found: Picks, guards: tuple[Guard, ...], steps: tuple[Step, ...]
+) -> Iterator[Form]:
+    """A form whose grid has a thread for each vector, or fewer."""
+    if not nest.kinds:
+        covered, cover = (*guards, Covered()), (*steps, Cover())
+        if found.streamed:
+            names = tuple(nest.arrays[k] for k in found.streamed)
+            yield (*covered, LargerThanCache(names)), (*cover, StreamingStores(names))
+        yield covered, cover
+    yield guards, steps
+
+
+def _together(parallel: Op, team: Team | None) -> Iterator[Form]:
+    """Forms in which several threads have an iteration together."""
+    if team is None:
+        return
+    loops = tuple(name for name, op in loops_of(parallel).items() if op in team.loops)
+    widths = (LEAST_MEMBERS, WARP // 2, WARP)
+    if team.columns:
+        for n in widths:
+            yield (Columns(n),), (Cooperate(loops, MOST_MEMBERS, n),)
+    else:
+        for n in (*widths, SEVERAL, MOST_MEMBERS):
+            yield (Grouped(n),), (Cooperate(loops, n),)
+
+
+def _streamed(function: Function, found: list[Access]) -> tuple[int, ...]:
+    written = {a.memref for a in found if a.writes}
+    if any(a.memref in written for a in found if a.kind != "store"):
+        return ()
+    return tuple(k for k, arg in enumerate(function.args) if arg in written)
+
+
+def _asked(wish: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """What a kernel's writer asks for. One number: so many threads, as whole warps, a power of
+    two. Several: threads along each index, in the order of the loop."""
+    if len(wish) == 1:
+        return (min(max(1 << (wish[0] - 1).bit_length(), WARP), 1024),)
+    return tuple(wish[k] for k in order) if wish else ()
+
+
+def _shift(parallel: Op, axis: int, vector: int) -> int:
+    """How far the first iteration is behind a multiple of ``vector``, where loops begin at a number
+    and go by one: vectors are then whole in memory, not in the loop."""
+    lower, _, step = Parallel(parallel).axes[axis]
+    first = constant_of(lower)
+    return int(first) % vector if first is not None and is_constant(step, 1) else 0
+
+
+# -- the sides of a block
+
+_SQUARE = 16, 16
+_LASTING = 32
+_STEADY = 4 * WARP, 1  # where threads do several iterations in step
+
+
+def _sides(found: list[Access], ivs: list[Value]) -> tuple[int, int]:
+    """Threads along x and y. ``ivs``: the parallel indices, that along x first.
+
+    A line, so that a block is in one row; shorter if threads take different times, so that warps
+    that are done make room. Where several rows read the same, that is once for a block of some
+    rows. Where rows of one array are columns of another, a square block has both as whole sectors;
+    such blocks last, so that those which run at the same time are side by side in both arrays.
+    """
+    x, *outer = ivs
+    if outer and any(_across(access, x, outer[0]) for access in found):
+        return _SQUARE
+    if outer and (_meet(found, outer[0]) or any(_again(a, outer[0]) for a in found)):
+        return 32, 4
+    uneven = any(
+        poly is None or any(iv in poly.leaves() for iv in ivs)
+        for access in found
+        for loop in access.loops
+        if not loop.parallel
+        for poly in (loop.lower, loop.upper)
+    )
+    return (2 * WARP if uneven else THREADS), 1
+
+
+def _across(access: Access, x: Value, y: Value) -> bool:
+    """Whether neighbours in memory are neighbours along y, and rows are along x."""
+    strides = {use.iv: use.stride for use in parallel_dims_of(access)}
+    rows = any(poly is None or x in poly.leaves() for poly in access.subscripts)
+    across = strides.get(y) in (1, -1) and strides.get(x) not in (1, -1)
+    return rows and across and _row_major(access)
+
+
+def _again(access: Access, y: Value) -> bool:
+    """Whether a serial loop reads, at other indices ``y``, the same elements again."""
+    serial = set(access.serial)
+    if access.writes or not serial or None in access.subscripts:
+        return False
+    leaves = [set(poly.leaves()) for poly in access.subscripts if poly is not None]
+    return all(y not in found for found in leaves) or any(y in f and f & serial for f in leaves)
+
+
+def _meet(found: list[Access], y: Value) -> bool:
+    """Whether two loads are apart by a number of rows."""
+    rows: dict[object, list[int]] = {}
+    for access in found:
+        polys = [poly for poly in access.subscripts if poly is not None]
+        if access.writes or len(polys) < len(access.subscripts):
+            continue
+        place = (access.memref, *(poly - number(poly.offset) for poly in polys))
+        there = [poly.offset for poly in polys if y in poly.leaves()]
+        if rows.setdefault(place, there) != there:
+            return True
+    return False
+
+
+def _score(found: list[Access], iv: Value) -> float:
+    """How much is gained by ``iv`` on neighbouring threads: unit strides, in inner loops more."""
+    score = 0.0
+    for access in found:
+        weight = 4.0 ** len(access.serial) * (1.5 if access.writes else 1.0)
+        for use in parallel_dims_of(access):
+            if use.iv is iv:
+                stride = use.stride
+                gain = 1.0 if stride in (1, -1) else 0.25 if stride == 0 else -0.5
+                score += weight * (gain if _row_major(access) else 0.0)
+    return score
+
+
+def _row_major(access: Access) -> bool:
+    type = access.memref.type
+    return isinstance(type, MemRefType) and type.layout != "strided"
+
+
+# -- several neighbours in one thread
+
+_STRAIGHT = ("memref.load", "memref.store", "memref.dim")
+
+
+def _vector(function: Function, parallel: Op, found: list[Access], axis: int) -> Vector:
+    body = parallel.body
+    iv = body.args[axis]
+    memory = [op for op in body.ops if op.name in ("memref.load", "memref.store")]
+    if any(op.regions or op.name.startswith(("weft.", "memref.atomic", "memref.alloca"))
+           for op in body.ops):  # fmt: skip
+        return Vector()
+    along = [(a, use) for a in found for use in parallel_dims_of(a) if use.iv is iv]
+    unit = [
+        a for a, use in along if use.stride == 1 and _row_major(a) and a.memref in function.args
+    ]
+    stores = [a for a in found if a.writes]
+    if not unit or any(a not in unit for a in stores):
+        return Vector()
+    most = max(_bytes(a.memref) for a in unit)
+    copies = min(VECTOR_BYTES // most, 8)
+    while copies > 1 and copies * len(body.ops) > MOST_COPIES:
+        copies //= 2
+    if copies < 2 or len(memory) * copies > 128:
+        return Vector()
+    args = function.args
+    aligned = {args.index(a.memref): copies * _bytes(a.memref) for a in unit}
+    side = copies
+    divides = any(op.name == "arith.floordivsi" for op in body.ops)
+    if parallel.attrs["kinds"]:
+        copies *= 2  # two vectors on their way at a time
+    elif (
+        (divides or any(a.kind == "load" and None in a.subscripts for a in found))
+        and most >= 4
+        and 2 * copies * len(body.ops) <= MOST_COPIES
+    ):
+        # Twice as many quotients for one division. What is read at places that come of divisions,
+        # or of data, is not read in vectors: a warp's threads then access what lies side by side.
+        return Vector(2 * copies, side, WARP)
+    peel = _shift(parallel, axis, copies)
+    return Vector(copies, side, 1, peel, tuple(sorted(aligned.items())))
+
+
+def _bytes(memref: Value) -> int:
+    return memref.memref.element.bytes
+
+
+# -- accumulation into few elements
+
+_SHARED = ("addi", "addf", "maxsi", "minsi", "maxui", "minui", "andi", "ori", "xori")
+
+
+def _private(function: Function, parallel: Op) -> int:
+    """The argument that is only accumulated into, by one combiner and without asking what was
+    there."""
+    updates: dict[Value, set[str]] = {}
+    barred: set[Value] = set()
+    used = {v for op in walk(function.body) for v in op.operands}
+    for op in walk(function.body):
+        if op.name == "memref.atomic_rmw" and op.attrs["atomic"] and op.result not in used:
+            updates.setdefault(access_of(op)[0], set()).add(op.attrs["kind"])
+        elif op.name != "memref.dim":
+            barred.update(v for v in op.operands if isinstance(v.type, MemRefType))
+    if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
+        return -1
+    for position, arg in enumerate(function.args):
+        kinds = updates.get(arg, set())
+        if arg in barred or len(kinds) != 1 or not isinstance(arg.type, MemRefType):
+            continue
+        element, (kind,) = arg.type.element, kinds
+        native = kind in _SHARED and element not in (f16, bf16, i1, i8, i16)
+        if native and arg.type.layout == "contiguous" and (kind != "addf" or element is f32):
+            return position
+    return -1

@@ -1,0 +1,227 @@
+"""The grid of a call: how many blocks of how many threads a schedule asks for, given the sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from weft.ir.trips import NUMBERS, trip_count
+from weft.schedule.language import (
+    Bind,
+    Block,
+    BlockDim,
+    Cooperate,
+    Persist,
+    Privatize,
+    Schedule,
+    StreamingStores,
+    UnrollJam,
+    Vectorize,
+    only,
+    several,
+)
+from weft.schedule.machine import GpuMachine
+from weft.schedule.sizes import Sizes
+
+THREADS = 256  # of a block, at most, where nobody asks for more
+WARP = 32
+SEVERAL = 512  # as ``Cooperate.threads``: a block of whole warps, of no more threads
+MOST_MEMBERS, LEAST_MEMBERS = 1024, 8  # of a group; eight numbers of four bytes are read at once
+UNKNOWN = 1024  # blocks, where the trip counts are known on the GPU only
+PRIVATE_BYTES = 16384  # of shared memory for a block's own copy of what it accumulates into
+_SMALL = 8192  # iterations of a reduction that one block does alone
+_TOGETHER = 1 << 20  # threads of all groups, where there are not more iterations
+_FEW = 32  # that many times fewer iterations, for groups that stand side by side
+_SHORTEST = 16  # the longest loop of a group is not shorter
+_EACH = 8  # iterations of that loop that each member has, at least
+REDUCTION_BLOCKS = (
+    1024  # at most; a function of the sizes alone, so that sums do not depend on the GPU
+)
+_WAVES = 4  # blocks for each multiprocessor, below which blocks are made smaller
+_LIMITS = (2**31 - 1, 65535, 65535)  # blocks of a grid
+Dims = tuple[int, int, int]
+
+
+def grid(schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int) -> tuple[Dims, Dims]:
+    """Blocks of the grid and threads of a block. ``most``: threads that a block may have."""
+    binds = several(schedule, Bind)
+    if not binds:
+        return (1, 1, 1), (1, 1, 1)
+    if None in sizes.trips:
+        asked = only(schedule, BlockDim)
+        x, y, z = (*asked.sides, 1, 1)[:3] if asked else (threads_of(schedule), 1, 1)
+        return (UNKNOWN, 1, 1), (x, y, z)
+    trips = along(schedule, sizes)
+    together = only(schedule, Cooperate)
+    if together is not None and together.columns:
+        width, members = columns(sizes.lengths, trips)
+        return (-(-trips[0] // width) * math.prod(trips[1:]), 1, 1), (width, members, 1)
+    if together is not None:
+        members, rows = group(sizes.lengths, math.prod(trips))
+        return (-(-math.prod(trips) // rows), 1, 1), (members, rows, 1)
+    kinds = sizes.nest.kinds
+    few = bool(kinds) or only(schedule, Privatize) is not None
+    blocks, block = shape(
+        schedule, trips, few=few, processors=machine.processors, most=min(most, THREADS)
+    )
+    if kinds and math.prod(trips) <= _SMALL:
+        blocks = (1, 1, 1)
+    if most > THREADS and only(schedule, StreamingStores) is not None:
+        return joined(schedule, blocks, block)
+    return blocks, block
+
+
+def along(schedule: Schedule, sizes: Sizes) -> list[int]:
+    """The trip counts, all of which are known, that are left for threads: along x first."""
+    left = dict(zip(sizes.nest.axes, sizes.trips, strict=True))
+    for jam in several(schedule, UnrollJam):
+        left[jam.axis] = left_over(jam, left[jam.axis] or 0)
+    return [left[bind.axis] or 0 for bind in several(schedule, Bind)]
+
+
+def left_over(jam: UnrollJam, count: int) -> int:
+    """How many iterations are left of so many."""
+    return trip_count(NUMBERS, 0, count, jam.copies * jam.stride) * jam.stride
+
+
+def threads_of(schedule: Schedule) -> int:
+    """The most threads that a block has, but for groups of threads."""
+    asked, block = only(schedule, BlockDim), only(schedule, Block)
+    if asked is not None:
+        return math.prod(asked.sides)
+    return block.x * block.y if block is not None else 1
+
+
+def shape(
+    schedule: Schedule, trips: Sequence[int], *, few: bool, processors: int, most: int = 1024
+) -> tuple[Dims, Dims]:
+    """(grid, block) for loops of these trip counts, along x first.
+
+    ``few``: no more blocks than a reduction may have; each then runs several iterations.
+    ``processors``: multiprocessors that want work. Zero iterations give a grid of one block.
+    """
+    counts = [max(n, 1) for n in trips]
+    vector = only(schedule, Vectorize)
+    if vector is not None and vector.stride > 1:  # whole warps
+        counts[0] = -(-counts[0] // (vector.copies * vector.stride)) * vector.stride
+    elif vector is not None:
+        counts[0] = -(-(counts[0] + vector.peel) // vector.copies)
+    sides = [counts[0], counts[1] if len(counts) > 1 else 1, math.prod(counts[2:])]
+    block = _block(schedule, sides, full=few, processors=processors, most=most)
+    blocks = [-(-side // b) for side, b in zip(sides, block, strict=True)]
+    found = [min(n, limit) for n, limit in zip(blocks, _LIMITS, strict=True)]
+    lasting = only(schedule, Persist)
+    if lasting is not None and math.prod(found) > (total := lasting.blocks * processors):
+        found[1] = min(found[1], max(lasting.blocks // 2, total // found[0]))
+        found[0] = min(found[0], max(total // found[1], 1))
+    if few:
+        left = REDUCTION_BLOCKS
+        for axis in range(3):
+            found[axis] = min(found[axis], left)
+            left //= found[axis]
+    return (found[0], found[1], found[2]), block
+
+
+def group(lengths: Sequence[int | None], rows: int) -> tuple[int, int]:
+    """Threads that have an iteration together whose shared loops are so long (None: not known
+    before), if there are so many iterations, and iterations that a block has; (0, 0) if each thread
+    does better alone. A function of the sizes alone, as sums depend on it."""
+    wanted = _power(_TOGETHER // max(rows, 1) + 1) // 2
+    if None in lengths:
+        members = min(max(wanted, LEAST_MEMBERS), WARP)
+    else:
+        longest = max((n for n in lengths if n is not None), default=0)
+        if longest < _SHORTEST:
+            return 0, 0
+        members = max(wanted, LEAST_MEMBERS if longest < 16 * _EACH else 2 * LEAST_MEMBERS)
+        most = max(_power(-(-longest // _EACH)), LEAST_MEMBERS)
+        members = min(members, most, MOST_MEMBERS)
+    teams = 1 if members > WARP else THREADS // 2 // members  # of a block
+    return (members, teams) if -(-rows // teams) <= _LIMITS[0] else (0, 0)
+
+
+def columns(lengths: Sequence[int | None], trips: Sequence[int]) -> tuple[int, int]:
+    """Teams of a block, side by side along the first index, and threads of each, where shared loops
+    are so long and there are so many iterations; (0, 0) if each thread does better alone. A
+    function of the sizes alone, as sums depend on it."""
+    longest = max((n for n in lengths if n is not None), default=0)
+    wanted = _TOGETHER // max(math.prod(trips), 1)
+    if None in lengths or wanted < _FEW or longest < _FEW * 2:
+        return 0, 0
+    outer = math.prod(trips[1:])
+    width = next(
+        (n for n in (WARP, WARP // 2) if -(-trips[0] // n) * outer >= 2 * GpuMachine().processors),
+        WARP // 4,
+    )
+    members = min(_power(wanted + 1) // 2, _power(-(-longest // _EACH)), MOST_MEMBERS // width)
+    return (width, members) if -(-trips[0] // width) * outer <= _LIMITS[0] else (0, 0)
+
+
+def _block(schedule: Schedule, sides: list[int], *, full: bool, processors: int, most: int) -> Dims:
+    """Threads along each side: powers of two, unless the kernel's writer said others."""
+    asked, usual = only(schedule, BlockDim), only(schedule, Block)
+    assert usual is not None
+    if asked is not None and len(asked.sides) > 1:
+        x, y, z = (*asked.sides, 1, 1)[:3]
+        while full and x * y * z % WARP:  # whole warps, for their shuffles
+            x += 1
+        return x, y, z
+    threads = threads_of(schedule) if asked else min(threads_of(schedule), most)
+    if full and not asked:
+        threads = THREADS
+    width = min(usual.x, threads) if usual.y > 1 else threads
+    x = min(_power(sides[0]), width if sides[1] * sides[2] > 1 else threads)
+    y = min(_power(sides[1]), threads // x)
+    z = min(_power(sides[2]), threads // (x * y), 64)
+    if full or x * y * z < min(threads, WARP):
+        return threads // (y * z), y, z
+    while not asked and x * y * z > WARP:  # small blocks, so that there are enough
+        if math.prod(-(-n // b) for n, b in zip(sides, (x, y, z), strict=True)) >= (
+            _WAVES * processors
+        ):
+            break
+        x, y, z = (x, y // 2, z) if y > 1 else (x, y, z // 2) if z > 1 else (x // 2, y, z)
+    return x, y, z
+
+
+def covers(schedule: Schedule, trips: Sequence[int], grid: Dims, block: Dims) -> bool:
+    """Whether every iteration has a thread of its own."""
+    vector = only(schedule, Vectorize)
+    counts = [trips[0], trips[1] if len(trips) > 1 else 1, math.prod(trips[2:])]
+    sides = [g * b for g, b in zip(grid, block, strict=True)]
+    if vector is not None and vector.stride > 1:
+        sides[0] = sides[0] // vector.stride * vector.stride * vector.copies
+    elif vector is not None:
+        sides[0] = sides[0] * vector.copies - vector.peel
+    return all(side >= n for side, n in zip(sides, counts, strict=True))
+
+
+def joined(schedule: Schedule, grid: Dims, block: Dims) -> tuple[Dims, Dims]:
+    """Two blocks of a row as one, where rows have an even number of the usual blocks."""
+    vector = only(schedule, Vectorize)
+    scattered = vector is not None and vector.stride > 1
+    if only(schedule, BlockDim) or not scattered or block != (THREADS, 1, 1) or grid[0] % 2:
+        return grid, block
+    return (grid[0] // 2, grid[1], grid[2]), (2 * THREADS, 1, 1)
+
+
+def roomier(threads: int, registers: int) -> int:
+    """Threads of a block, no more than these, of which a multiprocessor holds the most at once."""
+    best = threads
+    while registers and threads >= 2 * WARP:
+        threads //= 2
+        if _resident(threads, registers) > 1.1 * _resident(best, registers):
+            best = threads
+    return best
+
+
+def _resident(threads: int, registers: int) -> int:
+    """Threads at once: of 65536 registers, handed out to warps by 256, of 2048 threads, of 32
+    blocks."""
+    block = -(-registers * WARP // 256) * 256 * -(-threads // WARP)
+    return min(65536 // block, 2048 // threads, 32) * threads
+
+
+def _power(n: int) -> int:
+    """The smallest power of two that is not below ``n``."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,177 @@
+"""What a call must satisfy for a candidate, as values with a text, spelled like steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from weft.schedule import grid
+from weft.schedule.intervals import fits
+from weft.schedule.language import Schedule
+from weft.schedule.machine import GpuMachine
+from weft.schedule.sizes import Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Fits32:
+    """32 bits hold every index and the offset of every element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reciprocals:
+    """Each number that is divided by has a reciprocal, and what is divided is not too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """``array`` and each of its rows begin at multiples of ``bytes``."""
+
+    array: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MultipleOf:
+    """Step ``value`` of the nest's program is a multiple of ``number``."""
+
+    value: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Positive:
+    """Step ``value`` of the nest's program is positive."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """There are so many iterations along ``axis``."""
+
+    axis: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FewLeft:
+    """Of the iterations along ``axis``, three of four are in whole groups of ``length``."""
+
+    axis: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Each multiprocessor still gets so many threads."""
+
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Loops are so long, and iterations so few, that as many threads share one (see
+    ``Cooperate``)."""
+
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Likewise, where so many groups stand side by side."""
+
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class FewElements:
+    """``array`` fits into shared memory, and there are many more iterations than elements."""
+
+    array: str
+
+
+@dataclass(frozen=True, slots=True)
+class LargerThanCache:
+    """``arrays`` are larger than the second-level cache, and all others are small beside them."""
+
+    arrays: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """The grid may have a thread for each iteration."""
+
+
+Guard = (
+    Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Busy | Grouped
+    | Columns | FewElements | LargerThanCache | Covered
+)  # fmt: skip
+GUARDS = (
+    Fits32, Reciprocals, Aligned, MultipleOf, Positive, AtLeast, FewLeft, Busy, Grouped, Columns,
+    FewElements, LargerThanCache, Covered,
+)  # fmt: skip
+
+
+def holds(
+    guard: Guard, schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int = grid.THREADS
+) -> bool:
+    """Whether a call of these sizes satisfies ``guard`` for ``schedule``, in blocks of at most
+    ``most`` threads."""
+    match guard:
+        case Fits32():
+            return sizes.fits_32
+        case Reciprocals():
+            return bool(sizes.divisors)
+        case Aligned(array, bytes):
+            there = (array, bytes) in sizes.aligned
+            return there and sizes.arrays[array].rows_are_multiples_of(bytes)
+        case MultipleOf(value, number):
+            low, high = sizes.values[value]
+            return low == high and fits((low, high)) and low % number == 0
+        case Positive(value):
+            return sizes.values[value][0] > 0
+        case LargerThanCache(arrays):
+            return _streams(arrays, sizes, machine.cache_bytes)
+        case _:
+            return None not in sizes.trips and _of_trips(guard, schedule, sizes, machine, most)
+
+
+def _of_trips(
+    guard: Guard, schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int
+) -> bool:
+    trips = {axis: n or 0 for axis, n in zip(sizes.nest.axes, sizes.trips, strict=True)}
+    total = math.prod(trips.values())
+    match guard:
+        case AtLeast(axis, count):
+            return trips[axis] >= count
+        case FewLeft(axis, length):
+            n = trips[axis]
+            return 4 * (n // length * length) >= 3 * n > 0
+        case Busy(threads):
+            return math.prod(grid.along(schedule, sizes)) >= threads * machine.processors
+        case Grouped(threads):
+            members, _ = grid.group(sizes.lengths, total)
+            members = members if members <= grid.WARP else max(members, grid.SEVERAL)
+            return members == threads
+        case Columns(width):
+            return grid.columns(sizes.lengths, grid.along(schedule, sizes))[0] == width
+        case FewElements(array):
+            count = sizes.count(array)
+            small = 0 < count * sizes.arrays[array].bytes <= grid.PRIVATE_BYTES
+            return small and total >= max(16 * count, 1 << 14)
+        case Covered():
+            left, most = grid.along(schedule, sizes), min(most, grid.THREADS)
+            found = grid.shape(schedule, left, few=False, processors=machine.processors, most=most)
+            return grid.covers(schedule, left, *found)
+        case _:
+            return False
+
+
+def _streams(arrays: tuple[str, ...], sizes: Sizes, cache: int) -> bool:
+    written = read = 0
+    for name, array in sizes.arrays.items():
+        if name in arrays:
+            written += math.prod(array.sizes) * array.bytes
+        else:
+            read += math.prod(array.sizes) * array.bytes
+    return written > cache and 8 * read <= written

@@ -1,0 +1,244 @@
+"""The steps of a schedule, as values with a text: ``parse(show(s)) == s``.
+
+A schedule is a tuple of steps; its text joins them by semicolons:
+``index_width(32); unroll_jam(t, 4, stride=32); bind(t, x); bind(c, y); cover()``.
+Axes and arrays go by the names that ``nest.Nest`` gives them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, TypeVar
+
+from weft.errors import WeftError
+
+
+@dataclass(frozen=True, slots=True)
+class IndexWidth:
+    """Subscripts and indices of loops are integers of so many bits (64 without this step)."""
+
+    bits: Literal[32]
+
+
+@dataclass(frozen=True, slots=True)
+class FastDivision:
+    """Divisions by numbers of the call are multiplications by their reciprocals."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnrollJam:
+    """A thread computes ``copies`` iterations along ``axis``, ``stride`` from each other, and loads
+    elements that they share once."""
+
+    axis: str
+    copies: int
+    stride: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Vectorize:
+    """A thread computes ``copies`` iterations along ``axis``, ``width`` of them side by side, the
+    first of these ``stride`` vectors from each other. The first thread begins ``peel`` iterations
+    before the loop. ``divisible``: quotients and remainders in subscripts are shared by those side
+    by side, because what is divided is a multiple of ``width``."""
+
+    axis: str
+    width: int
+    copies: int
+    stride: int = 1
+    peel: int = 0
+    divisible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Align:
+    """``array`` is loaded and stored in whole vectors of so many bytes: it and each of its rows
+    begin at multiples of them."""
+
+    array: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """Iterations along ``axis`` go to threads along this side of the grid; several axes on one side
+    are collapsed."""
+
+    axis: str
+    side: Literal["x", "y", "z"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block has at most so many threads along x and y."""
+
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDim:
+    """What the kernel's writer asked for by ``loop_config(block_dim=...)``: so many threads, or
+    just these sides."""
+
+    sides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """The grid has at most so many blocks for each multiprocessor, which go on to other
+    iterations."""
+
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """The grid has a thread for each iteration (or vector): there are no loops over them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Privatize:
+    """Each block accumulates into a copy of ``array`` in shared memory."""
+
+    array: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingStores:
+    """What is stored to ``arrays`` makes way first in the caches."""
+
+    arrays: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cooperate:
+    """``threads`` have an iteration together and share its loops ``loops``: the lanes of a warp, or
+    a whole block of at most so many threads. ``columns``: so many such groups stand side by side in
+    a block, neighbouring threads in neighbouring groups."""
+
+    loops: tuple[str, ...]
+    threads: int
+    columns: int = 0
+
+
+Step = (
+    IndexWidth | FastDivision | UnrollJam | Vectorize | Align | Bind | Block | BlockDim | Persist
+    | Cover | Privatize | StreamingStores | Cooperate
+)  # fmt: skip
+Schedule = tuple[Step, ...]
+
+STEPS = (
+    IndexWidth, FastDivision, UnrollJam, Vectorize, Align, Bind, Block, BlockDim, Persist, Cover,
+    Privatize, StreamingStores, Cooperate,
+)  # fmt: skip
+
+
+T = TypeVar("T")
+
+
+def only(schedule: Iterable[Any], kind: type[T]) -> T | None:
+    """The first step of this kind."""
+    return next((step for step in schedule if isinstance(step, kind)), None)
+
+
+def several(schedule: Iterable[Any], kind: type[T]) -> list[T]:
+    """The steps of this kind, in order."""
+    return [step for step in schedule if isinstance(step, kind)]
+
+
+def brief(schedule: Schedule) -> str:
+    """A short name of a form of a kernel, for logs: what tells it from its other forms."""
+    words = ["i32" if only(schedule, IndexWidth) else "i64"]
+    for step in schedule:
+        match step:
+            case Vectorize(copies=copies, divisible=divisible):
+                words += [f"v{copies}", *["divisible"] * divisible]
+            case UnrollJam(axis=axis):
+                words.append(f"jam-{axis}")
+            case Cooperate(threads=threads, columns=columns):
+                words.append(f"columns{columns}" if columns else f"team{threads}")
+            case Cover() | FastDivision() | Privatize() | StreamingStores():
+                words.append(_name(type(step)).split("_")[0])
+            case _:
+                pass
+    return "-".join(words)
+
+
+# -- text
+
+
+class ScheduleError(WeftError, ValueError):
+    """A text that is no schedule, or a step that a loop does not allow."""
+
+
+def show(items: Iterable[Any]) -> str:
+    """The text of steps (or of guards, which are spelled alike)."""
+    return "; ".join(map(_shown, items))
+
+
+@functools.lru_cache(maxsize=4096)
+def _shown(item: Any) -> str:
+    words: list[str] = []
+    for field in fields(item):
+        value = getattr(item, field.name)
+        if field.default is MISSING:
+            words.append(_word(value))
+        elif value != field.default:
+            words.append(f"{field.name}={_word(value)}")
+    return f"{_name(type(item))}({', '.join(words)})"
+
+
+def _word(value: Any) -> str:
+    return f"({', '.join(map(str, value))})" if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def _name(kind: type[Any]) -> str:
+    return re.sub(r"(?<!^)([A-Z])", r"_\1", kind.__name__).lower()
+
+
+def parse(text: str) -> Schedule:
+    """The schedule of a text. Raises ``ScheduleError``."""
+    return tuple(read(text, STEPS))
+
+
+def read(text: str, kinds: tuple[type[Any], ...]) -> list[Any]:
+    """The items of a text, each of one of ``kinds``. Raises ``ScheduleError``."""
+    return [_item(part.strip(), kinds) for part in text.split(";") if part.strip()]
+
+
+@functools.lru_cache(maxsize=4096)
+def _item(text: str, kinds: tuple[type[Any], ...]) -> Any:
+    match = re.fullmatch(r"(\w+)\((.*)\)", text, re.DOTALL)
+    if match is None:
+        raise ScheduleError(f"`{text}` is no step: write it like `unroll_jam(t, 4)`")
+    name, inside = match.groups()
+    kind = next((kind for kind in kinds if _name(kind) == name), None)
+    if kind is None:
+        known = ", ".join(_name(kind) for kind in kinds)
+        raise ScheduleError(f"there is no step `{name}`: there are {known}")
+    names = [field.name for field in fields(kind)]
+    given: dict[str, Any] = {}
+    for k, word in enumerate(re.findall(r"(?:[^,()]|\([^)]*\))+", inside)):
+        before, equals, after = word.strip().rpartition("=")
+        if not equals and k >= len(names):
+            raise ScheduleError(f"`{text}`: {name} takes {len(names)} values: {', '.join(names)}")
+        field = before.strip() if equals else names[k]
+        if field not in names or field in given:
+            raise ScheduleError(f"`{text}`: {name} takes {', '.join(names)}, each once")
+        given[field] = _value(after.strip())
+    missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in given]
+    if missing:
+        raise ScheduleError(f"`{text}`: {name} needs {', '.join(missing)}")
+    return kind(**given)
+
+
+def _value(word: str) -> Any:
+    if word.startswith("("):
+        return tuple(_value(part.strip()) for part in word[1:-1].split(",") if part.strip())
+    if re.fullmatch(r"-?\d+", word):
+        return int(word)
+    return {"True": True, "False": False}.get(word, word)

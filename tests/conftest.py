@@ -11,6 +11,11 @@ from collections.abc import Generator, Iterator
 
 import pytest
 import torch
+from hypothesis import settings
+
+# How long an example takes depends on what else runs on the machine.
+settings.register_profile("weft", deadline=None)
+settings.load_profile("weft")
 
 # Modules whose tests make their tensors without a word about the device (those that do not are
 # marked ``cpu``). The tests of the language run again in ``tests/cuda/test_language.py``, where the

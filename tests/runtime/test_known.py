@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import weft
-from weft.runtime import lowering
+from weft.runtime import build, gpu, lowering
 
 _numbers = itertools.count()
 
@@ -45,10 +45,10 @@ def process(tmp_path, monkeypatch):
         spec = importlib.util.spec_from_file_location(f"kernels{next(_numbers)}", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        change(module)
         kernel = module.kernel
         kernel.__dict__["options"] = replace(kernel.options, cache_dir=tmp_path / "cache",
                                              cache=True)  # fmt: skip
+        change(module)
         lowered.clear()
         x = torch.tensor([1.0, 2.0, 3.0]) if x is None else x
         for _ in range(calls):
@@ -106,6 +106,31 @@ CHANGES = {
         "def f(a, b=2.0):\n    return a * b",
         lambda m: setattr(m.f, "__defaults__", (5.0,)),
         [5.0, 10.0, 15.0],
+    ),
+    "a closure": (
+        "out[i] = f(x[i])",
+        "def make(n):\n    def f(a):\n        return a * n\n    return f\nf = make(2)",
+        lambda m: setattr(m.f.__closure__[0], "cell_contents", 9),
+        [9.0, 18.0, 27.0],
+    ),
+    "the code of a function": (
+        "out[i] = f(x[i])",
+        "def f(a):\n    return a\ndef g(a):\n    return 4 * a",
+        lambda m: setattr(m.f, "__code__", m.g.__code__),
+        [4.0, 8.0, 12.0],
+    ),
+    "what is in a list": (
+        "out[i] = f(x[i])",
+        "L = [1.0, 2.0]\ndef f(a):\n    for k in weft.static(range(len(L))):\n"
+        "        a += L[k]\n    return a",
+        lambda m: m.L.append(5.0),
+        [9.0, 10.0, 11.0],
+    ),
+    "the sign of a zero": (
+        "out[i] = f(x[i])",
+        "Z = 0.0\ndef f(a):\n    return 1.0 / (a * Z)",
+        lambda m: setattr(m, "Z", -0.0),
+        [-math.inf] * 3,
     ),
     "a function of a library": (
         "out[i] = f(x[i])",
@@ -213,3 +238,24 @@ def test_a_changed_file_is_lowered(process, tmp_path):
     body = "out[i] = x[i]"
     same(process, body, top="A = 1")
     assert process(body, top="A = 2")[0]
+
+
+def test_a_gpu_takes_what_is_known(process):
+    """Facts from the cache need no IR, and no compiler."""
+    asked = []
+
+    def spy(module):
+        launcher = module.kernel.launchers[0]
+        launcher.compile_region = lambda *a, **k: asked.append(a) or build.compile_region(*a, **k)
+
+    body = "out[i] = x[i] * 2"
+    process(body, change=spy)
+    first = gpu.compile_region(*asked.pop())
+    was_lowered, _, _ = process(body, change=spy)
+    second = gpu.compile_region(*asked.pop())
+    assert not was_lowered
+    assert (first.origin, second.origin) == ("compiled", "disk")
+    assert "function" not in vars(second.loop)
+    assert second.facts == first.facts
+    assert second.loop.summary == first.loop.summary
+    assert second.loop.summary.types == tuple(a.type for a in first.function.args)

@@ -16,7 +16,7 @@ from tests.golden import cases
 from weft.codegen.launching import Facts
 from weft.runtime.cache import from_json, to_json
 from weft.schedule import guards, language
-from weft.schedule.choose import Candidate, candidate, choose
+from weft.schedule.choose import Candidate, alignments, candidate, choose
 from weft.schedule.language import (
     Align,
     Bind,
@@ -151,6 +151,14 @@ def test_the_last_candidate_asks_for_nothing() -> None:
         for facts in facts_of(name):
             assert candidate(facts.candidates[-1]).guards == ()
             assert len(set(facts.candidates)) == len(facts.candidates)
+
+
+def test_addresses_are_asked_about_for_all_candidates() -> None:
+    for name in NAMES:
+        for facts in facts_of(name):
+            guards_of = [candidate(text).guards for text in facts.candidates]
+            asked = {g for found in guards_of for g in found if isinstance(g, guards.Aligned)}
+            assert {*alignments(facts.candidates)} == asked
 
 
 def test_no_candidate_is_there_twice() -> None:

@@ -40,9 +40,8 @@ from weft.runtime.cuda import (
 )
 from weft.runtime.maker import compiler
 from weft.runtime.pending import pending
-from weft.schedule.choose import Choice, candidate, choose
+from weft.schedule.choose import Choice, alignments, choose
 from weft.schedule.grid import THREADS, Dims, roomier
-from weft.schedule.guards import Aligned
 from weft.schedule.language import BlockDim, Cooperate, FastDivision, Schedule, brief, only, show
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
@@ -236,10 +235,7 @@ class Call:
         used = {int(step[1]) for step in facts.nest.program if step[0] == "slot"}
         self.numbers = [k for k in numbers if k in used]
         self.within = slice(8 * min(self.numbers, default=0), 8 * max(self.numbers, default=-1) + 8)
-        vectors = [candidate(text) for text in facts.candidates if "aligned(" in text]
-        asked = {(guard.array, guard.bytes) for found in vectors for guard in found.guards
-                 if isinstance(guard, Aligned)}  # fmt: skip
-        self.asked = sorted(asked)
+        self.asked = [(guard.array, guard.bytes) for guard in alignments(facts.candidates)]
         words = {facts.nest.arrays[slot.arg]: k for k, slot in enumerate(facts.slots)
                  if slot.kind == "pointer"}  # fmt: skip
         # Where an address is, a mask of the bits that must be 0 for a vector, and the bit that says

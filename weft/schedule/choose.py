@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.schedule.grid import Dims, grid
-from weft.schedule.guards import GUARDS, Guard, holds
+from weft.schedule.guards import GUARDS, Aligned, Guard, holds
 from weft.schedule.language import Privatize, Schedule, only, parse, read, show
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
@@ -29,6 +29,13 @@ def candidate(text: str) -> Candidate:
     """``candidate(str(c)) == c``."""
     guards, _, schedule = text.partition("->")
     return Candidate(tuple(read(guards, GUARDS)), parse(schedule))
+
+
+def alignments(candidates: Sequence[str]) -> list[Aligned]:
+    """What any of the candidates asks of addresses, without reading all else."""
+    parts = {part.strip() for text in candidates for part in text.split("->")[0].split(";")}
+    return [guard for part in sorted(parts) if part.startswith("aligned(")
+            for guard in read(part, (Aligned,))]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

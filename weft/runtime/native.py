@@ -187,7 +187,7 @@ def export() -> int:
     if api.major != 1 or not api.view:
         return 0
     type_ = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(record.View))
-    tensor, view = torch.empty(3)[1:], record.View()
+    tensor, view = torch.empty(3, device="cpu")[1:], record.View()
     said = type_(api.view)(tensor, view)
     return api.view if said == 0 and view.data == tensor.data_ptr() and not view.offset else 0
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector, paused while weft is imported."""
+"""Python's garbage collector, paused while weft or its compiler is imported."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch.autograd import forward_ad, profiler
 
+from weft.collector import paused
 from weft.depth import deep
 
 # What is asked of torch's dispatcher has no public name.
@@ -339,7 +340,8 @@ class Kernel:
     @functools.cached_property
     def operators(self) -> Operators:
         """The PyTorch operators that this kernel is."""
-        from weft.pytorch.library import Operators  # only where PyTorch asks for an operator
+        with paused():
+            from weft.pytorch.library import Operators  # only where PyTorch asks for an operator
 
         return Operators(self, self._namespace, self._op_name)
 

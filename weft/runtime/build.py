@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from weft import timing
 from weft.codegen.interface import Check, Slot
+from weft.collector import paused
 from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
@@ -74,7 +75,8 @@ def _loop_of(
     region: Region, source: FunctionSource, specs: dict[str, Spec], options: Options
 ) -> Loop:
     def lower() -> Lowered:
-        from weft.runtime import lowering  # the compiler's front: not where the cache will do
+        with paused():  # the compiler's front: not where the cache will do
+            from weft.runtime import lowering  # a door of the compiler
 
         return lowering.lower(region, specs, source, debug=options.debug)
 
@@ -167,7 +169,8 @@ def compile_region(
             origin = "disk"
         else:
             # Passes, index sets and code generation are not imported where the cache has the code.
-            from weft import compiler as pipeline
+            with paused():
+                from weft import compiler as pipeline  # the other door
 
             code = pipeline.to_code(
                 loop.function,

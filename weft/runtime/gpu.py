@@ -20,6 +20,7 @@ from weft import timing
 from weft.codegen import launching
 from weft.codegen.interface import Check
 from weft.codegen.launching import Facts
+from weft.collector import paused
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
 from weft.ir.core import Function
@@ -98,8 +99,9 @@ class GpuCompiled(build.Made):
         if entry is not None:
             return entry[1].decode(errors="replace")
         # Passes and code generation are not imported where the cache has the code.
-        from weft import compiler as pipeline
-        from weft.codegen import cuda as backend
+        with paused():
+            from weft import compiler as pipeline  # doors of the compiler
+            from weft.codegen import cuda as backend
 
         with timing.record() as recording:
             if self.optimized is None:
@@ -168,8 +170,9 @@ def compile_region(
         origin = "disk"
         if facts is None:
             # Passes and code generation are not imported where the cache has the code.
-            from weft import compiler as pipeline
-            from weft.codegen import cuda as backend
+            with paused():
+                from weft import compiler as pipeline  # doors of the compiler
+                from weft.codegen import cuda as backend
 
             optimized = pipeline.optimize(
                 loop.function,

@@ -132,7 +132,7 @@ def test_all_frames_where_they_are_asked_for(tmp_path: Path) -> None:
     text = stderr(tmp_path, WEFT_TRACEBACK="full")
     assert text.endswith(MESSAGE)
     assert "weft/kernel.py" in text
-    assert "weft/frontend/expressions.py" in text
+    assert "weft/frontend/lower.py" in text
 
 
 def test_what_the_variable_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""Each layer imports only lower ones, as ARCHITECTURE.md lists them."""
+"""Each layer imports only lower ones, as ARCHITECTURE.md lists them, and no modules are in a ring.
+
+All imports count: those in functions, and those for type checking alone.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "weft"
+ROOT = Path(__file__).parents[1]
 # Lower layers first; what shares a line does not import each other.
 LAYERS = [
     {"version"},
@@ -28,45 +31,70 @@ LAYERS = [
     {"pytorch"},
     {"kernel"},
     {"tools"},
-    {"__init__"},
+    {"weft"},  # the package itself: `import weft`
 ]
 FREE_OF_TORCH = {"ir", "index", "schedule", "passes", "autodiff", "codegen"}
-MODULES = sorted(p for p in PACKAGE.rglob("*.py"))
 
 
-def layer_of(part: str) -> int:
-    return next(k for k, layer in enumerate(LAYERS) if part in layer)
+def name_of(path: Path) -> str:
+    dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return dotted.removesuffix(".__init__")
 
 
-def part_of(path: Path) -> str:
-    """The package or top-level module that a file belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+MODULES = {name_of(path): path for path in sorted((ROOT / "weft").rglob("*.py"))}
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Dotted names that a file imports, in functions too, but not for type checking alone."""
-    for node in ast.walk(_without_type_checking(ast.parse(path.read_text()))):
+def part_of(module: str) -> str:
+    """The package or top-level module that a module belongs to."""
+    return [*module.split("."), "weft"][1]
+
+
+def layer_of(module: str) -> int:
+    return next(k for k, layer in enumerate(LAYERS) if part_of(module) in layer)
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """The line and the dotted name of all that a file imports: of weft, the modules."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module == "weft":
-            yield from (f"weft.{alias.name}" for alias in node.names)
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield node.module or ""
+            assert node.module is not None, "absolute imports only"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            while name.startswith("weft.") and name not in MODULES:
+                name = name.rpartition(".")[0]
+            yield node.lineno, name
 
 
-def _without_type_checking(tree: ast.Module) -> ast.Module:
-    for node in list(ast.walk(tree)):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = [ast.Pass()]
-    return tree
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_lower_layers_only(module: str) -> None:
+    part = part_of(module)
+    for line, name in imports(MODULES[module]):
+        where = f"{module}, line {line}: {name}"
+        if name.partition(".")[0] == "torch":
+            assert part not in FREE_OF_TORCH, where
+        if name in MODULES and part_of(name) != part:
+            assert layer_of(name) < layer_of(module), where
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_lower_layers_only(path: Path) -> None:
-    part = part_of(path)
-    for name in imports(path):
-        root, *rest = name.split(".")
-        if root == "torch":
-            assert part not in FREE_OF_TORCH, f"{path} imports {name}"
-        if root == "weft" and rest and rest[0] != part:
-            assert layer_of(rest[0]) < layer_of(part), f"{path} imports {name}"
+def rings(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Modules that are left when those that import none of the others are taken out, and those that
+    none of the others imports, until nothing changes."""
+    left = {name: targets & graph.keys() - {name} for name, targets in graph.items()}
+    while True:
+        used = {target for targets in left.values() for target in targets}
+        free = {name for name, targets in left.items() if not targets or name not in used}
+        if not free:
+            break
+        left = {name: targets - free for name, targets in left.items() if name not in free}
+    return [{name, *targets} for name, targets in left.items()]
+
+
+def test_no_modules_are_in_a_ring() -> None:
+    assert rings({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [{"b", "c"}, {"c", "b"}]
+    assert rings({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+    graph = {name: {target for _, target in imports(path)} for name, path in MODULES.items()}
+    assert rings(graph) == []

@@ -12,12 +12,21 @@ A message reads::
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    from typing import Any
 
-    from weft.source import Span
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of source text. Lines count from 1, columns from 0 (as in ``ast``)."""
+
+    file: str
+    line: int
+    column: int = 0
+    end_line: int = 0
+    end_column: int = 0
+    text: str = ""  # the whole first line, as in the file
+    kernel: str = ""  # the kernel's name, for messages
 
 
 class WeftError(Exception):

@@ -1,4 +1,4 @@
-"""Where a kernel's text is: spans, and the source of a Python function."""
+"""The source of a Python function."""
 
 from __future__ import annotations
 import __future__
@@ -17,24 +17,11 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
-from weft.errors import SourceUnavailableError
+from weft.errors import SourceUnavailableError, Span
 
 # The compiler's flags of ``from __future__ import ...``.
 FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _IMPORTED = time.time()
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of source text. Lines count from 1, columns from 0 (as in ``ast``)."""
-
-    file: str
-    line: int
-    column: int = 0
-    end_line: int = 0
-    end_column: int = 0
-    text: str = ""  # the whole first line, as in the file
-    kernel: str = ""  # the kernel's name, for messages
 
 
 @dataclass(slots=True)

@@ -13,7 +13,8 @@ import torch
 import weft
 from weft.errors import InternalError, KernelTypeError, KernelValueError, WeftError
 from weft.frontend.calls import HANDLERS
-from weft.frontend.lower import Lowering
+from weft.frontend.context import Lowering
+from weft.frontend.lower import argument
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame
 from weft.frontend.signatures import FUNCTIONS
@@ -65,8 +66,8 @@ class Attempts:
         self.lowering.frame = Frame(source, ())
         values = iter(function.args)
         for name, spec in specs.items():
-            argument = self.lowering._argument(name, spec, values)
-            self.lowering.frame.arguments[name] = argument
+            operand = argument(self.lowering, name, spec, values)
+            self.lowering.frame.arguments[name] = operand
         self.lowering.operands = dict(self.lowering.frame.arguments)
         self.wrong: list[str] = []
 

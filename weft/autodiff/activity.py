@@ -9,6 +9,7 @@ from weft.autodiff.rules import ZERO
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import For, Parallel, While, memory
+from weft.ir.writes import written
 
 
 @dataclass(slots=True)
@@ -25,6 +26,13 @@ def is_float(value: Value) -> bool:
 
 def holds_floats(memref: Value) -> bool:
     return isinstance(memref.type, MemRefType) and memref.type.element.is_float
+
+
+def read_and_written(function: Function) -> tuple[set[int], set[int]]:
+    """The arguments of floats that ``function`` only reads, and all that it writes."""
+    stored = written(function)
+    outputs = {k for k, arg in enumerate(function.args) if arg in stored}
+    return {k for k, arg in enumerate(function.args) if holds_floats(arg)} - outputs, outputs
 
 
 def activity(function: Function, wanted: Collection[Value]) -> Activity:

@@ -34,7 +34,7 @@ class Checkpoints(Redo):
         with self.b.at(loop.body) as block:
             number, *carried = block.args
             self._carry(op, carried)
-            tape.write(number, self)
+            self._write(tape, number)
             results = self._segment(op, *self._ends(op, number, n), carried, None)
             self.b.do("scf.yield", *results)
         self._results(op, loop.results)
@@ -48,11 +48,11 @@ class Checkpoints(Redo):
         first = self.b.op("arith.muli", number, length)
         branch = self.b.if_(self.b.op("arith.cmpi", first, count, predicate="eq"))
         with self.b.at(If(branch).then):
-            tape.write(self._place(tape.extent.op, number), self)
+            self._write(tape, self._place(tape.extent.op, number))
             self.b.do("scf.yield")
         with self.b.at(If(branch).otherwise):
             self.b.do("scf.yield")
-        tape.write(self.b.constant(0, index), self)  # the last one stays
+        self._write(tape, self.b.constant(0, index))  # the last one stays
 
     # --- backwards --------------------------------------------------------------------------------
     def _read_last(self, tape: Tape) -> Value:
@@ -60,7 +60,7 @@ class Checkpoints(Redo):
         the number of its iterations."""
         trips = tape.trips
         assert trips is not None
-        tape.read(trips if tape.segment is None else self.b.constant(0, index), self)
+        self._read(tape, trips if tape.segment is None else self.b.constant(0, index))
         return trips
 
     def _backwards(
@@ -81,7 +81,7 @@ class Checkpoints(Redo):
             number = self.b.op("arith.subi", self.b.op("arith.subi", count, self._one()),
                                block.args[0])  # fmt: skip
             first, end = self._ends(op, number, n)
-            tape.read(self._place(op, number), self)
+            self._read(tape, self._place(op, number))
             carried = [self.env[v] for v in tape.carried]
             self._segment(op, first, end, carried, tape.segment)
             handed = self._span(tape.segment, first, end, block.args[1:], undo).results
@@ -101,7 +101,7 @@ class Checkpoints(Redo):
             self.env[For(op).index] = iv
             tape, number = self.tapes[op], self.b.steps(iv, lower, step)
             self.number[op] = number
-            tape.read(number, self)
+            self._read(tape, number)
             self.around.append((tape.extent, number))
             handed = undo(block.args[1:])
             self.around.pop()
@@ -118,7 +118,7 @@ class Checkpoints(Redo):
         loop = self.b.for_(zero, count, one, starts)
         with self.b.at(loop.body) as block:
             place = self.b.op("arith.subi", self.b.op("arith.subi", count, one), block.args[0])
-            tape.read(place, self)
+            self._read(tape, place)
             self.around.append((tape.extent, block.args[0]))
             self._index(tape.extent.op, self.b.op("arith.addi", first, place))
             handed = undo(block.args[1:])
@@ -143,7 +143,7 @@ class Checkpoints(Redo):
             number, *carried = block.args
             self._carry(op, carried)
             if tape is not None:
-                tape.write(self.b.op("arith.subi", number, first), self)
+                self._write(tape, self.b.op("arith.subi", number, first))
             self.b.do("scf.yield", *self._iteration(op, number))
         return loop.results
 

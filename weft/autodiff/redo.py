@@ -103,7 +103,7 @@ class Redo(State):
             self._body(old, new)
             self.number[op] = self.b.steps(new.args[0], lower, step)
             if taping:
-                self._tape(op, For(op).carried).write(self.number[op], self)
+                self._write(self._tape(op, For(op).carried), self.number[op])
             self._redo_block(old, taping=False)
             self.b.do("scf.yield", *(self.env[v] for v in old.terminator.operands))
         self._results(op, loop.results)
@@ -133,7 +133,7 @@ class Redo(State):
 
     def _write_evaluation(self, tape: Tape, count: Value) -> None:
         """Keeps what a ``scf.while`` carries where its condition is evaluated."""
-        tape.write(count, self)
+        self._write(tape, count)
 
     def _redo_if(self, op: Op) -> None:
         branch = self.b.if_(self.env[If(op).condition], [r.type for r in op.results])

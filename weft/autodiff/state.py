@@ -9,7 +9,7 @@ from weft.autodiff.adjoint import Buffer, Extent
 from weft.autodiff.memory import contents, element_written_once
 from weft.autodiff.names import adjoint_prefix, before_name, unique_names
 from weft.autodiff.rules import adjoint_type
-from weft.autodiff.tape import Tape, are_neighbours
+from weft.autodiff.tape import Tape, are_neighbours, from_memory, to_memory
 from weft.errors import GradientError
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
@@ -221,3 +221,32 @@ class State:
     def numbers(self) -> list[Value]:
         """The iterations of the loops around, where each has a place of its own."""
         return [number for _, number in self.around if self.lasting]
+
+    # --- tapes ------------------------------------------------------------------------------------
+    def _write(self, tape: Tape, number: Value) -> None:
+        for value, buffer in zip(tape.carried, tape.buffers, strict=False):
+            self.b.store(to_memory(self.b, self.env[value]), buffer, self._scalar_at(number))
+        for memref, buffer in zip(tape.arrays, tape.buffers[len(tape.carried) :], strict=True):
+            type = memref.memref
+            self.copy_array(
+                type.shape or (),
+                lambda at, m=memref: self.b.load(self.env[m], at),
+                lambda v, at, t=buffer: self.b.store(v, t, [*self.places(), number, *at]),
+            )
+
+    def _read(self, tape: Tape, number: Value) -> None:
+        for value, buffer in zip(tape.carried, tape.buffers, strict=False):
+            loaded = self.b.load(buffer, self._scalar_at(number))
+            self.env[value] = from_memory(self.b, loaded, value.type)
+        for memref, buffer in zip(tape.arrays, tape.buffers[len(tape.carried) :], strict=True):
+            type = memref.memref
+            self.copy_array(
+                type.shape or (),
+                lambda at, t=buffer: self.b.load(t, [*self.places(), number, *at]),
+                lambda v, at, m=memref: self.b.store(v, self.env[m], at),
+            )
+
+    def _scalar_at(self, number: Value) -> list[Value]:
+        if self.interleaved:
+            return [*self.numbers(), number, *self.indices]
+        return [*self.places(), number]

@@ -71,82 +71,85 @@ class Totals(Undo):
         return self._argument(buffer.name, MemRefType(SCALARS[buffer.element], rank))
 
     def _buffer(self, what: str, result: Value, element: ScalarType, *, each: bool) -> Buffer:
-        name = f"{what}{self.order}.{len(self.first)}.{result.name or 'total'}"
-        made = Buffer(name, element.name, self.parallel if each else None)
+        made = Buffer(
+            what + (result.name or "total"), element.name, self.parallel if each else None
+        )
         self.buffers.append(made)
         return made
 
-    def _kept(self, kind: str, given: Value, result: Value) -> tuple[Buffer, Buffer]:
-        """What each iteration contributes to an extreme value, and that value, by a loop that is
-        launched before the adjoint."""
+    @property
+    def _suffix(self) -> str:
+        """Of a loop that is launched before the adjoint, in names."""
+        return f"{self.order}.{len(self.first)}."
+
+    def _launched_before(
+        self, name: str, wanted: Sequence[tuple[str, Value]], totals: Sequence[Buffer],
+        parts: Callable[[], Sequence[Value]],
+    ) -> None:  # fmt: skip
+        """The loop once more, with other totals, launched before the adjoint: ``wanted`` are their
+        combiners and first values (constants, or what the head computes), ``totals`` where they go;
+        ``parts`` builds what an iteration contributes."""
         assert self.parallel is not None
-        first = self.env[Parallel(self.parallel).inits[self.parallel.results.index(result)]]
-        saved = self.env
-        mine = self._buffer("each", result, given.scalar, each=True)
-        extreme = self._buffer("extreme", result, given.scalar, each=False)
-        with self._beside(f"extreme{len(self.first)}") as keeping:
+        before = self.env
+        with self._beside(f"{name}{len(self.first)}") as function:
             for op in self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]:
                 self._redo(op)
-            loop = self._again([self._once_more(first, saved)], [kind])
+            inits = [self._once_more(first, before) for _, first in wanted]
+            loop = self._again(inits, [kind for kind, _ in wanted])
             with self.b.at(loop.body):
-                self._redo_block(self.parallel.body, taping=False)
-                self.b.store(self.env[given], self._workspace(mine), self.indices)
-                self.b.do("scf.reduce", self.env[given])
-            self.b.store(loop.results[0], self._workspace(extreme), [])
+                self.b.do("scf.reduce", *parts())
+            for total, buffer in zip(loop.results, totals, strict=True):
+                self.b.store(total, self._workspace(buffer), [])
             self.b.do("func.return")
-        self.first.append(clean(keeping))
+        self.first.append(clean(function))
+
+    def _iteration_again(self, given: Value) -> Value:
+        assert self.parallel is not None
+        self._redo_block(self.parallel.body, taping=False)
+        return self.env[given]
+
+    def _kept(self, kind: str, given: Value, result: Value) -> tuple[Buffer, Buffer]:
+        """What each iteration contributes to an extreme value, and that value."""
+        assert self.parallel is not None
+        first = self.env[Parallel(self.parallel).inits[self.parallel.results.index(result)]]
+        mine = self._buffer(f"each{self._suffix}", result, given.scalar, each=True)
+        extreme = self._buffer(f"extreme{self._suffix}", result, given.scalar, each=False)
+
+        def part() -> list[Value]:
+            value = self._iteration_again(given)
+            self.b.store(value, self._workspace(mine), self.indices)
+            return [value]
+
+        self._launched_before("extreme", [(kind, first)], [extreme], part)
         return mine, extreme
 
     def _ties(self, mine: Buffer, extreme: Buffer, result: Value, one: Value, zero: Value) -> Value:
         """How many iterations contribute the extreme value."""
-        assert self.parallel is not None
-        ties = self._buffer("ties", result, one.scalar, each=False)
-        with self._beside(f"ties{len(self.first)}") as counting:
-            for op in self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]:
-                self._redo(op)
+        ties = self._buffer(f"ties{self._suffix}", result, one.scalar, each=False)
+
+        def part() -> list[Value]:
             none, single = self._number(0.0, zero), self._number(1.0, one)
-            loop = self._again([none], ["addf"])
-            with self.b.at(loop.body):
-                same = self._select_equal(self._at(mine), self._at(extreme), single, none)
-                self.b.do("scf.reduce", same)
-            self.b.store(loop.results[0], self._workspace(ties), [])
-            self.b.do("func.return")
-        self.first.append(clean(counting))
+            return [self._select_equal(self._at(mine), self._at(extreme), single, none)]
+
+        self._launched_before("ties", [("addf", zero)], [ties], part)
         return self._at(ties)
 
     def _recount(
         self, given: Value, wanted: Sequence[tuple[str, Value, Callable[[Value], Value]]],
         result: Value,
     ) -> list[Value]:  # fmt: skip
-        """More totals over all iterations, by a loop that is launched before the adjoint.
+        """More totals over all iterations, as the adjoint reads them: each of ``wanted`` is a
+        combiner, its first value, and what an iteration contributes, made of ``given``."""
+        totals = [self._buffer(f"total{self._suffix}{k}.", result, first.scalar, each=False)
+                  for k, (_, first, _) in enumerate(wanted)]  # fmt: skip
 
-        Each of ``wanted`` is a combiner, its first value, and what an iteration contributes, made
-        of ``given``. Gives the totals, as the adjoint reads them.
-        """
-        assert self.parallel is not None
-        saved, body = self.env, self.parallel.body
-        made = []
-        with self._beside(f"totals{len(self.first)}") as counting:
-            for op in self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]:
-                self._redo(op)
-            # First values are constants, or what the head computes.
-            inits = [self._once_more(first, saved) for _, first, _ in wanted]
-            loop = self._again(inits, [kind for kind, _, _ in wanted])
-            with self.b.at(loop.body):
-                self._redo_block(body, taping=False)
-                parts = [self._remade(part, self.env[given]) for _, _, part in wanted]
-                self.b.do("scf.reduce", *parts)
-            for k, total in enumerate(loop.results):
-                name = f"total{self.order}.{len(self.first)}.{k}.{result.name or 'total'}"
-                self.b.store(total, self._argument(name, MemRefType(total.scalar, 0)), [])
-                made.append((name, total.scalar))
-            self.b.do("func.return")
-        self.first.append(clean(counting))
-        totals = []
-        for name, type in made:
-            self.buffers.append(Buffer(name, type.name, None))
-            totals.append(self.b.load(self._argument(name, MemRefType(type, 0)), []))
-        return totals
+        def parts() -> list[Value]:
+            value = self._iteration_again(given)
+            return [self._remade(part, value) for _, _, part in wanted]
+
+        firsts = [(kind, first) for kind, first, _ in wanted]
+        self._launched_before("totals", firsts, totals, parts)
+        return [self._at(total) for total in totals]
 
     def _once_more(self, value: Value, before: dict[Value, Value]) -> Value:
         """A constant, or a value of the head, in the function that is being built now."""

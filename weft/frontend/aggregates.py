@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import Any
 
-from weft.errors import KernelIndexError, KernelTypeError
-from weft.frontend import elements
+from weft.errors import KernelIndexError, KernelTypeError, Span
+from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Operand,
     Scalar,
@@ -21,14 +21,9 @@ from weft.frontend.kinds import (
     is_float,
     promote,
 )
-from weft.ir import types as ir
 from weft.ir.views import constant_of
 from weft.lang import elimination
 from weft.lang.vectors import CLOSED
-from weft.source import Span
-
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
 
 SWIZZLES = ("xyzw", "rgba", "stpq")
 MOST_ITEMS = 256
@@ -42,6 +37,30 @@ def rows(x: Vec) -> Iterator[Operand]:
         width = x.shape[1]
         for k in range(x.shape[0]):
             yield Vec(x.items[k * width : (k + 1) * width], (width,))
+
+
+def unpack(x: Operand, count: int, span: Span) -> list[Operand]:
+    if isinstance(x, Static) and isinstance(x.value, (tuple, list)):
+        x = static_tuple(x.value)
+    items: list[Operand] | None = None
+    if isinstance(x, Tup):
+        items = list(x.items)
+    elif isinstance(x, Vec):
+        items = list(rows(x))
+    if items is None:
+        raise KernelTypeError(f"{describe(x)} cannot be unpacked into {count} names", span,
+                              help="unpack a tuple or a vector of that length")  # fmt: skip
+    if len(items) != count:
+        raise KernelTypeError(
+            f"{len(items)} values cannot be unpacked into {count} names",
+            span,
+            help="write as many names as there are values",
+        )
+    return items
+
+
+def static_tuple(values: Sequence[Any]) -> Tup:
+    return Tup([static_tuple(v) if isinstance(v, (tuple, list)) else Static(v) for v in values])
 
 
 def build(x: Operand, span: Span) -> Vec:
@@ -160,32 +179,6 @@ def get_attribute(cx: Lowering, x: Vec, name: str, span: Span) -> Operand | None
     return items[0] if len(items) == 1 else Vec(items, (len(items),))
 
 
-def set_attribute(cx: Lowering, target: ast.Attribute, value: Operand, span: Span) -> None:
-    """``v.x = 1.0``, ``v.xy = w``: makes a new vector of ``v``."""
-    base = elements.holder(cx, target.value)
-    places = swizzle(base, target.attr)
-    if isinstance(base, Tensor) and places is not None:
-        values = [value] if len(places) == 1 else cx.unpack(value, len(places), span)
-        for place, item in zip(places, values, strict=True):
-            elements.check_fits(base, item, span)
-            index = [cx.builder.constant(place, ir.index)]
-            cx.store_element(base.memref, base.dtype, index, item, cx.span(target))
-        return
-    if places is None or not isinstance(target.value, ast.Name):
-        raise KernelTypeError(
-            f"cannot assign to `.{target.attr}` of {describe(base)}",
-            span,
-            help="assign to elements of a tensor or of a vector variable",
-        )
-    assert isinstance(base, Vec)
-    elements.refuse_outer(cx, target.value, cx.span(target))
-    values = [value] if len(places) == 1 else cx.unpack(value, len(places), span)
-    items = list(base.items)
-    for place, item in zip(places, values, strict=True):
-        items[place] = item  # type: ignore[assignment]
-    cx.assign(target.value.id, Vec(items, base.shape), span)
-
-
 def _positions(cx: Lowering, x: Vec, node: ast.expr, span: Span) -> list[Operand]:
     nodes = node.elts if isinstance(node, ast.Tuple) else [node]
     if not 0 < len(nodes) <= len(x.shape):
@@ -242,7 +235,7 @@ def replace(cx: Lowering, x: Vec, node: ast.expr, value: Operand, span: Span) ->
     positions = _positions(cx, x, node, span)
     width = x.shape[1] if len(x.shape) == 2 else 1
     row = isinstance(value, (Vec, Tup))
-    values = cx.unpack(value, width, span) if row else [value]
+    values = unpack(value, width, span) if row else [value]
     items: list[Operand] = list(x.items)
     whole_row = len(x.shape) == 2 and len(positions) == 1
     for place in range(len(items)):

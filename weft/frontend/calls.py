@@ -13,13 +13,14 @@ import inspect
 import math
 import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from weft.errors import KernelSyntaxError, KernelTypeError, KernelValueError
+from weft.errors import KernelSyntaxError, KernelTypeError, KernelValueError, Span
 from weft.frontend import aggregates, elements, expressions, signatures, uncallable
 from weft.frontend.casts import Handler, cast, dtype_from, dtype_name, static_items, vector_type
+from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.effects import LAZY
 from weft.frontend.functions import FUNCTIONS
 from weft.frontend.inline import inline
@@ -42,11 +43,7 @@ from weft.frontend.scope import Guard
 from weft.lang import names
 from weft.lang.dtypes import DType, as_dtype, f32
 from weft.lang.vectors import MatrixType, VectorType
-from weft.source import Span, adds_nothing
-
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
-
+from weft.source import adds_nothing
 
 MOST_ELEMENTS = 1 << 20  # of a local array
 
@@ -54,7 +51,7 @@ MOST_ELEMENTS = 1 << 20  # of a local array
 # --- the call itself ----------------------------------------------------------------------------
 def call(cx: Lowering, node: ast.Call) -> Operand:
     span = cx.span(node)
-    function = expressions.expression(cx, node.func)
+    function = cx.expression(node.func)
     if isinstance(function, Method):
         given, named = _arguments(cx, node), _keywords(cx, node)
         takes, text = signatures.METHODS.get(function.name), f".{function.name}"
@@ -99,14 +96,14 @@ def _arguments(cx: Lowering, node: ast.Call) -> list[Operand]:
     arguments: list[Operand] = []
     for a in node.args:
         if isinstance(a, ast.Starred):
-            value = expressions.expression(cx, a.value)
+            value = cx.expression(a.value)
             items = static_items(value)
             if items is None:
                 raise KernelTypeError(f"{describe(value)} cannot be spread with `*`", cx.span(a),
                                       help="spread a tuple or a vector")  # fmt: skip
             arguments += items
         else:
-            arguments.append(expressions.expression(cx, a))
+            arguments.append(cx.expression(a))
     return arguments
 
 
@@ -114,14 +111,14 @@ def _keywords(cx: Lowering, node: ast.Call) -> dict[str, Operand]:
     named: dict[str, Operand] = {}
     for keyword in node.keywords:
         if keyword.arg is None:
-            value = expressions.expression(cx, keyword.value)
+            value = cx.expression(keyword.value)
             if isinstance(value, Static) and isinstance(value.value, Keywords):
                 named |= value.value  # a decorator hands on what it was given
                 continue
             raise KernelSyntaxError(
                 "`**` cannot be compiled", cx.span(keyword), help="write the arguments one by one"
             )
-        named[keyword.arg] = expressions.expression(cx, keyword.value)
+        named[keyword.arg] = cx.expression(keyword.value)
     return named
 
 
@@ -251,7 +248,7 @@ def _range(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     items: list[Any] = []
     for k, a in enumerate(arguments):
         at = cx.span(node.args[k]) if len(node.args) == len(arguments) else span
-        number = expressions.read_scalar(cx, a, at)
+        number = cx.read_scalar(a, at)
         if isinstance(number, Static) and isinstance(number.value, int):
             items.append(number)
         else:
@@ -269,7 +266,7 @@ def _ndrange(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         if isinstance(a, (Tup, Vec)) and len(a.items) == 2:
             bounds.append((a.items[0], a.items[1]))
         else:
-            bounds.append((Static(0), expressions.read_scalar(cx, a, cx.span(node))))
+            bounds.append((Static(0), cx.read_scalar(a, cx.span(node))))
     if not bounds:
         raise KernelTypeError("`ndrange` needs at least one extent", cx.span(node),
                               help="write weft.ndrange(n)")  # fmt: skip
@@ -360,7 +357,7 @@ def _any(symbol: str) -> Handler:
         span = cx.span(node)
         result: Operand = Static(symbol == "&")
         for item in _items(cx, node, arguments[0]):
-            truth = cx.scalars.cast(expressions.read_scalar(cx, item, span), "bool", span)
+            truth = cx.scalars.cast(cx.read_scalar(item, span), "bool", span)
             result = (
                 truth
                 if isinstance(result, Static)
@@ -472,7 +469,7 @@ def _zeros(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
                               help="give it one more dimension: weft.zeros((n, 3))")  # fmt: skip
     dtype = dtype_name(kind)
     dtype = {"int": "i64", "float": cx.scalars.float_type.name}.get(dtype, dtype)
-    return cx.local_array(shape, dtype, span)
+    return elements.local_array(cx, shape, dtype)
 
 
 def _of_method(name: str) -> Handler:
@@ -541,7 +538,7 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
                 total = cx.scalars.binary("*", total, elements.extent(cx, x, k), span)
             return total
         if name == "item" and x.rank == 0 and not arguments:
-            return expressions.read_scalar(cx, x, span)
+            return cx.read_scalar(x, span)
     help = "read elements with x[i, j]; whole-tensor methods belong in the host part"
     if isinstance(x, Scalar) and names.canonical(getattr(torch, name, None)):
         help = f"write torch.{name}(...) of it"
@@ -568,3 +565,4 @@ HANDLERS: dict[str, Handler] = {
 }  # fmt: skip
 # weft.math.mix, step, smoothstep and reflect are written in Python: they are inlined as they stand.
 INLINED = frozenset({"mix", "step", "smoothstep", "reflect"})
+EXPRESSIONS[ast.Call] = call

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from weft.errors import KernelTypeError, KernelValueError
-from weft.frontend import aggregates, expressions
+from weft.errors import KernelTypeError, KernelValueError, Span
+from weft.frontend import aggregates
+from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Operand,
     Static,
@@ -18,13 +19,8 @@ from weft.frontend.kinds import (
 from weft.frontend.scalars import shown
 from weft.lang.dtypes import DTYPES, as_dtype
 from weft.lang.vectors import MatrixType, VectorType
-from weft.source import Span
 
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
-
-
-Handler = Callable[["Lowering", ast.Call, list[Operand]], Operand]
+Handler = Callable[[Lowering, ast.Call, list[Operand]], Operand]
 
 
 def dtype_object(name: str) -> Any:
@@ -63,7 +59,7 @@ def cast(cx: Lowering, x: Operand, dtype: Any, span: Span) -> Operand:
     name = dtype_name(dtype)
     if isinstance(x, Vec):
         return aggregates.cast(cx, x, lambda i: cx.scalars.cast_exactly(i, name, span))
-    number = expressions.read_scalar(cx, x, span)
+    number = cx.read_scalar(x, span)
     if isinstance(number, Static) and name in ("int", "float", "bool"):
         convert = {"int": int, "float": float, "bool": bool}[name]
         try:
@@ -101,7 +97,7 @@ def vector_type(
             for p in parts:
                 spread(p)
         else:
-            items.append(expressions.read_scalar(cx, x, span))
+            items.append(cx.read_scalar(x, span))
 
     for a in arguments:
         spread(a)

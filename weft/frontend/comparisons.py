@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ast
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from weft.errors import KernelSyntaxError, KernelTypeError
+from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import aggregates, casts, expressions
+from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import Operand, Scalar, Static, Vec, describe, dtype_of
-from weft.source import Span
-
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
 
 COMPARE: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -22,10 +19,10 @@ _ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator
 
 def compare(cx: Lowering, node: ast.Compare) -> Operand:
     span = cx.span(node)
-    left = expressions.expression(cx, node.left)
+    left = cx.expression(node.left)
     result: Operand | None = None
     for op, right_node in zip(node.ops, node.comparators, strict=True):
-        right = expressions.expression(cx, right_node)
+        right = cx.expression(right_node)
         one = _comparison(cx, op, left, right, span)
         if result is None:
             result = one
@@ -96,8 +93,8 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
         return Static(bool(_static_compare(symbol, left.value, right.value, span)))
     return cx.scalars.compare(
         symbol,
-        expressions.read_scalar(cx, left, span),
-        expressions.read_scalar(cx, right, span),
+        cx.read_scalar(left, span),
+        cx.read_scalar(right, span),
         span,
     )
 
@@ -126,3 +123,6 @@ def _static_compare(symbol: str, a: Any, b: Any, span: Span) -> Any:
         return _ORDERS[symbol](a, b)
     except TypeError as error:
         raise KernelTypeError(str(error), span, help="compare numbers") from None
+
+
+EXPRESSIONS[ast.Compare] = compare

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from weft.errors import KernelNameError, KernelValueError
+from weft.errors import KernelNameError, KernelValueError, Span
+from weft.frontend.context import Lowering
 from weft.frontend.hints import configured
 from weft.frontend.kinds import Operand, Static, Tup
-from weft.source import Span
-
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
 
 _MOST = (1024, 1024, 64)  # threads of a block on a GPU, along each side; 1024 in all
 

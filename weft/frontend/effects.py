@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, elements, expressions, reductions
+from weft.frontend import aggregates, elements, reductions
+from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Operand,
     Part,
@@ -21,10 +22,6 @@ from weft.frontend.kinds import (
 )
 from weft.ir import types as ir
 from weft.ir.views import While
-
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
-
 
 _RMW = {
     "atomic_add": "add",
@@ -51,9 +48,7 @@ def _place(
             help += f"; of a variable, {_accumulation(name, node.args[0].id)}"
         raise KernelTypeError(f"`{name}` works on an element of a tensor", span, help=help)
     tensor, indices = elements.element(cx, base, node.args[0].slice, span)  # type: ignore[attr-defined]
-    values = [
-        expressions.read_scalar(cx, expressions.expression(cx, a), span) for a in node.args[1:]
-    ]
+    values = [cx.read_scalar(cx.expression(a), span) for a in node.args[1:]]
     return tensor, indices, values
 
 
@@ -127,7 +122,7 @@ def _print(cx: Lowering, node: ast.Call) -> Operand:
     span = cx.span(node)
     options = {"sep": " ", "end": "\n"}
     for keyword in node.keywords:
-        value = expressions.expression(cx, keyword.value)
+        value = cx.expression(keyword.value)
         if (
             keyword.arg not in options
             or not isinstance(value, Static)
@@ -154,7 +149,7 @@ def _print(cx: Lowering, node: ast.Call) -> Operand:
                 add(item)
             parts.append("]" if isinstance(x, Vec) else ")")
         else:
-            number = expressions.read_scalar(cx, x, span)
+            number = cx.read_scalar(x, span)
             assert isinstance(number, Scalar)
             parts.append(None)
             wide = "int" if number.dtype == "u8" else number.dtype
@@ -174,9 +169,9 @@ def _print(cx: Lowering, node: ast.Call) -> Operand:
                             cx.span(argument),
                             help="print the plain value: {x}",
                         )
-                    add(expressions.expression(cx, piece.value))
+                    add(cx.expression(piece.value))
         else:
-            add(expressions.expression(cx, argument))
+            add(cx.expression(argument))
     parts.append(options["end"])
     cx.builder.span = span
     cx.builder.do("weft.print", *values, parts=tuple(parts))
@@ -190,7 +185,7 @@ def assert_message(cx: Lowering, node: ast.Assert) -> str:
     if isinstance(node.msg, ast.JoinedStr):
         raise KernelSyntaxError("the message of an assert in a kernel must be a plain string",
                                 cx.span(node.msg), help="print(...) the values before")  # fmt: skip
-    message = expressions.expression(cx, node.msg)
+    message = cx.expression(node.msg)
     return str(message.value) if isinstance(message, Static) else describe(message)
 
 

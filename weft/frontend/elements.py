@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
 
-from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, expressions
+from weft.errors import KernelSyntaxError, KernelTypeError, Span
+from weft.frontend import aggregates
+from weft.frontend.context import Lowering, wrong_subscripts
 from weft.frontend.kinds import (
+    STORAGE,
     Operand,
     Part,
     Scalar,
@@ -26,21 +28,10 @@ from weft.frontend.kinds import (
 )
 from weft.frontend.scope import dotted
 from weft.ir import types as ir
+from weft.ir.builder import Builder
 from weft.ir.core import Value
-from weft.source import Span
 
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
-
-
-def wrong_subscripts(tensor: Tensor, given: int, span: Span) -> NoReturn:
-    what, rank = f"`{tensor.name}`" if not tensor.local else tensor.name, tensor.rank
-    names = ", ".join("ijklmnopqr"[:rank]) if rank else "None"
-    raise KernelIndexError(
-        f"{what} has {rank} dimension{'' if rank == 1 else 's'}, but {given} "
-        f"subscript{' is' if given == 1 else 's are'} given", span,
-        help=f"write {tensor.name if not tensor.local else 'a'}[{names}]",
-    )  # fmt: skip
+MOST_UNROLLED_STORES = 64
 
 
 def holder(cx: Lowering, node: ast.expr) -> Operand:
@@ -106,7 +97,7 @@ def subscripted(cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Sp
                 "a slice in a device loop: elements are read and written one by one", cx.span(node),
                 help="loop over the elements, or take the view in the host part",
             )  # fmt: skip
-        operand = expressions.expression(cx, node)
+        operand = cx.expression(node)
         if isinstance(operand, Static) and operand.value is None and tensor.lattice == 0:
             continue
         items = operand.items if isinstance(operand, (Vec, Tup)) else [operand]
@@ -132,7 +123,7 @@ def _subscript(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Spa
         end = cx.scalars.index(extent(cx, tensor, axis), span)
         value = b.op("arith.addi", end, b.constant(item.value, ir.index))
     else:
-        value = cx.scalars.index(expressions.read_scalar(cx, item, span), span)
+        value = cx.scalars.index(cx.read_scalar(item, span), span)
     if cx.debug:
         end = cx.scalars.index(extent(cx, tensor, axis), span)
         b.span = span
@@ -144,7 +135,7 @@ def _clamped(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span)
     """A subscript moved into the range of its dimension: 0, or the last one. Literals too, as
     Taichi has it."""
     end = cx.scalars.binary("-", extent(cx, tensor, axis), Static(1), span)
-    index = Scalar(cx.scalars.index(expressions.read_scalar(cx, item, span), span), "int")
+    index = Scalar(cx.scalars.index(cx.read_scalar(item, span), span), "int")
     low = cx.scalars.extreme("<", index, end, span)
     value = cx.scalars.index(cx.scalars.extreme(">", low, Static(0), span), span)
     if cx.debug:  # of no elements, none is in range
@@ -154,12 +145,29 @@ def _clamped(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span)
     return value
 
 
-def load_element(cx: Lowering, tensor: Tensor, indices: list[Value], span: Span) -> Scalar:
-    with cx.builder.about(span):
-        value = cx.builder.load(tensor.memref, indices)
-    if tensor.dtype in ("f16", "bf16"):
-        value = cx.builder.op("arith.extf", value, type=ir.f32)
-    return Scalar(value, tensor.dtype)
+def local_array(cx: Lowering, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """``weft.zeros(shape, dtype)``: a local array, filled with zeros."""
+    b = cx.builder
+    memref = b.alloca(STORAGE[dtype], shape)
+    _fill(b, memref, shape, b.constant(0, STORAGE[dtype]), [])
+    return Tensor(memref, dtype, "a local array", local=True, shape=shape)
+
+
+def _fill(
+    b: Builder, memref: Value, shape: tuple[int, ...], zero: Value, indices: list[Value]
+) -> None:
+    k = len(indices)
+    if k == len(shape):
+        b.store(zero, memref, indices)
+    elif math.prod(shape) <= MOST_UNROLLED_STORES:
+        for i in range(shape[k]):
+            _fill(b, memref, shape, zero, [*indices, b.constant(i, ir.index)])
+    else:
+        lower, upper, step = (b.constant(v, ir.index) for v in (0, shape[k], 1))
+        loop = b.for_(lower, upper, step)
+        with b.at(loop.body) as block:
+            _fill(b, memref, shape, zero, [*indices, *block.args])
+            b.do("scf.yield")
 
 
 # --- whole vectors and matrices -----------------------------------------------------------------
@@ -175,7 +183,7 @@ def places(cx: Lowering, part: Part) -> Iterator[list[Value]]:
 
 
 def load(cx: Lowering, part: Part, span: Span) -> Vec:
-    items = [load_element(cx, part.tensor, place, span) for place in places(cx, part)]
+    items = [cx.load_element(part.tensor, place, span) for place in places(cx, part)]
     return Vec(list(items), part.tensor.element)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, calls, casts, comparisons, elements, refused
+from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, Span
+from weft.frontend import aggregates, casts, elements, refused
+from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import (
     Keywords,
     Method,
@@ -34,10 +35,6 @@ from weft.frontend.specs import vector_entries
 from weft.ir.core import Block, Op, Value
 from weft.lang import names
 from weft.lang.elements import Elementwise
-from weft.source import Span
-
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
 
 BINARY: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
@@ -47,32 +44,6 @@ BINARY: dict[type, str] = {
 # Evaluated without a branch in `a and b` and `a if c else b`: nothing in them can fault.
 _CHEAP = (ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Attribute)
 _CHEAP_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
-
-
-def expression(cx: Lowering, node: ast.expr) -> Operand:
-    handler = EXPRESSIONS.get(type(node))
-    if handler is None:
-        message, help = refused.EXPRESSIONS.get(
-            type(node), (f"`{type(node).__name__}` cannot be compiled", "do it in the host part")
-        )
-        raise KernelSyntaxError(message, cx.span(node), help)
-    saved = cx.builder.span
-    cx.builder.span = cx.span(node)
-    result = handler(cx, node)
-    cx.builder.span = saved
-    return result
-
-
-def read_scalar(cx: Lowering, x: Operand, span: Span) -> Scalar | Static:
-    """``x`` as a number: a 0-d tensor is read."""
-    if isinstance(x, (Scalar, Static)) and dtype_of(x) is not None:
-        return x
-    if isinstance(x, Tensor) and x.rank == 0:
-        return elements.load_element(cx, x, [], span)
-    if isinstance(x, Part):
-        elements.wrong_subscripts(x.tensor, len(x.indices), span)
-    cx.scalars.number(x, span)
-    raise AssertionError("unreachable")
 
 
 def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
@@ -86,7 +57,7 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
             span,
             help="write the loop of the product over the tensors' elements",
         )
-    return cx.scalars.binary(symbol, read_scalar(cx, a, span), read_scalar(cx, b, span), span)
+    return cx.scalars.binary(symbol, cx.read_scalar(a, span), cx.read_scalar(b, span), span)
 
 
 def no_operator(name: str, span: Span) -> NoReturn:
@@ -180,17 +151,19 @@ def _attribute(cx: Lowering, node: ast.Attribute) -> Operand:
     root = name.partition(".")[0]
     if name in cx.frame.arguments and root not in cx.frame.env:
         return elements.vector_of(cx, cx.frame.arguments[name], cx.span(node))
-    return attribute(cx, expression(cx, node.value), node.attr, cx.span(node))
+    return attribute(cx, cx.expression(node.value), node.attr, cx.span(node))
 
 
 def _tuple(cx: Lowering, node: ast.Tuple | ast.List) -> Operand:
     items: list[Operand] = []
     for element_node in node.elts:
         if isinstance(element_node, ast.Starred):
-            value = expression(cx, element_node.value)
-            items += casts.static_items(value) or cx.unpack(value, -1, cx.span(element_node))
+            value = cx.expression(element_node.value)
+            items += casts.static_items(value) or aggregates.unpack(
+                value, -1, cx.span(element_node)
+            )
         else:
-            items.append(expression(cx, element_node))
+            items.append(cx.expression(element_node))
     return Tup(items)
 
 
@@ -205,16 +178,16 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
             return elements.load(cx, part, span)
         if len(part.indices) < part.tensor.rank:
             return part
-        return elements.load_element(cx, part.tensor, part.indices, span)
+        return cx.load_element(part.tensor, part.indices, span)
     if isinstance(base, Vec):
         return aggregates.item(cx, base, node.slice, span)
     if isinstance(base, Static) and isinstance(base.value, (tuple, list)):
         base = Tup([Static(v) for v in base.value])
     if isinstance(base, Static) and isinstance(base.value, (dict, str, bytes)):
-        return _constant_item(cx, base, expression(cx, node.slice), span)
+        return _constant_item(cx, base, cx.expression(node.slice), span)
     if isinstance(base, Tup):
         if isinstance(node.slice, ast.Slice):
-            bounds = [None if p is None else expression(cx, p) for p in
+            bounds = [None if p is None else cx.expression(p) for p in
                       (node.slice.lower, node.slice.upper, node.slice.step)]  # fmt: skip
             known = [b.value if isinstance(b, Static) else None for b in bounds]
             if all(b is None or isinstance(b, Static) for b in bounds):
@@ -223,7 +196,7 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
                                           span, help="write a[1:3]")  # fmt: skip
                 return Tup(base.items[slice(*known)])
         else:
-            position = expression(cx, node.slice)
+            position = cx.expression(node.slice)
             if isinstance(position, Static) and isinstance(position.value, int):
                 if not -len(base.items) <= position.value < len(base.items):
                     raise KernelIndexError(
@@ -275,7 +248,7 @@ def _constant_item(cx: Lowering, base: Static, key: Operand, span: Span) -> Oper
 
 
 def _binary(cx: Lowering, node: ast.BinOp) -> Operand:
-    a, b = expression(cx, node.left), expression(cx, node.right)
+    a, b = cx.expression(node.left), cx.expression(node.right)
     return binary(cx, BINARY[type(node.op)], a, b, cx.span(node))
 
 
@@ -284,10 +257,10 @@ def _unary(cx: Lowering, node: ast.UnaryOp) -> Operand:
     if isinstance(node.op, ast.Not):
         x = test(cx, node.operand)
         return cx.scalars.negation(x, span)
-    x = expression(cx, node.operand)
+    x = cx.expression(node.operand)
     if isinstance(x, Vec):
         return aggregates.unary(cx, node.op, x, span)
-    x = read_scalar(cx, x, span)
+    x = cx.read_scalar(x, span)
     if isinstance(node.op, ast.USub):
         return cx.scalars.negate(x, span)
     if isinstance(node.op, ast.Invert):
@@ -311,7 +284,7 @@ def test(cx: Lowering, node: ast.expr) -> Static | Scalar:
         return _boolean(cx, node)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return cx.scalars.negation(test(cx, node.operand), span)
-    x = expression(cx, node)
+    x = cx.expression(node)
     if isinstance(x, Static):
         return Static(bool(x.value))
     if isinstance(x, Tup):
@@ -319,7 +292,7 @@ def test(cx: Lowering, node: ast.expr) -> Static | Scalar:
     if isinstance(x, Vec):
         raise KernelTypeError("a vector is neither true nor false", span,
                               help="write .any() or .all() on it")  # fmt: skip
-    return Scalar(cx.scalars.truth(read_scalar(cx, x, span), span), "bool")
+    return Scalar(cx.scalars.truth(cx.read_scalar(x, span), span), "bool")
 
 
 def _boolean(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
@@ -365,16 +338,16 @@ def _boolop(cx: Lowering, node: ast.BoolOp) -> Operand:
         for v in node.values
     ):
         return _boolean(cx, node)
-    left = expression(cx, node.values[0])
+    left = cx.expression(node.values[0])
     for value in node.values[1:]:
         if isinstance(left, Static):
             if bool(left.value) != conjunction:
                 return left
-            left = expression(cx, value)
+            left = cx.expression(value)
             continue
-        first = read_scalar(cx, left, span)
+        first = cx.read_scalar(left, span)
         condition = Scalar(cx.scalars.truth(first, span), "bool")
-        rest: Callable[[], Operand] = lambda value=value: expression(cx, value)  # noqa: E731
+        rest: Callable[[], Operand] = lambda value=value: cx.expression(value)  # noqa: E731
         same: Callable[[], Operand] = lambda first=first: first  # noqa: E731
         then, otherwise = (rest, same) if conjunction else (same, rest)
         left = choose(cx, condition, then, otherwise, span)
@@ -385,14 +358,14 @@ def _conditional(cx: Lowering, node: ast.IfExp) -> Operand:
     span = cx.span(node)
     condition = test(cx, node.test)
     if isinstance(condition, Static):
-        return expression(cx, node.body if condition.value else node.orelse)
+        return cx.expression(node.body if condition.value else node.orelse)
     if cheap(node.body) and cheap(node.orelse):
-        a, b = expression(cx, node.body), expression(cx, node.orelse)
+        a, b = cx.expression(node.body), cx.expression(node.orelse)
         if dtype_of(a) and dtype_of(b):
             return cx.scalars.select(condition.value, a, b, span)
         return choose(cx, condition, lambda: a, lambda: b, span)
     return choose(
-        cx, condition, lambda: expression(cx, node.body), lambda: expression(cx, node.orelse), span
+        cx, condition, lambda: cx.expression(node.body), lambda: cx.expression(node.orelse), span
     )
 
 
@@ -410,7 +383,7 @@ def choose(
         with b.at(region):
             x = side()
             if isinstance(x, Tensor) and x.rank == 0:
-                x = read_scalar(cx, x, span)
+                x = cx.read_scalar(x, span)
             sides.append(x)
     kind = join(kind_of(sides[0]), kind_of(sides[1]), "", span)
     if isinstance(kind, OpaqueKind):
@@ -434,8 +407,8 @@ def _end(op: Op, b: Any, values: list[list[Value]]) -> None:
 
 def _named(cx: Lowering, node: ast.NamedExpr) -> Operand:
     span = cx.span(node)
-    cx.bind(node.target, expression(cx, node.value), span)
-    return expression(cx, ast.copy_location(ast.Name(node.target.id, ast.Load()), node))
+    cx.bind(node.target, cx.expression(node.value), span)
+    return cx.expression(ast.copy_location(ast.Name(node.target.id, ast.Load()), node))
 
 
 def _joined(cx: Lowering, node: ast.JoinedStr) -> Operand:
@@ -443,23 +416,19 @@ def _joined(cx: Lowering, node: ast.JoinedStr) -> Operand:
                             help="f-strings can be printed: print(f\"...\")")  # fmt: skip
 
 
-def _call(cx: Lowering, node: ast.Call) -> Operand:
-    return calls.call(cx, node)
-
-
-EXPRESSIONS: dict[type, Callable[[Lowering, Any], Operand]] = {
-    ast.Constant: _constant,
-    ast.Name: _name,
-    ast.Attribute: _attribute,
-    ast.Tuple: _tuple,
-    ast.List: _tuple,
-    ast.Subscript: _subscript_node,
-    ast.BinOp: _binary,
-    ast.UnaryOp: _unary,
-    ast.Compare: comparisons.compare,
-    ast.BoolOp: _boolop,
-    ast.IfExp: _conditional,
-    ast.NamedExpr: _named,
-    ast.JoinedStr: _joined,
-    ast.Call: _call,
-}
+EXPRESSIONS.update(
+    {
+        ast.Constant: _constant,
+        ast.Name: _name,
+        ast.Attribute: _attribute,
+        ast.Tuple: _tuple,
+        ast.List: _tuple,
+        ast.Subscript: _subscript_node,
+        ast.BinOp: _binary,
+        ast.UnaryOp: _unary,
+        ast.BoolOp: _boolop,
+        ast.IfExp: _conditional,
+        ast.NamedExpr: _named,
+        ast.JoinedStr: _joined,
+    }
+)

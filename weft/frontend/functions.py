@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from weft.errors import KernelTypeError
+from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, expressions
 from weft.frontend.casts import Handler, static_items
+from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Operand,
     Scalar,
@@ -20,10 +20,6 @@ from weft.frontend.kinds import (
     promote,
 )
 from weft.frontend.signatures import argument
-from weft.source import Span
-
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
 
 
 def _each(f: Callable[[Lowering, list[Operand], Span], Operand]) -> Handler:
@@ -31,9 +27,7 @@ def _each(f: Callable[[Lowering, list[Operand], Span], Operand]) -> Handler:
 
     def handler(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         span = cx.span(node)
-        read = [
-            a if isinstance(a, Vec) else expressions.read_scalar(cx, a, span) for a in arguments
-        ]
+        read = [a if isinstance(a, Vec) else cx.read_scalar(a, span) for a in arguments]
         return aggregates.elementwise(lambda *items: f(cx, list(items), span), read, span)
 
     return handler
@@ -105,7 +99,7 @@ def _extremes(symbol: str) -> Handler:
             result = _each(lambda cx, a, span: cx.scalars.extreme(symbol, a[0], a[1], span))(
                 cx, node, [result, item]
             )
-        return expressions.read_scalar(cx, result, span) if isinstance(result, Tensor) else result
+        return cx.read_scalar(result, span) if isinstance(result, Tensor) else result
 
     return handler
 

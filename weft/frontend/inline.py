@@ -8,10 +8,11 @@ call.
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from weft.errors import KernelSyntaxError, KernelTypeError
+from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import casts, loops
+from weft.frontend.context import Lowering
 from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
 from weft.frontend.kinds import (
     OpaqueKind,
@@ -31,10 +32,7 @@ from weft.lang.dtypes import DType
 from weft.lang.numbers import strong
 from weft.lang.types import is_template
 from weft.lang.vectors import MatrixType, VectorType
-from weft.source import Span, read_function
-
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
+from weft.source import read_function
 
 
 def inline(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from weft.errors import KernelSyntaxError, KernelTypeError
+from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import casts, elements, expressions, statements
+from weft.frontend.context import STATEMENTS, Lowering
 from weft.frontend.desugar import RETURN_VALUE
 from weft.frontend.kinds import (
     Box,
@@ -32,10 +33,6 @@ from weft.ir import types as ir
 from weft.ir.core import Value
 from weft.ir.trips import trip_count
 from weft.ir.views import While
-from weft.source import Span
-
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
 
 
 def space(
@@ -378,3 +375,6 @@ def target_names(target: ast.expr, count: int) -> list[str]:
 def _names(target: ast.expr) -> list[str]:
     """The names that a loop's target assigns."""
     return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
+
+
+STATEMENTS.update({ast.For: loop, ast.While: while_loop})

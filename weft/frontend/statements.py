@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
-from weft.errors import KernelTypeError
+from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, casts, effects, elements, expressions, reductions
+from weft.frontend.context import STATEMENTS, TARGETS, Lowering
 from weft.frontend.kinds import (
     OpaqueKind,
     Operand,
     Part,
     Static,
     Tensor,
+    Tup,
     Unbound,
     Vec,
     describe,
@@ -26,10 +27,6 @@ from weft.frontend.kinds import (
 from weft.frontend.scope import assigned
 from weft.ir import types as ir
 from weft.ir.core import Op, Value
-from weft.source import Span
-
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
 
 
 def assignment(cx: Lowering, node: ast.Assign) -> None:
@@ -65,7 +62,9 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
         if isinstance(base, Tensor) and places is not None:
             at, value = cx.span(node.target), cx.expression(node.value)
             values = (
-                [value] * len(places) if dtype_of(value) else cx.unpack(value, len(places), span)
+                [value] * len(places)
+                if dtype_of(value)
+                else aggregates.unpack(value, len(places), span)
             )
             for place, item in zip(places, values, strict=True):
                 index = [cx.builder.constant(place, ir.index)]
@@ -97,7 +96,7 @@ def _accumulate_one(
     cx: Lowering, tensor: Tensor, indices: list[Value], operand: Operand, symbol: str, at: Span,
     span: Span,
 ) -> None:  # fmt: skip
-    value = expressions.read_scalar(cx, operand, span)
+    value = cx.read_scalar(operand, span)
     elements.check_fits(tensor, value, span)
     if is_int(tensor.dtype) and is_float(promote("bool", dtype_of(value) or "bool")):
         raise KernelTypeError(
@@ -106,7 +105,7 @@ def _accumulate_one(
         )  # fmt: skip
     combiner = reductions.AUGMENTED.get(symbol)
     if combiner is None or symbol == "/" or (tensor.dtype == "bool" and symbol not in "&|^"):
-        old = elements.load_element(cx, tensor, indices, at)
+        old = cx.load_element(tensor, indices, at)
         result = cx.scalars.binary(symbol, old, value, span)
         cx.store_element(tensor.memref, tensor.dtype, indices, result, at)
         return
@@ -129,7 +128,7 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
                 cx.store_element(part.tensor.memref, part.tensor.dtype, place, value, at)
             return
         tensor, indices = elements.whole(part, at)
-        value = expressions.read_scalar(cx, operand, span)
+        value = cx.read_scalar(operand, span)
         elements.check_fits(tensor, value, span)
         cx.store_element(tensor.memref, tensor.dtype, indices, value, at)
     elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
@@ -145,6 +144,54 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
         raise KernelTypeError(
             f"an element of {describe(base)} cannot be assigned here", span, help=help
         )
+
+
+def bind_items(cx: Lowering, target: ast.Tuple | ast.List, operand: Operand, span: Span) -> None:
+    """``a, *b = operand``: a name with a star takes as many items as are left, as a tuple."""
+    stars = [k for k, e in enumerate(target.elts) if isinstance(e, ast.Starred)]
+    if not stars:
+        items = aggregates.unpack(operand, len(target.elts), span)
+        for element, item in zip(target.elts, items, strict=True):
+            cx.bind(element, item, span)
+        return
+    known = casts.static_items(operand)
+    after = len(target.elts) - stars[0] - 1
+    if known is None or len(known) < len(target.elts) - 1:
+        what = describe(operand) if known is None else f"{len(known)} values"
+        raise KernelTypeError(
+            f"{what} cannot be unpacked into {len(target.elts) - 1} names and a starred one",
+            span, help="unpack a tuple or a vector with a value for each name",
+        )  # fmt: skip
+    middle = known[stars[0] : len(known) - after]
+    given = [*known[: stars[0]], Tup(middle), *known[len(known) - after :]]
+    for element, item in zip(target.elts, given, strict=True):
+        cx.bind(element.value if isinstance(element, ast.Starred) else element, item, span)
+
+
+def set_attribute(cx: Lowering, target: ast.Attribute, value: Operand, span: Span) -> None:
+    """``v.x = 1.0``, ``v.xy = w``: makes a new vector of ``v``."""
+    base = elements.holder(cx, target.value)
+    places = aggregates.swizzle(base, target.attr)
+    if isinstance(base, Tensor) and places is not None:
+        values = [value] if len(places) == 1 else aggregates.unpack(value, len(places), span)
+        for place, item in zip(places, values, strict=True):
+            elements.check_fits(base, item, span)
+            index = [cx.builder.constant(place, ir.index)]
+            cx.store_element(base.memref, base.dtype, index, item, cx.span(target))
+        return
+    if places is None or not isinstance(target.value, ast.Name):
+        raise KernelTypeError(
+            f"cannot assign to `.{target.attr}` of {describe(base)}",
+            span,
+            help="assign to elements of a tensor or of a vector variable",
+        )
+    assert isinstance(base, Vec)
+    elements.refuse_outer(cx, target.value, cx.span(target))
+    values = [value] if len(places) == 1 else aggregates.unpack(value, len(places), span)
+    items = list(base.items)
+    for place, item in zip(places, values, strict=True):
+        items[place] = item  # type: ignore[assignment]
+    cx.assign(target.value.id, Vec(items, base.shape), span)
 
 
 def evaluate(cx: Lowering, node: ast.Expr) -> None:
@@ -244,3 +291,24 @@ def _as_load(target: ast.expr) -> ast.expr:
         assert isinstance(target, ast.Attribute)
         new = ast.Attribute(target.value, target.attr, ast.Load())
     return ast.copy_location(new, target)
+
+
+STATEMENTS.update(
+    {
+        ast.Assign: assignment,
+        ast.AnnAssign: annotated,
+        ast.AugAssign: augmented,
+        ast.Expr: evaluate,
+        ast.If: branch,
+        ast.Assert: assertion,
+        ast.Pass: nothing,
+    }
+)
+TARGETS.update(
+    {
+        ast.Tuple: bind_items,
+        ast.List: bind_items,
+        ast.Subscript: store,
+        ast.Attribute: set_attribute,
+    }
+)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import math
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowering
+from weft.frontend.context import Lowering
 
 _HOST = "call it in the host part and pass the result"
 # What is written in place of a function, by its name.

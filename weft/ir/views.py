@@ -217,6 +217,9 @@ def split_access(op: Op, listed: list[T]) -> tuple[T, list[T], list[T]]:
     return listed[place], listed[place + 1 :], listed[:place]
 
 
+_WRITTEN_AT = {name: place for name, place in MEMREF_AT.items() if name != "memref.load"}
+
+
 def accessed_by(op: Op) -> Value | None:
     """The memref that ``op`` itself (not what is inside it) loads from or writes to."""
     place = MEMREF_AT.get(op.name)
@@ -225,7 +228,8 @@ def accessed_by(op: Op) -> Value | None:
 
 def written_by(op: Op) -> Value | None:
     """The memref that ``op`` itself writes."""
-    return None if op.name == "memref.load" else accessed_by(op)
+    place = _WRITTEN_AT.get(op.name)
+    return None if place is None else op.operands[place]
 
 
 def redirected(op: Op, memref: Value) -> None:

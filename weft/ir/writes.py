@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, KeysView
+from collections.abc import Iterable, KeysView
 
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.views import written_by
@@ -12,8 +12,8 @@ Where = Function | Block | Op | Iterable[Op]
 
 def written(where: Where) -> KeysView[Value]:
     """The memrefs written anywhere in ``where``, each once, in the order of the program."""
-    found = (written_by(op) for op in _ops(where))
-    return dict.fromkeys(memref for memref in found if memref is not None).keys()
+    found = {m: None for op in _ops(where) if (m := written_by(op)) is not None}
+    return found.keys()
 
 
 def loaded(where: Where) -> KeysView[Value]:
@@ -21,15 +21,13 @@ def loaded(where: Where) -> KeysView[Value]:
     return dict.fromkeys(op.operands[0] for op in _ops(where) if op.name == "memref.load").keys()
 
 
-def _ops(where: Where) -> Iterator[Op]:
+def _ops(where: Where) -> Iterable[Op]:
     match where:
         case Function():
-            yield from walk(where.body)
+            return walk(where.body)
         case Block():
-            yield from walk(where)
+            return walk(where)
         case Op():
-            yield where
-            for region in where.regions:
-                yield from walk(region)
+            return (where, *(op for region in where.regions for op in walk(region)))
         case _:
-            yield from where
+            return where

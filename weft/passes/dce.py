@@ -132,7 +132,9 @@ class _Alive:
 
     def _mark_carried(self, op: Op, position: int) -> None:
         self._mark_op(op)
-        self.todo += For(op).rows[position]
+        loop = For(op)
+        self.todo += loop.carried[position], loop.inits[position]
+        self.todo += loop.yielded[position], op.results[position]
 
 
 def _local_target(op: Op) -> Value | None:

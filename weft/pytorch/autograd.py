@@ -8,153 +8,37 @@ launch launches the steps of its adjoint, in the same way: hence second derivati
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from weft.autodiff.adjoint import Adjoint
-from weft.autodiff.forward import forward
-from weft.autodiff.memory import contents
-from weft.autodiff.names import adjoint_prefix, before_name, unique_names
-from weft.autodiff.reverse import reverse
-from weft.autodiff.tangent import Tangent
+from weft.autodiff.names import adjoint_prefix, before_name
 from weft.errors import GradientError
 from weft.frames import user_frames
 from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import ConstSpec, Spec, TupleSpec
-from weft.index.access import Access, accesses
 from weft.index.expression import Dim
-from weft.ir.core import Function, Op, Value
+from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType
-from weft.ir.views import accessed_by
-from weft.ir.writes import written
-from weft.options import Options
-from weft.passes.forward import forward as forwarded_loads
 from weft.pytorch import overwriting, workspaces
-from weft.pytorch.dual import Along, Forwarded
+from weft.pytorch.dual import Along
 from weft.pytorch.level import is_dual, tangent_of, within_level
-from weft.pytorch.overwriting import NEVER, Held, Referred
+from weft.pytorch.loop import NEVER, Loop, Make, Reversed
+from weft.pytorch.overwriting import Held, Referred
 from weft.pytorch.references import REFERENCES
 from weft.pytorch.transforms import batching_error, is_batch
 from weft.pytorch.workspaces import IR_DTYPES, Workspaces
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import flat
-from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher, overlaps
 from weft.runtime.signature import TORCH_DTYPES
 from weft.runtime.storage import dense
 
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-
-
-Make = Callable[[Function], Callable[[Sequence[Any]], None]]
-
-
-class Loop:
-    """A device loop: its IR, and its adjoints, made when they are asked for.
-
-    ``run(values)`` carries it out on values for the arguments of ``function``. ``make`` makes that
-    from a function, and what carries out the loops that are derived from it.
-    """
-
-    def __init__(self, function: Function, options: Options, make: Make | None = None) -> None:
-        self.run = make(function) if make else CompiledFunction(function, options)
-        function = forwarded_loads(function)  # a load of what was just stored needs no tape
-        self.function = function
-        self.options = options
-        self.make = make
-        self.names = unique_names(function)
-        memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
-        self._adjoints: dict[Hashable, Reversed] = {}
-        self.launched: Adjoint | None = None  # the last adjoint of which no derivative was asked
-        self.later = NEVER
-        self._forwards: dict[frozenset[int], Forwarded] = {}
-        self._lock = threading.RLock()
-        stored = written(function)
-        self.written = [k for k in memrefs if function.args[k] in stored]
-        # Where a view is written, torch takes the first tensor for it (see its CopySlices).
-        self.memrefs = [*self.written, *(k for k in memrefs if k not in self.written)]
-
-    def derived(self, function: Function) -> Loop:
-        """A loop that was derived from this one."""
-        return Loop(function, self.options, self.make)
-
-    @functools.cached_property
-    def node(self) -> type[Launch]:
-        """``Launch`` under the name that ``grad_fn`` and the profiler show."""
-        return type(self.function.name, (Launch,), {})
-
-    @property
-    def adjoints(self) -> list[Adjoint]:
-        """What was derived so far."""
-        return [made.adjoint for made in self._adjoints.values()]
-
-    @functools.cached_property
-    def overwritten(self) -> set[Op]:
-        """The reads of contents that the loop overwrites."""
-        return {op for op, which in contents(self.function).items() if which != "after"}
-
-    @functools.cached_property
-    def before(self) -> list[int]:
-        """The arguments of whose contents from before the loop an adjoint may need a copy."""
-        reads = set(map(accessed_by, self.overwritten))
-        return [k for k in self.memrefs if self.function.args[k] in reads]
-
-    @functools.cached_property
-    def accesses(self) -> list[Access]:
-        return accesses(self.function)
-
-    def reversed(self, wanted: frozenset[int], kept: frozenset[int], **form: Any) -> Reversed:
-        """The adjoint in the form that the keywords of ``reverse`` say. The lasting form is the
-        usual one where no tape is written over."""
-        lasting = form.pop("lasting", False)
-        key = wanted, kept, tuple(sorted(form.items()))
-        with self._lock:
-            found = self._adjoints.get((*key, lasting))
-            if found is None:
-                adjoint = reverse(self.function, wanted, kept, lasting=lasting, **form)
-                found = self._adjoints[*key, lasting] = Reversed(adjoint, self.derived)
-                if not any(w.extents for w in adjoint.taped):
-                    self._adjoints[*key, True] = found
-            return found
-
-    @property
-    def tangents(self) -> list[Tangent]:
-        """What was derived in forward mode so far."""
-        return [made.tangent for made in self._forwards.values()]
-
-    def forwarded(self, wanted: frozenset[int]) -> Forwarded:
-        """The loop with tangents, where the arguments ``wanted`` have some."""
-        with self._lock:
-            found = self._forwards.get(wanted)
-            if found is None:
-                tangent = forward(self.function, wanted)
-                steps = list(map(self.derived, tangent.steps))
-                found = self._forwards[wanted] = Forwarded(tangent, steps)
-            return found
-
-
-class Reversed:
-    """An adjoint with its steps ready to be launched."""
-
-    def __init__(self, adjoint: Adjoint, loop_of: Callable[[Function], Loop]) -> None:
-        self.adjoint = adjoint
-        self.steps = list(map(loop_of, adjoint.steps))
-        lengths = adjoint.lengths
-        self.measure = loop_of(lengths.measure) if lengths and lengths.measure else None
-        loops = [*self.steps, *([self.measure] if self.measure else [])]
-        self.reads = {adjoint.copies.get(name, name) for loop in loops for name in loop.names}
-        self.writes = {loop.names[k] for loop in self.steps for k in loop.written}
-        self.fitting: dict[Hashable, tuple[Reversed, Workspaces]] = {}  # see ``_fitting``
-
-    def values(self, step: Loop, env: Mapping[str, Any]) -> list[Any]:
-        """What ``step`` is launched on, of all that goes by name."""
-        copies = self.adjoint.copies
-        return [env[copies[n]].clone() if n in copies else env[n] for n in step.names]
 
 
 @dataclass(slots=True)
@@ -392,6 +276,12 @@ def _workspaces(
     return workspaces.workspaces(reversed.adjoint, env, values, measured, known)
 
 
+@functools.cache
+def _named(name: str) -> type[Launch]:
+    """``Launch`` under the name that ``grad_fn`` and the profiler show."""
+    return type(name, (Launch,), {})
+
+
 def launch(
     loop: Loop, values: list[Any], run: Callable[[Sequence[Any]], None] | None = None,
     outs: Mapping[str, torch.Tensor | None] | None = None,
@@ -446,7 +336,7 @@ def launch(
             with torch.no_grad():
                 run(values)
             return ()
-    loop.node.apply(call, *tensors)
+    _named(loop.function.name).apply(call, *tensors)
     call.run = loop.run  # lets go of the tensors, which hold ``call`` by their history
     return call.held
 

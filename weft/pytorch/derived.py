@@ -11,8 +11,9 @@ import torch
 from weft.errors import KernelTypeError
 from weft.frames import user_frames
 from weft.ir.interp import Watch
-from weft.pytorch.autograd import Loop, with_functions
+from weft.pytorch.autograd import with_functions
 from weft.pytorch.level import level, tangent_of
+from weft.pytorch.loop import Loop
 from weft.runtime.interpreted import InterpretedFunction
 from weft.runtime.launch import Launcher
 

@@ -7,30 +7,20 @@ loop: they compute what the loop computes, and the tangents of what it writes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from weft.autodiff.tangent import PREFIX, Tangent
+from weft.autodiff.tangent import PREFIX
 from weft.errors import GradientError
 from weft.index.expression import Dim, evaluate
 from weft.ir.core import Value
+from weft.pytorch.loop import Loop
 from weft.pytorch.transforms import batching_error, is_batch
 from weft.runtime.overlap import extent
 from weft.runtime.signature import TORCH_DTYPES
 
-if TYPE_CHECKING:
-    from weft.pytorch.autograd import Loop
-
 # pyright: reportPrivateUsage=false
-
-
-class Forwarded:
-    """A ``Tangent`` with its steps ready to be launched."""
-
-    def __init__(self, tangent: Tangent, steps: Sequence[Loop]) -> None:
-        self.tangent = tangent
-        self.steps = steps
 
 
 class Along:

@@ -13,28 +13,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from weft.errors import GradientError
+from weft.errors import GradientError, Span
 from weft.frontend.specs import Spec, TensorSpec
 from weft.index.boxes import Box, boxes, hull
 from weft.index.expression import Dim
 from weft.ir.core import Value
 from weft.pytorch.level import within_level
+from weft.pytorch.loop import NEVER, Later, Loop
 from weft.runtime.fastpath import scalar_formats
 from weft.runtime.launch import Launcher
-from weft.source import Span
-
-if TYPE_CHECKING:
-    from weft.pytorch.autograd import Loop
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
-
-# The arguments of a loop that may be overwritten after it: by loops, by the host part.
-Later = tuple[frozenset[int], frozenset[int]]
-NEVER: Later = frozenset(), frozenset()
 
 
 def is_hooked() -> bool:

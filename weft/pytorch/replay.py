@@ -18,7 +18,6 @@ from weft.errors import WeftError
 from weft.frontend.lower import lower
 from weft.frontend.split import HostPart
 from weft.ir.core import Function
-from weft.ir.writes import written as written_memrefs
 from weft.pytorch.fake import KernelSource, fake_launchers, loose_spec
 from weft.pytorch.transforms import PLAIN
 from weft.runtime.launch import Launcher
@@ -87,14 +86,11 @@ class Reading:
 def reads_results(function: Function) -> bool:
     """Whether the adjoint of ``function`` reads what it writes; true where there is none."""
     # Gradients: where one is asked for.
-    from weft.autodiff.activity import holds_floats
+    from weft.autodiff.activity import read_and_written
     from weft.autodiff.names import unique_names
     from weft.autodiff.reverse import reverse
 
-    args = function.args
-    stored = written_memrefs(function)
-    written = {k for k, v in enumerate(args) if v in stored}
-    wanted = {k for k, v in enumerate(args) if holds_floats(v)} - written
+    wanted, written = read_and_written(function)
     try:
         adjoint = reverse(function, wanted, written)
     except WeftError:  # said again where the gradient is asked for

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from weft import compiler
-from weft.autodiff.activity import holds_floats
+from weft.autodiff.activity import read_and_written
 from weft.autodiff.forward import forward
 from weft.autodiff.reverse import reverse
 from weft.codegen import cuda, ptx
@@ -17,7 +17,6 @@ from weft.codegen.cuda import CudaCode
 from weft.codegen.launching import Facts, architecture
 from weft.frontend.lower import lower
 from weft.ir.core import Function
-from weft.ir.writes import written as written_memrefs
 from weft.kernel import Kernel
 from weft.options import Options
 from weft.pytorch.fake import fake_launchers
@@ -142,16 +141,11 @@ def _compiled(function: Function, target: str, options: Options, every_schedule:
 
 def tangent_loops(function: Function) -> tuple[Function, ...]:
     """The loops with tangents of the floating tensors that ``function`` reads."""
-    floats = {k for k, value in enumerate(function.args) if holds_floats(value)}
-    stored = written_memrefs(function)
-    return forward(function, {k for k in floats if function.args[k] not in stored}).steps
+    wanted, _ = read_and_written(function)
+    return forward(function, wanted).steps
 
 
 def gradient_loops(function: Function) -> tuple[Function, ...]:
     """The loops of the gradient with respect to the floating tensors that ``function`` reads."""
-    floats = {k for k, value in enumerate(function.args) if holds_floats(value)}
-    stored = written_memrefs(function)
-    written = {k for k in floats if function.args[k] in stored}
-    if floats == written:
-        return ()
-    return reverse(function, floats - written, written).steps
+    wanted, written = read_and_written(function)
+    return reverse(function, wanted, written).steps if wanted else ()

@@ -1,0 +1,247 @@
+"""What modules share that lower a device loop: one round's state, and who lowers what.
+
+Each module that lowers nodes of the syntax tree says in ``EXPRESSIONS``, ``STATEMENTS`` and
+``TARGETS`` which; they reach each other through these tables, and import what lies below them only.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, NoReturn
+
+from weft.errors import KernelIndexError, KernelSyntaxError, Span
+from weft.frontend import refused
+from weft.frontend.desugar import RETURN_VALUE
+from weft.frontend.kinds import (
+    STORAGE,
+    Kind,
+    OpaqueKind,
+    Operand,
+    Part,
+    Scalar,
+    ScalarKind,
+    Static,
+    Tensor,
+    Tup,
+    TupKind,
+    Vec,
+    VecKind,
+    dtype_of,
+    join,
+    kind_of,
+)
+from weft.frontend.scalars import Scalars
+from weft.frontend.scope import Frame, Guard, TensorReached
+from weft.frontend.specs import Spec
+from weft.frontend.split import Region, RegionArg
+from weft.ir import types as ir
+from weft.ir.builder import Builder
+from weft.ir.core import Value
+from weft.source import FunctionSource
+
+_ALLOWED = (
+    "a device loop may hold assignments, if, for, while, break, continue, assert, print and calls"
+)
+
+
+@dataclass(slots=True)
+class Lowering:
+    """One round of lowering one region."""
+
+    region: Region
+    specs: dict[str, Spec]
+    source: FunctionSource
+    kinds: dict[tuple[Any, ...], Kind]
+    debug: bool
+    widened: bool = False
+    discarded: ast.expr | None = None  # the statement that is lowered, if it is an expression
+    guards: list[Guard] = field(default_factory=list)
+    notes: dict[int, dict[str, str]] = field(default_factory=dict)
+    sources: dict[Any, FunctionSource] = field(default_factory=dict)
+    builder: Builder = field(init=False)
+    scalars: Scalars = field(init=False)
+    frame: Frame = field(init=False)
+    operands: dict[str, Operand] = field(init=False)  # the region's arguments
+
+    def key(self, arg: RegionArg) -> tuple[Any, ...]:
+        """Where an argument comes from: see ``Static.key``."""
+        if arg.key:
+            return arg.key
+        root, *attributes = arg.name.split(".")
+        if not arg.captured:
+            return ("arg", root, *attributes)
+        found = Frame(self.source, ()).lookup(root, self.builder.span, [])
+        assert isinstance(found, Static)
+        key, value = found.key, found.value
+        for name in attributes:
+            key = (
+                ("global", id(vars(value)), name) if isinstance(value, ModuleType) else (*key, name)
+            )
+            value = getattr(value, name)
+        return key
+
+    def reached(self, name: str, found: Static) -> Operand:
+        """The argument that is the tensor, or varying number, ``found``. Raises ``TensorReached``
+        if there is none."""
+        if not found.key:  # guards hold the object that it was found in
+            found = Static(found.value, ("object", id(found.value)), lambda _: found.value)
+        for arg in self.region.args:
+            if self.key(arg) == found.key:
+                return self.operands[arg.name]
+        raise TensorReached(name, found)
+
+    # --- names --------------------------------------------------------------------------------
+    def span(self, node: ast.AST) -> Span:
+        return self.frame.source.span(node)
+
+    def widen(self, name: str, operand: Operand, span: Span) -> Kind:
+        """The kind of variable ``name`` after it has also been assigned ``operand``."""
+        key = (*self.frame.path, name)
+        known = self.kinds.get(key)
+        kind = kind_of(operand)
+        if isinstance(known, OpaqueKind) and isinstance(kind, OpaqueKind):
+            known = None  # one more object; where control flow joins, they are compared
+        if known is not None and known != kind:
+            kind = self.join(known, kind, name, span)
+            self.widened |= kind != known
+        self.kinds[key] = kind
+        return kind
+
+    def join(self, a: Kind, b: Kind, name: str, span: Span) -> Kind:
+        """The kind of variable ``name``, to which one path assigns ``a`` and another ``b``."""
+        return join(a, b, f"{self.frame.source.name}()" if name == RETURN_VALUE else name, span)
+
+    def assign(self, name: str, operand: Operand, span: Span) -> None:
+        if isinstance(operand, Tensor) and operand.rank == 0 and not operand.local:
+            operand = self.read_scalar(operand, span)
+        flag = name.startswith(".") and name != RETURN_VALUE  # known where no path is in doubt
+        if (flag or self.frame.counts.get(name, 0) <= 1) and isinstance(operand, Static):
+            self.frame.env[name] = operand
+            return
+        kind = self.widen(name, operand, span)
+        operand = self.coerce(operand, kind, span)
+        if isinstance(operand, Scalar) and not operand.value.name:
+            operand.value.name = name
+        self.frame.env[name] = operand
+        self.notes.setdefault(span.line, {})[name] = str(kind)
+
+    def coerce(self, x: Operand, kind: Kind, span: Span) -> Operand:
+        """``x`` with its scalars converted to the dtypes that ``kind`` says."""
+        if isinstance(kind, ScalarKind):
+            return self.scalars.cast(x, kind.dtype, span)
+        if isinstance(kind, VecKind):
+            assert isinstance(x, Vec)
+            return Vec([self.scalars.cast(item, kind.dtype, span) for item in x.items], x.shape)
+        if isinstance(kind, TupKind):
+            assert isinstance(x, Tup)
+            return Tup([self.coerce(i, k, span) for i, k in zip(x.items, kind.items, strict=True)])
+        return x
+
+    # --- the syntax tree ------------------------------------------------------------------------
+    def expression(self, node: ast.expr) -> Operand:
+        handler = EXPRESSIONS.get(type(node))
+        if handler is None:
+            message, help = refused.EXPRESSIONS.get(
+                type(node),
+                (f"`{type(node).__name__}` cannot be compiled", "do it in the host part"),
+            )
+            raise KernelSyntaxError(message, self.span(node), help)
+        saved = self.builder.span
+        self.builder.span = self.span(node)
+        result = handler(self, node)
+        self.builder.span = saved
+        return result
+
+    def block(self, statements: Sequence[ast.stmt]) -> None:
+        for node in statements:
+            self.builder.span = self.span(node)
+            handler = STATEMENTS.get(type(node))
+            if handler is None:
+                unknown = f"`{type(node).__name__}` cannot be compiled", _ALLOWED
+                message, help = refused.STATEMENTS.get(type(node), unknown)
+                raise KernelSyntaxError(message, self.span(node), help)
+            handler(self, node)
+
+    def bind(self, target: ast.expr, operand: Operand, span: Span) -> None:
+        """Assigns ``operand`` to an assignment's or a loop's target."""
+        handler = TARGETS.get(type(target))
+        if isinstance(target, ast.Name):
+            self.assign(target.id, operand, span)
+        elif handler is not None:
+            handler(self, target, operand, span)
+        else:
+            raise KernelSyntaxError(
+                "a kernel cannot assign to this",
+                self.span(target),
+                help="assign to a name, an element, or a tuple of these",
+            )
+
+    # --- elements and operands ------------------------------------------------------------------
+    def read_scalar(self, x: Operand, span: Span) -> Scalar | Static:
+        """``x`` as a number: a 0-d tensor is read."""
+        if isinstance(x, (Scalar, Static)) and dtype_of(x) is not None:
+            return x
+        if isinstance(x, Tensor) and x.rank == 0:
+            return self.load_element(x, [], span)
+        if isinstance(x, Part):
+            wrong_subscripts(x.tensor, len(x.indices), span)
+        self.scalars.number(x, span)
+        raise AssertionError("unreachable")
+
+    def load_element(self, tensor: Tensor, indices: list[Value], span: Span) -> Scalar:
+        with self.builder.about(span):
+            value = self.builder.load(tensor.memref, indices)
+        if tensor.dtype in ("f16", "bf16"):
+            value = self.builder.op("arith.extf", value, type=ir.f32)
+        return Scalar(value, tensor.dtype)
+
+    def store_element(
+        self, memref: Value, dtype: str, indices: list[Value], x: Operand, span: Span
+    ) -> None:
+        """Stores ``x``, converted, into an element. ``span`` is that of the element."""
+        b = self.builder
+        value = self.scalars.cast(x, dtype, span).value
+        if dtype in ("f16", "bf16"):
+            value = b.op("arith.truncf", value, type=STORAGE[dtype])
+        with b.about(span):
+            b.store(value, memref, indices)
+
+    def types(self, kind: Kind) -> list[ir.ScalarType]:
+        if isinstance(kind, ScalarKind):
+            return [self.scalars.type(kind.dtype)]
+        if isinstance(kind, VecKind):
+            count = kind.shape[0] * (kind.shape[1] if len(kind.shape) == 2 else 1)
+            return [self.scalars.type(kind.dtype)] * count
+        if isinstance(kind, TupKind):
+            return [t for item in kind.items for t in self.types(item)]
+        return []
+
+    def rebuild(self, kind: Kind, values: Iterator[Value]) -> Operand:
+        """The operand of ``kind`` that is made of ``values``: the inverse of ``flatten``."""
+        if isinstance(kind, ScalarKind):
+            return Scalar(next(values), kind.dtype)
+        if isinstance(kind, VecKind):
+            return Vec([Scalar(next(values), kind.dtype) for _ in self.types(kind)], kind.shape)
+        if isinstance(kind, TupKind):
+            return Tup([self.rebuild(item, values) for item in kind.items])
+        assert isinstance(kind, OpaqueKind)
+        return kind.operand
+
+
+EXPRESSIONS: dict[type, Callable[[Lowering, Any], Operand]] = {}
+STATEMENTS: dict[type, Callable[[Lowering, Any], None]] = {}
+# What may be assigned to, names excepted: (cx, target, what is assigned, span).
+TARGETS: dict[type, Callable[[Lowering, Any, Operand, Span], None]] = {}
+
+
+def wrong_subscripts(tensor: Tensor, given: int, span: Span) -> NoReturn:
+    what, rank = f"`{tensor.name}`" if not tensor.local else tensor.name, tensor.rank
+    names = ", ".join("ijklmnopqr"[:rank]) if rank else "None"
+    raise KernelIndexError(
+        f"{what} has {rank} dimension{'' if rank == 1 else 's'}, but {given} "
+        f"subscript{' is' if given == 1 else 's are'} given", span,
+        help=f"write {tensor.name if not tensor.local else 'a'}[{names}]",
+    )  # fmt: skip

@@ -74,7 +74,7 @@ def elementwise(function: str, t: ScalarType, count: int) -> Function:
 def test_functions_hold_over_all_of_their_range(function: str, t: ScalarType, strict: bool) -> None:
     dtype = np.float32 if t is f32 else np.float64
     args = [exponents(dtype)]
-    if function in ("powf", "atan2"):
+    if function in ("powf", "atan2", "hypot"):
         both = np.array([*SPECIAL, *(-v for v in SPECIAL), np.nan], dtype)
         args = [a.reshape(-1).copy() for a in np.meshgrid(both, both)]
     kernel = Compiled(elementwise(function, t, len(args)), strict_math=strict)

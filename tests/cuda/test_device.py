@@ -328,3 +328,29 @@ def test_columns_that_threads_have_together(rows: int, columns: int) -> None:
     first = gpu_check.column_sums(x.float())
     torch.testing.assert_close(first.double(), x.sum(0), rtol=1e-4, atol=1e-2)
     assert torch.equal(first, gpu_check.column_sums(x.float())), "the same bits each time"
+
+
+@weft.kernel
+def extrema_of_negations(a, b, out, n: int):
+    for i in range(out.shape[0]):
+        out[i, 0] = min(min(a[i], -b[i]), 0)
+        out[i, 1] = max(max(-a[i], -b[i]), n - a[i])
+        out[i, 2] = -max(max(a[i], -b[i]), -b[i])
+        out[i, 3] = max(min(a[i], -b[i]), -n)
+        out[i, 4] = abs(min(a[i] - b[i], -b[i], -a[i]))
+        s = 0
+        for j in range(max(-a[i], -b[i], n - a[i]), n):
+            s += j
+        out[i, 5] = s
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_extrema_of_negations(dtype: torch.dtype) -> None:
+    """The assembler's fault that `weft.codegen.ptx.complemented` avoids."""
+    numbers = torch.arange(-12, 13, dtype=dtype)
+    a, b = (t.reshape(-1).contiguous() for t in torch.meshgrid(numbers, numbers, indexing="ij"))
+    out = torch.full((a.numel(), 6), -99, dtype=torch.int64)
+    found = out.cuda()
+    extrema_of_negations(a, b, out, 3)
+    extrema_of_negations(a.cuda(), b.cuda(), found, 3)
+    assert torch.equal(found.cpu(), out)

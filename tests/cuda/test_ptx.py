@@ -222,3 +222,24 @@ def test_architectures() -> None:
         architecture("sm_61")
     with pytest.raises(UnsupportedArchitectureError, match="'hopper' is no architecture"):
         architecture("hopper")
+
+
+@weft.kernel
+def extrema_of_negations(a, b, out, n: int):
+    for i in out:
+        out[i] = min(min(a[i], -b[i]), 0) + 100 * max(max(-a[i], -b[i]), n - a[i])
+
+
+def test_no_negation_meets_extrema() -> None:
+    """ptxas gives wrong numbers for them: tests/cuda/test_device.py has the values."""
+    a = empty(9, dtype=torch.int32)
+    text = weft.compile_for("sm_90", extrema_of_negations, a, a, a, 3).ptx
+    assert "min.s32" in text
+    assert "neg.s32" not in text
+    kept = "\tneg.s32 \t%r2, %r1;\n"
+    assert ptx.complemented(kept) == kept
+    whole = "\tneg.s16 \t%rs2, %rs1;\n\tsub.s32 \t%r2, 0, %r1;\n\tmax.s32 \t%r3, %r2, %r1;\n"
+    assert ptx.complemented(whole) == (
+        "\tnot.b16 \t%rs2, %rs1;\n\tadd.s16 \t%rs2, %rs2, 1;\n"
+        "\tnot.b32 \t%r2, %r1;\n\tadd.s32 \t%r2, %r2, 1;\n\tmax.s32 \t%r3, %r2, %r1;\n"
+    )

@@ -72,7 +72,10 @@ def check_captured(random: Random) -> None:
     for _ in range(8):
         change(random, scope)
         expected, found = torch.zeros_like(x), torch.zeros_like(x)
-        plain(x, expected)
+        try:
+            plain(x, expected)
+        except OverflowError:  # a product of captured ints that torch has no scalar for
+            continue
         for _ in range(random.choice((1, 4))):
             kernel(x, found)
         near = torch.allclose(found, expected, 1e-9, 1e-9, equal_nan=True)

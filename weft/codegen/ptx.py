@@ -61,7 +61,25 @@ def optimized(text: str, arch: str, functions: Sequence[str] = ()) -> llvm.Modul
 
 def assemble(module: llvm.ModuleRef, arch: str) -> str:
     """The PTX of an optimised module."""
-    return machine(arch).emit_assembly(module)
+    return complemented(machine(arch).emit_assembly(module))
+
+
+_NEGATION = re.compile(r"\b(?:neg\.s(16|32)(\s+)(%\w+), |sub\.s(16|32)(\s+)(%\w+), 0, )(%\w+);")
+_EXTREMUM = re.compile(r"\b(?:min|max)\.s(?:16|32)\b")
+
+
+def complemented(text: str) -> str:
+    """PTX in which ``-x`` of an integer is ``~x + 1``, where it has extrema of integers as well.
+
+    NVIDIA's assembler (ptxas 13.0 and the driver's, for sm_90, with any optimisation) gives wrong
+    numbers for some extrema of three operands of which one is a negation, such as
+    ``min(min(a, -b), 0)`` of 32 bits: it joins the two and loses the sign."""
+
+    def other(found: re.Match[str]) -> str:
+        bits, space, to = (found[k] or found[k + 3] for k in (1, 2, 3))
+        return f"not.b{bits}{space}{to}, {found[7]};\n\tadd.s{bits}{space}{to}, {to}, 1;"
+
+    return _NEGATION.sub(other, text) if _EXTREMUM.search(text) else text
 
 
 def streaming(text: str) -> str:

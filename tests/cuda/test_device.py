@@ -29,8 +29,12 @@ SEVERAL = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no
 # Inductor imports a module of torch that warns of itself.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
-    "section", ["about", "gallery_kernels", "mathematics", "random_kernels", "launching"]
-)
+    "section",
+    [
+        "about", "gallery_kernels", "mathematics", "launching",
+        pytest.param("random_kernels", marks=pytest.mark.fuzz),
+    ],
+)  # fmt: skip
 def test_nothing_is_wrong(section: str) -> None:
     gpu_check.failures.clear()
     gpu_check.SECTIONS[section]()

@@ -268,11 +268,11 @@ class Mutations:
         outside = self.device
         self.device = outside or node in self.regions
         later: list[ast.AST] = []
+        made = isinstance(node, _MADE_IN)  # after what generates
         for child in ast.iter_child_nodes(node):
-            blocks = isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case)
-            if blocks or (isinstance(node, _MADE_IN) and not isinstance(child, ast.comprehension)):
+            if isinstance(child, _BLOCKS) or (made and not isinstance(child, ast.comprehension)):
                 later.append(child)
-            else:
+            elif not isinstance(child, _PLAIN):
                 self._walk(child)
         self._visit(node)
         self._block(later)
@@ -496,6 +496,16 @@ class Mutations:
                 self.written |= _NONE.union(*map(self.roots, given))
 
 
+_BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+_PLAIN = (
+    ast.Name,
+    ast.Constant,
+    ast.expr_context,
+    ast.operator,
+    ast.unaryop,
+    ast.cmpop,
+    ast.boolop,
+)
 _MADE_IN = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
 
@@ -558,17 +568,17 @@ def _found(
     parameters = [p.arg for p in [*a.posonlyargs, *a.args, *a.kwonlyargs]]
     parameters += [p.arg for p in (a.vararg, a.kwarg) if p is not None]
     local = set(parameters) | {n for s in tree.body for n in bound_names(s)}
-    free = {n.id for s in tree.body for n in ast.walk(s) if isinstance(n, ast.Name)} - local
+    nodes = [n for s in tree.body for n in ast.walk(s)]
+    free = {n.id for n in nodes if isinstance(n, ast.Name)} - local
     captured = [n for n in sorted(free) if not is_known(v := scope.lookup(n)) and v is not MISSING]
     held: dict[str, Objects] = {name: {} for name in local}
     found = Mutations(scope, parameters, regions, active, device, held | (given or {}))
     found.captured = frozenset(captured)
-    found.closed = frozenset(
-        n.id for s in tree.body for node in ast.walk(s) for n in ast.walk(node)
-        if isinstance(node, ast.Lambda | ast.FunctionDef) and isinstance(n, ast.Name)
-    )  # fmt: skip
-    words = [n for s in tree.body for n in ast.walk(s) if isinstance(n, ast.keyword | ast.Constant)]
-    found.names_out = "out" in [getattr(n, "arg", getattr(n, "value", None)) for n in words]
+    inner = [n for n in nodes if isinstance(n, ast.Lambda | ast.FunctionDef)]
+    found.closed = frozenset(n.id for f in inner for n in ast.walk(f) if isinstance(n, ast.Name))
+    words = (n.arg if isinstance(n, ast.keyword) else n.value for n in nodes
+             if isinstance(n, ast.keyword | ast.Constant))  # fmt: skip
+    found.names_out = any(isinstance(word, str) and word == "out" for word in words)
     for name in captured:
         if not callable(scope.lookup(name)):
             found.now[name] = found.aliases[name] = frozenset({name})

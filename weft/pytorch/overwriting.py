@@ -10,6 +10,7 @@ else is copied at once (``Copied``). Both copy no more than the box of elements 
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Moment:
     version: int
 
 
-class Held:
+class Held(abc.ABC):
     """What the adjoint of a launch reads of the argument ``k``, which is ``name`` to its steps.
     ``graph``: what is saved is a result of the launch, which has written it. ``lost``: it should
     be, and cannot: a derivative of the derivative is not to be had."""
@@ -67,23 +68,24 @@ class Held:
         taken, self._taken = self._taken, None
         return self.saved(tensor) if taken is None else taken
 
+    @abc.abstractmethod
     def saved(self, tensor: torch.Tensor) -> torch.Tensor:
         """What is saved for backward, without history."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def contents(self, saved: torch.Tensor) -> torch.Tensor:
         """A tensor of the shape that it had, with the elements that are read. Raises
         ``GradientError`` where they are gone."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def gradient(self, grad: torch.Tensor) -> torch.Tensor:
         """The gradient of the whole from that of what was saved."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def tangent(self, tangent: Any) -> Any:
         """The tangent of what was saved, from that of the whole."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def release(self) -> None:
         """The graph is not used again."""
 
@@ -108,6 +110,9 @@ class Copied(Held):
 
     def tangent(self, tangent: Any) -> Any:
         return self._of(tangent).clone()
+
+    def release(self) -> None:
+        """Nothing refers to the argument."""
 
     def _of(self, whole: torch.Tensor) -> torch.Tensor:
         return whole[_slices(self.box)] if self.box is not None else whole.flatten()[:0]

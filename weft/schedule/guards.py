@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, get_args
 
 from weft.schedule import grid
 from weft.schedule.intervals import fits
@@ -106,10 +107,7 @@ Guard = (
     Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Busy | Grouped
     | Columns | FewElements | LargerThanCache | Covered
 )  # fmt: skip
-GUARDS = (
-    Fits32, Reciprocals, Aligned, MultipleOf, Positive, AtLeast, FewLeft, Busy, Grouped, Columns,
-    FewElements, LargerThanCache, Covered,
-)  # fmt: skip
+GUARDS: tuple[type[Any], ...] = get_args(Guard)
 
 
 def holds(

@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from weft.errors import WeftError
 
@@ -131,10 +131,7 @@ Step = (
 )  # fmt: skip
 Schedule = tuple[Step, ...]
 
-STEPS = (
-    IndexWidth, FastDivision, UnrollJam, Vectorize, Align, Bind, Block, BlockDim, Persist, Cover,
-    Privatize, StreamingStores, Cooperate,
-)  # fmt: skip
+STEPS: tuple[type[Any], ...] = get_args(Step)
 
 
 T = TypeVar("T")

@@ -9,8 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import weft
 from tests.autodiff import overwriting
 from tests.cuda import emulator
-from weft.frontend.lower import Lowered
-from weft.runtime import function
+from weft.runtime import build
 
 KERNELS = {n: k for n, k in vars(overwriting).items() if isinstance(k, weft.Kernel)}
 
@@ -94,12 +93,7 @@ def test_on_cuda_in_the_emulator(name, monkeypatch):
     args = arguments(kernel, n=3)
     expected = gradients(kernel, leaves(args))
 
-    def compiled(self, place):
-        lowered = Lowered(self.function, [], [], "")
-        made = emulator.compile_region(None, None, {}, self.options, lowered=lowered)
-        return function._Compiled(made, made.load.compiled.facts.slots)
-
-    monkeypatch.setattr(function.CompiledFunction, "_compile", compiled)
+    monkeypatch.setattr(build, "compile_region", emulator.compile_region)
     found = gradients(weft.kernel(kernel.function), leaves(args))
     torch.testing.assert_close(found, expected)
 

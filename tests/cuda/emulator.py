@@ -21,9 +21,10 @@ import weft
 from tests.cuda import fibers
 from weft.codegen import cuda as backend
 from weft.codegen import libraries
-from weft.runtime import gpu
+from weft.runtime import build, gpu
+from weft.runtime.build import compile_region as compile_on
 from weft.runtime.cuda import Module
-from weft.runtime.launch import Launcher, check_error
+from weft.runtime.launch import Launcher
 from weft.schedule.choose import Candidate, Choice, candidate, choose
 from weft.schedule.language import Schedule
 from weft.schedule.machine import GpuMachine
@@ -129,13 +130,17 @@ class Function:
 class Emulated(gpu.GpuCompiled):
     """A specialisation whose code runs here, by whatever schedule."""
 
+    def bound(self, tensors: Any, error: build.Failure, *, brief: bool) -> Any:
+        """Each call is a new one: tests change what it may choose."""
+        return lambda slots: EmulatedCall(self, 0, error)(slots), None
+
     def module(self, schedule: Schedule, device: int) -> Module:
         EmulatedCall.seen.append(schedule)
         if self.optimized is None:
             raise AssertionError("the emulator compiles anew: turn the cache off")
         code = backend.compile_cuda(
-            self.optimized, schedule, "sm_90", strict_math=self.options.strict_math,
-            noalias=self.noalias,
+            self.optimized, schedule, "sm_90", strict_math=self.job.options.strict_math,
+            noalias=self.job.noalias,
         )  # fmt: skip
         text = host_text(code.llvm)
         names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(self.facts.nest.kinds)
@@ -174,32 +179,16 @@ class EmulatedCall(gpu.Call):
             raise self.error(self.facts.checks[words[0] - 1], words[1:])
 
 
-class _Loaded:
-    address = 0
+class Emulator(gpu.Cuda):
+    """As the back end of a GPU, for tensors of the CPU."""
 
-    def __init__(self, compiled: Emulated) -> None:
-        self.compiled = compiled
-
-    def call(self, slots: bytes) -> None:
-        EmulatedCall(self.compiled, 0, check_error)(slots)
-
-    call_holding_gil = call
+    def compile(self, job: build.Job) -> Emulated:
+        made = super().compile(job)
+        return Emulated(job, made.facts, made.optimized)
 
 
-class _Compiled:
-    """What the launcher sees: the emulated specialisation in the place of one for the CPU."""
-
-    def __init__(self, compiled: Emulated) -> None:
-        self.loop, self.function = compiled.loop, compiled.function
-        self.results, self.guards = compiled.results, compiled.guards
-        self.origin, self.stages, self.checks, self.prints = "compiled", compiled.stages, (), ()
-        self.load = _Loaded(compiled)
-
-
-def compile_region(*args: Any, **kwargs: Any) -> _Compiled:
-    found = gpu.compile_region(*args, **kwargs)
-    fields = {name: getattr(found, name) for name in found.__dataclass_fields__}
-    return _Compiled(Emulated(**fields))
+def compile_region(_: build.Backend, *args: Any, **kwargs: Any) -> build.Made:
+    return compile_on(Emulator(), *args, **kwargs)
 
 
 def emulated(kernel: weft.Kernel, **options: Any) -> weft.Kernel:

@@ -246,13 +246,15 @@ def test_a_gpu_takes_what_is_known(process):
 
     def spy(module):
         launcher = module.kernel.launchers[0]
-        launcher.compile_region = lambda *a, **k: asked.append(a) or build.compile_region(*a, **k)
+        launcher.compile_region = lambda place, *a, **k: (
+            asked.append(a) or build.compile_region(place, *a, **k)
+        )
 
     body = "out[i] = x[i] * 2"
     process(body, change=spy)
-    first = gpu.compile_region(*asked.pop())
+    first = build.compile_region(gpu.CUDA, *asked.pop())
     was_lowered, _, _ = process(body, change=spy)
-    second = gpu.compile_region(*asked.pop())
+    second = build.compile_region(gpu.CUDA, *asked.pop())
     assert not was_lowered
     assert (first.origin, second.origin) == ("compiled", "disk")
     assert "function" not in vars(second.loop)

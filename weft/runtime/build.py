@@ -8,11 +8,14 @@ gradient, arguments that share memory).
 
 from __future__ import annotations
 
+import abc
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
 
 from weft import timing
 from weft.codegen.interface import Check, Slot
@@ -22,17 +25,18 @@ from weft.frontend.specs import Spec
 from weft.frontend.split import Region
 from weft.ir.core import Function
 from weft.options import Options
-from weft.runtime import known
+from weft.runtime import known, native, record
 from weft.runtime.cache import DiskCache, disk, from_json, hashed, to_json
 from weft.runtime.cpu import LoadedFunction, load
 from weft.runtime.known import Summary
 from weft.runtime.maker import compiler, processor
+from weft.runtime.overlap import extent
 from weft.source import FunctionSource
 
 if TYPE_CHECKING:
     from weft.frontend.lower import Lowered
 
-FORMAT = 2  # of the header; another number is another key
+Failure = Callable[[Check, list[int]], Exception]  # the error for what a check has recorded
 log = logging.getLogger("weft.specialize")
 log_llvm = logging.getLogger("weft.llvm")
 log_asm = logging.getLogger("weft.asm")
@@ -101,14 +105,31 @@ def _made(lowered: Lowered, options: Options) -> Loop:
     return Loop(summary, digest, lowered.guards, lambda: lowered.function)
 
 
-@dataclass(slots=True)
-class Made:
-    """A specialisation for some device. ``origin``: "compiled" or "disk"; ``stages``:
-    milliseconds."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A loop to compile. ``key``: of what is kept in ``cache``; ``checked``: with tests at run time
+    of what is not known about races."""
 
     loop: Loop
-    origin: str
-    stages: dict[str, float]
+    options: Options
+    noalias: bool
+    key: str
+    cache: DiskCache | None
+    checked: bool
+
+
+@dataclass(slots=True)
+class Made(abc.ABC):
+    """A loop that is compiled for a kind of device. ``origin``: "compiled" or "disk"; ``stages``:
+    milliseconds."""
+
+    job: Job
+    origin: str = field(init=False)
+    stages: dict[str, float] = field(init=False)
+
+    @property
+    def loop(self) -> Loop:
+        return self.job.loop
 
     @property
     def function(self) -> Function:
@@ -123,7 +144,85 @@ class Made:
     def guards(self) -> tuple[Guard, ...]:
         return self.loop.guards
 
+    @property
+    @abc.abstractmethod
+    def slots(self) -> tuple[Slot, ...]:
+        """The words of the argument block."""
 
+    @abc.abstractmethod
+    def bound(
+        self, tensors: Sequence[torch.Tensor], error: Failure, *, brief: bool
+    ) -> tuple[Callable[[bytes], object], native.Direct | None]:
+        """What launches it on tensors of these sizes, given the argument block, and the same
+        without Python if there is that. ``error`` words a failed check; ``brief``: a launch takes
+        microseconds."""
+
+
+class Backend(Protocol):
+    """What compiles loops for a kind of device. ``name`` is torch's, ``version`` is of what it
+    keeps in the cache."""
+
+    name: str
+    version: int
+
+    def machine(self) -> str:
+        """What code of this machine depends on, beside the loop, its options and the compiler."""
+        ...
+
+    def from_disk(self, job: Job, header: dict[str, Any], code: bytes) -> Made | None:
+        """What ``compile`` has kept; None where that cannot be used."""
+        ...
+
+    def compile(self, job: Job) -> Made:
+        """Compiles a loop, and keeps it in the cache. Raises ``CompileError``s."""
+        ...
+
+
+def backend(device: str) -> Backend:
+    """What compiles for a kind of device. (What meta tensors are asked, CPUs answer.)"""
+    if device == "cuda":
+        from weft.runtime import gpu  # heavy, and not needed where there is no GPU
+
+        return gpu.CUDA
+    return CPU
+
+
+def compile_region(
+    backend: Backend, region: Region | None, source: FunctionSource | None, specs: dict[str, Spec],
+    options: Options, *, noalias: bool = True, lowered: Lowered | None = None,
+) -> Made:  # fmt: skip
+    """Compiles ``region`` for arguments as ``specs`` says, or takes it from the disk cache.
+
+    ``noalias``: no memory written through one tensor is accessed through another. ``lowered``: the
+    loop's IR, where it does not come from source (``region`` and ``source`` are then not needed).
+    """
+    cache = disk(options)
+    with timing.record() as recording:
+        loop = loop_for(region, source, specs, options, lowered)
+        said = f"debug={options.debug} strict={options.strict_math} noalias={noalias}"
+        made_by = backend.name, backend.version, compiler(), backend.machine()
+        key = hashed(*made_by, said, loop.digest)
+        job = Job(loop, options, noalias, key, cache, options.debug and region is not None)
+        entry = cache.load(key) if cache is not None else None
+        made = backend.from_disk(job, *entry) if entry is not None else None
+        origin = "compiled" if made is None else "disk"
+        if made is None:
+            made = backend.compile(job)
+    made.origin, made.stages = origin, dict(recording.stages)
+    name = loop.summary.name
+    log_stages(name, origin, recording)
+    told = ", ".join(f"{n}: {s}" for n, s in specs.items())
+    log.debug("%s: %s for %s, (%s)", name, origin, backend.name, told)
+    return made
+
+
+def log_stages(name: str, what: str, recording: timing.Recording) -> None:
+    """Logs how long the stages of a compilation took."""
+    if log_time.isEnabledFor(logging.DEBUG):
+        log_time.debug("%s, %s\n%s", name, what, recording.report())
+
+
+# --- the CPU --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Header:
     """What the cache keeps beside object code: what calls of it are like (see ``CpuCode``)."""
@@ -136,87 +235,70 @@ class Header:
 
 @dataclass(slots=True)
 class Compiled(Made):
-    """A specialisation that can be called: ``load.call(packed slots)``."""
+    """Machine code of this process."""
 
-    load: LoadedFunction
+    code: LoadedFunction
     header: Header
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         return self.header.slots
 
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        return self.header.checks
+    def bound(
+        self, tensors: Sequence[torch.Tensor], error: Failure, *, brief: bool
+    ) -> tuple[Callable[[bytes], object], native.Direct | None]:
+        code = self.code
+        call = code.call_holding_gil if brief else code.call
+        if self.header.checks:
+            from weft.runtime.shadow import checked  # assertions, and debug mode
+
+            sizes = [(extent(t), t.element_size()) for t in tensors]
+            return checked(call, self.slots, self.header.checks, sizes, error), None
+        way = record.HOLDING if brief else record.RELEASING
+        return call, native.Direct(way, code.address, code) if code.address else None
 
 
-def compile_region(
-    region: Region | None, source: FunctionSource | None, specs: dict[str, Spec], options: Options,
-    *, noalias: bool = True, lowered: Lowered | None = None,
-) -> Compiled:  # fmt: skip
-    """Compiles ``region`` for arguments as ``specs`` says, or loads it from the disk cache.
+class Cpu:
+    """Object code, linked into this process."""
 
-    ``noalias``: no memory written through one tensor is accessed through another. ``lowered``: the
-    loop's IR, where it does not come from source (``region`` and ``source`` are then not needed).
-    """
-    cache = disk(options)
-    with timing.record() as recording:
-        loop = loop_for(region, source, specs, options, lowered)
-        key = hashed(FORMAT, compiler(), processor(), said(options, noalias), loop.digest)
-        found = _from_disk(cache, key)
-        if found is not None:
-            loaded, header = found
-            origin = "disk"
-        else:
-            # Passes, index sets and code generation are not imported where the cache has the code.
-            with paused():
-                from weft import compiler as pipeline  # the other door
+    name, version = "cpu", 3
 
-            code = pipeline.to_code(
-                loop.function,
-                strict_math=options.strict_math,
-                noalias=noalias,
-                verify=options.verify,
-                debug=options.debug and region is not None,
-            )
-            log_llvm.debug("%s", code.llvm)
-            if log_asm.isEnabledFor(logging.DEBUG):
-                log_asm.debug("%s", pipeline.cpu.assembly(code))
-            header = Header(code.symbol, code.slots, code.checks, code.prints)
-            origin = "compiled"
-            if cache is not None:
-                cache.store(key, to_json(header), code.object)
-            with timing.stage("load"):
-                loaded = load(code.object, code.symbol, code.prints, cache=cache)
-    name = loop.summary.name
-    log_stages(name, origin, recording)
-    log.debug("%s: %s for (%s)", name, origin, ", ".join(f"{n}: {s}" for n, s in specs.items()))
-    return Compiled(loop, origin, dict(recording.stages), loaded, header)
+    def machine(self) -> str:
+        return processor()
 
-
-def said(options: Options, noalias: bool) -> str:
-    """What of the options makes other code."""
-    return f"debug={options.debug} strict={options.strict_math} noalias={noalias}"
-
-
-def _from_disk(cache: DiskCache | None, key: str) -> tuple[LoadedFunction, Header] | None:
-    """The code stored under ``key``, loaded, and its tables; None where it has to be compiled."""
-    entry = cache.load(key) if cache is not None else None
-    if entry is None:
-        return None
-    try:
-        header = from_json(Header, entry[0])
-    except ValueError:
-        return None
-    with timing.stage("load"):
+    def from_disk(self, job: Job, header: dict[str, Any], code: bytes) -> Compiled | None:
         try:
-            return load(entry[1], header.symbol, header.prints, cache=cache), header
+            known = from_json(Header, header)
+        except ValueError:
+            return None
+        try:
+            return self._loaded(job, known, code)
         except RuntimeError as error:
-            log.warning("the cached code of %s is compiled anew: %s", header.symbol, error)
+            log.warning("the cached code of %s is compiled anew: %s", known.symbol, error)
             return None
 
+    def compile(self, job: Job) -> Compiled:
+        # Passes, index sets and code generation are not imported where the cache has the code.
+        with paused():
+            from weft import compiler as pipeline  # the other door
 
-def log_stages(name: str, what: str, recording: timing.Recording) -> None:
-    """Logs how long the stages of a compilation took."""
-    if log_time.isEnabledFor(logging.DEBUG):
-        log_time.debug("%s, %s\n%s", name, what, recording.report())
+        options = job.options
+        code = pipeline.to_code(
+            job.loop.function, strict_math=options.strict_math, noalias=job.noalias,
+            verify=options.verify, debug=job.checked,
+        )  # fmt: skip
+        log_llvm.debug("%s", code.llvm)
+        if log_asm.isEnabledFor(logging.DEBUG):
+            log_asm.debug("%s", pipeline.cpu.assembly(code))
+        header = Header(code.symbol, code.slots, code.checks, code.prints)
+        if job.cache is not None:
+            job.cache.store(job.key, to_json(header), code.object)
+        return self._loaded(job, header, code.object)
+
+    def _loaded(self, job: Job, header: Header, code: bytes) -> Compiled:
+        with timing.stage("load"):
+            loaded = load(code, header.symbol, header.prints, cache=job.cache)
+        return Compiled(job, loaded, header)
+
+
+CPU = Cpu()

@@ -10,24 +10,21 @@ import logging
 import math
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from weft import timing
 from weft.codegen import launching
-from weft.codegen.interface import Check
+from weft.codegen.interface import Slot
 from weft.codegen.launching import Facts
 from weft.collector import paused
-from weft.frontend.specs import Spec
-from weft.frontend.split import Region
 from weft.ir.core import Function
-from weft.options import Options
 from weft.runtime import build, cuda, native, record
 from weft.runtime.arguments import sizes_of
-from weft.runtime.cache import disk, from_json, hashed, to_json
+from weft.runtime.cache import from_json, to_json
 from weft.runtime.cuda import (
     NO_SUCH_CODE,
     CudaError,
@@ -39,19 +36,13 @@ from weft.runtime.cuda import (
     load,
     make_current,
 )
-from weft.runtime.maker import compiler
 from weft.runtime.pending import pending
 from weft.schedule.choose import Choice, alignments, choose
 from weft.schedule.grid import THREADS, Dims, roomier
 from weft.schedule.language import BlockDim, Cooperate, FastDivision, Schedule, brief, only, show
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
-from weft.source import FunctionSource
 
-if TYPE_CHECKING:
-    from weft.frontend.lower import Lowered
-
-FORMAT = 7  # of the cached header; another number is another key
 RECORD_WORDS = 16
 _WORD = struct.Struct("<q")
 _TAIL = struct.Struct("<Qq")  # the address of what blocks leave, and how many blocks there are
@@ -68,21 +59,20 @@ class GpuCompiled(build.Made):
     compiled."""
 
     facts: Facts
-    options: Options
-    noalias: bool
-    key: str
     optimized: Function | None = None
     texts: dict[tuple[Schedule, str], str] = field(default_factory=dict)
     modules: dict[tuple[Schedule, int], Module] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
-    def checks(self) -> tuple[Check, ...]:
-        return self.facts.checks
+    def slots(self) -> tuple[Slot, ...]:
+        return self.facts.slots
 
-    @property
-    def prints(self) -> tuple[Any, ...]:
-        return self.facts.prints
+    def bound(
+        self, tensors: Sequence[torch.Tensor], error: build.Failure, *, brief: bool
+    ) -> tuple[Call, native.Direct | None]:
+        call = Call(self, tensors[0].get_device(), error)
+        return call, call.direct()
 
     def ptx(self, schedule: Schedule, arch: str, anew: bool = False) -> str:
         """The PTX by a schedule: from memory, the disk cache (not ``anew``), or compiled."""
@@ -93,27 +83,20 @@ class GpuCompiled(build.Made):
             return found
 
     def _made(self, schedule: Schedule, arch: str, anew: bool) -> str:
-        cache = disk(self.options)
-        key = hashlib.sha256(f"{self.key} {show(schedule)} {arch}".encode()).hexdigest()
+        job, cache = self.job, self.job.cache
+        key = hashlib.sha256(f"{job.key} {show(schedule)} {arch}".encode()).hexdigest()
         entry = cache.load(key) if cache is not None and not anew else None
         if entry is not None:
             return entry[1].decode(errors="replace")
-        # Passes and code generation are not imported where the cache has the code.
-        with paused():
-            from weft import compiler as pipeline  # doors of the compiler
-            from weft.codegen import cuda as backend
-
         with timing.record() as recording:
             if self.optimized is None:
-                self.optimized = pipeline.optimize(
-                    self.function,
-                    strict_math=self.options.strict_math,
-                    noalias=self.noalias,
-                    verify=self.options.verify,
-                )
+                self.optimized = optimized(job)
+            with paused():
+                from weft.codegen import cuda as backend  # a door of the compiler
+
             code = backend.compile_cuda(
-                self.optimized, schedule, arch,
-                strict_math=self.options.strict_math, noalias=self.noalias,
+                self.optimized, schedule, arch, strict_math=job.options.strict_math,
+                noalias=job.noalias,
             )  # fmt: skip
         for stage, milliseconds in recording.stages.items():
             self.stages[stage] = self.stages.get(stage, 0.0) + milliseconds
@@ -154,50 +137,46 @@ def architecture(device: int) -> str:
     return launching.architecture(torch.cuda.get_device_capability(device))
 
 
-def compile_region(
-    region: Region | None, source: FunctionSource | None, specs: dict[str, Spec], options: Options,
-    *, noalias: bool = True, lowered: Lowered | None = None,
-) -> GpuCompiled:  # fmt: skip
-    """What calls of ``region`` with arguments as ``specs`` says have in common. Schedules are
-    compiled when they are needed. Raises ``CompileError``s."""
-    cache = disk(options)
-    optimized = None
-    with timing.record() as recording:
-        loop = build.loop_for(region, source, specs, options, lowered)
-        key = hashed("cuda", FORMAT, compiler(), build.said(options, noalias), loop.digest)
-        entry = cache.load(key) if cache is not None else None
-        facts = _known(entry[0]) if entry is not None else None
-        origin = "disk"
-        if facts is None:
-            # Passes and code generation are not imported where the cache has the code.
-            with paused():
-                from weft import compiler as pipeline  # doors of the compiler
-                from weft.codegen import cuda as backend
+def optimized(job: build.Job) -> Function:
+    """The loop after the passes."""
+    # Passes and code generation are not imported where the cache has the code.
+    with paused():
+        from weft import compiler as pipeline  # a door of the compiler
 
-            optimized = pipeline.optimize(
-                loop.function,
-                strict_math=options.strict_math,
-                noalias=noalias,
-                verify=options.verify,
-            )
-            with timing.stage("schedule"):
-                facts = backend.analyse(optimized, noalias=noalias, strict_math=options.strict_math)
-            origin = "compiled"
-            if cache is not None:
-                cache.store(key, to_json(facts), b"")
-    name = loop.summary.name
-    build.log_stages(name, origin, recording)
-    log.debug("%s: %s for CUDA, (%s)", name, origin,
-              ", ".join(f"{n}: {s}" for n, s in specs.items()))  # fmt: skip
-    return GpuCompiled(loop, origin, dict(recording.stages), facts, options, noalias, key,
-                       optimized)  # fmt: skip
+    return pipeline.optimize(
+        job.loop.function, strict_math=job.options.strict_math, noalias=job.noalias,
+        verify=job.options.verify,
+    )  # fmt: skip
 
 
-def _known(header: dict[str, Any]) -> Facts | None:
-    try:
-        return from_json(Facts, header)
-    except ValueError:
-        return None
+class Cuda:
+    """What calls of a loop have in common. Schedules are compiled when they are needed."""
+
+    name, version = "cuda", 8
+
+    def machine(self) -> str:
+        return ""
+
+    def from_disk(self, job: build.Job, header: dict[str, Any], code: bytes) -> GpuCompiled | None:
+        try:
+            return GpuCompiled(job, from_json(Facts, header))
+        except ValueError:
+            return None
+
+    def compile(self, job: build.Job) -> GpuCompiled:
+        function = optimized(job)
+        with paused():
+            from weft.codegen import cuda as backend  # a door of the compiler
+
+        strict_math = job.options.strict_math
+        with timing.stage("schedule"):
+            facts = backend.analyse(function, noalias=job.noalias, strict_math=strict_math)
+        if job.cache is not None:
+            job.cache.store(job.key, to_json(facts), b"")
+        return GpuCompiled(job, facts, function)
+
+
+CUDA = Cuda()
 
 
 # -- calls
@@ -224,9 +203,7 @@ class Call:
     argument block. The grid follows from the shapes, and from integers where loops depend on
     them."""
 
-    def __init__(
-        self, compiled: GpuCompiled, device: int, error: Callable[[Check, list[int]], Exception]
-    ) -> None:
+    def __init__(self, compiled: GpuCompiled, device: int, error: build.Failure) -> None:
         """``error`` words a failed check."""
         self.compiled = compiled
         self.error = error
@@ -365,7 +342,7 @@ class Call:
         if torch.cuda.is_current_stream_capturing():
             return  # a graph's launches are recorded, not run: there is nothing to read
         pending.add(record, self.facts.checks, self.device, self.error)
-        pending.poll(wait=self.compiled.options.debug)
+        pending.poll(wait=self.compiled.job.options.debug)
 
     # -- what runs
 

@@ -36,9 +36,9 @@ from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, TensorSpec, con
 from weft.frontend.split import Region, RegionArg
 from weft.ir.core import Function
 from weft.options import Options
-from weft.runtime import native, record
+from weft.runtime import native
 from weft.runtime.backing import backed, is_backed, put_back
-from weft.runtime.build import Compiled, compile_region
+from weft.runtime.build import Made, backend, compile_region
 from weft.runtime.cache import disk
 from weft.runtime.fastpath import (
     HOTTEST,
@@ -68,11 +68,10 @@ log_launch = logging.getLogger("weft.launch")
 MOST_PLANS = 4096  # per launcher: a program of ever new shapes must not grow without end
 MANY = 64  # specialisations of a loop, of which a warning says why
 TINY = 4096  # elements of all tensors together, below which the GIL is kept during the call
-_WORD = struct.Struct("<q")
 
 
 # build.compile_region, or what a test puts in its place.
-CompileRegion = Callable[..., Compiled]
+CompileRegion = Callable[..., Made]
 
 
 @dataclass(slots=True)
@@ -333,16 +332,13 @@ class Launcher:
             "%s, loop at line %d: %s (%s)%s", self.source.name, self.region.span.line, signature,
             why, ", overlapping memory" if aliased else "",
         )  # fmt: skip
-        make = self.compile_region
-        if place == "cuda":
-            from weft.runtime import gpu  # heavy, and not needed where there is no GPU
-
-            make = gpu.compile_region
         region = replace(self.region, node=once(self.region.node)) if in_order else self.region
         by_name = dict(zip(self.names, specs, strict=True))
         try:
             with deep(self.region.span):
-                compiled = make(region, self.source, by_name, self.options, noalias=not aliased)
+                compiled = self.compile_region(
+                    backend(place), region, self.source, by_name, self.options, noalias=not aliased
+                )
         except CompileError:
             passed = zip(self.region.args, specs, strict=True)
             captured = [a.place for a, s in passed if isinstance(s, ScalarSpec) and s.captured]
@@ -395,7 +391,8 @@ class Launcher:
         self, special: Specialization, specs: list[Spec], args: tuple[Any, ...],
         written: frozenset[int],
     ) -> Plan:  # fmt: skip
-        compiled: Compiled = special.compiled
+        compiled: Made = special.compiled
+        loop = compiled.loop.summary
         memory = _memory(specs)
         tensors = [args[k] for k in memory]
         place = tensors[0].device if tensors else torch.device("cpu")
@@ -406,49 +403,30 @@ class Launcher:
                 tail += value.shape
                 if spec.layout != "contiguous":
                     tail += value.stride()[: -1 if spec.layout == "unit" else None]
+        tail.append(0)  # for an error record
         results = [TORCH_DTYPES[dtype] for _, dtype in compiled.results]
-        elements = sum(t.numel() for t in tensors)
-        tiny = elements <= TINY and not compiled.loop.summary.nested
-        rest = struct.pack(f"<{len(tail)}q", *tail)
-        on_gpu = place.type == "cuda"
-        if on_gpu:
-            from weft.runtime import gpu  # imported before, where the loop was compiled
-
-            call = gpu.Call(special.compiled, tensors[0].get_device(), check_error)
-            direct = call.direct()
-        else:
-            load = compiled.load
-            call = load.call_holding_gil if tiny else load.call
-            way = record.HOLDING if tiny else record.RELEASING
-            direct = native.Direct(way, load.address, load) if load.address else None
-        if compiled.checks and not on_gpu:
-            from weft.runtime.shadow import checked  # assertions, and debug mode
-
-            sizes = [(extent(t), t.element_size()) for t in tensors]
-            call = checked(call, compiled.slots, compiled.checks, sizes, check_error)
-            direct = None
-        else:
-            rest += _WORD.pack(0)
-        if compiled.loop.summary.unordered:
+        tiny = sum(t.numel() for t in tensors) <= TINY and not loop.nested
+        call, direct = compiled.bound(tensors, check_error, brief=tiny)
+        if loop.unordered:
             from weft.runtime.deterministic import Ordered  # what few loops need
 
-            call = Ordered(call, compiled, on_gpu, self.region.span)
+            call = Ordered(call, compiled, place.type == "cuda", self.region.span)
         outputs = [tensors[k].dtype for k in written if k < len(tensors)] + results
         differentiable = any(d.is_floating_point for d in outputs)
         grad = differentiable and any(t.requires_grad for t in tensors if t.is_floating_point())
         extents = [extent(t) for t in tensors]
         if log_launch.isEnabledFor(logging.DEBUG):
-            threads = torch.get_num_threads()
+            threads = f" with at most {torch.get_num_threads()} threads"
             log_launch.debug(
                 "%s, loop at line %d: on %s%s, %d bytes in %d tensors", self.source.name,
-                self.region.span.line, place,
-                "" if on_gpu else f" with at most {threads} threads", sum(extents), len(tensors),
+                self.region.span.line, place, threads if place.type == "cpu" else "", sum(extents),
+                len(tensors),
             )  # fmt: skip
         pack = struct.Struct("<" + head).pack
         makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
-        return Plan(call, pack, rest, grad, tuple(compiled.guards), tuple(extents),
-                    tuple(makers), direct, itertools.count(1).__next__,
-                    compiled.loop.summary.unordered)  # fmt: skip
+        return Plan(call, pack, struct.pack(f"<{len(tail)}q", *tail), grad, tuple(compiled.guards),
+                    tuple(extents), tuple(makers), direct, itertools.count(1).__next__,
+                    loop.unordered)  # fmt: skip
 
     def stale(self, args: tuple[Any, ...]) -> Any:
         """A guard of the plan that was found does not hold any more: compile again."""

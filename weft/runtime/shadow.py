@@ -74,15 +74,15 @@ def checked(
     call: Callable[[bytes], Any], slots: Sequence[Slot], checks: Sequence[Check],
     sizes: Sequence[tuple[int, int]], error: Callable[[Check, list[int]], Exception],
 ) -> Callable[[bytes], None]:  # fmt: skip
-    """``call`` with an error record of its own; raises what the record says (``error`` words all
-    but races). ``sizes``: see ``Shadows``."""
+    """``call`` with an error record of its own, the last word of a block; raises what the record
+    says (``error`` words all but races). ``sizes``: see ``Shadows``."""
     shadows = Shadows(slots, sizes)
     words = max([LEAST_WORDS, *(1 + len(check.values) for check in checks)])
 
     def launch(block: bytes) -> None:
         record = (ctypes.c_int64 * words)()
         noted, tail = shadows.make(block)
-        call(block + struct.pack("<Q", ctypes.addressof(record)) + tail)
+        call(block[:-8] + struct.pack("<Q", ctypes.addressof(record)) + tail)
         del noted  # alive until here
         if record[0]:
             check, values = checks[record[0] - 1], list(record[1:])

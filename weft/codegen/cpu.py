@@ -56,8 +56,8 @@ def compile_cpu(
         tiled = generator.plan is not None
         code = machine().emit_object(_optimize(text, tiled=tiled))
     return CpuCode(
-        text, code, generator.symbol, argument_slots(function), generator.cpu.check_table,
-        generator.cpu.print_table, tiled,
+        text, code, generator.symbol, argument_slots(function), generator.cpu.tables.described(),
+        generator.cpu.tables.printed(), tiled,
     )  # fmt: skip
 
 

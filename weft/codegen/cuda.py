@@ -12,11 +12,11 @@ from weft.codegen.default_cuda import VECTOR_BYTES, Divisible, Picks, picks
 from weft.codegen.default_cuda import candidates as schedules
 from weft.codegen.emit import symbol_of
 from weft.codegen.grid import Grid
-from weft.codegen.host import Cpu
 from weft.codegen.jam import jam
 from weft.codegen.launching import Facts
 from weft.codegen.narrow import Program, candidates, divisions, narrow
 from weft.codegen.neighbours import Common, common
+from weft.codegen.tables import Tables
 from weft.codegen.teams import find, marked
 from weft.codegen.threads import argument_slots
 from weft.ir.core import Function, Op, Value, walk
@@ -83,10 +83,10 @@ def analyse(function: Function, *, noalias: bool, strict_math: bool) -> Facts:
         parallel.attrs["kinds"] if parallel is not None else (),
     )  # fmt: skip
     divisible = _divisible(function, parallel, found, program)
-    tables = Cpu(function)
+    tables = Tables(function)
     return Facts(
-        symbol_of(function.name), argument_slots(function), tables.check_table,
-        tables.print_table, nest,
+        symbol_of(function.name), argument_slots(function), tables.described(),
+        tables.printed(), nest,
         tuple(map(str, schedules(parallel, nest, found, team, divisible))),
     )  # fmt: skip
 

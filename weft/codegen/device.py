@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from weft.codegen.arith import RULES, Rule, widen, word
 from weft.codegen.emit import Emitter, View, memory_type
-from weft.codegen.host import Cpu
 from weft.codegen.llvm import address
 from weft.codegen.members import Members
+from weft.codegen.tables import Tables
 from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Function, Op
 from weft.ir.types import ScalarType, f32, f64, i1
@@ -17,20 +18,23 @@ from weft.ir.views import reported
 ORDERING = 'syncscope("device") monotonic'
 
 
+def _cuda(e: Emitter) -> Cuda:
+    assert isinstance(e.target, Cuda)
+    return e.target
+
+
 def _call(name: str) -> Rule:
     """A rule that calls libdevice's ``name``, with an f behind it for float32."""
 
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-        assert isinstance(e.target, Cuda)
-        return [e.target.library_call(e, name, op.result.scalar, operands)]
+        return [_cuda(e).library_call(e, name, op.result.scalar, operands)]
 
     return emit
 
 
 def _place(e: Emitter, op: Op, view: View, indices: Sequence[str]) -> tuple[str, int]:
     """The address of what a load or store accesses, and the bytes that it is a multiple of."""
-    target, element = e.target, view.type.element
-    assert isinstance(target, Cuda)
+    target, element = _cuda(e), view.type.element
     if target.place:
         ty = memory_type(element)
         begin = f"ptr {target.begins[op]}"
@@ -49,9 +53,9 @@ def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 
 
 def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    assert isinstance(e.target, Cuda)
-    if e.target.members is not None and "team" in op.attrs:
-        e.target.members.alone(e, op, lambda: _stored(e, op, operands))
+    members = _cuda(e).members
+    if members is not None and "team" in op.attrs:
+        members.alone(e, op, lambda: _stored(e, op, operands))
     else:
         _stored(e, op, operands)
     return ()
@@ -68,36 +72,35 @@ def _stored(e: Emitter, op: Op, operands: list[str]) -> None:
 
 def _accumulated(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     """An accumulation; where one member of a team does it, nobody asks what was there."""
-    assert isinstance(e.target, Cuda)
-    rule = RULES["memref.atomic_rmw"]
-    if e.target.members is None or "team" not in op.attrs:
+    members, rule = _cuda(e).members, RULES["memref.atomic_rmw"]
+    if members is None or "team" not in op.attrs:
         return rule(e, op, operands)
-    e.target.members.alone(e, op, lambda: rule(e, op, operands))
+    members.alone(e, op, lambda: rule(e, op, operands))
     return ["poison"]
 
 
 def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    assert isinstance(e.target, Cuda)
-    if e.target.members is not None and "team" in op.attrs:
-        return e.target.members.shared_loop(e, op, operands)
+    members = _cuda(e).members
+    if members is not None and "team" in op.attrs:
+        return members.shared_loop(e, op, operands)
     return RULES["scf.for"](e, op, operands)
 
 
 def _divided(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     """A division whose divisor the call has as a reciprocal: see ``schedule.reciprocal``."""
-    assert isinstance(e.target, Cuda)
     if "divisor" not in op.attrs:
         return RULES["arith.floordivsi"](e, op, operands)
-    multiplier, shift = e.target.reciprocals[op.attrs["divisor"]]
+    multiplier, shift = _cuda(e).reciprocals[op.attrs["divisor"]]
     odd = e.inst(f"or i32 {e.inst(f'shl nsw i32 {operands[0]}, 1')}, 1")
     # As LLVM IR it becomes a product of 64 by 64 bits: LLVM moves the extension out of loops.
     high = e.inst(f'call i32 asm "mul.hi.s32 $0, $1, $2;", "=r,r,r"(i32 {odd}, i32 {multiplier})')
     return [e.inst(f"ashr i32 {high}, {shift}")]
 
 
-class Cuda(Cpu):
+class Cuda:
     """What the rules ask of a GPU. ``functions`` collects the names that libdevice has to give."""
 
+    scales = False
     rules: Mapping[str, Rule] = {
         "arith.floordivsi": _divided,
         "arith.remf": _call("fmod"),  # frem would be x - y * trunc(x / y), which is not exact
@@ -109,7 +112,10 @@ class Cuda(Cpu):
     }
 
     def __init__(self, function: Function) -> None:
-        super().__init__(function)
+        self.tables = Tables(function)
+        self.checks, self.prints = self.tables.checks, self.tables.prints
+        self.record = ""  # the error record's name in the function that is being written
+        self.leave = ""  # the label that ends an iteration
         self.functions: set[str] = set()
         self.failed: list[str] = []  # blocks that jump to ``leave``
         self.reciprocals: list[tuple[str, str]] = []  # of divisors, by their numbers
@@ -117,6 +123,15 @@ class Cuda(Cpu):
         self.aligned: dict[Op, int] = {}  # loads and stores at addresses with more than their own
         # How far the neighbour is from one whose accesses, at ``begins``, are right in front.
         self.place, self.begins = 0, dict[Op, str]()
+
+    def poll(self, e: Emitter, op: Op) -> None:
+        """Nothing stops a GPU."""
+
+    def strip(self, e: Emitter, op: Op, upper: str, run: Any) -> None:
+        """Loops run in one piece."""
+
+    def touch(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
+        raise AssertionError("races are looked for on the CPU")
 
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         return self.library_call(e, FUNCTIONS[function][0], t, operands)

@@ -95,7 +95,7 @@ class View:
 
 
 class Target(Protocol):
-    """What differs between machines. ``host.Cpu`` is one."""
+    """What differs between machines. ``host.Cpu`` is one, ``device.Cuda`` another."""
 
     @property
     def rules(self) -> Mapping[str, Any]:

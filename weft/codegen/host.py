@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from weft.codegen import float32, interrupt, ranges
 from weft.codegen.arith import Rule, word
 from weft.codegen.emit import Emitter, llvm_type
-from weft.codegen.interface import Check, word_shift
+from weft.codegen.interface import word_shift
+from weft.codegen.tables import Tables
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType, f32
 from weft.ir.views import Touch, reported
 from weft.schedule.machine import CpuMachine
@@ -23,21 +24,13 @@ class Cpu:
     def __init__(self, function: Function, machine: CpuMachine | None = None) -> None:
         """Without a ``machine``, one that has no vectors."""
         self.machine = machine or CpuMachine()
-        self.checks = _numbered(function, "weft.assert", "weft.bounds", "weft.touch")
-        self.prints = _numbered(function, "weft.print")
+        self.tables = Tables(function)
+        self.checks, self.prints = self.tables.checks, self.tables.prints
         self.record = ""  # the error record's name in the function that is being written
         self.leave = ""  # the label that ends it
         self.shadows: dict[Value, tuple[str, str]] = {}  # likewise: see ``interface.Slot``
         self.polled: dict[Op, int] = {}  # see ``interrupt.polled_loops``
         self.clock = ""  # likewise, see ``interrupt.clock``
-
-    @property
-    def check_table(self) -> tuple[Check, ...]:
-        return tuple(_check(op) for op in self.checks)
-
-    @property
-    def print_table(self) -> tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]:
-        return tuple((tuple(op.attrs["parts"]), _kinds(op.operands)) for op in self.prints)
 
     @property
     def scales(self) -> bool:
@@ -144,17 +137,6 @@ class Cpu:
         e.line(f"call void @weft_print(i64 {self.prints[op]}, ptr {words})")
 
 
-def _numbered(function: Function, *names: str) -> dict[Op, int]:
-    """The operations of these names, each with its place among them in program order."""
-    found = [op for op in walk(function.body) if op.name in names]
-    return {op: k for k, op in enumerate(found)}
-
-
-def _kinds(values: Sequence[Value]) -> tuple[str, ...]:
-    kinds = {"float": "float", "bool": "bool", "int": "int", "index": "int"}
-    return tuple(kinds[v.scalar.kind] for v in values)
-
-
 # What another iteration left at a place, else 0. An empty place is taken by this iteration's word
 # where ``take`` says so. All threads see accesses to these words in one order, and each notes what
 # it does before it looks: of two that meet, one at least sees the other.
@@ -175,26 +157,3 @@ have:
   %other = select i1 %own, i64 0, i64 %there
   ret i64 %other
 }"""
-
-
-def _check(op: Op) -> Check:
-    if op.name == "weft.touch":
-        return _race_check(op)
-    return Check(
-        op.name.removeprefix("weft."), str(op.attrs.get("message", "")),
-        str(op.attrs.get("tensor", "")), int(op.attrs.get("axis", 0)), _kinds(reported(op)),
-        _span(op),
-    )  # fmt: skip
-
-
-def _race_check(op: Op) -> Check:
-    form = "grouped" if op.attrs["grouped"] else ""
-    values = ("int",) * len(op.operands)  # two words instead of the memref and the iteration
-    return Check("race", op.attrs["kind"], form, Touch(op).rank, values, _span(op))
-
-
-def _span(op: Op) -> tuple[str, int, int, int, int, str, str] | None:
-    s = op.span
-    if s is None:
-        return None
-    return (s.file, s.line, s.column, s.end_line, s.end_column, s.text, s.kernel)

@@ -178,15 +178,6 @@ class Backend(Protocol):
         ...
 
 
-def backend(device: str) -> Backend:
-    """What compiles for a kind of device. (What meta tensors are asked, CPUs answer.)"""
-    if device == "cuda":
-        from weft.runtime import gpu  # heavy, and not needed where there is no GPU
-
-        return gpu.CUDA
-    return CPU
-
-
 def compile_region(
     backend: Backend, region: Region | None, source: FunctionSource | None, specs: dict[str, Spec],
     options: Options, *, noalias: bool = True, lowered: Lowered | None = None,

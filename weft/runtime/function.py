@@ -13,7 +13,7 @@ from weft.frontend.lower import Lowered
 from weft.ir.core import Function
 from weft.options import Options
 from weft.runtime import build
-from weft.runtime.launch import MOST_PLANS, check_error
+from weft.runtime.launch import MOST_PLANS, backend, check_error
 
 
 class CompiledFunction:
@@ -65,6 +65,6 @@ class CompiledFunction:
             if found is None:
                 lowered = Lowered(self.function, [], [], "")
                 found = self._made[place] = build.compile_region(
-                    build.backend(place), None, None, {}, self.options, lowered=lowered
+                    backend(place), None, None, {}, self.options, lowered=lowered
                 )
             return found

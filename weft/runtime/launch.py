@@ -38,7 +38,7 @@ from weft.ir.core import Function
 from weft.options import Options
 from weft.runtime import native
 from weft.runtime.backing import backed, is_backed, put_back
-from weft.runtime.build import Made, backend, compile_region
+from weft.runtime.build import CPU, Backend, Made, compile_region
 from weft.runtime.cache import disk
 from weft.runtime.fastpath import (
     HOTTEST,
@@ -101,6 +101,15 @@ class Ahead(NamedTuple):
     entry: Callable[..., Any]
     order: Sequence[int]
     install: Callable[[Callable[..., Any]], None]
+
+
+def backend(device: str) -> Backend:
+    """What compiles for a kind of device. (What meta tensors are asked, CPUs answer.)"""
+    if device == "cuda":
+        from weft.runtime import gpu  # heavy, and not needed where there is no GPU
+
+        return gpu.CUDA
+    return CPU
 
 
 class Launcher:

@@ -1,0 +1,59 @@
+"""The checks and prints of a function: numbered in the code, described beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.codegen.interface import Check
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.views import Touch, reported
+
+
+class Tables:
+    """``checks`` and ``prints``: the operations, each with its number, which the code has."""
+
+    def __init__(self, function: Function) -> None:
+        self.checks = _numbered(function, "weft.assert", "weft.bounds", "weft.touch")
+        self.prints = _numbered(function, "weft.print")
+
+    def described(self) -> tuple[Check, ...]:
+        """``CpuCode.checks``."""
+        return tuple(map(_check, self.checks))
+
+    def printed(self) -> tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]:
+        """``CpuCode.prints``."""
+        return tuple((tuple(op.attrs["parts"]), _kinds(op.operands)) for op in self.prints)
+
+
+def _numbered(function: Function, *names: str) -> dict[Op, int]:
+    """The operations of these names, each with its place among them in program order."""
+    found = [op for op in walk(function.body) if op.name in names]
+    return {op: k for k, op in enumerate(found)}
+
+
+def _kinds(values: Sequence[Value]) -> tuple[str, ...]:
+    kinds = {"float": "float", "bool": "bool", "int": "int", "index": "int"}
+    return tuple(kinds[v.scalar.kind] for v in values)
+
+
+def _check(op: Op) -> Check:
+    if op.name == "weft.touch":
+        return _race_check(op)
+    return Check(
+        op.name.removeprefix("weft."), str(op.attrs.get("message", "")),
+        str(op.attrs.get("tensor", "")), int(op.attrs.get("axis", 0)), _kinds(reported(op)),
+        _span(op),
+    )  # fmt: skip
+
+
+def _race_check(op: Op) -> Check:
+    form = "grouped" if op.attrs["grouped"] else ""
+    values = ("int",) * len(op.operands)  # two words instead of the memref and the iteration
+    return Check("race", op.attrs["kind"], form, Touch(op).rank, values, _span(op))
+
+
+def _span(op: Op) -> tuple[str, int, int, int, int, str, str] | None:
+    s = op.span
+    if s is None:
+        return None
+    return (s.file, s.line, s.column, s.end_line, s.end_column, s.text, s.kernel)

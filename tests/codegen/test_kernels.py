@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 import torch
 from compiled import Compiled, poisoned
 from samples import causal_conv, elementwise, parallel, reduction
 
+from weft.codegen import libraries
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType, ScalarType, bf16, f16, f32, f64, i1, i8, i16, i32, i64, index
@@ -128,7 +128,7 @@ def test_reduction_over_rows_of_a_view() -> None:
 def test_sums_do_not_depend_on_the_number_of_threads() -> None:
     x = RNG.standard_normal(1_000_003).astype(np.float32)
     code, sums, before = Compiled(reduction("addf", f32)), set(), torch.get_num_threads()
-    available = ctypes.CFUNCTYPE(ctypes.c_int)(llvm.address_of_symbol("omp_get_max_threads"))
+    available = ctypes.CFUNCTYPE(ctypes.c_int)(libraries.address_of("omp_get_max_threads"))
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)  # of OpenMP's pool, which both share

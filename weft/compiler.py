@@ -127,9 +127,10 @@ def stages(
         return shown
     code = to_code(lowered.function, strict_math=strict_math, noalias=noalias, verify=True,
                    debug=debug, listener=listener)  # fmt: skip
+    shown.texts["schedule"] = show(code.schedule) or "nothing: LLVM vectorises"
     shown.texts["llvm"] = code.llvm
-    shown.texts["llvm optimized"] = cpu.optimized(code)
-    shown.texts["assembly"] = cpu.assembly(code)
+    shown.texts["llvm optimized"] = code.optimized()
+    shown.texts["assembly"] = code.assembly()
     return shown
 
 

@@ -29,7 +29,7 @@ def chain(statements: int) -> Function:
 def test_long_code_is_not_vectorised(statements, vectors):
     code = cpu.compile_cpu(chain(statements), noalias=True)
     assert (cpu.longest_block(code.llvm) > cpu.MOST_VECTORISED) is not vectors
-    found = re.search(r"fmul contract <\d+ x float>", cpu.optimized(code))
+    found = re.search(r"fmul contract <\d+ x float>", code.optimized())
     assert (found is not None) is vectors
 
 

@@ -10,10 +10,12 @@ from compiled import Compiled, poisoned
 from samples import causal_conv, elementwise, parallel
 
 from weft.codegen.machine import host_cpu
-from weft.codegen.tile import plan
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType, ScalarType, bf16, f16, f32, f64, i32, i64, index
+from weft.schedule.default_cpu import candidates
+from weft.schedule.language import show
+from weft.schedule.machine import CpuMachine
 
 RNG = np.random.default_rng(17)
 NO_TILES = not host_cpu().vector_bytes
@@ -65,10 +67,9 @@ def test_which_loops_get_a_tile() -> None:
 
 
 def test_the_tile_of_a_convolution_shares_the_weights_and_runs_backwards() -> None:
-    (loop,) = [op for op in causal_conv().body.ops if op.name == "scf.parallel"]
-    found = plan(loop, 64)
-    assert found is not None
-    assert (found.lanes, found.axis, found.reverse) == (16, 0, True)
+    schedule, plain = candidates(causal_conv(), CpuMachine(64))
+    assert show(schedule) == "unroll_jam(i0, 4); vectorize(i2, 16, 64, reverse=True)"
+    assert plain == ()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def compare(function: Function, *args: np.ndarray | float, results: int = 1) -> 
     """The last ``results`` arrays are the same with tiles and without."""
     outcomes = []
     for tiles in (True, False):
-        kernel = Compiled(function, tiles=tiles)
+        kernel = Compiled(function, schedule=None if tiles else ())
         assert kernel.code.tiled == (tiles and not NO_TILES)
         copies = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
         kernel(*copies)

@@ -18,12 +18,12 @@ from concurrent.futures import ProcessPoolExecutor
 
 from tests.golden.cases import KERNELS
 from weft import compiler
-from weft.codegen import cuda
-from weft.codegen.threads import Kernel
+from weft.codegen import cpu, cuda
 from weft.errors import CompileError
 from weft.ir.core import Function
 from weft.ir.text import print_function
 from weft.options import Options
+from weft.schedule import default_cpu
 from weft.schedule.choose import candidate
 from weft.schedule.language import brief
 from weft.schedule.machine import CpuMachine
@@ -64,7 +64,8 @@ def texts(name: str) -> Iterator[tuple[str, str]]:
         )
         yield f"{label} ir cpu", print_function(function)
         for machine in MACHINES:
-            kernel = Kernel(function, machine, strict_math=strict, noalias=True)
+            schedule, *_ = default_cpu.candidates(function, machine)
+            kernel = cpu.scheduled(function, schedule, machine, strict_math=strict, noalias=True)
             yield f"{label} llvm cpu{machine.vector_bytes}", kernel.emit()
         function = compiler.optimize(loop, strict_math=strict, noalias=True, verify=False)
         yield f"{label} ir cuda", print_function(function)

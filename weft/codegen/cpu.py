@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import dataclass
 
@@ -10,9 +9,14 @@ import llvmlite.binding as llvm
 
 from weft import timing
 from weft.codegen.interface import Check, Slot
+from weft.codegen.jam import jam
 from weft.codegen.machine import host_cpu, machine
 from weft.codegen.threads import Kernel, argument_slots
 from weft.ir.core import Function
+from weft.schedule import default_cpu
+from weft.schedule.language import Schedule, UnrollJam, Vectorize, only, several
+from weft.schedule.machine import CpuMachine
+from weft.schedule.nest import axes_of
 
 # LLVM's loop vectoriser takes time that grows with the square of the instructions between two
 # branches (it asks of each operation what all are that it depends on): 5 s for so many.
@@ -32,43 +36,63 @@ class CpuCode:
     slots: tuple[Slot, ...]
     checks: tuple[Check, ...]
     prints: tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]
-    tiled: bool  # whether a register tile was written
+    schedule: Schedule
+
+    @property
+    def tiled(self) -> bool:
+        """Whether it is a register tile."""
+        return only(self.schedule, Vectorize) is not None
+
+    def optimized(self) -> str:
+        """The LLVM IR after optimisation."""
+        return str(_optimize(self.llvm, tiled=self.tiled))
+
+    def assembly(self) -> str:
+        """The machine code, as assembly."""
+        return machine().emit_assembly(_optimize(self.llvm, tiled=self.tiled))
 
 
 def compile_cpu(
-    function: Function, *, strict_math: bool = False, noalias: bool = False, tiles: bool = True
-) -> CpuCode:
+    function: Function, *, strict_math: bool = False, noalias: bool = False,
+    schedule: Schedule | None = None,
+) -> CpuCode:  # fmt: skip
     """Machine code of ``function`` for this machine.
 
     ``strict_math`` turns contraction and reassociation off. ``noalias`` says that no memory written
-    through one argument is accessed through another. ``tiles`` allows register tiles.
+    through one argument is accessed through another. Without a ``schedule``, the first candidate
+    whose text is not too long is taken. Raises ``ScheduleError`` where a schedule is not legal.
     """
+    if schedule is not None:
+        default_cpu.check(function, schedule, host_cpu())
     with timing.stage("emit"):
-        write = functools.partial(
-            Kernel, function, host_cpu(), strict_math=strict_math, noalias=noalias
-        )
-        generator = write(tiles=tiles)
-        text = generator.emit()
-        if generator.plan is not None and text.count("\n") > MOST_TILED:
-            generator = write(tiles=False)
-            text = generator.emit()
+        tried = default_cpu.candidates(function, host_cpu()) if schedule is None else [schedule]
+        while True:
+            kernel = scheduled(
+                function, tried.pop(0), host_cpu(), strict_math=strict_math, noalias=noalias
+            )
+            text = kernel.emit()
+            if not tried or text.count("\n") <= MOST_TILED:
+                break
     with timing.stage("llvm"):
-        tiled = generator.plan is not None
+        tiled = kernel.tile is not None
         code = machine().emit_object(_optimize(text, tiled=tiled))
     return CpuCode(
-        text, code, generator.symbol, argument_slots(function), generator.cpu.tables.described(),
-        generator.cpu.tables.printed(), tiled,
+        text, code, kernel.symbol, argument_slots(function), kernel.cpu.tables.described(),
+        kernel.cpu.tables.printed(), kernel.schedule,
     )  # fmt: skip
 
 
-def optimized(code: CpuCode) -> str:
-    """The LLVM IR of a kernel after optimisation."""
-    return str(_optimize(code.llvm, tiled=code.tiled))
-
-
-def assembly(code: CpuCode) -> str:
-    """The machine code of a kernel, as assembly."""
-    return machine().emit_assembly(_optimize(code.llvm, tiled=code.tiled))
+def scheduled(
+    function: Function, schedule: Schedule, machine: CpuMachine, *, strict_math: bool, noalias: bool
+) -> Kernel:
+    """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
+    parallel = default_cpu.outermost(function)
+    if parallel is not None and only(schedule, Vectorize) is None:
+        axes = axes_of(parallel)
+        for step in several(schedule, UnrollJam):
+            axis = axes.index(step.axis)
+            function, parallel = jam(function, parallel, axis, step.copies, step.stride)
+    return Kernel(function, machine, schedule, strict_math=strict_math, noalias=noalias)
 
 
 # -- LLVM's side

@@ -14,23 +14,53 @@ from collections.abc import Callable, Sequence
 from weft.codegen.arith import RULES, note_range
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
 from weft.codegen.llvm import address, loop
-from weft.codegen.tile import Plan, lane_step
 from weft.ir.core import Block, Op, Value
 from weft.ir.types import i64
 from weft.ir.views import For, If, memory
+from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
+from weft.schedule.nest import axes_of
+from weft.schedule.variation import Variation
 
 Instance = tuple[int, int]  # (jammed iteration, vector)
+
+
+class Tile:
+    """A register tile, as a schedule says: its two sides, and how values vary along these."""
+
+    def __init__(self, parallel: Op, schedule: Schedule, vector: Vectorize) -> None:
+        axes, self.body = axes_of(parallel), parallel.body
+        self.column = axes.index(vector.axis)
+        self.width, self.vectors = vector.width, vector.copies // vector.width
+        self.reverse = vector.reverse
+        rows = only(schedule, UnrollJam)
+        self.row = axes.index(rows.axis) if rows is not None else None
+        self.rows = rows.copies if rows is not None else 1
+        jammed = {} if self.row is None else {self.body.args[self.row]: 1}
+        self.down = Variation(self.body, jammed, masked=True)
+        lane = {self.body.args[self.column]: -1 if self.reverse else 1}
+        self.along = Variation(self.body, lane, beside=self.down)
+
+    @property
+    def columns(self) -> int:
+        return self.width * self.vectors
+
+
+def tile_of(parallel: Op, schedule: Schedule) -> Tile | None:
+    """The register tile that a schedule asks for."""
+    vector = only(schedule, Vectorize)
+    return None if vector is None else Tile(parallel, schedule, vector)
 
 
 class Lanes:
     """Writes the body of a parallel loop for ``jam`` x ``vectors`` x lanes iterations at once."""
 
-    def __init__(self, e: Emitter, plan: Plan, jam: int) -> None:
+    def __init__(self, e: Emitter, tile: Tile, jam: int) -> None:
         self.e = e
-        self.plan = plan
+        self.slope, self.stride = tile.along.slope, tile.along.stride
+        self.shared = tile.down.uniform  # by the jammed iterations
         self.jam = jam
-        self.vectors = plan.vectors
-        self.width = plan.lanes
+        self.vectors = tile.vectors
+        self.width = tile.width
         self.names: dict[Value, dict[Instance, str]] = {}
         self.splats: dict[tuple[str, str], str] = {}  # of the enclosing blocks
         self.mask: dict[Instance, str] | None = None  # None: every lane is active
@@ -44,8 +74,8 @@ class Lanes:
 
     def copies(self, value: Value) -> list[Instance]:
         """The instances in which a value exists."""
-        jams = range(self.jam) if self.plan.is_jammed(value) else (0,)
-        vectors = range(self.vectors) if self.plan.stride_of(value) is None else (0,)
+        jams = (0,) if self.shared(value) else range(self.jam)
+        vectors = range(self.vectors) if self.slope(value) is None else (0,)
         return [(j, m) for j in jams for m in vectors]
 
     def name(self, value: Value, at: Instance) -> str:
@@ -54,8 +84,8 @@ class Lanes:
             return self.e.name(value)
         j, m = at
         key = (
-            j if self.plan.is_jammed(value) else 0,
-            m if self.plan.stride_of(value) is None else 0,
+            0 if self.shared(value) else j,
+            m if self.slope(value) is None else 0,
         )
         return self.names[value][key]
 
@@ -65,7 +95,7 @@ class Lanes:
         if value in self.e.constants:
             with _lanes(self.e, self.width):
                 return self.e.literal(self.e.constants[value], t)
-        stride = self.plan.stride_of(value)
+        stride = self.slope(value)
         name = self.name(value, at)
         if stride is None:
             return name
@@ -121,7 +151,7 @@ class Lanes:
                     note_range(self.e, op)
 
     def pure(self, op: Op, at: Instance) -> str:
-        if self.plan.stride_of(op.result) is not None:  # on the first lane it gives the first lane
+        if self.slope(op.result) is not None:  # on the first lane it gives the first lane
             return RULES[op.name](self.e, op, [self.name(v, at) for v in op.operands])[0]
         operands = [self.vector(v, at) for v in op.operands]
         with _lanes(self.e, self.width):
@@ -135,7 +165,7 @@ class Lanes:
     ) -> dict[Instance, str]:
         """For each vector of an access with ``step`` 1 or -1, the address of its lowest lane."""
         ty = memory_type(view.type.element)
-        jams = range(self.jam) if any(map(self.plan.is_jammed, op.operands)) else (0,)
+        jams = range(self.jam) if not self.shared(*op.operands) else (0,)
         found = {}
         for j in jams:
             first = address(self.e, view, [self.name(v, (j, 0)) for v in indices])
@@ -147,7 +177,7 @@ class Lanes:
 
     def load_all(self, op: Op) -> None:
         memref, indices, _ = memory(op)
-        view, step = self.e.views[memref], lane_step(self.plan, op)
+        view, step = self.e.views[memref], self.stride(op)
         if step in (1, -1):
             places = self.places(op, view, indices, step)
             self.names[op.result] = {
@@ -164,7 +194,7 @@ class Lanes:
         ty, size = memory_type(view.type.element), view.type.element.bytes
         pointer = address(e, view, [self.name(v, at) for v in indices])
         if not self.certain:
-            rows = (at[0],) if self.plan.is_jammed(op.result) else range(self.jam)
+            rows = range(self.jam) if self.shared(op.result) else (at[0],)
             pointer = self.if_any(pointer, rows)
         return e.inst(f"load {ty}, ptr {pointer}, align {size}")
 
@@ -226,11 +256,13 @@ class Lanes:
     def store_all(self, op: Op) -> None:
         memref, indices, (stored,) = memory(op)
         e, view = self.e, self.e.views[memref]
-        step = lane_step(self.plan, op)
+        step = self.stride(op)
         assert step in (1, -1)
         ty, size = memory_type(view.type.element), view.type.element.bytes
         kind, lanes = f"<{self.width} x {ty}>", f"<{self.width} x i1>"
         places = self.places(op, view, indices, step)
+        if self.mask is not None:  # a row that does not depend on the jammed index may be one's own
+            places = {at: places.get(at, places[(0, at[1])]) for at in self.mask}
         for at, pointer in places.items():
             value, mask = self.vector(stored, at), self.active(at)
             if step == -1:
@@ -261,16 +293,17 @@ class Lanes:
                 self.mask[at] = mask if outer is None else e.inst(f"and {kind} {mask}, {outer[at]}")
             self.block(region)
             values = dict(zip(op.results, region.terminator.operands, strict=True))
-            arms.append({result: {at: self.vector(v, at) for at in everywhere}
+            arms.append({result: {at: self.start(result, v, at) for at in everywhere}
                          for result, v in values.items()})  # fmt: skip
         self.mask, self.certain, self.partial = outer, certain, partial
         for result in op.results:
-            ty = f"<{self.width} x {llvm_type(result.type)}>"
-            then, other = (arm[result] for arm in arms)
+            ty, (then, other) = self.type(result), (arm[result] for arm in arms)
+            alike = self.slope(result) == 0
             self.names[result] = {
-                at: e.inst(f"select {kind} {yes[at]}, {ty} {then[at]}, {ty} {other[at]}")
+                at: e.inst(f"select {'i1' if alike else kind} {self.start(result, condition, at)}, "
+                           f"{ty} {then[at]}, {ty} {other[at]}")
                 for at in self.copies(result)
-            }
+            }  # fmt: skip
 
     # -- loops
 
@@ -299,17 +332,17 @@ class Lanes:
             self.names[result] = {at: next(names) for at in self.copies(arg)}
 
     def start(self, arg: Value, init: Value, at: Instance) -> str:
-        return self.name(init, at) if self.plan.stride_of(arg) == 0 else self.vector(init, at)
+        return self.name(init, at) if self.slope(arg) == 0 else self.vector(init, at)
 
     def ragged(self, bound: Value) -> bool:
-        return self.plan.stride_of(bound) != 0 or (self.jam > 1 and self.plan.is_jammed(bound))
+        return self.slope(bound) != 0 or (self.jam > 1 and not self.shared(bound))
 
     def extremes(self, bound: Value) -> tuple[str, str]:
         """The least and the greatest of a loop bound over the tile."""
         if not self.ragged(bound):
             name = self.name(bound, (0, 0))
             return name, name
-        stride = self.plan.stride_of(bound)
+        stride = self.slope(bound)
         least, most = "", ""
         for at in self.copies(bound):
             if stride is None:
@@ -343,7 +376,7 @@ class Lanes:
         certain, partial = self.certain, self.partial
 
         bounds = For(op).bounds[:2]
-        one_sided = sum(map(self.ragged, bounds)) == 1 and not any(map(self.plan.is_jammed, bounds))
+        one_sided = sum(map(self.ragged, bounds)) == 1 and self.shared(*bounds)
 
         def inside(induction: str, values: list[str]) -> list[str]:
             self.splats = dict(splats)
@@ -361,7 +394,7 @@ class Lanes:
                 for at in self.copies(arg):
                     value = self.start(arg, following, at)
                     mask = self.active(at)
-                    if self.partial and mask and self.plan.stride_of(arg) != 0:
+                    if self.partial and mask and self.slope(arg) != 0:
                         ty = self.type(arg)
                         value = e.inst(f"select <{self.width} x i1> {mask}, {ty} {value},"
                                        f" {ty} {before[arg][at]}")  # fmt: skip
@@ -378,7 +411,7 @@ class Lanes:
 
     def type(self, value: Value) -> str:
         name = llvm_type(value.type)
-        return name if self.plan.stride_of(value) == 0 else f"<{self.width} x {name}>"
+        return name if self.slope(value) == 0 else f"<{self.width} x {name}>"
 
     def masks(
         self, op: Op, induction: str, outer: dict[Instance, str] | None
@@ -393,7 +426,7 @@ class Lanes:
                 for bound, predicate in ((For(op).lower, "sge"), (For(op).upper, "slt")):
                     if not self.ragged(bound):
                         continue
-                    key = (predicate, (j if self.plan.is_jammed(bound) else 0, m))
+                    key = (predicate, (0 if self.shared(bound) else j, m))
                     if key not in made:
                         made[key] = self.compare(bound, predicate, induction, (j, m))
                     terms.append(made[key])
@@ -405,7 +438,7 @@ class Lanes:
 
     def compare(self, bound: Value, predicate: str, induction: str, at: Instance) -> str:
         """A mask: ``induction <predicate> bound``."""
-        e, stride = self.e, self.plan.stride_of(bound)
+        e, stride = self.e, self.slope(bound)
         if stride is None:
             left = self.splat(induction, "i64")
             return e.inst(f"icmp {predicate} <{self.width} x i64> {left}, {self.vector(bound, at)}")
@@ -443,40 +476,38 @@ def _suffix(ty: str) -> str:
     return {"float": "f32", "double": "f64", "half": "f16"}.get(ty, ty)
 
 
-def tile(
+def emit_tile(
     e: Emitter,
-    plan: Plan,
-    body: Block,
+    tile: Tile,
     lengths: tuple[str, str],
     origins: tuple[str, str],
     index: Callable[[Value, str], str],
 ) -> None:
     """Writes the code of one tile, whole or at an edge.
 
-    ``origins`` are the tile's first iterations along the jammed and the innermost dimension,
-    ``lengths`` the numbers of iterations there; ``index(value, count)`` gives the parallel index
-    ``value`` at iteration ``count``.
+    ``origins`` are the tile's first iterations along its rows' and its columns' index, ``lengths``
+    the numbers of iterations there; ``index(value, count)`` gives the parallel index ``value`` at
+    iteration ``count``.
     """
     row, column = origins
     rows, columns = lengths
-    wide = plan.lanes * plan.vectors
     full, edge, out = e.label("full"), e.label("edge"), e.label("tiled")
-    end = e.inst(f"add nsw i64 {column}, {wide}")
+    end = e.inst(f"add nsw i64 {column}, {tile.columns}")
     fits = e.inst(f"icmp sle i64 {end}, {columns}")
     whole = fits
-    if plan.jam > 1:
-        last_row = e.inst(f"add nsw i64 {row}, {plan.jam}")
+    if tile.rows > 1:
+        last_row = e.inst(f"add nsw i64 {row}, {tile.rows}")
         whole = e.inst(f"and i1 {fits}, {e.inst(f'icmp sle i64 {last_row}, {rows}')}")
     e.branch(whole, full, edge)
     e.start(full)
-    _fill(e, plan, body, plan.jam, origins, index, "")
+    _fill(e, tile, tile.rows, origins, index, "")
     e.jump(out)
     e.start(edge)
-    row_end = _pick(e, "smin", e.inst(f"add nsw i64 {row}, {plan.jam}"), rows)
+    row_end = _pick(e, "smin", e.inst(f"add nsw i64 {row}, {tile.rows}"), rows)
     stop = _pick(e, "smin", end, columns)
 
     def one_row(at: str, _: list[str]) -> list[str]:
-        _fill(e, plan, body, 1, (at, column), index, stop)
+        _fill(e, tile, 1, (at, column), index, stop)
         return []
 
     loop(e, row, row_end, "1", [], [], one_row)
@@ -486,8 +517,7 @@ def tile(
 
 def _fill(
     e: Emitter,
-    plan: Plan,
-    body: Block,
+    tile: Tile,
     jam: int,
     origins: tuple[str, str],
     index: Callable[[Value, str], str],
@@ -496,24 +526,23 @@ def _fill(
     """Writes ``jam`` rows of a tile from ``origins``; where ``stop`` is given, only the columns
     before it, with a mask."""
     row, column = origins
-    wide = plan.lanes * plan.vectors
-    lanes = Lanes(e, plan, jam)
-    if plan.axis is not None:
-        value = body.args[plan.axis]
+    lanes = Lanes(e, tile, jam)
+    if tile.row is not None:
+        value = tile.body.args[tile.row]
         lanes.bind(
             value, {(j, 0): index(value, e.inst(f"add nsw i64 {row}, {j}")) for j in range(jam)}
         )
-    value = body.args[-1]
-    first = wide - 1 if plan.reverse else 0
+    value = tile.body.args[tile.column]
+    first = tile.columns - 1 if tile.reverse else 0
     lanes.bind(value, {(0, 0): index(value, e.inst(f"add nsw i64 {column}, {first}"))})
     if stop:
-        stride = -1 if plan.reverse else 1
+        stride = -1 if tile.reverse else 1
         left = e.inst(f"trunc i64 {e.inst(f'sub nsw i64 {stop}, {column}')} to i32")
         splat = lanes.splat(left, "i32")
-        kind = f"<{plan.lanes} x i32>"
+        kind = f"<{tile.width} x i32>"
         masks = {}
-        for m in range(plan.vectors):
+        for m in range(tile.vectors):
             ramp = lanes.ramp(stride, (0, m), "i32", first)
             masks[(0, m)] = e.inst(f"icmp slt {kind} {ramp}, {splat}")
-        lanes.mask = {(j, m): masks[(0, m)] for j in range(jam) for m in range(plan.vectors)}
-    lanes.block(body)
+        lanes.mask = {(j, m): masks[(0, m)] for j in range(jam) for m in range(tile.vectors)}
+    lanes.block(tile.body)

@@ -18,15 +18,15 @@ from weft.codegen.flat import rows
 from weft.codegen.host import Cpu
 from weft.codegen.interface import Slot
 from weft.codegen.interrupt import clock, polled_loops, runs_once
-from weft.codegen.lanes import tile
+from weft.codegen.lanes import emit_tile, tile_of
 from weft.codegen.llvm import emit_block, emit_op, loop, rows_follow
-from weft.codegen.tile import Plan, plan
 from weft.codegen.trips import trip_count
-from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, index
 from weft.ir.views import For, Parallel, Touch
+from weft.schedule.default_cpu import outermost
+from weft.schedule.language import Schedule
 from weft.schedule.machine import CpuMachine
 
 UNKNOWN_TRIPS = 16.0  # iterations assumed of a loop whose bounds are not known beforehand
@@ -60,10 +60,11 @@ class Kernel:
     """The LLVM module of one kernel while it is written."""
 
     def __init__(
-        self, function: Function, machine: CpuMachine, *, strict_math: bool, noalias: bool,
-        tiles: bool = True,
+        self, function: Function, machine: CpuMachine, schedule: Schedule, *,
+        strict_math: bool, noalias: bool,
     ) -> None:  # fmt: skip
         self.function = function
+        self.schedule = schedule
         self.strict_math = strict_math
         self.noalias = noalias
         self.cpu = Cpu(function, machine)
@@ -72,27 +73,14 @@ class Kernel:
         self.slots = argument_slots(function)
         self.record = next(k for k, slot in enumerate(self.slots) if slot.kind == "record")
         self.memrefs = [v for v in function.args if isinstance(v.type, MemRefType)]
-        ops = function.body.ops
-        places = [k for k, op in enumerate(ops) if op.name == "scf.parallel" and op.attrs["dims"]]
-        self.parallel = ops[places[0]] if places else None
-        self.split = places[0] if places else 0
+        self.parallel = outermost(function)
+        self.split = function.body.ops.index(self.parallel) if self.parallel else 0
         self.shared = _shared_values(function, self.parallel) if self.parallel else []
-        self.plan = self._plan(self.parallel) if self.parallel and tiles else None
-        if self.parallel is not None and self.plan is None and runs_once(self.parallel):
+        self.tile = tile_of(self.parallel, schedule) if self.parallel else None
+        if self.parallel is not None and self.tile is None and runs_once(self.parallel):
             self.cpu.polled = polled_loops(self.parallel.body)
         self.traits = self.module.attribute(
             'nounwind "prefer-vector-width"="512" "no-trapping-math"="true"')  # fmt: skip
-
-    def _plan(self, op: Op) -> Plan | None:
-        """A register tile for the loop, if one pays and the machine has what it takes."""
-        if self.cpu.checks or self.cpu.prints or not self.cpu.machine.vector_bytes:
-            return None
-        found = plan(op, self.cpu.machine.vector_bytes)
-        for inner in walk(op.body):
-            if found and inner.name.removeprefix("math.") in FUNCTIONS:
-                lanes = self.cpu.machine.lanes(inner.result.scalar)
-                found = found if found.lanes in lanes else None
-        return found
 
     def emit(self) -> str:
         """The module's text."""
@@ -207,7 +195,7 @@ class Kernel:
 
     def _flatten(self, e: Emitter, op: Op, trips: list[str]) -> None:
         """Makes ``trips`` count neighbouring indices as one where ``flat`` allows it."""
-        if self.plan is not None:
+        if self.tile is not None:
             return
         dims, body, loop = op.attrs["dims"], op.body, Parallel(op)
         allowed, deeper = "true", trips[-1]
@@ -226,14 +214,14 @@ class Kernel:
 
     def _tiled(self, e: Emitter, trips: list[str]) -> list[str]:
         """Makes ``trips`` count tiles; gives the iterations along a tile's two sides."""
-        if self.plan is None:
+        tile = self.tile
+        if tile is None:
             return []
-        axis, columns = self.plan.axis, trips[-1]
-        rows = "1"
-        if axis is not None:
-            rows = trips[axis]
-            trips[axis] = _ceil_div(e, rows, str(self.plan.jam))
-        trips[-1] = _ceil_div(e, columns, str(self.plan.lanes * self.plan.vectors))
+        rows, columns = "1", trips[tile.column]
+        if tile.row is not None:
+            rows = trips[tile.row]
+            trips[tile.row] = _ceil_div(e, rows, str(tile.rows))
+        trips[tile.column] = _ceil_div(e, columns, str(tile.columns))
         return [rows, columns]
 
     def _combine(self, e: Emitter, op: Op, partials: str, chunks: str) -> None:
@@ -287,7 +275,7 @@ class Kernel:
         dims = op.attrs["dims"]
         trips = [_load(e, "%frame", pool.FIRST + k) for k in range(dims)]
         e.line("%last = sub nsw i64 %end, 1")
-        sides = [_load(e, "%frame", pool.FIRST + dims + k) for k in range(2 if self.plan else 0)]
+        sides = [_load(e, "%frame", pool.FIRST + dims + k) for k in range(2 if self.tile else 0)]
         self._bind_shared(e, pool.FIRST + dims + len(sides))
         if self.cpu.polled:
             self.cpu.clock = clock(e, self.cpu.machine.clock)
@@ -318,8 +306,8 @@ class Kernel:
                 if depth + 1 < dims:
                     flat = e.inst(f"add nsw i64 {passed}, {count}") if depth else count
                     return nest(depth + 1, flat, values)
-                if self.plan is not None:
-                    self._tile(e, body, counts, (sides[0], sides[1]), index)
+                if self.tile is not None:
+                    self._tile(e, counts, (sides[0], sides[1]), index)
                     return []
                 e.groups = [group] if group else []
                 parts = emit_block(e, body)
@@ -343,20 +331,16 @@ class Kernel:
         self._finish(e, f"define internal void {signature} noinline")
 
     def _tile(
-        self,
-        e: Emitter,
-        body: Block,
-        counts: list[str],
-        sides: tuple[str, str],
+        self, e: Emitter, counts: list[str], sides: tuple[str, str],
         index: Callable[[Value, str], str],
-    ) -> None:
-        assert self.plan is not None
-        wide = self.plan.lanes * self.plan.vectors
-        column = e.inst(f"mul nsw i64 {counts[-1]}, {wide}")
+    ) -> None:  # fmt: skip
+        tile = self.tile
+        assert tile is not None
+        column = e.inst(f"mul nsw i64 {counts[tile.column]}, {tile.columns}")
         row = "0"
-        if self.plan.axis is not None:
-            row = e.inst(f"mul nsw i64 {counts[self.plan.axis]}, {self.plan.jam}")
-        tile(e, self.plan, body, sides, (row, column), index)
+        if tile.row is not None:
+            row = e.inst(f"mul nsw i64 {counts[tile.row]}, {tile.rows}")
+        emit_tile(e, tile, sides, (row, column), index)
 
     def _index(self, e: Emitter, value: Value, count: str, lower: Value, step: Value) -> str:
         """The parallel index ``value`` at an iteration: lower + count * step."""

@@ -24,7 +24,7 @@ def blocks(function: Function) -> Function:
     inner one is marked ``independent``: its iterations are those of a parallel loop.
 
     Precondition: a verified function, after races were checked; both indices have step 1.
-    Non-goals: reductions; bodies with loops (``codegen.tile`` looks at those); further indices.
+    Non-goals: reductions; bodies with loops (see ``schedule.default_cpu``); further indices.
     """
     for op in function.body.ops:
         if op.name == "scf.parallel" and _pays(op):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, TypeVar, get_args
 
-from weft.errors import WeftError
+from weft.errors import CompileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class Vectorize:
     """A thread computes ``copies`` iterations along ``axis``, ``width`` of them side by side, the
     first of these ``stride`` vectors from each other. The first thread begins ``peel`` iterations
     before the loop. ``divisible``: quotients and remainders in subscripts are shared by those side
-    by side, because what is divided is a multiple of ``width``."""
+    by side, because what is divided is a multiple of ``width``. ``reverse``: the first lane has the
+    last of them."""
 
     axis: str
     width: int
@@ -51,6 +52,7 @@ class Vectorize:
     stride: int = 1
     peel: int = 0
     divisible: bool = False
+    reverse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def brief(schedule: Schedule) -> str:
 # -- text
 
 
-class ScheduleError(WeftError, ValueError):
+class ScheduleError(CompileError, ValueError):
     """A text that is no schedule, or a step that a loop does not allow."""
 
 

@@ -1,0 +1,193 @@
+"""The schedules that a loop may run by on a CPU, and which steps such a schedule may have.
+
+A register tile is some vectors of consecutive iterations along one parallel index (a lane each),
+times some iterations along another that shares loads. It pays where iterations hold serial loops
+whose loads are the same for all lanes or lie side by side; LLVM, which vectorises innermost loops,
+would vectorise the serial loop and pay for a sum across lanes in each iteration. All else is left
+to LLVM.
+"""
+
+from __future__ import annotations
+
+from weft.errors import Span
+from weft.ir.core import Block, Function, Op, walk
+from weft.ir.ops import OPS
+from weft.ir.types import ScalarType, i1
+from weft.ir.views import For, Parallel, is_constant, memory
+from weft.schedule.language import (
+    Schedule,
+    ScheduleError,
+    Step,
+    UnrollJam,
+    Vectorize,
+    only,
+    show,
+)
+from weft.schedule.machine import CpuMachine
+from weft.schedule.nest import axes_of
+from weft.schedule.variation import Variation
+
+MOST = 8  # vectors side by side, and iterations along the other index, of a register tile
+
+# Operations besides the pure ones that may stand in a tile.
+_ALLOWED = {"memref.load", "memref.store", "scf.for", "scf.if", "scf.yield", "scf.reduce"}
+# Those of mathematics that are instructions for vectors of any length; others are calls.
+_INSTRUCTIONS = {
+    "math.absf", "math.absi", "math.ceil", "math.copysign", "math.ctpop", "math.floor", "math.fma",
+    "math.isinf", "math.isnan", "math.roundeven", "math.rsqrt", "math.sqrt", "math.trunc",
+}  # fmt: skip
+_CALLS_OUT = ("weft.assert", "weft.bounds", "weft.touch", "weft.print")
+
+
+def outermost(function: Function) -> Op | None:
+    """The parallel loop that threads share."""
+    found = (op for op in function.body.ops if op.name == "scf.parallel" and op.attrs["dims"])
+    return next(found, None)
+
+
+# -- the picker
+
+
+def candidates(function: Function, machine: CpuMachine) -> list[Schedule]:
+    """The schedules to try, the best first. The last one has no steps: LLVM vectorises."""
+    parallel = outermost(function)
+    tile = _tile(function, parallel, machine) if parallel is not None else ()
+    return [tile, ()] if tile else [()]
+
+
+def _tile(function: Function, parallel: Op, machine: CpuMachine) -> Schedule:
+    """The steps of a register tile along the innermost index, if one pays."""
+    body, axes = parallel.body, axes_of(parallel)
+    loops = [op for op in walk(body) if op.name == "scf.for"]
+    lanes = _lanes(body, machine)
+    if not loops or not lanes:
+        return ()
+    inside = [op for loop in loops for op in walk(loop.body) if _is_access(op)]
+    along = Variation(body, {body.args[-1]: 1})
+    strides = [along.stride(op) for op in inside]
+    if any(stride not in (0, 1, -1) for stride in strides) or not any(strides):
+        return ()
+    sums = max(len(loop.results) for loop in loops)
+    vectors = 4 if sums == 1 else 2 if sums == 2 else 1
+    vector = Vectorize(
+        axes[-1], lanes, lanes * vectors, reverse=strides.count(-1) > strides.count(1)
+    )
+    row = _shared_axis(parallel, loops, [op for op, s in zip(inside, strides, strict=True) if s])
+    jams = () if row is None else (UnrollJam(axes[row], 2 if sums > 2 else 4),)
+    steps = (*jams, vector)
+    try:
+        check(function, steps, machine)
+    except ScheduleError:
+        return ()
+    return steps
+
+
+def _shared_axis(parallel: Op, loops: list[Op], vectors: list[Op]) -> int | None:
+    """The outer index, if there is one, that most loads of whole vectors do not depend on, and
+    that leaves the bounds of loops as they are."""
+    best, best_shared = None, 0
+    for axis, step in enumerate(Parallel(parallel).steps[:-1]):
+        if not is_constant(step, 1):
+            continue
+        along = Variation(parallel.body, {parallel.body.args[axis]: 1}, masked=True)
+        shared = sum(along.uniform(*access.operands) for access in vectors)
+        if shared > best_shared and all(along.uniform(*For(loop).bounds) for loop in loops):
+            best, best_shared = axis, shared
+    return best
+
+
+def _is_access(op: Op) -> bool:
+    return op.name in ("memref.load", "memref.store")
+
+
+def _lanes(body: Block, machine: CpuMachine) -> int:
+    """The lanes of a vector of the widest numbers that are loaded or carried; 0 if there are no
+    such vectors."""
+    loaded = [v for op in walk(body) if op.name == "memref.load" for v in op.results]
+    carried = [v for op in walk(body) if op.name == "scf.for" for v in op.results]
+    widths = [v.type.bytes for v in (*loaded, *carried) if isinstance(v.type, ScalarType)]
+    widest = max(widths, default=0)
+    return machine.vector_bytes // max(widest, 4) if widest in (2, 4, 8) else 0
+
+
+# -- legality
+
+
+def check(function: Function, schedule: Schedule, machine: CpuMachine) -> None:
+    """Raises ``ScheduleError`` where ``function`` cannot run by ``schedule`` on this CPU.
+
+    A register tile is one ``vectorize`` and at most one ``unroll_jam`` along another axis. Without
+    vectors there may be several ``unroll_jam``, of iterations next to each other or not.
+    """
+    parallel = outermost(function)
+    vector = only(schedule, Vectorize)
+    axes = axes_of(parallel) if parallel is not None else ()
+    taken: set[str] = set()
+    for step in schedule:
+        if not isinstance(step, UnrollJam | Vectorize):
+            raise ScheduleError(f"`{show([step])}` is no step for a CPU",
+                                help="write unroll_jam(...) or vectorize(...)")  # fmt: skip
+        if parallel is None or step.axis not in axes:
+            there = ", ".join(axes) or "none"
+            raise _refused(step, f"the axes of the parallel loop are: {there}", parallel)
+        if step.axis in taken:
+            raise _refused(step, f"another step has the axis `{step.axis}`", parallel)
+        if parallel.attrs["kinds"]:
+            raise _refused(step, "the loop reduces", parallel)
+        if not is_constant(Parallel(parallel).steps[axes.index(step.axis)], 1):
+            raise _refused(step, f"the loop over `{step.axis}` does not go by one", parallel)
+        if isinstance(step, UnrollJam) and not 1 <= step.copies <= MOST:
+            raise _refused(step, f"`copies` are 1 to {MOST} iterations", parallel)
+        taken.add(step.axis)
+        for op in walk(function.body):
+            if op.name in _CALLS_OUT:
+                raise _refused(step, "the loop has checks or prints", op)
+        if isinstance(step, Vectorize):
+            _check_vectors(step, parallel, axes, machine)
+        elif vector is not None:
+            _check_rows(step, schedule, parallel)
+        elif not function.attrs.get("noalias", True):
+            raise _refused(step, "the loop's arguments may overlap in memory", parallel)
+
+
+def _refused(step: Step, why: str, op: Op | None) -> ScheduleError:
+    span = op.span if op is not None else None
+    return ScheduleError(f"`{show([step])}`: {why}", span if isinstance(span, Span) else None)
+
+
+def _check_rows(step: UnrollJam, schedule: Schedule, parallel: Op) -> None:
+    if len(schedule) > 2:
+        raise _refused(step, "a register tile has one other axis at most", parallel)
+    if step.stride != 1:
+        raise _refused(step, "iterations of a register tile are next to each other", parallel)
+
+
+def _check_vectors(
+    step: Vectorize, parallel: Op, axes: tuple[str, ...], machine: CpuMachine
+) -> None:
+    body, widest = parallel.body, _lanes(parallel.body, machine)
+    if not widest:
+        raise _refused(step, "there are no vectors of what the loop loads and carries", parallel)
+    if step.stride != 1 or step.peel or step.divisible:
+        raise _refused(step, "a CPU's vectors are next to each other, and not peeled", parallel)
+    if step.width < 2 or step.width & (step.width - 1) or step.width > widest:
+        raise _refused(step, f"`width` is a power of two from 2 to {widest}", parallel)
+    if step.copies % step.width or step.copies > MOST * step.width:
+        raise _refused(step, f"`copies` are one to {MOST} vectors of {step.width}", parallel)
+    along = Variation(body, {body.args[axes.index(step.axis)]: 1})
+    for op in walk(body):
+        if not _fits_lanes(op, step.width, machine):
+            raise _refused(step, f"`{op.name}` has no form for vectors here", op)
+        if op.name == "memref.store" and along.stride(op) not in (1, -1):
+            raise _refused(step, "lanes do not store to neighbouring elements", op)
+
+
+def _fits_lanes(op: Op, width: int, machine: CpuMachine) -> bool:
+    if op.name == "scf.for":
+        return is_constant(For(op).step, 1)
+    if _is_access(op):
+        memref, subscripts, _ = memory(op)
+        return bool(subscripts) and memref.memref.element is not i1
+    if op.name.startswith("math.") and op.name not in _INSTRUCTIONS:
+        return width in machine.lanes(op.result.scalar)
+    return op.name in _ALLOWED or OPS[op.name].pure

@@ -1,0 +1,171 @@
+"""How values vary from one iteration of a loop to the next: the analysis that schedules ask.
+
+Along an index a value is uniform, affine (it grows by the same number each time), monotone, or
+varying. These are one domain: the interval of what it may grow by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from math import inf
+
+from weft.ir.core import Block, Op, Value
+from weft.ir.ops import OPS
+from weft.ir.types import Type, i64, index
+from weft.ir.views import For, If, constant_of, memory
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """From an iteration to the next one a value grows by ``low`` to ``high``."""
+
+    low: float
+    high: float
+
+
+UNIFORM, VARYING = Growth(0, 0), Growth(-inf, inf)
+
+
+def _hull(a: Growth, b: Growth) -> Growth:
+    return Growth(min(a.low, b.low), max(a.high, b.high))
+
+
+_ARITHMETIC: dict[str, Callable[..., Growth]] = {
+    "arith.addi": lambda a, b: Growth(a.low + b.low, a.high + b.high),
+    "arith.subi": lambda a, b: Growth(a.low - b.high, a.high - b.low),
+    "arith.minsi": _hull,
+    "arith.maxsi": _hull,
+    "arith.index_cast": lambda a: a,
+}
+
+
+class Variation:
+    """How the values of a loop's ``body`` vary along ``indices``, which grow by the given numbers
+    (None: by unknown ones). What comes from outside is uniform.
+
+    Iterations are thought to run side by side: a serial loop inside has one index for all of them,
+    whatever its bounds. ``divergent`` holds the loops and branches that they do not all run, or not
+    equally often; what is carried through these varies.
+    """
+
+    def __init__(
+        self, body: Block, indices: Mapping[Value, int | None], *,
+        changing: Set[Value] = frozenset(), masked: bool = False, beside: Variation | None = None,
+        exact: tuple[Type, ...] = (index, i64), rule: Callable[[Op], Growth | None] | None = None,
+    ) -> None:  # fmt: skip
+        """``changing``: memory of which one element may hold different numbers for different
+        iterations. ``masked``: what is computed inside of divergent loops and branches varies, but
+        for constants and sizes. ``beside``: the variation along another index, where what diverges
+        does so here too. ``exact``: types of integers that do not wrap around. ``rule``: the growth
+        of an operation's results where it is not the usual one."""
+        self.divergent: set[Op] = set()
+        self._changing, self._masked, self._beside = changing, masked, beside
+        self._exact, self._rule = exact, rule
+        self._growth = {
+            value: VARYING if step is None else Growth(step, step)
+            for value, step in indices.items()
+        }
+        self._again = True  # something that a loop carries was found to vary
+        while self._again:
+            self._again = False
+            self._block(body, divergent=False)
+
+    # -- what is asked
+
+    def growth(self, value: Value) -> Growth:
+        return self._growth.get(value, UNIFORM)
+
+    def uniform(self, *values: Value) -> bool:
+        """Whether these are the same in all iterations."""
+        return all(value not in self._growth for value in values)
+
+    def slope(self, value: Value) -> int | None:
+        """What an affine value grows by, 0 if it is uniform; None for others."""
+        found = self.growth(value)
+        return int(found.low) if found.low == found.high else None
+
+    def direction(self, value: Value) -> int:
+        """1 if a value that is not uniform never falls, -1 if it never grows, else 0."""
+        found = self.growth(value)
+        return 0 if found == UNIFORM else 1 if found.low >= 0 else -1 if found.high <= 0 else 0
+
+    def stride(self, access: Op) -> int | None:
+        """By how many elements of a row a load or store moves; None where that is not one number,
+        or it moves from row to row."""
+        memref, subscripts, _ = memory(access)
+        if self.uniform(*subscripts):
+            return 0
+        if memref.memref.layout == "strided" or not self.uniform(*subscripts[:-1]):
+            return None
+        return self.slope(subscripts[-1])
+
+    def common(self, op: Op) -> bool:
+        """Whether ``op``, without regions, gives the same in all iterations that run it."""
+        known = OPS[op.name].pure or (
+            op.name == "memref.load" and memory(op)[0] not in self._changing
+        )
+        return known and self.uniform(*op.operands)
+
+    # -- the walk
+
+    def _note(self, values: list[Value], growth: Growth) -> None:
+        if growth != UNIFORM:
+            self._growth.update(dict.fromkeys(values, growth))
+
+    def _block(self, block: Block, *, divergent: bool) -> None:
+        for op in block.ops:
+            if op.name == "scf.for":
+                self._loop(op, divergent=divergent)
+            elif op.name == "scf.if":
+                apart = self._diverges(op, [If(op).condition], divergent=divergent)
+                for region in op.regions:
+                    self._block(region, divergent=apart)
+                for k, result in enumerate(op.results):
+                    if apart or not self.uniform(*If(op).arms(k)):
+                        self._note([result], VARYING)
+            elif op.regions:
+                for region in op.regions:
+                    self._note(region.args, VARYING)
+                    self._block(region, divergent=True)
+                self._note(op.results, VARYING)
+            else:
+                self._note(op.results, self._result(op, divergent=divergent))
+
+    def _loop(self, op: Op, *, divergent: bool) -> None:
+        loop = For(op)
+        apart = self._diverges(op, loop.bounds, divergent=divergent)
+        if not self.uniform(loop.step):
+            self._note([loop.index], VARYING)
+        self._block(op.body, divergent=apart)
+        for row in loop.rows:
+            if apart or not self.uniform(*row):
+                self._again |= self.growth(row[0]) != VARYING
+                self._note([row[0], row[3]], VARYING)
+
+    def _diverges(self, op: Op, on: list[Value] | tuple[Value, ...], *, divergent: bool) -> bool:
+        if divergent or not self.uniform(*on):
+            self.divergent.add(op)
+        beside = self._beside is not None and op.name == "scf.for" and op in self._beside.divergent
+        return beside or op in self.divergent
+
+    def _result(self, op: Op, *, divergent: bool) -> Growth:
+        found = self._rule(op) if self._rule is not None else None
+        if found is not None:
+            return found
+        if divergent and self._masked and op.name not in ("arith.constant", "memref.dim"):
+            return VARYING
+        if self.common(op):
+            return UNIFORM
+        if not all(v.type in self._exact for v in (*op.results, *op.operands)):
+            return VARYING
+        known = [self.growth(v) for v in op.operands]
+        if op.name in _ARITHMETIC:
+            return _ARITHMETIC[op.name](*known)
+        if op.name == "arith.muli":
+            for factor, other in zip(op.operands, reversed(known), strict=True):
+                number = constant_of(factor)
+                if number:  # an infinity times zero is no number
+                    ends = sorted((number * other.low, number * other.high))
+                    return Growth(ends[0], ends[1])
+        return VARYING

@@ -8,6 +8,7 @@ import importlib.util
 import pytest
 
 from tests.ir.kernels import TYPICAL
+from weft.codegen.device import Cuda
 from weft.ir.interp import RULES as INTERPRETER
 from weft.ir.ops import CMPF, CMPI, COMBINERS, OPS
 from weft.ir.scalar import SCALAR_RULES
@@ -15,6 +16,7 @@ from weft.ir.scalar import SCALAR_RULES
 WORDS = {"T:int", "T:float", "T", "i1", "index", "any", "memref", "index...", "any..."}
 # Operations that code generation emits together with the one around them, so without a rule.
 NO_LLVM_RULE: frozenset[str] = frozenset()
+ON_GPUS = {name for name in OPS if name.startswith("gpu.")}
 
 
 def test_the_interpreter_has_a_rule_for_each_operation() -> None:
@@ -30,8 +32,10 @@ def test_code_generation_has_a_rule_for_each_operation() -> None:
     if importlib.util.find_spec("weft.codegen.llvm") is None:
         pytest.skip("weft.codegen.llvm is not there")
     rules = importlib.import_module("weft.codegen.llvm").RULES
-    assert set(OPS) - set(rules) == NO_LLVM_RULE
+    assert set(OPS) - set(rules) == NO_LLVM_RULE | ON_GPUS
     assert set(rules) <= set(OPS)
+    assert set(Cuda.rules) <= set(OPS)
+    assert set(Cuda.rules) >= ON_GPUS
 
 
 @pytest.mark.parametrize("name", OPS)

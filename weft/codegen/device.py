@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,14 @@ from weft.codegen.emit import Emitter, View, memory_type
 from weft.codegen.llvm import address
 from weft.codegen.members import Members
 from weft.codegen.tables import Tables
+from weft.codegen.threadwise import barrier, block_number, in_block, register, shuffle
 from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Function, Op
 from weft.ir.types import ScalarType, f32, f64, i1
 from weft.ir.views import reported
+from weft.schedule.grid import WARP
 
+SHARED = "weft_private"  # memory of a block whose size the launch gives
 ORDERING = 'syncscope("device") monotonic'
 
 
@@ -97,6 +101,58 @@ def _divided(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return [e.inst(f"ashr i32 {high}, {shift}")]
 
 
+def _register(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
+    side, name = op.attrs["dimension"], op.name.removeprefix("gpu.")
+    if side != "linear":
+        short = {"thread_id": "tid", "block_dim": "ntid", "block_id": "ctaid", "grid_dim": "nctaid"}
+        return [register(e, f"{short[name]}.{side}")]
+    if name == "block_id":
+        return [block_number(e)]
+    return [in_block(e)[name == "block_dim"]]
+
+
+def _barrier(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
+    if width := op.attrs["width"]:
+        e.declare("declare void @llvm.nvvm.bar.warp.sync(i32)")
+        e.line(f"call void @llvm.nvvm.bar.warp.sync(i32 {_mask(e, width)})")
+    else:
+        barrier(e)
+    return ()
+
+
+def _mask(e: Emitter, width: int) -> str:
+    """The lanes of as many neighbours, the thread among them."""
+    if width == WARP:
+        return "-1"
+    first = e.inst(f"and i32 {in_block(e)[0]}, {WARP - width}")
+    return e.inst(f"shl i32 {(1 << width) - 1}, {first}")
+
+
+def _shuffle(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    value, place = operands
+    mode, width = op.attrs["mode"], op.attrs["width"]
+    mask = _mask(e, width)
+    return [shuffle(e, op.result.scalar, value, place, mask, mode, width)]
+
+
+def _alloca(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    """An array of a thread, or one that the threads of a block share."""
+    type = op.result.memref
+    if not type.space:
+        return RULES["memref.alloca"](e, op, operands)
+    if type.shape is None:  # as much as the launch gives
+        name = SHARED
+        e.declare(f"@{name} = external addrspace(3) global [0 x i8], align 16")
+    else:
+        name = f"weft_shared{len(e.module.declarations)}"
+        array = f"[{math.prod(type.shape)} x {memory_type(type.element)}]"
+        e.declare(f"@{name} = internal addrspace(3) global {array} undef, align 16")
+    pointer = e.inst(f"addrspacecast ptr addrspace(3) @{name} to ptr")
+    sizes = [str(n) for n in type.shape] if type.shape is not None else operands
+    e.views[op.result] = View(pointer, type, sizes, [], parallel=False)
+    return [pointer]
+
+
 class Cuda:
     """What the rules ask of a GPU. ``functions`` collects the names that libdevice has to give."""
 
@@ -109,6 +165,10 @@ class Cuda:
         "memref.store": _store,
         "memref.atomic_rmw": _accumulated,
         "scf.for": _for,
+        "memref.alloca": _alloca,
+        "gpu.barrier": _barrier,
+        "gpu.shuffle": _shuffle,
+        **{f"gpu.{name}": _register for name in ("thread_id", "block_id", "block_dim", "grid_dim")},
     }
 
     def __init__(self, function: Function) -> None:

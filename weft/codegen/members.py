@@ -167,7 +167,7 @@ def _in_warp(
     """What the ``width`` lanes of ``mask`` hold that are multiples of ``least`` apart, combined."""
     offset = width // 2
     while offset >= least:
-        others = [shuffle(e, t, v, offset, mask) for t, v in zip(types, values, strict=True)]
+        others = [shuffle(e, t, v, str(offset), mask) for t, v in zip(types, values, strict=True)]
         values = pairs(e, kinds, types, values, others)
         offset //= 2
     return values

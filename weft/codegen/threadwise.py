@@ -50,16 +50,19 @@ def index_of(e: Emitter, count: str, bounds: Bounds, ty: str) -> str:
     return count
 
 
-def shuffle(e: Emitter, t: ScalarType, value: str, offset: int, mask: str) -> str:
-    """The value of the lane whose number differs by the bit ``offset``. ``mask``: the lanes that
-    take part."""
+def shuffle(
+    e: Emitter, t: ScalarType, value: str, place: str, mask: str, mode: str = "xor",
+    width: int = WARP,
+) -> str:  # fmt: skip
+    """The value of another lane (see ``gpu.shuffle``). ``mask``: the lanes that take part."""
     bits = word(e, value, t) if t.bits == 64 or t.bits < 32 else ""
-    name = "llvm.nvvm.shfl.sync.bfly.i32"
+    name = {"xor": "bfly", "down": "down", "idx": "idx"}[mode]
+    # Which bits of a lane's number are that of its neighbours, and its last place among these.
+    clamp = WARP - 1 if mode == "xor" else (WARP - width) << 8 | WARP - 1
 
     def one(part: str) -> str:
-        return e.intrinsic(
-            name, "i32", ("i32", mask), ("i32", part), ("i32", str(offset)), ("i32", "31")
-        )
+        pairs = [("i32", v) for v in (mask, part, place, str(clamp))]
+        return e.intrinsic(f"llvm.nvvm.shfl.sync.{name}.i32", "i32", *pairs)
 
     if t.bits == 32:
         raw = e.inst(f"bitcast float {value} to i32") if t.is_float else value

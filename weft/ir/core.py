@@ -148,6 +148,13 @@ class Function:
         return self.body.args
 
 
+def below(op: Op) -> Iterator[Op]:
+    """``op`` itself, and every operation inside it."""
+    yield op
+    for region in op.regions:
+        yield from walk(region)
+
+
 def walk(block: Block) -> Iterator[Op]:
     """Every operation below ``block`` in program order, an operation before what is inside it."""
     for op in block.ops:

@@ -11,11 +11,17 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from weft.errors import KernelAssertionError, KernelIndexError, KernelTypeError, RaceError
+from weft.errors import (
+    InternalError,
+    KernelAssertionError,
+    KernelIndexError,
+    KernelTypeError,
+    RaceError,
+)  # fmt: skip
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import COMBINERS
 from weft.ir.scalar import SCALAR_RULES, bits_of, from_bits, literal, to_float, wrap
@@ -50,15 +56,11 @@ def run(
     ``KernelAssertionError`` for a failing assertion, and ``KernelTypeError`` for arguments that do
     not fit.
     """
-    if len(args) != len(function.args):
-        raise KernelTypeError(f"{len(function.args)} arguments are needed, got {len(args)}")
     if order not in ("forward", "reverse", "random"):
         raise ValueError(f"order is {order!r}, must be forward, reverse or random")
     machine = Machine(races, order, random.Random(seed), watch)
-    pairs = zip(function.args, args, strict=True)
-    checked = [_argument(value.type, arg, value.name) for value, arg in pairs]
     with np.errstate(all="ignore"):
-        machine.block(function.body, checked)
+        machine.block(function.body, checked(function, args))
 
 
 def evaluate(op: Op, operands: Sequence[Any]) -> Any:
@@ -81,11 +83,14 @@ class Machine:
         self.order = order
         self.watch = watch
         self.random = random
-        self.loops: list[_Touched] = []
+        self.loops: list[Touches] = []
         # Local arrays stay alive to the end: an address is never used for two of them.
         self.locals: list[np.ndarray[Any, Any]] = []
         # What weft.touch noted: by address and place, an iteration.
         self.noted: dict[int, dict[int, int]] = {}
+        # Of a thread in a grid: its place, by operation and dimension, and its block's arrays.
+        self.registers: dict[tuple[str, str], int] = {}
+        self.shared: dict[Op, Any] = {}
 
     def block(self, block: Block, args: Sequence[Any] = ()) -> tuple[Any, ...]:
         """Runs ``block`` and gives the operands of its terminator."""
@@ -120,6 +125,12 @@ class Machine:
         return tuple(subscripts)
 
 
+class Touches(Protocol):
+    """What is told of each access to memory."""
+
+    def touch(self, op: Op, address: int, writes: bool) -> None: ...
+
+
 class _Touched:
     """Which iterations of one execution of an scf.parallel touched each address."""
 
@@ -147,6 +158,14 @@ class _Touched:
 
 
 # --- arguments and elements --------------------------------------------------------------------
+
+
+def checked(function: Function, args: Sequence[Any]) -> list[Any]:
+    """The arguments as the interpreter has them. Raises ``KernelTypeError``."""
+    if len(args) != len(function.args):
+        raise KernelTypeError(f"{len(function.args)} arguments are needed, got {len(args)}")
+    pairs = zip(function.args, args, strict=True)
+    return [_argument(value.type, arg, value.name) for value, arg in pairs]
 
 
 def _argument(type: Type, arg: Any, name: str) -> Any:
@@ -228,14 +247,17 @@ def _narrowed(element: ScalarType, value: Any) -> Any:
     return to_float(value, element) if element in (f16, bf16) else value
 
 
-def _alloca(m: Machine, op: Op) -> Any:
+def _alloca(m: Machine, op: Op, *sizes: int) -> Any:
     type = op.result.memref
-    assert type.shape is not None
+    if op in m.shared:
+        return m.shared[op]
     # "contents undefined": something that a test will notice.
     value = _written(type.element, np.dtype(_NUMPY[type.element.name][0]),
                      literal(_UNDEFINED[type.element.kind], type.element))  # fmt: skip
-    array = np.full(type.shape, value)
+    array = np.full(sizes if type.shape is None else type.shape, value)
     m.locals.append(array)
+    if type.space:
+        m.shared[op] = array
     return array
 
 
@@ -253,7 +275,7 @@ def _terminator(m: Machine, op: Op, *operands: Any) -> tuple[Any, ...]:
     return operands
 
 
-def _unpacked(op: Op, values: tuple[Any, ...]) -> Any:
+def unpacked(op: Op, values: tuple[Any, ...]) -> Any:
     """One result stands for itself, several are a tuple: as ``Machine.block`` expects."""
     return values[0] if len(op.results) == 1 else values
 
@@ -277,25 +299,33 @@ def _parallel(m: Machine, op: Op, *operands: Any) -> Any:
             totals[k] = combine(kind, op.results[k].type, totals[k], part)
     if m.races:
         m.loops.pop()
-    return _unpacked(op, tuple(totals))
+    return unpacked(op, tuple(totals))
 
 
 def _for(m: Machine, op: Op, lower: int, upper: int, step: int, *carried: Any) -> Any:
     for i in range(lower, upper, step):
         carried = m.block(op.regions[0], (i, *carried))
-    return _unpacked(op, carried)
+    return unpacked(op, carried)
 
 
 def _if(m: Machine, op: Op, condition: bool) -> Any:
-    return _unpacked(op, m.block(op.regions[0 if condition else 1]))
+    return unpacked(op, m.block(op.regions[0 if condition else 1]))
 
 
 def _while(m: Machine, op: Op, *carried: Any) -> Any:
     while True:
         go_on, *values = m.block(op.regions[0], carried)
         if not go_on:
-            return _unpacked(op, tuple(values))
+            return unpacked(op, tuple(values))
         carried = m.block(op.regions[1], values)
+
+
+def _register(m: Machine, op: Op) -> int:
+    return m.registers[op.name, op.attrs["dimension"]]
+
+
+def _wait(m: Machine, op: Op, *operands: Any) -> Any:
+    raise InternalError(f"{op.name}: there is one thread here, and no other to wait for")
 
 
 # --- checks and printing -------------------------------------------------------------------------
@@ -373,6 +403,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "scf.condition": _terminator,
     "scf.yield": _terminator,
     "func.return": _terminator,
+    **{f"gpu.{name}": _register for name in ("thread_id", "block_id", "block_dim", "grid_dim")},
+    "gpu.barrier": _wait,
+    "gpu.shuffle": _wait,
     "weft.assert": _assert,
     "weft.bounds": _bounds,
     "weft.touch": _touch,

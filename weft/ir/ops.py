@@ -150,7 +150,12 @@ _row(
     pure=False,
 )
 _row("memref.dim", "memref", "index", "the extent of one dimension", attrs=("axis",))
-_row("memref.alloca", "", "?", "a local array of static shape, contents undefined", pure=False)
+_row(
+    "memref.alloca", "index...", "?",
+    "An array, contents undefined: of static shape, or with a size for each dimension. In the "
+    "memory space \"shared\" the threads of a block have one together.",
+    pure=False,
+)  # fmt: skip
 
 _row(
     "scf.parallel",
@@ -197,6 +202,30 @@ _row(
     pure=False,
 )
 _row("func.return", "", "", "ends a function", terminator=True, pure=False)
+
+# What each thread of a grid knows, and how those of a block wait for each other: only where the
+# function's attribute `group` says that it runs so (see `launched` in README.md).
+DIMENSIONS = ("x", "y", "z", "linear")
+for _name, _doc in (
+    ("thread_id", "the thread's place in its block; linear: its number there, x counting first"),
+    ("block_id", "the block's place in the grid; linear: its number there"),
+    ("block_dim", "how many threads a block has"),
+    ("grid_dim", "how many blocks the grid has"),
+):
+    _row(f"gpu.{_name}", "", "?", f"{_doc} (along `dimension`), an i32", attrs=("dimension",))
+_row(
+    "gpu.barrier", "", "",
+    "Waits for the block's other threads, and sees what they wrote; with a `width`, for the other "
+    "lanes of as many neighbours.",
+    attrs=("width",), pure=False,
+)  # fmt: skip
+SHUFFLES = ("xor", "down", "idx")
+_row(
+    "gpu.shuffle", "T any", "T",
+    "(value, n): the value of another lane among `width` neighbours: of that whose place is this "
+    "one's xor n, or n further on (its own beyond the last), or n.",
+    attrs=("mode", "width"), pure=False,
+)  # fmt: skip
 
 _row(
     "weft.assert",

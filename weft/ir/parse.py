@@ -15,7 +15,9 @@ from weft.source import Span
 
 # Operations that MLIR does not have, or not in this form, under the name that they are shown by:
 # MLIR's tools accept an unknown operation only in a dialect that is not theirs.
-TEXT_NAMES = {"memref.dim": "weft.dim", "memref.atomic_cas": "weft.atomic_cas"}
+TEXT_NAMES = {"memref.dim": "weft.dim", "memref.atomic_cas": "weft.atomic_cas"} | {
+    name: name.replace("gpu.", "weft.") for name in OPS if name.startswith("gpu.")
+}
 # memref.atomic_rmw spells these four combiners in its own way.
 ATOMIC_NAMES = {"maxsi": "maxs", "minsi": "mins", "maxui": "maxu", "minui": "minu"}
 CASTS = tuple(
@@ -142,7 +144,7 @@ class _Parser:
         return type
 
     def memref_type(self, token: str) -> MemRefType:
-        body, _, strides = token[len("memref<") : -1].partition(",")
+        body, _, rest = token[len("memref<") : -1].partition(",")
         *dims, element = [part.strip() for part in body.split("x")] if "x" in body else [body]
         if element == "" and dims and dims[-1] == "inde":  # "index" was split at its x
             dims, element = dims[:-1], "index"
@@ -151,10 +153,11 @@ class _Parser:
             self.at -= 1
             self.fail("not a memref type: sizes are all `?` or all numbers")
         layout = "contiguous"
-        if strides:
-            layout = "unit" if re.search(r"\b1\s*\]", strides) else "strided"
+        if "strided" in rest:
+            layout = "unit" if re.search(r"\b1\s*\]", rest) else "strided"
         shape = tuple(map(int, dims)) if dims and known else None
-        return MemRefType(SCALARS[element], len(dims), layout, shape)
+        _, quote, space = rest.rstrip('"').partition('"')
+        return MemRefType(SCALARS[element], len(dims), layout, shape, space if quote else "")
 
     def types(self) -> list[Type]:
         """``type`` or ``(type, ...)``."""
@@ -398,13 +401,13 @@ def _atomic_rmw(p: _Parser, name: str) -> Op:
 
 def _alloca(p: _Parser, name: str) -> Op:
     p.expect("(")
-    p.expect(")")
+    sizes = p.list(p.use, ")")
     attrs = p.attributes()
     p.expect(":")
     type = p.type()
     if isinstance(type, MemRefType) and type.rank == 0:
-        type = MemRefType(type.element, 0, type.layout, ())
-    return Op(name, [], [type], attrs)
+        type = MemRefType(type.element, 0, type.layout, (), type.space)
+    return Op(name, sizes, [type], attrs)
 
 
 def _terminator(p: _Parser, name: str) -> Op:
@@ -497,8 +500,9 @@ def _for(p: _Parser, name: str) -> Op:
         operands += inits
         p.expect("->")
         types = p.types()
+    kind = p.type() if p.accept(":") else index
     p.expect("{")
-    block = Block([index, *types])
+    block = Block([kind, *types])
     p.region(block, [variable, *names])
     return Op(name, operands, types, p.attributes(), [block])
 
@@ -554,7 +558,7 @@ def _parallel(p: _Parser, name: str) -> Op:
         operands += p.list(p.use, ")")
     types = p.types() if p.accept("->") else []
     p.expect("{")
-    block = Block((index,) * len(names))
+    block = Block([v.type for v in operands[: len(names)]])
     p.kinds = ()
     p.region(block, names)
     kinds, p.kinds = p.kinds, ()

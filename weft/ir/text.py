@@ -260,7 +260,7 @@ def _atomic_rmw(p: _Printer, op: Op, names: dict[Value, str]) -> str:
 
 
 def _alloca(p: _Printer, op: Op, names: dict[Value, str]) -> str:
-    return f"memref.alloca(){_more(op)} : {p.type(op.result.type)}"
+    return f"memref.alloca({p.operands(op.operands)}){_more(op)} : {p.type(op.result.type)}"
 
 
 def _terminator(p: _Printer, op: Op, names: dict[Value, str]) -> str:
@@ -317,6 +317,8 @@ def _for(p: _Printer, op: Op, left: str, indent: str) -> None:
     if op.results:
         carried = _assignments(p, body.args[1:], op.operands[3:])
         head += f" iter_args({carried}) -> ({p.value_types(op.results)})"
+    if body.args[0].type is not index:
+        head += f" : {p.type(body.args[0].type)}"
     p.line(head + " {", op.span)
     p.block(body, indent + "  ", ())
     p.lines.append(f"{indent}}}{_more(op)}")

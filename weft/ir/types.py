@@ -52,6 +52,7 @@ SCALARS = {t.name: t for t in (i1, i8, i16, i32, i64, index, f16, bf16, f32, f64
 # How much is known of a tensor's strides. "contiguous": row-major without gaps, strides follow from
 # the shape. "unit": the last stride is 1, the others are run-time values. "strided": all are.
 LAYOUTS = ("contiguous", "unit", "strided")
+SPACES = ("", "shared")
 
 
 def compute_type(t: ScalarType) -> ScalarType:
@@ -61,24 +62,25 @@ def compute_type(t: ScalarType) -> ScalarType:
 
 @dataclass(frozen=True, slots=True)
 class MemRefType:
-    """A view of memory: a tensor argument (``shape`` is None: sizes are run-time values), or a
-    local array (``shape`` is a tuple of ints, layout "contiguous", made by ``memref.alloca``)."""
+    """A view of memory: a tensor argument (``shape`` is None: sizes are run-time values), or an
+    array that ``memref.alloca`` makes (layout "contiguous"): a thread's own (``shape`` is a tuple
+    of ints), or in the ``space`` "shared" one for all threads of a block."""
 
     element: ScalarType
     rank: int
     layout: str = "contiguous"
     shape: tuple[int, ...] | None = None
+    space: str = ""
 
     def __str__(self) -> str:
         dims = self.shape if self.shape is not None else ("?",) * self.rank
         body = "x".join([*map(str, dims), self.element.name])
-        if self.layout == "contiguous":
-            return f"memref<{body}>"
-        if self.layout == "unit":
-            strides = ", ".join(["?"] * (self.rank - 1) + ["1"])
-        else:
-            strides = ", ".join(["?"] * self.rank)
-        return f"memref<{body}, strided<[{strides}]>>"
+        if self.layout != "contiguous":
+            strides = ["?"] * self.rank
+            if self.layout == "unit":
+                strides[-1] = "1"
+            body += f", strided<[{', '.join(strides)}]>"
+        return f'memref<{body}, "{self.space}">' if self.space else f"memref<{body}>"
 
 
 Type = ScalarType | MemRefType

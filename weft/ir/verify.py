@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 
 from weft.errors import InternalError
 from weft.ir.core import Block, Function, Op, Value
-from weft.ir.ops import CMPF, CMPI, COMBINERS, OPS
+from weft.ir.ops import CMPF, CMPI, COMBINERS, DIMENSIONS, OPS, SHUFFLES
 from weft.ir.types import (
     LAYOUTS,
+    SPACES,
     MemRefType,
     ScalarType,
     Type,
@@ -23,8 +24,10 @@ from weft.ir.types import (
     f32,
     f64,
     i1,
+    i32,
     index,
 )  # fmt: skip
+from weft.ir.uniform import GROUP, divergent_wait
 
 _STORAGE = (f16, bf16)
 _PYTHON_TYPES = {"bool": bool, "int": int, "index": int, "float": float}
@@ -40,6 +43,8 @@ def verify(function: Function) -> None:
         checker.type(None, value.type)
         checker.define(None, value)
     checker.block(None, function.body, "func.return")
+    if GROUP in function.attrs and (problem := divergent_wait(function)) is not None:
+        checker.fail(problem, "threads may part before they wait for each other here")
 
 
 class _Checker:
@@ -50,6 +55,9 @@ class _Checker:
         self.visible: set[Value] = set()
         self.seen: set[Value] = set()
         self.ops: set[int] = set()
+        # Threads of a grid count in 32 bits.
+        self.launched = GROUP in function.attrs
+        self.indices = (index, i32) if self.launched else (index,)
 
     def fail(self, op: Op | None, rule: str) -> NoReturn:
         where = f" (from {op.span.file}:{op.span.line})" if op and op.span is not None else ""
@@ -71,6 +79,8 @@ class _Checker:
             return
         if type.layout not in LAYOUTS:
             self.fail(op, f"{type.layout!r} is not a layout")
+        if type.space not in SPACES:
+            self.fail(op, f"{type.space!r} is not a memory space")
         if type.rank == 0 and type.layout == "unit":
             self.fail(op, "a memref of rank 0 has no last stride, so no layout `unit`")
         if type.shape is not None and len(type.shape) != type.rank:
@@ -116,7 +126,8 @@ class _Checker:
         bound: Type | None = None
         types = [v.type for v in op.operands]
         for k, (word, type) in enumerate(zip(_expand(self, op, operands), types, strict=True)):
-            self.check(op, _matches(word, type), f"operand {k} is {type}, must be {word}")
+            fits = type in self.indices if word == "index" else _matches(word, type)
+            self.check(op, fits, f"operand {k} is {type}, must be {word}")
             if word.startswith("T"):
                 self.check(op, bound in (None, type), f"operand {k} is {type}, must be {bound}")
                 bound = type
@@ -135,6 +146,10 @@ class _Checker:
         given = [v.type for v in values]
         text = f"{what} are ({_list(given)}), must be ({_list(wanted)})"
         self.check(op, given == list(wanted), text)
+
+    def index_types(self, op: Op, dims: int) -> list[Type]:
+        """Of a loop's indices: those of its lower bounds."""
+        return [v.type if v.type in self.indices else index for v in op.operands[:dims]]
 
     def region(self, op: Op, k: int, args: Sequence[Type], terminator: str) -> Op:
         """Checks region ``k`` with these block argument types, gives its terminator."""
@@ -177,8 +192,8 @@ def _matches(word: str, type: Type) -> bool:
         return type.is_integer
     if word == "T:float":
         return type in (f32, f64)
-    if word in ("i1", "index"):
-        return type.name == word
+    if word == "i1":
+        return type is i1
     return word in ("any", "T")
 
 
@@ -267,8 +282,16 @@ def _dim(c: _Checker, op: Op) -> None:
 
 def _alloca(c: _Checker, op: Op) -> None:
     type = c.one_result(op)
-    fits = isinstance(type, MemRefType) and type.shape is not None and type.layout == "contiguous"
+    fits = isinstance(type, MemRefType) and type.layout == "contiguous"
+    if isinstance(type, MemRefType) and type.space:
+        c.check(op, c.launched, "threads share memory in a function that a grid runs")
+        c.check(op, op in c.function.body.ops, "shared memory is there before threads part")
+    else:
+        fits = fits and isinstance(type, MemRefType) and type.shape is not None
     c.check(op, fits, f"a local array has known sizes and is contiguous, not {type}")
+    assert isinstance(type, MemRefType)
+    count = 0 if type.shape is not None else type.rank
+    c.check(op, len(op.operands) == count, f"{len(op.operands)} sizes, must be {count}")
 
 
 def _parallel(c: _Checker, op: Op) -> None:
@@ -277,19 +300,22 @@ def _parallel(c: _Checker, op: Op) -> None:
     c.check(op, isinstance(kinds, tuple), f"`kinds` is {kinds!r}, must be a tuple")
     count = 3 * dims + len(kinds)
     c.check(op, len(op.operands) == count, f"has {len(op.operands)} operands, must have {count}")
-    c.same_types(op, "bounds and steps", op.operands[: 3 * dims], [index] * (3 * dims))
+    indices = c.index_types(op, dims)
+    c.same_types(op, "bounds and steps", op.operands[: 3 * dims], indices * 3)
     types = [v.type for v in op.operands[3 * dims :]]
     for kind, type in zip(kinds, types, strict=True):
         _combines(c, op, kind, type)
     c.same_types(op, "the results", op.results, types)
-    reduce = c.region(op, 0, [index] * dims, "scf.reduce")
+    reduce = c.region(op, 0, indices, "scf.reduce")
     c.same_types(reduce, "the contributions", reduce.operands, types)
 
 
 def _for(c: _Checker, op: Op) -> None:
     types = [v.type for v in op.operands[3:]]
     c.same_types(op, "the results", op.results, types)
-    end = c.region(op, 0, [index, *types], "scf.yield")
+    indices = c.index_types(op, 1)
+    c.same_types(op, "bounds and step", op.operands[:3], indices * 3)
+    end = c.region(op, 0, [*indices, *types], "scf.yield")
     c.same_types(end, "the carried values", end.operands, types)
 
 
@@ -306,6 +332,26 @@ def _while(c: _Checker, op: Op) -> None:
     c.same_types(end, "the values handed on", end.operands[1:], types)
     end = c.region(op, 1, types, "scf.yield")
     c.same_types(end, "the carried values", end.operands, carried)
+
+
+def _register(c: _Checker, op: Op) -> None:
+    c.check(op, c.launched, "stands in a function that a grid runs: with the attribute `group`")
+    dimension = op.attrs["dimension"]
+    c.check(op, dimension in DIMENSIONS, f"{dimension!r} is not a dimension")
+    c.same_types(op, "the results", op.results, [i32])
+
+
+def _barrier(c: _Checker, op: Op) -> None:
+    c.check(op, c.launched, "stands in a function that a grid runs: with the attribute `group`")
+    width = op.attrs["width"]
+    c.check(op, width in (0, 1, 2, 4, 8, 16, 32), f"`width` is {width!r}: lanes of a warp, or 0")
+
+
+def _shuffle(c: _Checker, op: Op) -> None:
+    _barrier(c, op)
+    c.check(op, op.attrs["width"] != 0, "lanes of a warp alone exchange values")
+    c.check(op, op.attrs["mode"] in SHUFFLES, f"{op.attrs['mode']!r} is not a shuffle")
+    c.same_types(op, "places", op.operands[1:], [i32])
 
 
 def _assert(c: _Checker, op: Op) -> None:
@@ -372,6 +418,9 @@ _RULES: dict[str, Rule] = {
     "scf.for": _for,
     "scf.if": _if,
     "scf.while": _while,
+    **dict.fromkeys(("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim"), _register),
+    "gpu.barrier": _barrier,
+    "gpu.shuffle": _shuffle,
     "weft.assert": _assert,
     "weft.bounds": _bounds,
     "weft.touch": _touch,

@@ -30,7 +30,7 @@ LAYERS = [
     {"runtime"},
     {"pytorch"},
     {"kernel"},
-    {"tools"},
+    {"tools", "tuning"},
     {"weft"},  # the package itself: `import weft`
 ]
 FREE_OF_TORCH = {"ir", "index", "schedule", "passes", "autodiff", "codegen"}

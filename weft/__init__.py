@@ -12,6 +12,9 @@
 ``import weft as ti`` runs kernels written for Taichi.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from weft import errors
 from weft.collector import paused
 from weft.errors import (
@@ -110,14 +113,22 @@ from weft.lang.types import template
 from weft.lang.vectors import Matrix, Vector
 from weft.version import VERSION as __version__
 
+if TYPE_CHECKING:
+    from weft.tools.cross import compile_for as compile_for
+    from weft.tuning.autotune import Config as Config
+    from weft.tuning.autotune import autotune as autotune
 
-def __getattr__(name: str) -> object:
+
+_LATER = {
+    "compile_for": "weft.tools.cross", "Config": "weft.tuning.autotune",
+    "autotune": "weft.tuning.autotune",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
     """What is imported when it is first asked for."""
-    if name == "compile_for":
-        # Code generation is not imported before it is needed.
-        from weft.tools.cross import compile_for
-
-        return compile_for
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
 
 

@@ -8,7 +8,7 @@ import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import torch
 from torch.autograd import forward_ad, profiler
@@ -43,6 +43,19 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch = torch.Tensor.__torch_dispatch__
 
 
+class Tuning(Protocol):
+    """What fills in parameters that a call leaves out (see ``weft.autotune``). ``text`` tells it
+    from others."""
+
+    @property
+    def text(self) -> str: ...
+    def signature(self, signature: inspect.Signature) -> inspect.Signature: ...
+    def parts(self, kernel: Kernel, parts: HostPart) -> HostPart: ...
+    def completed(
+        self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
+
+
 class Kernel:
     """A function whose top-level loops are compiled. Call it as the function is called.
 
@@ -53,11 +66,13 @@ class Kernel:
     __wrapped__: Callable[..., Any]
 
     def __init__(
-        self, function: Callable[..., Any], options: dict[str, Any], name: str, namespace: str
-    ) -> None:
+        self, function: Callable[..., Any], options: dict[str, Any], name: str, namespace: str,
+        tuning: Tuning | None = None,
+    ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
         self.function = function
         self.given = options
+        self.tuning = tuning
         self._op_name = name or function.__name__
         self._namespace = namespace
         self._lock = threading.RLock()
@@ -174,6 +189,7 @@ class Kernel:
         call.__code__ = call.__code__.replace(
             co_name=own.co_name, co_filename=own.co_filename, co_firstlineno=own.co_firstlineno
         )
+        call.kernel = self  # type: ignore[attr-defined]
         return call
 
     def __reduce__(self) -> str:
@@ -205,7 +221,7 @@ class Kernel:
         last = error.__traceback__
         while last is not None and last.tb_next is not None:
             last = last.tb_next
-        if last is None or last.tb_frame.f_code is not getattr(self._host, "__code__", None):
+        if last is None or last.tb_frame.f_code is not self._host_code:
             return
         for launcher in self._at(last.tb_lineno):
             for arg in launcher.region.args:
@@ -215,6 +231,10 @@ class Kernel:
                         help="check the spelling",
                     ) from None  # fmt: skip
 
+    @property
+    def _host_code(self) -> types.CodeType | None:
+        return getattr(inspect.unwrap(self._host), "__code__", None)
+
     def _at(self, line: int) -> list[Launcher]:
         return [x for x in self._regions if x.region.node.lineno == line]
 
@@ -223,7 +243,7 @@ class Kernel:
     ) -> None:
         """Raises ``KernelTypeError`` where PyTorch could not say what a sparse or nested tensor's
         strides are, on the way to a loop."""
-        entry, host = error.__traceback__, getattr(self._host, "__code__", None)
+        entry, host = error.__traceback__, self._host_code
         while entry is not None:
             if entry.tb_frame.f_code is host and not self._at(entry.tb_lineno):
                 return  # the host part's own matter
@@ -286,7 +306,44 @@ class Kernel:
         self._prepare()
         return self._regions
 
+    def is_own(self, launchers: object) -> bool:
+        """Whether ``launchers`` are those of plain calls."""
+        return launchers is self._launchers
+
+    def changed(self, options: dict[str, Any], tuning: Tuning | None = None) -> Kernel:
+        """A kernel of the same function, with further options."""
+        self._refuse_second(tuning)
+        given = {**self.given, **options}
+        return Kernel(
+            self.function, given, self._op_name, self._namespace, tuning or self.tuning
+        )  # fmt: skip
+
+    def adopt(self, options: dict[str, Any], tuning: Tuning | None = None) -> None:
+        """Takes further options, where other decorators stand between. Raises
+        ``KernelTypeError`` after the first call."""
+        self._refuse_second(tuning)
+        if self._host is not None:
+            raise KernelTypeError(
+                f"`{self.__name__}` is decorated again after its first call", self.span,
+                help="decorate it where it is defined",
+            )  # fmt: skip
+        for name in ("options", "signature", "parts"):
+            self.__dict__.pop(name, None)
+        self.given, self.tuning = {**self.given, **options}, tuning or self.tuning
+
+    def _refuse_second(self, tuning: Tuning | None) -> None:
+        if tuning is not None and self.tuning is not None:
+            raise KernelTypeError(
+                f"`{self.__name__}` is autotuned twice", self.span,
+                help="write one weft.autotune with all configs",
+            )  # fmt: skip
+
     # --- what is known of it ---------------------------------------------------------------------
+    @property
+    def described(self) -> dict[str, Any]:
+        """What it was given besides its function, in words for its operators' names."""
+        return {**self.given, **({"autotune": self.tuning.text} if self.tuning else {})}
+
     @functools.cached_property
     def options(self) -> Options:
         return replace(default_options(), **self.given)
@@ -303,7 +360,8 @@ class Kernel:
         """The host part and the device loops. Raises ``CompileError``s."""
         check = functools.partial(check_argument, span=self.span)
         with deep(self.span):
-            return split(self.source, self.function, check)
+            parts = split(self.source, self.function, check)
+        return parts if self.tuning is None else self.tuning.parts(self, parts)
 
     @functools.cached_property
     def _convert(self) -> Callable[[Any], Any] | None:
@@ -313,7 +371,8 @@ class Kernel:
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
-        return inspect.signature(self.function)
+        signature = inspect.signature(self.function)
+        return signature if self.tuning is None else self.tuning.signature(signature)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -377,6 +436,8 @@ class Kernel:
     def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from weft.runtime import watch  # only where the Python itself is run
 
+        if self.tuning is not None:
+            args, kwargs = self.tuning.completed(self, args, {**kwargs})
         return watch.run(self.function, args, kwargs, self.source)
 
     @user_frames
@@ -467,6 +528,14 @@ class Inspection:
         return self.text()
 
 
+def kernel_inside(function: Any) -> Kernel | None:
+    """The kernel that ``function`` is, or that other decorators have wrapped."""
+    while function is not None and not isinstance(function, Kernel):
+        inner = getattr(function, "kernel", None)
+        function = inner if isinstance(inner, Kernel) else getattr(function, "__wrapped__", None)
+    return function
+
+
 @overload
 def kernel(function: Callable[..., Any], /) -> Kernel: ...
 @overload
@@ -487,9 +556,13 @@ def kernel(
     given = {"debug": debug, "strict_math": strict_math}
     options = {key: value for key, value in given.items() if value is not None}
 
-    def decorate(function: Callable[..., Any]) -> Kernel:
-        if isinstance(function, Kernel):
+    def decorate(function: Any) -> Any:
+        inner = kernel_inside(function)
+        if inner is not None and inner is not function:  # below other decorators
+            inner.adopt(options)
             return function
+        if inner is not None:
+            return inner.changed(options) if options else inner
         if not inspect.isfunction(function):
             raise KernelTypeError(
                 f"weft.kernel decorates a function, not {type(function).__name__}",

@@ -37,6 +37,7 @@ LOG_NAMES = (
     "cache",  # hits of the disk cache, and what is stored
     "time",  # milliseconds of each stage
     "launch",  # each new exact set of arguments: device, threads or grid, bytes
+    "tune",  # what was measured and chosen, and which records of tuning are not used
 )
 
 

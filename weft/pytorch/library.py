@@ -76,7 +76,7 @@ class KernelLike(Protocol):
     @property
     def op(self) -> Any: ...
     @property
-    def given(self) -> dict[str, Any]: ...
+    def described(self) -> dict[str, Any]: ...
     def unconverted(self, *args: Any, **kwargs: Any) -> Any: ...
     def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments: ...
 
@@ -200,7 +200,7 @@ class Operators:
             written = self._written(constants)
             schema = self._schema(types, written)
             others = (types, fixed, around, autocast, schema, decided_by())
-            text = text_of(self.kernel.source, self.kernel.given, *others)
+            text = text_of(self.kernel.source, self.kernel.described, *others)
             name = f"{self.name}_{fingerprint(text)}"
             tags = (torch.Tag.nondeterministic_seeded,) if may_draw(text) else ()
             # A cell of a notebook that is run again defines the same kernel.

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.index.make import Int, Make
 from weft.index.access import accesses, parallel_dims_of
 from weft.index.boxes import Box, boxes, disjoint, hull
-from weft.index.races import find_races
-from weft.index.relation import is_injective_over_parallel
+from weft.index.budget import Budget
+from weft.index.races import find_races, proven_apart
 from weft.ir.core import Function, walk
 from weft.passes.bounds import bounds
 from weft.passes.demote import demote
@@ -189,7 +189,7 @@ def test_demotion_agrees_with_enumeration(case: Loops) -> None:
     access = accesses(function)[0]
     if not access.op.attrs["atomic"]:
         assert not any(case.meets_itself(*size) for size in SIZES)
-    if is_injective_over_parallel(access):
+    if proven_apart(access, access, Budget()):
         alone = Loops(case.parallel, case.serial, case.guard, case.accesses[:1])
         assert not any(alone.meets_itself(*size) for size in SIZES)
 

@@ -1,11 +1,12 @@
 """How much is asked about kernels with many accesses, counted: no clock."""
 
 import logging
+from collections.abc import Callable
 
 import pytest
 
-from tests.index.make import Make
-from weft.index import races
+from tests.index.make import Int, Make
+from weft.index import budget, races
 from weft.index.races import check_races, find_races
 from weft.ir.core import Function
 
@@ -23,7 +24,7 @@ def asked(monkeypatch):
         return call
 
     monkeypatch.setattr(races, "_judge_pair", counted("pairs", races._judge_pair))
-    monkeypatch.setattr(races, "meeting_set", counted("isl", races.meeting_set))
+    monkeypatch.setattr(budget, "_answer", counted("isl", budget._answer))
     return counts
 
 
@@ -75,10 +76,60 @@ def permutation(bits: int, **args: int) -> Function:
     return make.done()
 
 
-def test_what_isl_cannot_answer_is_not_known(asked, caplog):
+def test_what_isl_cannot_answer_is_not_known(caplog):
     function = permutation(12, n=1, x=1, y=1, z=1, u=1, v=1)
     with caplog.at_level(logging.DEBUG, "weft.races"):
         report = check_races(function)
     assert [array.verdict for array in report.arrays] == ["unknown"] * 5
-    assert asked["isl"] <= 6
-    assert caplog.messages[0].startswith("kernel: isl was given up after 3 questions, 3 of them")
+    assert caplog.messages[0] == (
+        "kernel: 2 of 2 questions to isl were more work than a kernel may make: not known"
+    )
+
+
+def test_pairs_of_accesses_have_a_limit(monkeypatch, caplog):
+    monkeypatch.setattr(races, "PAIRS", 9)
+    monkeypatch.setattr(budget, "PAIRS", 9)
+    with caplog.at_level(logging.DEBUG, "weft.races"):
+        assert check_races(stores(10, 2)).verdict == "unknown"
+    assert caplog.messages[0] == "kernel: more than 9 pairs of accesses: the rest is not known"
+    assert check_races(stores(9, 2)).verdict == "free"
+
+
+def store_at(place: Callable[[Int], Int]) -> Function:
+    make = Make(x=1, n="index")
+    with make.parallel(i=make.n) as i:
+        make.store(make.x, place(i))
+    return make.done()
+
+
+HARD = [
+    permutation(6, n=1, x=1),
+    permutation(12, n=1, x=1, y=1, z=1),
+    store_at(lambda i: (i * 101 % 103) * 107 + i * 109 % 113),
+    store_at(lambda i: ((i * 101 % 103) * 107 + i * 109 % 113) * 117 + i * 119 % 117),
+    store_at(lambda i: ((i * 101 + 7) % 103 + i // 103 * 3) * 109 % 113 + i // 113 * 3),
+]
+
+
+@pytest.mark.parametrize("function", HARD)
+def test_isl_works_so_much_for_a_kernel(monkeypatch, function):
+    steps = []
+
+    def counted(question, most, answer=budget._answer):
+        found = answer(question, most)
+        steps.append(found[1])
+        return found
+
+    budget._is_empty.cache_clear()
+    monkeypatch.setattr(budget, "_answer", counted)
+    assert find_races(function).verdict == "unknown"
+    assert sum(steps) <= budget.TOTAL
+
+
+def test_a_question_is_asked_once(asked):
+    for _ in range(2):
+        assert find_races(permutation(5, n=1, x=1)).verdict == "unknown"
+    first = asked["isl"]
+    proven = store_at(lambda i: i // 4 * 4 + (3 - i % 4))
+    assert find_races(proven).verdict == find_races(proven).verdict == "free"
+    assert asked["isl"] == first + 1

@@ -24,9 +24,9 @@ from weft.autodiff.pieces import pieces
 from weft.autodiff.private import private
 from weft.autodiff.slices import Slicer, Unavailable
 from weft.index.access import Access, accesses
+from weft.index.budget import Budget
 from weft.index.expression import Dim, Poly, number
 from weft.index.races import proven_apart
-from weft.index.relation import Budget
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, i64, index

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from weft.index.access import Access, accesses
+from weft.index.budget import Budget
 from weft.index.meeting import aligned
 from weft.index.races import proven_apart
-from weft.index.relation import Budget, Text, context
+from weft.index.relation import Text
 from weft.ir.core import Block, Function, Op, Value
 
 Contents = Literal["after", "before", "tape"]
@@ -38,20 +39,20 @@ def contents(function: Function) -> dict[Op, Contents]:
     order = {a.op: k for k, a in enumerate(every)}
     once = function.attrs.get("tapes", ())  # written once, by construction
 
-    def met(read: Access, writes: Sequence[Access], asked: bool, later: bool) -> bool:
-        return any(_meets(read, w, order, later, read.op in whiles and w.op in whiles, asked)
+    def met(read: Access, writes: Sequence[Access], budget: Budget | None, later: bool) -> bool:
+        return any(_meets(read, w, order, later, read.op in whiles and w.op in whiles, budget)
                    for w in writes)  # fmt: skip
 
     for memref in function.args:
         group = [a for a in every if a.memref is memref]
         writes = [a for a in group if a.writes]
         reads = [a for a in group if a.kind == "load" or _is_own_update(a, group)]
-        asked = len(reads) * len(writes) <= _MOST_PAIRS
+        budget = Budget() if len(reads) * len(writes) <= _MOST_PAIRS else None
         for read in reads if writes else ():
             final = not read.writes and (
-                memref.name in once or not met(read, writes, asked, later=True)
+                memref.name in once or not met(read, writes, budget, later=True)
             )
-            first = final or not met(read, writes, asked, later=False)
+            first = final or not met(read, writes, budget, later=False)
             found[read.op] = "after" if final else "before" if first else "tape"
     return found
 
@@ -73,26 +74,35 @@ def _in_while(block: Block, inside: bool) -> set[Op]:
 
 
 def _meets(
-    load: Access, write: Access, order: dict[Op, int], later: bool, loose: bool, asked: bool
+    load: Access,
+    write: Access,
+    order: dict[Op, int],
+    later: bool,
+    loose: bool,
+    budget: Budget | None,
 ) -> bool:
     """Whether ``write`` may touch the element of ``load``, in the same parallel iteration, and
-    after it (``later``) or before it. ``loose``: their order is not known. ``asked``: isl may be
-    asked; what it might disprove is taken to happen otherwise."""
+    after it (``later``) or before it. ``loose``: their order is not known. ``budget``: of isl; what
+    it might disprove is taken to happen without."""
     common = [iv for iv in load.serial if iv in set(write.serial)]
     behind = (order[write.op] > order[load.op]) == later
     if not common and not loose and not behind:
         return False
-    if not asked or any(s is None for s in (*load.subscripts, *write.subscripts)):
+    if budget is None or any(s is None for s in (*load.subscripts, *write.subscripts)):
         return True
-    return not _apart(load, write, common, later, behind, loose)
+    return not _apart(load, write, common, later, behind, loose, budget)
 
 
 def _apart(
-    load: Access, write: Access, common: list[Value], later: bool, behind: bool, loose: bool
+    load: Access,
+    write: Access,
+    common: list[Value],
+    later: bool,
+    behind: bool,
+    loose: bool,
+    budget: Budget,
 ) -> bool:
     """Proves that there is no such pair."""
-    import islpy  # 50 ms: only where a loop reads what it writes
-
     text = Text()
     first = {loop.iv: text.fresh(loop.iv.name or "i") for loop in load.loops}
     second = {
@@ -118,12 +128,7 @@ def _apart(
             cases.append(f"({same}true)")
         constraints.append(f"({' or '.join(cases)})")
     names = [*first.values(), *(n for iv, n in second.items() if n != first.get(iv))]
-    try:
-        return islpy.Set.read_from_str(
-            context(), text.finish(f"[{', '.join(names)}]", constraints)
-        ).is_empty()
-    except islpy.Error:  # more work than isl may do
-        return False
+    return budget.proves_empty(text.finish(f"[{', '.join(names)}]", constraints))
 
 
 def element_written_once(function: Function, memref: Value) -> bool:
@@ -136,7 +141,8 @@ def element_written_once(function: Function, memref: Value) -> bool:
     if any(a.kind != "store" or a.op in whiles or not _distinct(a) for a in writes):
         return False
     pairs = [(a, b) for k, a in enumerate(writes) for b in writes[k + 1 :]]
-    return all(_apart(a, b, [], True, True, True) for a, b in pairs)
+    budget = Budget()
+    return all(_apart(a, b, [], True, True, True, budget) for a, b in pairs)
 
 
 def _distinct(access: Access) -> bool:

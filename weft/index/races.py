@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from weft.errors import RaceError
 from weft.index.access import Access, accesses
+from weft.index.budget import PAIRS, Budget
 from weft.index.expression import Dim, Floor, Poly, evaluate, number
 from weft.index.meeting import apart, meet_somewhere, varies
 from weft.index.pairs import pairs
-from weft.index.relation import Budget, Text, meeting_set
+from weft.index.relation import Text, meetings
 from weft.ir.core import Function, Value
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ log = logging.getLogger("weft.races")
 Verdict = Literal["free", "conflict", "unknown"]
 
 LARGE = 1024
-MAX_PAIRS = 20_000  # of one array, some 50 us each
 _PRIMES = (1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069)
 
 _WORDS = {
@@ -106,9 +107,11 @@ def find_races(function: Function) -> RaceReport:
     """As ``check_races``, without raising."""
     budget = Budget()
     arrays = [_judge(memref, group, budget) for memref, group in shared_arrays(function)]
-    if budget.spent and log.isEnabledFor(logging.DEBUG):
-        log.debug("%s: isl was given up after %d questions, %d of them too much work",
-                  function.name, budget.asked, budget.unanswered)  # fmt: skip
+    if budget.unanswered:
+        log.debug("%s: %d of %d questions to isl were more work than a kernel may make: not known",
+                  function.name, budget.unanswered, budget.asked)  # fmt: skip
+    if budget.pairs < 0:
+        log.debug("%s: more than %d pairs of accesses: the rest is not known", function.name, PAIRS)
     return RaceReport(tuple(arrays))
 
 
@@ -135,12 +138,11 @@ def compatible(a: Access, b: Access) -> bool:
 def _judge(memref: Value, group: list[Access], budget: Budget) -> ArrayRaces:
     """Goes through the pairs; a conflict decides, else one that is unknown."""
     open_pair: tuple[Access, Access] | None = None
-    asked = 0
     for a, b in pairs(group):
         if compatible(a, b) or (open_pair and not _decidable(a, b)):
             continue
-        asked += 1
-        if asked > MAX_PAIRS:
+        budget.pairs -= 1
+        if budget.pairs < 0:
             open_pair = open_pair or (a, b)
             break
         verdict, witness = _judge_pair(a, b, budget)
@@ -157,20 +159,9 @@ def proven_apart(a: Access, b: Access, budget: Budget) -> bool:
     """Proves, with isl if need be, that different iterations never meet through ``a`` and ``b``."""
     if a.parallel != b.parallel:
         return False  # nested parallel loops
-    return apart(a, b) or (not meet_somewhere(a, b) and _isl_apart(a, b, budget))
-
-
-def _isl_apart(a: Access, b: Access, budget: Budget) -> bool:
-    import islpy  # 50 ms: only for what the quick arguments do not settle
-
-    if budget.spent:
-        return False
-    budget.asked += 1
-    try:
-        return meeting_set(a, b, Text()).is_empty()
-    except islpy.Error:  # more work than isl may do
-        budget.unanswered += 1
-        return False
+    if apart(a, b):
+        return True
+    return not meet_somewhere(a, b) and budget.proves_empty(meetings(a, b, Text()))
 
 
 def _decidable(a: Access, b: Access) -> bool:
@@ -190,21 +181,14 @@ def _judge_pair(a: Access, b: Access, budget: Budget) -> tuple[Verdict, Witness 
 
 def _conflict(a: Access, b: Access, budget: Budget) -> Witness | None:
     """A witness, if the accesses meet for all sizes from ``LARGE`` on."""
-    import islpy  # 50 ms: the kernel is about to be refused, or is an unusual one
-
-    if budget.spent:
-        return None
-    budget.asked += 1
-    try:
-        fixed = _nonlinear(a) | _nonlinear(b)
-        if not all(_always_meet(a, b, values) for values in _assignments(sorted_leaves(fixed))):
+    fixed = sorted_leaves(_nonlinear(a) | _nonlinear(b))
+    for values in _assignments(fixed):
+        if not budget.ask(partial(_always_meet, a, b, values)):
             return None
-        for size in (2, 3, 5, 8, LARGE):
-            witness = _witness(a, b, dict.fromkeys(sorted_leaves(fixed), size))
-            if witness is not None:
-                return witness
-    except islpy.Error:  # more work than isl may do
-        budget.unanswered += 1
+    for size in (2, 3, 5, 8, LARGE):
+        witness = budget.ask(partial(_witness, a, b, dict.fromkeys(fixed, size)))
+        if witness:
+            return witness
     return None
 
 
@@ -251,39 +235,48 @@ def _with(access: Access, values: dict[Value | Dim, int]) -> Access:
     return access.substitute(lambda leaf: number(values[leaf]) if leaf in values else None)
 
 
-def _always_meet(a: Access, b: Access, values: dict[Value | Dim, int]) -> bool:
-    import islpy  # 50 ms, see _conflict
+def _always_meet(
+    a: Access, b: Access, values: dict[Value | Dim, int], context: islpy.Context
+) -> bool:
+    met, text = _met(a, b, values, context)
+    if not text.exact or met.intersect_params(_sizes(text, f"= {LARGE}", context)).is_empty():
+        return False  # the second is what isl would find as well, with much work
+    return _sizes(text, f">= {LARGE}", context).is_subset(met.params())
 
-    first = _with(a, values)
+
+def _met(
+    a: Access, b: Access, values: dict[Value | Dim, int], context: islpy.Context
+) -> tuple[islpy.Set, Text]:
+    import islpy  # 50 ms: the kernel is about to be refused, or is an unusual one
+
     text = Text()
-    meetings = meeting_set(first, first if a is b else _with(b, values), text, at_least_zero=True)
-    if not text.exact:
-        return False
-    large = " and ".join(f"{name} >= {LARGE}" for name in text.parameters) or "true"
-    box = islpy.Set.read_from_str(
-        meetings.get_ctx(), f"[{', '.join(text.parameters)}] -> {{ : {large} }}"
-    )
-    return box.is_subset(meetings.params())
-
-
-def _witness(a: Access, b: Access, values: dict[Value | Dim, int]) -> Witness | None:
-    """The meeting with the least sizes, then the least indices."""
-    import islpy  # 50 ms, see _conflict
-
     first = _with(a, values)
     second = first if a is b else _with(b, values)
-    text = Text()
-    meetings = meeting_set(first, second, text, at_least_zero=True)
-    positive = " and ".join(f"{name} >= 1" for name in text.parameters) or "true"
-    box = islpy.Set.read_from_str(
-        meetings.get_ctx(), f"[{', '.join(text.parameters)}] -> {{ : {positive} }}"
-    )
+    found = meetings(first, second, text, at_least_zero=True)
+    return islpy.Set.read_from_str(context, found), text
+
+
+def _sizes(text: Text, are: str, context: islpy.Context) -> islpy.Set:
+    """The parameters that all ``are`` so."""
+    import islpy  # 50 ms, see _met
+
+    all_are = " and ".join(f"{name} {are}" for name in text.parameters) or "true"
+    return islpy.Set.read_from_str(context, f"[{', '.join(text.parameters)}] -> {{ : {all_are} }}")
+
+
+def _witness(
+    a: Access, b: Access, values: dict[Value | Dim, int], context: islpy.Context
+) -> Witness | Literal[False]:
+    """The meeting with the least sizes, then the least indices; False if there is none."""
+    import islpy  # 50 ms, see _met
+
+    met, text = _met(a, b, values, context)
     count = len(text.parameters)
-    flat = meetings.intersect_params(box).move_dims(
+    flat = met.intersect_params(_sizes(text, ">= 1", context)).move_dims(
         islpy.dim_type.set, 0, islpy.dim_type.param, 0, count
     )
     if flat.is_empty():
-        return None
+        return False
     point = _coordinates(flat.lexmin().sample_point())
     symbols = dict(values)
     for (_, symbol), value in zip(text.parameters.items(), point[:count], strict=True):
@@ -302,7 +295,7 @@ def _witness(a: Access, b: Access, values: dict[Value | Dim, int]) -> Witness | 
 
 
 def _coordinates(point: islpy.Point) -> list[int]:
-    import islpy  # 50 ms, see _conflict
+    import islpy  # 50 ms, see _met
 
     count = point.get_space().dim(islpy.dim_type.set)
     return [point.get_coordinate_val(islpy.dim_type.set, k).to_python() for k in range(count)]

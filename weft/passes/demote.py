@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 
 from weft.index.access import Access, accesses
+from weft.index.budget import Budget
 from weft.index.races import proven_apart
-from weft.index.relation import Budget
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
 

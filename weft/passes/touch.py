@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import combinations_with_replacement
 
 from weft.index.access import KINDS, Access, accesses
+from weft.index.budget import Budget
 from weft.index.races import compatible, proven_apart
-from weft.index.relation import Budget
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.views import Parallel, is_constant, memory

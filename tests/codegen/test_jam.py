@@ -12,7 +12,7 @@ import torch
 import weft
 from examples import causal_conv, gallery
 from tests.cuda.sizes import call_of
-from weft.codegen.jam import jam, varying, written
+from weft.codegen.jam import jam
 from weft.codegen.sharing import Jam, UnrollJamCandidates
 from weft.ir import interp
 from weft.ir.core import Function, Op, walk
@@ -323,11 +323,3 @@ def test_what_is_left_of_trips() -> None:
     enough = [holds(FewLeft("i", 4), (), call_of(facts.nest, {"i": n, "j": 1}), GpuMachine())
               for n in (0, 3, 4, 5, 6, 7, 8, 11)]  # fmt: skip
     assert enough == [False, False, True, True, False, False, True, False]
-
-
-def test_varying() -> None:
-    function = parse_function(BAND)
-    parallel = only(function)
-    names = {v.name for v in varying(parallel, 0, written(function))}
-    assert {"i", "high", "x", "s", "t"} <= names
-    assert not {"j", "low", "y", "k"} & names

@@ -9,14 +9,15 @@ within an iteration is what it was, and so is every bit of the result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import Type
-from weft.ir.views import For, If, Parallel, is_constant, memory
+from weft.ir.views import For, If, Parallel, is_constant
 from weft.ir.writes import written
+from weft.schedule.variation import Variation
 
 _RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
 
@@ -36,46 +37,12 @@ def jam(
     return new, work.run(function, new)
 
 
-def common(op: Op, changing: Set[Value]) -> bool:
-    """Whether ``op`` gives the same for equal operands. ``changing``: memory that is written."""
-    return OPS[op.name].pure or (op.name == "memref.load" and memory(op)[0] not in changing)
-
-
-def varying(parallel: Op, axis: int, changing: Set[Value]) -> set[Value]:
-    """What differs, or may differ, between iterations along ``axis``. The index of a serial loop
-    does not, whatever the loop's bounds, if iterations are in step. ``changing``: as ``written``
-    gives it."""
-    found = {Parallel(parallel).indices[axis]}
-    before = -1
-    while len(found) > before:
-        before = len(found)
-        _spread(parallel.body, found, changing, apart=False)
-    return found
-
-
-def _spread(block: Block, found: set[Value], changing: Set[Value], *, apart: bool) -> None:
-    """Adds to ``found`` what follows from it. ``apart``: iterations disagree on running this."""
-    for op in block.ops:
-        match op.name:
-            case "scf.for":
-                loop = For(op)
-                uneven = any(v in found for v in loop.bounds)
-                if loop.step in found:
-                    found.add(loop.index)
-                _spread(op.body, found, changing, apart=apart or uneven)
-                for row in loop.rows:
-                    if apart or uneven or any(v in found for v in row):
-                        found.update((row[0], row[3]))
-            case "scf.if":
-                uneven = apart or If(op).condition in found
-                for region in op.regions:
-                    _spread(region, found, changing, apart=uneven)
-                for k, result in enumerate(op.results):
-                    if uneven or any(v in found for v in If(op).arms(k)):
-                        found.add(result)
-            case _:
-                if any(v in found for v in op.operands) or not common(op, changing):
-                    found.update(op.results)
+def variation(function: Function, parallel: Op, axis: int) -> Variation:
+    """How values vary between iterations of ``parallel``, an operation of ``function``, along an
+    axis."""
+    return Variation(
+        parallel.body, {Parallel(parallel).indices[axis]: 1}, changing=written(function)
+    )
 
 
 class _Jamming:
@@ -87,8 +54,8 @@ class _Jamming:
     ) -> None:
         self.axis, self.copies, self.apart = how
         self.parallel = parallel
-        self.changing = written(function)
-        self.varying = varying(parallel, self.axis, self.changing)
+        self.along = variation(function, parallel, self.axis)
+        self.same = self.along.uniform
         self.builder = Builder(new.body)
         start = dict(zip(function.args, new.args, strict=True))
         self.values = [dict(start) for _ in range(self.copies)]
@@ -221,7 +188,7 @@ class _Jamming:
                 late.difference_update(op.results)
             elif ready and op.attrs.get("whole"):
                 taken.append(op)
-            elif ready and op.name == "scf.if" and If(op).condition in self.varying:
+            elif ready and op.name == "scf.if" and not self.same(If(op).condition):
                 taken += [op] * any(inner.name == "scf.for" for inner in walk(If(op).then))
         return early, taken
 
@@ -242,7 +209,7 @@ class _Jamming:
             self._for(op, lanes)
         elif op.name == "scf.if":
             self._if(op, lanes)
-        elif any(v in self.varying for v in op.operands) or not common(op, self.changing):
+        elif not self.along.common(op):
             for k in lanes:
                 self._alone(op, [k])
         else:
@@ -277,13 +244,12 @@ class _Jamming:
         *bounds, step = For(op).bounds
         lows, highs = ([self.get(k, bound) for k in lanes] for bound in bounds)
         carried = [[self.get(k, v) for v in For(op).inits] for k in lanes]
-        uneven = [bound in self.varying for bound in bounds]
-        if step in self.varying or (any(uneven) and not is_constant(step, 1)):
+        uneven = [not self.same(bound) for bound in bounds]
+        if not self.same(step) or (any(uneven) and not is_constant(step, 1)):
             for k in lanes:
                 self._alone(op, [k])
             return
-        iv = Parallel(self.parallel).indices[self.axis]
-        ranks = [_direction(bound, iv, self.varying) for bound in bounds]
+        ranks = [self.along.direction(bound) for bound in bounds]
         if uneven[0] != uneven[1] and ranks[uneven[1]]:
             carried = self._ladder(op, lanes, lows, highs, carried, ranks[uneven[1]] > 0)
         else:
@@ -300,7 +266,7 @@ class _Jamming:
         as far as no other begins or ends. ``rising``: later iterations begin, or end, later."""
         places = list(range(len(lanes)))
         order = places if rising else places[::-1]  # by which bound comes first
-        ends = For(op).upper in self.varying
+        ends = not self.same(For(op).upper)
         # Where a rung begins or ends, and who is on it.
         if ends:
             rungs = [(order[s:], highs[order[s]]) for s in places]
@@ -356,7 +322,7 @@ class _Jamming:
         """One loop from ``low`` to ``high`` for the iterations ``lanes``, what each of them carries
         then, and further attributes of it."""
         body = op.body
-        own = [arg in self.varying for arg in body.args[1:]]
+        own = [not self.same(arg) for arg in body.args[1:]]
         # What is carried, once for each iteration or once for all: (position, place of a lane).
         columns = [
             (j, place) for j, several in enumerate(own)
@@ -388,7 +354,7 @@ class _Jamming:
         """Together where all take the same branch. Where they need not: if all take the first one
         and that has loops, together; else one by one."""
         condition = If(op).condition
-        if condition not in self.varying:
+        if self.same(condition):
             self._branch(op, lanes, self.get(lanes[0], condition), apart=False)
         elif any(inner.name == "scf.for" for inner in walk(If(op).then)):
             conditions = [self.get(k, condition) for k in lanes]
@@ -398,7 +364,7 @@ class _Jamming:
                 self._alone(op, [k])
 
     def _branch(self, op: Op, lanes: Sequence[int], condition: Value, *, apart: bool) -> None:
-        own = [v in self.varying for v in op.results]
+        own = [not self.same(v) for v in op.results]
         columns = [
             (j, k) for j, several in enumerate(own) for k in (lanes if several else lanes[:1])
         ]
@@ -419,24 +385,3 @@ class _Jamming:
         self.builder.append(made)
         for (j, k), value in zip(columns, made.results, strict=True):
             self.put([k] if own[j] else lanes, op.results[j], value)
-
-
-def _direction(value: Value, iv: Value, varying: set[Value]) -> int:
-    """1 if ``value`` grows with ``iv``, or stays, -1 if it falls, or stays; 0 if neither is known,
-    or it has nothing to do with it."""
-    if value is iv:
-        return 1
-    op = value.op
-    if value not in varying or op is None or op.name not in _MONOTONE:
-        return 0
-    found: set[int] = set()
-    for operand, sign in zip(op.operands, _MONOTONE[op.name], strict=False):
-        if operand in varying:
-            found.add(sign * _direction(operand, iv, varying))
-    return found.pop() if len(found) == 1 else 0
-
-
-_MONOTONE = {
-    "arith.addi": (1, 1), "arith.subi": (1, -1), "arith.minsi": (1, 1), "arith.maxsi": (1, 1),
-    "arith.index_cast": (1,),
-}  # fmt: skip

@@ -11,19 +11,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.codegen.jam import varying
+from weft.codegen.jam import variation
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
 from weft.ir.views import For, If, Parallel, is_constant, memory
-from weft.ir.writes import written
 from weft.schedule.grid import WARP
+from weft.schedule.variation import Variation
 
 COPIES = 4  # along one index
 MOST_OPS = 320  # in the innermost loops, for all iterations of a thread
 _WORTH = 0.65  # of the loads have to be left, at most, for another axis to be taken
 _AXES = 2  # at most, along which a thread has several iterations
-_STEEPEST = 2  # how much the bounds of a serial loop may change from iteration to iteration
+_STEEPEST = 1  # how much the bounds of a serial loop may change from iteration to iteration
 
 _ALLOWED = {"memref.load", "memref.store", "scf.for", "scf.if", "scf.yield", "scf.reduce"}
 _LIGHT = {"math.fma", "math.absf", "math.absi", "math.isnan", "math.isinf"}
@@ -91,19 +91,16 @@ def unroll_jam_candidates(function: Function, parallel: Op, fastest: int) -> Unr
     loads = [op for block in innermost for op in block.ops if _moves(op, block)]
     if not loads:
         return UnrollJamCandidates()
-    changing = written(function)
     found: list[tuple[tuple[bool, bool], Jam]] = []
     for axis, step in enumerate(Parallel(parallel).steps):
-        apart = varying(parallel, axis, changing)
-        if not is_constant(step, 1) or not _even(parallel, axis, apart):
+        along = variation(function, parallel, axis)
+        if not is_constant(step, 1) or not _even(parallel, along):
             continue
-        own = 0
-        for k, op in enumerate(loads):
-            own |= (memory(op)[0] in changing or any(v in apart for v in op.operands)) << k
+        own = sum((not along.common(op)) << k for k, op in enumerate(loads))
         jam = Jam(axis, COPIES, WARP if axis == fastest else 1, own)
         if UnrollJamCandidates((), len(loads)).cost([jam]) < _WORTH * len(loads):
             slides = axis != fastest and any(_slides(op, parallel, axis) for op in loads)
-            found.append(((_uneven(parallel, apart), not slides), jam))
+            found.append(((not _alike(parallel, along), not slides), jam))
     found.sort(key=lambda pair: (pair[0], pair[1].axis))
     size = sum(len(block.ops) for block in innermost)
     jams = tuple(jam for _, jam in found)
@@ -135,38 +132,23 @@ def _simple(op: Op) -> bool:
     return op.name in _ALLOWED or OPS[op.name].pure
 
 
-def _uneven(parallel: Op, apart: set[Value]) -> bool:
-    """Whether bounds of serial loops are among ``apart``."""
-    loops = [op for op in walk(parallel.body) if op.name == "scf.for"]
-    return any(v in apart for op in loops for v in For(op).bounds[:2])
+def _bounds(parallel: Op) -> list[Value]:
+    loops = (op for op in walk(parallel.body) if op.name == "scf.for")
+    return [bound for op in loops for bound in For(op).bounds]
 
 
-def _even(parallel: Op, axis: int, apart: set[Value]) -> bool:
-    """Whether neighbours along ``axis`` do nearly the same: bounds of their loops differ by little,
-    and what they branch on follows from indices."""
-    slopes = {parallel.body.args[axis]: 1}
-    for op in walk(parallel.body):
-        known = [slopes.get(v, None if v in apart else 0) for v in op.operands]
-        if op.name == "scf.for" and any(k is None or k > _STEEPEST for k in known[:3]):
-            return False
-        if op.name in _SLOPES and op.result in apart and None not in known:
-            slope = _SLOPES[op.name](*(k for k in known if k is not None))
-            if slope is not None:
-                slopes[op.result] = slope
-        if op.name == "scf.if":
-            condition = If(op).condition
-            if condition in apart and not _of_indices(condition):
-                return False
-    return True
+def _alike(parallel: Op, along: Variation) -> bool:
+    """Whether neighbours' serial loops have the same bounds."""
+    return along.uniform(*_bounds(parallel))
 
 
-_SLOPES = {
-    "arith.addi": lambda a, b: a + b,
-    "arith.subi": lambda a, b: a + b,
-    "arith.minsi": max,
-    "arith.maxsi": max,
-    "arith.index_cast": lambda a: a,
-}
+def _even(parallel: Op, along: Variation) -> bool:
+    """Whether neighbours do nearly the same: bounds of their loops differ by little, and what they
+    branch on follows from indices."""
+    if any(along.steepness(bound) > _STEEPEST for bound in _bounds(parallel)):
+        return False
+    conditions = (If(op).condition for op in walk(parallel.body) if op.name == "scf.if")
+    return all(along.uniform(v) or _of_indices(v) for v in conditions)
 
 
 def _of_indices(value: Value) -> bool:

@@ -52,16 +52,17 @@ class Variation:
     def __init__(
         self, body: Block, indices: Mapping[Value, int | None], *,
         changing: Set[Value] = frozenset(), masked: bool = False, beside: Variation | None = None,
-        exact: tuple[Type, ...] = (index, i64), rule: Callable[[Op], Growth | None] | None = None,
+        exact: tuple[Type, ...] = (index, i64),
+        rule: Callable[[Variation, Op], Growth | None] | None = None,
     ) -> None:  # fmt: skip
         """``changing``: memory of which one element may hold different numbers for different
         iterations. ``masked``: what is computed inside of divergent loops and branches varies, but
         for constants and sizes. ``beside``: the variation along another index, where what diverges
-        does so here too. ``exact``: types of integers that do not wrap around. ``rule``: the growth
-        of an operation's results where it is not the usual one."""
+        does so here too. ``exact``: types of integers that do not wrap around, besides those of
+        ``indices``. ``rule``: the growth of an operation's results where it is not the usual."""
         self.divergent: set[Op] = set()
         self._changing, self._masked, self._beside = changing, masked, beside
-        self._exact, self._rule = exact, rule
+        self._exact, self._rule = {*exact, *(value.type for value in indices)}, rule
         self._growth = {
             value: VARYING if step is None else Growth(step, step)
             for value, step in indices.items()
@@ -89,6 +90,11 @@ class Variation:
         """1 if a value that is not uniform never falls, -1 if it never grows, else 0."""
         found = self.growth(value)
         return 0 if found == UNIFORM else 1 if found.low >= 0 else -1 if found.high <= 0 else 0
+
+    def steepness(self, value: Value) -> float:
+        """By how much a value grows or falls at most."""
+        found = self.growth(value)
+        return max(abs(found.low), abs(found.high))
 
     def stride(self, access: Op) -> int | None:
         """By how many elements of a row a load or store moves; None where that is not one number,
@@ -150,7 +156,7 @@ class Variation:
         return beside or op in self.divergent
 
     def _result(self, op: Op, *, divergent: bool) -> Growth:
-        found = self._rule(op) if self._rule is not None else None
+        found = self._rule(self, op) if self._rule is not None else None
         if found is not None:
             return found
         if divergent and self._masked and op.name not in ("arith.constant", "memref.dim"):

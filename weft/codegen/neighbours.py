@@ -6,33 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.ir.core import Block, Op, Value
+from weft.ir.types import SCALARS, i1
 from weft.ir.views import constant_of, memory
+from weft.ir.writes import written
+from weft.schedule.variation import UNIFORM, Growth, Variation
 
 
 def quotients(body: Block, iv: Value) -> set[Op]:
     """Divisions ``a // b`` whose dividend grows by one with ``iv`` and whose divisor is a number
     that is not known before the call."""
-    slopes: dict[Value, int | None] = {iv: 1}  # of what depends on iv; None: not a straight line
-    found: set[Op] = set()
-    for op in body.ops:
-        known = [slopes.get(v, 0) for v in op.operands]
-        if not any(v in slopes for v in op.operands):
-            continue
-        slope: int | None = None
-        match op.name, known:
-            case "arith.addi", [int(a), int(b)]:
-                slope = a + b
-            case "arith.subi", [int(a), int(b)]:
-                slope = a - b
-            case "arith.index_cast", [int(a)]:
-                slope = a
-            case "arith.floordivsi", [1, _] if op.right not in slopes:
-                if op.right.op not in body.ops and constant_of(op.right) is None:
-                    found.add(op)
-            case _:
-                pass
-        slopes.update(dict.fromkeys(op.results, slope))
-    return found
+    along = Variation(body, {iv: 1})
+    return {
+        op for op in body.ops
+        if op.name == "arith.floordivsi" and along.slope(op.left) == 1
+        and op.right.op not in body.ops and constant_of(op.right) is None
+    }  # fmt: skip
 
 
 def _distance(value: Value, iv: Value) -> int | None:
@@ -92,6 +80,12 @@ def common(
     return _Lines(iv, lower, count, given).of(body)
 
 
+_ONE = Growth(1, 1)
+_DIVISIONS = {
+    "arith.floordivsi": UNIFORM, "arith.remsi": _ONE, "arith.shrsi": UNIFORM, "arith.andi": _ONE,
+}  # fmt: skip
+
+
 class _Refused(Exception):
     """A call cannot make this even."""
 
@@ -99,88 +93,67 @@ class _Refused(Exception):
 class _Lines:
     def __init__(self, iv: Value, lower: Value, count: int, given: Callable[[Value], bool]) -> None:
         self.iv, self.lower, self.count, self.given = iv, lower, count, given
-        self.slopes: dict[Value, int | None] = {iv: 1}  # of what differs, or is not known, along iv
-        self.needs: dict[Value, frozenset[Value]] = {iv: frozenset()}  # multiples, for the slope
         self.divisors: set[Value] = set()
-        self.shared: dict[Op, frozenset[Value]] = {}
+        self.needs: dict[Op, frozenset[Value]] = {}  # multiples, for what is said of the result
 
     def of(self, body: Block) -> Common | None:
+        integers = [t for t in SCALARS.values() if t.is_integer and t is not i1]
+        along = Variation(
+            body, {self.iv: 1}, changing=written(body), exact=tuple(integers), rule=self._divided
+        )
         whole: set[Op] = set()
         needs: frozenset[Value] = frozenset()
         gained = False
-        for op in body.ops[:-1]:
+        for op in body.ops:
             if op.name not in ("memref.load", "memref.store"):
-                self._follow(op)
                 continue
-            found = self._access(op)
-            if op.name == "memref.load":
-                self.slopes[op.result] = None
-            if found is None:
+            stride = along.stride(op)
+            if stride not in (0, 1) or (op.name == "memref.store" and stride == 0):
                 return None
-            more, side_by_side = found
+            _, at, _ = memory(op)
+            more = frozenset[Value]().union(*map(self._needed, at))
+            if stride == 1:
+                try:
+                    more |= self._multiple(at[-1])
+                    whole.add(op)
+                except _Refused:
+                    if op.name == "memref.store":
+                        return None
             needs |= more
-            if side_by_side:
-                whole.add(op)
             gained |= op.name == "memref.load" and bool(more)
         if not gained:
             return None
-        shared = frozenset(op for op, more in self.shared.items() if more <= needs)
+        shared = frozenset(
+            op for op in body.ops
+            if op.results and along.uniform(op.result) and not along.uniform(*op.operands)
+            and self._needed(op.result) <= needs
+        )  # fmt: skip
         divisors = tuple(v for v in needs if v in self.divisors)
         return Common(shared, frozenset(whole), tuple(needs), divisors)
 
-    def _access(self, op: Op) -> tuple[frozenset[Value], bool] | None:
-        """What has to be multiples for a load or store, and whether it is of elements side by side
-        from a multiple on; None where it cannot be."""
-        memref, at, _ = memory(op)
-        slopes = [self.slopes.get(v, 0) for v in at]
-        needs = frozenset[Value]().union(*(self.needs.get(v, frozenset()) for v in at))
-        if not any(slope != 0 for slope in slopes):  # one element, for all of them
-            return (needs, False) if op.name == "memref.load" else None
-        if any(k != 0 for k in slopes[:-1]) or slopes[-1] != 1 or memref.memref.layout == "strided":
+    def _needed(self, value: Value) -> frozenset[Value]:
+        """What has to be multiples for what is said of a value."""
+        op = value.op
+        if op is None:
+            return frozenset()
+        if op not in self.needs:
+            self.needs[op] = frozenset[Value]().union(*map(self._needed, op.operands))
+        return self.needs[op]
+
+    def _divided(self, along: Variation, op: Op) -> Growth | None:
+        """The growth of quotients and remainders, where the divisor can be a multiple."""
+        if op.name not in _DIVISIONS or along.slope(op.left) != 1 or not along.uniform(op.right):
             return None
         try:
-            return needs | self._multiple(at[-1]), True
+            needs = self._multiple(op.left) | self._needed(op.left) | self._needed(op.right)
+            if op.name in ("arith.floordivsi", "arith.remsi"):
+                needs |= self._divisor(op.right)
+            elif not self._power(op.right, shift=op.name == "arith.shrsi"):
+                return None
         except _Refused:
-            return (needs, False) if op.name == "memref.load" else None
-
-    def _follow(self, op: Op) -> None:
-        """Notes the slope of an operation's result."""
-        if not any(v in self.slopes for v in op.operands):
-            return
-        known = [self.slopes.get(v, 0) for v in op.operands]
-        needs = frozenset[Value]().union(*(self.needs.get(v, frozenset()) for v in op.operands))
-        slope: int | None = None
-        try:
-            match op.name, known:
-                case "arith.addi", [int(a), int(b)]:
-                    slope = a + b
-                case "arith.subi", [int(a), int(b)]:
-                    slope = a - b
-                case (("arith.index_cast" | "arith.extsi"), [int(a)]):
-                    slope = a
-                case "arith.floordivsi", [1, 0]:
-                    needs |= self._multiple(op.left) | self._divisor(op.right)
-                    slope = 0
-                case "arith.remsi", [1, 0]:
-                    needs |= self._multiple(op.left) | self._divisor(op.right)
-                    slope = 1
-                case "arith.shrsi", [1, 0] if self._power(op.right, shift=True):
-                    needs |= self._multiple(op.left)
-                    slope = 0
-                case "arith.andi", [1, 0] if self._power(op.right, shift=False):
-                    needs |= self._multiple(op.left)
-                    slope = 1
-                case name, _ if not any(k != 0 for k in known):
-                    slope = 0 if name.startswith(("arith.", "math.")) else None
-                case _:
-                    pass
-        except _Refused:
-            slope = None
-        for result in op.results:
-            self.slopes[result] = slope
-            self.needs[result] = needs
-        if slope == 0 and any(known):
-            self.shared[op] = needs
+            return None
+        self.needs[op] = needs
+        return _DIVISIONS[op.name]
 
     def _divisor(self, value: Value) -> frozenset[Value]:
         number = _constant(value)

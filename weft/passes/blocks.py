@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.ops import OPS
+from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import index
 from weft.ir.views import For, Parallel, is_constant, memory
+from weft.schedule.variation import Variation
 
 HEIGHT = 32  # iterations of the outer index in a block: of float32, two lines of the cache
 WIDTH = 32  # iterations of the innermost index in a block
@@ -40,7 +40,7 @@ def _pays(parallel: Op) -> bool:
         return False
     if any(op.regions and op.name != "scf.if" for op in walk(body)):
         return False
-    outer, inner = _dependents(body, body.args[-2]), _dependents(body, body.args[-1])
+    outer, inner = (Variation(body, {iv: 1}).uniform for iv in body.args[-2:])
     along, across = False, False
     for op in walk(body):
         if op.name not in ("memref.load", "memref.store"):
@@ -48,23 +48,14 @@ def _pays(parallel: Op) -> bool:
         memref, subscripts, _ = memory(op)
         if memref.memref.shape is not None or not subscripts:
             continue
-        by_outer = [v in outer for v in subscripts]
-        by_inner = [v in inner for v in subscripts]
+        by_outer = [not outer(v) for v in subscripts]
+        by_inner = [not inner(v) for v in subscripts]
         if memref.memref.layout == "strided":
             across |= any(by_outer) and any(by_inner)
         elif by_outer[-1] and not by_inner[-1] and any(by_inner):
             across = True
         along |= by_inner[-1] and not by_outer[-1] and any(by_outer)
     return along and across
-
-
-def _dependents(body: Block, root: Value) -> set[Value]:
-    """``root`` and what pure operations compute from it."""
-    found = {root}
-    for op in walk(body):
-        if OPS[op.name].pure and any(v in found for v in op.operands):
-            found.update(op.results)
-    return found
 
 
 class _Blocker(Rewriter):

@@ -10,6 +10,7 @@ from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import index
 from weft.ir.views import For, If, Parallel, constant_of, is_constant
+from weft.schedule.variation import UNIFORM, Growth, Variation
 
 SHORTEST = 16  # elements of a run, below which more loops cost more than the divisions did
 BLOCK = 8192  # iterations of the split index that threads take as one ...
@@ -64,39 +65,24 @@ def _split(parallel: Op) -> _Split | None:
 
 def _divisions(body: Block, axis: int) -> list[Op]:
     """Each ``floordivsi`` whose quotient has runs along the index while those before it stay."""
-    slopes: dict[Value, int | None] = dict.fromkeys(body.args[axis + 1 :])
-    slopes[body.args[axis]] = 1
     found: list[Op] = []
     inside = set(body.ops)
-    for op in body.ops:
-        if op.name == "arith.floordivsi" and op.result.type is index:
-            numerator, divisor = op.operands
-            along = slopes.get(numerator, 0) == 1 and slopes.get(divisor, 0) == 0
-            short = isinstance(number := constant_of(divisor), int) and number < SHORTEST
-            pure = _is_pure(numerator, inside, ()) and _is_pure(divisor, inside, found)
-            if along and pure and not short:
-                found.append(op)
-                continue  # its result is the same along a run
-        for result in op.results:
-            slope = _slope(op, [slopes.get(v, 0) for v in op.operands])
-            if slope != 0:
-                slopes[result] = slope
-    return found
 
+    def quotient(along: Variation, op: Op) -> Growth | None:
+        """The same along a run."""
+        if op.name != "arith.floordivsi" or op.result.type is not index or op not in inside:
+            return None
+        slow = along.slope(op.left) == 1 and along.uniform(op.right)
+        pure = _is_pure(op.left, inside, ()) and _is_pure(op.right, inside, found)
+        short = isinstance(number := constant_of(op.right), int) and number < SHORTEST
+        if not slow or not pure or short:
+            return None
+        found.append(op)
+        return UNIFORM
 
-def _slope(op: Op, slopes: Sequence[int | None]) -> int | None:
-    """By how much the result grows with j: 0 not at all, None for what is not a fixed amount."""
-    if op.regions or not OPS[op.name].pure:
-        return None
-    if not any(s != 0 for s in slopes):
-        return 0
-    if None in slopes or len(op.results) != 1 or op.result.type is not index:
-        return None
-    if op.name == "arith.addi":
-        return slopes[0] + slopes[1]  # type: ignore[operator]
-    if op.name == "arith.subi":
-        return slopes[0] - slopes[1]  # type: ignore[operator]
-    return None
+    indices = dict.fromkeys(body.args[axis + 1 :])
+    Variation(body, {**indices, body.args[axis]: 1}, rule=quotient)
+    return list(dict.fromkeys(found))
 
 
 def _is_pure(value: Value, inside: set[Op], without: Sequence[Op]) -> bool:

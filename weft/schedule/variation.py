@@ -37,6 +37,7 @@ _ARITHMETIC: dict[str, Callable[..., Growth]] = {
     "arith.minsi": _hull,
     "arith.maxsi": _hull,
     "arith.index_cast": lambda a: a,
+    "arith.extsi": lambda a: a,
 }
 
 

@@ -82,6 +82,10 @@ class RaceError(CompileError, ValueError):
     """Two iterations of a parallel loop touch one element, at least one writing."""
 
 
+class ScheduleError(CompileError, ValueError):
+    """A text that is no schedule, or a step that a loop does not allow."""
+
+
 class GradientError(CompileError, RuntimeError):
     """A derivative that is asked for and cannot be given correctly."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft import timing
-from weft.codegen import ptx
+from weft.codegen import ptx, steps
 from weft.codegen.default_cuda import VECTOR_BYTES, Divisible, Picks, picks
 from weft.codegen.default_cuda import candidates as schedules
 from weft.codegen.emit import symbol_of
@@ -19,12 +19,13 @@ from weft.codegen.neighbours import Common, common
 from weft.codegen.tables import Tables
 from weft.codegen.teams import find, marked
 from weft.codegen.threads import argument_slots
+from weft.errors import ScheduleError
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
-from weft.ir.views import Parallel, is_constant, memory
+from weft.ir.views import For, Parallel, is_constant, memory
 from weft.ir.writes import loaded
 from weft.ir.writes import written as written_memrefs
-from weft.schedule.choose import candidate
+from weft.schedule.choose import Candidate, candidate
 from weft.schedule.language import (
     Bind,
     Cooperate,
@@ -37,8 +38,10 @@ from weft.schedule.language import (
     Vectorize,
     only,
     several,
+    show,
 )
-from weft.schedule.nest import Nest, arrays_of, axes_of
+from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of
+from weft.schedule.own import OwnStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,17 @@ class CudaCode:
         return str(ptx.optimized(self.llvm, self.arch, self.functions))
 
 
-def analyse(function: Function, *, noalias: bool, strict_math: bool) -> Facts:
-    """What is known of ``function``, the result of the passes, and its candidates."""
+def analyse(function: Function, *, noalias: bool, strict_math: bool, asked: str = "") -> Facts:
+    """What is known of ``function``, the result of the passes, and its candidates. ``asked``: the
+    text of a person's schedule, whose candidates come first. Raises ``ScheduleError`` where the
+    loop does not allow it."""
     function.attrs["noalias"] = noalias
     parallel = outermost(function, noalias=noalias)
+    if parallel is None and asked:
+        raise ScheduleError(
+            f"`{asked}`: no parallel loop goes onto the grid, one thread runs all of this",
+            function.span, "take the schedule away",
+        )  # fmt: skip
     program = _program(function)
     chosen, needed = candidates(program)
     bounds: list[tuple[int, int, int]] = []
@@ -82,13 +92,40 @@ def analyse(function: Function, *, noalias: bool, strict_math: bool) -> Facts:
         _divisors(program, divisions(program, function, chosen)),
         parallel.attrs["kinds"] if parallel is not None else (),
     )  # fmt: skip
-    divisible = _divisible(function, parallel, found, program)
+    usual = ()
+    if parallel is not None and found is not None and found.vector.copies > 1:
+        usual = (found.order[0], found.vector.width)
+    divisible = _divisible(function, parallel, *usual, program) if usual else None
+    first: tuple[Candidate, ...] = ()
+    if asked and parallel is not None and found is not None:
+        loop = LoopNest(function, parallel, strict_math)
+        first = _asked(asked, loop, nest, found, program)
+        ends = [program.of(For(op).upper) for op in steps.shared_loops(loop, first)]
+        nest = replace(nest, shared_ends=tuple(sorted({*ends})))
+    made = (*first, *schedules(parallel, nest, found, team, divisible))
     tables = Tables(function)
     return Facts(
         symbol_of(function.name), argument_slots(function), tables.described(),
-        tables.printed(), nest,
-        tuple(map(str, schedules(parallel, nest, found, team, divisible))),
+        tables.printed(), nest, tuple(map(str, made)), len(first),
     )  # fmt: skip
+
+
+def _asked(
+    text: str, loop: LoopNest, nest: Nest, found: Picks, program: Program
+) -> tuple[Candidate, ...]:
+    """The candidates of a person's text. Raises ``ScheduleError``."""
+    vector = steps.divisible_vector(text)
+    divisible = None
+    if vector is not None and vector.axis in loop.axes:
+        axis = loop.axes.index(vector.axis)
+        divisible = _divisible(loop.function, loop.parallel, axis, vector.width, program)
+        if divisible is None:
+            raise ScheduleError(
+                f"`{show([vector])}`: no quotient or remainder in subscripts is shared by "
+                f"{vector.width} neighbours in any call", loop.parallel.span,
+                "leave divisible=True out",
+            )  # fmt: skip
+    return steps.candidates(text, loop, nest, found, divisible)
 
 
 def usual(facts: Facts) -> Schedule:
@@ -116,15 +153,14 @@ def compile_cuda(
 
 
 def scheduled(function: Function, schedule: Schedule, *, strict_math: bool, noalias: bool) -> Grid:
-    """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
+    """``function`` after the steps of ``schedule``, to be written as LLVM IR. Raises
+    ``ScheduleError`` for what the loop does not allow."""
     parallel = outermost(function, noalias=noalias)
     axes = axes_of(parallel) if parallel is not None else ()
     order = [axes.index(bind.axis) for bind in several(schedule, Bind)]
-    together = only(schedule, Cooperate)
-    if together is not None and parallel is not None:
-        team = find(function, parallel, order[0], strict=strict_math)
-        assert team is not None
-        function = marked(function, team)
+    if parallel is not None:
+        loop = LoopNest(function, parallel, strict_math)
+        function = _marked(loop, schedule)
     divisors: list[int] = []
     if only(schedule, IndexWidth) is not None:
         program = _program(function)
@@ -144,14 +180,27 @@ def scheduled(function: Function, schedule: Schedule, *, strict_math: bool, noal
             notes |= {op: notes[op] | {"even": "whole"} for op in shared.whole}
         function = narrow(function, chosen, notes)
     parallel = outermost(function, noalias=noalias)
-    for jammed in several(schedule, UnrollJam):
-        assert parallel is not None
-        axis = axes.index(jammed.axis)
-        function, parallel = jam(function, parallel, axis, jammed.copies, jammed.stride)
+    for step in schedule if parallel is not None else ():
+        if isinstance(step, UnrollJam):
+            axis = axes.index(step.axis)
+            function, parallel = jam(function, parallel, axis, step.copies, step.stride)
+        elif isinstance(step, OwnStep):
+            function, parallel = step.apply(function, parallel)
     return Grid(
         function, parallel, order, schedule, strict_math=strict_math, noalias=noalias,
         divisors=len(divisors),
     )  # fmt: skip
+
+
+def _marked(loop: LoopNest, schedule: Schedule) -> Function:
+    """The function, in which what threads share is marked. Raises ``ScheduleError``."""
+    together = only(schedule, Cooperate)
+    if together is None:
+        return loop.function
+    team = steps.team(loop, together)
+    if isinstance(team, str):
+        raise ScheduleError(f"`{show([together])}`: {team}", loop.parallel.span)
+    return marked(loop.function, team)
 
 
 def _divisors(
@@ -177,13 +226,11 @@ def _common(parallel: Op | None, axis: int, width: int, program: Program) -> Com
 
 
 def _divisible(
-    function: Function, parallel: Op | None, found: Picks | None, program: Program
+    function: Function, parallel: Op | None, axis: int, width: int, program: Program
 ) -> Divisible | None:
-    """What a call must satisfy for whole vectors where subscripts have quotients."""
-    if parallel is None or found is None or found.vector.copies == 1:
-        return None
-    width = found.vector.width
-    shared = _common(parallel, found.order[0], width, program)
+    """What a call must satisfy for vectors of ``width`` along ``axis`` where subscripts have
+    quotients."""
+    shared = _common(parallel, axis, width, program)
     if shared is None:
         return None
     aligned: dict[int, int] = {}

@@ -8,7 +8,7 @@ whose guards hold (``schedule.choose``); code generation applies its steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from weft.codegen.sharing import UnrollJamCandidates, unroll_jam_candidates
@@ -136,26 +136,26 @@ def candidates(
         return
     forms = [*_together(parallel, team), *_alone(nest, found, None)]
     narrow = [*_together(parallel, team), *_alone(nest, found, divisible)]
-    width, nest_steps = IndexWidth(32), _nest_steps(nest, found)
+    width, placed = IndexWidth(32), nest_steps(nest.axes, found)
     if nest.divisions:
         for guards, steps in narrow:
             given = (Fits32(), Reciprocals(), *guards)
-            yield Candidate(given, (width, FastDivision(), *steps, *nest_steps))
+            yield Candidate(given, (width, FastDivision(), *steps, *placed))
     for guards, steps in narrow:
-        yield Candidate((Fits32(), *guards), (width, *steps, *nest_steps))
+        yield Candidate((Fits32(), *guards), (width, *steps, *placed))
     for guards, steps in forms:
         if not any(isinstance(step, StreamingStores) for step in steps):
-            yield Candidate(guards, (*steps, *nest_steps))
+            yield Candidate(guards, (*steps, *placed))
 
 
 Form = tuple[tuple[Guard, ...], tuple[Step, ...]]
 
 
-def _nest_steps(nest: Nest, found: Picks) -> tuple[Step, ...]:
+def nest_steps(axes: Sequence[str], found: Picks) -> tuple[Step, ...]:
     """How iterations go onto the grid: the same in all candidates."""
-    steps: list[Step] = [Bind(nest.axes[found.order[0]], "x")]
-    steps += [Bind(nest.axes[k], "y") for k in found.order[1:2]]
-    steps += [Bind(nest.axes[k], "z") for k in found.order[2:]]
+    steps: list[Step] = [Bind(axes[found.order[0]], "x")]
+    steps += [Bind(axes[k], "y") for k in found.order[1:2]]
+    steps += [Bind(axes[k], "z") for k in found.order[2:]]
     steps.append(Block(*found.block))
     if found.asked:
         steps.append(BlockDim(found.asked))
@@ -247,7 +247,7 @@ def _asked(wish: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(wish[k] for k in order) if wish else ()
 
 
-def _shift(parallel: Op, axis: int, vector: int) -> int:
+def shift(parallel: Op, axis: int, vector: int) -> int:
     """How far the first iteration is behind a multiple of ``vector``, where loops begin at a number
     and go by one: vectors are then whole in memory, not in the loop."""
     lower, _, step = Parallel(parallel).axes[axis]
@@ -373,7 +373,7 @@ def _vector(function: Function, parallel: Op, found: list[Access], axis: int) ->
         # Twice as many quotients for one division. What is read at places that come of divisions,
         # or of data, is not read in vectors: a warp's threads then access what lies side by side.
         return Vector(2 * copies, side, WARP)
-    peel = _shift(parallel, axis, copies)
+    peel = shift(parallel, axis, copies)
     return Vector(copies, side, 1, peel, tuple(sorted(aligned.items())))
 
 

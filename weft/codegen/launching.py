@@ -17,7 +17,7 @@ from weft.schedule.nest import Nest
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What launching needs to know, whichever candidate runs. ``candidates``: as texts (see
-    ``choose.candidate``), those that a call prefers first."""
+    ``choose.candidate``), those that a call prefers first; the first ``asked`` are a person's."""
 
     symbol: str
     slots: tuple[Slot, ...]
@@ -25,6 +25,7 @@ class Facts:
     prints: tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]
     nest: Nest
     candidates: tuple[str, ...]
+    asked: int = 0
 
 
 # -- architectures

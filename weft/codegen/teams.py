@@ -10,7 +10,7 @@ IR, for ``members`` to write the code.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from weft.index.access import Access, accesses
@@ -51,6 +51,32 @@ class Team:
     def lengths(self) -> list[tuple[Value, Value]]:
         """First index and end of each shared loop."""
         return [(For(op).lower, For(op).upper) for op in self.loops]
+
+
+def asked(
+    function: Function, parallel: Op, loops: Collection[Op], *, strict: bool, columns: bool
+) -> Team | str:
+    """The team that shares ``loops`` (those that it may, if there are none), or why there is none,
+    whether it pays or not. ``columns``: teams stand side by side."""
+    search = _Search({access.op: access for access in accesses(function)}, strict)
+    for loop in loops:
+        if (reason := search.refusal(loop)) is not None:
+            return reason
+    search.wanted = loops or None
+    search.forced = True
+    if not search.uniform(parallel.body):
+        return "what stands around the loops must be done by one thread"
+    team = search.team
+    if not team.loops:
+        return "no loop may go in any order"
+    if missing := [op for op in loops if op not in team.loops]:
+        return f"`{For(missing[0]).index.name}` is in another loop that is shared"
+    search.order(parallel.body)
+    team.columns = columns
+    waiting = {*team.loops, *(team.ordered & team.single)}
+    if columns and not waiting <= {*parallel.body.ops}:
+        return "groups side by side need shared loops that are in no other loop or branch"
+    return team
 
 
 def find(function: Function, parallel: Op, fastest: int, *, strict: bool) -> Team | None:
@@ -102,6 +128,8 @@ class _Search:
         self.strict = strict
         self.team = Team()
         self.local: set[Value] = set()
+        self.wanted: Collection[Op] | None = None  # the loops to be shared, where that is asked for
+        self.forced = False  # whether it may be work done many times over
 
     def uniform(self, block: Block) -> bool:
         """Takes in what all members do. False where that would be work done many times over, or
@@ -110,11 +138,11 @@ class _Search:
             if op.name in _REFUSED or op.name == "scf.while":
                 return False
             if op.name == "scf.for":
-                kinds = self.shared(op)
+                kinds = self.shared(op) if self.wanted is None or op in self.wanted else None
                 inner = any(o.name == "scf.for" for o in walk(op.body))
-                if kinds is not None and (not inner or self.along(op)):
+                if kinds is not None and (not inner or self.wanted or self.along(op)):
                     self.team.loops[op] = kinds
-                elif not inner or not self.uniform(op.body):
+                elif not (inner or self.forced) or not self.uniform(op.body):
                     return False
             elif op.name == "scf.if":
                 if not all(self.uniform(region) for region in op.regions):
@@ -139,6 +167,24 @@ class _Search:
         if any(kind is None or (self.strict and kind in _INEXACT) for kind in kinds):
             return None
         return tuple(k for k in kinds if k is not None) if self.apart(loop) else None
+
+    def refusal(self, loop: Op) -> str | None:
+        """Why iterations of ``loop`` have an order."""
+        name, body = For(loop).index.name, loop.body
+        if not is_constant(For(loop).step, 1):
+            return f"`{name}` does not go by 1"
+        if refused := next((op for op in walk(body) if op.name in _REFUSED), None):
+            return f"the loop over `{name}` has {refused.name} inside"
+        for arg, _, end, result in For(loop).rows:
+            kind = _kind(body, arg, end)
+            value = result.name or arg.name
+            if kind is None:
+                return f"`{value}` is carried along `{name}` by no associative combination"
+            if self.strict and kind in _INEXACT:
+                return f"strict_math keeps the order of the sum `{value}` along `{name}`"
+        if not self.apart(loop):
+            return f"iterations along `{name}` touch what others of them write"
+        return None
 
     def apart(self, loop: Op) -> bool:
         """Whether no iteration of ``loop`` touches what another one writes."""

@@ -9,14 +9,13 @@ to LLVM.
 
 from __future__ import annotations
 
-from weft.errors import Span
+from weft.errors import ScheduleError, Span
 from weft.ir.core import Block, Function, Op, walk
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, i1
 from weft.ir.views import For, Parallel, is_constant, memory
 from weft.schedule.language import (
     Schedule,
-    ScheduleError,
     Step,
     UnrollJam,
     Vectorize,

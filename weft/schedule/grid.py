@@ -55,14 +55,20 @@ def grid(schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int) -> tu
     together = only(schedule, Cooperate)
     if together is not None and together.columns:
         width, members = columns(sizes.lengths, trips)
+        if width != together.columns:  # asked for
+            width, members = together.columns, together.threads // together.columns
         return (-(-trips[0] // width) * math.prod(trips[1:]), 1, 1), (width, members, 1)
     if together is not None:
-        members, rows = group(sizes.lengths, math.prod(trips))
+        members = group(sizes.lengths, math.prod(trips))[0]
+        if members <= WARP or together.threads <= WARP:
+            members = together.threads
+        members = min(members, together.threads)
+        rows = groups(members)
         return (-(-math.prod(trips) // rows), 1, 1), (members, rows, 1)
     kinds = sizes.nest.kinds
     few = bool(kinds) or only(schedule, Privatize) is not None
     blocks, block = shape(
-        schedule, trips, few=few, processors=machine.processors, most=min(most, THREADS)
+        schedule, trips, few=few, processors=machine.processors, most=limit(schedule, most)
     )
     if kinds and math.prod(trips) <= _SMALL:
         blocks = (1, 1, 1)
@@ -82,6 +88,18 @@ def along(schedule: Schedule, sizes: Sizes) -> list[int]:
 def left_over(jam: UnrollJam, count: int) -> int:
     """How many iterations are left of so many."""
     return trip_count(NUMBERS, 0, count, jam.copies * jam.stride) * jam.stride
+
+
+def limit(schedule: Schedule, most: int) -> int:
+    """The most threads of a block, where ``most`` are possible: no more than usual, but where a
+    person asked for more."""
+    asked = threads_of(schedule)
+    return asked if asked > THREADS <= most else min(most, THREADS)
+
+
+def groups(members: int) -> int:
+    """Groups of so many threads that a block has."""
+    return 1 if members > WARP else THREADS // 2 // members
 
 
 def threads_of(schedule: Schedule) -> int:
@@ -112,7 +130,7 @@ def shape(
     found = [min(n, limit) for n, limit in zip(blocks, _LIMITS, strict=True)]
     lasting = only(schedule, Persist)
     if lasting is not None and math.prod(found) > (total := lasting.blocks * processors):
-        found[1] = min(found[1], max(lasting.blocks // 2, total // found[0]))
+        found[1] = min(found[1], max(lasting.blocks // 2, total // found[0], 1))
         found[0] = min(found[0], max(total // found[1], 1))
     if few:
         left = REDUCTION_BLOCKS
@@ -136,8 +154,7 @@ def group(lengths: Sequence[int | None], rows: int) -> tuple[int, int]:
         members = max(wanted, LEAST_MEMBERS if longest < 16 * _EACH else 2 * LEAST_MEMBERS)
         most = max(_power(-(-longest // _EACH)), LEAST_MEMBERS)
         members = min(members, most, MOST_MEMBERS)
-    teams = 1 if members > WARP else THREADS // 2 // members  # of a block
-    return (members, teams) if -(-rows // teams) <= _LIMITS[0] else (0, 0)
+    return (members, groups(members)) if -(-rows // groups(members)) <= _LIMITS[0] else (0, 0)
 
 
 def columns(lengths: Sequence[int | None], trips: Sequence[int]) -> tuple[int, int]:

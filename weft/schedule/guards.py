@@ -92,6 +92,21 @@ class FewElements:
 
 
 @dataclass(frozen=True, slots=True)
+class FitsShared:
+    """``array`` fits into the part of shared memory that a block has for it."""
+
+    array: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTrips:
+    """Trip counts are known before the launch. ``most``: there are no more iterations than that in
+    all, if it is not 0."""
+
+    most: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LargerThanCache:
     """``arrays`` are larger than the second-level cache, and all others are small beside them."""
 
@@ -105,7 +120,7 @@ class Covered:
 
 Guard = (
     Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Busy | Grouped
-    | Columns | FewElements | LargerThanCache | Covered
+    | Columns | FewElements | FitsShared | KnownTrips | LargerThanCache | Covered
 )  # fmt: skip
 GUARDS: tuple[type[Any], ...] = get_args(Guard)
 
@@ -154,15 +169,21 @@ def _of_trips(
         case Columns(width):
             return grid.columns(sizes.lengths, grid.along(schedule, sizes))[0] == width
         case FewElements(array):
-            count = sizes.count(array)
-            small = 0 < count * sizes.arrays[array].bytes <= grid.PRIVATE_BYTES
-            return small and total >= max(16 * count, 1 << 14)
+            return _small(array, sizes) and total >= max(16 * sizes.count(array), 1 << 14)
+        case FitsShared(array):
+            return _small(array, sizes)
+        case KnownTrips(limit):
+            return not limit or total <= limit
         case Covered():
-            left, most = grid.along(schedule, sizes), min(most, grid.THREADS)
+            left, most = grid.along(schedule, sizes), grid.limit(schedule, most)
             found = grid.shape(schedule, left, few=False, processors=machine.processors, most=most)
             return grid.covers(schedule, left, *found)
         case _:
             return False
+
+
+def _small(array: str, sizes: Sizes) -> bool:
+    return 0 < sizes.count(array) * sizes.arrays[array].bytes <= grid.PRIVATE_BYTES
 
 
 def _streams(arrays: tuple[str, ...], sizes: Sizes, cache: int) -> bool:

@@ -8,19 +8,21 @@ Axes and arrays go by the names that ``nest.Nest`` gives them.
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, TypeVar, get_args
 
-from weft.errors import CompileError
+from weft.errors import ScheduleError
 
 
 @dataclass(frozen=True, slots=True)
 class IndexWidth:
-    """Subscripts and indices of loops are integers of so many bits (64 without this step)."""
+    """Subscripts and indices of loops are integers of so many bits, 64 without this step. (A
+    person writes 64 to have no other.)"""
 
-    bits: Literal[32]
+    bits: Literal[32, 64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +42,15 @@ class UnrollJam:
 
 @dataclass(frozen=True, slots=True)
 class Vectorize:
-    """A thread computes ``copies`` iterations along ``axis``, ``width`` of them side by side, the
-    first of these ``stride`` vectors from each other. The first thread begins ``peel`` iterations
-    before the loop. ``divisible``: quotients and remainders in subscripts are shared by those side
-    by side, because what is divided is a multiple of ``width``. ``reverse``: the first lane has the
-    last of them."""
+    """A thread computes ``copies`` iterations along ``axis`` (0: ``width``), ``width`` of them side
+    by side, the first of these ``stride`` vectors from each other. The first thread begins ``peel``
+    iterations before the loop. ``divisible``: quotients and remainders in subscripts are shared by
+    those side by side, because what is divided is a multiple of ``width``. ``reverse``: the first
+    lane has the last of them."""
 
     axis: str
     width: int
-    copies: int
+    copies: int = 0
     stride: int = 1
     peel: int = 0
     divisible: bool = False
@@ -135,6 +137,10 @@ Schedule = tuple[Step, ...]
 
 STEPS: tuple[type[Any], ...] = get_args(Step)
 
+# Steps in files of their own, by name: the module that has the class (see ``own.OwnStep``),
+# imported where a text names the step.
+ELSEWHERE: dict[str, str] = {}
+
 
 T = TypeVar("T")
 
@@ -168,10 +174,6 @@ def brief(schedule: Schedule) -> str:
 
 
 # -- text
-
-
-class ScheduleError(CompileError, ValueError):
-    """A text that is no schedule, or a step that a loop does not allow."""
 
 
 def show(items: Iterable[Any]) -> str:
@@ -215,10 +217,7 @@ def _item(text: str, kinds: tuple[type[Any], ...]) -> Any:
     if match is None:
         raise ScheduleError(f"`{text}` is no step: write it like `unroll_jam(t, 4)`")
     name, inside = match.groups()
-    kind = next((kind for kind in kinds if _name(kind) == name), None)
-    if kind is None:
-        known = ", ".join(_name(kind) for kind in kinds)
-        raise ScheduleError(f"there is no step `{name}`: there are {known}")
+    kind = _kind(name, kinds)
     names = [field.name for field in fields(kind)]
     given: dict[str, Any] = {}
     for k, word in enumerate(re.findall(r"(?:[^,()]|\([^)]*\))+", inside)):
@@ -228,11 +227,42 @@ def _item(text: str, kinds: tuple[type[Any], ...]) -> Any:
         field = before.strip() if equals else names[k]
         if field not in names or field in given:
             raise ScheduleError(f"`{text}`: {name} takes {', '.join(names)}, each once")
-        given[field] = _value(after.strip())
+        given[field] = _typed(text, kind, field, _value(after.strip()))
     missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in given]
     if missing:
         raise ScheduleError(f"`{text}`: {name} needs {', '.join(missing)}")
     return kind(**given)
+
+
+def _kind(name: str, kinds: tuple[type[Any], ...]) -> type[Any]:
+    kind = next((kind for kind in kinds if _name(kind) == name), None)
+    if kind is None and kinds is STEPS and name in ELSEWHERE:
+        camel = "".join(word.capitalize() for word in name.split("_"))
+        return getattr(importlib.import_module(ELSEWHERE[name]), camel)
+    if kind is None:
+        known = ", ".join([*map(_name, kinds), *(ELSEWHERE if kinds is STEPS else ())])
+        raise ScheduleError(f"there is no step `{name}`: there are {known}")
+    return kind
+
+
+def _typed(text: str, kind: type[Any], field: str, value: Any) -> Any:
+    """``value`` for a field, where it has its type: one for a tuple of one."""
+    hint = str(kind.__annotations__[field])
+    if hint.startswith("tuple"):
+        items: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)  # pyright: ignore[reportUnknownVariableType]
+        wanted = "numbers" if "int" in hint else "names"
+        if all(isinstance(item, int) == ("int" in hint) for item in items):
+            return items
+    elif hint.startswith("Literal"):
+        allowed = hint[len("Literal[") : -1].replace("'", "").replace('"', "").split(", ")
+        wanted = "one of " + ", ".join(allowed)
+        if str(value) in allowed:
+            return value
+    else:
+        wanted = {"int": "a number", "bool": "True or False"}.get(hint, "a name")
+        if type(value).__name__ == hint:
+            return value
+    raise ScheduleError(f"`{text}`: {field} is {wanted}")
 
 
 def _value(word: str) -> Any:

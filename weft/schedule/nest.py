@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weft.ir.core import Function, Op, walk
+from weft.errors import Span
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.types import MemRefType
 from weft.ir.views import For, Parallel
 from weft.schedule.intervals import Step
 
@@ -20,7 +23,8 @@ class Nest:
     and the step. ``lengths``: first index and end of each serial loop that threads may share.
     ``must_fit_32``: what has to fit for 32-bit indices. ``divisions``: for each divisor that a call
     decides, its step and those of what is divided by it. ``kinds``: the combiners that the nest
-    reduces by.
+    reduces by. ``shared_ends``: ends of further loops that threads share where a person asks for
+    it.
     """
 
     arrays: tuple[str, ...]
@@ -31,6 +35,52 @@ class Nest:
     must_fit_32: tuple[int, ...] = ()
     divisions: tuple[tuple[int, tuple[int, ...]], ...] = ()
     kinds: tuple[str, ...] = ()
+    shared_ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a step is not legal. ``span``: the source text it is about, the loop if it is None."""
+
+    message: str
+    span: Span | None = None
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class LoopNest:
+    """A loop as the rules of steps look at it. ``strict``: sums keep their order."""
+
+    function: Function
+    parallel: Op
+    strict: bool = False
+
+    @functools.cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the parallel indices."""
+        return axes_of(self.parallel)
+
+    @functools.cached_property
+    def arrays(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return arrays_of(self.function)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Those of them that are tensors."""
+        pairs = zip(self.arrays, self.function.args, strict=True)
+        return tuple(name for name, arg in pairs if isinstance(arg.type, MemRefType))
+
+    @functools.cached_property
+    def serial(self) -> dict[str, Op]:
+        """The loops inside of an iteration, by the names of their indices."""
+        return loops_of(self.parallel)
+
+    def array(self, name: str) -> Value:
+        return self.function.args[self.arrays.index(name)]
+
+    def index(self, axis: str) -> Value:
+        return Parallel(self.parallel).indices[self.axes.index(axis)]
 
 
 def names(given: Iterable[str], otherwise: str) -> tuple[str, ...]:

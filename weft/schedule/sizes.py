@@ -64,6 +64,7 @@ class Sizes:
         nest, values = self.nest, self.values
         # Threads count a little further than loops go.
         ends = [high for _, high, _ in nest.bounds] + [high for _, high in nest.lengths]
+        ends += nest.shared_ends
         most = (1 << 31) - _MARGIN
         return (
             all(array.reach < (1 << 31) - 1 for array in self.arrays.values())

@@ -1,0 +1,340 @@
+"""Steps of a schedule on a GPU: what a loop must be like for those that ask index sets, and what a
+person's text stands for.
+
+The other rules are in ``schedule.legal``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from weft.codegen.default_cuda import MOST_COPIES, VECTOR_BYTES, Divisible, Picks, nest_steps, shift
+from weft.codegen.teams import Team, asked
+from weft.index.access import Access, accesses, parallel_dims_of
+from weft.ir.core import Op
+from weft.ir.views import Parallel, is_constant
+from weft.schedule.choose import Candidate
+from weft.schedule.grid import MOST_MEMBERS, THREADS, WARP
+from weft.schedule.guards import (
+    Aligned,
+    Covered,
+    Fits32,
+    FitsShared,
+    Guard,
+    KnownTrips,
+    MultipleOf,
+    Positive,
+    Reciprocals,
+)
+from weft.schedule.language import (
+    Align,
+    Bind,
+    Block,
+    BlockDim,
+    Cooperate,
+    Cover,
+    FastDivision,
+    IndexWidth,
+    Persist,
+    Privatize,
+    Schedule,
+    Step,
+    StreamingStores,
+    UnrollJam,
+    Vectorize,
+    only,
+    parse,
+    several,
+)
+from weft.schedule.legal import RULES, Rule, beside, check, is_row_major, listed
+from weft.schedule.nest import LoopNest, Nest, Refusal
+from weft.schedule.own import OwnStep
+
+_MOST_BLOCKS = 2**31 - 1
+_MOST_OPS = 8 * MOST_COPIES  # operations in the unrolled neighbours of one thread
+
+
+# -- rules
+
+
+def _vectorize(nest: LoopNest, step: Vectorize, schedule: Schedule) -> Refusal | None:
+    body, parallel = nest.parallel.body, nest.parallel
+    axis = nest.axes.index(step.axis)
+    first = only(schedule, Bind)
+    if first is not None and first.axis != step.axis:
+        return Refusal(
+            f"`{first.axis}` is bound to x, and vectors are along x", None, f"bind({step.axis}, x)"
+        )
+    for op in body.ops:
+        if op.regions or op.name.startswith(("weft.", "memref.atomic", "memref.alloca")):
+            what = {"scf.for": "a loop", "scf.while": "a loop", "scf.if": "a branch",
+                    "memref.alloca": "a local array"}.get(op.name, op.name)  # fmt: skip
+            return Refusal(
+                f"an iteration has {what} inside", op.span,
+                f"write unroll_jam({step.axis}, {step.width}) instead",
+            )  # fmt: skip
+    sizes = (step.width, step.copies)
+    if any(n < 1 or n & (n - 1) for n in sizes) or step.copies < step.width or step.copies < 2:
+        return Refusal("width and copies are powers of two, copies a multiple of width")
+    if step.copies * len(body.ops) > _MOST_OPS:
+        return Refusal(f"{step.copies} iterations of {len(body.ops)} operations are too many")
+    if not is_constant(Parallel(parallel).steps[axis], 1):
+        return Refusal(f"iterations along `{step.axis}` do not go by 1")
+    if step.stride not in (1, WARP):
+        return Refusal(f"vectors of a thread are side by side, or {WARP} vectors apart")
+    if step.stride > 1 and not _whole_warps(schedule):
+        return Refusal(f"stride={WARP} needs blocks of whole warps along x")
+    if step.stride > 1 and parallel.attrs["kinds"]:
+        return Refusal("the loop reduces into a scalar: stride is 1")
+    if step.peel != shift(parallel, axis, step.copies):
+        return Refusal(f"peel is {shift(parallel, axis, step.copies)} here", None, "leave it out")
+    if not _units(nest, step.axis) and not step.divisible:
+        return Refusal(
+            f"no access has unit stride along `{step.axis}`: neighbouring iterations are not "
+            "neighbours in memory", _access_span(nest), "vectorize another index",
+        )  # fmt: skip
+    return beside(step, schedule, UnrollJam, Cooperate, Privatize)
+
+
+def _whole_warps(schedule: Schedule) -> bool:
+    asked_for, block = only(schedule, BlockDim), only(schedule, Block)
+    if asked_for is not None:
+        return asked_for.sides[0] % WARP == 0
+    return block is None or block.x % WARP == 0
+
+
+def _units(nest: LoopNest, axis: str) -> list[Access]:
+    """Accesses whose neighbours along ``axis`` are neighbours in memory."""
+    iv = nest.index(axis)
+    return [
+        access for access in accesses(nest.function)
+        if access.memref in nest.function.args and is_row_major(access.memref.type)
+        for use in parallel_dims_of(access) if use.iv is iv and use.stride == 1
+    ]  # fmt: skip
+
+
+def _access_span(nest: LoopNest) -> Any:
+    ops = nest.parallel.body.ops
+    return next((op.span for op in ops if op.name in ("memref.load", "memref.store")), None)
+
+
+def _align(nest: LoopNest, step: Align, schedule: Schedule) -> Refusal | None:
+    vector, memref = only(schedule, Vectorize), nest.array(step.array)
+    if vector is None:
+        return Refusal("vectors are aligned, and there is no vectorize(...)")
+    if step.bytes not in (2, 4, 8, VECTOR_BYTES):
+        return Refusal(f"the longest load and store have {VECTOR_BYTES} bytes")
+    element = memref.memref.element.bytes
+    if not is_row_major(memref.type) or step.bytes > max(vector.width * element, element):
+        return Refusal(
+            f"{vector.width} elements of `{step.array}` are not {step.bytes} bytes side by side"
+        )
+    return None
+
+
+def _fast_division(nest: LoopNest, step: FastDivision, schedule: Schedule) -> Refusal | None:
+    if only(schedule, IndexWidth) is None:
+        return Refusal("reciprocals are of 32 bits", None, "add index_width(32)")
+    return None
+
+
+def _cooperate(nest: LoopNest, step: Cooperate, schedule: Schedule) -> Refusal | None:
+    threads, columns = step.threads, step.columns
+    if threads < 2 or threads > MOST_MEMBERS or threads & (threads - 1):
+        return Refusal(f"a group has a power of two of threads, 2 to {MOST_MEMBERS}")
+    if columns and (columns & (columns - 1) or not 2 <= columns <= WARP or threads <= WARP):
+        return Refusal(
+            f"columns are a power of two, 2 to {WARP}, in blocks of more than {WARP} threads"
+        )
+    if nest.parallel.attrs["kinds"]:
+        return Refusal("the loop reduces into a scalar, by all threads")
+    found = team(nest, step)
+    if isinstance(found, str):
+        spans = [nest.serial[name].span for name in step.loops[:1]]
+        return Refusal(found, spans[0] if spans else None, f"loops: {listed(nest.serial)}")
+    return None
+
+
+def team(nest: LoopNest, step: Cooperate) -> Team | str:
+    """The team of a step, or why there is none."""
+    loops = [nest.serial[name] for name in step.loops]
+    return asked(
+        nest.function, nest.parallel, loops, strict=nest.strict, columns=bool(step.columns)
+    )
+
+
+CUDA_RULES: dict[type[Any], Rule] = RULES | {
+    Vectorize: _vectorize, Align: _align, FastDivision: _fast_division, Cooperate: _cooperate,
+}  # fmt: skip
+
+
+# -- a person's text
+
+
+def candidates(
+    text: str, loop: LoopNest, nest: Nest, found: Picks, divisible: Divisible | None
+) -> tuple[Candidate, ...]:
+    """The candidates that ``text`` stands for. What it leaves open is as for other candidates:
+    several of them, where that is for the call to decide. ``divisible``: what a call must satisfy
+    for the vectors of ``text``. Raises ``ScheduleError``."""
+    given = parse(text)
+    _go_together(loop, given)
+    given = tuple(map(_completed(loop, found), given))
+    order = _order(loop, given, found)
+    inner = [
+        step for step in given if isinstance(step, Privatize | UnrollJam | OwnStep | Vectorize)
+    ]
+    if (shared := only(given, Cooperate)) is not None:
+        inner.append(shared)
+    streaming = several(given, StreamingStores)
+    rest = (*_block(loop, given, found, order), *several(given, Persist))
+    made: list[Candidate] = []
+    for widths, fits in _widths(given, nest):
+        for aligns, whole in _aligns(loop, given, divisible):
+            for cover, covered in _covers(loop, given):
+                steps = (*widths, *inner, *aligns, *cover, *streaming, *rest)
+                if not made:
+                    check(loop, steps, CUDA_RULES)
+                guards = (*fits, *whole, *_guards(given, divisible), *covered)
+                made.append(Candidate(guards, steps))
+    return tuple(made)
+
+
+def _go_together(loop: LoopNest, given: Schedule) -> None:
+    """Raises ``ScheduleError`` where names are not there, or where what is completed otherwise is
+    asked for beside what does not have it."""
+
+    def blocks(nest: LoopNest, step: Block, schedule: Schedule) -> Refusal | None:
+        if nest.parallel.attrs["kinds"] or only(schedule, Privatize):
+            return Refusal(
+                f"a loop that reduces or privatizes has blocks of {THREADS} threads", None,
+                "write block_dim(...)",
+            )  # fmt: skip
+        return beside(step, schedule, Cooperate, BlockDim)
+
+    def widths(nest: LoopNest, step: IndexWidth, schedule: Schedule) -> Refusal | None:
+        return beside(step, schedule, FastDivision) if step.bits == 64 else None
+
+    check(loop, given, {Block: blocks, Bind: RULES[Bind], IndexWidth: widths})
+
+
+def _completed(loop: LoopNest, found: Picks) -> Any:
+    def completed(step: Any) -> Any:
+        match step:
+            case Vectorize(copies=copies, width=width, peel=0):
+                axis, many = loop.axes.index(step.axis), copies or width
+                peel = shift(loop.parallel, axis, many) if many > 0 else 0
+                return replace(step, copies=many, peel=peel)
+            case Cooperate(loops=()):
+                all_loops = team(loop, step)
+                names = () if isinstance(all_loops, str) else tuple(
+                    name for name, op in loop.serial.items() if op in all_loops.loops
+                )  # fmt: skip
+                return replace(step, loops=names)
+            case _:
+                return step
+
+    return completed
+
+
+def _order(loop: LoopNest, given: Schedule, found: Picks) -> list[Bind]:
+    """Where each index goes: what is not said is as usual."""
+    sides: dict[str, list[str]] = {"x": [], "y": [], "z": []}
+    for bind in several(given, Bind):
+        sides[bind.side].append(bind.axis)
+    vector = only(given, Vectorize)
+    left = [loop.axes[k] for k in found.order]
+    if vector is not None:
+        left.sort(key=lambda axis: axis != vector.axis)
+    for axis in left:
+        if not any(axis in there for there in sides.values()):
+            sides["x" if not sides["x"] else "y" if not sides["y"] else "z"].append(axis)
+    return [Bind(axis, side) for side, there in sides.items() for axis in there]  # type: ignore[arg-type]
+
+
+def _block(
+    loop: LoopNest, given: Schedule, found: Picks, order: list[Bind]
+) -> Iterator[Bind | Block | BlockDim | Persist]:
+    yield from order
+    block, sides = only(given, Block), only(given, BlockDim)
+    usual = [step for step in nest_steps(loop.axes, found) if not isinstance(step, Bind)]
+    as_usual = [loop.axes[k] for k in found.order] == [bind.axis for bind in order]
+    if block is None and sides is None and as_usual and not only(given, UnrollJam):
+        special = only(given, Vectorize) or only(given, Cooperate) or only(given, Persist)
+        yield from (s for s in usual if not (special and isinstance(s, Persist)))
+        return
+    steady = only(given, UnrollJam) is not None
+    yield block or Block(THREADS // 2 if steady else THREADS, 1)
+    if sides is not None:
+        yield sides
+
+
+def _widths(given: Schedule, nest: Nest) -> Iterator[tuple[tuple[Step, ...], tuple[Guard, ...]]]:
+    width, fast = only(given, IndexWidth), only(given, FastDivision)
+    narrow = (IndexWidth(32),)
+    if fast is not None or (width is None and nest.divisions):
+        yield (*narrow, FastDivision()), (Fits32(), Reciprocals())
+    if fast is None and (width is None or width.bits == 32):
+        yield narrow, (Fits32(),)
+    vector = only(given, Vectorize)
+    divisible = vector is not None and vector.divisible
+    if fast is None and (width is None or width.bits == 64) and not divisible:
+        yield (), ()
+
+
+def _aligns(
+    loop: LoopNest, given: Schedule, divisible: Divisible | None
+) -> Iterator[tuple[Sequence[Align], Sequence[Guard]]]:
+    vector, said = only(given, Vectorize), several(given, Align)
+    found = said
+    if vector is not None and divisible is not None:
+        found = [Align(loop.arrays[k], n) for k, n in divisible.aligned]
+    elif vector is not None and not said:
+        arrays: dict[str, int] = {}
+        for access in _units(loop, vector.axis):
+            limit = min(vector.width * access.memref.memref.element.bytes, VECTOR_BYTES)
+            arrays[loop.arrays[loop.function.args.index(access.memref)]] = limit
+        found = [Align(name, n) for name, n in sorted(arrays.items()) if n > 1]
+    yield found, [Aligned(align.array, align.bytes) for align in found]
+    if found and not said and divisible is None:
+        yield (), ()
+
+
+def _covers(loop: LoopNest, given: Schedule) -> Iterator[tuple[Sequence[Cover], Sequence[Guard]]]:
+    if only(given, Cover) is not None:
+        yield (Cover(),), (Covered(),)
+        return
+    looping = only(given, Cooperate) or only(given, Privatize) or only(given, Persist)
+    if not loop.parallel.attrs["kinds"] and not looping:
+        yield (Cover(),), (Covered(),)
+    yield (), ()
+
+
+def _guards(given: Schedule, divisible: Divisible | None) -> Iterator[Guard]:
+    """What a call must satisfy for the steps that are given."""
+    vector = only(given, Vectorize)
+    for own in several(given, Privatize):
+        yield FitsShared(own.array)
+    if vector is not None and divisible is not None:
+        yield from (MultipleOf(step, vector.width) for step in divisible.multiples)
+        yield from (Positive(step) for step in divisible.divisors)
+    for step in several(given, OwnStep):
+        yield from step.guards()
+    if only(given, Cooperate) is not None:
+        yield KnownTrips(_MOST_BLOCKS)
+    elif vector or only(given, UnrollJam) or only(given, Persist):
+        yield KnownTrips()
+
+
+def divisible_vector(text: str) -> Vectorize | None:
+    """The step of ``text`` that has vectors where subscripts have quotients."""
+    vector = only(parse(text), Vectorize)
+    return vector if vector is not None and vector.divisible else None
+
+
+def shared_loops(nest: LoopNest, made: Sequence[Candidate]) -> list[Op]:
+    """The loops that threads share by some of these candidates."""
+    steps = [only(candidate.schedule, Cooperate) for candidate in made]
+    return [nest.serial[name] for step in steps if step is not None for name in step.loops]

@@ -1,0 +1,251 @@
+"""Whether a loop allows a step: ``legal(nest, step, schedule)``.
+
+A rule gives a ``Refusal`` where a step would be wrong, or would not be what it says. What depends
+on the sizes of a call is no refusal but a guard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any
+
+from weft.errors import ScheduleError
+from weft.ir.core import Op, walk
+from weft.ir.types import MemRefType, bf16, f16, f32, i1, i8, i16
+from weft.ir.views import Parallel, is_constant, memory
+from weft.ir.writes import loaded, written
+from weft.schedule.grid import WARP
+from weft.schedule.language import (
+    Bind,
+    Block,
+    BlockDim,
+    Cooperate,
+    Cover,
+    Persist,
+    Privatize,
+    Schedule,
+    StreamingStores,
+    UnrollJam,
+    Vectorize,
+    only,
+    several,
+    show,
+)
+from weft.schedule.nest import LoopNest, Refusal
+from weft.schedule.own import OwnStep
+
+THREADS = 1024  # of a block, at most, and 64 along z
+_COPIES = 64  # iterations of a thread, at most
+_CHECKS = ("weft.assert", "weft.bounds", "weft.touch", "weft.print")
+# What shared memory accumulates by one instruction.
+COMBINERS = ("addi", "addf", "maxsi", "minsi", "maxui", "minui", "andi", "ori", "xori")
+
+
+Rule = Callable[[LoopNest, Any, Schedule], Refusal | None]
+
+
+def check(nest: LoopNest, schedule: Schedule, rules: dict[type[Any], Rule]) -> None:
+    """Raises ``ScheduleError`` for the first step that is not legal."""
+    for step in schedule:
+        found = legal(nest, step, schedule, rules)
+        if found is not None:
+            place = found.span or nest.parallel.span
+            raise ScheduleError(f"`{show([step])}`: {found.message}", place, found.help)
+
+
+def legal(
+    nest: LoopNest, step: Any, schedule: Schedule, rules: dict[type[Any], Rule]
+) -> Refusal | None:
+    """Why ``step`` is wrong beside the other steps of ``schedule``; None where it is not."""
+    found = _named(nest, step) or _repeated(step, schedule)
+    if found is not None:
+        return found
+    if isinstance(step, OwnStep):
+        return step.legal(nest, schedule)
+    rule = rules.get(type(step))
+    return rule(nest, step, schedule) if rule is not None else None
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message."""
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def beside(step: Any, schedule: Schedule, *kinds: type[Any]) -> Refusal | None:
+    """A refusal where a step of ``kinds`` stands beside ``step``."""
+    for kind in kinds:
+        other = only(schedule, kind)
+        if other is not None:
+            return Refusal(f"it does not go with `{show([other])}`", None, "leave one of them out")
+    return None
+
+
+def _named(nest: LoopNest, step: Any) -> Refusal | None:
+    """Whether axes, arrays and loops that a step names are there."""
+    for field in fields(step):
+        if field.name not in ("axis", "array", "arrays", "loops"):
+            continue
+        value = getattr(step, field.name)
+        for name in value if isinstance(value, tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
+            kind, known = {
+                "axis": ("parallel index", nest.axes), "loops": ("loop", tuple(nest.serial)),
+            }.get(field.name, ("array", nest.tensors))  # fmt: skip
+            if name in known:
+                continue
+            if kind == "parallel index" and name in nest.serial:
+                place = nest.serial[name].span
+                return Refusal(f"`{name}` is the index of a loop inside of an iteration", place,
+                               f"the parallel indices are {listed(known)}")  # fmt: skip
+            there = f"there is {listed(known)}" if len(known) == 1 else f"there are {listed(known)}"
+            return Refusal(f"there is no {kind} `{name}`", None, there)
+    return None
+
+
+def _repeated(step: Any, schedule: Schedule) -> Refusal | None:
+    """Whether a step is there twice, or two of a kind that goes once for each axis or array."""
+    key = next((f.name for f in fields(step) if f.name in ("axis", "array")), None)
+    same = [s for s in schedule if type(s) is type(step)]
+    if key is not None:
+        same = [s for s in same if getattr(s, key) == getattr(step, key)]
+    if len(same) > 1 and same[0] is not step:
+        return Refusal(f"`{show(same[:1])}` says that already", None, "leave one of them out")
+    if key is not None and isinstance(step, Vectorize | Privatize):
+        other = next(s for s in schedule if type(s) is type(step))
+        if other != step:
+            return Refusal(f"`{show([other])}` is there already", None, "leave one of them out")
+    return None
+
+
+# -- rules that ask the IR alone
+
+
+def _unroll_jam(nest: LoopNest, step: UnrollJam, schedule: Schedule) -> Refusal | None:
+    parallel = nest.parallel
+    if step.copies < 2 or step.stride < 1:
+        return Refusal("a thread has two iterations or more, a stride of one or more")
+    copies = math.prod(jam.copies for jam in several(schedule, UnrollJam))
+    if copies > _COPIES:
+        return Refusal(f"a thread would have {copies} iterations: {_COPIES} are the most")
+    if parallel.attrs["kinds"]:
+        return Refusal(
+            "the loop reduces into a scalar: each thread's iterations are combined one by one",
+            None, "write vectorize(...), or nothing",
+        )  # fmt: skip
+    one = Parallel(parallel).steps[nest.axes.index(step.axis)]
+    if not is_constant(one, 1):
+        return Refusal(f"iterations along `{step.axis}` do not go by 1")
+    refused = next((op for op in walk(parallel.body) if op.name in _CHECKS), None)
+    if refused is not None:
+        return Refusal(
+            f"iterations along `{step.axis}` check or print, one after the other", refused.span,
+            "take the assertion or print out of the loop",
+        )  # fmt: skip
+    return beside(step, schedule, Vectorize, Cooperate, Privatize)
+
+
+def _bind(nest: LoopNest, step: Bind, schedule: Schedule) -> Refusal | None:
+    sides = [bind.side for bind in several(schedule, Bind)]
+    if step.side != "z" and sides.count(step.side) > 1:
+        return Refusal(
+            f"two indices are bound to {step.side}: only z collapses several", None,
+            "bind one to x, one to y, the others to z",
+        )  # fmt: skip
+    lower = {"y": "x", "z": "y"}.get(step.side)
+    if len(sides) == len(nest.axes) and lower is not None and lower not in sides:
+        return Refusal(f"no index is bound to {lower}", None, f"bind(..., {lower})")
+    return None
+
+
+def _block(nest: LoopNest, step: Block, schedule: Schedule) -> Refusal | None:
+    if step.x < 1 or step.y < 1 or step.x * step.y > THREADS:
+        return Refusal(f"a block has 1 to {THREADS} threads")
+    return None
+
+
+def _block_dim(nest: LoopNest, step: BlockDim, schedule: Schedule) -> Refusal | None:
+    sides = step.sides
+    if not sides or min(sides) < 1 or math.prod(sides) > THREADS or (*sides, 1, 1)[2] > 64:
+        return Refusal(f"a block has 1 to {THREADS} threads, at most 64 along z")
+    if len(sides) > max(len(nest.axes), 1) or len(sides) > 3:
+        return Refusal(f"there are {len(nest.axes)} parallel indices and {len(sides)} sides")
+    if nest.parallel.attrs["kinds"] and math.prod(sides) % WARP:
+        return Refusal(f"a loop that reduces has whole warps: a multiple of {WARP} threads")
+    return beside(step, schedule, Cooperate)
+
+
+def _persist(nest: LoopNest, step: Persist, schedule: Schedule) -> Refusal | None:
+    if step.blocks < 1:
+        return Refusal("there is one block or more for each multiprocessor")
+    vector = only(schedule, Vectorize)
+    if vector is not None and vector.stride > 1:
+        return beside(step, schedule, Vectorize)
+    return beside(step, schedule, Cover, Cooperate)
+
+
+def _cover(nest: LoopNest, step: Cover, schedule: Schedule) -> Refusal | None:
+    if nest.parallel.attrs["kinds"]:
+        return Refusal("the loop reduces into a scalar: a thread has several iterations")
+    return beside(step, schedule, Cooperate, Privatize)
+
+
+def _streaming(nest: LoopNest, step: StreamingStores, schedule: Schedule) -> Refusal | None:
+    function = nest.function
+    stored = {k for k, arg in enumerate(function.args) if arg in written(function)}
+    names = tuple(nest.arrays[k] for k in sorted(stored))
+    if {*step.arrays} != {*names}:
+        text = show([StreamingStores(names)])
+        return Refusal("all stores of a loop stream, or none", None, f"write {text}")
+    if any(arg in loaded(walk(nest.parallel.body)) for arg in written(function)):
+        return Refusal("the loop reads what it stores", None, "leave it out")
+    return None
+
+
+def _privatize(nest: LoopNest, step: Privatize, schedule: Schedule) -> Refusal | None:
+    parallel, memref = nest.parallel, nest.array(step.array)
+    if parallel.attrs["kinds"]:
+        return Refusal("the loop reduces into a scalar, too")
+    found = private_kind(nest, memref)
+    if isinstance(found, Op):
+        return Refusal(
+            f"an iteration asks what is in `{step.array}`, or stores into it", found.span,
+            "it may only accumulate: h[k] += v, weft.atomic_max(h, k, v)",
+        )  # fmt: skip
+    if isinstance(found, str):
+        return Refusal(found)
+    return beside(step, schedule, Vectorize, Cooperate)
+
+
+def private_kind(nest: LoopNest, memref: Any) -> tuple[str] | str | Op:
+    """The combiner that iterations accumulate into ``memref`` by; why there is none that shared
+    memory has; or the operation that does something else."""
+    used = {v for op in walk(nest.function.body) for v in op.operands}
+    kinds: set[str] = set()
+    for op in walk(nest.function.body):
+        if memref not in op.operands or op.name == "memref.dim":
+            continue
+        free = op.name == "memref.atomic_rmw" and op.attrs["atomic"] and op.result not in used
+        if not free or memory(op)[0] is not memref:
+            return op
+        kinds.add(op.attrs["kind"])
+    if len(kinds) != 1:
+        return "iterations combine in several ways" if kinds else "nothing accumulates into it"
+    (kind,), element = kinds, memref.memref.element
+    native = kind in COMBINERS and element not in (f16, bf16, i1, i8, i16)
+    if not native or (kind == "addf" and element is not f32):
+        return f"shared memory has no atomic {kind} of {element}"
+    if memref.memref.layout != "contiguous":
+        return "it is not contiguous"
+    return (kind,)
+
+
+def is_row_major(type: object) -> bool:
+    """Whether neighbours along the last index are neighbours in memory."""
+    return isinstance(type, MemRefType) and type.layout != "strided" and type.rank > 0
+
+
+RULES: dict[type[Any], Rule] = {
+    UnrollJam: _unroll_jam, Bind: _bind, Block: _block, BlockDim: _block_dim, Persist: _persist,
+    Cover: _cover, StreamingStores: _streaming, Privatize: _privatize,
+}  # fmt: skip

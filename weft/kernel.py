@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from weft import compiler
     from weft.pytorch.derived import Backward, Jvp
     from weft.pytorch.library import Operators
+    from weft.runtime.scheduling import Given
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch = torch.Tensor.__torch_dispatch__
@@ -342,11 +343,47 @@ class Kernel:
     @property
     def described(self) -> dict[str, Any]:
         """What it was given besides its function, in words for its operators' names."""
-        return {**self.given, **({"autotune": self.tuning.text} if self.tuning else {})}
+        given = {name: value for name, value in self.given.items() if name != "schedule"}
+        return {**given, **({"autotune": self.tuning.text} if self.tuning else {})}
 
     @functools.cached_property
     def options(self) -> Options:
-        return replace(default_options(), **self.given)
+        given = {**self.given}
+        schedule = given.pop("schedule", None)
+        options = replace(default_options(), **given)
+        if schedule is None:
+            return options
+        from weft.runtime import scheduling  # only where a person asks for a schedule
+
+        found = scheduling.entries(schedule, self.__name__, self._lines, self.span)
+        return replace(options, schedules=tuple(found))
+
+    @property
+    def _lines(self) -> list[int]:
+        """The lines of the device loops."""
+        return [region.span.line for region in self.parts.regions]
+
+    @user_frames
+    def schedule(self, device: str, text: str | None, loop: int | str | None = None) -> Kernel:
+        """Has a device loop run by the schedule ``text`` on "cpu" or "cuda"; None: by one of
+        weft's own again. Gives the kernel.
+
+        ``loop``: its number among the device loops, in the order of the source, or its name; not
+        needed where there is one. What the text leaves open is chosen as usual. Where the sizes of
+        a call do not allow it, the call goes by one of weft's own schedules, and the log ``launch``
+        says so. Raises ``ScheduleError``: at once for a text that is none, at the first call for
+        what the loop does not allow.
+        """
+        from weft.runtime import scheduling  # only where a person asks for a schedule
+
+        entry = scheduling.entry(device, text or "", loop, self.__name__, self._lines, self.span)
+        with self._lock:
+            schedules = scheduling.changed(self.options.schedules, *entry[:2], text)
+            self.given = {**self.given, "schedule": scheduling.given(schedules)}
+            self.options = replace(self.options, schedules=schedules)
+            for launcher in self._regions:
+                launcher.rescheduled(self.options)
+        return self
 
     @functools.cached_property
     def source(self) -> FunctionSource:
@@ -541,19 +578,21 @@ def kernel(function: Callable[..., Any], /) -> Kernel: ...
 @overload
 def kernel(
     *, name: str = "", namespace: str = "weft", debug: bool | None = None,
-    strict_math: bool | None = None,
+    strict_math: bool | None = None, schedule: Given | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]: ...  # fmt: skip
 def kernel(
     function: Callable[..., Any] | None = None, /, *, name: str = "", namespace: str = "weft",
-    debug: bool | None = None, strict_math: bool | None = None,
+    debug: bool | None = None, strict_math: bool | None = None, schedule: Given | None = None,
 ) -> Any:  # fmt: skip
     """Compiles the top-level loops of a function: ``@weft.kernel`` or ``@weft.kernel(debug=True)``.
 
     ``name`` and ``namespace`` are those of the PyTorch operator (``torch.ops.weft.<name>``);
     ``debug`` checks every subscript, and races that could not be decided (on the CPU);
-    ``strict_math`` forbids contraction and reassociation.
+    ``strict_math`` forbids contraction and reassociation. ``schedule``: how loops are run, as
+    ``Kernel.schedule`` says, ``{"cuda": "unroll_jam(t, 4)"}``, or, by the number of the loop,
+    ``{"cuda": {0: "unroll_jam(t, 4)", 2: "persist(32)"}}``.
     """
-    given = {"debug": debug, "strict_math": strict_math}
+    given = {"debug": debug, "strict_math": strict_math, "schedule": schedule}
     options = {key: value for key, value in given.items() if value is not None}
 
     def decorate(function: Any) -> Any:

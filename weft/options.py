@@ -54,6 +54,12 @@ class Options:
     cache_bytes: int = 512 << 20
     tape_bytes: int = 16 << 20
     specializations: int = 256  # of a loop that are kept
+    # What people ask for: device, name of the loop, text.
+    schedules: tuple[tuple[str, str, str], ...] = ()
+
+    def asked(self, device: str, loop: str) -> str:
+        """The text of the schedule that a loop is to have on "cpu" or "cuda"; "" if nobody says."""
+        return next((text for d, name, text in self.schedules if (d, name) == (device, loop)), "")
 
     @property
     def key(self) -> tuple[bool, bool]:

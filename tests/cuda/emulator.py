@@ -195,8 +195,9 @@ def emulated(kernel: weft.Kernel, **options: Any) -> weft.Kernel:
     """A kernel like ``kernel`` whose loops run in the emulator, on CPU tensors."""
     made = weft.kernel(**{**kernel.given, **options})(kernel.function)
     made.__dict__["options"] = type(made.options)(
-        debug=made.options.debug, strict_math=made.options.strict_math, cache=False
-    )
+        debug=made.options.debug, strict_math=made.options.strict_math, cache=False,
+        schedules=kernel.options.schedules,
+    )  # fmt: skip
     made._prepare()
     for k, launcher in enumerate(made._regions):
         fresh = Launcher(launcher.region, launcher.source, made.options, compile_region)

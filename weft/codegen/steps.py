@@ -223,9 +223,9 @@ def _go_together(loop: LoopNest, given: Schedule) -> None:
 def _completed(loop: LoopNest, found: Picks) -> Any:
     def completed(step: Any) -> Any:
         match step:
-            case Vectorize(copies=copies, width=width, peel=0):
+            case Vectorize(copies=copies, width=width):
                 axis, many = loop.axes.index(step.axis), copies or width
-                peel = shift(loop.parallel, axis, many) if many > 0 else 0
+                peel = step.peel or (shift(loop.parallel, axis, many) if many > 0 else 0)
                 return replace(step, copies=many, peel=peel)
             case Cooperate(loops=()):
                 all_loops = team(loop, step)
@@ -292,11 +292,12 @@ def _aligns(
     if vector is not None and divisible is not None:
         found = [Align(loop.arrays[k], n) for k, n in divisible.aligned]
     elif vector is not None and not said:
-        arrays: dict[str, int] = {}
-        for access in _units(loop, vector.axis):
-            limit = min(vector.width * access.memref.memref.element.bytes, VECTOR_BYTES)
-            arrays[loop.arrays[loop.function.args.index(access.memref)]] = limit
-        found = [Align(name, n) for name, n in sorted(arrays.items()) if n > 1]
+        units = {access.memref for access in _units(loop, vector.axis)}
+        found = [
+            Align(name, min(vector.width * arg.memref.element.bytes, VECTOR_BYTES))
+            for name, arg in zip(loop.arrays, loop.function.args, strict=True)
+            if arg in units and vector.width > 1
+        ]
     yield found, [Aligned(align.array, align.bytes) for align in found]
     if found and not said and divisible is None:
         yield (), ()

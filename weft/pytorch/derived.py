@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from weft.errors import KernelTypeError
+from weft.errors import KernelTypeError, ScheduleError, Span
 from weft.frames import user_frames
 from weft.ir.interp import Watch
 from weft.pytorch.autograd import with_functions
@@ -23,6 +23,9 @@ class KernelLike(Protocol):
 
     __name__: str
 
+    @property
+    def span(self) -> Span: ...
+    def schedule(self, device: str, text: str | None, loop: str) -> object: ...
     @property
     def launchers(self) -> list[Launcher]: ...
     def direct(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -54,6 +57,32 @@ class _Derived:
 
 class Backward(_Derived):
     """The gradient that was derived from a kernel."""
+
+    @user_frames
+    def schedule(self, device: str, text: str | None, loop: str = "") -> object:
+        """Has a loop of the gradient run by the schedule ``text``, as ``Kernel.schedule`` does.
+        ``loop``: its name, as ``inspect`` shows it (``func @name``); not needed where there is one.
+        Gives the kernel. Raises ``ScheduleError``."""
+        names = list(dict.fromkeys(self._steps()))
+        if not loop and len(names) == 1:
+            loop = names[0]
+        if not loop or (names and loop not in names):
+            kernel = self.kernel.__name__
+            message = f"the gradient of `{kernel}` has no loop `{loop}`"
+            if not loop:
+                message = f"the gradient of `{kernel}` has several loops: say which one"
+            if not names:
+                message = f"no gradient of `{kernel}` was asked for yet: say which loop is meant"
+            there = ", ".join(f'"{name}"' for name in names)
+            help = f"write one of loop={there}" if names else f"{kernel}.backward.inspect(...)"
+            raise ScheduleError(message, self.kernel.span, help)
+        return self.kernel.schedule(device, text, loop)
+
+    def _steps(self) -> Iterator[str]:
+        """The names of the loops of gradients that were derived so far."""
+        for _, loop in self.loops():
+            for adjoint in loop.adjoints:
+                yield from (step.name for step in adjoint.steps)
 
     @user_frames
     def inspect(self, *args: Any, **kwargs: Any) -> str:

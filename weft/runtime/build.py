@@ -108,7 +108,7 @@ def _made(lowered: Lowered, options: Options) -> Loop:
 @dataclass(frozen=True, slots=True)
 class Job:
     """A loop to compile. ``key``: of what is kept in ``cache``; ``checked``: with tests at run time
-    of what is not known about races."""
+    of what is not known about races; ``asked``: the text of a person's schedule."""
 
     loop: Loop
     options: Options
@@ -116,6 +116,7 @@ class Job:
     key: str
     cache: DiskCache | None
     checked: bool
+    asked: str = ""
 
 
 @dataclass(slots=True)
@@ -191,9 +192,14 @@ def compile_region(
     with timing.record() as recording:
         loop = loop_for(region, source, specs, options, lowered)
         said = f"debug={options.debug} strict={options.strict_math} noalias={noalias}"
+        asked = options.asked(backend.name, loop.summary.name)
+        if asked and (options.debug or not noalias):
+            why = "arguments share memory" if options.debug is False else "debug mode checks"
+            log.debug("%s: not by `%s`: %s", loop.summary.name, asked, why)
+            asked = ""
         made_by = backend.name, backend.version, compiler(), backend.machine()
-        key = hashed(*made_by, said, loop.digest)
-        job = Job(loop, options, noalias, key, cache, options.debug and region is not None)
+        key = hashed(*made_by, said, asked, loop.digest)
+        job = Job(loop, options, noalias, key, cache, options.debug and region is not None, asked)
         entry = cache.load(key) if cache is not None else None
         made = backend.from_disk(job, *entry) if entry is not None else None
         origin = "compiled" if made is None else "disk"

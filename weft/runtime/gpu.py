@@ -37,7 +37,7 @@ from weft.runtime.cuda import (
     make_current,
 )
 from weft.runtime.pending import pending
-from weft.schedule.choose import Choice, alignments, choose
+from weft.schedule.choose import Choice, alignments, candidate, choose
 from weft.schedule.grid import THREADS, Dims, roomier
 from weft.schedule.language import BlockDim, Cooperate, FastDivision, Schedule, brief, only, show
 from weft.schedule.machine import GpuMachine
@@ -170,13 +170,27 @@ class Cuda:
 
         strict_math = job.options.strict_math
         with timing.stage("schedule"):
-            facts = backend.analyse(function, noalias=job.noalias, strict_math=strict_math)
+            facts = backend.analyse(
+                function, noalias=job.noalias, strict_math=strict_math, asked=job.asked
+            )
         if job.cache is not None:
             job.cache.store(job.key, to_json(facts), b"")
         return GpuCompiled(job, facts, function)
 
 
 CUDA = Cuda()
+
+
+def said_so(compiled: GpuCompiled, choice: Choice) -> None:
+    """Says where a call does not go by the schedule that a person asked for."""
+    facts = compiled.facts
+    if not any(
+        candidate(text).schedule == choice.schedule for text in facts.candidates[: facts.asked]
+    ):
+        log_launch.debug(
+            "%s: these sizes do not allow `%s`: by `%s`", compiled.loop.summary.name,
+            compiled.job.asked, show(choice.schedule),
+        )  # fmt: skip
 
 
 # -- calls
@@ -375,6 +389,8 @@ class Call:
             if fitting >= min(most, threads):
                 break
             most = fitting
+        if facts.asked:
+            said_so(self.compiled, choice)
         finish = None
         if kinds:
             end = module.functions[f"{facts.symbol}_finish"]

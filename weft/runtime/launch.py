@@ -175,6 +175,13 @@ class Launcher:
             self.region.varying.add(place)
             self._forget()
 
+    def rescheduled(self, options: Options) -> None:
+        """Other schedules from now on: what is compiled is compiled anew."""
+        with self.lock:
+            self.options = options
+            self.compiled.clear()
+            self._forget()
+
     def _forget(self) -> None:
         """Plans and what serves them are made anew; what runs in other threads keeps its own."""
         self.generated.clear()

@@ -15,7 +15,7 @@ from weft.errors import ScheduleError
 from weft.ir.core import Op, walk
 from weft.ir.types import MemRefType, bf16, f16, f32, i1, i8, i16
 from weft.ir.views import Parallel, is_constant, memory
-from weft.ir.writes import loaded, written
+from weft.ir.writes import loaded
 from weft.schedule.grid import WARP
 from weft.schedule.language import (
     Bind,
@@ -181,7 +181,7 @@ def _persist(nest: LoopNest, step: Persist, schedule: Schedule) -> Refusal | Non
     vector = only(schedule, Vectorize)
     if vector is not None and vector.stride > 1:
         return beside(step, schedule, Vectorize)
-    return beside(step, schedule, Cover, Cooperate)
+    return beside(step, schedule, Cooperate)
 
 
 def _cover(nest: LoopNest, step: Cover, schedule: Schedule) -> Refusal | None:
@@ -191,13 +191,16 @@ def _cover(nest: LoopNest, step: Cover, schedule: Schedule) -> Refusal | None:
 
 
 def _streaming(nest: LoopNest, step: StreamingStores, schedule: Schedule) -> Refusal | None:
-    function = nest.function
-    stored = {k for k, arg in enumerate(function.args) if arg in written(function)}
-    names = tuple(nest.arrays[k] for k in sorted(stored))
+    body = list(walk(nest.parallel.body))
+    stored = {memory(op)[0] for op in body if op.name == "memref.store"}
+    pairs = zip(nest.arrays, nest.function.args, strict=True)
+    names = tuple(name for name, arg in pairs if arg in stored)
+    if not names:
+        return Refusal("the loop stores nothing", None, "leave it out")
     if {*step.arrays} != {*names}:
         text = show([StreamingStores(names)])
         return Refusal("all stores of a loop stream, or none", None, f"write {text}")
-    if any(arg in loaded(walk(nest.parallel.body)) for arg in written(function)):
+    if stored & loaded(body):
         return Refusal("the loop reads what it stores", None, "leave it out")
     return None
 

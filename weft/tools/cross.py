@@ -126,7 +126,10 @@ def _compiled(function: Function, target: str, options: Options, every_schedule:
     optimized = compiler.optimize(
         function, strict_math=options.strict_math, noalias=True, verify=options.verify
     )
-    facts = cuda.analyse(optimized, noalias=True, strict_math=options.strict_math)
+    facts = cuda.analyse(
+        optimized, noalias=True, strict_math=options.strict_math,
+        asked=options.asked("cuda", function.name),
+    )  # fmt: skip
     wanted = [cuda.usual(facts)]
     if every_schedule:
         found = (candidate(text).schedule for text in facts.candidates)

@@ -15,6 +15,7 @@ from weft.index.races import check_races
 from weft.ir.core import Function
 from weft.ir.text import print_function
 from weft.ir.verify import verify as check
+from weft.options import Options
 from weft.passes.blocks import blocks
 from weft.passes.demote import demote
 from weft.passes.extrema import extrema
@@ -24,6 +25,8 @@ from weft.passes.run import PIPELINE, Pass, run
 from weft.passes.runs import runs
 from weft.passes.sink import sink
 from weft.passes.touch import touch
+from weft.schedule import default_cpu
+from weft.schedule.choose import candidate
 from weft.schedule.grid import threads_of
 from weft.schedule.language import show
 from weft.source import FunctionSource
@@ -33,15 +36,17 @@ Listener = Callable[[str, str], None]
 
 def to_code(
     function: Function, *, strict_math: bool, noalias: bool, verify: bool, debug: bool = False,
-    listener: Callable[[str, Function], None] | None = None,
+    listener: Callable[[str, Function], None] | None = None, asked: str | None = None,
 ) -> cpu.CpuCode:  # fmt: skip
-    """IR to object code of this machine. Raises ``RaceError`` where iterations provably meet; with
-    ``debug``, the code checks at run time where that is not known."""
+    """IR to object code of this machine, by the schedule that is ``asked`` for. Raises
+    ``RaceError`` where iterations provably meet, ``ScheduleError``; with ``debug``, the code checks
+    at run time where that is not known."""
     function = optimize_for_cpu(
         function, strict_math=strict_math, noalias=noalias, verify=verify, debug=debug,
         listener=listener,
     )  # fmt: skip
-    return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias)
+    schedule = None if asked is None else default_cpu.completed(asked)
+    return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias, schedule=schedule)
 
 
 def optimize_for_cpu(
@@ -98,12 +103,12 @@ class Stages:
 
 
 def stages(
-    region: Region, specs: dict[str, Spec], source: FunctionSource, *, debug: bool,
-    strict_math: bool, noalias: bool = True, arch: str = "",
+    region: Region, specs: dict[str, Spec], source: FunctionSource, options: Options, *,
+    arch: str = "",
 ) -> Stages:  # fmt: skip
     """Compiles once more, for this machine or the GPU ``arch``, keeping what each stage made.
     Nothing is loaded or cached."""
-    lowered = lower(region, specs, source, debug=debug)
+    lowered = lower(region, specs, source, debug=options.debug)
     shown = Stages(lowered.function.name)
     shown.texts["source"] = lowered.typed_source
     shown.texts["ir"] = print_function(lowered.function, spans=True)
@@ -115,18 +120,16 @@ def stages(
             key, k = f"ir after {name} ({k})", k + 1
         shown.texts[key] = print_function(function)
 
+    strict_math = options.strict_math
     if arch:
         function = optimize(
-            lowered.function,
-            strict_math=strict_math,
-            noalias=noalias,
-            verify=True,
-            listener=listener,
+            lowered.function, strict_math=strict_math, noalias=True, verify=True, listener=listener
         )
-        shown.texts.update(_gpu_texts(function, arch, strict_math=strict_math, noalias=noalias))
+        shown.texts.update(_gpu_texts(function, arch, options))
         return shown
-    code = to_code(lowered.function, strict_math=strict_math, noalias=noalias, verify=True,
-                   debug=debug, listener=listener)  # fmt: skip
+    asked = None if options.debug else options.asked("cpu", shown.name)
+    code = to_code(lowered.function, strict_math=strict_math, noalias=True, verify=True,
+                   debug=options.debug, listener=listener, asked=asked)  # fmt: skip
     shown.texts["schedule"] = show(code.schedule) or "nothing: LLVM vectorises"
     shown.texts["llvm"] = code.llvm
     shown.texts["llvm optimized"] = code.optimized()
@@ -134,18 +137,24 @@ def stages(
     return shown
 
 
-def _gpu_texts(
-    function: Function, arch: str, *, strict_math: bool, noalias: bool
-) -> dict[str, str]:
-    """The stages behind the passes, for the schedule that a large call takes."""
+def _gpu_texts(function: Function, arch: str, options: Options) -> dict[str, str]:
+    """The stages behind the passes: of each candidate the IR after its steps, then the code by what
+    is asked for, or by the schedule that a large call takes."""
     from weft.codegen import cuda, ptx  # code generation for GPUs is not needed without one
 
-    facts = cuda.analyse(function, noalias=noalias, strict_math=strict_math)
+    strict_math = options.strict_math
+    asked = None if options.debug else options.asked("cuda", function.name)
+    facts = cuda.analyse(function, noalias=True, strict_math=strict_math, asked=asked)
     schedule = cuda.usual(facts)
-    code = cuda.compile_cuda(function, schedule, arch, strict_math=strict_math, noalias=noalias)
     every = "\n".join(facts.candidates)
-    texts = {"schedule": f"{show(schedule)}\n\nfor {arch}, of these:\n{every}", "llvm": code.llvm,
-             "llvm optimized": code.optimized(), "ptx": code.ptx}  # fmt: skip
+    texts = {"schedule": f"{show(schedule)}\n\nfor {arch}, of these:\n{every}"}
+    for k, text in enumerate(facts.candidates):
+        made = cuda.scheduled(
+            function, candidate(text).schedule, strict_math=strict_math, noalias=True
+        )
+        texts[f"scheduled ir {k}"] = f"// {text}\n{print_function(made.function)}"
+    code = cuda.compile_cuda(function, schedule, arch, strict_math=strict_math, noalias=True)
+    texts |= {"llvm": code.llvm, "llvm optimized": code.optimized(), "ptx": code.ptx}
     if ptx.ptxas() is None:
         return texts
     threads = threads_of(schedule)

@@ -35,9 +35,9 @@ from weft.runtime.signature import check_argument, check_layout
 from weft.source import FunctionSource, Span, read_function
 
 if TYPE_CHECKING:
-    from weft import compiler
     from weft.pytorch.derived import Backward, Jvp
     from weft.pytorch.library import Operators
+    from weft.runtime.inspection import Inspection
     from weft.runtime.scheduling import Given
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -481,39 +481,10 @@ class Kernel:
     def inspect(self, *args: Any, **kwargs: Any) -> Inspection:
         """Every stage of each loop that a call with these arguments runs. The call is carried out
         on copies of the tensors."""
-        copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in args]
-        named = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
         self._prepare()
-        from weft import compiler  # the compiler proper is only imported where it is needed
+        from weft.runtime import inspection  # the compiler proper is imported where it is needed
 
-        shown: list[compiler.Stages] = []
-
-        def recording(launcher: Launcher) -> Callable[..., Any]:
-            def launch(*values: Any) -> Any:
-                result = launcher.slow(values)
-                on_gpu = [v for v in values if isinstance(v, torch.Tensor) and v.is_cuda]
-                arch = ""
-                if on_gpu:
-                    from weft.runtime import gpu  # imported by the call already
-
-                    arch = gpu.architecture(on_gpu[0].get_device())
-                shown.append(
-                    compiler.stages(
-                        launcher.region,
-                        launcher.specs(launcher.extended(values)),
-                        self.source,
-                        debug=self.options.debug,
-                        strict_math=self.options.strict_math,
-                        arch=arch,
-                    )
-                )
-                return result
-
-            return launch
-
-        with torch.no_grad():
-            self.parts.host([recording(launcher) for launcher in self._regions], *copies, **named)
-        return Inspection(shown)
+        return inspection.inspected(self.parts.host, self._regions, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<weft.kernel {self.__module__}.{self.__qualname__}{self.signature}>"
@@ -545,24 +516,6 @@ def _with_tangents(plain: list[Callable[..., Any]], launcher: Launcher, *args: A
     from weft.pytorch.autograd import with_tangents  # only where a derivative is asked for
 
     return with_tangents(launcher, plain[launcher.region.index], *args)
-
-
-class Inspection:
-    """The stages of each loop that ran: ``loops[k]["llvm"]``, or ``text("ir", "llvm")`` of all."""
-
-    def __init__(self, loops: list[compiler.Stages]) -> None:
-        self.loops = loops
-
-    def text(self, *stages: str) -> str:
-        """The named stages (all if none is named) of every loop."""
-        return "\n\n".join(loop.text(*stages) for loop in self.loops)
-
-    def __getitem__(self, stage: str) -> str:
-        """One stage of the first loop."""
-        return self.loops[0][stage]
-
-    def __str__(self) -> str:
-        return self.text()
 
 
 def kernel_inside(function: Any) -> Kernel | None:

@@ -57,9 +57,10 @@ class Options:
     # What people ask for: device, name of the loop, text.
     schedules: tuple[tuple[str, str, str], ...] = ()
 
-    def asked(self, device: str, loop: str) -> str:
-        """The text of the schedule that a loop is to have on "cpu" or "cuda"; "" if nobody says."""
-        return next((text for d, name, text in self.schedules if (d, name) == (device, loop)), "")
+    def asked(self, device: str, loop: str) -> str | None:
+        """The text of the schedule that a loop is to have on "cpu" or "cuda"; None if nobody asks
+        for one."""
+        return next((text for d, name, text in self.schedules if (d, name) == (device, loop)), None)
 
     @property
     def key(self) -> tuple[bool, bool]:

@@ -51,7 +51,7 @@ def test_the_text_of_a_schedule_is_read_back() -> None:
     text = show(schedule)
     assert text == (
         "index_width(32); unroll_jam(t, 4, stride=32); unroll_jam(b, 4); "
-        "vectorize(j, 4, copies=8, stride=32, divisible=True); align(d_w, 16); bind(t, x); "
+        "vectorize(j, 4, 8, stride=32, divisible=True); align(d_w, 16); bind(t, x); "
         "block_dim((8, 4)); cooperate((), 8); cooperate((j, k_), 1024, columns=8); cover()"
     )
     assert parse(text) == schedule

@@ -14,6 +14,7 @@ import torch
 import weft
 from examples import brick_wall, causal_conv, gallery, softmax
 from tests.cuda.emulator import EmulatedCall, emulated
+from weft import compiler
 from weft.errors import ScheduleError
 from weft.runtime import build, gpu
 from weft.schedule.language import Schedule, parse, show
@@ -167,12 +168,12 @@ def test_a_loop_of_several_goes_by_its_number() -> None:
     EmulatedCall.seen.clear()
     assert torch.equal(emulated(kernel)(x), 2 * x + 1)
     first, second = map(show, EmulatedCall.seen)
-    assert "vectorize(i, 4, copies=4)" in first, "as usual"
-    assert "vectorize(j, 4, copies=4)" in second
+    assert "vectorize(i, 4, 4)" in first, "as usual"
+    assert "vectorize(j, 4, 4)" in second
     kernel.schedule("cuda", "vectorize(i, 2)", loop=0)
     EmulatedCall.seen.clear()
     assert torch.equal(emulated(kernel)(x), 2 * x + 1)
-    assert ["vectorize(i, 2, copies=2)" in show(s) for s in EmulatedCall.seen] == [True, False]
+    assert ["vectorize(i, 2, 2)" in show(s) for s in EmulatedCall.seen] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -229,11 +230,11 @@ def test_calls_go_by_a_new_schedule_at_once() -> None:
 def test_a_schedule_is_part_of_the_key_of_the_cache() -> None:
     x = torch.randn(8)
     keys = set()
-    for text in (None, "vectorize(i, 4)", "vectorize(i, 2)"):
+    for text in (None, "", "vectorize(i, 4)", "vectorize(i, 2)"):
         kernel = emulated(weft.kernel(gallery.axpy.function).schedule("cuda", text))
         kernel(1.0, x, x)
         keys |= {special.compiled.job.key for special in kernel.specializations}
-    assert len(keys) == 3
+    assert len(keys) == 4
 
 
 def test_debug_mode_and_shared_memory_have_schedules_of_their_own() -> None:
@@ -245,7 +246,7 @@ def test_debug_mode_and_shared_memory_have_schedules_of_their_own() -> None:
         specs = list(launcher.specs((2.0, x, x, x.clone())).values())
         compiled = launcher.specialize(specs, aliased=aliased).compiled
         assert isinstance(compiled, gpu.GpuCompiled)
-        assert compiled.job.asked == ""
+        assert compiled.job.asked is None
         assert compiled.facts.asked == 0
     assert isinstance(compiled, build.Made)
 
@@ -280,3 +281,55 @@ def test_the_gradient_is_compiled_by_what_is_asked_for() -> None:
     kernel.schedule("cuda", "unroll_jam(d1, 2)", "causal_conv_0_adjoint_d_k")
     with pytest.raises(ScheduleError, match="there is no parallel index `d1`"):
         weft.compile_for("sm_90", kernel, *meta, backward=True)
+
+
+# -- on the CPU
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "unroll_jam(b, 2)", "unroll_jam(c, 3)", "vectorize(t, 4)", "vectorize(t, 4, 8)",
+     "unroll_jam(b, 2); vectorize(t, 4, 8)"],
+)  # fmt: skip
+def test_a_cpu_runs_what_is_asked_for(text: str) -> None:
+    w, k = torch.randn(3, 77), torch.randn(2, 3, 77)
+    kernel = weft.kernel(schedule={"cpu": text})(causal_conv.causal_conv.function)
+    torch.testing.assert_close(kernel(w, k, 0.1), causal_conv.causal_conv(w, k, 0.1))
+    (special,) = kernel.specializations
+    assert special.compiled.job.asked == text
+
+
+def test_a_cpu_refuses_what_it_has_no_form_for() -> None:
+    w, k = torch.randn(3, 77), torch.randn(2, 3, 77)
+    kernel = weft.kernel(schedule={"cpu": "persist(4)"})(causal_conv.causal_conv.function)
+    with pytest.raises(ScheduleError) as caught:
+        kernel(w, k, 0.1)
+    assert caught.value.message == "`persist(4)` is no step for a CPU"
+    kernel.schedule("cpu", "unroll_jam(q, 4)")
+    with pytest.raises(ScheduleError) as caught:
+        kernel(w, k, 0.1)
+    assert caught.value.message == (
+        "`unroll_jam(q, 4)`: the axes of the parallel loop are: b, c, t"
+    )
+    assert caught.value.span is not None
+    kernel.schedule("cpu", None)
+    torch.testing.assert_close(kernel(w, k, 0.1), causal_conv.causal_conv(w, k, 0.1))
+
+
+def test_inspect_shows_each_schedule_and_the_ir_after_its_steps() -> None:
+    kernel = weft.kernel(schedule={"cuda": "unroll_jam(t, 2)"})(causal_conv.causal_conv.function)
+    k = torch.empty(2, 3, 77)
+    texts = compiler.stages(
+        kernel.parts.regions[0],
+        kernel.launchers[0].specs((2, 3, 77, 0.1, k[0], k, k)),
+        kernel.source, kernel.options, arch="sm_90",
+    ).texts  # fmt: skip
+    assert texts["schedule"].startswith(
+        "index_width(32); unroll_jam(t, 2); cover(); bind(t, x); bind(c, y); bind(b, z); "
+        "block(128, 1)\n\nfor sm_90, of these:\n"
+    )
+    first, *others = [text for name, text in texts.items() if name.startswith("scheduled ir")]
+    assert first.startswith("// fits32(); known_trips(); covered() -> index_width(32); unroll_jam(")
+    assert first.count("memref.store") == 3, "two at once, and what is left one by one"
+    assert others[-1].startswith("//  -> bind(t, x)")
+    assert others[-1].count("memref.store") == 1

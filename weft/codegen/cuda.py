@@ -61,13 +61,15 @@ class CudaCode:
         return str(ptx.optimized(self.llvm, self.arch, self.functions))
 
 
-def analyse(function: Function, *, noalias: bool, strict_math: bool, asked: str = "") -> Facts:
+def analyse(
+    function: Function, *, noalias: bool, strict_math: bool, asked: str | None = None
+) -> Facts:
     """What is known of ``function``, the result of the passes, and its candidates. ``asked``: the
     text of a person's schedule, whose candidates come first. Raises ``ScheduleError`` where the
     loop does not allow it."""
     function.attrs["noalias"] = noalias
     parallel = outermost(function, noalias=noalias)
-    if parallel is None and asked:
+    if parallel is None and asked is not None:
         raise ScheduleError(
             f"`{asked}`: no parallel loop goes onto the grid, one thread runs all of this",
             function.span, "take the schedule away",
@@ -97,7 +99,7 @@ def analyse(function: Function, *, noalias: bool, strict_math: bool, asked: str 
         usual = (found.order[0], found.vector.width)
     divisible = _divisible(function, parallel, *usual, program) if usual else None
     first: tuple[Candidate, ...] = ()
-    if asked and parallel is not None and found is not None:
+    if asked is not None and parallel is not None and found is not None:
         loop = LoopNest(function, parallel, strict_math)
         first = _asked(asked, loop, nest, found, program)
         ends = [program.of(For(op).upper) for op in steps.shared_loops(loop, first)]
@@ -129,7 +131,10 @@ def _asked(
 
 
 def usual(facts: Facts) -> Schedule:
-    """The schedule of large calls in which each thread has its iterations for itself."""
+    """What is asked for, or the schedule of large calls in which each thread has its iterations for
+    itself."""
+    if facts.asked:
+        return candidate(facts.candidates[0]).schedule
     special = (Cooperate, Privatize, UnrollJam, StreamingStores)
     found = (candidate(text).schedule for text in facts.candidates)
     return next(s for s in found if not any(isinstance(step, special) for step in s))

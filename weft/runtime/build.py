@@ -116,7 +116,7 @@ class Job:
     key: str
     cache: DiskCache | None
     checked: bool
-    asked: str = ""
+    asked: str | None = None
 
 
 @dataclass(slots=True)
@@ -193,12 +193,12 @@ def compile_region(
         loop = loop_for(region, source, specs, options, lowered)
         said = f"debug={options.debug} strict={options.strict_math} noalias={noalias}"
         asked = options.asked(backend.name, loop.summary.name)
-        if asked and (options.debug or not noalias):
+        if asked is not None and (options.debug or not noalias):
             why = "arguments share memory" if options.debug is False else "debug mode checks"
             log.debug("%s: not by `%s`: %s", loop.summary.name, asked, why)
-            asked = ""
+            asked = None
         made_by = backend.name, backend.version, compiler(), backend.machine()
-        key = hashed(*made_by, said, asked, loop.digest)
+        key = hashed(*made_by, said, repr(asked), loop.digest)
         job = Job(loop, options, noalias, key, cache, options.debug and region is not None, asked)
         entry = cache.load(key) if cache is not None else None
         made = backend.from_disk(job, *entry) if entry is not None else None
@@ -282,7 +282,7 @@ class Cpu:
         options = job.options
         code = pipeline.to_code(
             job.loop.function, strict_math=options.strict_math, noalias=job.noalias,
-            verify=options.verify, debug=job.checked,
+            verify=options.verify, debug=job.checked, asked=job.asked,
         )  # fmt: skip
         log_llvm.debug("%s", code.llvm)
         if log_asm.isEnabledFor(logging.DEBUG):

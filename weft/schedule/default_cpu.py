@@ -9,6 +9,8 @@ to LLVM.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.errors import ScheduleError, Span
 from weft.ir.core import Block, Function, Op, walk
 from weft.ir.ops import OPS
@@ -20,6 +22,7 @@ from weft.schedule.language import (
     UnrollJam,
     Vectorize,
     only,
+    parse,
     show,
 )
 from weft.schedule.machine import CpuMachine
@@ -107,6 +110,14 @@ def _lanes(body: Block, machine: CpuMachine) -> int:
     widths = [v.type.bytes for v in (*loaded, *carried) if isinstance(v.type, ScalarType)]
     widest = max(widths, default=0)
     return machine.vector_bytes // max(widest, 4) if widest in (2, 4, 8) else 0
+
+
+def completed(text: str) -> Schedule:
+    """The schedule that a person's text stands for. Raises ``ScheduleError``."""
+    return tuple(
+        replace(step, copies=step.copies or step.width) if isinstance(step, Vectorize) else step
+        for step in parse(text)
+    )
 
 
 # -- legality

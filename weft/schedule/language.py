@@ -11,7 +11,7 @@ import functools
 import importlib
 import re
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args
 
 from weft.errors import ScheduleError
@@ -50,7 +50,7 @@ class Vectorize:
 
     axis: str
     width: int
-    copies: int = 0
+    copies: int = field(default=0, metadata={"plain": True})
     stride: int = 1
     peel: int = 0
     divisible: bool = False
@@ -184,12 +184,12 @@ def show(items: Iterable[Any]) -> str:
 @functools.lru_cache(maxsize=4096)
 def _shown(item: Any) -> str:
     words: list[str] = []
-    for field in fields(item):
-        value = getattr(item, field.name)
-        if field.default is MISSING:
+    for each in fields(item):
+        value = getattr(item, each.name)
+        if each.default is MISSING or (each.metadata and value != each.default):
             words.append(_word(value))
-        elif value != field.default:
-            words.append(f"{field.name}={_word(value)}")
+        elif value != each.default:
+            words.append(f"{each.name}={_word(value)}")
     return f"{_name(type(item))}({', '.join(words)})"
 
 
@@ -218,16 +218,16 @@ def _item(text: str, kinds: tuple[type[Any], ...]) -> Any:
         raise ScheduleError(f"`{text}` is no step: write it like `unroll_jam(t, 4)`")
     name, inside = match.groups()
     kind = _kind(name, kinds)
-    names = [field.name for field in fields(kind)]
+    names = [f.name for f in fields(kind)]
     given: dict[str, Any] = {}
     for k, word in enumerate(re.findall(r"(?:[^,()]|\([^)]*\))+", inside)):
         before, equals, after = word.strip().rpartition("=")
         if not equals and k >= len(names):
             raise ScheduleError(f"`{text}`: {name} takes {len(names)} values: {', '.join(names)}")
-        field = before.strip() if equals else names[k]
-        if field not in names or field in given:
+        name_of = before.strip() if equals else names[k]
+        if name_of not in names or name_of in given:
             raise ScheduleError(f"`{text}`: {name} takes {', '.join(names)}, each once")
-        given[field] = _typed(text, kind, field, _value(after.strip()))
+        given[name_of] = _typed(text, kind, name_of, _value(after.strip()))
     missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in given]
     if missing:
         raise ScheduleError(f"`{text}`: {name} needs {', '.join(missing)}")

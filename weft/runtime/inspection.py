@@ -1,0 +1,74 @@
+"""Looking at the loops of a kernel: the stages of their compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from weft import compiler
+from weft.runtime.launch import Launcher
+
+T = TypeVar("T")
+
+
+class Inspection:
+    """The stages of each loop that ran: ``loops[k]["llvm"]``, or ``text("ir", "llvm")`` of all."""
+
+    def __init__(self, loops: list[compiler.Stages]) -> None:
+        self.loops = loops
+
+    def text(self, *stages: str) -> str:
+        """The named stages (all if none is named) of every loop."""
+        return "\n\n".join(loop.text(*stages) for loop in self.loops)
+
+    def __getitem__(self, stage: str) -> str:
+        """One stage of the first loop."""
+        return self.loops[0][stage]
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def visited(
+    host: Callable[..., Any], launchers: Sequence[Launcher], args: Sequence[Any],
+    kwargs: dict[str, Any], visit: Callable[[Launcher, tuple[Any, ...]], T],
+) -> list[T]:  # fmt: skip
+    """What ``visit`` says of each launch of a call, which is carried out on copies of the
+    tensors."""
+    copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in args]
+    named = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
+    found: list[T] = []
+
+    def recording(launcher: Launcher) -> Callable[..., Any]:
+        def launch(*values: Any) -> Any:
+            result = launcher.slow(values)
+            found.append(visit(launcher, launcher.extended(values)))
+            return result
+
+        return launch
+
+    with torch.no_grad():
+        host([recording(launcher) for launcher in launchers], *copies, **named)
+    return found
+
+
+def inspected(
+    host: Callable[..., Any], launchers: Sequence[Launcher], args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Inspection:  # fmt: skip
+    """Every stage of each loop that a call launches."""
+
+    def stages(launcher: Launcher, values: tuple[Any, ...]) -> compiler.Stages:
+        on_gpu = [v for v in values if isinstance(v, torch.Tensor) and v.is_cuda]
+        arch = ""
+        if on_gpu:
+            from weft.runtime import gpu  # imported by the call already
+
+            arch = gpu.architecture(on_gpu[0].get_device())
+        return compiler.stages(
+            launcher.region, launcher.specs(values), launcher.source, launcher.options, arch=arch
+        )
+
+    return Inspection(visited(host, launchers, args, kwargs, stages))

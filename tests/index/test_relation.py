@@ -6,7 +6,7 @@ import islpy
 import pytest
 
 from tests.index.make import Int, Make
-from weft.index.access import ParallelUse, accesses, parallel_dims_of
+from weft.index.access import accesses
 from weft.index.bounds import always_in_range, needless_checks
 from weft.index.relation import relation_text
 from weft.ir.core import Function, walk
@@ -85,15 +85,10 @@ def test_checks_are_dropped() -> None:
 # --------------------------------------------------------------------------- strides and demotion
 
 
-def test_parallel_dims() -> None:
+def test_strides_along_parallel_indices() -> None:
     found = accesses(causal_conv().function)
-    w, k, out = (
-        [(u.iv.name, u.dim, u.stride) for u in parallel_dims_of(access)] for access in found
-    )
-    assert w == [("b", None, 0), ("c", 0, 0), ("t", None, -1)]
-    assert k == [("b", 0, 0), ("c", 1, 0), ("t", None, 0)]
-    assert out == [("b", 0, 0), ("c", 1, 0), ("t", 2, 1)]
-    assert isinstance(parallel_dims_of(found[0])[0], ParallelUse)
+    strides = [[access.stride(iv) for iv in access.parallel] for access in found]
+    assert strides == [[0, 0, -1], [0, 0, 0], [0, 0, 1]]
 
 
 def atomics(function: Function) -> list[bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.autodiff.adjoint import Extent
-from weft.index.access import accesses, parallel_dims_of
+from weft.index.access import accesses
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Value
 from weft.ir.types import ScalarType, i64, index
@@ -32,10 +32,10 @@ def are_neighbours(function: Function) -> bool:
     votes = 0
     for access in accesses(function):
         if access.parallel and access.serial and not access.local:
-            use = parallel_dims_of(access)[-1]
-            if use.stride in (1, -1):
+            iv = access.parallel[-1]
+            if access.stride(iv) in (1, -1):
                 votes += 1
-            elif any(p is None or use.iv in p.leaves() for p in access.subscripts):
+            elif any(p is None or p.mentions(iv) for p in access.subscripts):
                 votes -= 1
     return votes > 0
 

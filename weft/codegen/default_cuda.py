@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from weft.codegen.sharing import UnrollJamCandidates, unroll_jam_candidates
 from weft.codegen.teams import Team
-from weft.index.access import Access, accesses, parallel_dims_of
+from weft.index.access import Access, accesses
 from weft.index.expression import number
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, bf16, f16, f32, i1, i8, i16
@@ -276,7 +276,7 @@ def _sides(found: list[Access], ivs: list[Value]) -> tuple[int, int]:
     if outer and (_meet(found, outer[0]) or any(_again(a, outer[0]) for a in found)):
         return 32, 4
     uneven = any(
-        poly is None or any(iv in poly.leaves() for iv in ivs)
+        poly is None or any(map(poly.mentions, ivs))
         for access in found
         for loop in access.loops
         if not loop.parallel
@@ -287,9 +287,8 @@ def _sides(found: list[Access], ivs: list[Value]) -> tuple[int, int]:
 
 def _across(access: Access, x: Value, y: Value) -> bool:
     """Whether neighbours in memory are neighbours along y, and rows are along x."""
-    strides = {use.iv: use.stride for use in parallel_dims_of(access)}
-    rows = any(poly is None or x in poly.leaves() for poly in access.subscripts)
-    across = strides.get(y) in (1, -1) and strides.get(x) not in (1, -1)
+    rows = any(poly is None or poly.mentions(x) for poly in access.subscripts)
+    across = access.stride(y) in (1, -1) and access.stride(x) not in (1, -1)
     return rows and across and _row_major(access)
 
 
@@ -310,7 +309,7 @@ def _meet(found: list[Access], y: Value) -> bool:
         if access.writes or len(polys) < len(access.subscripts):
             continue
         place = (access.memref, *(poly - number(poly.offset) for poly in polys))
-        there = [poly.offset for poly in polys if y in poly.leaves()]
+        there = [poly.offset for poly in polys if poly.mentions(y)]
         if rows.setdefault(place, there) != there:
             return True
     return False
@@ -321,11 +320,9 @@ def _score(found: list[Access], iv: Value) -> float:
     score = 0.0
     for access in found:
         weight = 4.0 ** len(access.serial) * (1.5 if access.writes else 1.0)
-        for use in parallel_dims_of(access):
-            if use.iv is iv:
-                stride = use.stride
-                gain = 1.0 if stride in (1, -1) else 0.25 if stride == 0 else -0.5
-                score += weight * (gain if _row_major(access) else 0.0)
+        stride = access.stride(iv)
+        gain = 1.0 if stride in (1, -1) else 0.25 if stride == 0 else -0.5
+        score += weight * (gain if _row_major(access) else 0.0)
     return score
 
 
@@ -346,10 +343,7 @@ def _vector(function: Function, parallel: Op, found: list[Access], axis: int) ->
     if any(op.regions or op.name.startswith(("weft.", "memref.atomic", "memref.alloca"))
            for op in body.ops):  # fmt: skip
         return Vector()
-    along = [(a, use) for a in found for use in parallel_dims_of(a) if use.iv is iv]
-    unit = [
-        a for a, use in along if use.stride == 1 and _row_major(a) and a.memref in function.args
-    ]
+    unit = [a for a in found if a.stride(iv) == 1 and _row_major(a) and a.memref in function.args]
     stores = [a for a in found if a.writes]
     if not unit or any(a not in unit for a in stores):
         return Vector()

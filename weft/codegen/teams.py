@@ -209,7 +209,7 @@ class _Search:
             return False
         iv = For(loop).index
         inner = {For(op).index for op in walk(loop.body) if op.name == "scf.for"}
-        steps = [poly is not None and _step(poly, iv) for poly in subscripts]
+        steps = [poly is not None and poly.slope(iv) for poly in subscripts]
         leaves = {v for poly in subscripts if poly is not None for v in poly.leaves()}
         return None not in subscripts and any(steps) and not leaves & inner
 
@@ -254,14 +254,6 @@ def _all(access: Access) -> Iterator[set[object]]:
     return (set(poly.leaves()) for poly in access.subscripts if poly is not None)
 
 
-def _step(poly: Poly, iv: Value) -> int:
-    """What ``poly`` grows by with ``iv``, 0 if that is not one number."""
-    factor = poly.coefficient(iv).constant
-    if not factor or iv in set((poly - atom(iv).scaled(factor)).leaves()):
-        return 0
-    return factor
-
-
 def _row_major(access: Access) -> bool:
     type = access.memref.type
     return isinstance(type, MemRefType) and type.layout != "strided" and type.rank > 0
@@ -271,11 +263,8 @@ def _neighbours(access: Access, iv: Value) -> bool:
     """Whether neighbours along ``iv`` access neighbours in a row."""
     if None in access.subscripts or not _row_major(access):
         return False
-    *outer, last = access.subscripts
-    assert last is not None
-    return abs(_step(last, iv)) == 1 and not any(
-        p is not None and iv in set(p.leaves()) for p in outer
-    )
+    in_row = not any(p is not None and p.mentions(iv) for p in access.subscripts[:-1])
+    return access.stride(iv) in (1, -1) and in_row
 
 
 def _apart(access: Access, iv: Value, fastest: Value) -> bool:
@@ -288,11 +277,10 @@ def _apart(access: Access, iv: Value, fastest: Value) -> bool:
     *outer, last = access.subscripts
     begin = {iv: _arm(loop.lower, fastest)} if mentioned and loop.lower is not None else {}
     at = [p.substitute(lambda v: begin.get(v)) for p in (*outer, last) if p is not None]  # type: ignore[arg-type]
-    if any(fastest in set(p.leaves()) for p in at[:-1]):
+    if any(p.mentions(fastest) for p in at[:-1]):
         return False
-    if fastest not in set(at[-1].leaves()):
-        return True
-    return _row_major(access) and abs(_step(at[-1], fastest)) == 1
+    step = at[-1].slope(fastest)
+    return step == 0 or (_row_major(access) and step in (1, -1))
 
 
 def _arm(poly: Poly, iv: Value) -> Poly:

@@ -102,6 +102,12 @@ class Access:
         """Index, least value and end of each loop, innermost first (see ``expression.extreme``)."""
         return [(loop.iv, loop.lower, loop.upper) for loop in reversed(self.loops)]
 
+    def stride(self, iv: Value) -> int | None:
+        """By how many elements of a row it moves when the index ``iv`` grows by one, in whatever
+        rows; None where that is not a number."""
+        last = self.subscripts[-1] if self.subscripts else None
+        return None if last is None else last.slope(iv)
+
     def polys(self) -> Iterator[Poly]:
         """Every expression that takes part: subscripts, bounds, conditions."""
         yield from (s for s in self.subscripts if s is not None)
@@ -126,49 +132,9 @@ class Access:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ParallelUse:
-    """How one parallel index occurs in the subscripts of an access.
-
-    ``dim`` is the dimension where it appears as itself (coefficient 1, nowhere else), or None.
-    ``stride`` is its coefficient in the last dimension, or None where that is not a number.
-    """
-
-    iv: Value
-    dim: int | None
-    stride: int | None
-
-
 def accesses(function: Function) -> list[Access]:
     """Every load, store, atomic_rmw and atomic_cas of ``function``, in program order."""
     return Extraction(function).found
-
-
-def parallel_dims_of(access: Access) -> tuple[ParallelUse, ...]:
-    """For each parallel index around ``access``: where it is a plain subscript, its last stride.
-
-    A stride of 0 means that neighbouring iterations touch the same element of a row, 1 that they
-    touch neighbours (what vector loads and coalescing want).
-    """
-    uses = []
-    for iv in access.parallel:
-        dims = []
-        stride: int | None = 0 if access.subscripts else None
-        for dim, poly in enumerate(access.subscripts):
-            last = dim == len(access.subscripts) - 1
-            if poly is None:
-                dims.append(None)
-                stride = None if last else stride
-            elif any(leaf is iv for leaf in poly.leaves()):
-                factor = poly.coefficient(iv).constant
-                alone = factor is not None and not any(
-                    leaf is iv for leaf in (poly - atom(iv).scaled(factor)).leaves()
-                )
-                dims.append(dim if alone and factor == 1 else None)
-                if last:
-                    stride = factor if alone else None
-        uses.append(ParallelUse(iv, dims[0] if len(dims) == 1 else None, stride))
-    return tuple(uses)
 
 
 class Extraction:

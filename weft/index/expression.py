@@ -136,6 +136,18 @@ class Poly:
                 terms[tuple(rest)] = factor
         return Poly(terms)
 
+    def mentions(self, leaf: Value | Dim) -> bool:
+        return any(found is leaf for found in self.leaves())
+
+    def slope(self, iv: Value) -> int | None:
+        """What it grows by when ``iv`` grows by one; None where that is not a number."""
+        if not self.mentions(iv):
+            return 0
+        factor = self.coefficient(iv).constant
+        if factor is None or (self - atom(iv).scaled(factor)).mentions(iv):
+            return None
+        return factor
+
     def substitute(self, replace: Callable[[Value | Dim], Poly | None]) -> Poly:
         """Replaces leaves, also inside of divisions; ``replace`` gives None for those that stay."""
         total = ZERO
@@ -445,16 +457,15 @@ def extreme(
     """
     poly = _without_remainders(poly, upwards)
     for iv, lower, upper in ranges:
-        if not any(leaf is iv for leaf in poly.leaves()):
+        factor = poly.slope(iv)
+        if factor == 0:
             continue
-        factor = poly.coefficient(iv).constant
-        rest = poly - atom(iv).scaled(factor or 0)
-        if factor is None or any(leaf is iv for leaf in rest.leaves()):
+        end = lower
+        if factor is not None and (factor > 0) == upwards:
+            end = None if upper is None else upper - ONE
+        if factor is None or end is None:
             return None
-        end = (None if upper is None else upper - ONE) if (factor > 0) == upwards else lower
-        if end is None:
-            return None
-        poly = _without_remainders(rest + end.scaled(factor), upwards)
+        poly = _without_remainders(poly + (end - atom(iv)).scaled(factor), upwards)
     return poly
 
 

@@ -16,7 +16,6 @@ from weft.codegen.teams import Team
 from weft.index.access import Access, accesses
 from weft.index.expression import number
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import MemRefType, bf16, f16, f32, i1, i8, i16
 from weft.ir.views import Parallel, constant_of, is_constant
 from weft.ir.views import memory as access_of
 from weft.schedule.choose import Candidate
@@ -53,7 +52,8 @@ from weft.schedule.language import (
     UnrollJam,
     Vectorize,
 )
-from weft.schedule.nest import Nest, loops_of
+from weft.schedule.legal import private_kind
+from weft.schedule.nest import LoopNest, Nest, loops_of
 
 VECTOR_BYTES = 16  # the longest load and store
 MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
@@ -289,7 +289,7 @@ def _across(access: Access, x: Value, y: Value) -> bool:
     """Whether neighbours in memory are neighbours along y, and rows are along x."""
     rows = any(poly is None or poly.mentions(x) for poly in access.subscripts)
     across = access.stride(y) in (1, -1) and access.stride(x) not in (1, -1)
-    return rows and across and _row_major(access)
+    return rows and across and access.memref.memref.row_major
 
 
 def _again(access: Access, y: Value) -> bool:
@@ -322,18 +322,20 @@ def _score(found: list[Access], iv: Value) -> float:
         weight = 4.0 ** len(access.serial) * (1.5 if access.writes else 1.0)
         stride = access.stride(iv)
         gain = 1.0 if stride in (1, -1) else 0.25 if stride == 0 else -0.5
-        score += weight * (gain if _row_major(access) else 0.0)
+        score += weight * (gain if access.memref.memref.row_major else 0.0)
     return score
-
-
-def _row_major(access: Access) -> bool:
-    type = access.memref.type
-    return isinstance(type, MemRefType) and type.layout != "strided"
 
 
 # -- several neighbours in one thread
 
-_STRAIGHT = ("memref.load", "memref.store", "memref.dim")
+
+def in_rows(function: Function, found: list[Access], iv: Value) -> list[Access]:
+    """Those of ``found``, accesses to arguments, whose neighbours along ``iv`` are neighbours in
+    memory."""
+    return [
+        a for a in found
+        if a.stride(iv) == 1 and a.memref.memref.row_major and a.memref in function.args
+    ]  # fmt: skip
 
 
 def _vector(function: Function, parallel: Op, found: list[Access], axis: int) -> Vector:
@@ -343,7 +345,7 @@ def _vector(function: Function, parallel: Op, found: list[Access], axis: int) ->
     if any(op.regions or op.name.startswith(("weft.", "memref.atomic", "memref.alloca"))
            for op in body.ops):  # fmt: skip
         return Vector()
-    unit = [a for a in found if a.stride(iv) == 1 and _row_major(a) and a.memref in function.args]
+    unit = in_rows(function, found, iv)
     stores = [a for a in found if a.writes]
     if not unit or any(a not in unit for a in stores):
         return Vector()
@@ -375,30 +377,15 @@ def _bytes(memref: Value) -> int:
     return memref.memref.element.bytes
 
 
-# -- accumulation into few elements
-
-_SHARED = ("addi", "addf", "maxsi", "minsi", "maxui", "minui", "andi", "ori", "xori")
-
-
 def _private(function: Function, parallel: Op) -> int:
     """The argument that is only accumulated into, by one combiner and without asking what was
     there."""
-    updates: dict[Value, set[str]] = {}
-    barred: set[Value] = set()
-    used = {v for op in walk(function.body) for v in op.operands}
-    for op in walk(function.body):
-        if op.name == "memref.atomic_rmw" and op.attrs["atomic"] and op.result not in used:
-            updates.setdefault(access_of(op)[0], set()).add(op.attrs["kind"])
-        elif op.name != "memref.dim":
-            barred.update(v for v in op.operands if isinstance(v.type, MemRefType))
     if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
         return -1
-    for position, arg in enumerate(function.args):
-        kinds = updates.get(arg, set())
-        if arg in barred or len(kinds) != 1 or not isinstance(arg.type, MemRefType):
-            continue
-        element, (kind,) = arg.type.element, kinds
-        native = kind in _SHARED and element not in (f16, bf16, i1, i8, i16)
-        if native and arg.type.layout == "contiguous" and (kind != "addf" or element is f32):
-            return position
-    return -1
+    updated = {access_of(op)[0] for op in walk(function.body) if op.name == "memref.atomic_rmw"}
+    nest = LoopNest(function, parallel)
+    found = (
+        k for k, arg in enumerate(function.args)
+        if arg in updated and isinstance(private_kind(nest, arg), tuple)
+    )  # fmt: skip
+    return next(found, -1)

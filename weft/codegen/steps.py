@@ -10,9 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weft.codegen.default_cuda import MOST_COPIES, VECTOR_BYTES, Divisible, Picks, nest_steps, shift
+from weft.codegen.default_cuda import (
+    MOST_COPIES,
+    VECTOR_BYTES,
+    Divisible,
+    Picks,
+    in_rows,
+    nest_steps,
+    shift,
+)
 from weft.codegen.teams import Team, asked
-from weft.index.access import Access, accesses, parallel_dims_of
+from weft.index.access import Access, accesses
 from weft.ir.core import Op
 from weft.ir.views import Parallel, is_constant
 from weft.schedule.choose import Candidate
@@ -48,7 +56,7 @@ from weft.schedule.language import (
     parse,
     several,
 )
-from weft.schedule.legal import RULES, Rule, beside, check, is_row_major, listed
+from weft.schedule.legal import RULES, Rule, beside, check, listed
 from weft.schedule.nest import LoopNest, Nest, Refusal
 from weft.schedule.own import OwnStep
 
@@ -107,12 +115,7 @@ def _whole_warps(schedule: Schedule) -> bool:
 
 def _units(nest: LoopNest, axis: str) -> list[Access]:
     """Accesses whose neighbours along ``axis`` are neighbours in memory."""
-    iv = nest.index(axis)
-    return [
-        access for access in accesses(nest.function)
-        if access.memref in nest.function.args and is_row_major(access.memref.type)
-        for use in parallel_dims_of(access) if use.iv is iv and use.stride == 1
-    ]  # fmt: skip
+    return in_rows(nest.function, accesses(nest.function), nest.index(axis))
 
 
 def _access_span(nest: LoopNest) -> Any:
@@ -127,7 +130,7 @@ def _align(nest: LoopNest, step: Align, schedule: Schedule) -> Refusal | None:
     if step.bytes not in (2, 4, 8, VECTOR_BYTES):
         return Refusal(f"the longest load and store have {VECTOR_BYTES} bytes")
     element = memref.memref.element.bytes
-    if not is_row_major(memref.type) or step.bytes > max(vector.width * element, element):
+    if not memref.memref.row_major or step.bytes > max(vector.width * element, element):
         return Refusal(
             f"{vector.width} elements of `{step.array}` are not {step.bytes} bytes side by side"
         )

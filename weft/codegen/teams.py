@@ -18,7 +18,6 @@ from weft.index.expression import Pick, Poly, atom
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
-from weft.ir.types import MemRefType
 from weft.ir.views import For, If, is_constant, memory
 from weft.ir.writes import loaded, written
 
@@ -254,14 +253,9 @@ def _all(access: Access) -> Iterator[set[object]]:
     return (set(poly.leaves()) for poly in access.subscripts if poly is not None)
 
 
-def _row_major(access: Access) -> bool:
-    type = access.memref.type
-    return isinstance(type, MemRefType) and type.layout != "strided" and type.rank > 0
-
-
 def _neighbours(access: Access, iv: Value) -> bool:
     """Whether neighbours along ``iv`` access neighbours in a row."""
-    if None in access.subscripts or not _row_major(access):
+    if None in access.subscripts or not access.memref.memref.row_major:
         return False
     in_row = not any(p is not None and p.mentions(iv) for p in access.subscripts[:-1])
     return access.stride(iv) in (1, -1) and in_row
@@ -280,7 +274,7 @@ def _apart(access: Access, iv: Value, fastest: Value) -> bool:
     if any(p.mentions(fastest) for p in at[:-1]):
         return False
     step = at[-1].slope(fastest)
-    return step == 0 or (_row_major(access) and step in (1, -1))
+    return step == 0 or (access.memref.memref.row_major and step in (1, -1))
 
 
 def _arm(poly: Poly, iv: Value) -> Poly:

@@ -72,6 +72,11 @@ class MemRefType:
     shape: tuple[int, ...] | None = None
     space: str = ""
 
+    @property
+    def row_major(self) -> bool:
+        """Whether neighbours along the last index are neighbours in memory."""
+        return self.rank > 0 and self.layout != "strided"
+
     def __str__(self) -> str:
         dims = self.shape if self.shape is not None else ("?",) * self.rank
         body = "x".join([*map(str, dims), self.element.name])

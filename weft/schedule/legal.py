@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.errors import ScheduleError
 from weft.ir.core import Op, walk
-from weft.ir.types import MemRefType, bf16, f16, f32, i1, i8, i16
+from weft.ir.types import bf16, f16, f32, i1, i8, i16
 from weft.ir.views import Parallel, is_constant, memory
 from weft.ir.writes import loaded
 from weft.schedule.grid import WARP
@@ -241,11 +241,6 @@ def private_kind(nest: LoopNest, memref: Any) -> tuple[str] | str | Op:
     if memref.memref.layout != "contiguous":
         return "it is not contiguous"
     return (kind,)
-
-
-def is_row_major(type: object) -> bool:
-    """Whether neighbours along the last index are neighbours in memory."""
-    return isinstance(type, MemRefType) and type.layout != "strided" and type.rank > 0
 
 
 RULES: dict[type[Any], Rule] = {

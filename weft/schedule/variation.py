@@ -103,7 +103,7 @@ class Variation:
         memref, subscripts, _ = memory(access)
         if self.uniform(*subscripts):
             return 0
-        if memref.memref.layout == "strided" or not self.uniform(*subscripts[:-1]):
+        if not memref.memref.row_major or not self.uniform(*subscripts[:-1]):
             return None
         return self.slope(subscripts[-1])
 

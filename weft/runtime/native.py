@@ -169,9 +169,9 @@ def _definition(cache: DiskCache | None) -> int:
 
 
 def _text() -> tuple[str, Sequence[str]]:
-    from weft.runtime import routine  # a long text: where the cache has no code
+    from weft.runtime import routine  # where the cache has no code
 
-    return routine.TEXT, [routine.SYMBOL]
+    return routine.text(), [routine.SYMBOL]
 
 
 @functools.cache
@@ -203,11 +203,9 @@ def _new() -> Any:
 @functools.cache
 def available() -> bool:
     """Whether this interpreter is one whose C API the machine code speaks."""
-    from weft.runtime import routine  # likewise
-
     return (
         sys.implementation.name == "cpython"
         and "free-threading" not in sys.version
         and (sys.byteorder, ctypes.sizeof(ctypes.c_void_p)) == ("little", 8)
-        and all(hasattr(ctypes.pythonapi, name) for name in routine.FUNCTIONS)
+        and all(hasattr(ctypes.pythonapi, name) for name in record.FUNCTIONS)
     )

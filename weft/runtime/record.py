@@ -1,4 +1,4 @@
-"""What the machine code of ``routine.py`` reads: how a plan's calls are written down for it.
+"""What the machine code of ``routine.py`` reads, and what it calls.
 
 ``routine.py`` reads a **record** of 64-bit words::
 
@@ -76,6 +76,21 @@ class View(ctypes.Structure):
         ("dtype", ctypes.c_uint8 * 4), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
         ("offset", ctypes.c_uint64),
     )  # fmt: skip
+
+
+# The functions of CPython that are called, and their types.
+FUNCTIONS = {
+    "PyTuple_GetItem": "ptr (ptr, i64)", "PyTuple_Size": "i64 (ptr)", "PyTuple_New": "ptr (i64)",
+    "PyTuple_SetItem": "i32 (ptr, i64, ptr)", "PyBytes_AsString": "ptr (ptr)",
+    "PyBytes_Size": "i64 (ptr)", "PyBytes_FromStringAndSize": "ptr (ptr, i64)",
+    "PyObject_Vectorcall": "ptr (ptr, ptr, i64, ptr)", "PyObject_Type": "ptr (ptr)",
+    "PyObject_RichCompareBool": "i32 (ptr, ptr, i32)", "PyLong_AsLongLong": "i64 (ptr)",
+    "PyLong_AsUnsignedLongLong": "i64 (ptr)", "PyFloat_AsDouble": "double (ptr)",
+    "Py_IncRef": "void (ptr)", "Py_DecRef": "void (ptr)", "PyErr_Occurred": "ptr ()",
+    "PyErr_ExceptionMatches": "i32 (ptr)", "PyErr_Clear": "void ()",
+    "PyEval_SaveThread": "ptr ()", "PyEval_RestoreThread": "void (ptr)",
+    "PyObject_GetAttr": "ptr (ptr, ptr)", "PyDict_GetItemWithError": "ptr (ptr, ptr)",
+}  # fmt: skip
 
 
 # What the driver is called with (see ``launch_record``): launch, function, bytes of arguments,

@@ -1,600 +1,491 @@
 """The machine code of ``native.py``: one function of CPython's C API, the same for all plans.
 
-It is written out as LLVM IR. It reads a record and objects, which ``record.py`` lays out. Of
-CPython only functions are used, and no layout of its objects.
+It reads a record and objects, which ``record.py`` lays out. Of CPython only functions are used, and
+no layout of its objects. A function of this module writes one of the code, whose header stands in
+``_PARTS``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
 
+from weft.codegen.emit import Emitter, Module
 from weft.runtime import record
 
 SYMBOL = "weft_native"
 
 
-def _words(base: str, *names: str, of: Sequence[str] = record.HEAD) -> str:
-    """Loads words of a record by their names."""
-    return "\n".join(
-        f"  %{name}.p = getelementptr i64, ptr %{base}, i64 {of.index(name)}\n"
-        f"  %{name} = load i64, ptr %{name}.p"
-        for name in names
-    )
+class _Writer(Emitter):
+    """Writes a function that calls CPython's. ``%self`` is the builtin's tuple, ``%true`` the
+    address of the object True."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module, cast(Any, None))  # there is no operation that it would lower
+
+    def api(self, name: str, *operands: str | int) -> str:
+        """A call of a function of CPython."""
+        result, _, types = record.FUNCTIONS[name].removesuffix(")").partition(" (")
+        self.declare(f"declare {result} @{name}({types})")
+        pairs = zip(types.split(", ") if types else [], map(str, operands), strict=True)
+        text = f"call {result} @{name}({', '.join(map(' '.join, pairs))})"
+        if result != "void":
+            return self.inst(text)
+        self.line(text)
+        return ""
+
+    def one(self, function: str, argument: str) -> str:
+        """``function(argument)``; null with an error set."""
+        return self.inst(f"call ptr @one(ptr {function}, ptr {argument})")
+
+    def points(self, export: str, tensor: str, slot: str) -> str:
+        operands = f"ptr %self, i64 {export}, i64 %true, ptr {tensor}, ptr {slot}"
+        return self.inst(f"call i1 @points({operands})")
+
+    def clean(self) -> str:
+        """Whether no error is set."""
+        return self.null(self.api("PyErr_Occurred"))
+
+    def object(self, name: str) -> str:
+        """One of the objects of the builtin."""
+        return self.api("PyTuple_GetItem", "%self", record.OBJECTS.index(name))
+
+    def operand(self, step: dict[str, str], k: int) -> str:
+        """One of the objects of a step."""
+        number = self.inst(f"add i64 {step['low']}, {k}") if k else step["low"]
+        return self.api("PyTuple_GetItem", "%self", number)
+
+    # --- words -----------------------------------------------------------------------------------
+    def at(self, base: str, k: str | int, type: str = "i64") -> str:
+        return self.inst(f"getelementptr {type}, ptr {base}, i64 {k}")
+
+    def load(self, place: str, type: str = "i64") -> str:
+        return self.inst(f"load {type}, ptr {place}")
+
+    def store(self, type: str, value: str | int, place: str) -> None:
+        self.line(f"store {type} {value}, ptr {place}")
+
+    def copy(self, to: str, begin: str, count: str | int) -> None:
+        self.declare("declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
+        operands = f"ptr {to}, ptr {begin}, i64 {count}, i1 false"
+        self.line(f"call void @llvm.memcpy.p0.p0.i64({operands})")
+
+    def words(self, base: str, names: Sequence[str]) -> dict[str, str]:
+        """The words of a record, by name."""
+        return {name: self.load(self.at(base, k)) for k, name in enumerate(names)}
+
+    def room(self, type: str) -> str:
+        name = self.fresh()
+        self.allocas.append(f"{name} = alloca {type}, align 8")
+        return name
+
+    def address(self, pointer: str) -> str:
+        return self.inst(f"ptrtoint ptr {pointer} to i64")
+
+    def pointer(self, address: str) -> str:
+        return self.inst(f"inttoptr i64 {address} to ptr")
+
+    # --- tests and ways --------------------------------------------------------------------------
+    def test(self, relation: str, a: str, b: str | int, type: str = "i64") -> str:
+        return self.inst(f"icmp {relation} {type} {a}, {b}")
+
+    def null(self, pointer: str) -> str:
+        return self.test("eq", pointer, "null", "ptr")
+
+    def need(self, condition: str, otherwise: str = "no") -> None:
+        """What follows is for where the condition holds."""
+        then = self.label("then")
+        self.branch(condition, then, otherwise)
+        self.start(then)
+
+    def refuse(self, condition: str, to: str = "no") -> None:
+        """What follows is for where the condition does not hold."""
+        then = self.label("then")
+        self.branch(condition, to, then)
+        self.start(then)
+
+    @contextmanager
+    def where(self, condition: str) -> Generator[None]:
+        """What is written within is for where the condition holds."""
+        inside, after = self.label("where"), self.label("after")
+        self.branch(condition, inside, after)
+        self.start(inside)
+        yield
+        self.jump(after)
+        self.start(after)
+
+    @contextmanager
+    def each(self, count: str) -> Generator[str]:
+        """A loop over the numbers below ``count``."""
+        head, inside, after = self.label("head"), self.label("inside"), self.label("after")
+        before = self.block
+        self.jump(head)
+        self.start(head)
+        k, slot = self.phi("i64")
+        self.branch(self.test("ult", k, count), inside, after)
+        self.start(inside)
+        yield k
+        self.fill(slot, ("0", before), (self.inst(f"add i64 {k}, 1"), self.block))
+        self.jump(head)
+        self.start(after)
+
+    def switch(self, value: str, otherwise: str, cases: dict[int, str]) -> None:
+        labels = " ".join(f"i64 {number}, label %{label}" for number, label in cases.items())
+        self.line(f"switch i64 {value}, label %{otherwise} [ {labels} ]")
+
+    def give(self, type: str, value: str | int, at: str = "") -> None:
+        """Returns ``value``; ``at``: a label that this stands at."""
+        if at:
+            self.start(at)
+        self.line(f"ret {type} {value}")
 
 
-def _object(name: str) -> str:
-    """Takes one of the objects from the builtin's ``self``."""
-    number = record.OBJECTS.index(name)
-    return f"  %{name}.o = call ptr @PyTuple_GetItem(ptr %self, i64 {number})"
+def _asks(w: _Writer) -> None:
+    """1 where the call gives True, 0 where it gives another object, -1 with an error set."""
+    found = w.api("PyObject_Vectorcall", "%function", "%args", "%count", "null")
+    w.refuse(w.null(found), "error")
+    same = w.test("eq", w.address(found), "%true")
+    w.api("Py_DecRef", found)
+    w.give("i32", w.inst(f"zext i1 {same} to i32"))
+    w.give("i32", -1, at="error")
 
 
-# The functions of CPython that are called, and their types.
-FUNCTIONS = {
-    "PyTuple_GetItem": "ptr (ptr, i64)", "PyTuple_Size": "i64 (ptr)", "PyTuple_New": "ptr (i64)",
-    "PyTuple_SetItem": "i32 (ptr, i64, ptr)", "PyBytes_AsString": "ptr (ptr)",
-    "PyBytes_Size": "i64 (ptr)", "PyBytes_FromStringAndSize": "ptr (ptr, i64)",
-    "PyObject_Vectorcall": "ptr (ptr, ptr, i64, ptr)", "PyObject_Type": "ptr (ptr)",
-    "PyObject_RichCompareBool": "i32 (ptr, ptr, i32)", "PyLong_AsLongLong": "i64 (ptr)",
-    "PyLong_AsUnsignedLongLong": "i64 (ptr)", "PyFloat_AsDouble": "double (ptr)",
-    "Py_IncRef": "void (ptr)", "Py_DecRef": "void (ptr)", "PyErr_Occurred": "ptr ()",
-    "PyErr_ExceptionMatches": "i32 (ptr)", "PyErr_Clear": "void ()",
-    "PyEval_SaveThread": "ptr ()", "PyEval_RestoreThread": "void (ptr)",
-    "PyObject_GetAttr": "ptr (ptr, ptr)", "PyDict_GetItemWithError": "ptr (ptr, ptr)",
+def _one(w: _Writer) -> None:
+    """A call with one argument."""
+    args = w.room("ptr")
+    w.store("ptr", "%argument", args)
+    w.give("ptr", w.api("PyObject_Vectorcall", "%function", args, 1, "null"))
+
+
+def _is(w: _Writer) -> None:
+    """Whether an object is of exactly this type, given by its address."""
+    kind = w.api("PyObject_Type", "%value")
+    w.api("Py_DecRef", kind)
+    w.give("i1", w.test("eq", w.address(kind), "%type"))
+
+
+def _points(w: _Writer) -> None:
+    """Writes the address of a tensor's data; false where it has none to give, an error may be
+    set."""
+    view = w.room(f"[{record.VIEW} x i8]")
+    w.refuse(w.test("eq", "%export", 0), "ask")
+    result = w.inst(f"call i32 {w.pointer('%export')}(ptr %tensor, ptr {view})")
+    given = w.test("eq", result, 0, "i32")
+    w.store("i64", w.load(view), "%slot")
+    w.give("i1", given)
+    w.start("ask")
+    nested = w.api("PyObject_GetAttr", "%tensor", w.object("nested"))
+    w.refuse(w.null(nested))
+    w.api("Py_DecRef", nested)
+    w.refuse(w.test("eq", w.address(nested), "%true"))
+    number = w.one(w.object("data_ptr"), "%tensor")
+    w.refuse(w.null(number))
+    address = w.api("PyLong_AsUnsignedLongLong", number)
+    w.store("i64", address, "%slot")
+    w.api("Py_DecRef", number)
+    w.need(w.test("eq", address, -1), "yes")  # which stands for an error, too
+    w.give("i1", w.clean())
+    w.give("i1", "true", at="yes")
+    w.give("i1", "false", at="no")
+
+
+# --- the steps: each ends in a jump, or gives whether the argument is as it has to be -------------
+Step = dict[str, str]
+
+
+def _tensor(w: _Writer, step: Step) -> None:
+    w.store("ptr", step["value"], w.at("%tensors", step["slot"], "ptr"))
+    w.give("i1", w.points("%export", step["value"], step["place"]))
+
+
+def _integer(w: _Writer, step: Step) -> None:
+    number = w.api("PyLong_AsLongLong", step["value"])
+    w.store("i64", number, step["place"])
+    above, below = w.test("sge", number, step["low"]), w.test("sle", number, step["high"])
+    w.branch(w.inst(f"and i1 {above}, {below}"), "stored", "no")
+
+
+def _float(w: _Writer, step: Step) -> None:
+    w.store("double", w.api("PyFloat_AsDouble", step["value"]), step["place"])
+    w.jump("stored")
+
+
+def _same(w: _Writer, step: Step) -> None:
+    w.give("i1", w.test("eq", w.operand(step, 0), step["value"], "ptr"))
+
+
+def _equal(w: _Writer, step: Step) -> None:
+    answer = w.api("PyObject_RichCompareBool", step["value"], w.operand(step, 0), 2)
+    w.give("i1", w.test("eq", answer, 1, "i32"))
+
+
+def _size(w: _Writer, step: Step) -> None:
+    w.need(w.test("eq", w.api("PyTuple_Size", step["value"]), step["high"]))
+    with w.each(step["high"]) as k:
+        item = w.api("PyTuple_GetItem", step["value"], k)
+        w.need(w.inst(f"call i1 @is(ptr {item}, i64 {step['low']})"))
+        w.store("i64", w.api("PyLong_AsLongLong", item), w.at(step["place"], k))
+    w.jump("stored")
+
+
+def _item(w: _Writer, step: Step, missing: str = "no") -> None:
+    """A guard on a dict; ``missing`` is where to go if nothing is there."""
+    held = w.api("PyDict_GetItemWithError", w.operand(step, 0), w.operand(step, 1))
+    w.refuse(w.null(held), missing)
+    w.give("i1", w.test("eq", held, w.operand(step, 2), "ptr"))
+
+
+def _missing(w: _Writer, step: Step) -> None:
+    _item(w, step, "stored")
+
+
+def _attribute(w: _Writer, step: Step) -> None:
+    held = w.api("PyObject_GetAttr", w.operand(step, 0), w.operand(step, 1))
+    w.refuse(w.null(held))
+    w.api("Py_DecRef", held)
+    w.give("i1", w.test("eq", held, w.operand(step, 2), "ptr"))
+
+
+def _asked(w: _Writer, step: Step) -> None:
+    answer = w.one(w.operand(step, 0), step["value"])
+    w.refuse(w.null(answer))
+    agrees = w.api("PyObject_RichCompareBool", answer, w.operand(step, 1), 2)
+    w.api("Py_DecRef", answer)
+    w.need(w.test("eq", agrees, 1, "i32"))
+    w.refuse(w.test("eq", step["high"], 0), "yes")
+    packed = w.one(w.operand(step, 2), step["value"])
+    w.refuse(w.null(packed))
+    whole = w.test("eq", w.api("PyBytes_Size", packed), step["high"])
+    with w.where(whole):
+        w.copy(step["place"], w.api("PyBytes_AsString", packed), step["high"])
+    w.api("Py_DecRef", packed)
+    w.give("i1", whole)
+
+
+_STEPS: dict[int, Callable[[_Writer, Step], None]] = {
+    record.TENSOR: _tensor, record.INTEGER: _integer, record.FLOAT: _float, record.SAME: _same,
+    record.EQUAL: _equal, record.SIZE: _size, record.ASKED: _asked, record.ITEM: _item,
+    record.MISSING: _missing, record.ATTRIBUTE: _attribute,
 }  # fmt: skip
 
-TEXT = f"""
-; 1 where the call gives the object "true", 0 where it gives another, -1 with an error set
-define internal i32 @asks(ptr %function, ptr %args, i64 %count, i64 %true) {{
-  %found = call ptr @PyObject_Vectorcall(ptr %function, ptr %args, i64 %count, ptr null)
-  %failed = icmp eq ptr %found, null
-  br i1 %failed, label %error, label %answer
-answer:
-  %address = ptrtoint ptr %found to i64
-  %same = icmp eq i64 %address, %true
-  call void @Py_DecRef(ptr %found)
-  %word = zext i1 %same to i32
-  ret i32 %word
-error:
-  ret i32 -1
-}}
 
-; a call with one argument
-define internal ptr @one(ptr %function, ptr %argument) {{
-  %args = alloca ptr
-  store ptr %argument, ptr %args
-  %found = call ptr @PyObject_Vectorcall(ptr %function, ptr %args, i64 1, ptr null)
-  ret ptr %found
-}}
+def _fits(w: _Writer) -> None:
+    """One step: whether the argument is as it has to be; where not, an error may be set."""
+    step = w.words("%step", record.STEP)
+    step["value"] = w.load(w.at("%args", step["argument"], "ptr"), "ptr")
+    step["place"] = w.at("%block", step["slot"])
+    with w.where(w.test("ne", step["type"], 0)):
+        w.need(w.inst(f"call i1 @is(ptr {step['value']}, i64 {step['type']})"))
+    labels = {kind: w.label("step") for kind in _STEPS}
+    w.switch(step["kind"], "no", labels)
+    for kind, write in _STEPS.items():
+        w.start(labels[kind])
+        write(w, step)
+    w.start("stored")
+    w.give("i1", w.clean())
+    w.give("i1", "true", at="yes")
+    w.give("i1", "false", at="no")
 
-; whether an object is of exactly this type, given by its address
-define internal i1 @is(ptr %value, i64 %type) {{
-  %class = call ptr @PyObject_Type(ptr %value)
-  call void @Py_DecRef(ptr %class)
-  %address = ptrtoint ptr %class to i64
-  %same = icmp eq i64 %address, %type
-  ret i1 %same
-}}
 
-; whether no error is set
-define internal i1 @clean() {{
-  %set = call ptr @PyErr_Occurred()
-  %none = icmp eq ptr %set, null
-  ret i1 %none
-}}
+def _drives(w: _Writer) -> None:
+    """One call of the driver; whether it was made, where not, an error may be set."""
+    config = w.room(f"[{record.CONFIG} x i8]")
+    extra, bytes = w.room("[5 x i64]"), w.room("i64")
+    launch = w.load("%cell", "ptr")
+    w.refuse(w.null(launch))
+    head = w.words(launch, record.WORDS)
+    device = w.object("device")
+    several = w.inst(f"and i64 %flags, {record.SEVERAL}")
+    with w.where(w.test("ne", several, 0)):
+        current = w.api("PyObject_Vectorcall", w.object("current"), "null", 0, "null")
+        w.refuse(w.null(current))
+        number = w.api("PyLong_AsLongLong", current)
+        w.api("Py_DecRef", current)
+        w.need(w.test("eq", number, w.api("PyLong_AsLongLong", device)))
+    template = w.at(launch, record.LAUNCH.size, "i8")
+    ending = w.at(template, record.CONFIG, "i8")
+    tests = w.at(ending, head["rest"], "i8")
+    with w.each(head["tests"]) as k:
+        test = w.words(w.at(tests, k, "[3 x i64]"), ("place", "mask", "wanted"))
+        word = w.load(w.at("%block", test["place"], "i8"))
+        w.need(w.test("eq", w.inst(f"and i64 {word}, {test['mask']}"), test["wanted"]))
+    number = w.one(w.object("stream"), device)
+    w.refuse(w.null(number))
+    stream = w.api("PyLong_AsUnsignedLongLong", number)
+    w.api("Py_DecRef", number)
+    total = w.inst(f"add i64 {head['taken']}, {head['rest']}")
+    whole = w.inst(f"alloca i8, i64 {total}, align 16")
+    w.copy(config, template, record.CONFIG)
+    w.store("i64", stream, w.at(config, record.STREAM, "i8"))
+    w.copy(whole, "%block", head["taken"])
+    w.copy(w.at(whole, head["taken"], "i8"), ending, head["rest"])
+    w.store("i64", total, bytes)
+    w.store("[5 x i64]", "[ i64 1, i64 0, i64 2, i64 0, i64 0 ]", extra)
+    w.store("ptr", whole, w.at(extra, 1))
+    w.store("ptr", bytes, w.at(extra, 3))
+    driver, function = w.pointer(head["driver"]), w.pointer(head["function"])
+    thread = w.api("PyEval_SaveThread")
+    operands = f"ptr {config}, ptr {function}, ptr null, ptr {extra}"
+    result = w.inst(f"call i32 {driver}({operands})")
+    w.api("PyEval_RestoreThread", thread)
+    w.give("i1", w.test("eq", result, 0, "i32"))
+    w.give("i1", "false", at="no")
 
-; writes the address of a tensor's data; false where it has none to give, an error may be set
-define internal i1 @points(ptr %self, i64 %export, i64 %true, ptr %tensor, ptr %slot) {{
-  %view = alloca [{record.VIEW} x i8], align 8
-  %asking = icmp eq i64 %export, 0
-  br i1 %asking, label %nested, label %exported
-exported:
-  %export.f = inttoptr i64 %export to ptr
-  %result = call i32 %export.f(ptr %tensor, ptr %view)
-  %given = icmp eq i32 %result, 0
-  %data = load i64, ptr %view
-  store i64 %data, ptr %slot
-  ret i1 %given
-nested:
-{_object("nested")}
-  %is.nested = call ptr @PyObject_GetAttr(ptr %tensor, ptr %nested.o)
-  %unasked = icmp eq ptr %is.nested, null
-  br i1 %unasked, label %no, label %flat
-flat:
-  call void @Py_DecRef(ptr %is.nested)
-  %nested.v = ptrtoint ptr %is.nested to i64
-  %many = icmp eq i64 %nested.v, %true
-  br i1 %many, label %no, label %ask
-ask:
-{_object("data_ptr")}
-  %number = call ptr @one(ptr %data_ptr.o, ptr %tensor)
-  %failed = icmp eq ptr %number, null
-  br i1 %failed, label %no, label %take
-take:
-  %address = call i64 @PyLong_AsUnsignedLongLong(ptr %number)
-  store i64 %address, ptr %slot
-  call void @Py_DecRef(ptr %number)
-  %suspect = icmp eq i64 %address, -1
-  br i1 %suspect, label %doubt, label %yes
-doubt:
-  %sound = call i1 @clean()
-  ret i1 %sound
-yes:
-  ret i1 true
-no:
-  ret i1 false
-}}
 
-; one step: whether the argument is as it has to be; where not, an error may be set
-define internal i1 @fits(
-    ptr %self, ptr %step, ptr %args, ptr %block, ptr %tensors, i64 %export, i64 %true) {{
-{_words("step", *record.STEP, of=record.STEP)}
-  %value.p = getelementptr ptr, ptr %args, i64 %argument
-  %value = load ptr, ptr %value.p
-  %place = getelementptr i64, ptr %block, i64 %slot
-  %typeless = icmp eq i64 %type, 0
-  br i1 %typeless, label %typed, label %typing
-typing:
-  %exact = call i1 @is(ptr %value, i64 %type)
-  br i1 %exact, label %typed, label %no
-typed:
-  switch i64 %kind, label %no [
-    i64 {record.TENSOR}, label %tensor
-    i64 {record.INTEGER}, label %integer
-    i64 {record.FLOAT}, label %float
-    i64 {record.SAME}, label %same
-    i64 {record.EQUAL}, label %equal
-    i64 {record.SIZE}, label %size
-    i64 {record.ASKED}, label %asked
-    i64 {record.ITEM}, label %owned
-    i64 {record.MISSING}, label %owned
-    i64 {record.ATTRIBUTE}, label %owned
-  ]
-tensor:
-  %tensor.p = getelementptr ptr, ptr %tensors, i64 %slot
-  store ptr %value, ptr %tensor.p
-  %told = call i1 @points(ptr %self, i64 %export, i64 %true, ptr %value, ptr %place)
-  ret i1 %told
-integer:
-  %integer.v = call i64 @PyLong_AsLongLong(ptr %value)
-  store i64 %integer.v, ptr %place
-  %above = icmp sge i64 %integer.v, %low
-  %below = icmp sle i64 %integer.v, %high
-  %within = and i1 %above, %below
-  br i1 %within, label %stored, label %no
-float:
-  %float.v = call double @PyFloat_AsDouble(ptr %value)
-  store double %float.v, ptr %place
-  br label %stored
-stored:
-  %sound = call i1 @clean()
-  ret i1 %sound
-same:
-  %same.o = call ptr @PyTuple_GetItem(ptr %self, i64 %low)
-  %same.v = icmp eq ptr %same.o, %value
-  ret i1 %same.v
-equal:
-  %equal.o = call ptr @PyTuple_GetItem(ptr %self, i64 %low)
-  %equal.v = call i32 @PyObject_RichCompareBool(ptr %value, ptr %equal.o, i32 2)
-  %equal.y = icmp eq i32 %equal.v, 1
-  ret i1 %equal.y
-size:
-  %count = call i64 @PyTuple_Size(ptr %value)
-  %fitting = icmp eq i64 %count, %high
-  br i1 %fitting, label %item, label %no
-item:
-  %k = phi i64 [ 0, %size ], [ %next, %took ]
-  %more = icmp ult i64 %k, %high
-  br i1 %more, label %look, label %stored
-look:
-  %item.o = call ptr @PyTuple_GetItem(ptr %value, i64 %k)
-  %int = call i1 @is(ptr %item.o, i64 %low)
-  br i1 %int, label %took, label %no
-took:
-  %item.v = call i64 @PyLong_AsLongLong(ptr %item.o)
-  %item.p = getelementptr i64, ptr %place, i64 %k
-  store i64 %item.v, ptr %item.p
-  %next = add i64 %k, 1
-  br label %item
-owned:
-  %owner = call ptr @PyTuple_GetItem(ptr %self, i64 %low)
-  %own.n = add i64 %low, 1
-  %own = call ptr @PyTuple_GetItem(ptr %self, i64 %own.n)
-  %is.attribute = icmp eq i64 %kind, {record.ATTRIBUTE}
-  br i1 %is.attribute, label %attribute, label %lookup
-lookup:
-  %held = call ptr @PyDict_GetItemWithError(ptr %owner, ptr %own)
-  %absent = icmp eq ptr %held, null
-  br i1 %absent, label %gone, label %present
-gone:
-  %may.miss = icmp eq i64 %kind, {record.MISSING}
-  br i1 %may.miss, label %stored, label %no
-present:
-  %held.n = add i64 %low, 2
-  %held.w = call ptr @PyTuple_GetItem(ptr %self, i64 %held.n)
-  %held.y = icmp eq ptr %held, %held.w
-  ret i1 %held.y
-attribute:
-  %read = call ptr @PyObject_GetAttr(ptr %owner, ptr %own)
-  %unread = icmp eq ptr %read, null
-  br i1 %unread, label %no, label %reading
-reading:
-  call void @Py_DecRef(ptr %read)
-  %read.n = add i64 %low, 2
-  %read.w = call ptr @PyTuple_GetItem(ptr %self, i64 %read.n)
-  %read.y = icmp eq ptr %read, %read.w
-  ret i1 %read.y
-asked:
-  %ask = call ptr @PyTuple_GetItem(ptr %self, i64 %low)
-  %answer = call ptr @one(ptr %ask, ptr %value)
-  %mute = icmp eq ptr %answer, null
-  br i1 %mute, label %no, label %compare
-compare:
-  %then.n = add i64 %low, 1
-  %then = call ptr @PyTuple_GetItem(ptr %self, i64 %then.n)
-  %as.then = call i32 @PyObject_RichCompareBool(ptr %answer, ptr %then, i32 2)
-  call void @Py_DecRef(ptr %answer)
-  %agrees = icmp eq i32 %as.then, 1
-  br i1 %agrees, label %valued, label %no
-valued:
-  %valueless = icmp eq i64 %high, 0
-  br i1 %valueless, label %yes, label %pack
-pack:
-  %packer.n = add i64 %low, 2
-  %packer = call ptr @PyTuple_GetItem(ptr %self, i64 %packer.n)
-  %packed = call ptr @one(ptr %packer, ptr %value)
-  %unpacked = icmp eq ptr %packed, null
-  br i1 %unpacked, label %no, label %measure
-measure:
-  %length = call i64 @PyBytes_Size(ptr %packed)
-  %whole = icmp eq i64 %length, %high
-  br i1 %whole, label %copy, label %drop
-copy:
-  %bytes = call ptr @PyBytes_AsString(ptr %packed)
-  call void @llvm.memcpy.p0.p0.i64(ptr %place, ptr %bytes, i64 %high, i1 false)
-  br label %drop
-drop:
-  call void @Py_DecRef(ptr %packed)
-  ret i1 %whole
-yes:
-  ret i1 true
-no:
-  ret i1 false
-}}
+def _carries(w: _Writer) -> None:
+    """Carries out a call whose arguments are packed: what the builtin gives."""
+    names = ("tensors", "results", "bumped", "size", "flags", "way", "code", "none", "export")
+    head = {name: w.load(w.at("%record", record.HEAD.index(name))) for name in names}
+    held = w.room("ptr")
+    w.store("ptr", "null", held)
+    with w.where(w.test("ne", head["results"], 0)):
+        made = w.api("PyTuple_New", head["results"])
+        w.store("ptr", made, held)
+        w.refuse(w.null(made), "fail")
+        with w.each(head["results"]) as k:
+            number = w.inst(f"add i64 {k}, {len(record.OBJECTS)}")
+            maker = w.api("PyTuple_GetItem", "%self", number)
+            fresh = w.api("PyObject_Vectorcall", maker, "null", 0, "null")
+            w.refuse(w.null(fresh), "fail")
+            w.api("PyTuple_SetItem", made, k, fresh)
+            slot = w.at("%block", w.inst(f"add i64 {head['tensors']}, {k}"))
+            w.need(w.points(head["export"], fresh, slot), "fail")
+    code = w.pointer(head["code"])
+    ways = {record.HOLDING: "holding", record.RELEASING: "releasing", record.DRIVER: "driver"}
+    w.switch(head["way"], "python", ways)
+    w.start("holding")
+    w.line(f"call void {code}(ptr %block)")
+    w.jump("called")
+    w.start("releasing")
+    thread = w.api("PyEval_SaveThread")
+    w.line(f"call void {code}(ptr %block)")
+    w.api("PyEval_RestoreThread", thread)
+    w.jump("called")
+    w.start("driver")
+    operands = f"ptr %self, ptr {code}, ptr %block, i64 {head['flags']}"
+    w.refuse(w.inst(f"call i1 @drives({operands})"), "called")
+    w.branch(w.clean(), "python", "fail")
+    w.start("python")
+    bytes = w.api("PyBytes_FromStringAndSize", "%block", head["size"])
+    w.refuse(w.null(bytes), "fail")
+    returned = w.one(w.object("call"), bytes)
+    w.api("Py_DecRef", bytes)
+    w.refuse(w.null(returned), "fail")
+    w.api("Py_DecRef", returned)
+    w.jump("called")
+    w.start("called")
+    with w.where(w.test("ne", head["bumped"], 0)):
+        written = w.api("PyTuple_New", head["bumped"])
+        w.refuse(w.null(written), "fail")
+        with w.each(head["bumped"]) as k:
+            tensor = w.load(w.at("%args", w.load(w.at("%bumped", k)), "ptr"), "ptr")
+            w.api("Py_IncRef", tensor)
+            w.api("PyTuple_SetItem", written, k, tensor)
+        told = w.one(w.object("increment"), written)
+        w.api("Py_DecRef", written)
+        w.refuse(w.null(told), "fail")
+        w.api("Py_DecRef", told)
+    made = w.load(held, "ptr")
+    w.switch(head["results"], "several", {0: "nothing", 1: "single"})
+    w.start("nothing")
+    none = w.pointer(head["none"])
+    w.api("Py_IncRef", none)
+    w.give("ptr", none)
+    w.start("single")
+    result = w.api("PyTuple_GetItem", made, 0)
+    w.api("Py_IncRef", result)
+    w.api("Py_DecRef", made)
+    w.give("ptr", result)
+    w.give("ptr", made, at="several")
+    w.start("fail")
+    w.api("Py_DecRef", w.load(held, "ptr"))
+    w.give("ptr", "null")
 
-; one call of the driver; whether it was made, where not, an error may be set
-define internal i1 @drives(ptr %self, ptr %cell, ptr %block, i64 %flags) {{
-  %record = load ptr, ptr %cell
-  %unready = icmp eq ptr %record, null
-  br i1 %unready, label %no, label %ready
-ready:
-{_words("record", "driver", "function", of=record.WORDS)}
-  %driver.f = inttoptr i64 %driver to ptr
-  %function.f = inttoptr i64 %function to ptr
-{_object("device")}
-  %several = and i64 %flags, {record.SEVERAL}
-  %one = icmp eq i64 %several, 0
-  br i1 %one, label %sizes, label %ask
-ask:
-{_object("current")}
-  %now = call ptr @PyObject_Vectorcall(ptr %current.o, ptr null, i64 0, ptr null)
-  %unknown = icmp eq ptr %now, null
-  br i1 %unknown, label %no, label %compare
-compare:
-  %now.v = call i64 @PyLong_AsLongLong(ptr %now)
-  call void @Py_DecRef(ptr %now)
-  %device.v = call i64 @PyLong_AsLongLong(ptr %device.o)
-  %here = icmp eq i64 %now.v, %device.v
-  br i1 %here, label %sizes, label %no
-sizes:
-{_words("record", "taken", "rest", "tests", of=record.WORDS)}
-  %template = getelementptr i8, ptr %record, i64 {record.LAUNCH.size}
-  %ending = getelementptr i8, ptr %template, i64 {record.CONFIG}
-  %first = getelementptr i8, ptr %ending, i64 %rest
-  br label %test
-test:
-  %k = phi i64 [ 0, %sizes ], [ %next, %passed ]
-  %left = icmp ult i64 %k, %tests
-  br i1 %left, label %look, label %fill
-look:
-  %test.p = getelementptr [3 x i64], ptr %first, i64 %k
-{_words("test.p", "place", "mask", "wanted", of=("place", "mask", "wanted"))}
-  %word.p = getelementptr i8, ptr %block, i64 %place
-  %word = load i64, ptr %word.p
-  %masked = and i64 %word, %mask
-  %as.wanted = icmp eq i64 %masked, %wanted
-  br i1 %as.wanted, label %passed, label %no
-passed:
-  %next = add i64 %k, 1
-  br label %test
-fill:
-{_object("stream")}
-  %stream.n = call ptr @one(ptr %stream.o, ptr %device.o)
-  %lost = icmp eq ptr %stream.n, null
-  br i1 %lost, label %no, label %launch
-launch:
-  %stream = call i64 @PyLong_AsUnsignedLongLong(ptr %stream.n)
-  call void @Py_DecRef(ptr %stream.n)
-  %config = alloca [{record.CONFIG} x i8], align 8
-  %extra = alloca [5 x i64], align 8
-  %bytes = alloca i64, align 8
-  %total = add i64 %taken, %rest
-  %whole = alloca i8, i64 %total, align 16
-  call void @llvm.memcpy.p0.p0.i64(ptr %config, ptr %template, i64 {record.CONFIG}, i1 false)
-  %stream.p = getelementptr i8, ptr %config, i64 {record.STREAM}
-  store i64 %stream, ptr %stream.p
-  call void @llvm.memcpy.p0.p0.i64(ptr %whole, ptr %block, i64 %taken, i1 false)
-  %behind = getelementptr i8, ptr %whole, i64 %taken
-  call void @llvm.memcpy.p0.p0.i64(ptr %behind, ptr %ending, i64 %rest, i1 false)
-  store i64 %total, ptr %bytes
-  store [5 x i64] [ i64 1, i64 0, i64 2, i64 0, i64 0 ], ptr %extra
-  %whole.p = getelementptr i64, ptr %extra, i64 1
-  store ptr %whole, ptr %whole.p
-  %bytes.p = getelementptr i64, ptr %extra, i64 3
-  store ptr %bytes, ptr %bytes.p
-  %thread = call ptr @PyEval_SaveThread()
-  %result = call i32 %driver.f(ptr %config, ptr %function.f, ptr null, ptr %extra)
-  call void @PyEval_RestoreThread(ptr %thread)
-  %good = icmp eq i32 %result, 0
-  ret i1 %good
-no:
-  ret i1 false
-}}
 
-; carries a call out whose arguments are packed: what the builtin gives
-define internal ptr @carries(ptr %self, ptr %record, ptr %args, ptr %block, ptr %bumped.list) {{
-{
-    _words(
-        "record",
-        "tensors",
-        "results",
-        "bumped",
-        "size",
-        "flags",
-        "way",
-        "code",
-        "true",
-        "none",
-        "export",
-    )
-}
-  %made.p = alloca ptr
-  store ptr null, ptr %made.p
-  %resultless = icmp eq i64 %results, 0
-  br i1 %resultless, label %call, label %make
-make:
-  %made = call ptr @PyTuple_New(i64 %results)
-  store ptr %made, ptr %made.p
-  %unmade = icmp eq ptr %made, null
-  br i1 %unmade, label %fail, label %result
-result:
-  %k = phi i64 [ 0, %make ], [ %next, %kept ]
-  %more = icmp ult i64 %k, %results
-  br i1 %more, label %new, label %call
-new:
-  %maker.n = add i64 %k, {len(record.OBJECTS)}
-  %maker = call ptr @PyTuple_GetItem(ptr %self, i64 %maker.n)
-  %fresh = call ptr @PyObject_Vectorcall(ptr %maker, ptr null, i64 0, ptr null)
-  %nothing = icmp eq ptr %fresh, null
-  br i1 %nothing, label %fail, label %keep
-keep:
-  %set = call i32 @PyTuple_SetItem(ptr %made, i64 %k, ptr %fresh)
-  %slot.n = add i64 %tensors, %k
-  %slot = getelementptr i64, ptr %block, i64 %slot.n
-  %pointed = call i1 @points(ptr %self, i64 %export, i64 %true, ptr %fresh, ptr %slot)
-  br i1 %pointed, label %kept, label %fail
-kept:
-  %next = add i64 %k, 1
-  br label %result
-call:
-  %address = inttoptr i64 %code to ptr
-  switch i64 %way, label %python [
-    i64 {record.HOLDING}, label %holding
-    i64 {record.RELEASING}, label %releasing
-    i64 {record.DRIVER}, label %driver
-  ]
-holding:
-  call void %address(ptr %block)
-  br label %called
-releasing:
-  %thread = call ptr @PyEval_SaveThread()
-  call void %address(ptr %block)
-  call void @PyEval_RestoreThread(ptr %thread)
-  br label %called
-driver:
-  %driven = call i1 @drives(ptr %self, ptr %address, ptr %block, i64 %flags)
-  br i1 %driven, label %called, label %undriven
-undriven:
-  %sound = call i1 @clean()
-  br i1 %sound, label %python, label %fail
-python:
-{_object("call")}
-  %bytes = call ptr @PyBytes_FromStringAndSize(ptr %block, i64 %size)
-  %full = icmp eq ptr %bytes, null
-  br i1 %full, label %fail, label %pass
-pass:
-  %returned = call ptr @one(ptr %call.o, ptr %bytes)
-  call void @Py_DecRef(ptr %bytes)
-  %raised = icmp eq ptr %returned, null
-  br i1 %raised, label %fail, label %returning
-returning:
-  call void @Py_DecRef(ptr %returned)
-  br label %called
-called:
-  %silent = icmp eq i64 %bumped, 0
-  br i1 %silent, label %give, label %tell
-tell:
-{_object("increment")}
-  %written = call ptr @PyTuple_New(i64 %bumped)
-  %untold = icmp eq ptr %written, null
-  br i1 %untold, label %fail, label %list
-list:
-  %j = phi i64 [ 0, %tell ], [ %j.next, %listed ]
-  %further = icmp ult i64 %j, %bumped
-  br i1 %further, label %listed, label %bump
-listed:
-  %number.p = getelementptr i64, ptr %bumped.list, i64 %j
-  %number = load i64, ptr %number.p
-  %tensor.p = getelementptr ptr, ptr %args, i64 %number
-  %tensor = load ptr, ptr %tensor.p
-  call void @Py_IncRef(ptr %tensor)
-  %put = call i32 @PyTuple_SetItem(ptr %written, i64 %j, ptr %tensor)
-  %j.next = add i64 %j, 1
-  br label %list
-bump:
-  %bumping = call ptr @one(ptr %increment.o, ptr %written)
-  call void @Py_DecRef(ptr %written)
-  %unbumped = icmp eq ptr %bumping, null
-  br i1 %unbumped, label %fail, label %forget
-forget:
-  call void @Py_DecRef(ptr %bumping)
-  br label %give
-give:
-  %all = load ptr, ptr %made.p
-  switch i64 %results, label %several [
-    i64 0, label %nothing.given
-    i64 1, label %single
-  ]
-nothing.given:
-  %none.o = inttoptr i64 %none to ptr
-  call void @Py_IncRef(ptr %none.o)
-  ret ptr %none.o
-single:
-  %only = call ptr @PyTuple_GetItem(ptr %all, i64 0)
-  call void @Py_IncRef(ptr %only)
-  call void @Py_DecRef(ptr %all)
-  ret ptr %only
-several:
-  ret ptr %all
-fail:
-  %held = load ptr, ptr %made.p
-  call void @Py_DecRef(ptr %held)
-  ret ptr null
-}}
+def _builtin(w: _Writer) -> None:
+    """The builtin: tests, then ``_carries``."""
+    one = w.room("ptr")
+    bytes = w.api("PyTuple_GetItem", "%self", 0)
+    start = w.api("PyBytes_AsString", bytes)
+    head = w.words(start, record.HEAD)
+    w.need(w.null("%names"), "otherwise")
+    w.need(w.test("eq", "%given", head["arguments"]), "otherwise")
+    steps = w.at(start, len(record.HEAD))
+    step_words = f"[{len(record.STEP)} x i64]"
+    extents = w.at(steps, head["steps"], step_words)
+    apart = w.at(extents, head["tensors"])
+    bumped = w.at(apart, head["apart"], "[2 x i64]")
+    template = w.at(bumped, head["bumped"])
+    block = w.inst(f"alloca i8, i64 {head['size']}, align 16")
+    found = w.inst(f"alloca ptr, i64 {head['tensors']}")
+    w.copy(block, template, head["size"])
+    true, export = f"i64 {head['true']}", f"i64 {head['export']}"
+    with w.each(head["steps"]) as k:
+        places = f"ptr %args, ptr {block}, ptr {found}"
+        step = w.at(steps, k, step_words)
+        fits = w.inst(f"call i1 @fits(ptr %self, ptr {step}, {places}, {export}, {true})")
+        w.need(fits, "unexpected")
 
-; the builtin
-define ptr @{SYMBOL}(ptr %self, ptr %args, i64 %given, ptr %names) {{
-  %bytes = call ptr @PyTuple_GetItem(ptr %self, i64 0)
-  %record = call ptr @PyBytes_AsString(ptr %bytes)
-{_words("record", *record.HEAD)}
-  %named = icmp ne ptr %names, null
-  %other = icmp ne i64 %given, %arguments
-  %unlike = or i1 %named, %other
-  br i1 %unlike, label %otherwise, label %begin
-begin:
-  %steps.list = getelementptr i64, ptr %record, i64 {len(record.HEAD)}
-  %extents = getelementptr [{len(record.STEP)} x i64], ptr %steps.list, i64 %steps
-  %apart.list = getelementptr i64, ptr %extents, i64 %tensors
-  %bumped.list = getelementptr [2 x i64], ptr %apart.list, i64 %apart
-  %template = getelementptr i64, ptr %bumped.list, i64 %bumped
-  %block = alloca i8, i64 %size, align 16
-  %found = alloca ptr, i64 %tensors
-  %one = alloca ptr
-  call void @llvm.memcpy.p0.p0.i64(ptr %block, ptr %template, i64 %size, i1 false)
-  br label %step
-step:
-  %s = phi i64 [ 0, %begin ], [ %s.next, %stepped ]
-  %s.more = icmp ult i64 %s, %steps
-  br i1 %s.more, label %take, label %guard
-take:
-  %step.p = getelementptr [{len(record.STEP)} x i64], ptr %steps.list, i64 %s
-  %fitting = call i1 @fits(ptr %self, ptr %step.p, ptr %args, ptr %block, ptr %found,
-                           i64 %export, i64 %true)
-  br i1 %fitting, label %stepped, label %unexpected
-stepped:
-  %s.next = add i64 %s, 1
-  br label %step
-guard:
-  %tensorless = icmp eq i64 %tensors, 0
-  br i1 %tensorless, label %flagged, label %check
-check:
-{_object("check")}
-  %alike = call i32 @asks(ptr %check.o, ptr %found, i64 %tensors, i64 %true)
-  %like = icmp eq i32 %alike, 1
-  br i1 %like, label %flagged, label %unexpected
-flagged:
-  %grad.f = and i64 %flags, {record.GRAD}
-  %gradless = icmp eq i64 %grad.f, 0
-  br i1 %gradless, label %constant, label %grad
-grad:
-{_object("grad_enabled")}
-  %wanted = call i32 @asks(ptr %grad_enabled.o, ptr null, i64 0, i64 %true)
-  %unwanted = icmp eq i32 %wanted, 0
-  br i1 %unwanted, label %constant, label %unexpected
-constant:
-  %guards.f = and i64 %flags, {record.GUARDED}
-  %guardless = icmp eq i64 %guards.f, 0
-  br i1 %guardless, label %pointer, label %guards
-guards:
-{_object("holds")}
-{_object("guards")}
-  store ptr %guards.o, ptr %one
-  %held = call i32 @asks(ptr %holds.o, ptr %one, i64 1, i64 %true)
-  %holding = icmp eq i32 %held, 1
-  br i1 %holding, label %pointer, label %unexpected
-pointer:
-  %t = phi i64 [ 0, %constant ], [ 0, %guards ], [ %t.next, %pointed ]
-  %t.more = icmp ult i64 %t, %tensors
-  br i1 %t.more, label %address, label %pair
-address:
-  %slot = getelementptr i64, ptr %block, i64 %t
-  %slot.v = load i64, ptr %slot
-  %memory.p = getelementptr i64, ptr %extents, i64 %t
-  %memory = load i64, ptr %memory.p
-  %nowhere = icmp eq i64 %slot.v, 0
-  %needed = icmp ne i64 %memory, 0
-  %lost = and i1 %nowhere, %needed
-  br i1 %lost, label %otherwise, label %pointed
-pointed:
-  %t.next = add i64 %t, 1
-  br label %pointer
-pair:
-  %p = phi i64 [ 0, %pointer ], [ %p.next, %separate ]
-  %p.more = icmp ult i64 %p, %apart
-  br i1 %p.more, label %overlap, label %carry
-overlap:
-  %i.p = getelementptr [2 x i64], ptr %apart.list, i64 %p
-  %i = load i64, ptr %i.p
-  %j.p = getelementptr i64, ptr %i.p, i64 1
-  %j = load i64, ptr %j.p
-  %i.begin.p = getelementptr i64, ptr %block, i64 %i
-  %i.begin = load i64, ptr %i.begin.p
-  %i.extent.p = getelementptr i64, ptr %extents, i64 %i
-  %i.extent = load i64, ptr %i.extent.p
-  %i.end = add i64 %i.begin, %i.extent
-  %j.begin.p = getelementptr i64, ptr %block, i64 %j
-  %j.begin = load i64, ptr %j.begin.p
-  %j.extent.p = getelementptr i64, ptr %extents, i64 %j
-  %j.extent = load i64, ptr %j.extent.p
-  %j.end = add i64 %j.begin, %j.extent
-  %j.before = icmp ult i64 %j.begin, %i.end
-  %i.before = icmp ult i64 %i.begin, %j.end
-  %meet = and i1 %j.before, %i.before
-  br i1 %meet, label %otherwise, label %separate
-separate:
-  %p.next = add i64 %p, 1
-  br label %pair
-carry:
-  %result = call ptr @carries(ptr %self, ptr %record, ptr %args, ptr %block, ptr %bumped.list)
-  ret ptr %result
-unexpected:
-  %sound = call i1 @clean()
-  br i1 %sound, label %otherwise, label %error
-error:
-  %exception.o = inttoptr i64 %exception to ptr
-  %usual = call i32 @PyErr_ExceptionMatches(ptr %exception.o)
-  %rare = icmp eq i32 %usual, 0
-  br i1 %rare, label %raise, label %forget
-forget:
-  call void @PyErr_Clear()
-  br label %otherwise
-otherwise:
-{_object("otherwise")}
-  %instead = call ptr @PyObject_Vectorcall(ptr %otherwise.o, ptr %args, i64 %given, ptr %names)
-  ret ptr %instead
-raise:
-  ret ptr null
-}}
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-""" + "\n".join(
-    f"declare {type.replace(' (', f' @{name}(', 1)}" for name, type in FUNCTIONS.items()
-)
+    def answers(function: str, arguments: str, count: str | int, wanted: int) -> None:
+        """Goes on where a function gives True (``wanted`` 1), or something else (0)."""
+        operands = f"ptr {function}, ptr {arguments}, i64 {count}, {true}"
+        answer = w.inst(f"call i32 @asks({operands})")
+        w.need(w.test("eq", answer, wanted, "i32"), "unexpected")
+
+    with w.where(w.test("ne", head["tensors"], 0)):
+        answers(w.object("check"), found, head["tensors"], 1)
+    with w.where(w.test("ne", w.inst(f"and i64 {head['flags']}, {record.GRAD}"), 0)):
+        answers(w.object("grad_enabled"), "null", 0, 0)
+    with w.where(w.test("ne", w.inst(f"and i64 {head['flags']}, {record.GUARDED}"), 0)):
+        holds = w.object("holds")
+        w.store("ptr", w.object("guards"), one)
+        answers(holds, one, 1, 1)
+    with w.each(head["tensors"]) as k:
+        nowhere = w.test("eq", w.load(w.at(block, k)), 0)
+        needed = w.test("ne", w.load(w.at(extents, k)), 0)
+        w.refuse(w.inst(f"and i1 {nowhere}, {needed}"), "otherwise")
+    with w.each(head["apart"]) as k:
+        pair = w.at(apart, k, "[2 x i64]")
+        i, j = w.load(pair), w.load(w.at(pair, 1))
+        begins = [w.load(w.at(block, n)) for n in (i, j)]
+        ends = [w.inst(f"add i64 {begin}, {w.load(w.at(extents, n))}")
+                for n, begin in zip((i, j), begins, strict=True)]  # fmt: skip
+        before = [w.test("ult", begins[1], ends[0]), w.test("ult", begins[0], ends[1])]
+        w.refuse(w.inst(f"and i1 {before[0]}, {before[1]}"), "otherwise")
+    places = f"ptr %self, ptr {start}, ptr %args, ptr {block}, ptr {bumped}, {true}"
+    w.give("ptr", w.inst(f"call ptr @carries({places})"))
+    w.start("unexpected")
+    w.refuse(w.clean(), "otherwise")
+    usual = w.api("PyErr_ExceptionMatches", w.pointer(head["exception"]))
+    w.refuse(w.test("eq", usual, 0, "i32"), "raise")
+    w.api("PyErr_Clear")
+    w.jump("otherwise")
+    w.start("otherwise")
+    operands = w.object("otherwise"), "%args", "%given", "%names"
+    w.give("ptr", w.api("PyObject_Vectorcall", *operands))
+    w.give("ptr", "null", at="raise")
+
+
+_PARTS: dict[str, Callable[[_Writer], None]] = {
+    "internal i32 @asks(ptr %function, ptr %args, i64 %count, i64 %true)": _asks,
+    "internal ptr @one(ptr %function, ptr %argument)": _one,
+    "internal i1 @is(ptr %value, i64 %type)": _is,
+    "internal i1 @points(ptr %self, i64 %export, i64 %true, ptr %tensor, ptr %slot)": _points,
+    "internal i1 @fits(ptr %self, ptr %step, ptr %args, ptr %block, ptr %tensors, i64 %export, "
+    "i64 %true)": _fits,
+    "internal i1 @drives(ptr %self, ptr %cell, ptr %block, i64 %flags)": _drives,
+    "internal ptr @carries(ptr %self, ptr %record, ptr %args, ptr %block, ptr %bumped, i64 %true)":
+        _carries,
+    f"ptr @{SYMBOL}(ptr %self, ptr %args, i64 %given, ptr %names)": _builtin,
+}  # fmt: skip
+
+
+def text() -> str:
+    """The LLVM IR."""
+    module = Module()
+    for header, write in _PARTS.items():
+        writer = _Writer(module)
+        write(writer)
+        writer.finish(f"define {header}")
+    return str(module)

@@ -349,12 +349,11 @@ def launching() -> None:
     attempt("debug mode reports a subscript and the process survives", bounds)
 
     def assertion() -> None:
-        from weft.runtime.pending import synchronize
 
         assert positive(torch.ones(100_000, device="cuda")).item() == 100_000
         try:  # by the launch itself, where the record is there already
             positive(-torch.ones(100_000, device="cuda"))
-            synchronize()
+            weft.sync()
         except weft.KernelAssertionError as error:
             print("   ", str(error).splitlines()[0])
         else:

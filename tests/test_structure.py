@@ -32,7 +32,6 @@ LONG_CLASSES = {
     "ir/parse.py:_Parser",
     "kernel.py:Kernel",
     "pytorch/library.py:Operators",
-    "runtime/launch.py:Launcher",
 }
 
 MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))

@@ -79,14 +79,12 @@ from weft.lang.field import (
     init,
     metal,
     opengl,
-    sync,
     var,
     vulkan,
     x64,
     zeros,
 )
-from weft.lang.loops import grouped, loop_config, ndrange, serial, static
-from weft.lang.markers import data_oriented, func
+from weft.lang.loops import data_oriented, func, grouped, loop_config, ndrange, serial, static
 from weft.lang.math import (
     abs,
     acos,
@@ -109,6 +107,7 @@ from weft.lang.math import (
     tan,
     tanh,
 )
+from weft.lang.pending import sync
 from weft.lang.types import template
 from weft.lang.vectors import Matrix, Vector
 from weft.version import VERSION as __version__

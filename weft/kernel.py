@@ -30,8 +30,9 @@ from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.overrides import check_foreign, overridden, overrides, overriding
 from weft.runtime.entry import PLAIN, dispatched, make_entry, order_of
-from weft.runtime.launch import Ahead, Launcher, Specialization
+from weft.runtime.launch import Ahead, Launcher
 from weft.runtime.signature import check_argument, check_layout
+from weft.runtime.specialize import Specialization
 from weft.source import FunctionSource, Span, read_function
 
 if TYPE_CHECKING:
@@ -382,7 +383,7 @@ class Kernel:
             self.given = {**self.given, "schedule": scheduling.given(schedules)}
             self.options = replace(self.options, schedules=schedules)
             for launcher in self._regions:
-                launcher.rescheduled(self.options)
+                launcher.forms.rescheduled(self.options)
         return self
 
     @functools.cached_property
@@ -431,7 +432,7 @@ class Kernel:
     @property
     def specializations(self) -> list[Specialization]:
         """What was compiled so far, loop by loop."""
-        return [s for launcher in self._regions for s in launcher.compiled.values()]
+        return [s for launcher in self._regions for s in launcher.forms.compiled.values()]
 
     @functools.cached_property
     def operators(self) -> Operators:

@@ -17,7 +17,6 @@ import weft
 from benchmarks import gpu_check
 from examples import beside, causal_conv, gallery, softmax
 from tests.examples.test_gradients import CASES
-from weft.runtime.pending import synchronize
 
 pytestmark = [
     pytest.mark.cuda,
@@ -281,7 +280,7 @@ def test_kernels_run_where_their_tensors_are(current: int) -> None:
                 y = gallery.axpy(1.0, x, x)
             stream.synchronize()
             torch.testing.assert_close(y, 2 * x)
-    synchronize()
+    weft.sync()
 
 
 @SEVERAL

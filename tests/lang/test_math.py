@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.errors import KernelTypeError, KernelValueError
-from weft.lang import atomics, dtypes, field, loops, markers, names, types
+from weft.lang import atomics, dtypes, field, loops, names, pending, types
 from weft.lang import math as wm
 from weft.lang.vectors import Vector
 
@@ -162,12 +162,12 @@ def test_fields():
 
 
 def test_init_sets_defaults_only(monkeypatch):
-    monkeypatch.setattr(field, "DEFAULTS", field.Defaults())
+    monkeypatch.setattr(field.Field, "defaults", field.Defaults())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         field.init(arch=field.gpu, default_fp=dtypes.f64, debug=True)
     assert field.field(float, 2, device="cpu").dtype == torch.float64
-    field.sync()
+    pending.sync()
 
 
 def test_annotations_and_markers():
@@ -175,8 +175,8 @@ def test_annotations_and_markers():
     assert types.is_template(types.template())
     assert types.ndarray(dtype=wm.vec3, ndim=2).rank == 3
     assert types.vector(3, dtypes.f64)(1, 2, 3)[0].dtype == torch.float64
-    assert markers.is_func(markers.func(lambda: 0))
-    assert not markers.is_func(test_loops)
+    assert loops.is_func(loops.func(lambda: 0))
+    assert not loops.is_func(test_loops)
 
 
 def test_every_canonical_name_has_an_object_and_no_object_an_unknown_name():

@@ -13,7 +13,7 @@ from weft.lang import loops as weft
 from weft.lang.atomics import atomic_add, atomic_max
 from weft.lang.dtypes import f32, i32
 from weft.lang.field import zeros
-from weft.lang.markers import func
+from weft.lang.loops import func
 from weft.lang.math import ivec2
 from weft.lang.vectors import Vector
 from weft.runtime import watch

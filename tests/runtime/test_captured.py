@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import weft
-from weft.runtime import launch
+from weft.runtime import specialize
 
 RATE = 0.1
 COUNT = 3
@@ -203,7 +203,7 @@ def test_many_specialisations_are_warned_of_and_dropped(monkeypatch: pytest.Monk
             x[i] += n
 
     object.__setattr__(add.options, "specializations", 8)
-    monkeypatch.setattr(launch, "MANY", 20)
+    monkeypatch.setattr(specialize, "MANY", 20)
     done = threading.Event()
     other = torch.zeros(3)
     calls = 0

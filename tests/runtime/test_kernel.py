@@ -13,7 +13,6 @@ from weft.errors import (
     KernelTypeError,
     KernelValueError,
 )
-from weft.runtime.pending import synchronize
 
 SCALE = 2.0
 
@@ -352,7 +351,7 @@ def test_a_failed_assertion_in_a_kernel():
     x = torch.ones(100)
     x[42] = -1
     with pytest.raises(KernelAssertionError, match="must be positive"):  # at the latest now
-        (check(x), synchronize())
+        (check(x), weft.sync())
 
 
 def test_ndarray_annotations():

@@ -246,7 +246,7 @@ def test_a_gpu_takes_what_is_known(process):
 
     def spy(module):
         launcher = module.kernel.launchers[0]
-        launcher.compile_region = lambda place, *a, **k: (
+        launcher.forms.compile_region = lambda place, *a, **k: (
             asked.append(a) or build.compile_region(place, *a, **k)
         )
 

@@ -243,8 +243,8 @@ def test_debug_mode_and_shared_memory_have_schedules_of_their_own() -> None:
     for options, aliased in (({"debug": True}, False), ({}, True)):
         made = emulated(kernel, **options)
         launcher = made.launchers[0]
-        specs = list(launcher.specs((2.0, x, x, x.clone())).values())
-        compiled = launcher.specialize(specs, aliased=aliased).compiled
+        specs = list(launcher.forms.specs((2.0, x, x, x.clone())).values())
+        compiled = launcher.forms.specialize(specs, aliased=aliased).compiled
         assert isinstance(compiled, gpu.GpuCompiled)
         assert compiled.job.asked is None
         assert compiled.facts.asked == 0
@@ -321,7 +321,7 @@ def test_inspect_shows_each_schedule_and_the_ir_after_its_steps() -> None:
     k = torch.empty(2, 3, 77)
     texts = compiler.stages(
         kernel.parts.regions[0],
-        kernel.launchers[0].specs((2, 3, 77, 0.1, k[0], k, k)),
+        kernel.launchers[0].forms.specs((2, 3, 77, 0.1, k[0], k, k)),
         kernel.source, kernel.options, arch="sm_90",
     ).texts  # fmt: skip
     assert texts["schedule"].startswith(

@@ -108,7 +108,7 @@ class Static:
 
 class RegionChanged(Exception):
     """What a region is lowered for has to change: who called ``lower`` sees to it (see
-    ``Launcher.change``) and tries again."""
+    ``Forms.change``) and tries again."""
 
 
 class NumberPinned(RegionChanged):

@@ -11,7 +11,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 import torch
@@ -137,6 +137,15 @@ class Array(torch.Tensor):
             return repr(self.as_subclass(torch.Tensor))
 
 
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Where fields are made, and what ``float`` and ``int`` are there."""
+
+    device: str = "cpu"
+    fp: DType = f32
+    ip: DType = i32
+
+
 class Field(Array):
     """A tensor with Taichi's methods. It is an ordinary tensor to everything else.
 
@@ -145,6 +154,7 @@ class Field(Array):
     """
 
     element: Any = None  # the VectorType or MatrixType of a field of these
+    defaults: ClassVar[Defaults] = Defaults()  # as ``weft.init`` says
 
     def __getitem__(self, index: Any) -> Any:
         parts = subscripts(index)
@@ -216,18 +226,6 @@ metal = Arch("metal", "cuda")
 opengl = Arch("opengl", "cuda")
 
 
-@dataclass(slots=True)
-class Defaults:
-    """What ``weft.init`` sets: where fields are made, and what ``float`` and ``int`` are there."""
-
-    device: str = "cpu"
-    fp: DType = f32
-    ip: DType = i32
-
-
-DEFAULTS = Defaults()
-
-
 def init(arch: Arch = cpu, *, default_fp: Any = f32, default_ip: Any = i32, **ignored: Any) -> None:
     """Accepts Taichi's ``init``. It sets defaults for new fields and nothing else.
 
@@ -239,21 +237,7 @@ def init(arch: Arch = cpu, *, default_fp: Any = f32, default_ip: Any = i32, **ig
         if arch is not gpu:
             warnings.warn(f"no CUDA device for {arch.name}: fields are on the CPU", stacklevel=2)
         device = "cpu"
-    DEFAULTS.device = device
-    DEFAULTS.fp = as_dtype(default_fp)
-    DEFAULTS.ip = as_dtype(default_ip)
-
-
-# What else is to be done once the GPU is idle: the runtime's check of what kernels reported.
-after_sync: list[Callable[[], None]] = []
-
-
-def sync() -> None:
-    """Waits for the GPU, if there is one. Raises the first check of a kernel there that failed."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    for check in after_sync:
-        check()
+    Field.defaults = Defaults(device, as_dtype(default_fp), as_dtype(default_ip))
 
 
 def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -280,9 +264,9 @@ def field(
     chosen = dtype if dtype is not None else dt
     if chosen is None:
         raise KernelTypeError("field() needs a dtype", help="write weft.field(weft.f32, shape=128)")
-    kind = as_dtype(chosen, default_fp=DEFAULTS.fp, default_ip=DEFAULTS.ip)
+    kind = as_dtype(chosen, default_fp=Field.defaults.fp, default_ip=Field.defaults.ip)
     extents = _extents(shape) + (element.shape if element is not None else ())
-    made = torch.zeros(extents, dtype=kind.torch, device=device or DEFAULTS.device)
+    made = torch.zeros(extents, dtype=kind.torch, device=device or Field.defaults.device)
     result = made.as_subclass(Field)
     result.element = element
     if needs_grad:

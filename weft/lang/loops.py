@@ -1,4 +1,4 @@
-"""What a kernel's loops go over.
+"""What a kernel's loops go over, and marks that change nothing in plain Python.
 
 In plain Python ``for i, j in x`` over a plain torch tensor goes through its *rows*, as torch has
 it. So a kernel that loops over a tensor runs undecorated only with fields (``weft.field``), and
@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from weft.errors import KernelTypeError
 from weft.lang.elements import Elementwise
 from weft.lang.field import indices
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+_MARK = "__weft_func__"
 
 
 class Index(Elementwise, tuple):  # type: ignore[misc]
@@ -177,3 +181,19 @@ def loop_config(
     function around the kernel. ``serialize``: the iterations run in order, on one thread.
     """
     return LoopConfig(block_dim, serialize, parallelize)
+
+
+def func(function: F) -> F:
+    """Marks a function or method as one that kernels call: it is inlined there."""
+    setattr(function, _MARK, True)
+    return function
+
+
+def is_func(function: object) -> bool:
+    """Whether ``function`` was marked with ``weft.func``."""
+    return getattr(function, _MARK, False) is True
+
+
+def data_oriented(cls: C) -> C:
+    """Taichi's class decorator. weft needs none: it gives the class back."""
+    return cls

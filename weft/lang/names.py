@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from weft.lang import atomics, field, loops, markers, math
+from weft.lang import atomics, field, loops, math, pending
 from weft.lang.vectors import Matrix, Vector
 
 # One row a scalar function: the canonical name, what takes how many operands, and where it is found
@@ -155,8 +155,8 @@ _name("Matrix.rows", Matrix.rows)
 _name("Matrix.cols", Matrix.cols)
 _name("zeros", field.zeros)
 _name("field", field.field, field.var, Vector.field, Matrix.field)
-_name("sync", field.sync)
-_name("func", markers.func)
+_name("sync", pending.sync)
+_name("func", loops.func)
 
 # Methods and attributes of vectors and matrices. Swizzles (``v.xyz``) are in vectors.SWIZZLES.
 VECTOR_METHODS = frozenset([

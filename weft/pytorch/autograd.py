@@ -35,8 +35,8 @@ from weft.pytorch.workspaces import IR_DTYPES, Workspaces
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import flat
 from weft.runtime.launch import Launcher, overlaps
+from weft.runtime.overlap import dense
 from weft.runtime.signature import TORCH_DTYPES
-from weft.runtime.storage import dense
 
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -394,8 +394,8 @@ def differentiate(
     ``make``: what carries the loop out, and all that is derived from it, if it is not compiled.
     ``outs``: what the loop writes, by name, if that is known already (see ``launch``)."""
     given, args = args, dense(args)
-    specs = list(launcher.specs(args).values())
-    launcher.check(args)
+    specs = list(launcher.forms.specs(args).values())
+    launcher.forms.check(args)
     place = next(v.device.type for v in args if isinstance(v, torch.Tensor))
     loop = _loop_of(launcher, specs, place, make)
     values: list[Any] = []
@@ -471,16 +471,16 @@ def _extended(
         return results
     while True:
         try:
-            return call(launcher.extended(args))
+            return call(launcher.forms.extended(args))
         except RegionChanged as change:
-            launcher.change(change)
+            launcher.forms.change(change)
 
 
 def _loop_of(
     launcher: Launcher, specs: Sequence[Spec], place: str, make: Make | None = None
 ) -> Loop:
     """The loop for arguments of these specs."""
-    special = launcher.specialize(list(specs), place=place)
+    special = launcher.forms.specialize(list(specs), place=place)
     if make is None and special.derived is not None:
         return special.derived
     loop = Loop(special.compiled.function, launcher.options, make)

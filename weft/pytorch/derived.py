@@ -41,7 +41,7 @@ class _Derived:
     def loops(self) -> Iterator[tuple[int, Loop]]:
         """The loops that something was derived from, with their lines."""
         for launcher in self.kernel.launchers:
-            for special in launcher.compiled.values():
+            for special in launcher.forms.compiled.values():
                 if special.derived is not None:
                     yield launcher.region.span.line, special.derived
 

@@ -64,11 +64,11 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
             args = tensors
         found: Lowered | None = None
         while found is None:
-            args = launcher.extended(args)
+            args = launcher.forms.extended(args)
             try:
                 found = lowered(args)
             except RegionChanged as change:
-                launcher.change(change)
+                launcher.forms.change(change)
         tensors = [v for v in args if isinstance(v, torch.Tensor)]
         if operator and fakes_need_order(found.function, tensors):
             warn(

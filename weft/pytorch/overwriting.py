@@ -314,7 +314,7 @@ def overwritten_later(launcher: Launcher, specs: Sequence[Spec]) -> Later:
     """Which arguments of the loop's function may be overwritten after it."""
     region = launcher.region
     names: list[str] = []
-    for name, spec in zip(launcher.names, specs, strict=True):
+    for name, spec in zip(launcher.forms.names, specs, strict=True):
         names += [name] * (isinstance(spec, TensorSpec) or len(scalar_formats(spec)))
     names += region.results
     found = region.order.later(region.node, names)

@@ -44,7 +44,7 @@ def replaying(launcher: Launcher, outs: Mapping[str, torch.Tensor | None]) -> Ca
     from weft.pytorch.autograd import differentiate  # gradients: where one is asked for
 
     def launch(*args: Any) -> Any:
-        return differentiate(launcher, launcher.extended(args), outs=outs)
+        return differentiate(launcher, launcher.forms.extended(args), outs=outs)
 
     return launch
 
@@ -71,7 +71,7 @@ class Reading:
         (fake,), region = fake_launchers(self.kernel), self.launcher.region
 
         def launch(*given: Any) -> Any:
-            args = self.launcher.extended(given)
+            args = self.launcher.forms.extended(given)
             pairs = zip(region.args, args, strict=True)
             specs = {arg.name: loose_spec(arg, value) for arg, value in pairs}
             answers.append(reads_results(lower(region, specs, self.kernel.source).function))

@@ -286,7 +286,7 @@ class Cpu:
         )  # fmt: skip
         log_llvm.debug("%s", code.llvm)
         if log_asm.isEnabledFor(logging.DEBUG):
-            log_asm.debug("%s", pipeline.cpu.assembly(code))
+            log_asm.debug("%s", code.assembly())
         header = Header(code.symbol, code.slots, code.checks, code.prints)
         if job.cache is not None:
             job.cache.store(job.key, to_json(header), code.object)

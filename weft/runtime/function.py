@@ -13,7 +13,8 @@ from weft.frontend.lower import Lowered
 from weft.ir.core import Function
 from weft.options import Options
 from weft.runtime import build
-from weft.runtime.launch import MOST_PLANS, backend, check_error
+from weft.runtime.launch import MOST_PLANS, check_error
+from weft.runtime.specialize import backend
 
 
 class CompiledFunction:

@@ -22,6 +22,7 @@ from weft.codegen.interface import Slot
 from weft.codegen.launching import Facts
 from weft.collector import paused
 from weft.ir.core import Function
+from weft.lang.pending import PENDING
 from weft.runtime import build, cuda, native, record
 from weft.runtime.arguments import sizes_of
 from weft.runtime.cache import from_json, to_json
@@ -36,7 +37,6 @@ from weft.runtime.cuda import (
     load,
     make_current,
 )
-from weft.runtime.pending import pending
 from weft.schedule.choose import Choice, alignments, candidate, choose
 from weft.schedule.grid import THREADS, Dims, roomier
 from weft.schedule.language import BlockDim, Cooperate, FastDivision, Schedule, brief, only, show
@@ -345,7 +345,7 @@ class Call:
 
     def _checked(self, launch: Launch, slots: bytes) -> None:
         """Runs with an error record. Debug mode waits and raises; otherwise the error is raised by
-        a later launch that finds it, or by ``synchronize``."""
+        a later launch that finds it, or by ``weft.sync``."""
         place = f"cuda:{self.device}"
         record = torch.zeros(RECORD_WORDS, dtype=torch.int64, device=place)
         block = slots[:-8] + _WORD.pack(record.data_ptr())
@@ -355,8 +355,9 @@ class Call:
             self._run(launch, launch.function, block + _ALONE + launch.divisors)
         if torch.cuda.is_current_stream_capturing():
             return  # a graph's launches are recorded, not run: there is nothing to read
-        pending.add(record, self.facts.checks, self.device, self.error)
-        pending.poll(wait=self.compiled.job.options.debug)
+        checks, error = self.facts.checks, self.error
+        PENDING.add(record, self.device, lambda words: error(checks[words[0] - 1], words[1:]))
+        PENDING.poll(wait=self.compiled.job.options.debug)
 
     # -- what runs
 

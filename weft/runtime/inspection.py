@@ -44,7 +44,7 @@ def visited(
     def recording(launcher: Launcher) -> Callable[..., Any]:
         def launch(*values: Any) -> Any:
             result = launcher.slow(values)
-            found.append(visit(launcher, launcher.extended(values)))
+            found.append(visit(launcher, launcher.forms.extended(values)))
             return result
 
         return launch
@@ -68,7 +68,11 @@ def inspected(
 
             arch = gpu.architecture(on_gpu[0].get_device())
         return compiler.stages(
-            launcher.region, launcher.specs(values), launcher.source, launcher.options, arch=arch
+            launcher.region,
+            launcher.forms.specs(values),
+            launcher.source,
+            launcher.options,
+            arch=arch,
         )
 
     return Inspection(visited(host, launchers, args, kwargs, stages))

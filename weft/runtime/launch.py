@@ -7,21 +7,15 @@ generated (``fastpath.py``).
 
 from __future__ import annotations
 
-import ast
 import functools
 import itertools
 import logging
 import struct
-import threading
-import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from weft.depth import deep
 from weft.errors import (
     CompileError,
     KernelAssertionError,
@@ -29,16 +23,14 @@ from weft.errors import (
     KernelValueError,
     warn,
 )
-from weft.frontend.hints import once
-from weft.frontend.kinds import NumberPinned, RegionChanged, Static
-from weft.frontend.scope import Guard, TensorReached
-from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, TensorSpec, constant_key
-from weft.frontend.split import Region, RegionArg
+from weft.frontend.kinds import RegionChanged
+from weft.frontend.specs import Spec, TensorSpec
+from weft.frontend.split import Region
 from weft.ir.core import Function
 from weft.options import Options
 from weft.runtime import native
 from weft.runtime.backing import backed, is_backed, put_back
-from weft.runtime.build import CPU, Backend, Made, compile_region
+from weft.runtime.build import Made, compile_region
 from weft.runtime.cache import disk
 from weft.runtime.fastpath import (
     HOTTEST,
@@ -53,45 +45,21 @@ from weft.runtime.fastpath import (
 from weft.runtime.overlap import (
     OverlapWarning,
     any_shared,
+    check_writable,
+    dense,
     distances,
     extent,
     needs_order,
     refuse_overlap_within,
 )
-from weft.runtime.signature import TORCH_DTYPES, check_devices, spec_of
-from weft.runtime.storage import check_memory, check_writable, dense
+from weft.runtime.signature import TORCH_DTYPES
+from weft.runtime.specialize import Forms, Specialization, holds
 from weft.source import FunctionSource, Span
 
-log = logging.getLogger("weft.specialize")
 log_launch = logging.getLogger("weft.launch")
 
 MOST_PLANS = 4096  # per launcher: a program of ever new shapes must not grow without end
-MANY = 64  # specialisations of a loop, of which a warning says why
 TINY = 4096  # elements of all tensors together, below which the GIL is kept during the call
-
-
-# build.compile_region, or what a test puts in its place.
-CompileRegion = Callable[..., Made]
-
-
-@dataclass(slots=True)
-class Specialization:
-    """One compiled form of a loop: ``signature`` reads like ``x: f32[:, :], n: int``."""
-
-    region: int
-    line: int
-    signature: str
-    origin: str  # "compiled" or "disk"
-    stages: dict[str, float]  # milliseconds
-    aliased: bool = False
-    plans: int = 0  # exact argument sets it has served
-    compiled: Any = field(default=None, repr=False)
-    derived: Any = field(default=None, repr=False)  # what autograd keeps of it
-
-    def __str__(self) -> str:
-        time = f"{self.origin}, {sum(self.stages.values()):.1f} ms, {self.plans} exact signature(s)"
-        overlap = ", overlapping memory" if self.aliased else ""
-        return f"loop at line {self.line}: ({self.signature}), {time}{overlap}"
 
 
 class Ahead(NamedTuple):
@@ -103,37 +71,20 @@ class Ahead(NamedTuple):
     install: Callable[[Callable[..., Any]], None]
 
 
-def backend(device: str) -> Backend:
-    """What compiles for a kind of device. (What meta tensors are asked, CPUs answer.)"""
-    if device == "cuda":
-        from weft.runtime import gpu  # heavy, and not needed where there is no GPU
-
-        return gpu.CUDA
-    return CPU
-
-
 class Launcher:
     """Launches one region. Call ``first`` until ``entry`` is set, then ``entry``."""
 
     def __init__(
         self, region: Region, source: FunctionSource, options: Options,
-        compile_region: CompileRegion = compile_region,
+        compile_region: Callable[..., Made] = compile_region,
     ) -> None:  # fmt: skip
-        self.region = region
-        self.source = source
-        self.compile_region = compile_region
-        self.options = options
-        self.names = [arg.name for arg in region.args]
-        self.lock = threading.RLock()
+        self.region, self.source = region, source
+        self.forms = Forms(region, source, options, self._forget, compile_region)
+        self.lock = self.forms.lock
         self.generated: dict[tuple[tuple[Any, ...], frozenset[int]], Generated] = {}
         self.hottest: list[native.Work] = []  # what builtins are made of, newest first
         self.ahead: Ahead | None = None
         self._warned = False  # of arguments that share memory
-        self.numbers: dict[Any, int | float] = {}  # the first value of captured ones, by place
-        self.made = 0  # specialisations
-        self.changes: Counter[str] = Counter()  # of specs from one to the next, by name
-        self.last: dict[str, Spec] = {}
-        self.compiled: dict[tuple[Any, ...], Specialization] = {}
         self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
         # What launches the loop where a gradient is asked for; autograd is a layer above.
         self.differentiate: Callable[[tuple[Any, ...]], Any] = self.refuse_grad
@@ -141,46 +92,9 @@ class Launcher:
     def __call__(self, *args: Any) -> Any:
         return self.slow(args)
 
-    def specs(self, args: Sequence[Any]) -> dict[str, Spec]:
-        """What is known of these arguments, by name. Raises ``CompileError``s."""
-        if is_backed(self.region, args):
-            args = backed(self.region, args)
-        pairs = zip(self.region.args, args, strict=True)
-        return {
-            arg.name: self._captured(arg, value) or spec_of(arg, value, self.region.span)
-            for arg, value in pairs
-        }
-
-    def _captured(self, arg: RegionArg, value: Any) -> ScalarSpec | None:
-        """The spec of a captured number that is passed at run time: from its second value on."""
-        region, place = self.region, arg.place
-        if not arg.captured or type(value) not in (int, float) or place in region.pinned:
-            return None
-        if place not in region.varying:
-            before = self.numbers.setdefault(place, value)
-            if constant_key(before) == constant_key(value):
-                return None
-            self._vary(place, arg.name)
-        if type(value) is int and value.bit_length() > CAPTURED_BITS:
-            return None
-        return ScalarSpec(type(value).__name__, captured=True)
-
-    def _vary(self, place: Any, name: str) -> None:
-        """A captured number has changed: it is passed from now on, unless it has to be known."""
-        log.debug(
-            "%s, loop at line %d: `%s` has another value: an argument of the machine code from now "
-            "on", self.source.name, self.region.span.line, name,
-        )  # fmt: skip
-        with self.lock:
-            self.region.varying.add(place)
-            self._forget()
-
-    def rescheduled(self, options: Options) -> None:
-        """Other schedules from now on: what is compiled is compiled anew."""
-        with self.lock:
-            self.options = options
-            self.compiled.clear()
-            self._forget()
+    @property
+    def options(self) -> Options:
+        return self.forms.options
 
     def _forget(self) -> None:
         """Plans and what serves them are made anew; what runs in other threads keeps its own."""
@@ -198,13 +112,13 @@ class Launcher:
         while True:
             try:
                 with self.lock:  # another thread may find that there are more arguments
-                    args = self.extended(args)
+                    args = self.forms.extended(args)
                     if any(isinstance(v, torch.Tensor) and v.is_meta for v in args):
                         return self.on_meta(args)
                     code, plan, values = self._planned(args)
                 return code.run(plan, *values)
             except RegionChanged as change:
-                self.change(change)
+                self.forms.change(change)
 
     def _with_backing(self, args: tuple[Any, ...]) -> Any:
         """A call that stores into vectors of the host part: into tensors, and back."""
@@ -214,53 +128,15 @@ class Launcher:
         put_back(self.region, args, tensors)
         return results
 
-    def extended(self, args: tuple[Any, ...], count: int | None = None) -> tuple[Any, ...]:
-        """The host's arguments, and after them the tensors that called functions reach (``count``
-        arguments in all; every one if it is None)."""
-        for arg in self.region.args[len(args) : count]:
-            assert arg.read is not None
-            args = (*args, arg.read(args))
-        return args
-
-    def change(self, change: RegionChanged) -> None:
-        """What the frontend asks for before it can lower the region."""
-        with self.lock:
-            if isinstance(change, NumberPinned):
-                names = [a.name for a in self.region.args if a.place in change.places]
-                log.debug(
-                    "%s, loop at line %d: `%s` has to be known at compile time: a constant",
-                    self.source.name, self.region.span.line, "`, `".join(names),
-                )  # fmt: skip
-                self.region.varying -= change.places
-                self.region.pinned |= change.places
-                self._forget()
-            else:
-                assert isinstance(change, TensorReached)
-                self.reach(change.name, change.found)
-
-    def reach(self, name: str, found: Static) -> None:
-        """Passes the tensor that a called function reaches, or a number that it captured and that
-        changes, as one more argument."""
-        with self.lock:
-            if any(arg.key == found.key for arg in self.region.args):
-                return  # another thread was here
-            while name in self.names:
-                name += "_"
-            self.names.append(name)
-            self.region.args.append(
-                RegionArg(name, ast.Constant(None), captured=True, key=found.key, read=found.read)
-            )
-            self._forget()
-
     def on_meta(self, args: tuple[Any, ...]) -> Any:
         """A call with meta tensors, which have shapes and dtypes and no data: results are like
         them, and nothing is computed."""
-        specs = list(self.specs(args).values())
-        self.check(args)
+        specs = list(self.forms.specs(args).values())
+        self.forms.check(args)
         wanted = any(isinstance(v, torch.Tensor) and v.requires_grad for v in args)
         if wanted and torch.is_grad_enabled():
             return self.differentiate(args)
-        compiled = self.specialize(specs, place="meta").compiled
+        compiled = self.forms.specialize(specs, place="meta").compiled
         results = [torch.empty((), dtype=TORCH_DTYPES[dtype], device="meta")
                    for _, dtype in compiled.results]  # fmt: skip
         return (results[0] if len(results) == 1 else tuple(results)) if results else None
@@ -269,21 +145,21 @@ class Launcher:
         """What serves the call, its plan, and the arguments with memory for all of them."""
         span = self.region.span
         args = dense(given)
-        specs = list(self.specs(args).values())
-        tensors = self.check(args)
+        specs = list(self.forms.specs(args).values())
+        tensors = self.forms.check(args)
         place = tensors[0][1].device.type if tensors else "cpu"
-        special = self.specialize(specs, aliased=False, place=place)
+        special = self.forms.specialize(specs, aliased=False, place=place)
         written = special.compiled.loop.summary.written
         code = self._generated(specs, args, written)
         for k in code.writes:
-            check_writable(self.names[k], given[k], span)
-        refuse_overlap_within(args, code.writes, self.names, span)
+            check_writable(self.forms.names[k], given[k], span)
+        refuse_overlap_within(args, code.writes, self.forms.names, span)
         key, shared = code.key(*args), distances(args, code.pairs)
 
         def planned(plans: dict[tuple[Any, ...], Plan], key: tuple[Any, ...]) -> Plan:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            plan = plans[key] = self._plan(special, specs, args, written)
+            plan = plans[key] = _plan(self, special, specs, args, written)
             special.plans += 1
             return plan
 
@@ -295,24 +171,13 @@ class Launcher:
         order = not self.options.debug and needs_order(special.compiled.function, values)
         if order:
             self._warn_of_order(code.pairs[[d is not None for d in shared].index(True)])
-        special = self.specialize(specs, aliased=True, place=place, in_order=order)
+        special = self.forms.specialize(specs, aliased=True, place=place, in_order=order)
         return code, planned(code.alias_plans, (key, shared)), args
-
-    def check(self, args: tuple[Any, ...]) -> list[tuple[str, torch.Tensor]]:
-        """The tensors among the arguments, by name. Raises ``CompileError``s for those that a loop
-        cannot reach."""
-        pairs = zip(self.names, args, strict=True)
-        tensors = [(n, v) for n, v in pairs if isinstance(v, torch.Tensor)]
-        check_devices(tensors, self.region.span)
-        for name, tensor in tensors:
-            if not tensor.is_meta:
-                check_memory(name, tensor, self.region.span)
-        return tensors
 
     def alias(self, code: Generated, args: tuple[Any, ...]) -> Any:
         """A call in which memory that is written overlaps another argument's."""
         plan = code.alias_plans.get((code.key(*args), distances(args, code.pairs)))
-        if plan is None or not _holds(plan.guards):
+        if plan is None or not holds(plan.guards):
             return self.slow(args)
         return code.run(plan, *args)
 
@@ -321,7 +186,7 @@ class Launcher:
         if self._warned:
             return
         self._warned = True
-        one, two = (self.names[k] for k in pair)
+        one, two = (self.forms.names[k] for k in pair)
         warn(
             OverlapWarning,
             f"`{one}` and `{two}` share memory in which iterations may meet: the loop runs in "
@@ -329,120 +194,6 @@ class Launcher:
             self.region.span,
             f"pass a copy ({two}.clone()) to run it in parallel",
         )
-
-    def specialize(
-        self, specs: list[Spec], aliased: bool = False, place: str = "cpu", in_order: bool = False
-    ) -> Specialization:
-        """The compiled form for arguments of these specs, on "cpu" or "cuda". ``in_order``: one
-        iteration after the other."""
-        key = (*specs, place, aliased, in_order)
-        found = self.compiled.pop(key, None)
-        if found is not None and _holds(found.compiled.guards):
-            self.compiled[key] = found  # the last one used is the last one
-            return found
-        if found is not None:
-            self._numbers_changed(found.compiled.guards)
-        signature = ", ".join(f"{n}: {s}" for n, s in zip(self.names, specs, strict=True))
-        why = "new signature" if found is None else "a value read while compiling has changed"
-        log.debug(
-            "%s, loop at line %d: %s (%s)%s", self.source.name, self.region.span.line, signature,
-            why, ", overlapping memory" if aliased else "",
-        )  # fmt: skip
-        region = replace(self.region, node=once(self.region.node)) if in_order else self.region
-        by_name = dict(zip(self.names, specs, strict=True))
-        try:
-            with deep(self.region.span):
-                compiled = self.compile_region(
-                    backend(place), region, self.source, by_name, self.options, noalias=not aliased
-                )
-        except CompileError:
-            passed = zip(self.region.args, specs, strict=True)
-            captured = [a.place for a, s in passed if isinstance(s, ScalarSpec) and s.captured]
-            if captured:  # the constants may do
-                raise NumberPinned(frozenset(captured)) from None
-            raise
-        special = Specialization(
-            self.region.index, self.region.span.line, signature, compiled.origin,
-            dict(compiled.stages), aliased, compiled=compiled,
-        )  # fmt: skip
-        self.compiled[key] = special
-        self._bound(by_name)
-        return special
-
-    def _numbers_changed(self, guards: Sequence[Guard]) -> None:
-        """Numbers that called functions captured, and that have changed, become arguments."""
-        for guard in guards:
-            if (
-                guard.where
-                and guard.where not in self.region.pinned
-                and type(guard.value) in (int, float)
-                and not guard.holds()
-                and type(guard.read()) in (int, float)
-            ):
-                self._vary(guard.where, guard.name)
-
-    def _bound(self, specs: dict[str, Spec]) -> None:
-        """Warns of many specialisations, once, and drops the least recently used of too many."""
-        self.made += 1
-        for name, spec in specs.items():
-            self.changes[name] += spec != self.last.get(name, spec)
-        self.last = specs
-        if self.made == MANY:
-            often = [f"`{name}` changed {n} times" for name, n in self.changes.most_common(3) if n]
-            changed = ", ".join(often) or "values that called functions captured changed"
-            warnings.warn_explicit(
-                f"the loop at line {self.region.span.line} of `{self.source.name}` was compiled "
-                f"{MANY} times: {changed}. What is compiled in (values of template() arguments and "
-                "captured values, dtypes, ranks) costs a compilation when it changes: pass numbers "
-                "and tensors as arguments of the kernel. WEFT_LOGS=specialize says which.",
-                RuntimeWarning, self.region.span.file, self.region.span.line,
-            )  # fmt: skip
-        most = max(self.options.specializations, 2)
-        if len(self.compiled) > most:
-            for key in list(self.compiled)[: len(self.compiled) - most + most // 8]:
-                del self.compiled[key]
-            self._forget()
-
-    def _plan(
-        self, special: Specialization, specs: list[Spec], args: tuple[Any, ...],
-        written: frozenset[int],
-    ) -> Plan:  # fmt: skip
-        compiled: Made = special.compiled
-        loop = compiled.loop.summary
-        memory = _memory(specs)
-        tensors = [args[k] for k in memory]
-        place = tensors[0].device if tensors else torch.device("cpu")
-        head = "Q" * (len(tensors) + len(compiled.results)) + "".join(map(scalar_formats, specs))
-        tail: list[int] = []
-        for spec, value in zip(specs, args, strict=True):
-            if isinstance(spec, TensorSpec):
-                tail += value.shape
-                if spec.layout != "contiguous":
-                    tail += value.stride()[: -1 if spec.layout == "unit" else None]
-        tail.append(0)  # for an error record
-        results = [TORCH_DTYPES[dtype] for _, dtype in compiled.results]
-        tiny = sum(t.numel() for t in tensors) <= TINY and not loop.nested
-        call, direct = compiled.bound(tensors, check_error, brief=tiny)
-        if loop.unordered:
-            from weft.runtime.deterministic import Ordered  # what few loops need
-
-            call = Ordered(call, compiled, place.type == "cuda", self.region.span)
-        outputs = [tensors[k].dtype for k in written if k < len(tensors)] + results
-        differentiable = any(d.is_floating_point for d in outputs)
-        grad = differentiable and any(t.requires_grad for t in tensors if t.is_floating_point())
-        extents = [extent(t) for t in tensors]
-        if log_launch.isEnabledFor(logging.DEBUG):
-            threads = f" with at most {torch.get_num_threads()} threads"
-            log_launch.debug(
-                "%s, loop at line %d: on %s%s, %d bytes in %d tensors", self.source.name,
-                self.region.span.line, place, threads if place.type == "cpu" else "", sum(extents),
-                len(tensors),
-            )  # fmt: skip
-        pack = struct.Struct("<" + head).pack
-        makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
-        return Plan(call, pack, struct.pack(f"<{len(tail)}q", *tail), grad, tuple(compiled.guards),
-                    tuple(extents), tuple(makers), direct, itertools.count(1).__next__,
-                    loop.unordered)  # fmt: skip
 
     def stale(self, args: tuple[Any, ...]) -> Any:
         """A guard of the plan that was found does not hold any more: compile again."""
@@ -456,7 +207,7 @@ class Launcher:
     def refuse_grad(self, args: tuple[Any, ...]) -> None:
         """Raises the error about a gradient that is asked for."""
         name = next(
-            n for n, v in zip(self.names, args, strict=True)
+            n for n, v in zip(self.forms.names, args, strict=True)
             if isinstance(v, torch.Tensor) and v.requires_grad
         )  # fmt: skip
         raise gradient_error(name, self.region.span)
@@ -469,7 +220,7 @@ class Launcher:
 
     def _extending(self, launch: Callable[..., Any]) -> Callable[..., Any]:
         count = len(self.region.args)
-        return lambda *args: launch(*self.extended(args, count))
+        return lambda *args: launch(*self.forms.extended(args, count))
 
     # --- the generated functions -----------------------------------------------------------------
     def _generated(
@@ -487,7 +238,7 @@ class Launcher:
         bumped = [k for k in writes if not region.args[k].fresh
                   or region.order.met_before(region.node, region.args[k].name)]  # fmt: skip
         uses = {
-            "slow": self.slow, "stale": self.stale, "holds": _holds,
+            "slow": self.slow, "stale": self.stale, "holds": holds,
             "differentiate": lambda args: self.differentiate(args),
         }  # fmt: skip
         name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
@@ -502,7 +253,7 @@ class Launcher:
     def warm(self, code: Generated, args: tuple[Any, ...]) -> Any:
         """A later call of a plan: a builtin for it is put before those of other plans; the last of
         them goes."""
-        specs = list(self.specs(args).values())
+        specs = list(self.forms.specs(args).values())
         key = code.key(*args)
         with self.lock:
             plan = code.plans.get(key)
@@ -532,13 +283,52 @@ class Launcher:
             self.ahead.install(entry)
 
 
+def _plan(
+    launcher: Launcher, special: Specialization, specs: list[Spec], args: tuple[Any, ...],
+    written: frozenset[int],
+) -> Plan:  # fmt: skip
+    """What is known of calls with exactly these arguments."""
+    compiled: Made = special.compiled
+    loop = compiled.loop.summary
+    memory = _memory(specs)
+    tensors = [args[k] for k in memory]
+    place = tensors[0].device if tensors else torch.device("cpu")
+    head = "Q" * (len(tensors) + len(compiled.results)) + "".join(map(scalar_formats, specs))
+    tail: list[int] = []
+    for spec, value in zip(specs, args, strict=True):
+        if isinstance(spec, TensorSpec):
+            tail += value.shape
+            if spec.layout != "contiguous":
+                tail += value.stride()[: -1 if spec.layout == "unit" else None]
+    tail.append(0)  # for an error record
+    results = [TORCH_DTYPES[dtype] for _, dtype in compiled.results]
+    tiny = sum(t.numel() for t in tensors) <= TINY and not loop.nested
+    call, direct = compiled.bound(tensors, check_error, brief=tiny)
+    if loop.unordered:
+        from weft.runtime.deterministic import Ordered  # what few loops need
+
+        call = Ordered(call, compiled, place.type == "cuda", launcher.region.span)
+    outputs = [tensors[k].dtype for k in written if k < len(tensors)] + results
+    differentiable = any(d.is_floating_point for d in outputs)
+    grad = differentiable and any(t.requires_grad for t in tensors if t.is_floating_point())
+    extents = [extent(t) for t in tensors]
+    if log_launch.isEnabledFor(logging.DEBUG):
+        threads = f" with at most {torch.get_num_threads()} threads"
+        log_launch.debug(
+            "%s, loop at line %d: on %s%s, %d bytes in %d tensors", launcher.source.name,
+            launcher.region.span.line, place, threads if place.type == "cpu" else "", sum(extents),
+            len(tensors),
+        )  # fmt: skip
+    pack = struct.Struct("<" + head).pack
+    makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
+    return Plan(call, pack, struct.pack(f"<{len(tail)}q", *tail), grad, tuple(compiled.guards),
+                tuple(extents), tuple(makers), direct, itertools.count(1).__next__,
+                loop.unordered)  # fmt: skip
+
+
 def _memory(specs: Sequence[Spec]) -> list[int]:
     """Positions of the tensors among the arguments."""
     return [k for k, spec in enumerate(specs) if isinstance(spec, TensorSpec)]
-
-
-def _holds(guards: Sequence[Any]) -> bool:
-    return all(guard.holds() for guard in guards)
 
 
 def overlaps(
@@ -550,8 +340,8 @@ def overlaps(
     memory, written = _memory(specs), writes(function)
     writes = [memory[k] for k in sorted(written) if k < len(memory)]
     for k in writes:
-        check_writable(launcher.names[k], args[k], launcher.region.span)
-    refuse_overlap_within(args, writes, launcher.names, launcher.region.span)
+        check_writable(launcher.forms.names[k], args[k], launcher.region.span)
+    refuse_overlap_within(args, writes, launcher.forms.names, launcher.region.span)
     return any_shared(args, apart(writes, memory))
 
 

@@ -42,8 +42,7 @@ from weft.frontend.parameters import (
 from weft.lang.dtypes import DType, Scalar, quietly
 from weft.lang.elements import Elementwise
 from weft.lang.field import Array, Field, indices, is_number, subscripts
-from weft.lang.loops import Grouped, NDRange, Serial
-from weft.lang.markers import is_func
+from weft.lang.loops import Grouped, NDRange, Serial, is_func
 from weft.lang.vectors import MatrixType, VectorType
 from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject, subscript
 from weft.runtime.rewrite import CAST, LOOP, instrument

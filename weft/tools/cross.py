@@ -109,7 +109,7 @@ def lowered_loops(kernel: Kernel, *args: Any, **kwargs: Any) -> list[Function]:
         launcher = Launcher(kernel.parts.regions[k], kernel.source, kernel.options)
 
         def launch(*values: Any) -> Any:
-            specs = launcher.specs(launcher.extended(values))
+            specs = launcher.forms.specs(launcher.forms.extended(values))
             lowered = lower(launcher.region, specs, kernel.source, debug=kernel.options.debug)
             loops.append(lowered.function)
             return fakes[k](*values)

@@ -8,43 +8,39 @@ from typing import Any
 
 import torch
 
-from weft.codegen.interface import Check
-from weft.lang import field
-
 
 class Pending:
     """Error records of launches that may still run."""
 
     def __init__(self) -> None:
-        self.records: deque[tuple[Any, ...]] = deque()
+        self._records: deque[tuple[torch.Tensor, Any, Callable[[list[int]], Exception]]] = deque()
 
     def add(
-        self, record: torch.Tensor, checks: tuple[Check, ...], device: int,
-        error: Callable[[Check, list[int]], Exception],
-    ) -> None:  # fmt: skip
+        self, record: torch.Tensor, device: int, error: Callable[[list[int]], Exception]
+    ) -> None:
+        """``error`` words what is in the record if its first word is not 0."""
         with torch.cuda.device(device):
             event = torch.cuda.Event()
             event.record()
-        self.records.append((record, event, checks, error))
+        self._records.append((record, event, error))
 
     def poll(self, *, wait: bool) -> None:
         """Reads the records of launches that are done, of all if ``wait``. Raises what they say."""
-        while self.records:
-            record, event, checks, error = self.records[0]
+        while self._records:
+            record, event, error = self._records[0]
             if not wait and not event.query():
                 return
-            self.records.popleft()
+            self._records.popleft()
             words = record.tolist()
             if words[0]:
-                raise error(checks[words[0] - 1], words[1:])
+                raise error(words)
 
 
-pending = Pending()
-field.after_sync.append(lambda: pending.poll(wait=True))
+PENDING = Pending()  # of this process, as its GPUs are
 
 
-def synchronize() -> None:
-    """Waits for all launches. Raises the first check of a kernel that failed."""
+def sync() -> None:
+    """Waits for the GPU, if there is one. Raises the first check of a kernel there that failed."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    pending.poll(wait=True)
+    PENDING.poll(wait=True)

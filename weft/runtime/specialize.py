@@ -1,0 +1,249 @@
+"""The forms that a device loop is compiled in: one for each set of specs that calls bring."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from weft.depth import deep
+from weft.errors import CompileError
+from weft.frontend.hints import once
+from weft.frontend.kinds import NumberPinned, RegionChanged, Static
+from weft.frontend.scope import Guard, TensorReached
+from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, constant_key
+from weft.frontend.split import Region, RegionArg
+from weft.options import Options
+from weft.runtime.backing import backed, is_backed
+from weft.runtime.build import CPU, Backend, Made, compile_region
+from weft.runtime.overlap import check_memory
+from weft.runtime.signature import check_devices, spec_of
+from weft.source import FunctionSource
+
+log = logging.getLogger("weft.specialize")
+
+MANY = 64  # specialisations of a loop, of which a warning says why
+
+
+@dataclass(slots=True)
+class Specialization:
+    """One compiled form of a loop: ``signature`` reads like ``x: f32[:, :], n: int``."""
+
+    region: int
+    line: int
+    signature: str
+    origin: str  # "compiled" or "disk"
+    stages: dict[str, float]  # milliseconds
+    aliased: bool = False
+    plans: int = 0  # exact argument sets it has served
+    compiled: Any = field(default=None, repr=False)
+    derived: Any = field(default=None, repr=False)  # what autograd keeps of it
+
+    def __str__(self) -> str:
+        time = f"{self.origin}, {sum(self.stages.values()):.1f} ms, {self.plans} exact signature(s)"
+        overlap = ", overlapping memory" if self.aliased else ""
+        return f"loop at line {self.line}: ({self.signature}), {time}{overlap}"
+
+
+def backend(device: str) -> Backend:
+    """What compiles for a kind of device. (What meta tensors are asked, CPUs answer.)"""
+    if device == "cuda":
+        from weft.runtime import gpu  # heavy, and not needed where there is no GPU
+
+        return gpu.CUDA
+    return CPU
+
+
+class Forms:
+    """What one region is compiled in. ``forget`` is called where calls that were planned have to be
+    planned anew; ``compile_region`` is that of ``build``, or what a test puts in its place."""
+
+    def __init__(
+        self, region: Region, source: FunctionSource, options: Options, forget: Callable[[], None],
+        compile_region: Callable[..., Made] = compile_region,
+    ) -> None:  # fmt: skip
+        self.region, self.source, self.options = region, source, options
+        self.forget, self.compile_region = forget, compile_region
+        self.names = [arg.name for arg in region.args]
+        self.lock = threading.RLock()
+        self.compiled: dict[tuple[Any, ...], Specialization] = {}
+        self._numbers: dict[Any, int | float] = {}  # the first value of captured ones, by place
+        self._made = 0  # specialisations
+        self._changes: Counter[str] = Counter()  # of specs from one to the next, by name
+        self._last: dict[str, Spec] = {}
+
+    # --- arguments -------------------------------------------------------------------------------
+    def specs(self, args: Sequence[Any]) -> dict[str, Spec]:
+        """What is known of these arguments, by name. Raises ``CompileError``s."""
+        if is_backed(self.region, args):
+            args = backed(self.region, args)
+        pairs = zip(self.region.args, args, strict=True)
+        return {
+            arg.name: self._captured(arg, value) or spec_of(arg, value, self.region.span)
+            for arg, value in pairs
+        }
+
+    def _captured(self, arg: RegionArg, value: Any) -> ScalarSpec | None:
+        """The spec of a captured number that is passed at run time: from its second value on."""
+        region, place = self.region, arg.place
+        if not arg.captured or type(value) not in (int, float) or place in region.pinned:
+            return None
+        if place not in region.varying:
+            before = self._numbers.setdefault(place, value)
+            if constant_key(before) == constant_key(value):
+                return None
+            self._vary(place, arg.name)
+        if type(value) is int and value.bit_length() > CAPTURED_BITS:
+            return None
+        return ScalarSpec(type(value).__name__, captured=True)
+
+    def _vary(self, place: Any, name: str) -> None:
+        """A captured number has changed: it is passed from now on, unless it has to be known."""
+        log.debug(
+            "%s, loop at line %d: `%s` has another value: an argument of the machine code from now "
+            "on", self.source.name, self.region.span.line, name,
+        )  # fmt: skip
+        with self.lock:
+            self.region.varying.add(place)
+            self.forget()
+
+    def check(self, args: tuple[Any, ...]) -> list[tuple[str, torch.Tensor]]:
+        """The tensors among the arguments, by name. Raises ``CompileError``s for those that a loop
+        cannot reach."""
+        pairs = zip(self.names, args, strict=True)
+        tensors = [(n, v) for n, v in pairs if isinstance(v, torch.Tensor)]
+        check_devices(tensors, self.region.span)
+        for name, tensor in tensors:
+            if not tensor.is_meta:
+                check_memory(name, tensor, self.region.span)
+        return tensors
+
+    def extended(self, args: tuple[Any, ...], count: int | None = None) -> tuple[Any, ...]:
+        """The host's arguments, and after them the tensors that called functions reach (``count``
+        arguments in all; every one if it is None)."""
+        for arg in self.region.args[len(args) : count]:
+            assert arg.read is not None
+            args = (*args, arg.read(args))
+        return args
+
+    def change(self, change: RegionChanged) -> None:
+        """What the frontend asks for before it can lower the region."""
+        with self.lock:
+            if isinstance(change, NumberPinned):
+                names = [a.name for a in self.region.args if a.place in change.places]
+                log.debug(
+                    "%s, loop at line %d: `%s` has to be known at compile time: a constant",
+                    self.source.name, self.region.span.line, "`, `".join(names),
+                )  # fmt: skip
+                self.region.varying -= change.places
+                self.region.pinned |= change.places
+                self.forget()
+            else:
+                assert isinstance(change, TensorReached)
+                self.reach(change.name, change.found)
+
+    def reach(self, name: str, found: Static) -> None:
+        """Passes the tensor that a called function reaches, or a number that it captured and that
+        changes, as one more argument."""
+        with self.lock:
+            if any(arg.key == found.key for arg in self.region.args):
+                return  # another thread was here
+            while name in self.names:
+                name += "_"
+            self.names.append(name)
+            self.region.args.append(
+                RegionArg(name, ast.Constant(None), captured=True, key=found.key, read=found.read)
+            )
+            self.forget()
+
+    def rescheduled(self, options: Options) -> None:
+        """Other schedules from now on: what is compiled is compiled anew."""
+        with self.lock:
+            self.options = options
+            self.compiled.clear()
+            self.forget()
+
+    # --- compiling -------------------------------------------------------------------------------
+    def specialize(
+        self, specs: list[Spec], aliased: bool = False, place: str = "cpu", in_order: bool = False
+    ) -> Specialization:
+        """The compiled form for arguments of these specs, on "cpu" or "cuda". ``in_order``: one
+        iteration after the other."""
+        key = (*specs, place, aliased, in_order)
+        found = self.compiled.pop(key, None)
+        if found is not None and holds(found.compiled.guards):
+            self.compiled[key] = found  # the last one used is the last one
+            return found
+        if found is not None:
+            self._numbers_changed(found.compiled.guards)
+        signature = ", ".join(f"{n}: {s}" for n, s in zip(self.names, specs, strict=True))
+        why = "new signature" if found is None else "a value read while compiling has changed"
+        log.debug(
+            "%s, loop at line %d: %s (%s)%s", self.source.name, self.region.span.line, signature,
+            why, ", overlapping memory" if aliased else "",
+        )  # fmt: skip
+        region = replace(self.region, node=once(self.region.node)) if in_order else self.region
+        by_name = dict(zip(self.names, specs, strict=True))
+        try:
+            with deep(self.region.span):
+                compiled = self.compile_region(
+                    backend(place), region, self.source, by_name, self.options, noalias=not aliased
+                )
+        except CompileError:
+            passed = zip(self.region.args, specs, strict=True)
+            captured = [a.place for a, s in passed if isinstance(s, ScalarSpec) and s.captured]
+            if captured:  # the constants may do
+                raise NumberPinned(frozenset(captured)) from None
+            raise
+        special = Specialization(
+            self.region.index, self.region.span.line, signature, compiled.origin,
+            dict(compiled.stages), aliased, compiled=compiled,
+        )  # fmt: skip
+        self.compiled[key] = special
+        self._bound(by_name)
+        return special
+
+    def _numbers_changed(self, guards: Sequence[Guard]) -> None:
+        """Numbers that called functions captured, and that have changed, become arguments."""
+        for guard in guards:
+            if (
+                guard.where
+                and guard.where not in self.region.pinned
+                and type(guard.value) in (int, float)
+                and not guard.holds()
+                and type(guard.read()) in (int, float)
+            ):
+                self._vary(guard.where, guard.name)
+
+    def _bound(self, specs: dict[str, Spec]) -> None:
+        """Warns of many specialisations, once, and drops the least recently used of too many."""
+        self._made += 1
+        for name, spec in specs.items():
+            self._changes[name] += spec != self._last.get(name, spec)
+        self._last = specs
+        if self._made == MANY:
+            often = [f"`{name}` changed {n} times" for name, n in self._changes.most_common(3) if n]
+            changed = ", ".join(often) or "values that called functions captured changed"
+            warnings.warn_explicit(
+                f"the loop at line {self.region.span.line} of `{self.source.name}` was compiled "
+                f"{MANY} times: {changed}. What is compiled in (values of template() arguments and "
+                "captured values, dtypes, ranks) costs a compilation when it changes: pass numbers "
+                "and tensors as arguments of the kernel. WEFT_LOGS=specialize says which.",
+                RuntimeWarning, self.region.span.file, self.region.span.line,
+            )  # fmt: skip
+        most = max(self.options.specializations, 2)
+        if len(self.compiled) > most:
+            for key in list(self.compiled)[: len(self.compiled) - most + most // 8]:
+                del self.compiled[key]
+            self.forget()
+
+
+def holds(guards: Sequence[Any]) -> bool:
+    return all(guard.holds() for guard in guards)

@@ -23,7 +23,7 @@ LONG_CLASSES = {
     "autodiff/twins.py:Walk",
     "autodiff/undo.py:Undo",
     "codegen/grid.py:Grid",
-    "codegen/jam.py:_Jamming",
+    "schedule/unroll_jam.py:_Jamming",
     "codegen/lanes.py:Lanes",
     "codegen/threads.py:Kernel",
     "frontend/mutation.py:Mutations",

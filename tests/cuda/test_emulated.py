@@ -27,14 +27,13 @@ from examples import (
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.fuzz import check as fuzz
 from tests.fuzz import generate, rows
-from weft.codegen import default_cuda, teams
-from weft.codegen.sharing import Jam, UnrollJamCandidates
 from weft.ir.core import Function, Op
 from weft.ir.views import is_constant
-from weft.schedule import grid, guards
+from weft.schedule import cooperative_loops, default_cuda, grid, guards
 from weft.schedule.choose import Candidate, Choice
 from weft.schedule.guards import Busy, FewLeft
 from weft.schedule.language import Cooperate, Cover, IndexWidth, Vectorize, only
+from weft.schedule.shared_loads import Jam, UnrollJamCandidates
 
 COUNT = int(os.environ.get("WEFT_FUZZ_CUDA", "5"))
 
@@ -90,10 +89,10 @@ def change(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setattr(guards, "_of_trips", pays)
     if request.param in ("in teams", "in large teams"):
         size = (8, 16) if request.param == "in teams" else (96, 1)
-        monkeypatch.setattr(teams._Search, "gain", lambda self, fastest: 1)
+        monkeypatch.setattr(cooperative_loops._Search, "gain", lambda self, fastest: 1)
         monkeypatch.setattr(grid, "group", lambda lengths, rows: size)
     if request.param == "in columns":
-        monkeypatch.setattr(teams._Search, "gain", lambda self, fastest: -1)
+        monkeypatch.setattr(cooperative_loops._Search, "gain", lambda self, fastest: -1)
         monkeypatch.setattr(grid, "columns", lambda lengths, trips: (8, 8))
     yield request.param
     EmulatedCall.allowed = EmulatedCall.change = None

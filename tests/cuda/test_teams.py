@@ -14,9 +14,9 @@ from tests.cuda.emulator import EmulatedCall
 from tests.cuda.test_emulated import same
 from weft import compiler
 from weft.codegen.cuda import outermost
-from weft.codegen.default_cuda import picks
-from weft.codegen.teams import Team, find
 from weft.schedule import grid
+from weft.schedule.cooperative_loops import Team, find
+from weft.schedule.default_cuda import picks
 from weft.schedule.language import Cooperate, only
 
 

@@ -9,11 +9,11 @@ import torch
 import weft
 from tests.autodiff import overwriting
 from tests.autodiff.test_gradients import CASES
-from tests.codegen.test_jam import nearest, sparse, windows
 from tests.cuda import test_teams as teams
 from tests.cuda.test_even import divided, tiled
 from tests.cuda.test_launching import modulo, scaled_rows
 from tests.cuda.test_ptx import CALLS, atomics, empty, mathematics
+from tests.schedule.test_unroll_jam import nearest, sparse, windows
 
 Case = tuple[Any, ...]
 INTS = {"dtype": torch.int64}

@@ -9,7 +9,6 @@ import llvmlite.binding as llvm
 
 from weft import timing
 from weft.codegen.interface import Check, Slot
-from weft.codegen.jam import jam
 from weft.codegen.machine import host_cpu, machine
 from weft.codegen.threads import Kernel, argument_slots
 from weft.ir.core import Function
@@ -17,6 +16,7 @@ from weft.schedule import default_cpu
 from weft.schedule.language import Schedule, UnrollJam, Vectorize, only, several
 from weft.schedule.machine import CpuMachine
 from weft.schedule.nest import axes_of
+from weft.schedule.unroll_jam import unroll_jam
 
 # LLVM's loop vectoriser takes time that grows with the square of the instructions between two
 # branches (it asks of each operation what all are that it depends on): 5 s for so many.
@@ -91,7 +91,7 @@ def scheduled(
         axes = axes_of(parallel)
         for step in several(schedule, UnrollJam):
             axis = axes.index(step.axis)
-            function, parallel = jam(function, parallel, axis, step.copies, step.stride)
+            function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
     return Kernel(function, machine, schedule, strict_math=strict_math, noalias=noalias)
 
 

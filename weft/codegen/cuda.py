@@ -7,17 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft import timing
-from weft.codegen import ptx, steps
-from weft.codegen.default_cuda import VECTOR_BYTES, Divisible, Picks, picks
-from weft.codegen.default_cuda import candidates as schedules
+from weft.codegen import ptx
 from weft.codegen.emit import symbol_of
 from weft.codegen.grid import Grid
-from weft.codegen.jam import jam
 from weft.codegen.launching import Facts
-from weft.codegen.narrow import Program, candidates, divisions, narrow
 from weft.codegen.neighbours import Common, common
 from weft.codegen.tables import Tables
-from weft.codegen.teams import find, marked
 from weft.codegen.threads import argument_slots
 from weft.errors import ScheduleError
 from weft.ir.core import Function, Op, Value, walk
@@ -25,7 +20,12 @@ from weft.ir.types import MemRefType
 from weft.ir.views import For, Parallel, is_constant, memory
 from weft.ir.writes import loaded
 from weft.ir.writes import written as written_memrefs
+from weft.schedule import asked_cuda
 from weft.schedule.choose import Candidate, candidate
+from weft.schedule.cooperative_loops import find, marked
+from weft.schedule.default_cuda import VECTOR_BYTES, Divisible, Picks, picks
+from weft.schedule.default_cuda import candidates as schedules
+from weft.schedule.index_width import Program, candidates, divisions, narrow
 from weft.schedule.language import (
     Bind,
     Cooperate,
@@ -42,6 +42,7 @@ from weft.schedule.language import (
 )
 from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of
 from weft.schedule.own import OwnStep
+from weft.schedule.unroll_jam import unroll_jam
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def analyse(
     if asked is not None and parallel is not None and found is not None:
         loop = LoopNest(function, parallel, strict_math)
         first = _asked(asked, loop, nest, found, program)
-        ends = [program.of(For(op).upper) for op in steps.shared_loops(loop, first)]
+        ends = [program.of(For(op).upper) for op in asked_cuda.shared_loops(loop, first)]
         nest = replace(nest, shared_ends=tuple(sorted({*ends})))
     made = (*first, *schedules(parallel, nest, found, team, divisible))
     tables = Tables(function)
@@ -116,7 +117,7 @@ def _asked(
     text: str, loop: LoopNest, nest: Nest, found: Picks, program: Program
 ) -> tuple[Candidate, ...]:
     """The candidates of a person's text. Raises ``ScheduleError``."""
-    vector = steps.divisible_vector(text)
+    vector = asked_cuda.divisible_vector(text)
     divisible = None
     if vector is not None and vector.axis in loop.axes:
         axis = loop.axes.index(vector.axis)
@@ -127,7 +128,7 @@ def _asked(
                 f"{vector.width} neighbours in any call", loop.parallel.span,
                 "leave divisible=True out",
             )  # fmt: skip
-    return steps.candidates(text, loop, nest, found, divisible)
+    return asked_cuda.candidates(text, loop, nest, found, divisible)
 
 
 def usual(facts: Facts) -> Schedule:
@@ -188,7 +189,7 @@ def scheduled(function: Function, schedule: Schedule, *, strict_math: bool, noal
     for step in schedule if parallel is not None else ():
         if isinstance(step, UnrollJam):
             axis = axes.index(step.axis)
-            function, parallel = jam(function, parallel, axis, step.copies, step.stride)
+            function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
         elif isinstance(step, OwnStep):
             function, parallel = step.apply(function, parallel)
     return Grid(
@@ -202,7 +203,7 @@ def _marked(loop: LoopNest, schedule: Schedule) -> Function:
     together = only(schedule, Cooperate)
     if together is None:
         return loop.function
-    team = steps.team(loop, together)
+    team = asked_cuda.team(loop, together)
     if isinstance(team, str):
         raise ScheduleError(f"`{show([together])}`: {team}", loop.parallel.span)
     return marked(loop.function, team)

@@ -226,7 +226,7 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         accesses = e.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}')
         metadata = e.module.node(f"!{{{{self}}, {accesses}}}")
         e.groups.append(group)
-    if "unroll" in op.attrs:  # what runs rarely, or not for long: see jam.py
+    if "unroll" in op.attrs:  # what runs rarely, or not for long: see schedule/unroll_jam.py
         times = op.attrs["unroll"]
         word = f'count", i32 {times}' if times > 1 else 'disable"'
         unroll = e.module.node('!{!"llvm.loop.unroll.' + word + "}")

@@ -1,6 +1,6 @@
 """The code of a team's members: shared loops, stores of one member, waiting for each other.
 
-See ``teams``. A team is part of a warp, a warp, or a block of several warps.
+See ``cooperative_loops``. A team is part of a warp, a warp, or a block of several warps.
 """
 
 from __future__ import annotations

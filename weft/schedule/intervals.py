@@ -1,7 +1,8 @@
 """Integer intervals: what the index arithmetic of a kernel can reach in one call.
 
-``narrow.Program`` writes a kernel's index arithmetic as steps, when it is compiled; ``evaluate``
-runs them on the sizes and numbers of a call, where nothing of the compiler need be imported.
+``index_width.Program`` writes a kernel's index arithmetic as steps, when it is compiled;
+``evaluate`` runs them on the sizes and numbers of a call, where nothing of the compiler need be
+imported.
 """
 
 from __future__ import annotations

@@ -10,7 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weft.codegen.default_cuda import (
+from weft.index.access import Access, accesses
+from weft.ir.core import Op
+from weft.ir.views import Parallel, is_constant
+from weft.schedule.choose import Candidate
+from weft.schedule.cooperative_loops import Team, asked
+from weft.schedule.default_cuda import (
     MOST_COPIES,
     VECTOR_BYTES,
     Divisible,
@@ -19,11 +24,6 @@ from weft.codegen.default_cuda import (
     nest_steps,
     shift,
 )
-from weft.codegen.teams import Team, asked
-from weft.index.access import Access, accesses
-from weft.ir.core import Op
-from weft.ir.views import Parallel, is_constant
-from weft.schedule.choose import Candidate
 from weft.schedule.grid import MOST_MEMBERS, THREADS, WARP
 from weft.schedule.guards import (
     Aligned,

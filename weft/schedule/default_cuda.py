@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from weft.codegen.sharing import UnrollJamCandidates, unroll_jam_candidates
-from weft.codegen.teams import Team
 from weft.index.access import Access, accesses
 from weft.index.expression import number
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.views import Parallel, constant_of, is_constant
 from weft.ir.views import memory as access_of
 from weft.schedule.choose import Candidate
+from weft.schedule.cooperative_loops import Team
 from weft.schedule.grid import LEAST_MEMBERS, MOST_MEMBERS, SEVERAL, THREADS, WARP
 from weft.schedule.guards import (
     Aligned,
@@ -54,6 +53,7 @@ from weft.schedule.language import (
 )
 from weft.schedule.legal import private_kind
 from weft.schedule.nest import LoopNest, Nest, loops_of
+from weft.schedule.shared_loads import UnrollJamCandidates, unroll_jam_candidates
 
 VECTOR_BYTES = 16  # the longest load and store
 MOST_COPIES = 512  # operations in the unrolled neighbours of one thread

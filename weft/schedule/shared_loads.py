@@ -2,7 +2,7 @@
 
 A multiprocessor reads one row of 32 numbers from its first cache in the time of four rows of
 multiplications. Where iterations along a parallel index read the same elements, a thread that has
-several of them reads those once. A call chooses, ``jam`` writes the code.
+several of them reads those once. A call chooses, ``unroll_jam`` writes the code.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.codegen.jam import variation
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
 from weft.ir.views import For, If, Parallel, is_constant, memory
 from weft.schedule.grid import WARP
+from weft.schedule.unroll_jam import variation
 from weft.schedule.variation import Variation
 
 COPIES = 4  # along one index

@@ -1,10 +1,10 @@
-"""Several iterations of a parallel loop in one, in step: what they have in common is done once.
+"""Unroll-and-jam: several iterations of a parallel loop in one, which loads shared elements once.
 
-``jam`` is a function from IR to IR. Iterations of a parallel loop do not depend on each other, so
-that any order of their operations will do in which each iteration keeps its own. Serial loops of
-the iterations become one loop. Where their bounds differ, each iteration first catches up with the
-last to begin, then all go on together, and at the end each does what is left of its own: the order
-within an iteration is what it was, and so is every bit of the result.
+Iterations of a parallel loop do not depend on each other, so that any order of their operations
+will do in which each iteration keeps its own. Serial loops of the iterations become one loop. Where
+their bounds differ, each iteration first catches up with the last to begin, then all go on
+together, and at the end each does what is left of its own: the order within an iteration is what it
+was, and so is every bit of the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.schedule.variation import Variation
 _RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
 
 
-def jam(
+def unroll_jam(
     function: Function, parallel: Op, axis: int, copies: int, stride: int = 1
 ) -> tuple[Function, Op]:
     """``function``, in which an iteration of ``parallel``, one of its operations, does what

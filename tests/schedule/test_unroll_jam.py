@@ -12,8 +12,6 @@ import torch
 import weft
 from examples import causal_conv, gallery
 from tests.cuda.sizes import call_of
-from weft.codegen.jam import jam
-from weft.codegen.sharing import Jam, UnrollJamCandidates
 from weft.ir import interp
 from weft.ir.core import Function, Op, walk
 from weft.ir.parse import parse_function
@@ -24,6 +22,8 @@ from weft.schedule.grid import left_over
 from weft.schedule.guards import FewLeft, holds
 from weft.schedule.language import UnrollJam, several
 from weft.schedule.machine import GpuMachine
+from weft.schedule.shared_loads import Jam, UnrollJamCandidates
+from weft.schedule.unroll_jam import unroll_jam
 
 # out[i, j] = sum of a[i, k] * b[k, j] for k from max(j - 3, 0) to min(j + i, n)
 BAND = """
@@ -72,7 +72,7 @@ def test_bits_are_kept(how: tuple[int, ...], sizes: tuple[int, int]) -> None:
     function = parse_function(BAND)
     m, n = sizes
     shapes = ((m, n), (n, n), (m, n))
-    made, parallel = jam(function, only(function), *how)
+    made, parallel = unroll_jam(function, only(function), *how)
     verify(made)
     assert parallel in made.body.ops
     for old, new in zip(after(function, *shapes), after(made, *shapes), strict=True):
@@ -81,7 +81,7 @@ def test_bits_are_kept(how: tuple[int, ...], sizes: tuple[int, int]) -> None:
 
 def test_two_jams_keep_bits() -> None:
     function = parse_function(BAND)
-    made, parallel = jam(*jam(function, only(function), 0, 4), 1, 2, 3)
+    made, parallel = unroll_jam(*unroll_jam(function, only(function), 0, 4), 1, 2, 3)
     verify(made)
     for sizes in ((8, 12), (5, 13), (3, 2)):
         shapes = (sizes, (sizes[1],) * 2, sizes)
@@ -100,7 +100,7 @@ def test_what_is_common_is_done_once() -> None:
     function = parse_function(
         BAND.replace("%1 = arith.addi %j, %i : index", "%1 = arith.addi %j, %c3 : index")
     )
-    made, _ = jam(function, only(function), 0, 2)
+    made, _ = unroll_jam(function, only(function), 0, 2)
     text = print_function(made)
     early, body = text.split("scf.if")
     body = body[: body.index("else")]
@@ -129,7 +129,7 @@ def test_loops_that_begin_or_end_one_after_the_other(
     text = BAND.replace("%0 = arith.subi %j, %c3", "%0 = arith.subi %n, %j")
     text = text.replace("%k = %low to %high", f"%k = {low} to {high}")
     function = parse_function(text.replace("memref.load %a[%i, %k]", "memref.load %a[%i, %j]"))
-    made, _ = jam(function, only(function), 1, 4, apart)
+    made, _ = unroll_jam(function, only(function), 1, 4, apart)
     verify(made)
     shapes = ((m, n), (n, n), (m, n))
     if bounds == "begins after the end":
@@ -156,7 +156,7 @@ GUARDED = BAND.replace(
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (9, 5), (8, 12)])
 def test_branches_that_all_take(sizes: tuple[int, int]) -> None:
     function = parse_function(GUARDED)
-    made, _ = jam(function, only(function), 0, 4)
+    made, _ = unroll_jam(function, only(function), 0, 4)
     verify(made)
     shapes = (sizes, (sizes[1],) * 2, sizes)
     for old, new in zip(after(function, *shapes), after(made, *shapes), strict=True):

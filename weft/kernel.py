@@ -38,8 +38,10 @@ from weft.source import FunctionSource, Span, read_function
 if TYPE_CHECKING:
     from weft.pytorch.derived import Backward, Jvp
     from weft.pytorch.library import Operators
+    from weft.runtime.candidates import Schedules
     from weft.runtime.inspection import Inspection
     from weft.runtime.scheduling import Given
+    from weft.schedule.machine import GpuMachine
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch = torch.Tensor.__torch_dispatch__
@@ -486,6 +488,29 @@ class Kernel:
         from weft.runtime import inspection  # the compiler proper is imported where it is needed
 
         return inspection.inspected(self.parts.host, self._regions, args, kwargs)
+
+    @user_frames
+    def schedules(
+        self, *args: Any, device: str | None = None, machine: GpuMachine | None = None,
+        **kwargs: Any,
+    ) -> Schedules:  # fmt: skip
+        """The schedules that each loop of a call with these arguments may run by: what they ask of
+        the call, what they are predicted to cost, and which one it takes and why.
+
+        Nothing is computed: tensors may be on "meta", and the host part must not ask what loops
+        have computed. ``device``: "cpu" or "cuda", where the tensors are elsewhere; no GPU is
+        needed. ``machine``: the GPU, if it is another.
+        """
+        self._prepare()
+        # The compiler proper is imported where it is needed.
+        from weft.pytorch.fake import fake_launchers
+        from weft.runtime import candidates, inspection
+
+        rows = inspection.visited(
+            self.parts.host, self._regions, fake_launchers(self), args, kwargs,
+            lambda launcher, values: candidates.table(launcher, values, device, machine),
+        )  # fmt: skip
+        return candidates.Schedules([row for loop in rows for row in loop])
 
     def __repr__(self) -> str:
         return f"<weft.kernel {self.__module__}.{self.__qualname__}{self.signature}>"

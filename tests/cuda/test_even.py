@@ -295,9 +295,9 @@ def test_stores_that_make_way_are_chosen_by_the_sizes(monkeypatch: pytest.Monkey
 
 def test_an_image_that_is_larger_than_the_cache(place: str) -> None:
     if place == "cpu":
-        assert gpu._machine(0) == GpuMachine()
+        assert gpu.machine_of(0) == GpuMachine()
         return
-    rows = gpu._machine(0).cache_bytes // (4 * 4096) + 3
+    rows = gpu.machine_of(0).cache_bytes // (4 * 4096) + 3
     tile = numbers((5, 512), torch.int32, 2).cuda()
     out = torch.empty(rows, 4096, dtype=torch.int32, device="cuda")
     weft.kernel(tiled.function)(tile, out, 96, 256)

@@ -75,7 +75,7 @@ def analyse(
             f"`{asked}`: no parallel loop goes onto the grid, one thread runs all of this",
             function.span, "take the schedule away",
         )  # fmt: skip
-    program = _program(function)
+    program = program_of(function)
     chosen, needed = candidates(program)
     bounds: list[tuple[int, int, int]] = []
     found = team = None
@@ -169,7 +169,7 @@ def scheduled(function: Function, schedule: Schedule, *, strict_math: bool, noal
         function = _marked(loop, schedule)
     divisors: list[int] = []
     if only(schedule, IndexWidth) is not None:
-        program = _program(function)
+        program = program_of(function)
         chosen, _ = candidates(program)
         notes: dict[Op, dict[str, Any]] = {op: {} for op in walk(function.body)}
         if only(schedule, FastDivision) is not None:
@@ -186,7 +186,9 @@ def scheduled(function: Function, schedule: Schedule, *, strict_math: bool, noal
             notes |= {op: notes[op] | {"even": "whole"} for op in shared.whole}
         function = narrow(function, chosen, notes)
     parallel = outermost(function, noalias=noalias)
-    for step in schedule if parallel is not None else ():
+    for step in schedule:
+        if parallel is None:
+            break
         if isinstance(step, UnrollJam):
             axis = axes.index(step.axis)
             function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
@@ -288,7 +290,8 @@ def _below(op: Op) -> Sequence[Op]:
     return [inner for region in op.regions for inner in walk(region)]
 
 
-def _program(function: Function) -> Program:
+def program_of(function: Function) -> Program:
+    """The index arithmetic of ``function``, from its argument block."""
     places = {(s.kind, s.arg, s.axis): k for k, s in enumerate(argument_slots(function))}
     positions = {arg: k for k, arg in enumerate(function.args)}
 

@@ -374,7 +374,7 @@ class Call:
         return made
 
     def _made(self, slots: bytes, astray: int) -> Launch | None:
-        facts, machine = self.facts, _machine(self.device)
+        facts, machine = self.facts, machine_of(self.device)
         aligned = frozenset(pair for k, pair in enumerate(self.asked) if not astray >> k & 1)
         sizes = sizes_of(facts, self.compiled.loop.summary.types, slots, aligned)
         kinds = facts.nest.kinds
@@ -415,7 +415,7 @@ _ALONE = _TAIL.pack(0, 1)
 
 
 @functools.cache
-def _machine(device: int) -> GpuMachine:
+def machine_of(device: int) -> GpuMachine:
     """A device, as schedules see it. Sums must not depend on it."""
     if not torch.cuda.is_available():
         return GpuMachine()

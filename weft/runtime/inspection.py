@@ -32,25 +32,22 @@ class Inspection:
 
 
 def visited(
-    host: Callable[..., Any], launchers: Sequence[Launcher], args: Sequence[Any],
-    kwargs: dict[str, Any], visit: Callable[[Launcher, tuple[Any, ...]], T],
+    host: Callable[..., Any], launchers: Sequence[Launcher], runs: Sequence[Callable[..., Any]],
+    args: Sequence[Any], kwargs: dict[str, Any], visit: Callable[[Launcher, tuple[Any, ...]], T],
 ) -> list[T]:  # fmt: skip
-    """What ``visit`` says of each launch of a call, which is carried out on copies of the
-    tensors."""
-    copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in args]
-    named = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
+    """What ``visit`` says of each launch of a call, in which loops are carried out by ``runs``."""
     found: list[T] = []
 
-    def recording(launcher: Launcher) -> Callable[..., Any]:
+    def recording(launcher: Launcher, run: Callable[..., Any]) -> Callable[..., Any]:
         def launch(*values: Any) -> Any:
-            result = launcher.slow(values)
+            result = run(*values)
             found.append(visit(launcher, launcher.forms.extended(values)))
             return result
 
         return launch
 
     with torch.no_grad():
-        host([recording(launcher) for launcher in launchers], *copies, **named)
+        host(list(map(recording, launchers, runs)), *args, **kwargs)
     return found
 
 
@@ -58,7 +55,10 @@ def inspected(
     host: Callable[..., Any], launchers: Sequence[Launcher], args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Inspection:  # fmt: skip
-    """Every stage of each loop that a call launches."""
+    """Every stage of each loop that a call launches, which is carried out on copies."""
+    copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in args]
+    named = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
+    runs = [lambda *values, launcher=launcher: launcher.slow(values) for launcher in launchers]
 
     def stages(launcher: Launcher, values: tuple[Any, ...]) -> compiler.Stages:
         on_gpu = [v for v in values if isinstance(v, torch.Tensor) and v.is_cuda]
@@ -75,4 +75,4 @@ def inspected(
             arch=arch,
         )
 
-    return Inspection(visited(host, launchers, args, kwargs, stages))
+    return Inspection(visited(host, launchers, runs, copies, named, stages))

@@ -186,7 +186,7 @@ def candidates(
     _go_together(loop, given)
     given = tuple(map(_completed(loop, found), given))
     order = _order(loop, given, found)
-    inner = [
+    inner: list[Any] = [
         step for step in given if isinstance(step, Privatize | UnrollJam | OwnStep | Vectorize)
     ]
     if (shared := only(given, Cooperate)) is not None:
@@ -257,9 +257,7 @@ def _order(loop: LoopNest, given: Schedule, found: Picks) -> list[Bind]:
     return [Bind(axis, side) for side, there in sides.items() for axis in there]  # type: ignore[arg-type]
 
 
-def _block(
-    loop: LoopNest, given: Schedule, found: Picks, order: list[Bind]
-) -> Iterator[Bind | Block | BlockDim | Persist]:
+def _block(loop: LoopNest, given: Schedule, found: Picks, order: list[Bind]) -> Iterator[Step]:
     yield from order
     block, sides = only(given, Block), only(given, BlockDim)
     usual = [step for step in nest_steps(loop.axes, found) if not isinstance(step, Bind)]

@@ -194,3 +194,47 @@ def _streams(arrays: tuple[str, ...], sizes: Sizes, cache: int) -> bool:
         else:
             read += math.prod(array.sizes) * array.bytes
     return written > cache and 8 * read <= written
+
+
+def reason(
+    guard: Guard, schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int = grid.THREADS
+) -> str:
+    """Why a guard that does not hold does not."""
+    many = None in sizes.trips
+    trips = {axis: n or 0 for axis, n in zip(sizes.nest.axes, sizes.trips, strict=True)}
+    match guard:
+        case Fits32():
+            return "an index or an offset needs more than 32 bits"
+        case Reciprocals():
+            return "a divisor has no reciprocal, or what it divides is too large"
+        case Aligned(array, bytes):
+            there = (array, bytes) in sizes.aligned
+            what = f"its rows have {sizes.arrays[array].sizes[-1]} elements" if there else "it"
+            return f"{what}{'' if there else ' begins elsewhere'}"
+        case MultipleOf(value, _) | Positive(value):
+            low, high = sizes.values[value]
+            return f"that is {low}" if low == high else "that is not known"
+        case LargerThanCache():
+            return "the cache holds them, or much else is read"
+        case _ if many:
+            return "trip counts are known on the GPU only"
+        case AtLeast(axis, _) | FewLeft(axis, _):
+            return f"there are {trips[axis]}"
+        case Busy(_):
+            threads = math.prod(grid.along(schedule, sizes))
+            return f"{threads} threads on {machine.processors} multiprocessors"
+        case Grouped(_):
+            members = grid.group(sizes.lengths, math.prod(trips.values()))[0]
+            return _so_many(members)
+        case Columns(_):
+            return _so_many(grid.columns(sizes.lengths, grid.along(schedule, sizes))[0])
+        case FewElements(array) | FitsShared(array):
+            return f"it has {sizes.count(array) * sizes.arrays[array].bytes} bytes"
+        case KnownTrips(_):
+            return f"there are {math.prod(trips.values())} iterations"
+        case _:
+            return "the grid has fewer threads"
+
+
+def _so_many(threads: int) -> str:
+    return f"groups would have {threads}" if threads else "a thread does better alone"

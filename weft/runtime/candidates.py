@@ -1,0 +1,331 @@
+"""The schedules that a call may run by, as a table: what ``kernel.schedules(...)`` gives."""
+
+from __future__ import annotations
+
+import html
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft import compiler
+from weft.codegen import cpu, cuda, ptx
+from weft.codegen.interface import Slot
+from weft.codegen.launching import Facts
+from weft.codegen.machine import host_cpu
+from weft.codegen.threads import argument_slots
+from weft.frontend.lower import lower
+from weft.frontend.specs import ConstSpec, TupleSpec
+from weft.ir.core import Function, Value
+from weft.ir.types import MemRefType
+from weft.options import Options
+from weft.runtime.arguments import sizes_of
+from weft.runtime.fastpath import flat
+from weft.runtime.launch import Launcher
+from weft.schedule import default_cpu
+from weft.schedule.choose import alignments, candidate, choose
+from weft.schedule.cost import Cost, Shapes, Work, cost
+from weft.schedule.grid import THREADS, Dims
+from weft.schedule.guards import MultipleOf, Positive, holds, reason
+from weft.schedule.intervals import evaluate
+from weft.schedule.language import Vectorize, only, show
+from weft.schedule.machine import GpuMachine
+
+_NOTHING = "nothing: LLVM vectorises"
+H200 = GpuMachine(132, 50 << 20)  # where no GPU is here
+
+
+@dataclass(frozen=True, slots=True)
+class GuardOfCall:
+    """What a call must satisfy: the guard's text, whether this call does, and why not."""
+
+    text: str
+    holds: bool
+    why: str = ""
+
+    def __str__(self) -> str:
+        return self.text if self.holds else f"not {self.text}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One candidate. ``asked``: a person's own. ``taken``: what this call runs. ``bytes``: of
+    distinct elements that the loop touches. ``accessed``: bytes that threads load and store by this
+    schedule (None where that is not known), ``operations``: those of the loop; ``registers``: of a
+    thread, None where nobody has counted them. ``grid`` and ``block`` are (0, 0, 0) on the CPU."""
+
+    loop: str
+    line: int
+    device: str
+    schedule: str
+    guards: tuple[GuardOfCall, ...]
+    asked: bool
+    taken: bool
+    bytes: int
+    operations: int
+    accessed: int | None
+    exact: bool
+    grid: Dims
+    block: Dims
+    registers: int | None
+
+    @property
+    def why(self) -> str:
+        """Why this call takes it, or not."""
+        failed = [str(guard) for guard in self.guards if not guard.holds]
+        if self.taken:
+            return "taken: the first whose guards hold"
+        return "; ".join(failed) or "one before it is taken"
+
+    def described(self) -> list[str]:
+        """The candidate in a few lines."""
+        parts = [f"grid {_dims(self.grid)}, block {_dims(self.block)}"] if any(self.grid) else []
+        parts += [f"{_large(self.accessed, 'B')} accessed"] if self.accessed is not None else []
+        parts += [f"{self.registers} registers"] if self.registers is not None else []
+        return [
+            f"{'>' if self.taken else ' '} {self.schedule or _NOTHING}",
+            *([f"      {', '.join(parts)}"] if parts else []),
+            f"      {'asked for; ' if self.asked else ''}{self.why}",
+        ]
+
+
+class Schedules:
+    """The candidates of each loop that a call launches, in the order in which they are tried."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = tuple(rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, k: int) -> Row:
+        return self.rows[k]
+
+    @property
+    def taken(self) -> tuple[Row, ...]:
+        """What this call runs, loop by loop."""
+        return tuple(row for row in self.rows if row.taken)
+
+    def __str__(self) -> str:
+        """Of each loop the candidates up to the one that this call takes."""
+        lines: list[str] = []
+        later = 0
+        before = None
+        for k, row in enumerate(self.rows):
+            if before is None or row.loop != before.loop:
+                later = 0
+                least = "" if row.exact else " at least"
+                spent = f"{_large(row.bytes, 'B')}, {_large(row.operations, ' operations')}{least}"
+                lines += [
+                    *[""] * bool(lines),
+                    f"{row.loop}, line {row.line}, on {row.device}: {spent}",
+                ]
+            before = row
+            lines += row.described() if not later else []
+            later += row.taken or later > 0
+            last = k + 1 == len(self.rows) or self.rows[k + 1].loop != row.loop
+            if last and later > 1:
+                lines.append(f"  {later - 1} more, which calls of other sizes may take")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The table for notebooks."""
+        heads = ("", "schedule", "this call", "grid", "block", "bytes", "accessed", "operations",
+                 "registers")  # fmt: skip
+        parts = ["<table><tr>", *(f"<th>{head}</th>" for head in heads), "</tr>"]
+        for row in self.rows:
+            cells = (
+                "▶" if row.taken else "", row.schedule or _NOTHING, row.why,
+                _dims(row.grid), _dims(row.block), _large(row.bytes, "B"),
+                "-" if row.accessed is None else _large(row.accessed, "B"),
+                _large(row.operations), "-" if row.registers is None else row.registers,
+            )  # fmt: skip
+            parts += ["<tr>", *(f"<td>{html.escape(str(cell))}</td>" for cell in cells), "</tr>"]
+        return "".join([*parts, "</table>"])
+
+
+def _dims(dims: Dims) -> str:
+    return " x ".join(map(str, dims)) if any(dims) else "-"
+
+
+def _large(number: int, of: str = "") -> str:
+    """A number to three digits."""
+    for sign, unit in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= unit:
+            return f"{number / unit:.3g} {sign}{of}"
+    return f"{number}{of if of.startswith(' ') or not of else f' {of}'}"
+
+
+def table(
+    launcher: Launcher, args: tuple[Any, ...], device: str | None, machine: GpuMachine | None
+) -> list[Row]:
+    """The candidates of one loop for a call with ``args``."""
+    tensors = [v for v in args if isinstance(v, torch.Tensor)]
+    place = device or (tensors[0].device.type if tensors else "cpu")
+    specs = launcher.forms.specs(args)
+    lowered = lower(launcher.region, specs, launcher.source, debug=launcher.options.debug)
+    values: list[Any] = []
+    for spec, value in zip(specs.values(), args, strict=True):
+        if isinstance(spec, TupleSpec):
+            values += flat(value)
+        elif not isinstance(spec, ConstSpec):
+            values.append(value)
+    values += [torch.empty(()) for _ in lowered.results]
+    call = _Call(lowered.function, launcher, values)
+    return call.on_gpu(machine, tensors) if place == "cuda" else call.on_cpu()
+
+
+class _Call:
+    def __init__(self, function: Function, launcher: Launcher, values: Sequence[Any]) -> None:
+        self.name = function.name
+        self.function = function
+        self.line = launcher.region.span.line
+        self.options: Options = launcher.options
+        self.values = values
+        asked = {d: self.options.asked(d, self.name) for d in ("cpu", "cuda")}
+        self.asked = {} if self.options.debug else asked
+
+    def _block(self, slots: Sequence[Slot]) -> bytes:
+        """The argument block, without addresses."""
+        words = b""
+        for slot in slots:
+            value = self.values[slot.arg] if slot.kind != "record" else 0
+            match slot.kind:
+                case "size":
+                    words += struct.pack("<q", value.shape[slot.axis])  # type: ignore[union-attr]
+                case "stride":
+                    words += struct.pack("<q", value.stride()[slot.axis])  # type: ignore[union-attr]
+                case "int":
+                    words += struct.pack("<q", int(value))
+                case _:
+                    words += struct.pack("<q", 0)
+        return words
+
+    def _shapes(self, function: Function) -> tuple[Shapes, dict[Value, int]]:
+        shapes: dict[Value, tuple[int, ...]] = {}
+        numbers: dict[Value, int] = {}
+        for arg, value in zip(function.args, self.values, strict=True):
+            if isinstance(arg.type, MemRefType):
+                shapes[arg] = tuple(value.shape)
+            elif isinstance(value, int):
+                numbers[arg] = value
+        return shapes, numbers
+
+    def _cost(self, function: Function) -> Cost:
+        program = cuda.program_of(function)
+        block = self._block(argument_slots(function))
+
+        def word(k: int) -> tuple[int, int]:
+            (value,) = struct.unpack_from("<q", block, 8 * k)
+            return value, value
+
+        found = evaluate(program.steps, word)
+        shapes, numbers = self._shapes(function)
+        return cost(function, shapes, numbers, lambda value: found[program.of(value)])
+
+    def _accessed(self, function: Function) -> int:
+        """Bytes that threads load and store, after the steps of a schedule."""
+        return round(Work(*self._shapes(function)).block(function.body, 1.0)[0])
+
+    def on_cpu(self) -> list[Row]:
+        options, asked = self.options, self.asked.get("cpu")
+        strict = options.strict_math
+        function = compiler.optimize_for_cpu(
+            self.function, strict_math=strict, noalias=True, verify=options.verify,
+            debug=options.debug,
+        )  # fmt: skip
+        schedules = [*default_cpu.candidates(function, host_cpu())]
+        if asked is not None:
+            schedules.insert(0, default_cpu.completed(asked))
+        wanted = schedules[0] if asked is not None else None
+        taken = cpu.compile_cpu(
+            function, strict_math=strict, noalias=True, schedule=wanted
+        ).schedule
+        spent = self._cost(function)
+        rows = []
+        for k, schedule in enumerate(schedules):
+            made = cpu.scheduled(function, schedule, host_cpu(), strict_math=strict, noalias=True)
+            first = taken == schedule and taken not in schedules[:k]
+            tiled = only(schedule, Vectorize) is not None
+            rows.append(Row(
+                self.name, self.line, "cpu", show(schedule), (), asked is not None and k == 0,
+                first, spent.bytes, spent.operations,
+                None if tiled else self._accessed(made.function), spent.exact,
+                (0, 0, 0), (0, 0, 0), None,
+            ))  # fmt: skip
+        return rows
+
+    def on_gpu(self, machine: GpuMachine | None, tensors: Sequence[torch.Tensor]) -> list[Row]:
+        options, strict = self.options, self.options.strict_math
+        here = [t for t in tensors if t.is_cuda]
+        arch = "sm_90"
+        if here:
+            from weft.runtime import gpu  # imported by a call already
+
+            arch = gpu.architecture(here[0].get_device())
+            machine = machine or gpu.machine_of(here[0].get_device())
+        machine = machine or H200
+        function = compiler.optimize(
+            self.function, strict_math=strict, noalias=True, verify=options.verify
+        )
+        facts = cuda.analyse(
+            function, noalias=True, strict_math=strict, asked=self.asked.get("cuda")
+        )
+        args = dict(zip(facts.nest.arrays, self.values, strict=True))
+        pairs = [(guard.array, guard.bytes) for guard in alignments(facts.candidates)]
+        aligned = frozenset(p for p in pairs if _address(args[p[0]]) % p[1] == 0)
+        types = [arg.type for arg in function.args]
+        sizes = sizes_of(facts, types, self._block(facts.slots), aligned)
+        most = 2 * THREADS
+        taken = choose(facts.candidates, sizes, machine, most).schedule
+        spent = self._cost(function)
+        rows = []
+        for k, text in enumerate(facts.candidates):
+            found = candidate(text)
+            schedule = found.schedule
+            told = tuple(
+                GuardOfCall(show([g]), True) if holds(g, schedule, sizes, machine, most)
+                else GuardOfCall(
+                    show([g]), False,
+                    _named(g, facts) + reason(g, schedule, sizes, machine, most),
+                )
+                for g in found.guards
+            )  # fmt: skip
+            choice = choose([f"-> {show(schedule)}"], sizes, machine, most)
+            made = cuda.scheduled(function, schedule, strict_math=strict, noalias=True)
+            registers = None
+            if schedule == taken and ptx.ptxas() is not None:
+                code = cuda.compile_cuda(function, schedule, arch, strict_math=strict, noalias=True)
+                registers = ptx.usage(code.ptx, arch)[facts.symbol].registers
+            rows.append(Row(
+                self.name, self.line, "cuda", show(schedule), told, k < facts.asked,
+                schedule == taken, spent.bytes, spent.operations, self._accessed(made.function),
+                spent.exact, choice.grid, choice.block, registers,
+            ))  # fmt: skip
+        return rows
+
+
+def _named(guard: object, facts: Facts) -> str:
+    """What a guard asks about that goes by a number of the nest's program."""
+    if not isinstance(guard, MultipleOf | Positive):
+        return ""
+    operation, *rest = facts.nest.program[guard.value]
+    if operation != "slot":
+        return ""
+    slot = facts.slots[int(rest[0])]
+    name = facts.nest.arrays[slot.arg]
+    return f"{name}.shape[{slot.axis}], " if slot.kind == "size" else f"{name}, "
+
+
+def _address(tensor: Any) -> int:
+    """Where a tensor is, or how far from where one would be that has memory."""
+    if tensor.is_meta:
+        return tensor.storage_offset() * tensor.element_size()
+    return tensor.data_ptr()

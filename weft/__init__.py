@@ -27,6 +27,7 @@ from weft.errors import (
     KernelTypeError,
     KernelValueError,
     RaceError,
+    ScheduleError,
     SourceUnavailableError,
     WeftError,
 )
@@ -143,6 +144,7 @@ __all__ = [
     "KernelValueError",
     "Matrix",
     "RaceError",
+    "ScheduleError",
     "SourceUnavailableError",
     "Vector",
     "WeftError",

@@ -287,26 +287,26 @@ class _Call:
         taken = choose(facts.candidates, sizes, machine, most).schedule
         spent = self._cost(function)
         rows = []
-        for k, text in enumerate(facts.candidates):
-            found = candidate(text)
-            schedule = found.schedule
+        order = [candidate(text).schedule for text in facts.candidates]
+        for k, (text, schedule) in enumerate(zip(facts.candidates, order, strict=True)):
+            first = k == order.index(taken)
             told = tuple(
                 GuardOfCall(show([g]), True) if holds(g, schedule, sizes, machine, most)
                 else GuardOfCall(
                     show([g]), False,
                     _named(g, facts) + reason(g, schedule, sizes, machine, most),
                 )
-                for g in found.guards
+                for g in candidate(text).guards
             )  # fmt: skip
             choice = choose([f"-> {show(schedule)}"], sizes, machine, most)
             made = cuda.scheduled(function, schedule, strict_math=strict, noalias=True)
             registers = None
-            if schedule == taken and ptx.ptxas() is not None:
+            if first and ptx.ptxas() is not None:
                 code = cuda.compile_cuda(function, schedule, arch, strict_math=strict, noalias=True)
                 registers = ptx.usage(code.ptx, arch)[facts.symbol].registers
             rows.append(Row(
                 self.name, self.line, "cuda", show(schedule), told, k < facts.asked,
-                schedule == taken, spent.bytes, spent.operations, self._accessed(made.function),
+                first, spent.bytes, spent.operations, self._accessed(made.function),
                 spent.exact, choice.grid, choice.block, registers,
             ))  # fmt: skip
         return rows

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     import islpy
 
 MOST = 30_000  # steps for one question: no proof of the tests needs 14,000
-TOTAL = 60_000  # for all questions of a kernel
+TOTAL = 220_000  # for all questions of a kernel
 FREE = 3_000  # what is not counted, in each question
 PAIRS = 5_000  # of accesses of a kernel, some 50 us each without isl
 LEAST = 200  # what is counted, in any case
-EMPTY, SUBSET = 2, 5  # how often a step of a question without an answer counts
+# How often a step of a question without an answer counts: these steps are the slow ones.
+EMPTY, SUBSET = 6, 14
 
 _COARSE = 128  # steps are known to within so many
 
@@ -40,9 +41,10 @@ class Budget:
         """Whether isl proves that the set ``text`` is empty."""
         return self._ask(lambda most: _is_empty(text, most), EMPTY) is True
 
-    def ask(self, question: Callable[[islpy.Context], T]) -> T | None:
-        """The answer to a question that tests for subsets; None if it is too much work."""
-        return self._ask(lambda most: _answer(question, most), SUBSET)
+    def ask(self, question: Callable[[islpy.Context], T], weight: int) -> T | None:
+        """The answer to a question, of which ``weight`` says whether it tests for subsets; None if
+        it is too much work."""
+        return self._ask(lambda most: _answer(question, most), weight)
 
     def _ask(self, question: Callable[[int], tuple[T | None, int]], weight: int) -> T | None:
         if self.left <= 0:

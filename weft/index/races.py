@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from weft.errors import RaceError
 from weft.index.access import Access, accesses
-from weft.index.budget import PAIRS, Budget
+from weft.index.budget import EMPTY, PAIRS, SUBSET, Budget
 from weft.index.expression import Dim, Floor, Poly, evaluate, number
 from weft.index.meeting import apart, meet_somewhere, varies
 from weft.index.pairs import pairs
@@ -183,10 +183,10 @@ def _conflict(a: Access, b: Access, budget: Budget) -> Witness | None:
     """A witness, if the accesses meet for all sizes from ``LARGE`` on."""
     fixed = sorted_leaves(_nonlinear(a) | _nonlinear(b))
     for values in _assignments(fixed):
-        if not budget.ask(partial(_always_meet, a, b, values)):
+        if not budget.ask(partial(_always_meet, a, b, values), SUBSET):
             return None
     for size in (2, 3, 5, 8, LARGE):
-        witness = budget.ask(partial(_witness, a, b, dict.fromkeys(fixed, size)))
+        witness = budget.ask(partial(_witness, a, b, dict.fromkeys(fixed, size)), EMPTY)
         if witness:
             return witness
     return None

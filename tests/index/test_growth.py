@@ -82,7 +82,7 @@ def test_what_isl_cannot_answer_is_not_known(caplog):
         report = check_races(function)
     assert [array.verdict for array in report.arrays] == ["unknown"] * 5
     assert caplog.messages[0] == (
-        "kernel: 2 of 2 questions to isl were more work than a kernel may make: not known"
+        "kernel: 3 of 3 questions to isl were more work than a kernel may make: not known"
     )
 
 

@@ -1,15 +1,21 @@
 """``torch.ops.weft`` and other namespaces of kernels."""
 
+import gc
 import os
 import subprocess
+import weakref
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 from tests import processes
 from weft.errors import KernelNameError, KernelTypeError
+from weft.pytorch.namespace import namespace_of
 
 KERNEL = """import torch, weft
 @weft.kernel
@@ -98,3 +104,50 @@ def test_what_an_operator_is_not_made_of() -> None:
         "kernel once as the graph does, under torch.compile, say"
     )
     del edited, info
+
+
+def test_operators_of_a_kernel_that_is_gone_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace = namespace_of("weft_freed")
+    monkeypatch.setattr(namespace, "recent", deque(maxlen=0))
+
+    def defined(kind: str) -> tuple[weakref.ref[weft.Kernel], str, Any]:
+        @weft.kernel(namespace="weft_freed")
+        def freed(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for i in x:
+                out[i] = x[i] * x[i]
+            return out
+
+        kept: Any = None
+        if kind == "graph":
+            kept = make_fx(lambda x: freed(x) * 2)(torch.ones(3))
+        elif kind == "result":
+            x = torch.ones(3, requires_grad=True)
+            kept = x, freed.op(x).sum()
+        return weakref.ref(freed), freed.op._schema.name, kept
+
+    def is_there(name: str) -> bool:
+        return bool(torch._C._dispatch_has_kernel(name))
+
+    kernel, name, _ = defined("alone")
+    gc.collect()
+    assert kernel() is None
+    assert not any(map(is_there, (name, f"{name}_backward", f"{name}_jvp")))
+    with pytest.raises(AttributeError, match="no attribute"):
+        getattr(torch.ops.weft_freed, name.partition("::")[2])
+
+    _, name, graph = defined("graph")
+    gc.collect()
+    assert is_there(name)
+    assert graph(torch.full((3,), 3.0)).tolist() == [18.0] * 3
+    del graph
+    gc.collect()
+    assert not is_there(name)
+
+    _, name, (x, result) = defined("result")
+    gc.collect()
+    result.backward()
+    assert x.grad.tolist() == [2.0] * 3
+    del result
+    gc.collect()
+    assert not is_there(name)

@@ -21,7 +21,7 @@ from weft.errors import GradientError
 from weft.frames import shorten, user_frames
 from weft.pytorch.ambient import drawing_nothing
 from weft.pytorch.level import has_dual, is_dual, primal_of
-from weft.pytorch.namespace import Namespace
+from weft.pytorch.namespace import Family
 from weft.pytorch.nested import Backward, Made
 from weft.pytorch.transforms import PLAIN, Pushed, is_float, list_error
 from weft.source import Span
@@ -56,29 +56,26 @@ def register(
     schema: str,
     made: Made,
     reads: Callable[[Sequence[Any]], bool],
-    namespace: Namespace,
+    family: Family,
     span: Span,
 ) -> Rule:
-    """Makes the operator ``name`` of ``namespace`` (a kernel that writes to none of its arguments)
+    """Makes the operator ``name`` of ``family`` (a kernel that writes to none of its arguments)
     differentiable. ``made`` and ``reads``: see ``nested.Backward``; ``schema`` is that of its
     arguments.
 
     Two more operators are made: ``<name>_backward``, and ``<name>_jvp``, which gives the tangents
     of the results (for a result that is not of floats, an empty tensor).
     """
-    library = namespace.library
     ahead = f"{schema}{', ' if schema else ''}"
-    operators = getattr(torch.ops, namespace.namespace)
+    operators = getattr(torch.ops, family.namespace.namespace)
+    overload = getattr(operators, name).default
 
     def plain(*inputs: Any) -> Any:
         return made(inputs, None)
 
     def define(suffix: str, arguments: str, run: Callable[..., Any], fake: Callable[..., Any]
                ) -> Any:  # fmt: skip
-        namespace.define(f"{name}{suffix}({ahead}{arguments}) -> Tensor[]")
-        library.impl(name + suffix, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{namespace.namespace}::{name}{suffix}", fake, lib=library)
-        overload = getattr(operators, name + suffix).default
+        overload = family.define(name + suffix, f"({ahead}{arguments}) -> Tensor[]", run, fake)
 
         def refuse(*_: Any) -> Any:
             raise _second(span)
@@ -90,7 +87,7 @@ def register(
                 raise _second(span)
             return differentiable(keyset, *passed)
 
-        library.impl(name + suffix, autograd, "Autograd", with_keyset=True)
+        family.differentiate(name + suffix, autograd)
         return overload
 
     def jvp(*passed: Any) -> list[torch.Tensor]:
@@ -99,14 +96,11 @@ def register(
             return pushed(plain, inputs, which, tangents, span)
 
     def fake_jvp(*passed: Any) -> list[torch.Tensor]:
-        out = getattr(operators, name).default(*passed[:-2])
+        out = overload(*passed[:-2])
         return [torch.empty_like(o) if is_float(o) else o.new_empty(0)
                 for o in (out if isinstance(out, tuple | list) else (out,))]  # fmt: skip
 
-    overload = getattr(operators, name).default
-    backward = Backward(
-        namespace, name, schema, made, reads, functools.partial(_second, span), span
-    )
+    backward = Backward(family, name, schema, made, reads, functools.partial(_second, span), span)
     _ = backward.operator  # a compiled graph from torch's cache may be the first to ask for it
     jvp_operator = define("_jvp", "Tensor[] tangents, int[] which", jvp, fake_jvp)
     rule = Rule(backward, jvp_operator, plain, span)
@@ -128,7 +122,7 @@ def register(
             shorten(error)
             raise
 
-    library.impl(name, autograd, "Autograd", with_keyset=True)
+    family.differentiate(name, autograd)
     return rule
 
 

@@ -38,7 +38,7 @@ from weft.pytorch.derivative import Rule, Transformed, register
 from weft.pytorch.fake import fake_launchers, hidden_write, without_data
 from weft.pytorch.identity import decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.level import has_dual
-from weft.pytorch.namespace import namespace_of
+from weft.pytorch.namespace import Family, namespace_of
 from weft.pytorch.replay import Reading, replaying, returned_names
 from weft.pytorch.transforms import batching_error, called
 from weft.runtime.launch import Launcher, gradient_error
@@ -81,7 +81,7 @@ class KernelLike(Protocol):
     def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Operator:
     """One operator of a kernel. ``types``: the schema type of each parameter, "" where its value is
     fixed, in which case it is in ``fixed``."""
@@ -248,16 +248,13 @@ class Operators:
         written: frozenset[str], autocast: Autocast, tags: tuple[torch.Tag, ...],
     ) -> Operator:  # fmt: skip
         namespace = namespace_of(self.namespace)
-        name = namespace.free_name(name)
-        namespace.define(name + schema, *tags)
+        name, family = namespace.free_name(name), Family(namespace)
         implementation = self._implementation(types, constants, written, autocast, None)
-        namespace.library.impl(name, implementation, "CompositeExplicitAutograd")
         launchers = fake_launchers(self.kernel, operator=True)
         fake = self._implementation(types, constants, written, autocast, launchers)
-        torch.library.register_fake(
-            f"{self.namespace}::{name}", without_data(fake, self.kernel), lib=namespace.library
+        overload = family.define(
+            name, schema, implementation, without_data(fake, self.kernel), *tags
         )
-        overload = getattr(getattr(torch.ops, self.namespace), name).default
         if not overload._schema.returns and not overload._schema.is_mutable:
             # It asserts or prints: graphs must not drop the call.
             has_side_effect(overload)
@@ -265,14 +262,18 @@ class Operators:
         if any(a.alias_info is not None for a in overload._schema.arguments) or not self._gives(
             overload
         ):
-            autograd = self._autograd(overload)
-            namespace.library.impl(name, autograd, "Autograd", with_keyset=True)
+            family.differentiate(name, self._autograd(overload))
         else:
-            rule = self._rule(name, types, constants, autocast)
+            rule = self._rule(name, types, constants, autocast, family)
         return Operator(overload, types, constants, rule)
 
     def _rule(
-        self, name: str, types: tuple[str, ...], constants: dict[str, Any], autocast: Autocast
+        self,
+        name: str,
+        types: tuple[str, ...],
+        constants: dict[str, Any],
+        autocast: Autocast,
+        family: Family,
     ) -> Rule:
         """Tells autograd how the operator ``name`` is differentiated."""
         kernel, returned = self.kernel, self.returned
@@ -294,7 +295,7 @@ class Operators:
         schema = self._schema(types, frozenset())
         schema = schema[1 : schema.index(") ->")]
         reads = (lambda _: False) if names is None else Reading(kernel, kernel.launchers[0], run)
-        return register(name, schema, made, reads, namespace_of(self.namespace), kernel.span)
+        return register(name, schema, made, reads, family, kernel.span)
 
     def _gives(self, overload: Any) -> bool:
         """Whether there is something to differentiate."""

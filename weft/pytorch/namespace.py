@@ -6,6 +6,7 @@ import functools
 import re
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
@@ -29,22 +30,66 @@ class Named(Protocol):
     def span(self) -> Span: ...
 
 
+class Family:
+    """An operator and its derivatives, each of which holds it by its ``overload``, as graphs hold
+    these. Nothing else does (torch gets functions with a weak reference), so that PyTorch forgets
+    the operators when the kernel and the graphs that were made with it are gone."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self._library = torch.library.Library(namespace.namespace, "FRAGMENT")
+        self._functions: list[Callable[..., Any]] = []
+
+    def define(
+        self, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any],
+        *tags: torch.Tag,
+    ) -> Any:  # fmt: skip
+        """Makes an operator, without a derivative. Returns its overload."""
+        namespace = self.namespace
+        namespace.defining = name  # torch asks whether it is there
+        self._library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
+        namespace.defining = ""
+        self._library.impl(name, self._held(run), "CompositeExplicitAutograd")
+        torch.library.register_fake(
+            f"{namespace.namespace}::{name}", self._held(fake), lib=self._library
+        )
+        return namespace.adopt(name, self)
+
+    def differentiate(self, name: str, autograd: Callable[..., Any]) -> None:
+        """Gives the operator ``name`` what autograd calls in its place."""
+        self._library.impl(name, self._held(autograd), "Autograd", with_keyset=True)
+
+    def _held(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        number, family = len(self._functions), weakref.ref(self)
+        self._functions.append(function)
+
+        def call(*args: Any) -> Any:
+            found = family()
+            assert found is not None  # the overload that is called holds it
+            return found._functions[number](*args)
+
+        return call
+
+
 class Namespace:
-    """The kernels and the operators of one namespace; the library lives as long as the process."""
+    """The kernels and the operators of one namespace."""
+
+    RECENT = 32
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.kernels: dict[str, weakref.WeakKeyDictionary[Named, None]] = {}
-        self.made: dict[Hashable, Any] = {}  # operators that kernels of one text share
+        # Operators that kernels of one text share.
+        self.made = weakref.WeakValueDictionary[Hashable, Any]()
+        self.packets = weakref.WeakValueDictionary[str, Any]()  # by their names
+        # Of a kernel that is gone, a graph may still have the operators' names in a generated text:
+        # that of a backward pass, say.
+        self.recent = deque[Family](maxlen=self.RECENT)
         self.lock = threading.RLock()
         self.defining = ""
         found = getattr(torch.ops, namespace)
         if type(found) is _OpNamespace:
             found.__class__ = _Operators
-
-    @functools.cached_property
-    def library(self) -> torch.library.Library:
-        return torch.library.Library(self.namespace, "FRAGMENT")
 
     def announce(self, name: str, kernel: Named) -> None:
         """``kernel`` is what ``torch.ops.<namespace>.<name>`` means from now on."""
@@ -53,9 +98,10 @@ class Namespace:
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What ``make()`` has given for ``key``."""
         with self.lock:
-            if key not in self.made:
-                self.made[key] = make()
-            return self.made[key]
+            found = self.made.get(key)
+            if found is None:
+                found = self.made[key] = make()
+            return found
 
     def free_name(self, name: str) -> str:
         """``name``, or with a number after it where it is taken."""
@@ -64,11 +110,17 @@ class Namespace:
             candidate, number = f"{name}_{number}", number + 1
         return candidate
 
-    def define(self, schema: str, *tags: torch.Tag) -> None:
-        """Makes an operator, which has no implementation yet."""
-        self.defining = schema.partition("(")[0]  # torch asks whether it is there
-        self.library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
-        self.defining = ""
+    def adopt(self, name: str, family: Family) -> Any:
+        """Has the operator ``name`` hold its ``family``, and be held by who uses it only. Returns
+        its overload."""
+        operators = getattr(torch.ops, self.namespace)
+        packet = self.packets[name] = getattr(operators, name)
+        delattr(operators, name)  # where torch keeps it
+        operators._dir.remove(name)
+        packet.default.family = family
+        if family not in self.recent:
+            self.recent.append(family)
+        return packet.default
 
     def packet_of(self, name: str) -> Any:
         """What ``torch.ops.<namespace>.<name>`` is where there is no operator of that name: the
@@ -104,6 +156,9 @@ class _Operators(_OpNamespace):
     __module__ = _OpNamespace.__module__  # a part of the names of operators in saved graphs
 
     def __getattr__(self, name: str) -> Any:
+        packet = namespace_of(self.name).packets.get(name)
+        if packet is not None:
+            return packet
         try:
             return super().__getattr__(name)
         except AttributeError:

@@ -19,7 +19,7 @@ from torch._library.autograd import Info, make_autograd_impl
 
 from weft.pytorch.ambient import autocast_state, drawing_nothing, under
 from weft.pytorch.level import is_dual
-from weft.pytorch.namespace import Namespace
+from weft.pytorch.namespace import Family
 from weft.pytorch.transforms import PLAIN, batching_error, is_batch, is_float
 from weft.source import Span
 
@@ -101,7 +101,7 @@ def recorded(
 
 
 class Backward:
-    """The derivative of the operator ``namespace::name``, whose arguments are ``schema``.
+    """The derivative of the operator ``name`` of ``family``, whose arguments are ``schema``.
 
     ``made`` carries it out so that autograd sees it. ``reads(inputs)``: whether ``made`` gains from
     what the operator has returned, which then is saved. ``refuse(name)`` raises the error that says
@@ -109,10 +109,10 @@ class Backward:
     """
 
     def __init__(
-        self, namespace: Namespace, name: str, schema: str, made: Made,
+        self, family: Family, name: str, schema: str, made: Made,
         reads: Callable[[Sequence[Any]], bool], refuse: Callable[[], Any], span: Span,
     ) -> None:  # fmt: skip
-        self.namespace, self.name, self.schema = namespace, name, schema
+        self.family, self.name, self.schema = family, name, schema
         self.made, self.reads, self.refuse, self.span = made, reads, refuse, span
         self._lock = threading.RLock()
 
@@ -127,9 +127,7 @@ class Backward:
             name = f"{self.name}_backward"
             ahead = f"{self.schema.replace('=None', '')}{', ' if self.schema else ''}"
             schema = f"{ahead}Tensor[] grads, int[] wanted, Tensor[]? outs=None"
-            namespace, library = self.namespace, self.namespace.library
-            namespace.define(f"{name}({schema}) -> Tensor[]")
-            operators = getattr(torch.ops, namespace.namespace)
+            operators = getattr(torch.ops, self.family.namespace.namespace)
             count = len(getattr(operators, self.name).default._schema.arguments)
 
             def split(passed: Sequence[Any]) -> tuple[Sequence[Any], Any, Any, Any]:
@@ -151,10 +149,9 @@ class Backward:
                 wanted = [tensors[k] for k in numbers]
                 return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in wanted]
 
-            library.impl(name, implementation, "CompositeExplicitAutograd")
-            torch.library.register_fake(f"{namespace.namespace}::{name}", fake, lib=library)
-            overload = getattr(operators, name).default
-            rule = Backward(namespace, name, schema, again, lambda _: False, self.refuse, self.span)
+            family = self.family
+            overload = family.define(name, f"({schema}) -> Tensor[]", implementation, fake)
+            rule = Backward(family, name, schema, again, lambda _: False, self.refuse, self.span)
             differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
 
             def autograd(keyset: Any, *passed: Any) -> Any:
@@ -162,7 +159,7 @@ class Backward:
                     raise self.refuse()
                 return differentiable(keyset, *passed)
 
-            library.impl(name, autograd, "Autograd", with_keyset=True)
+            family.differentiate(name, autograd)
             return overload, rule
 
     # --- autograd --------------------------------------------------------------------------------

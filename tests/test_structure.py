@@ -21,7 +21,6 @@ LONG_FUNCTIONS: dict[str, str] = {}
 LONG_CLASSES = {
     "autodiff/slices.py:Slicer",
     "autodiff/twins.py:Walk",
-    "autodiff/undo.py:Undo",
     "codegen/grid.py:Grid",
     "schedule/unroll_jam.py:_Jamming",
     "codegen/lanes.py:Lanes",

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from weft.autodiff.lengths import Lengths
 from weft.index.expression import Poly
 from weft.ir.core import Function, Op
 from weft.ir.text import print_function
@@ -93,6 +92,20 @@ class Additions:
 
     count: Poly
     atomic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """``space``: the extents of the parallel loop; ``trips``: of each of ``loops``, None
+    where ``measure`` computes it: a function of the primal's arguments, of ``before`` them and of
+    copies of these to ``work`` on, that raises element k of its last one, ``trips`` (i64, starting
+    from 0), to the most trips of loop k. All expressions are in
+    the primal's scalar arguments and extents."""
+
+    space: tuple[Poly, ...]
+    loops: tuple[Op, ...]
+    trips: tuple[Poly | None, ...]
+    measure: Function | None
 
 
 @dataclass(slots=True)

@@ -1,9 +1,10 @@
-"""Checkpoints: of a long loop, only what it carries at the start of each segment is kept.
+"""Sequential loops carried out with a tape, and backwards from it: whole, or from checkpoints.
 
-A loop of n iterations is cut into segments of S, about the square root of n. Redoing it keeps what
-is carried where a segment starts: n / S entries. Undoing it goes through the segments from the last
-to the first; each is redone from its start with a tape of S entries, which all of them use, and
-then undone. The price is that the loop is carried out once more (Griewank, "Achieving logarithmic
+Of a long loop, only what it carries at the start of each segment is kept. A loop of n iterations is
+cut into segments of S, about the square root of n. The recomputation keeps what is carried where a
+segment starts: n / S entries. The sweep backwards goes through the segments from the last to the
+first; each is carried out from its start with a tape of S entries, which all of them use, and
+then reversed. The price is that the loop is carried out once more (Griewank, "Achieving logarithmic
 growth of temporal and spatial complexity in reverse automatic differentiation", 1992, with one
 level of checkpoints). S is an argument of the adjoint, because a tape is sized when it is launched.
 """
@@ -11,123 +12,142 @@ level of checkpoints). S is an argument of the adjoint, because a tape is sized 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from weft.autodiff.redo import Redo
-from weft.autodiff.tape import Tape
-from weft.ir.core import Op, Value
+from weft.autodiff.recompute import Recomputation
+from weft.autodiff.tape import SCOPES, Tape, Tapes
+from weft.ir.core import Block, Op, Value
 from weft.ir.types import index
-from weft.ir.views import For, If, While
+from weft.ir.views import For, While
+
+# Reverses an iteration: from the adjoints that the one after it hands on to those that it does.
+Reverse = Callable[[Sequence[Value]], Sequence[Value]]
 
 
-class Checkpoints(Redo):
-    """Sequential loops, forwards with a tape and backwards from it, whole or in segments."""
+class Loops:
+    """The loops of ``new`` in both directions.
 
-    # --- forwards, keeping the starts -------------------------------------------------------------
-    def _redo_for(self, op: Op, taping: bool) -> None:
-        if not taping or op not in self.checkpoints:
-            super()._redo_for(op, taping)
-            return
-        inits = [self.env[v] for v in For(op).inits]
-        tape = self._tape(op, For(op).carried)
-        n = self.b.trip_bound(*(self.env[v] for v in For(op).bounds))
-        loop = self.b.for_(self.b.constant(0, index), self._segments(op, n), self._one(), inits)
-        with self.b.at(loop.body) as block:
-            number, *carried = block.args
-            self._carry(op, carried)
-            self._write(tape, number)
-            results = self._segment(op, *self._ends(op, number, n), carried, None)
-            self.b.do("scf.yield", *results)
-        self._results(op, loop.results)
+    ``undone``: loops of the primal. A loop of the adjoint that reverses all iterations of one has
+    the place of that one here as its attribute "undoes".
+    """
 
-    def _write_evaluation(self, tape: Tape, count: Value) -> None:
+    def __init__(self, new: Recomputation, tapes: Tapes) -> None:
+        self.new, self.tapes, self.b = new, tapes, new.b
+        self.undone: list[Op] = []
+
+    # --- forwards ---------------------------------------------------------------------------------
+    def taped(self, block: Block, later: Sequence[Op] = ()) -> None:
+        """Carries out ``block`` again, without its terminator, as the sweep backwards will follow:
+        the loops directly in it write down what they carry. ``later``: what is carried out after
+        it, before that sweep."""
+        for k, op in enumerate(block.ops[:-1]):
+            if op.name in SCOPES:
+                self.tapes.snapshot(op, [*block.ops[k + 1 :], *later])
+            self.b.span = op.span
+            match op.name:
+                case "scf.for" if op in self.tapes.checkpoints:
+                    self._segments_of(op)
+                case "scf.for":
+                    tape = self.tapes.of(op, For(op).carried)
+                    self.new.for_(op, partial(self.tapes.write, tape))
+                case "scf.while":
+                    tape = self.tapes.of(op, While(op).before.args)
+                    tape.trips = self.new.while_(op, partial(self._evaluation, tape))
+                case _:
+                    self.new.op(op)
+
+    def _evaluation(self, tape: Tape, count: Value) -> None:
+        """Keeps what a ``scf.while`` carries where its condition is evaluated."""
         if tape.segment is None:
-            super()._write_evaluation(tape, count)
+            self.tapes.write(tape, count)
             return
         length = self._length(tape.extent.op)
         number = self.b.op("arith.floordivsi", count, length)
-        first = self.b.op("arith.muli", number, length)
-        branch = self.b.if_(self.b.op("arith.cmpi", first, count, predicate="eq"))
-        with self.b.at(If(branch).then):
-            self._write(tape, self._place(tape.extent.op, number))
-            self.b.do("scf.yield")
-        with self.b.at(If(branch).otherwise):
-            self.b.do("scf.yield")
-        self._write(tape, self.b.constant(0, index))  # the last one stays
+        first = self.b.muli(number, length)
+        with self.b.when(self.b.op("arith.cmpi", first, count, predicate="eq")):
+            self.tapes.write(tape, self._place(tape.extent.op, number))
+        self.tapes.write(tape, self.b.index(0))  # the last one stays
+
+    def _segments_of(self, op: Op) -> None:
+        """A ``scf.for`` that keeps the starts of its segments."""
+        inits = self.new.values(For(op).inits)
+        tape = self.tapes.of(op, For(op).carried)
+        n = self.b.trip_bound(*self.new.values(For(op).bounds))
+        loop = self.b.for_(self.b.index(0), self._count(op, n), self.b.index(1), inits)
+        with self.b.at(loop.body) as block:
+            number, *carried = block.args
+            self.new.stand(For(op).carried, carried)
+            self.tapes.write(tape, number)
+            self.b.do("scf.yield", *self._segment(op, *self._ends(op, number, n), carried, None))
+        self.new.stand(op.results, loop.results)
 
     # --- backwards --------------------------------------------------------------------------------
-    def _read_last(self, tape: Tape) -> Value:
-        """What a ``scf.while`` carried when its condition was evaluated for the last time. Gives
+    def last(self, op: Op) -> Value:
+        """Lets what a ``scf.while`` carries be that of the last evaluation of its condition. Gives
         the number of its iterations."""
+        tape = self.tapes[op]
         trips = tape.trips
         assert trips is not None
-        self._read(tape, trips if tape.segment is None else self.b.constant(0, index))
+        self.new.number[op] = trips
+        self.tapes.read(tape, trips if tape.segment is None else self.b.index(0))
         return trips
 
-    def _backwards(
-        self, op: Op, n: Value, starts: Sequence[Value],
-        undo: Callable[[Sequence[Value]], Sequence[Value]],
-    ) -> Sequence[Value]:  # fmt: skip
+    def backwards(
+        self, op: Op, n: Value, starts: Sequence[Value], reverse: Reverse
+    ) -> Sequence[Value]:
         """A loop through the iterations ``n - 1`` to 0 of ``op``, each with what it carried in its
-        place. ``undo(values)`` undoes one, and gives what is handed on to the one before; the last
-        one (the first to be undone) is given ``starts``. Gives what the first one gives.
+        place. The last one, the first to be reversed, is given ``starts``. Gives what the first one
+        hands on.
         """
-        tape = self.tapes[op]
-        zero = self.b.constant(0, index)
+        tape, zero = self.tapes[op], self.b.index(0)
         if tape.segment is None:
-            return self._undoing(op, self._span(tape, zero, n, starts, undo)).results
-        count = self._segments(op, n)
-        loop = self.b.for_(zero, count, self._one(), starts)
+            return self._undoing(op, self._span(tape, zero, n, starts, reverse)).results
+        count = self._count(op, n)
+        loop = self.b.for_(zero, count, self.b.index(1), starts)
         with self.b.at(loop.body) as block:
-            number = self.b.op("arith.subi", self.b.op("arith.subi", count, self._one()),
-                               block.args[0])  # fmt: skip
+            number = self._from_end(count, block.args[0])
             first, end = self._ends(op, number, n)
-            self._read(tape, self._place(op, number))
-            carried = [self.env[v] for v in tape.carried]
+            self.tapes.read(tape, self._place(op, number))
+            carried = [self.new.env[v] for v, _ in tape.values]
             self._segment(op, first, end, carried, tape.segment)
-            handed = self._span(tape.segment, first, end, block.args[1:], undo).results
-            self.b.do("scf.yield", *handed)
+            span = self._span(tape.segment, first, end, block.args[1:], reverse)
+            self.b.do("scf.yield", *span.results)
         return loop.results
 
-    def _forwards(
-        self, op: Op, starts: Sequence[Value], undo: Callable[[Sequence[Value]], Sequence[Value]]
-    ) -> Sequence[Value]:
+    def forwards(self, op: Op, starts: Sequence[Value], reverse: Reverse) -> Sequence[Value]:
         """The same in the order of the iterations, where nothing is handed on from one to the
         next: the loop then is one that other parts of the compiler understand."""
-        lower, upper, step = (self.env[v] for v in For(op).bounds)
+        lower, upper, step = self.new.values(For(op).bounds)
         loop = self._undoing(op, self.b.for_(lower, upper, step, starts))
         with self.b.at(loop.body) as block:
-            iv = block.args[0]
-            iv.name = For(op).index.name
-            self.env[For(op).index] = iv
-            tape, number = self.tapes[op], self.b.steps(iv, lower, step)
-            self.number[op] = number
-            self._read(tape, number)
-            self.around.append((tape.extent, number))
-            handed = undo(block.args[1:])
-            self.around.pop()
+            self.new.stand([For(op).index], block.args[:1])
+            tape, number = self.tapes[op], self.b.steps(block.args[0], lower, step)
+            self.new.number[op] = number
+            self.tapes.read(tape, number)
+            with self.tapes.inside(tape.extent, number):
+                handed = reverse(block.args[1:])
             self.b.do("scf.yield", *handed)
         return loop.results
 
     def _span(
-        self, tape: Tape, first: Value, end: Value, starts: Sequence[Value],
-        undo: Callable[[Sequence[Value]], Sequence[Value]],
-    ) -> Op:  # fmt: skip
+        self, tape: Tape, first: Value, end: Value, starts: Sequence[Value], reverse: Reverse
+    ) -> Op:
         """A loop through iterations ``end - 1`` to ``first``; ``tape`` begins with ``first``."""
-        zero, one = self.b.constant(0, index), self._one()
-        count = self.b.op("arith.subi", end, first)
-        loop = self.b.for_(zero, count, one, starts)
+        count = self.b.subi(end, first)
+        loop = self.b.for_(self.b.index(0), count, self.b.index(1), starts)
         with self.b.at(loop.body) as block:
-            place = self.b.op("arith.subi", self.b.op("arith.subi", count, one), block.args[0])
-            self._read(tape, place)
-            self.around.append((tape.extent, block.args[0]))
-            self._index(tape.extent.op, self.b.op("arith.addi", first, place))
-            handed = undo(block.args[1:])
-            self.around.pop()
+            place = self._from_end(count, block.args[0])
+            self.tapes.read(tape, place)
+            with self.tapes.inside(tape.extent, block.args[0]):
+                self.new.at_iteration(tape.extent.op, self.b.addi(first, place))
+                handed = reverse(block.args[1:])
             self.b.do("scf.yield", *handed)
         return loop
 
+    def _from_end(self, count: Value, number: Value) -> Value:
+        return self.b.subi(self.b.subi(count, self.b.index(1)), number)
+
     def _undoing(self, op: Op, loop: Op) -> Op:
-        """Notes that ``loop`` undoes every iteration of ``op``."""
         loop.attrs["undoes"] = len(self.undone)
         self.undone.append(op)
         return loop
@@ -138,60 +158,32 @@ class Checkpoints(Redo):
     ) -> Sequence[Value]:
         """The iterations ``first`` to ``end - 1``, which certainly take place, carried out on from
         ``inits`` and written on ``tape``. Gives what is carried on."""
-        loop = self.b.for_(first, end, self._one(), inits)
+        args = While(op).before.args if op.name == "scf.while" else For(op).carried
+        loop = self.b.for_(first, end, self.b.index(1), inits)
         with self.b.at(loop.body) as block:
             number, *carried = block.args
-            self._carry(op, carried)
+            self.new.stand(args, carried)
             if tape is not None:
-                self._write(tape, self.b.op("arith.subi", number, first))
-            self.b.do("scf.yield", *self._iteration(op, number))
+                self.tapes.write(tape, self.b.subi(number, first))
+            self.b.do("scf.yield", *self.new.iteration(op, number))
         return loop.results
-
-    def _carry(self, op: Op, carried: Sequence[Value]) -> None:
-        """Lets what the loop carries be ``carried``."""
-        args = While(op).before.args if op.name == "scf.while" else For(op).carried
-        for old, new in zip(args, carried, strict=True):
-            new.name = old.name
-            self.env[old] = new
-
-    def _iteration(self, op: Op, number: Value) -> list[Value]:
-        """Carries out one iteration, and gives what it hands on to the next."""
-        self._index(op, number)
-        last = op.body
-        if op.name == "scf.while":
-            last = While(op).after
-            self._redo_block(While(op).before, taping=False)
-            for old, value in zip(last.args, While(op).handed, strict=True):
-                self.env[old] = self.env[value]
-        self._redo_block(last, taping=False)
-        return [self.env[v] for v in last.terminator.operands]
-
-    def _index(self, op: Op, number: Value) -> None:
-        """Lets the index of a ``scf.for`` be that of iteration ``number``, counted from 0."""
-        self.number[op] = number
-        if op.name == "scf.for":
-            lower, _, step = (self.env[v] for v in For(op).bounds)
-            iv = For(op).index
-            self.env[iv] = self.b.op("arith.addi", lower, self.b.op("arith.muli", number, step))
-            self.env[iv].name = iv.name
 
     def _length(self, op: Op) -> Value:
         """How many iterations a segment of ``op`` has."""
-        return self.b.op("arith.index_cast", self.segments[op], type=index)
+        return self.b.op("arith.index_cast", self.tapes.segments[op], type=index)
 
-    def _segments(self, op: Op, n: Value) -> Value:
+    def _count(self, op: Op, n: Value) -> Value:
         """In how many segments ``op`` is cut, of ``n`` iterations."""
         length = self._length(op)
-        padded = self.b.op("arith.addi", n, self.b.op("arith.subi", length, self._one()))
+        padded = self.b.addi(n, self.b.subi(length, self.b.index(1)))
         return self.b.op("arith.floordivsi", padded, length)
 
     def _ends(self, op: Op, number: Value, n: Value) -> tuple[Value, Value]:
         """The first iteration of a segment, and the one after its last."""
         length = self._length(op)
-        first = self.b.op("arith.muli", number, length)
-        end = self.b.op("arith.minsi", self.b.op("arith.addi", first, length), n)
-        return first, end
+        first = self.b.muli(number, length)
+        return first, self.b.op("arith.minsi", self.b.addi(first, length), n)
 
     def _place(self, op: Op, number: Value) -> Value:
         """Where on the tape of starts a segment is."""
-        return self.b.op("arith.addi", number, self._one()) if op.name == "scf.while" else number
+        return self.b.addi(number, self.b.index(1)) if op.name == "scf.while" else number

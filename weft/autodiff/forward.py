@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from weft.autodiff.adjoint import Buffer
-from weft.autodiff.lengths import lengths
+from weft.autodiff.lengths import space
 from weft.autodiff.tangent import PREFIX, Tangent
 from weft.autodiff.twins import Walk
 from weft.errors import GradientError
@@ -130,7 +130,7 @@ class _Forward(Walk):
         self._check_head(head)
         extrema, products = self._reduced(op, _EXTREMA), self._reduced(op, ["mulf"])
         if extrema:
-            self.space = lengths(self.primal, [], {}).space
+            self.space = space(self.primal)
         factors = self._loop(op)
         totals = {k: self._keep_total(f"total.{k}", self.env[r]) for k, r in enumerate(op.results)}
         sums = {k: self._keep_total(f"{PREFIX}total.{k}", self.twin[r])

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from weft.index.access import Access, accesses
+from weft.index.access import Access
 from weft.index.budget import Budget
 from weft.index.meeting import aligned
 from weft.index.races import proven_apart
 from weft.index.relation import Text
-from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import Function, Op, Value, walk
 
 Contents = Literal["after", "before", "tape"]
 # Updates that are differentiated by what they found, where no other iteration updates the element.
@@ -30,12 +30,11 @@ UPDATES = {
 _MOST_PAIRS = 400
 
 
-def contents(function: Function) -> dict[Op, Contents]:
+def contents(function: Function, every: Sequence[Access]) -> dict[Op, Contents]:
     """What each load from an argument that ``function`` also writes saw, and what each of
-    ``UPDATES`` found that no other iteration can be in the way of."""
+    ``UPDATES`` found that no other iteration can be in the way of. ``every``: its accesses."""
     found: dict[Op, Contents] = {}
-    every = accesses(function)
-    whiles = _in_while(function.body, False)
+    whiles = _in_while(function)
     order = {a.op: k for k, a in enumerate(every)}
     once = function.attrs.get("tapes", ())  # written once, by construction
 
@@ -63,14 +62,9 @@ def _is_own_update(access: Access, group: Sequence[Access]) -> bool:
     return access.combiner in UPDATES and all(proven_apart(access, a, budget) for a in group)
 
 
-def _in_while(block: Block, inside: bool) -> set[Op]:
-    found: set[Op] = set()
-    for op in block.ops:
-        if inside:
-            found.add(op)
-        for region in op.regions:
-            found |= _in_while(region, inside or op.name == "scf.while")
-    return found
+def _in_while(function: Function) -> set[Op]:
+    loops = [op for op in walk(function.body) if op.name == "scf.while"]
+    return {inner for op in loops for region in op.regions for inner in walk(region)}
 
 
 def _meets(
@@ -131,13 +125,14 @@ def _apart(
     return budget.proves_empty(text.finish(f"[{', '.join(names)}]", constraints))
 
 
-def element_written_once(function: Function, memref: Value) -> bool:
+def element_written_once(function: Function, every: Sequence[Access], memref: Value) -> bool:
     """Proves that no iteration writes an element of ``memref`` twice, and that it only stores.
+    ``every``: the accesses of ``function``.
 
     The adjoint of such an array needs no resetting on the way back.
     """
-    writes = [a for a in accesses(function) if a.memref is memref and a.writes]
-    whiles = _in_while(function.body, False)
+    writes = [a for a in every if a.memref is memref and a.writes]
+    whiles = _in_while(function)
     if any(a.kind != "store" or a.op in whiles or not _distinct(a) for a in writes):
         return False
     pairs = [(a, b) for k, a in enumerate(writes) for b in writes[k + 1 :]]

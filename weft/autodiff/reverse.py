@@ -1,18 +1,23 @@
-"""The adjoint of a device loop: redo, then undo (see README.md)."""
+"""The adjoint of a device loop: carried out again, then backwards (see README.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-from weft.autodiff.adjoint import Adjoint
-from weft.autodiff.clean import clean
+from weft.autodiff.adjoint import Adjoint, Buffer, Extent
+from weft.autodiff.adjoints import Adjoints
+from weft.autodiff.checkpoints import Loops
 from weft.autodiff.gather import Form, gather
 from weft.autodiff.lengths import lengths
 from weft.autodiff.names import before_name, work_name
+from weft.autodiff.primal import Primal, array_of
+from weft.autodiff.recompute import Recomputation
+from weft.autodiff.sweep import Sweep
+from weft.autodiff.tape import Tapes
 from weft.autodiff.totals import Totals
 from weft.errors import GradientError
-from weft.ir.core import Function, Op, walk
-from weft.ir.views import Parallel, written_by
+from weft.ir.core import Function, Op
+from weft.ir.views import Parallel
 
 # What may follow the parallel loop: totals are converted and written.
 _TAIL = ("memref.store", "memref.atomic_rmw", "arith.truncf", "arith.extf")
@@ -46,114 +51,105 @@ def reverse(
     ``GradientError`` for what cannot be reversed correctly.
     """
     form = Form(split, wide, sort, stored, private)
-    return _Reversal(function, wanted, kept, lasting, checkpoints).run(form)
+    primal = Primal(function, wanted, kept)
+    primal.check()
+    return _Reversal(primal, lasting, checkpoints).run(form)
 
 
-class _Reversal(Totals):
-    """The whole: what comes before the parallel loop, the loop, and what comes after it."""
+class _Reversal:
+    """The whole, from its parts: a function ``new`` that carries the primal out again with
+    ``tapes``, and goes backwards through it."""
+
+    def __init__(self, primal: Primal, lasting: bool, checkpoints: Collection[Op]) -> None:
+        self.primal = primal
+        self.lasting = lasting
+        self.buffers: list[Buffer] = []
+        self.new = new = Recomputation(primal, "adjoint")
+        for op, which in primal.contents.items():
+            if which == "before":
+                memref = array_of(op)
+                new.argument(before_name(primal.name(memref)), memref.type)
+        self.tapes = Tapes(new, self.buffers, lasting, checkpoints)
+        self.loops = Loops(new, self.tapes)
+        self.adjoints = Adjoints(new)
+        self.sweep = Sweep(new, self.tapes, self.loops, self.adjoints)
+        self.totals = Totals(self.adjoints, self.buffers)
 
     def run(self, form: Form) -> Adjoint:
-        ops = self.primal.body.ops
-        places = [k for k, op in enumerate(ops) if op.name == "scf.parallel"]
-        if len(places) != 1:
-            raise GradientError("a loop without iterations has no gradient", self.primal.span)
-        (at,) = places
-        head, self.parallel, tail = ops[:at], ops[at], ops[at + 1 :]
-        if any(op.regions for op in (*head, *tail)):
-            raise GradientError(
-                "a loop or branch that is carried out before the device loop has no gradient: what "
-                "a function computes for its bounds", self.primal.span,
-                help="compute the bounds in the host part, and give the device loop numbers",
-            )  # fmt: skip
-        self._check_atomics()
-        for op in head:
-            self._redo(op)
-        self._parallel(self.parallel, tail)
-        self._undo_ops(head)
-        self.b.do("func.return")
-        main = clean(self.new)
-        gathered = gather(main, self._gradients(), self.parallel, self.undone, form)
-        steps = [*self.first, *gathered.steps]
+        primal = self.primal
+        self.new.ops(primal.head)
+        self._tail()
+        self._parallel()
+        self.sweep.ops(primal.head)
+        main = self.new.finished()
+        names = [v.name for m, v in self.adjoints.shadow.items()
+                 if m in primal.asked and m not in primal.written]  # fmt: skip
+        gathered = gather(main, names, primal.parallel, self.loops.undone, form)
+        steps = [*self.totals.first, *gathered.steps]
         used = {a.name for step in steps for a in step.args}
-        recorded = [op for op, name in self.versions.items() if name in used]
+        recorded = [op for op, name in primal.versions.items() if name in used]
         if recorded:
-            steps = [self._replay(recorded), *steps]
-            self.buffers += self._version_buffers()
+            steps.insert(0, self._replay(recorded))
         if self.lasting:
             for step in steps:
                 step.attrs["tapes"] = tuple(b.name for b in self.buffers if b.extents)
         left = {a.name for step in steps for a in step.args}
         workspaces = [w for w in (*self.buffers, *gathered.buffers) if w.name in left]
-        segments = [(v.name, op) for op, v in self.segments.items() if v.name in left]
+        segments = [(v.name, op) for op, v in self.tapes.segments.items() if v.name in left]
         loops = dict.fromkeys([x.op for w in workspaces for x in w.extents])
         loops |= dict.fromkeys(op for _, op in segments)
-        sizes = lengths(self.primal, list(loops), self.contents) if workspaces else None
         return Adjoint(
-            self.primal, tuple(self.names), tuple(steps), tuple(workspaces), tuple(segments), sizes,
+            primal.function, tuple(primal.names), tuple(steps), tuple(workspaces), tuple(segments),
+            lengths(primal, list(loops)) if workspaces else None,
             gathered.notes, gathered.sums, tuple(gathered.listed), frozenset(gathered.defined),
             gathered.dense, gathered.private,
-            {work_name(name): before_name(name) for name in self.names},
+            {work_name(name): before_name(name) for name in primal.names},
         )  # fmt: skip
 
-    def _check_atomics(self) -> None:
-        used = {v for op in walk(self.primal.body) for v in op.operands}
-        for op in walk(self.primal.body):
-            if op.name in ("memref.atomic_rmw", "memref.atomic_cas") and op.result in used:
-                memref = written_by(op)
-                if memref in self.written:
-                    raise GradientError(
-                        f"what an atomic operation found in `{memref.name}` is different when the "
-                        "loop is carried out again, as a gradient needs", op.span,
-                        help="compute such numbers in a loop of their own, before",
-                    )  # fmt: skip
+    def _replay(self, recorded: Collection[Op]) -> Function:
+        """Carries the loop out on copies of what it overwrites, and keeps what ``recorded`` find in
+        them."""
+        primal = self.primal
+        for op, name in primal.versions.items():
+            extents = tuple(map(Extent, primal.loops_around(op)))
+            element = array_of(op).memref.element.name
+            self.buffers.append(Buffer(name, element, primal.parallel, extents,
+                                       interleaved=primal.interleaved))  # fmt: skip
+        replay = self.new.beside("replay")
+        replay.on_copies()
+        replay.recorded = set(recorded)
+        return replay.carry_out()
 
-    def _gradients(self) -> list[str]:
-        """The adjoints into which reads accumulate, of arrays that are not written."""
-        return [v.name for m, v in self.shadow.items() if m in self.asked and m not in self.written]
+    def _tail(self) -> None:
+        """From the gradients of what a loop reduces into to the adjoints of its totals."""
+        for value in self.primal.parallel.results:  # the rules for casts do not look at it
+            self.new.env[value] = self.new.b.constant(0, value.scalar)
+        for op in self.primal.tail:
+            if op.name not in _TAIL and any(map(self.primal.varies, op.results)):
+                message = "what follows the parallel loop cannot be differentiated"
+                raise GradientError(message, op.span)
+            self.new.op(op)
+        self.sweep.ops(self.primal.tail)
 
-    def _parallel(self, op: Op, tail: Sequence[Op]) -> None:
-        lowers, uppers, steps = ([self.env[v] for v in vs] for vs in Parallel(op).ranges)
-        self._tail(op, tail)
-        body = op.body
-        outer = self._free([body], op)
-        zeros = [self._zero(v) for v in outer]
-        loop = self.b.parallel(lowers, uppers, steps, zeros, ["addf"] * len(outer))
-        saved, self.adj = self.adj, {}
-        with self.b.at(loop.body):
-            for old, new in zip(body.args, loop.body.args, strict=True):
-                new.name = old.name
-                self.env[old] = new
-            self.indices = [
-                self.b.steps(iv, lower, step)
-                for iv, lower, step in zip(loop.body.args, lowers, steps, strict=True)
-            ]
-            self._redo_block(body, taping=True)
-            for result, kind, given in zip(
-                op.results, Parallel(op).kinds, Parallel(op).contributions, strict=True
-            ):
-                if result in saved:
-                    self._reduction(kind, saved[result], result, given)
-            self._undo_block(body)
-            self.b.do("scf.reduce", *(self._adjoint(v) for v in outer))
-        self.adj = saved
+    def _parallel(self) -> None:
+        op, adjoints = self.primal.parallel, self.adjoints
+        outer = self.primal.used_in([op.body])
+        zeros = list(map(adjoints.zero, outer))
+        loop = self.new.parallel(zeros, ["addf"] * len(outer))
+        totals = [adjoints.of.get(result) for result in op.results]
+        rows = list(zip(Parallel(op).kinds, totals, op.results, strict=True))
+        with self.new.b.at(loop.body), adjoints.scope({}):
+            self.loops.taped(op.body)
+            for (kind, g, result), given in zip(rows, Parallel(op).contributions, strict=True):
+                if g is not None:
+                    self.totals.contribution(kind, g, result, given)
+            self.sweep.block(op.body)
+            self.new.b.do("scf.reduce", *(adjoints[v] for v in outer))
         for value, total in zip(outer, loop.results, strict=True):
-            self._add(value, total)
-        for kind, value, result in zip(
-            Parallel(op).kinds, Parallel(op).inits, op.results, strict=True
-        ):
-            if value in self.activity.values and result in self.adj:
+            adjoints.add(value, total)
+        for (kind, g, _), value in zip(rows, Parallel(op).inits, strict=True):
+            if self.primal.varies(value) and g is not None:
                 if kind != "addf":
                     raise GradientError("this reduction starts from a value that needs a gradient",
                                         op.span, help="combine with it after the loop")  # fmt: skip
-                self._add(value, self.adj[result])
-
-    def _tail(self, parallel: Op, tail: Sequence[Op]) -> None:
-        """From the gradients of what a loop reduces into to the adjoints of its totals."""
-        for value in parallel.results:  # the rules for casts do not look at it
-            self.env[value] = self.b.constant(0, value.scalar)
-        for op in tail:
-            if op.name not in _TAIL and any(v in self.activity.values for v in op.results):
-                raise GradientError("what follows the parallel loop cannot be differentiated",
-                                    op.span)  # fmt: skip
-            self._redo(op)
-        self._undo_ops(tail)
+                adjoints.add(value, g)

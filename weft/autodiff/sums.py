@@ -51,6 +51,6 @@ def _is_sum(value: Value, given: Value, chain: set[Op], sums: set[Value]) -> boo
     return op.name == "arith.addf" and _is_sum(value, b, chain, sums)
 
 
-def is_unread(value: Value, given: Value, block: Block) -> bool:
+def is_unread(value: Value, block: Block) -> bool:
     """A carried value that no iteration looks at but to hand it on."""
     return all(op is block.terminator for op in _uses(value, block))

@@ -5,168 +5,125 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.autodiff.adjoint import Buffer
-from weft.autodiff.clean import clean
-from weft.autodiff.undo import Undo
+from weft.autodiff.adjoints import Adjoints
+from weft.autodiff.recompute import Recomputation
 from weft.errors import GradientError
-from weft.ir.core import Op, Value
-from weft.ir.types import SCALARS, MemRefType, ScalarType
-from weft.ir.views import Parallel, constant_of
+from weft.ir.core import Function, Op, Value
+from weft.ir.types import ScalarType
+from weft.ir.views import Parallel
+
+# A reduction: its combiner, and what builds its first value and an iteration's contribution.
+Reduction = tuple[str, Callable[[Recomputation], Value], Callable[[Recomputation], Value]]
 
 
-class Totals(Undo):
-    """Adjoints of what iterations contribute to sums, products and extreme values."""
+class Totals:
+    """Adjoints of what iterations contribute to sums, products and extreme values.
 
-    def _reduction(self, kind: str, g: Value, result: Value, given: Value) -> None:
-        """The adjoint of one iteration's contribution ``given`` to a total."""
-        if given not in self.activity.values:
+    ``first``: loops that compute other totals, to be launched before the adjoint.
+    """
+
+    def __init__(self, adjoints: Adjoints, buffers: list[Buffer]) -> None:
+        self.adjoints, self.new = adjoints, adjoints.new
+        self.buffers = buffers
+        self.first: list[Function] = []
+
+    def contribution(self, kind: str, g: Value, result: Value, given: Value) -> None:
+        """The adjoint of one iteration's contribution ``given`` to a total, whose adjoint is
+        ``g``."""
+        if not self.new.primal.varies(given):
             return
         if kind == "addf":
-            self._add(given, g)
-            return
-        mine, zero, one = self.env[given], self._number(0.0, g), self._number(1.0, g)
-        if kind in ("maximumf", "minimumf"):
-            # The extreme values share the adjoint evenly, as torch.amax has it. What an iteration
-            # contributes is computed once and kept: computed again in another loop it may be
-            # rounded in another way, and equal nothing.
-            mine, extreme = self._kept(kind, given, result)
-            ties = self._ties(mine, extreme, result, one, zero)
-            share = self.b.op("arith.divf", g, ties)
-            self._add(given, self._select_equal(self._at(mine), self._at(extreme), share, zero))
+            self.adjoints.add(given, g)
+        elif kind in ("maximumf", "minimumf"):
+            self.adjoints.add(given, self._share_of_extremum(kind, g, result, given))
         elif kind == "mulf":
-            assert self.parallel is not None
-            first = Parallel(self.parallel).inits[self.parallel.results.index(result)]
-            zeros, rest = self._recount(
-                given,
-                [
-                    ("addf", zero, lambda c: self._select_equal(c, self._zero(given), one, zero)),
-                    (
-                        "mulf",
-                        self.env[first],
-                        lambda c: self._select_equal(c, self._zero(given), one, c),
-                    ),
-                ],
-                result,
-            )
-            others = self._select_equal(zeros, zero, self.b.op("arith.divf", rest, mine), zero)
-            alone = self._select_equal(zeros, one, rest, zero)
-            product = self._select_equal(mine, zero, alone, others)
-            self._add(given, self.b.op("arith.mulf", g, product))
+            factor = self._product_of_others(result, given, g.scalar)
+            self.adjoints.add(given, self.new.b.op("arith.mulf", g, factor))
         else:
-            raise GradientError(f"a parallel reduction by {kind} has no gradient", self.b.span)
+            message = f"a parallel reduction by {kind} has no gradient"
+            raise GradientError(message, self.new.b.span)
 
-    def _select_equal(self, x: Value, y: Value, yes: Value, no: Value) -> Value:
-        same = self.b.op("arith.cmpf", x, y, predicate="oeq")
-        return self.b.op("arith.select", same, yes, no)
+    def _share_of_extremum(self, kind: str, g: Value, result: Value, given: Value) -> Value:
+        """The extreme values share the adjoint evenly, as torch.amax has it. What an iteration
+        contributes is computed once and kept: computed again in another loop it may be rounded in
+        another way, and equal nothing."""
+        parallel, type, last = self.new.primal.parallel, g.scalar, result.name or "total"
+        mine = self._buffer("each", last, given.scalar, parallel)
+        extreme = self._buffer("extreme", last, given.scalar, None)
 
-    def _at(self, buffer: Buffer) -> Value:
-        """This iteration's entry of a workspace, or the number that it is."""
-        indices = self.indices if buffer.parallel is not None else []
-        return self.b.load(self._workspace(buffer), indices)
+        def contribution(new: Recomputation) -> Value:
+            value = _again(new, given)
+            new.b.store(value, new.workspace(mine), new.indices)
+            return value
 
-    def _workspace(self, buffer: Buffer) -> Value:
-        found = next((a for a in self.new.args if a.name == buffer.name), None)
-        if found is not None:
-            return found
-        rank = len(self.indices) if buffer.parallel is not None else 0
-        return self._argument(buffer.name, MemRefType(SCALARS[buffer.element], rank))
+        def is_extreme(new: Recomputation) -> Value:
+            zero, one = new.b.constant(0.0, type), new.b.constant(1.0, type)
+            return new.b.if_equal(_entry(new, mine), _entry(new, extreme), one, zero)
 
-    def _buffer(self, what: str, result: Value, element: ScalarType, *, each: bool) -> Buffer:
-        made = Buffer(
-            what + (result.name or "total"), element.name, self.parallel if each else None
-        )
-        self.buffers.append(made)
-        return made
+        self._loop("extreme", [(kind, self._start(result), contribution)], [extreme])
+        ties = self._buffer("ties", last, type, None)
+        self._loop("ties", [_count(type, is_extreme)], [ties])
+        b = self.new.b
+        share = b.op("arith.divf", g, _entry(self.new, ties))
+        extremes = _entry(self.new, mine), _entry(self.new, extreme)
+        return b.if_equal(*extremes, share, b.constant(0.0, type))
 
-    @property
-    def _suffix(self) -> str:
-        """Of a loop that is launched before the adjoint, in names."""
-        return f"{self.order}.{len(self.first)}."
+    def _product_of_others(self, result: Value, given: Value, type: ScalarType) -> Value:
+        """The product of what all other iterations contribute, also with zeros among it."""
 
-    def _launched_before(
-        self, name: str, wanted: Sequence[tuple[str, Value]], totals: Sequence[Buffer],
-        parts: Callable[[], Sequence[Value]],
-    ) -> None:  # fmt: skip
-        """The loop once more, with other totals, launched before the adjoint: ``wanted`` are their
-        combiners and first values (constants, or what the head computes), ``totals`` where they go;
-        ``parts`` builds what an iteration contributes."""
-        assert self.parallel is not None
-        before = self.env
-        with self._beside(f"{name}{len(self.first)}") as function:
-            for op in self.primal.body.ops[: self.primal.body.ops.index(self.parallel)]:
-                self._redo(op)
-            inits = [self._once_more(first, before) for _, first in wanted]
-            loop = self._again(inits, [kind for kind, _ in wanted])
-            with self.b.at(loop.body):
-                self.b.do("scf.reduce", *parts())
-            for total, buffer in zip(loop.results, totals, strict=True):
-                self.b.store(total, self._workspace(buffer), [])
-            self.b.do("func.return")
-        self.first.append(clean(function))
+        def is_zero(new: Recomputation) -> Value:
+            one, zero = new.b.constant(1.0, type), new.b.constant(0.0, type)
+            return new.b.if_equal(_again(new, given), zero, one, zero)
 
-    def _iteration_again(self, given: Value) -> Value:
-        assert self.parallel is not None
-        self._redo_block(self.parallel.body, taping=False)
-        return self.env[given]
+        def unless_zero(new: Recomputation) -> Value:
+            value, zero = new.env[given], new.b.constant(0.0, type)
+            return new.b.if_equal(value, zero, new.b.constant(1.0, type), value)
 
-    def _kept(self, kind: str, given: Value, result: Value) -> tuple[Buffer, Buffer]:
-        """What each iteration contributes to an extreme value, and that value."""
-        assert self.parallel is not None
-        first = self.env[Parallel(self.parallel).inits[self.parallel.results.index(result)]]
-        mine = self._buffer(f"each{self._suffix}", result, given.scalar, each=True)
-        extreme = self._buffer(f"extreme{self._suffix}", result, given.scalar, each=False)
+        last = result.name or "total"
+        totals = [self._buffer("total", f"{k}.{last}", type, None) for k in range(2)]
+        product = "mulf", self._start(result), unless_zero
+        self._loop("totals", [_count(type, is_zero), product], totals)
+        zeros, rest = (_entry(self.new, total) for total in totals)
+        b, mine = self.new.b, self.new.env[given]
+        zero, one = b.constant(0.0, type), b.constant(1.0, type)
+        others = b.if_equal(zeros, zero, b.op("arith.divf", rest, mine), zero)
+        alone = b.if_equal(zeros, one, rest, zero)
+        return b.if_equal(mine, zero, alone, others)
 
-        def part() -> list[Value]:
-            value = self._iteration_again(given)
-            self.b.store(value, self._workspace(mine), self.indices)
-            return [value]
+    def _start(self, result: Value) -> Callable[[Recomputation], Value]:
+        parallel = self.new.primal.parallel
+        init = Parallel(parallel).inits[parallel.results.index(result)]
+        return lambda new: new.env[init]
 
-        self._launched_before("extreme", [(kind, first)], [extreme], part)
-        return mine, extreme
+    def _buffer(self, what: str, last: str, element: ScalarType, parallel: Op | None) -> Buffer:
+        name = f"{what}{self.new.primal.order}.{len(self.first)}.{last}"
+        self.buffers.append(Buffer(name, element.name, parallel))
+        return self.buffers[-1]
 
-    def _ties(self, mine: Buffer, extreme: Buffer, result: Value, one: Value, zero: Value) -> Value:
-        """How many iterations contribute the extreme value."""
-        ties = self._buffer(f"ties{self._suffix}", result, one.scalar, each=False)
+    def _loop(self, name: str, wanted: Sequence[Reduction], totals: Sequence[Buffer]) -> None:
+        """The head and the loop once more, with the reductions ``wanted``, to be launched before
+        the adjoint. ``totals``: where their results go."""
+        new = self.new.beside(f"{name}{len(self.first)}")
+        starts = [start(new) for _, start, _ in wanted]
+        loop = new.parallel(starts, [kind for kind, _, _ in wanted])
+        with new.b.at(loop.body):
+            new.b.do("scf.reduce", *[part(new) for _, _, part in wanted])
+        for total, buffer in zip(loop.results, totals, strict=True):
+            new.b.store(total, new.workspace(buffer), [])
+        self.first.append(new.finished())
 
-        def part() -> list[Value]:
-            none, single = self._number(0.0, zero), self._number(1.0, one)
-            return [self._select_equal(self._at(mine), self._at(extreme), single, none)]
 
-        self._launched_before("ties", [("addf", zero)], [ties], part)
-        return self._at(ties)
+def _count(type: ScalarType, one: Callable[[Recomputation], Value]) -> Reduction:
+    return "addf", lambda new: new.b.constant(0.0, type), one
 
-    def _recount(
-        self, given: Value, wanted: Sequence[tuple[str, Value, Callable[[Value], Value]]],
-        result: Value,
-    ) -> list[Value]:  # fmt: skip
-        """More totals over all iterations, as the adjoint reads them: each of ``wanted`` is a
-        combiner, its first value, and what an iteration contributes, made of ``given``."""
-        totals = [self._buffer(f"total{self._suffix}{k}.", result, first.scalar, each=False)
-                  for k, (_, first, _) in enumerate(wanted)]  # fmt: skip
 
-        def parts() -> list[Value]:
-            value = self._iteration_again(given)
-            return [self._remade(part, value) for _, _, part in wanted]
+def _entry(new: Recomputation, buffer: Buffer) -> Value:
+    """This iteration's entry of a workspace, or the number that it is."""
+    indices = new.indices if buffer.parallel is not None else []
+    return new.b.load(new.workspace(buffer), indices)
 
-        firsts = [(kind, first) for kind, first, _ in wanted]
-        self._launched_before("totals", firsts, totals, parts)
-        return [self._at(total) for total in totals]
 
-    def _once_more(self, value: Value, before: dict[Value, Value]) -> Value:
-        """A constant, or a value of the head, in the function that is being built now."""
-        number = constant_of(value)
-        if number is not None:
-            return self.b.constant(number, value.scalar)
-        return self.env[next(old for old, new in before.items() if new is value)]
-
-    def _remade(self, part: Callable[[Value], Value], given: Value) -> Value:
-        """``part(given)``, with the constants that it closed over made anew."""
-        start = len(self.b.block.ops)
-        value = part(given)
-        for op in self.b.block.ops[start:]:
-            for k, operand in enumerate(op.operands):
-                number = constant_of(operand)
-                if number is not None and operand.op not in self.b.block.ops:
-                    copy = Op("arith.constant", [], [operand.type], {"value": number}, span=op.span)
-                    self.b.block.ops.insert(start, copy)
-                    op.operands[k] = copy.result
-        return value
+def _again(new: Recomputation, given: Value) -> Value:
+    """What an iteration contributes, computed once more."""
+    new.ops(new.primal.parallel.body.ops[:-1])
+    return new.env[given]

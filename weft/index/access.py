@@ -143,6 +143,7 @@ class Extraction:
     def __init__(self, function: Function) -> None:
         self.found: list[Access] = []
         self.bounds: list[tuple[Op, Access]] = []  # weft.bounds operations, as accesses in shape
+        self.loops: dict[Op, tuple[Loop, ...]] = {}  # each loop's index, and those around it
         self._args = set(function.args)
         self._symbols: set[Value] = set(function.args)
         self._locals: set[Value] = set()
@@ -162,10 +163,11 @@ class Extraction:
                     loop = Parallel(op)
                     pairs = zip(loop.indices, loop.axes, strict=True)
                     new = [self._loop(iv, *bounds, True) for iv, bounds in pairs]
-                    self._walk(op.body, (*loops, *new), guards)
+                    self.loops[op] = *loops, *new
+                    self._walk(op.body, self.loops[op], guards)
                 case "scf.for":
-                    serial = self._loop(For(op).index, *For(op).bounds, False)
-                    self._walk(op.body, (*loops, serial), guards)
+                    self.loops[op] = *loops, self._loop(For(op).index, *For(op).bounds, False)
+                    self._walk(op.body, self.loops[op], guards)
                 case "scf.if":
                     condition = self._condition(If(op).condition)
                     self._walk(If(op).then, loops, (*guards, condition))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from weft.ir.core import Block, Function, Op, Value
@@ -58,6 +59,28 @@ class Builder:
         value = bool(value) if type is i1 else float(value) if type.is_float else int(value)
         return self.op("arith.constant", type=type, value=value)
 
+    def index(self, value: int) -> Value:
+        return self.constant(value, index)
+
+    def addi(self, a: Value, b: Value) -> Value:
+        return self.op("arith.addi", a, b)
+
+    def subi(self, a: Value, b: Value) -> Value:
+        return self.op("arith.subi", a, b)
+
+    def muli(self, a: Value, b: Value) -> Value:
+        return self.op("arith.muli", a, b)
+
+    def if_equal(self, x: Value, y: Value, yes: Value, no: Value) -> Value:
+        """``yes`` where two floats are equal, else ``no``."""
+        same = self.op("arith.cmpf", x, y, predicate="oeq")
+        return self.op("arith.select", same, yes, no)
+
+    def copied(self, op: Op, lookup: Callable[[Value], Value]) -> Op:
+        """A copy of ``op``, which has no regions, of the operands that ``lookup`` gives."""
+        operands, types = [lookup(v) for v in op.operands], [r.type for r in op.results]
+        return self.append(Op(op.name, operands, types, dict(op.attrs)))
+
     def load(self, memref: Value, indices: Sequence[Value]) -> Value:
         return self.op("memref.load", memref, *indices, type=memref.memref.element)
 
@@ -93,6 +116,33 @@ class Builder:
 
     def if_(self, condition: Value, types: Sequence[Type] = ()) -> Op:
         return self.append(Op("scf.if", [condition], list(types), {}, [Block(), Block()]))
+
+    @contextmanager
+    def when(self, condition: Value) -> Generator[None]:
+        """What is built in the ``with`` happens where ``condition`` holds."""
+        then, otherwise = self.if_(condition).regions
+        with self.at(then):
+            yield
+            self.do("scf.yield")
+        with self.at(otherwise):
+            self.do("scf.yield")
+
+    def nest(
+        self, extents: Sequence[Callable[[], Value]], body: Callable[[list[Value]], object],
+        at: Sequence[Value] = (),
+    ) -> None:  # fmt: skip
+        """``body`` for every subscript of an array of ``extents``, behind the subscripts ``at``."""
+        if not extents:
+            body(list(at))
+            return
+        loop = self.for_(self.index(0), extents[0](), self.index(1))
+        with self.at(loop.body) as block:
+            self.nest(extents[1:], body, [*at, block.args[0]])
+            self.do("scf.yield")
+
+    def each_element(self, memref: Value, body: Callable[[list[Value]], object]) -> None:
+        """``body`` for every subscript of a local array."""
+        self.nest([partial(self.index, n) for n in memref.memref.shape or ()], body)
 
     def while_(self, inits: Sequence[Value], types: Sequence[Type]) -> Op:
         """An ``scf.while``; ``types`` are those that scf.condition hands on (and the results)."""

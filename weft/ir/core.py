@@ -7,7 +7,7 @@ carries a substitution and builds a new one (see ``builder.Rewriter``).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from weft.ir.types import MemRefType, ScalarType, Type
@@ -161,3 +161,25 @@ def walk(block: Block) -> Iterator[Op]:
         yield op
         for region in op.regions:
             yield from walk(region)
+
+
+def parents(block: Block) -> dict[Op | Block, Op | None]:
+    """The operation around each operation and block below ``block``, and around itself: None."""
+    found: dict[Op | Block, Op | None] = {block: None}
+    for op in walk(block):
+        for region in op.regions:
+            found[region] = op
+            found |= dict.fromkeys(region.ops, op)
+    return dict.fromkeys(block.ops) | found
+
+
+def defined(blocks: Iterable[Block]) -> set[Value]:
+    """The values made in ``blocks``: arguments and results."""
+    found: set[Value] = set()
+    for block in blocks:
+        found.update(block.args)
+        for op in walk(block):
+            found.update(op.results)
+            for region in op.regions:
+                found.update(region.args)
+    return found

@@ -67,7 +67,9 @@ class Loop:
     @functools.cached_property
     def overwritten(self) -> set[Op]:
         """The reads of contents that the loop overwrites."""
-        return {op for op, which in contents(self.function).items() if which != "after"}
+        return {
+            op for op, which in contents(self.function, self.accesses).items() if which != "after"
+        }
 
     @functools.cached_property
     def before(self) -> list[int]:

@@ -1,0 +1,140 @@
+"""The loop that is differentiated, and what is known of it, which nothing here changes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from weft.autodiff.activity import activity
+from weft.autodiff.memory import contents, element_written_once
+from weft.autodiff.names import adjoint_prefix, unique_names
+from weft.errors import GradientError
+from weft.index.access import Access, accesses
+from weft.ir.core import Block, Function, Op, Value, defined, parents, walk
+from weft.ir.views import accessed_by, written_by
+from weft.ir.writes import loaded, written
+
+_ACCESSES = ("memref.load", "memref.store", "memref.atomic_rmw", "memref.atomic_cas")
+
+
+class Primal:
+    """``function`` with its parallel loop, ``head`` and ``tail`` around it, and answers to what a
+    recomputation and a reverse sweep ask of its operations.
+
+    ``asked``: the arguments whose gradient is wanted. ``once``: those whose elements are stored at
+    most once, and were fresh: their adjoints need no resetting. ``interleaved``: tapes are laid out
+    so that neighbouring iterations of the parallel loop are neighbours. ``versions``: the name of
+    the tape of each read that saw contents which are overwritten later.
+    """
+
+    def __init__(self, function: Function, wanted: Collection[int], kept: Collection[int]) -> None:
+        args, every = function.args, accesses(function)
+        ops = function.body.ops
+        places = [k for k, op in enumerate(ops) if op.name == "scf.parallel"]
+        if len(places) != 1:
+            raise GradientError("a loop without iterations has no gradient", function.span)
+        (at,) = places
+        self.function = function
+        self.head, self.parallel, self.tail = ops[:at], ops[at], ops[at + 1 :]
+        self.names = unique_names(function)
+        self.activity = activity(function, [args[k] for k in wanted])
+        self.contents = contents(function, every)
+        self.written = written(function) & set(args)
+        self.asked = {args[k] for k in wanted}
+        fresh = self.activity.arrays & {args[k] for k in kept}
+        self.once = {m for m in self.written & fresh if element_written_once(function, every, m)}
+        self.order: int = function.attrs.get("order", 0) + 1
+        self.prefix = adjoint_prefix(function)
+        self.interleaved = _are_neighbours(every)
+        self.versions = {
+            op: f"version{self.order}.{k}.{self.name(array_of(op))}"
+            for k, (op, which) in enumerate(self.contents.items()) if which == "tape"
+        }  # fmt: skip
+        self._parents = parents(function.body) if self.versions else {}
+
+    def name(self, memref: Value) -> str:
+        return self.names[self.function.args.index(memref)]
+
+    def varies(self, value: Value) -> bool:
+        """Whether ``value`` is a float that depends on what is differentiated."""
+        return value in self.activity.values
+
+    def loops_around(self, op: Op) -> list[Op]:
+        """The sequential loops around ``op``, outermost first."""
+        found: list[Op] = []
+        parent = self._parents[op]
+        while parent is not None:
+            if parent.name in ("scf.for", "scf.while"):
+                found.insert(0, parent)
+            parent = self._parents[parent]
+        return found
+
+    def used_in(self, blocks: Sequence[Block]) -> list[Value]:
+        """The values that vary, are used in ``blocks`` and come from outside."""
+        inside = defined(blocks)
+        used = dict.fromkeys(v for block in blocks for op in walk(block) for v in op.operands)
+        return [v for v in used if v not in inside and self.varies(v)]
+
+    def touches(self, op: Op) -> bool:
+        """Whether anything in ``op`` reads or writes memory that has an adjoint."""
+        return any(
+            o.name in _ACCESSES and not self.activity.arrays.isdisjoint(o.operands)
+            for region in op.regions for o in walk(region)
+        )  # fmt: skip
+
+    def overwrites(self, op: Op) -> bool:
+        """Whether an element of an argument that has an adjoint may be written by several
+        iterations of ``op``, or written by one and read by another."""
+        read = loaded(op)
+        mine = written(op) & self.written & self.activity.arrays
+        return any(m not in self.once or m in read for m in mine)
+
+    def locals_stored(self, op: Op) -> list[Value]:
+        """The local arrays from outside of ``op`` that it writes."""
+        return [m for m in written(op) if m not in self.written and m not in defined(op.regions)]
+
+    def locals_read(self, op: Op) -> list[Value]:
+        """The local arrays from outside of ``op`` in which it finds something."""
+        inside = {*self.function.args, *defined(op.regions)}
+        found = [accessed_by(o) for region in op.regions for o in walk(region)
+                 if o.name in _ACCESSES and o.name != "memref.store"]  # fmt: skip
+        return [m for m in dict.fromkeys(found) if m is not None and m not in inside]
+
+    def check(self) -> None:
+        """Raises ``GradientError`` for what a reverse sweep cannot go through."""
+        if any(op.regions for op in (*self.head, *self.tail)):
+            raise GradientError(
+                "a loop or branch that is carried out before the device loop has no gradient: what "
+                "a function computes for its bounds", self.function.span,
+                help="compute the bounds in the host part, and give the device loop numbers",
+            )  # fmt: skip
+        used = {v for op in walk(self.function.body) for v in op.operands}
+        for op in walk(self.function.body):
+            memref = written_by(op)
+            if memref in self.written and not used.isdisjoint(op.results):
+                raise GradientError(
+                    f"what an atomic operation found in `{memref.name}` is different when the "
+                    "loop is carried out again, as a gradient needs", op.span,
+                    help="compute such numbers in a loop of their own, before",
+                )  # fmt: skip
+
+
+def array_of(op: Op) -> Value:
+    """The array that ``op`` accesses."""
+    memref = accessed_by(op)
+    assert memref is not None
+    return memref
+
+
+def _are_neighbours(every: Sequence[Access]) -> bool:
+    """Whether neighbouring iterations of the parallel loop touch neighbouring elements in most of
+    what its sequential loops read and write. Tapes are then laid out so that they do as well: they
+    can be vectors of a CPU, and are coalesced on a GPU."""
+    votes = 0
+    for access in every:
+        if access.parallel and access.serial and not access.local:
+            iv = access.parallel[-1]
+            if access.stride(iv) in (1, -1):
+                votes += 1
+            elif any(p is None or p.mentions(iv) for p in access.subscripts):
+                votes -= 1
+    return votes > 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from weft.autodiff.adjoint import Additions, Buffer, Extent, Listed
@@ -32,6 +32,7 @@ from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, i64, index
 from weft.ir.views import memory
 from weft.passes.demote import demote
+from weft.passes.siblings import blocks
 
 
 @dataclass(slots=True)
@@ -342,15 +343,8 @@ def _keep(r: Rewriter, new: Function, value: Value, place: Value, slicer: Slicer
     if isinstance(owner, Block):
         owner.ops[:0] = made.ops
         return
-    for block in _blocks(new.body):
+    for block in blocks(new.body):
         if owner in block.ops:
             after = block.ops.index(owner) + 1
             block.ops[after:after] = made.ops
             return
-
-
-def _blocks(block: Block) -> Iterator[Block]:
-    yield block
-    for op in block.ops:
-        for region in op.regions:
-            yield from _blocks(region)

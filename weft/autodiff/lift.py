@@ -9,8 +9,8 @@ from weft.index.access import Access, accesses
 from weft.index.bounds import in_range
 from weft.index.expression import Dim, atom
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.views import For, If, constant_of, memory
+from weft.ir.core import Function, Op, Value, defined
+from weft.ir.views import For, constant_of, memory
 
 
 def lift(function: Function, names: Collection[str]) -> Function:
@@ -29,7 +29,7 @@ def lift(function: Function, names: Collection[str]) -> Function:
         if op.name != "scf.for":
             return None
         body = op.body
-        inside = _defined(body)
+        inside = defined([body])
         sums = [o for o in body.ops if _is_sum(o, names) and not inside & {*memory(o)[1]}]
         if not sums:
             return None
@@ -73,12 +73,8 @@ def _add(
         if op in safe:
             safe.add(rewriter.block.ops[-1])
         return
-    branch = rewriter.if_(rewriter.op("arith.cmpi", *ends, predicate="slt"))
-    with rewriter.at(If(branch).then):
+    with rewriter.when(rewriter.op("arith.cmpi", *ends, predicate="slt")):
         rewriter.atomic_rmw("addf", value, memref, subscripts)
-        rewriter.do("scf.yield")
-    with rewriter.at(If(branch).otherwise):
-        rewriter.do("scf.yield")
 
 
 def _runs(lower: Value, upper: Value) -> bool:
@@ -100,12 +96,3 @@ def _in_range(access: Access) -> bool:
 def _is_sum(op: Op, names: Collection[str]) -> bool:
     return (op.name == "memref.atomic_rmw" and op.attrs["kind"] == "addf"
             and memory(op)[0].name in names)  # fmt: skip
-
-
-def _defined(block: Block) -> set[Value]:
-    found = set(block.args)
-    for op in walk(block):
-        found.update(op.results)
-        for region in op.regions:
-            found.update(region.args)
-    return found

@@ -14,6 +14,7 @@ from typing import Literal
 
 from weft.index.access import Access
 from weft.index.budget import Budget
+from weft.index.expression import Poly
 from weft.index.meeting import aligned
 from weft.index.races import proven_apart
 from weft.index.relation import Text
@@ -144,15 +145,10 @@ def _distinct(access: Access) -> bool:
     """Whether different serial iterations write different elements, seen from the subscripts: each
     serial index is in one of its own."""
     serial = set(access.serial)
-    for iv in access.serial:
-        alone = False
-        for poly in access.subscripts:
-            if poly is None:
-                continue
-            leaves = list(poly.leaves())
-            others = serial - {iv}
-            if poly.terms.get((iv,)) and leaves.count(iv) == 1 and not others & set(leaves):
-                alone = True
-        if not alone:
-            return False
-    return True
+
+    def alone(iv: Value, poly: Poly) -> bool:
+        leaves = list(poly.leaves())
+        return bool(poly.terms.get((iv,))) and leaves.count(iv) == 1 and serial & {*leaves} == {iv}
+
+    known = [poly for poly in access.subscripts if poly is not None]
+    return all(any(alone(iv, poly) for poly in known) for iv in serial)

@@ -8,6 +8,7 @@ in their order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from weft.ir.builder import Builder, Rewriter
 from weft.ir.core import Function, Op, Value
@@ -73,17 +74,8 @@ def _with_copies(argument: Value, copies: Mapping[str, str]) -> Type:
 def _clear(b: Builder, part: Value, chunk: Value) -> None:
     type = part.memref
     nothing = b.constant(0.0, type.element)
-
-    def nest(at: list[Value]) -> None:
-        if len(at) == type.rank:
-            b.store(nothing, part, at)
-            return
-        ends = b.constant(0, index), b.op("memref.dim", part, axis=len(at)), b.constant(1, index)
-        with b.at(b.for_(*ends).body) as block:
-            nest([*at, block.args[0]])
-            b.do("scf.yield")
-
-    nest([chunk])
+    extents = [partial(b.op, "memref.dim", part, axis=k) for k in range(1, type.rank)]
+    b.nest(extents, lambda at: b.store(nothing, part, at), [chunk])
 
 
 def _iterations(r: Rewriter, parallel: Op, chunk: Value, count: Value) -> None:
@@ -92,15 +84,9 @@ def _iterations(r: Rewriter, parallel: Op, chunk: Value, count: Value) -> None:
     lowers, uppers, steps = ([r.lookup(v) for v in vs] for vs in Parallel(parallel).ranges)
     zero, one = r.constant(0, index), r.constant(1, index)
 
-    def add(a: Value, b: Value) -> Value:
-        return r.op("arith.addi", a, b)
-
-    def minus(a: Value, b: Value) -> Value:
-        return r.op("arith.subi", a, b)
-
     def over(a: Value, b: Value) -> Value:
         """a / b, rounded up."""
-        return r.op("arith.floordivsi", add(a, minus(b, one)), b)
+        return r.op("arith.floordivsi", r.addi(a, r.subi(b, one)), b)
 
     def divide(number: Value, trip: Value) -> tuple[Value, Value]:
         rest = r.op("arith.remsi", number, r.op("arith.maxsi", trip, one))
@@ -109,14 +95,14 @@ def _iterations(r: Rewriter, parallel: Op, chunk: Value, count: Value) -> None:
     trips = [r.trip_count(*bounds) for bounds in zip(lowers, uppers, steps, strict=True)]
     total = trips[0]
     for trip in trips[1:]:
-        total = r.op("arith.muli", total, trip)
+        total = r.muli(total, trip)
     size = over(total, count)
-    first = r.op("arith.minsi", r.op("arith.muli", chunk, size), total)
-    end = r.op("arith.minsi", add(first, size), total)
+    first = r.op("arith.minsi", r.muli(chunk, size), total)
+    end = r.op("arith.minsi", r.addi(first, size), total)
 
     def inside(counts: Sequence[Value]) -> None:
         for iv, lower, step, number in zip(parallel.body.args, lowers, steps, counts, strict=True):
-            value = add(lower, r.op("arith.muli", number, step))
+            value = r.addi(lower, r.muli(number, step))
             value.name = iv.name
             r.replacement[iv] = value
         for op in parallel.body.ops[:-1]:
@@ -131,10 +117,10 @@ def _iterations(r: Rewriter, parallel: Op, chunk: Value, count: Value) -> None:
     rows = r.for_(r.op("arith.floordivsi", first, length), over(end, length), one)
     with r.at(rows.body) as block:
         (row,) = block.args
-        passed = r.op("arith.muli", row, length)
+        passed = r.muli(row, length)
         outer = list(unravel(row, reversed(trips[1:-1]), divide))
-        low = r.op("arith.maxsi", minus(first, passed), zero)
-        high = r.op("arith.minsi", minus(end, passed), trips[-1])
+        low = r.op("arith.maxsi", r.subi(first, passed), zero)
+        high = r.op("arith.minsi", r.subi(end, passed), trips[-1])
         with r.at(r.for_(low, high, one).body) as block:
             inside([*reversed(outer), block.args[0]])
         r.do("scf.yield")

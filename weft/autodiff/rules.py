@@ -251,47 +251,15 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 # Piecewise constant, or without floats among operands or results.
-ZERO: frozenset[str] = frozenset(
-    [
-        "arith.constant",
-        "arith.addi",
-        "arith.subi",
-        "arith.muli",
-        "arith.floordivsi",
-        "arith.divui",
-        "arith.remsi",
-        "arith.remui",
-        "arith.andi",
-        "arith.ori",
-        "arith.xori",
-        "arith.shli",
-        "arith.shrsi",
-        "arith.shrui",
-        "arith.minsi",
-        "arith.maxsi",
-        "arith.minui",
-        "arith.maxui",
-        "arith.cmpi",
-        "arith.cmpf",
-        "arith.extsi",
-        "arith.extui",
-        "arith.trunci",
-        "arith.index_cast",
-        "arith.sitofp",
-        "arith.uitofp",
-        "arith.fptosi",
-        "arith.fptoui",
-        "math.floor",
-        "math.ceil",
-        "math.trunc",
-        "math.roundeven",
-        "math.absi",
-        "math.isnan",
-        "math.isinf",
-        "math.ctpop",
-        "memref.dim",
-    ]
-)
+ZERO = frozenset((
+    "arith.constant", "arith.addi", "arith.subi", "arith.muli", "arith.floordivsi", "arith.divui",
+    "arith.remsi", "arith.remui", "arith.andi", "arith.ori", "arith.xori", "arith.shli",
+    "arith.shrsi", "arith.shrui", "arith.minsi", "arith.maxsi", "arith.minui", "arith.maxui",
+    "arith.cmpi", "arith.cmpf", "arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast",
+    "arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.fptoui", "math.floor", "math.ceil",
+    "math.trunc", "math.roundeven", "math.absi", "math.isnan", "math.isinf", "math.ctpop",
+    "memref.dim",
+))  # fmt: skip
 
 # Declared without a rule: a float's bits taken as a number have no derivative that means anything.
 REFUSED: frozenset[str] = frozenset({"arith.bitcast"})

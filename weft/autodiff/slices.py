@@ -9,7 +9,7 @@ from weft.errors import WeftError
 from weft.index.access import Access
 from weft.index.expression import Dim
 from weft.ir.builder import Builder, Rewriter
-from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.core import Block, Function, Op, Value, inputs, parents, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i64, index
 from weft.ir.views import For, If, loop_of, memory
@@ -36,21 +36,12 @@ class Slicer:
         self.dims: int = self.parallel.attrs["dims"]
         self.spilled: list[Value] = []
         self.written = written(function)
-        self.depth: dict[
-            Value, Op | None
-        ] = {}  # the operation with regions that a value is made in
-        self.parents: dict[Op, Op | None] = {}
-        self._survey(function.body, None)
+        self.parents = parents(function.body)
 
-    def _survey(self, block: Block, parent: Op | None) -> None:
-        for arg in block.args:
-            self.depth[arg] = parent
-        for op in block.ops:
-            self.parents[op] = parent
-            for result in op.results:
-                self.depth[result] = parent
-            for region in op.regions:
-                self._survey(region, op)
+    def _around_value(self, value: Value) -> Op | None:
+        """The operation with regions that ``value`` is made in."""
+        assert value.owner is not None
+        return self.parents[value.owner]
 
     # --- workspaces -------------------------------------------------------------------------------
     def name(self, k: int) -> str:
@@ -64,7 +55,7 @@ class Slicer:
 
     def loops(self, value: Value) -> list[Op]:
         """The sequential loops around ``value``, which has a workspace."""
-        found = self.undoing(self.depth[value])
+        found = self.undoing(self._around_value(value))
         assert found is not None
         return found
 
@@ -92,7 +83,7 @@ class Slicer:
     # --- may it be copied? ------------------------------------------------------------------------
     def is_fixed(self, value: Value) -> bool:
         """Whether ``value`` is made outside of the parallel loop."""
-        return self.depth[value] is None
+        return self._around_value(value) is None
 
     def check(self, access: Access) -> None:
         """Raises ``Unavailable`` where what ``access`` accumulates cannot be had elsewhere."""
@@ -126,7 +117,7 @@ class Slicer:
 
     def _check(self, value: Value) -> None:
         for v in self._needed(value):
-            loops = self.undoing(self.depth[v]) if self._spills(v) else []
+            loops = self.undoing(self._around_value(v)) if self._spills(v) else []
             if loops is None or (loops and not self.wide):
                 what = f"`{v.name}`" if v.name else "a value"
                 raise Unavailable(f"{what} is carried by a sequential loop")
@@ -141,10 +132,7 @@ class Slicer:
                 continue
             seen[v] = None
             if v.op is not None and not self._spills(v):
-                todo += v.op.operands
-                inner = [o for region in v.op.regions for o in walk(region)]
-                own = {r for o in inner for r in o.results}
-                todo += [x for o in inner for x in o.operands if x not in own]
+                todo += inputs(v.op)
         return list(seen)
 
     def _spills(self, value: Value) -> bool:
@@ -152,7 +140,7 @@ class Slicer:
             return False
         owner = value.owner
         if isinstance(owner, Block):
-            parent = self.depth[value]
+            parent = self._around_value(value)
             assert parent is not None
             return not (parent.name == "scf.parallel"
                         or (parent.name == "scf.for" and value is For(parent).index))  # fmt: skip
@@ -175,11 +163,7 @@ class Slicer:
         found: list[Op] = []
         known = set(self.function.args)
         for op in self.function.body.ops[: self.function.body.ops.index(self.parallel)]:
-            inner = [o for region in op.regions for o in walk(region)]
-            own = {r for o in inner for r in o.results}
-            own.update(a for o in (op, *inner) for region in o.regions for a in region.args)
-            needed = {v for o in (op, *inner) for v in o.operands} - own
-            if self._repeatable(op) and needed <= known:
+            if self._repeatable(op) and known.issuperset(inputs(op)):
                 known.update(op.results)
                 found.append(op)
         return found
@@ -240,26 +224,12 @@ class Slicer:
         assert owner is not None
         if owner.regions:
             rewriter = Rewriter(lambda op, r: None)
-            own = {r for region in owner.regions for o in walk(region) for r in o.results}
-            for v in [
-                *owner.operands,
-                *(x for r in owner.regions for o in walk(r) for x in o.operands),
-            ]:
-                if v not in own:
-                    rewriter.replacement[v] = self._copy(v, w, kept)
+            rewriter.replacement = {v: self._copy(v, w, kept) for v in inputs(owner)}
             rewriter.block = w.b.block
             rewriter.rewrite(owner)
             w.values.update((r, rewriter.lookup(r)) for r in owner.results)
             return w.values[value]
-        operands = [self._copy(v, w, kept) for v in owner.operands]
-        copy = Op(
-            owner.name,
-            operands,
-            [r.type for r in owner.results],
-            dict(owner.attrs),
-            span=owner.span,
-        )
-        w.b.append(copy)
+        copy = w.b.copied(owner, lambda v: self._copy(v, w, kept))
         w.values.update(zip(owner.results, copy.results, strict=True))
         return w.values[value]
 

@@ -79,7 +79,7 @@ class Builder:
     def copied(self, op: Op, lookup: Callable[[Value], Value]) -> Op:
         """A copy of ``op``, which has no regions, of the operands that ``lookup`` gives."""
         operands, types = [lookup(v) for v in op.operands], [r.type for r in op.results]
-        return self.append(Op(op.name, operands, types, dict(op.attrs)))
+        return self.append(Op(op.name, operands, types, dict(op.attrs), span=op.span))
 
     def load(self, memref: Value, indices: Sequence[Value]) -> Value:
         return self.op("memref.load", memref, *indices, type=memref.memref.element)

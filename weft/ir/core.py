@@ -67,7 +67,7 @@ class Op:
     ) -> None:
         self.name = name
         self.operands = operands
-        self.results = [Value(t, owner=self) for t in result_types]
+        self.results = [Value(t, "", self) for t in result_types] if result_types else []
         self.attrs = attrs if attrs is not None else {}
         self.regions = regions if regions is not None else []
         self.span = span
@@ -157,10 +157,16 @@ def below(op: Op) -> Iterator[Op]:
 
 def walk(block: Block) -> Iterator[Op]:
     """Every operation below ``block`` in program order, an operation before what is inside it."""
-    for op in block.ops:
-        yield op
-        for region in op.regions:
-            yield from walk(region)
+    # Generators in each other would hand every operation up through all of them.
+    open_ = [iter(block.ops)]
+    while open_:
+        for op in open_[-1]:
+            yield op
+            if op.regions:
+                open_ += [iter(region.ops) for region in reversed(op.regions)]
+                break
+        else:
+            open_.pop()
 
 
 def parents(block: Block) -> dict[Op | Block, Op | None]:
@@ -183,3 +189,12 @@ def defined(blocks: Iterable[Block]) -> set[Value]:
             for region in op.regions:
                 found.update(region.args)
     return found
+
+
+def inputs(op: Op) -> list[Value]:
+    """What ``op`` and the operations in it use and do not make themselves."""
+    if not op.regions:
+        return op.operands
+    inside = defined(op.regions)
+    used = [v for region in op.regions for o in walk(region) for v in o.operands]
+    return [*op.operands, *(v for v in used if v not in inside)]

@@ -117,11 +117,13 @@ if TYPE_CHECKING:
     from weft.tools.cross import compile_for as compile_for
     from weft.tuning.autotune import Config as Config
     from weft.tuning.autotune import autotune as autotune
+    from weft.tuning.tune import tune as tune
+    from weft.tuning.tune import tuned as tuned
 
 
 _LATER = {
     "compile_for": "weft.tools.cross", "Config": "weft.tuning.autotune",
-    "autotune": "weft.tuning.autotune",
+    "autotune": "weft.tuning.autotune", "tune": "weft.tuning.tune", "tuned": "weft.tuning.tune",
 }  # fmt: skip
 
 

@@ -54,6 +54,7 @@ class Options:
     cache_bytes: int = 512 << 20
     tape_bytes: int = 16 << 20
     specializations: int = 256  # of a loop that are kept
+    tuned: bool = True  # schedules by records of tuning
     # What people ask for: device, name of the loop, text.
     schedules: tuple[tuple[str, str, str], ...] = ()
 

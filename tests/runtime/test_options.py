@@ -126,7 +126,8 @@ def test_a_proven_race_is_logged_before_it_is_raised(tmp_path):
 
 
 def test_every_log_can_be_turned_on_and_other_names_are_warned_of(tmp_path):
-    said = run(tmp_path, program=COUNT, WEFT_LOGS="all").stderr
+    tuned = "weft.tune(count, torch.ones(1), torch.tensor([0]), *torch.zeros(2, 1), most=0)\n"
+    said = run(tmp_path, program=COUNT + tuned, WEFT_LOGS="all").stderr
     assert set(re.findall(r"^\[weft\.(\w+)\]", said, re.MULTILINE)) == set(LOG_NAMES)
     said = run(tmp_path, program=COUNT, WEFT_LOGS="speed").stderr
     assert said == (

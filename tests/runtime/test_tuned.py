@@ -77,7 +77,7 @@ def test_stale_records_of_a_file_are_logged(options, tmp_path, caplog):
         assert found(records, options, sizes="x 1") is None
         assert found(records, options, name="other") is not None, "names are for people"
     assert [r.message for r in caplog.records] == [
-        f"{path}: `blur` was tuned with another text: the default",
+        f"{path}: `blur` was tuned with another text, or other dtypes and layouts: the default",
         f"{path}: `blur` was tuned on another machine (some GPU): the default",
     ]
 

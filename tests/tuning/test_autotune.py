@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,42 +12,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import weft
+from tests.tuning.conftest import Stopwatch
 from weft.errors import KernelTypeError
 from weft.kernel import kernel_inside
 from weft.tuning.autotune import AutotuneWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch:DeprecationWarning")
-
-
-class Stopwatch:
-    """Runs what it is given once, and says that each took as long as ``times`` says."""
-
-    def __init__(self, *times: float) -> None:
-        self.times = times
-        self.calls = 0
-
-    def __call__(
-        self, runs: Sequence[Callable[[], Any]], device: torch.device, restore: Callable[[], Any]
-    ) -> list[float]:
-        self.calls += 1
-        for run in runs:
-            restore()
-            run()
-        return list(self.times[: len(runs)])
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """A disk cache of its own: what other tests have measured is not known."""
-    from weft import options
-    from weft.runtime import cache
-
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    for cached in (options.default_options, cache._cache_in):
-        cached.cache_clear()
-    yield
-    for cached in (options.default_options, cache._cache_in):
-        cached.cache_clear()
 
 
 CONFIGS = [weft.Config(N=1), weft.Config(N=2), {"N": 4}]

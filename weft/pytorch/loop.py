@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -38,6 +39,9 @@ class Loop:
     """
 
     def __init__(self, function: Function, options: Options, make: Make | None = None) -> None:
+        # The same whether this process has compiled the function, which notes it, or the cache has.
+        function = copy.copy(function)
+        function.attrs = {**function.attrs, "noalias": True}
         self.run = make(function) if make else CompiledFunction(function, options)
         function = forwarded_loads(function)  # a load of what was just stored needs no tape
         self.function = function

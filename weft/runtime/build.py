@@ -12,7 +12,7 @@ import abc
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,6 +20,7 @@ import torch
 from weft import timing
 from weft.codegen.interface import Check, Slot
 from weft.collector import paused
+from weft.errors import ScheduleError
 from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
@@ -108,8 +109,10 @@ def _made(lowered: Lowered, options: Options) -> Loop:
 @dataclass(frozen=True, slots=True)
 class Job:
     """A loop to compile. ``key``: of what is kept in ``cache``; ``checked``: with tests at run time
-    of what is not known about races; ``asked``: the text of a person's schedule."""
+    of what is not known about races; ``asked``: the text of a schedule, a person's or a tuned
+    one."""
 
+    backend: Backend
     loop: Loop
     options: Options
     noalias: bool
@@ -127,6 +130,29 @@ class Made(abc.ABC):
     job: Job
     origin: str = field(init=False)
     stages: dict[str, float] = field(init=False)
+    tuned: dict[str, Made | None] = field(init=False, default_factory=dict)  # by schedule
+
+    def fitting(self, tensors: Sequence[torch.Tensor], chooser: Chooser) -> Made:
+        """The same by the schedule that was tuned for tensors of these sizes; itself where none
+        was, or a person asks for another. ``chooser`` is told when it has to ask again."""
+        job, options = self.job, self.job.options
+        if not tensors or job.asked is not None or options.debug or not job.noalias:
+            return self
+        from weft.runtime import tuned  # not before a loop is launched
+
+        tuned.records.announce(chooser)
+        text = tuned.records.schedule(options, self.loop, tensors)
+        if text is not None and text not in self.tuned:
+            try:
+                with timing.record() as recording:
+                    made = _compiled(replace(job, asked=text, key=hashed(job.key, "tuned", text)))
+                _finished(made, recording)
+            except ScheduleError as error:
+                tuned.log.debug("%s: not by `%s`, which was tuned: %s", self.loop.summary.name,
+                                text, error.message)  # fmt: skip
+                made = None
+            self.tuned[text] = made
+        return self if text is None else self.tuned[text] or self
 
     @property
     def loop(self) -> Loop:
@@ -158,6 +184,19 @@ class Made(abc.ABC):
         without Python if there is that. ``error`` words a failed check; ``brief``: a launch takes
         microseconds."""
 
+    @abc.abstractmethod
+    def ran(self, call: Any) -> tuple[str, bool]:
+        """How ``call``, which ``bound`` has given, ran when it was called; whether that is as it
+        was asked for."""
+
+
+class Chooser(Protocol):
+    """What launches by records of tuning."""
+
+    def forget(self) -> None:
+        """There are others."""
+        ...
+
 
 class Backend(Protocol):
     """What compiles loops for a kind of device. ``name`` is torch's, ``version`` is of what it
@@ -188,7 +227,6 @@ def compile_region(
     ``noalias``: no memory written through one tensor is accessed through another. ``lowered``: the
     loop's IR, where it does not come from source (``region`` and ``source`` are then not needed).
     """
-    cache = disk(options)
     with timing.record() as recording:
         loop = loop_for(region, source, specs, options, lowered)
         said = f"debug={options.debug} strict={options.strict_math} noalias={noalias}"
@@ -199,18 +237,28 @@ def compile_region(
             asked = None
         made_by = backend.name, backend.version, compiler(), backend.machine()
         key = hashed(*made_by, said, repr(asked), loop.digest)
-        job = Job(loop, options, noalias, key, cache, options.debug and region is not None, asked)
-        entry = cache.load(key) if cache is not None else None
-        made = backend.from_disk(job, *entry) if entry is not None else None
-        origin = "compiled" if made is None else "disk"
-        if made is None:
-            made = backend.compile(job)
-    made.origin, made.stages = origin, dict(recording.stages)
-    name = loop.summary.name
-    log_stages(name, origin, recording)
+        checked = options.debug and region is not None
+        made = _compiled(Job(backend, loop, options, noalias, key, disk(options), checked, asked))
+    _finished(made, recording)
     told = ", ".join(f"{n}: {s}" for n, s in specs.items())
-    log.debug("%s: %s for %s, (%s)", name, origin, backend.name, told)
+    log.debug("%s: %s for %s, (%s)", loop.summary.name, made.origin, backend.name, told)
     return made
+
+
+def _compiled(job: Job) -> Made:
+    """What the cache has for a job, or what is compiled."""
+    entry = job.cache.load(job.key) if job.cache is not None else None
+    made = job.backend.from_disk(job, *entry) if entry is not None else None
+    origin = "compiled" if made is None else "disk"
+    if made is None:
+        made = job.backend.compile(job)
+    made.origin = origin
+    return made
+
+
+def _finished(made: Made, recording: timing.Recording) -> None:
+    made.stages = dict(recording.stages)
+    log_stages(made.loop.summary.name, made.origin, recording)
 
 
 def log_stages(name: str, what: str, recording: timing.Recording) -> None:
@@ -222,8 +270,10 @@ def log_stages(name: str, what: str, recording: timing.Recording) -> None:
 # --- the CPU --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the cache keeps beside object code: what calls of it are like (see ``CpuCode``)."""
+    """What the cache keeps beside object code: what calls of it are like (see ``CpuCode``), and the
+    text of its schedule."""
 
+    schedule: str
     symbol: str
     slots: tuple[Slot, ...]
     checks: tuple[Check, ...]
@@ -254,11 +304,14 @@ class Compiled(Made):
         way = record.HOLDING if brief else record.RELEASING
         return call, native.Direct(way, code.address, code) if code.address else None
 
+    def ran(self, call: Any) -> tuple[str, bool]:
+        return self.header.schedule, True
+
 
 class Cpu:
     """Object code, linked into this process."""
 
-    name, version = "cpu", 3
+    name, version = "cpu", 4
 
     def machine(self) -> str:
         return processor()
@@ -278,6 +331,7 @@ class Cpu:
         # Passes, index sets and code generation are not imported where the cache has the code.
         with paused():
             from weft import compiler as pipeline  # the other door
+            from weft.schedule.language import show  # imported by it
 
         options = job.options
         code = pipeline.to_code(
@@ -287,7 +341,7 @@ class Cpu:
         log_llvm.debug("%s", code.llvm)
         if log_asm.isEnabledFor(logging.DEBUG):
             log_asm.debug("%s", code.assembly())
-        header = Header(code.symbol, code.slots, code.checks, code.prints)
+        header = Header(show(code.schedule), code.symbol, code.slots, code.checks, code.prints)
         if job.cache is not None:
             job.cache.store(job.key, to_json(header), code.object)
         return self._loaded(job, header, code.object)

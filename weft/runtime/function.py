@@ -16,6 +16,8 @@ from weft.runtime import build
 from weft.runtime.launch import MOST_PLANS, check_error
 from weft.runtime.specialize import backend
 
+_Bound = tuple[build.Made, Callable[[bytes], object]]
+
 
 class CompiledFunction:
     """``function``, compiled (or taken from the disk cache) at its first call on a device.
@@ -28,17 +30,22 @@ class CompiledFunction:
         self.options = options
         self._lock = threading.Lock()
         self._made: dict[str, build.Made] = {}
-        self._calls: dict[tuple[torch.device, tuple[int, ...]], Callable[[bytes], object]] = {}
+        self._calls: dict[tuple[torch.device, tuple[int, ...]], _Bound] = {}
 
     def __call__(self, values: Sequence[Any]) -> None:
         """Runs it on ``values``: a tensor for each memref, a number for each scalar."""
+        device = next(v.device for v in values if isinstance(v, torch.Tensor))
+        if device.type != "meta":
+            _, call, block = self.bound(values)
+            call(block)
+
+    def bound(self, values: Sequence[Any]) -> tuple[build.Made, Callable[[bytes], object], bytes]:
+        """What runs it on ``values``, and their argument block."""
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         device = tensors[0].device
-        if device.type == "meta":
-            return
         words, formats, shape = [], [], []
-        made = self._compiled(device.type)
-        for slot in made.slots:
+        compiled = self._compiled(device.type)
+        for slot in compiled.slots:
             value = 0 if slot.kind == "record" else values[slot.arg]
             match slot.kind:
                 case "pointer":
@@ -50,15 +57,22 @@ class CompiledFunction:
                 case _:
                     words.append(value)
             formats.append({"pointer": "Q", "float": "d"}.get(slot.kind, "q"))
+        block = struct.pack(f"<{''.join(formats)}", *words)
         with self._lock:
             key = device, tuple(shape)
-            call = self._calls.get(key)
-            if call is None:
+            found = self._calls.get(key)
+            if found is None:
                 if len(self._calls) >= MOST_PLANS:
                     self._calls.clear()
+                made = compiled.fitting(tensors, self)
                 call, _ = made.bound(tensors, check_error, brief=False)
-                self._calls[key] = call
-        call(struct.pack(f"<{''.join(formats)}", *words))
+                found = self._calls[key] = made, call
+        return *found, block
+
+    def forget(self) -> None:
+        """There are other records of tuning."""
+        with self._lock:
+            self._calls.clear()
 
     def _compiled(self, place: str) -> build.Made:
         with self._lock:

@@ -74,6 +74,13 @@ class GpuCompiled(build.Made):
         call = Call(self, tensors[0].get_device(), error)
         return call, call.direct()
 
+    def ran(self, call: Call) -> tuple[str, bool]:
+        choice = call.choice
+        if choice is None:  # there was nothing to do
+            return "", True
+        how = f"{show(choice.schedule)}, grid {choice.grid}, block {choice.block}"
+        return how, as_asked(self.facts, choice)
+
     def ptx(self, schedule: Schedule, arch: str, anew: bool = False) -> str:
         """The PTX by a schedule: from memory, the disk cache (not ``anew``), or compiled."""
         with self.lock:
@@ -181,16 +188,10 @@ class Cuda:
 CUDA = Cuda()
 
 
-def said_so(compiled: GpuCompiled, choice: Choice) -> None:
-    """Says where a call does not go by the schedule that a person asked for."""
-    facts = compiled.facts
-    if not any(
-        candidate(text).schedule == choice.schedule for text in facts.candidates[: facts.asked]
-    ):
-        log_launch.debug(
-            "%s: these sizes do not allow `%s`: by `%s`", compiled.loop.summary.name,
-            compiled.job.asked, show(choice.schedule),
-        )  # fmt: skip
+def as_asked(facts: Facts, choice: Choice) -> bool:
+    """Whether a call goes by the schedule that was asked for, if any was."""
+    asked = facts.candidates[: facts.asked]
+    return not asked or any(candidate(text).schedule == choice.schedule for text in asked)
 
 
 # -- calls
@@ -238,6 +239,7 @@ class Call:
         self.launches: dict[tuple[bytes, int], Launch | None] = {}
         self.cell: ctypes.c_char_p | None = None  # where ``direct`` finds its record
         self.ready: Launch | None = None  # what that is of
+        self.choice: Choice | None = None  # of the last new sizes and numbers
 
     def __call__(self, slots: bytes) -> None:
         astray = 0
@@ -390,8 +392,12 @@ class Call:
             if fitting >= min(most, threads):
                 break
             most = fitting
-        if facts.asked:
-            said_so(self.compiled, choice)
+        self.choice = choice
+        if not as_asked(facts, choice):
+            log_launch.debug(
+                "%s: these sizes do not allow `%s`: by `%s`", self.compiled.loop.summary.name,
+                self.compiled.job.asked, show(choice.schedule),
+            )  # fmt: skip
         finish = None
         if kinds:
             end = module.functions[f"{facts.symbol}_finish"]

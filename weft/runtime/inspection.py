@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -61,18 +62,19 @@ def inspected(
     runs = [lambda *values, launcher=launcher: launcher.slow(values) for launcher in launchers]
 
     def stages(launcher: Launcher, values: tuple[Any, ...]) -> compiler.Stages:
-        on_gpu = [v for v in values if isinstance(v, torch.Tensor) and v.is_cuda]
-        arch = ""
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        on_gpu = [v for v in tensors if v.is_cuda]
+        arch, options, specs = "", launcher.options, launcher.forms.specs(values)
+        place = "cuda" if on_gpu else "cpu"
+        made = launcher.forms.specialize([*specs.values()], place=place).compiled
+        tuned = made.fitting(tensors, launcher).job.asked
+        if tuned is not None:  # or what a person asks for
+            asked = (place, made.loop.summary.name, tuned)
+            options = replace(options, schedules=(asked,))
         if on_gpu:
             from weft.runtime import gpu  # imported by the call already
 
             arch = gpu.architecture(on_gpu[0].get_device())
-        return compiler.stages(
-            launcher.region,
-            launcher.forms.specs(values),
-            launcher.source,
-            launcher.options,
-            arch=arch,
-        )
+        return compiler.stages(launcher.region, specs, launcher.source, options, arch=arch)
 
     return Inspection(visited(host, launchers, runs, copies, named, stages))

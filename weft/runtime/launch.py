@@ -96,6 +96,11 @@ class Launcher:
     def options(self) -> Options:
         return self.forms.options
 
+    def forget(self) -> None:
+        """There are other records of tuning."""
+        with self.lock:
+            self._forget()
+
     def _forget(self) -> None:
         """Plans and what serves them are made anew; what runs in other threads keeps its own."""
         self.generated.clear()
@@ -303,7 +308,8 @@ def _plan(
     tail.append(0)  # for an error record
     results = [TORCH_DTYPES[dtype] for _, dtype in compiled.results]
     tiny = sum(t.numel() for t in tensors) <= TINY and not loop.nested
-    call, direct = compiled.bound(tensors, check_error, brief=tiny)
+    fitting = compiled.fitting(tensors, launcher)
+    call, direct = fitting.bound(tensors, check_error, brief=tiny)
     if loop.unordered:
         from weft.runtime.deterministic import Ordered  # what few loops need
 

@@ -6,6 +6,7 @@ machine code imports ``weft.compiler``.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 
@@ -33,7 +34,9 @@ def summarize(lowered: Lowered, options: Options) -> tuple[Summary, str]:
     function = lowered.function
     if lowered.typed_source:
         log_source.debug("%s:\n%s", function.name, lowered.typed_source)
-    text = print_function(function)
+    bare = copy.copy(function)  # compiling it notes what it is compiled for
+    bare.attrs = {name: value for name, value in function.attrs.items() if name != "noalias"}
+    text = print_function(bare)
     log_ir.debug("%s", text)
     digest = hashlib.sha256((text + _places(function, options)).encode()).hexdigest()
     summary = Summary(

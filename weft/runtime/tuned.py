@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 import logging
 import os
@@ -32,6 +33,7 @@ from weft.runtime.maker import processor
 
 FORMAT, VERSION = "weft-tuned", 1
 Kind = Literal["config", "schedule"]
+DEFAULT = "default"  # the schedule of a record that says that no other was faster
 log = logging.getLogger("weft.tune")
 
 
@@ -64,6 +66,20 @@ class Chooser(Protocol):
     def forget(self) -> None: ...
 
 
+class Summary(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Loop(Protocol):
+    """What is asked of a loop."""
+
+    digest: str
+
+    @property
+    def summary(self) -> Summary: ...
+
+
 class Records:
     """The records of this process: of files that were read, and of the disk cache."""
 
@@ -71,6 +87,7 @@ class Records:
         self._lock = threading.Lock()
         self._files: dict[Path, list[Record]] = {}
         self._choosers: weakref.WeakSet[Chooser] = weakref.WeakSet()
+        self._absent: set[tuple[Any, ...]] = set()  # of what the cache has no record
 
     def announce(self, chooser: Chooser) -> None:
         """``chooser`` is told when there are new records."""
@@ -88,13 +105,17 @@ class Records:
                 return found
             of_name = [r for r in records if (r.kind, r.name) == (kind, name)]
             if of_name and all(r.digest != digest for r in of_name):
-                log.debug("%s: `%s` was tuned with another text: the default", path, name)
+                log.debug("%s: `%s` was tuned with another text, or other dtypes and layouts: the "
+                          "default", path, name)  # fmt: skip
             elif of_name and all(r.machine != machine for r in of_name):
                 log.debug("%s: `%s` was tuned on another machine (%s): the default", path, name,
                           of_name[0].machine)  # fmt: skip
-        cache = disk(options)
         # One entry says that there are any, so that a loop that was never tuned looks once.
-        if cache is None or cache.load(_any(kind, digest, machine)) is None:
+        cache, place = disk(options), (options.cache_dir, *key[:3])
+        if cache is None or place in self._absent:
+            return None
+        if cache.load(_any(*key[:3])) is None:
+            self._absent.add(place)
             return None
         entry = cache.load(hashed("tuned", VERSION, *key))
         try:
@@ -103,6 +124,19 @@ class Records:
             return None
         return record if record is not None and record.key == key else None
 
+    def schedule(self, options: Options, loop: Loop, tensors: Sequence[torch.Tensor]) -> str | None:
+        """The text of the schedule that was tuned for a loop and tensors of these sizes."""
+        machine = machine_of(tensors[0].device)
+        if not options.tuned or (
+            not self._files
+            and (options.cache_dir, "schedule", loop.digest, machine) in self._absent
+        ):
+            return None
+        found = self.find(
+            options, "schedule", loop.summary.name, loop.digest, machine, class_of(tensors)
+        )
+        return None if found is None or found.choice == DEFAULT else found.choice
+
     def keep(self, options: Options, records: Iterable[Record]) -> None:
         """Puts records into the disk cache."""
         cache = disk(options)
@@ -110,6 +144,7 @@ class Records:
             assert cache is not None
             cache.store(hashed("tuned", VERSION, *record.key), to_json(record), b"")
             cache.store(_any(record.kind, record.digest, record.machine), {}, b"")
+        self._absent.clear()
 
     def read(self, path: Path) -> list[Record]:
         """Uses the records of a file from now on. Raises ``TunedFileError`` and ``OSError``."""
@@ -207,11 +242,24 @@ def size_class(n: int) -> int:
     return power if n >= 0 else -power
 
 
+def class_of(tensors: Sequence[torch.Tensor]) -> str:
+    """The size class of tensors, in words."""
+    return ", ".join(shape_class(t) for t in tensors)
+
+
+def shape_class(tensor: torch.Tensor) -> str:
+    return " x ".join(str(size_class(n)) for n in tensor.shape) or "0-d"
+
+
 def machine_of(device: torch.device) -> str:
     """What a record is for: a GPU by its name and architecture, a CPU by its name and threads."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)}, sm_{major}{minor}"
+    return f"{_cpu()}, {torch.get_num_threads()} threads"
+
+
+@functools.cache
+def _cpu() -> str:
     named = re.search(r"^model name\s*:\s*(.+)$", processor(), re.MULTILINE)
-    name = named[1] if named else hashed(processor())[:8]
-    return f"{name}, {torch.get_num_threads()} threads"
+    return named[1] if named else hashed(processor())[:8]

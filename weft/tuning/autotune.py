@@ -20,7 +20,7 @@ from weft.kernel import Kernel, kernel_inside
 from weft.pytorch.identity import text_of
 from weft.runtime.cache import hashed
 from weft.runtime.entry import PLAIN, dispatched
-from weft.runtime.tuned import Record, machine_of, records, size_class
+from weft.runtime.tuned import Record, machine_of, records, shape_class, size_class
 from weft.tuning.measure import Measure, measure
 from weft.tuning.state import Kept, difference, tensors_in
 
@@ -343,7 +343,7 @@ def _exact(value: Any) -> Any:
 def _class(value: Any) -> str:
     """The size class of an argument, in words."""
     if isinstance(value, torch.Tensor):
-        return " x ".join(str(size_class(n)) for n in value.shape) or "0-d"
+        return shape_class(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(size_class(value))
     if isinstance(value, list | tuple):

@@ -1,0 +1,189 @@
+"""Schedules to measure: those that a loop's calls may take, and their neighbours, by what a simple
+model expects of them.
+
+Texts are as people write them (``Kernel.schedule``): what they leave open is completed, and what a
+loop does not allow is refused, by whoever compiles them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from weft import compiler
+from weft.codegen import cuda
+from weft.codegen.machine import host_cpu
+from weft.errors import ScheduleError
+from weft.ir.core import Function, Op, walk
+from weft.ir.views import memory
+from weft.runtime.build import Made
+from weft.runtime.gpu import GpuCompiled, optimized
+from weft.schedule import default_cpu
+from weft.schedule.choose import candidate
+from weft.schedule.language import (
+    Bind,
+    BlockDim,
+    Cooperate,
+    Persist,
+    Privatize,
+    Schedule,
+    Step,
+    UnrollJam,
+    Vectorize,
+    only,
+    show,
+)
+from weft.schedule.machine import CpuMachine
+from weft.schedule.nest import axes_of
+from weft.schedule.variation import Variation
+
+_COPIES = (2, 4, 8)
+_REGISTERS = 16  # copies of what an iteration carries, beyond which it is kept in memory
+_WARP = 32
+# Steps that say which iterations run where; the others follow from them and from the call.
+_TELLING = (UnrollJam, Vectorize, Cooperate, Privatize, Persist, BlockDim)
+
+
+def proposals(made: Made) -> list[str]:
+    """Schedules to try for a compiled loop: those that its calls may take, those one change away
+    from them, then others, each in the order of what is expected of them."""
+    job = made.job
+    if isinstance(made, GpuCompiled):
+        function = optimized(job)
+        parallel = cuda.outermost(function, noalias=job.noalias)
+        own = [_told(candidate(text).schedule) for text in made.facts.candidates]
+        bound = only(candidate(made.facts.candidates[0]).schedule, Bind)
+        others = ()
+        if bound is not None and parallel is not None:
+            others = cuda_schedules(bound.axis, own[0], parallel)
+    else:
+        function = compiler.optimize_for_cpu(
+            made.function, strict_math=job.options.strict_math, noalias=job.noalias, verify=False
+        )
+        parallel = default_cpu.outermost(function)
+        own = default_cpu.candidates(function, host_cpu())
+        others = [] if parallel is None else cpu_schedules(parallel, host_cpu())
+    if parallel is None:
+        return []
+    loads = loads_of(parallel)
+    near = [changed for schedule in own for changed in _changed(schedule)]
+    found = [s for part in (own, near, others) for s in sorted(part, key=loads.cost)]
+    if not isinstance(made, GpuCompiled):  # what a GPU does not allow is found by compiling it
+        found = [s for s in found if _allowed(function, s)]
+    return list(dict.fromkeys(map(show, found)))
+
+
+def _allowed(function: Function, schedule: Schedule) -> bool:
+    try:
+        default_cpu.check(function, schedule, host_cpu())
+    except ScheduleError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """What the loads of a loop depend on: for each, the axes along which neighbours read the same
+    element, and how often it is carried out beside others (deeper loops count more)."""
+
+    shared: tuple[tuple[frozenset[str], float], ...]
+
+    def __call__(self, schedule: Schedule) -> float:
+        """Loads of an iteration, where iterations of one thread load what they share once."""
+        copies = {s.axis: s.copies for s in schedule if isinstance(s, UnrollJam | Vectorize)}
+        return sum(
+            weight / math.prod(copies.get(axis, 1) for axis in axes) for axes, weight in self.shared
+        )
+
+    def cost(self, schedule: Schedule) -> tuple[float, int]:
+        """What orders schedules: loads, more where copies have no registers; then copies."""
+        jams = [s.copies for s in schedule if isinstance(s, UnrollJam)]
+        vectors = [-(-s.copies // s.width) for s in schedule if isinstance(s, Vectorize)]
+        copies = math.prod((*jams, *vectors))
+        return self(schedule) * max(copies / _REGISTERS, 1.0), copies
+
+
+def loads_of(parallel: Op) -> Loads:
+    """What the loads of a parallel loop depend on."""
+    body, axes = parallel.body, axes_of(parallel)
+    along = {axis: Variation(body, {body.args[k]: 1}) for k, axis in enumerate(axes)}
+    depth: dict[Op, int] = {}
+    for op in walk(body):
+        if op.name in ("scf.for", "scf.while"):
+            for inner in walk(op.body):
+                depth[inner] = depth.get(inner, 0) + 1
+    found: list[tuple[frozenset[str], float]] = []
+    for op in walk(body):
+        if op.name == "memref.load":
+            _, subscripts, _ = memory(op)
+            same = frozenset(axis for axis in axes if along[axis].uniform(*subscripts))
+            found.append((same, 16.0 ** depth.get(op, 0)))
+    return Loads(tuple(found))
+
+
+# -- CPUs
+
+
+def cpu_schedules(parallel: Op, machine: CpuMachine) -> Iterator[Schedule]:
+    """Register tiles of some vectors along the last index by some iterations along another."""
+    *others, last = axes_of(parallel)
+    longest = max(machine.vector_bytes // 4, 1)
+    jams: list[tuple[Step, ...]] = [()]
+    jams += [(UnrollJam(axis, n),) for axis in others for n in _COPIES]
+    for width in (longest, longest // 2):
+        for vectors, reverse in itertools.product((1, 2, 4), (False, True)):
+            for jam in jams if width > 1 else ():
+                yield (*jam, Vectorize(last, width, width * vectors, reverse=reverse))
+    for axis in (*others, last):
+        yield from ((UnrollJam(axis, n),) for n in _COPIES)
+
+
+# -- CUDA
+
+
+def cuda_schedules(x: str, first: Schedule, parallel: Op) -> Iterator[Schedule]:
+    """Several iterations for each thread, threads that share one, and other blocks, for the
+    schedule ``first``, too. ``x``: the axis along neighbouring threads."""
+    axes = axes_of(parallel)
+    outer = [axis for axis in axes if axis != x]
+    along_x: list[tuple[Step, ...]] = [(), *((UnrollJam(x, n, _WARP),) for n in _COPIES)]
+    along: list[tuple[Step, ...]] = [(), *((UnrollJam(a, n),) for a in outer for n in _COPIES)]
+    for one, other in itertools.product(along, along_x):
+        yield (*one, *other)
+    loops = [op for op in walk(parallel.body) if op.name in ("scf.for", "scf.while", "scf.if")]
+    for threads in (8, _WARP, 128, 512, 1024) if loops else ():
+        yield (Cooperate((), threads),)
+    for width in () if loops else _COPIES:
+        yield (Vectorize(x, width, width),)
+        yield (Vectorize(x, width, 2 * width),)
+    for blocks in (8, _WARP):
+        yield (Persist(blocks),)
+    blocks = [(64,), (128,), (256,), (512,), *([(_WARP, 8), (16, 16)] if outer else [])]
+    for jam in dict.fromkeys(((), first)):
+        yield from ((*jam, BlockDim(sides)) for sides in blocks)
+
+
+def _told(candidate: Schedule) -> Schedule:
+    """The steps that do not follow from the others."""
+    steps: list[Step] = [step for step in candidate if isinstance(step, _TELLING)]
+    # Offsets of vectors follow from the loop.
+    return tuple(replace(s, peel=0) if isinstance(s, Vectorize) else s for s in steps)
+
+
+def _changed(schedule: Schedule) -> Iterator[Schedule]:
+    """The schedules in which one number is half or twice as large."""
+    for k, step in enumerate(schedule):
+        others: list[Step] = []
+        match step:
+            case UnrollJam(copies=n):
+                others = [replace(step, copies=m) for m in (n // 2, 2 * n) if m > 1]
+            case Vectorize(copies=n, width=width):
+                others = [replace(step, copies=m) for m in (n // 2, 2 * n) if m >= max(width, 2)]
+            case Cooperate(threads=n):
+                others = [replace(step, threads=m) for m in (n // 2, 2 * n)]
+            case _:
+                pass
+        for other in others:
+            yield (*schedule[:k], other, *schedule[k + 1 :])

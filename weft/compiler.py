@@ -43,7 +43,7 @@ def to_code(
     at run time where that is not known."""
     function = optimize_for_cpu(
         function, strict_math=strict_math, noalias=noalias, verify=verify, debug=debug,
-        listener=listener,
+        listener=listener, asked=asked is not None,
     )  # fmt: skip
     schedule = None if asked is None else default_cpu.completed(asked)
     return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias, schedule=schedule)
@@ -51,11 +51,12 @@ def to_code(
 
 def optimize_for_cpu(
     function: Function, *, strict_math: bool, noalias: bool, verify: bool, debug: bool = False,
-    listener: Callable[[str, Function], None] | None = None,
+    listener: Callable[[str, Function], None] | None = None, asked: bool = False,
 ) -> Function:  # fmt: skip
-    """IR after the passes, for a CPU. Raises ``RaceError``."""
+    """IR after the passes, for a CPU. The loop that a schedule is ``asked`` for is not cut up: its
+    axes are those of the source. Raises ``RaceError``."""
     first = [touch] if debug else []
-    without = [extrema, reciprocal] if strict_math else []
+    without = [*([extrema, reciprocal] if strict_math else []), *([runs, blocks] if asked else [])]
     return _passed(function, first, without, noalias=noalias, verify=verify, listener=listener)
 
 

@@ -299,6 +299,22 @@ def test_a_cpu_runs_what_is_asked_for(text: str) -> None:
     assert special.compiled.job.asked == text
 
 
+@weft.kernel
+def transposed(x, y):
+    out = torch.empty_like(y)
+    for i, j in weft.ndrange(y.shape[0], y.shape[1]):
+        out[i, j] = x[j, i] + y[i, j]
+    return out
+
+
+@pytest.mark.parametrize("text", ["", "unroll_jam(i, 4)", "unroll_jam(i, 3); vectorize(j, 4, 8)"])
+def test_axes_are_those_of_the_source_where_the_usual_schedule_cuts_a_loop_up(text: str) -> None:
+    x, y = torch.randn(70, 50), torch.randn(50, 70)
+    kernel = weft.kernel(schedule={"cpu": text})(transposed.function)
+    torch.testing.assert_close(kernel(x, y), x.t() + y, rtol=0, atol=0)
+    assert "%block" in transposed.inspect(x, y)["ir after blocks"]
+
+
 def test_a_cpu_refuses_what_it_has_no_form_for() -> None:
     w, k = torch.randn(3, 77), torch.randn(2, 3, 77)
     kernel = weft.kernel(schedule={"cpu": "persist(4)"})(causal_conv.causal_conv.function)

@@ -7,8 +7,8 @@ varying. These are one domain: the interval of what it may grow by.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
@@ -16,8 +16,7 @@ from weft.ir.types import Type, i64, index
 from weft.ir.views import For, If, constant_of, memory
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(NamedTuple):
     """From an iteration to the next one a value grows by ``low`` to ``high``."""
 
     low: float
@@ -38,6 +37,7 @@ _ARITHMETIC: dict[str, Callable[..., Growth]] = {
     "arith.maxsi": _hull,
     "arith.index_cast": lambda a: a,
     "arith.extsi": lambda a: a,
+    "arith.muli": lambda a, n: Growth(*sorted((a.low * n, a.high * n))),
 }
 
 
@@ -63,7 +63,7 @@ class Variation:
         ``indices``. ``rule``: the growth of an operation's results where it is not the usual."""
         self.divergent: set[Op] = set()
         self._changing, self._masked, self._beside = changing, masked, beside
-        self._exact, self._rule = {*exact, *(value.type for value in indices)}, rule
+        self._exact, self._rule = (*exact, *(value.type for value in indices)), rule
         self._growth = {
             value: VARYING if step is None else Growth(step, step)
             for value, step in indices.items()
@@ -80,7 +80,7 @@ class Variation:
 
     def uniform(self, *values: Value) -> bool:
         """Whether these are the same in all iterations."""
-        return all(value not in self._growth for value in values)
+        return self._growth.keys().isdisjoint(values)
 
     def slope(self, value: Value) -> int | None:
         """What an affine value grows by, 0 if it is uniform; None for others."""
@@ -164,15 +164,13 @@ class Variation:
             return VARYING
         if self.common(op):
             return UNIFORM
-        if not all(v.type in self._exact for v in (*op.results, *op.operands)):
+        follow = _ARITHMETIC.get(op.name)
+        if follow is None or not all(v.type in self._exact for v in (op.result, *op.operands)):
             return VARYING
-        known = [self.growth(v) for v in op.operands]
-        if op.name in _ARITHMETIC:
-            return _ARITHMETIC[op.name](*known)
-        if op.name == "arith.muli":
-            for factor, other in zip(op.operands, reversed(known), strict=True):
-                number = constant_of(factor)
-                if number:  # an infinity times zero is no number
-                    ends = sorted((number * other.low, number * other.high))
-                    return Growth(ends[0], ends[1])
+        if op.name != "arith.muli":
+            return follow(*map(self.growth, op.operands))
+        for factor, other in ((op.left, op.right), (op.right, op.left)):
+            number = constant_of(factor)
+            if number:  # an infinity times zero is no number
+                return follow(self.growth(other), number)
         return VARYING

@@ -102,26 +102,10 @@ class Generated:
             work.step(record.ASKED, 0, objects=[_deterministic, False, None])
         slot = head // 8
         for k, (kind, spec, value) in enumerate(zip(self.kinds, specs, args, strict=True)):
-            slots = _slots(spec)
-            if kind == "scalar":
-                assert isinstance(spec, ScalarSpec)
-                as_float = spec.kind == "float"
-                span = bounds(spec) or _INT64
-                step = record.FLOAT if as_float else record.INTEGER
-                work.step(step, k, slot=slot, type=type(value), range=span)
-            elif kind == "size":
-                work.step(record.SIZE, k, slot=slot, type=torch.Size, range=(id(int), slots))
-            elif kind == "identity":
-                work.step(record.SAME, k, objects=[value])
-            elif kind == "plain":
-                work.step(record.EQUAL, k, type=type(value), objects=[value])
-            elif kind != "tensor":
-                ask = _ASKED[kind]
-                asked = [ask, ask(value), _packer(kind, spec)]
-                work.step(record.ASKED, k, slot=slot, range=(0, 8 * slots), objects=asked)
-            if k in tensors:
-                work.step(record.TENSOR, k, slot=tensors.index(k), type=type(value))
-            slot += slots
+            number = tensors.index(k) if k in tensors else -1
+            for step in KINDS[kind].steps:
+                step(work, Argument(k, spec, value, slot, number))
+            slot += _slots(spec)
         return work
 
 
@@ -131,7 +115,7 @@ def _deterministic(_: object) -> bool:
 
 def tensors_of(kinds: Sequence[str]) -> list[int]:
     """The positions of the tensors."""
-    return [k for k, kind in enumerate(kinds) if kind in ("tensor", "field")]
+    return [k for k, kind in enumerate(kinds) if _tensor in KINDS[kind].steps]
 
 
 def apart(writes: Sequence[int], tensors: Sequence[int]) -> list[tuple[int, int]]:
@@ -169,14 +153,13 @@ def launcher_text(
     comma = ", ".join(names)
     everything = _tuple(names)
     pairs = list(zip(kinds, names, strict=True))
-    key = _tuple([_KEYS[kind].format(a=name) for kind, name in pairs])
+    key = _tuple([KINDS[kind].key.format(a=name) for kind, name in pairs])
     tensors = tensors_of(kinds)
     outs = [f"r{k}" for k in range(results)]
     extents, makers = _tuple([f"e{k}" for k in tensors]), _tuple([f"m{k}" for k in range(results)])
     plan = f"call, pack, tail, grad, guards, {extents}, {makers}, direct, met, _"
     values = [*(f"p{k}" for k in tensors), *(f"{r}.data_ptr()" for r in outs)]
-    for kind, name in pairs:
-        values += [_VALUES[kind].format(a=name)] if kind in _VALUES else []
+    values += [KINDS[kind].packed.format(a=name) for kind, name in pairs if KINDS[kind].packed]
     read = [f"p{k} = a{k}.data_ptr()" for k in tensors]
     hidden = [f"not p{k} and e{k} or a{k}.is_neg()" for k in tensors]
     hidden += [f"a{k}.is_inference()" for k in bumped]
@@ -228,29 +211,57 @@ _TENSOR_KEY = (
     "{a}.dtype, {a}.shape, {a}.stride(), {a}.is_cpu or ~{a}.get_device(), {a}.__class__, "
     "{a}.requires_grad"
 )
-# What of an argument is in the key, by its kind.
-_KEYS = {
-    "tensor": _TENSOR_KEY,
-    "field": "{a}.element, " + _TENSOR_KEY,
-    "scalar": "{a}.__class__",
-    "number": "{a}.__class__",
-    "size": "{a}.__class__, len({a})",
-    "tuple": "types_of({a})",
-    "identity": "{a}",
-    "plain": "{a}.__class__, {a}",
-    "constant": "constant_key({a})",
-}
-# What of it is packed. ("number": a NumPy scalar, an IntEnum and the like.)
-_VALUES = {"scalar": "{a}", "number": "number({a})", "size": "*{a}", "tuple": "*flat({a})"}
-# What has to be as it was, of kinds that the machine code leaves to Python.
-_ASKED: dict[str, Callable[[Any], Any]] = {
-    "field": operator.attrgetter("element"),
-    "number": operator.attrgetter("__class__"),
-    "tuple": lambda value: _types_of(value),
-    "constant": constant_key,
-}
-_PLAIN = (int, bool, str, torch.dtype)
 _INT64 = (-(1 << 63), (1 << 63) - 1)
+
+
+class Argument(NamedTuple):
+    """One argument of the calls of a plan: its position, a value that it had, its place in the
+    argument block, and of a tensor its number among the tensors."""
+
+    k: int
+    spec: Spec
+    value: Any
+    slot: int
+    number: int
+
+
+def _tensor(work: native.Work, a: Argument) -> None:
+    work.step(record.TENSOR, a.k, slot=a.number, type=type(a.value))
+
+
+def _scalar(work: native.Work, a: Argument) -> None:
+    assert isinstance(a.spec, ScalarSpec)
+    step = record.FLOAT if a.spec.kind == "float" else record.INTEGER
+    work.step(step, a.k, slot=a.slot, type=type(a.value), range=bounds(a.spec) or _INT64)
+
+
+def _size(work: native.Work, a: Argument) -> None:
+    work.step(record.SIZE, a.k, slot=a.slot, type=torch.Size, range=(id(int), _slots(a.spec)))
+
+
+def _identity(work: native.Work, a: Argument) -> None:
+    work.step(record.SAME, a.k, objects=[a.value])
+
+
+def _plain(work: native.Work, a: Argument) -> None:
+    work.step(record.EQUAL, a.k, type=type(a.value), objects=[a.value])
+
+
+def _asked(
+    ask: Callable[[Any], Any], packer: Callable[[Spec], Callable[[Any], bytes]] | None = None
+) -> Callable[[native.Work, Argument], None]:
+    """What ``ask`` says of the argument has to be as it was. ``packer`` gives what packs it, or
+    raises an exception where that is not possible."""
+
+    def step(work: native.Work, a: Argument) -> None:
+        pack = packer(a.spec) if packer else None
+        objects = [ask, ask(a.value), pack]
+        work.step(record.ASKED, a.k, slot=a.slot, range=(0, 8 * _slots(a.spec)), objects=objects)
+
+    return step
+
+
+_PLAIN = (int, bool, str, torch.dtype)
 
 
 def kind_of(spec: Spec, value: Any) -> str:
@@ -321,19 +332,52 @@ def scalar_formats(spec: Spec) -> str:
     return ""
 
 
-def _packer(kind: str, spec: Spec) -> Callable[[Any], bytes] | None:
-    """Packs what ``_VALUES`` says; raises an exception where that is not possible."""
-    pack = struct.Struct("<" + scalar_formats(spec)).pack
-    if kind == "tuple":
-        return lambda value: pack(*flat(value))
-    if kind != "number":
-        return None
-    low, high = bounds(spec) or (None, None)
+def _packing(spec: Spec) -> Callable[..., bytes]:
+    return struct.Struct("<" + scalar_formats(spec)).pack
+
+
+def _tuple_packer(spec: Spec) -> Callable[[Any], bytes]:
+    pack = _packing(spec)
+    return lambda value: pack(*flat(value))
+
+
+def _number_packer(spec: Spec) -> Callable[[Any], bytes]:
+    pack, ends = _packing(spec), bounds(spec)
 
     def number(value: Any) -> bytes:
         plain = _number(value)
-        if low is not None and high is not None and not low <= plain <= high:
+        if ends is not None and not ends[0] <= plain <= ends[1]:
             raise OverflowError
         return pack(plain)
 
     return number
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one kind of argument is treated. ``key``: what of it is in the key of a plan, as text in
+    which ``{a}`` is the argument; ``packed``: what of it is packed, likewise; ``steps``: what a
+    builtin looks at instead."""
+
+    key: str
+    packed: str
+    steps: tuple[Callable[[native.Work, Argument], None], ...]
+
+
+# "number": a NumPy scalar, an IntEnum and the like.
+KINDS = {
+    "tensor": Kind(_TENSOR_KEY, "", (_tensor,)),
+    "field": Kind(
+        "{a}.element, " + _TENSOR_KEY, "", (_asked(operator.attrgetter("element")), _tensor)
+    ),
+    "scalar": Kind("{a}.__class__", "{a}", (_scalar,)),
+    "number": Kind(
+        "{a}.__class__", "number({a})",
+        (_asked(operator.attrgetter("__class__"), _number_packer),),
+    ),
+    "size": Kind("{a}.__class__, len({a})", "*{a}", (_size,)),
+    "tuple": Kind("types_of({a})", "*flat({a})", (_asked(_types_of, _tuple_packer),)),
+    "identity": Kind("{a}", "", (_identity,)),
+    "plain": Kind("{a}.__class__, {a}", "", (_plain,)),
+    "constant": Kind("constant_key({a})", "", (_asked(constant_key),)),
+}  # fmt: skip

@@ -21,6 +21,7 @@ from weft.errors import KernelSyntaxError, KernelTypeError, KernelValueError, Sp
 from weft.frontend import aggregates, elements, expressions, signatures, uncallable
 from weft.frontend.casts import Handler, cast, dtype_from, dtype_name, static_items, vector_type
 from weft.frontend.context import EXPRESSIONS, Lowering
+from weft.frontend.conversions import shown
 from weft.frontend.effects import LAZY
 from weft.frontend.functions import FUNCTIONS
 from weft.frontend.inline import inline
@@ -38,7 +39,6 @@ from weft.frontend.kinds import (
     describe,
 )
 from weft.frontend.names import KNOWN_MODULES
-from weft.frontend.scalars import shown
 from weft.frontend.scope import Guard
 from weft.lang import names
 from weft.lang.dtypes import DType, as_dtype, f32

@@ -9,6 +9,7 @@ from typing import Any
 from weft.errors import KernelTypeError, KernelValueError, Span
 from weft.frontend import aggregates
 from weft.frontend.context import Lowering
+from weft.frontend.conversions import shown
 from weft.frontend.kinds import (
     Operand,
     Static,
@@ -16,7 +17,6 @@ from weft.frontend.kinds import (
     Vec,
     describe,
 )
-from weft.frontend.scalars import shown
 from weft.lang.dtypes import DTYPES, as_dtype
 from weft.lang.vectors import MatrixType, VectorType
 

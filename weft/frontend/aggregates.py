@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
@@ -26,7 +27,6 @@ from weft.lang import elimination
 from weft.lang.vectors import CLOSED
 
 SWIZZLES = ("xyzw", "rgba", "stpq")
-MOST_ITEMS = 256
 
 
 def rows(x: Vec) -> Iterator[Operand]:
@@ -95,8 +95,7 @@ def elementwise(f: Callable[..., Operand], arguments: Sequence[Operand], span: S
             help="element by element needs equal shapes; `@` multiplies matrices",
         )
     shape = shapes.pop()
-    count = shape[0] * (shape[1] if len(shape) == 2 else 1)
-    columns = [a.items if isinstance(a, Vec) else [a] * count for a in arguments]
+    columns = [a.items if isinstance(a, Vec) else [a] * math.prod(shape) for a in arguments]
     items = [f(*each) for each in zip(*columns, strict=True)]
     return Vec(items, shape)  # type: ignore[arg-type]
 

@@ -46,18 +46,22 @@ from weft.lang.vectors import MatrixType, VectorType
 from weft.source import adds_nothing
 
 MOST_ELEMENTS = 1 << 20  # of a local array
+_CASTING = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16", "int": "i32",
+            "long": "i64", "bool": "bool"}  # fmt: skip
 
 
 # --- the call itself ----------------------------------------------------------------------------
 def call(cx: Lowering, node: ast.Call) -> Operand:
     span = cx.span(node)
     function = cx.expression(node.func)
-    if isinstance(function, Method):
+
+    def bound(takes: tuple[str, ...] | None, text: str) -> list[Operand]:
         given, named = _arguments(cx, node), _keywords(cx, node)
-        takes, text = signatures.METHODS.get(function.name), f".{function.name}"
-        if takes is not None:
-            given = signatures.bind(takes, text, given, named, span)
-        return _method(cx, function, given, span)
+        return given if takes is None else signatures.bind(takes, text, given, named, span)
+
+    if isinstance(function, Method):
+        takes = signatures.METHODS.get(function.name)
+        return _method(cx, function, bound(takes, f".{function.name}"), span)
     if not isinstance(function, Static):
         raise KernelTypeError(
             f"{describe(function)} cannot be called", span, help="call a function"
@@ -66,30 +70,21 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if isinstance(target, torch.dtype):  # `x.dtype(v)` casts, too
         target = as_dtype(target)
     if isinstance(target, DType):
-        given, named = _arguments(cx, node), _keywords(cx, node)
-        (x,) = signatures.bind(("x",), repr(target), given, named, span)
+        (x,) = bound(("x",), repr(target))
         return cast(cx, x, target, span)
     if isinstance(target, (VectorType, MatrixType)):
-        given, named = _arguments(cx, node), _keywords(cx, node)
-        shown = ast.unparse(node.func)
-        return vector_type(
-            cx, target, signatures.bind(("x -", "*"), shown, given, named, span), span
-        )
+        return vector_type(cx, target, bound(("x -", "*"), ast.unparse(node.func)), span)
     name = names.canonical(target)
-    if name is not None and name not in INLINED:
-        if name in LAZY:
-            return LAZY[name](cx, node)
-        handler = HANDLERS.get(name)
-        if handler is None:
-            raise KernelSyntaxError(
-                f"`{ast.unparse(node.func)}` cannot be called in a device loop",
-                span,
-                help="call it in the host part",
-            )
-        given, named = _arguments(cx, node), _keywords(cx, node)
-        takes, shown = signatures.FUNCTIONS[name], ast.unparse(node.func)
-        return handler(cx, node, signatures.bind(takes, shown, given, named, span))
-    return _inlined(cx, node, function, span)
+    if name is None or name in INLINED:
+        return _inlined(cx, node, function, span)
+    if name in LAZY:
+        return LAZY[name](cx, node)
+    handler, text = HANDLERS.get(name), ast.unparse(node.func)
+    if handler is None:
+        raise KernelSyntaxError(
+            f"`{text}` cannot be called in a device loop", span, help="call it in the host part"
+        )
+    return handler(cx, node, bound(signatures.FUNCTIONS[name], text))
 
 
 def _arguments(cx: Lowering, node: ast.Call) -> list[Operand]:
@@ -502,17 +497,8 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
             return x
         if name in ("to", "type", "cast") and len(arguments) == 1:
             return cast(cx, x, dtype_from(arguments[0], span), span)
-        named = {
-            "float": "f32",
-            "double": "f64",
-            "half": "f16",
-            "bfloat16": "bf16",
-            "int": "i32",
-            "long": "i64",
-            "bool": "bool",
-        }
-        if name in named and not arguments:
-            return cx.scalars.cast_exactly(x, named[name], span)
+        if name in _CASTING and not arguments:
+            return cx.scalars.cast_exactly(x, _CASTING[name], span)
         if name in names.UNARY and name in HANDLERS and not arguments:
             return HANDLERS[name](
                 cx, ast.Call(ast.Name(name), [], [], lineno=span.line, col_offset=span.column), [x]

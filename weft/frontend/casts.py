@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -101,8 +102,7 @@ def vector_type(
 
     for a in arguments:
         spread(a)
-    shape = type.shape
-    count = shape[0] * (shape[1] if len(shape) == 2 else 1)
+    shape, count = type.shape, math.prod(type.shape)
     if len(items) == 1:
         items *= count
     if len(items) != count:

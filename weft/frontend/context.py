@@ -7,6 +7,7 @@ Each module that lowers nodes of the syntax tree says in ``EXPRESSIONS``, ``STAT
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -213,8 +214,7 @@ class Lowering:
         if isinstance(kind, ScalarKind):
             return [self.scalars.type(kind.dtype)]
         if isinstance(kind, VecKind):
-            count = kind.shape[0] * (kind.shape[1] if len(kind.shape) == 2 else 1)
-            return [self.scalars.type(kind.dtype)] * count
+            return [self.scalars.type(kind.dtype)] * math.prod(kind.shape)
         if isinstance(kind, TupKind):
             return [t for item in kind.items for t in self.types(item)]
         return []

@@ -23,16 +23,9 @@ from weft.frontend.kinds import (
 from weft.ir import types as ir
 from weft.ir.views import While
 
-_RMW = {
-    "atomic_add": "add",
-    "atomic_sub": "add",
-    "atomic_mul": "mul",
-    "atomic_min": "min",
-    "atomic_max": "max",
-    "atomic_and": "and",
-    "atomic_or": "or",
-    "atomic_xor": "xor",
-}
+# The update that each atomic does; a difference is the sum with the negated value.
+_RMW = {f"atomic_{name}": name for name in ("add", "mul", "min", "max", "and", "or", "xor")}
+_RMW["atomic_sub"] = "add"
 
 
 def _place(

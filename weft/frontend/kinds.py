@@ -21,22 +21,11 @@ from weft.source import Span
 FLOATS = ("f16", "bf16", "f32", "f64")
 SIGNED = ("i8", "i16", "i32", "i64")
 INTS = (*SIGNED, "u8")
-BITS = {
-    "i8": 8,
-    "i16": 16,
-    "i32": 32,
-    "i64": 64,
-    "u8": 8,
-    "f16": 16,
-    "bf16": 16,
-    "f32": 32,
-    "f64": 64,
-}
-
 STORAGE = {
     "f16": ir.f16, "bf16": ir.bf16, "f32": ir.f32, "f64": ir.f64, "i8": ir.i8, "i16": ir.i16,
     "i32": ir.i32, "i64": ir.i64, "u8": ir.i8, "bool": ir.i1,
 }  # fmt: skip
+BITS = {name: STORAGE[name].bits for name in (*FLOATS, *INTS)}
 
 
 def is_float(dtype: str) -> bool:

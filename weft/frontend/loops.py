@@ -218,13 +218,14 @@ def _after(cx: Lowering, node: ast.For | ast.While, before: dict[str, Operand]) 
             cx.join(kind_of(before[name]), kind_of(operand), name, cx.span(node))
 
 
-def loop(cx: Lowering, node: ast.For) -> None:
+def _refuse_else(cx: Lowering, node: ast.For | ast.While) -> None:
     if node.orelse:
-        raise KernelSyntaxError(
-            "a loop's `else` is not compiled",
-            cx.span(node.orelse[0]),
-            help="set a flag before `break` and test it after the loop",
-        )
+        help = "set a flag before `break` and test it after the loop"
+        raise KernelSyntaxError("a loop's `else` is not compiled", cx.span(node.orelse[0]), help)
+
+
+def loop(cx: Lowering, node: ast.For) -> None:
+    _refuse_else(cx, node)
     iterable = cx.expression(node.iter)
     items = casts.static_items(iterable)
     if items is not None:
@@ -322,12 +323,7 @@ def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
 
 
 def while_loop(cx: Lowering, node: ast.While) -> None:
-    if node.orelse:
-        raise KernelSyntaxError(
-            "a loop's `else` is not compiled",
-            cx.span(node.orelse[0]),
-            help="set a flag before `break` and test it after the loop",
-        )
+    _refuse_else(cx, node)
     b, span = cx.builder, cx.span(node)
     flag = getattr(node, "weft_break", "")
     carried = _carried(cx, node)

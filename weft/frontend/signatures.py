@@ -59,19 +59,19 @@ def bind(
     result: list[Operand | None] = [*given]
     known = {name: k for k, p in enumerate(places) for name in p.split() if name not in "-="}
     extra = {p.split()[0] for p in takes[len(places) + 1 :]}
+
+    def wrong(what: str) -> KernelTypeError:
+        return KernelTypeError(f"`{function}` {what}", span, help=f"write {_call(function, takes)}")
+
     for name, value in named.items():
         if name in extra:
             continue
         k = known.get(name, -1)
         if k < 0 or "-" in places[k].split():
-            raise KernelTypeError(
-                f"`{function}` takes no argument `{name}` in a device loop", span,
-                help=f"write {_call(function, takes)}",
-            )  # fmt: skip
+            raise wrong(f"takes no argument `{name}` in a device loop")
         result += [None] * (k + 1 - len(result))
         if result[k] is not None:
-            raise KernelTypeError(f"`{function}` is given `{name}` twice", span,
-                                  help=f"write {_call(function, takes)}")  # fmt: skip
+            raise wrong(f"is given `{name}` twice")
         result[k] = value
     result += [None] * (sum("=" not in p.split() for p in places) - len(result))
     lacking = any(
@@ -80,8 +80,7 @@ def bind(
     if lacking or (len(result) > len(places) and "*" not in takes):
         count = len(given) + len(named)
         are = "is" if count == 1 else "are"
-        raise KernelTypeError(f"`{function}` takes {_count(takes)}, and {count} {are} given", span,
-                              help=f"write {_call(function, takes)}")  # fmt: skip
+        raise wrong(f"takes {_count(takes)}, and {count} {are} given")
     return [Static(None) if value is None else value for value in result]
 
 

@@ -150,7 +150,7 @@ class Launch(torch.autograd.Function):
                 )
         shapes = {loop.function.args[k]: ctx.shapes[n] for k, n in places.items()}
         plain = not torch.is_grad_enabled() and not within_level()
-        made, sizes = _fitting(call, made, env, shapes, ctx.device, plain)
+        made, sizes = _Sizes(call, env, shapes, ctx.device, plain).fitting(made)
         _check_deterministic(loop, made.adjoint)
         if plain:
             loop.launched = made.adjoint
@@ -183,97 +183,84 @@ def _added(gradient: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -
     return gradient + sums[:-1].view_as(gradient)
 
 
-def _fitting(
-    call: _Call,
-    made: Reversed,
-    env: dict[str, Any],
-    shapes: dict[Value, torch.Size],
-    device: torch.device,
-    plain: bool,
-) -> tuple[Reversed, Workspaces]:
-    """The form of the adjoint that fits the sizes of a call, and its workspaces, remembered where
-    both follow from these sizes alone. ``plain``: nothing is derived from the adjoint, whose form
-    then may be one that is only fast."""
-    if made.measure is not None or not workspaces.REMEMBERED:
-        return _fitted(call, made, env, shapes, device, plain)
-    numbers = tuple(v if isinstance(v, int) else None for v in call.values)
-    key = (numbers, *shapes.values(), device, plain, torch.is_grad_enabled(),
-           torch.are_deterministic_algorithms_enabled(), torch.get_num_threads())  # fmt: skip
-    found = made.fitting.get(key)
-    if found is None:
-        fitting, sizes = _fitted(call, made, env, shapes, device, plain)
-        if fitting.measure is not None:
-            return fitting, sizes
-        if len(made.fitting) >= workspaces.REMEMBERED:
-            made.fitting.clear()
-        found = made.fitting[key] = fitting, sizes.remembered()
-    return found
+@dataclass(slots=True)
+class _Sizes:
+    """What the form of an adjoint depends on: the sizes of a call. ``env``: its arguments by name.
+    ``plain``: nothing is derived from the adjoint, whose form then may be one that is only fast."""
 
+    call: _Call
+    env: dict[str, Any]
+    shapes: dict[Value, torch.Size]
+    device: torch.device
+    plain: bool
 
-def _fitted(
-    call: _Call,
-    made: Reversed,
-    env: dict[str, Any],
-    shapes: dict[Value, torch.Size],
-    device: torch.device,
-    plain: bool,
-) -> tuple[Reversed, Workspaces]:
-    """As ``_fitting``: with checkpoints where tapes are long, with split sums where gradients have
-    few elements, with private copies and without zeros where that is possible; without sums whose
-    order varies where torch is to be deterministic, whatever that takes."""
-    loop, lasting = call.loop, torch.is_grad_enabled()
-    sizes = _workspaces(call, made, env, shapes, device)
-    form: dict[str, Any] = {}
-    if torch.are_deterministic_algorithms_enabled():
-        if any(note.startswith("atomic") for note in made.adjoint.notes.values()):
-            form["sort"] = True
-    elif sizes.tape_bytes > loop.options.tape_bytes:
-        form["wide"] = False
-        if not lasting:
-            form["checkpoints"] = sizes.long
-    copies: dict[str, int] = {}
-    if plain:
-        if "sort" not in form:
-            copies = sizes.private(loop.options.tape_bytes, torch.get_num_threads())
-        if copies:
-            form["private"] = frozenset(copies)
-        if sizes.dense:
-            form["stored"] = sizes.dense
-    if few := frozenset(sizes.few - copies.keys()):
-        form["split"] = few
-    if form:
-        kept = frozenset(loop.written) - call.wanted
-        made = loop.reversed(call.wanted, kept, lasting=lasting, **form)
-        sizes = _workspaces(call, made, env, shapes, device, sizes.trips)
-        sizes.copies = copies
-    return made, sizes
+    def fitting(self, made: Reversed) -> tuple[Reversed, Workspaces]:
+        """The form of the adjoint that fits, and its workspaces, remembered where both follow from
+        these sizes alone."""
+        if made.measure is not None or not workspaces.REMEMBERED:
+            return self._fitted(made)
+        numbers = tuple(v if isinstance(v, int) else None for v in self.call.values)
+        key = (numbers, *self.shapes.values(), self.device, self.plain, torch.is_grad_enabled(),
+               torch.are_deterministic_algorithms_enabled(), torch.get_num_threads())  # fmt: skip
+        found = made.fitting.get(key)
+        if found is None:
+            fitting, sizes = self._fitted(made)
+            if fitting.measure is not None:
+                return fitting, sizes
+            if len(made.fitting) >= workspaces.REMEMBERED:
+                made.fitting.clear()
+            found = made.fitting[key] = fitting, sizes.remembered()
+        return found
 
+    def _fitted(self, made: Reversed) -> tuple[Reversed, Workspaces]:
+        """With checkpoints where tapes are long, with split sums where gradients have few elements,
+        with private copies and without zeros where that is possible; without sums whose order
+        varies where torch is to be deterministic, whatever that takes."""
+        loop, lasting = self.call.loop, torch.is_grad_enabled()
+        sizes = self._workspaces(made)
+        form: dict[str, Any] = {}
+        if torch.are_deterministic_algorithms_enabled():
+            if any(note.startswith("atomic") for note in made.adjoint.notes.values()):
+                form["sort"] = True
+        elif sizes.tape_bytes > loop.options.tape_bytes:
+            form["wide"] = False
+            if not lasting:
+                form["checkpoints"] = sizes.long
+        copies: dict[str, int] = {}
+        if self.plain:
+            if "sort" not in form:
+                copies = sizes.private(loop.options.tape_bytes, torch.get_num_threads())
+            if copies:
+                form["private"] = frozenset(copies)
+            if sizes.dense:
+                form["stored"] = sizes.dense
+        if few := frozenset(sizes.few - copies.keys()):
+            form["split"] = few
+        if form:
+            kept = frozenset(loop.written) - self.call.wanted
+            made = loop.reversed(self.call.wanted, kept, lasting=lasting, **form)
+            sizes = self._workspaces(made, sizes.trips)
+            sizes.copies = copies
+        return made, sizes
 
-def _workspaces(
-    call: _Call,
-    reversed: Reversed,
-    env: dict[str, Any],
-    shapes: dict[Value, torch.Size],
-    device: torch.device,
-    known: dict[Op, int] | None = None,
-) -> Workspaces:
-    values: dict[Value | Dim, int] = {}
-    for value, given in zip(call.loop.function.args, call.values, strict=True):
-        if value in shapes:
-            values.update((Dim(value, axis), n) for axis, n in enumerate(shapes[value]))
-        else:
-            values[value] = given
+    def _workspaces(self, made: Reversed, known: dict[Op, int] | None = None) -> Workspaces:
+        values: dict[Value | Dim, int] = {}
+        for value, given in zip(self.call.loop.function.args, self.call.values, strict=True):
+            if value in self.shapes:
+                values.update((Dim(value, axis), n) for axis, n in enumerate(self.shapes[value]))
+            else:
+                values[value] = given
 
-    def measured(count: int) -> list[int]:
-        assert reversed.measure is not None
-        if device.type == "meta":  # without data, a loop has no iterations
-            return [0] * count
-        trips = torch.zeros(count, dtype=torch.int64, device=device)
-        with torch.no_grad():
-            reversed.measure.run(reversed.values(reversed.measure, {**env, "trips": trips}))
-        return trips.tolist()
+        def measured(count: int) -> list[int]:
+            assert made.measure is not None
+            if self.device.type == "meta":  # without data, a loop has no iterations
+                return [0] * count
+            trips = torch.zeros(count, dtype=torch.int64, device=self.device)
+            with torch.no_grad():
+                made.measure.run(made.values(made.measure, {**self.env, "trips": trips}))
+            return trips.tolist()
 
-    return workspaces.workspaces(reversed.adjoint, env, values, measured, known)
+        return workspaces.workspaces(made.adjoint, self.env, values, measured, known)
 
 
 @functools.cache

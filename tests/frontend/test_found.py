@@ -695,6 +695,29 @@ def test_a_step_that_comes_to_be_zero_is_an_error_in_debug_mode() -> None:
     assert "for _ in range(0, 5, n):" in str(caught.value)
 
 
+def test_a_step_from_elements_or_indices_that_is_zero_is_an_error():
+    @weft.kernel
+    def every(x, steps):
+        for i in x:
+            for _ in range(0, 6, steps[i]):
+                x[i] += 1.0
+
+    @weft.kernel
+    def multiples(x, first: int):
+        for i in range(first, 4):
+            for _ in range(0, 6, i):
+                x[i] += 1.0
+
+    x = torch.zeros(4)
+    every(x, torch.tensor([1, 2, -1, 7]))
+    multiples(x, 1)
+    assert x.tolist() == [6.0, 9.0, 3.0, 3.0]
+    for call in (lambda: every(x, torch.tensor([1, 2, 0, 7])), lambda: multiples(x, 0)):
+        with pytest.raises(weft.KernelAssertionError) as caught:
+            call()
+        assert caught.value.message == "the step of a range is 0"
+
+
 def test_a_step_of_a_device_loop_that_comes_to_be_zero_is_an_error():
     @weft.kernel
     def every(x: torch.Tensor, a: int, b: int, n: int):

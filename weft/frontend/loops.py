@@ -108,11 +108,23 @@ def _trips(cx: Lowering, r: Range, span: Span) -> Value:
         least = s.select(down, r.upper, r.lower, span)
         most = s.select(down, r.lower, r.upper, span)
         step = s.magnitude(r.step, span)
-        if cx.debug:
+        if cx.debug or _varies(r.step, cx):
             going = s.truth(s.compare("!=", r.step, Static(0), span), span)
             with cx.builder.about(span):
                 cx.builder.do("weft.assert", going, message="the step of a range is 0")
     return s.index(trip_count(_Operands(cx, span), least, most, step), span)
+
+
+def _varies(step: Operand, cx: Lowering) -> bool:
+    """Whether a step is computed from an index of the device loop. A check of one that is not would
+    be dear: it takes the lanes from a loop whose iterations all go the same way."""
+    open_ = [step.value] if isinstance(step, Scalar) else []
+    while open_:
+        value = open_.pop()
+        if value in cx.indices:
+            return True
+        open_ += value.op.operands if value.op else []
+    return False
 
 
 class _Operands:

@@ -145,3 +145,22 @@ def test_a_bound_that_is_never_the_result_need_not_fit() -> None:
     x, out = torch.tensor([-128, 5, 127], dtype=torch.int8), torch.zeros(3)
     bounded(x, out)
     assert out.tolist() == [-128.0, 5.0, 127.0]
+
+
+def test_a_bound_of_run_time_is_the_result_where_it_does_not_fit() -> None:
+    @weft.kernel
+    def bounded(x, low: int, high: int, out):
+        for i in range(x.shape[0]):
+            out[0, i] = max(x[i], low)
+            out[1, i] = min(high, x[i])
+            out[2, i] = weft.math.clamp(x[i], low, high)
+            out[3, i] = max(x[i], low) + 1000
+
+    values = [-128, 5, 127]
+    x, out = torch.tensor(values, dtype=torch.int8), torch.zeros(4, 3)
+    for low, high in ((300, 1000), (-1000, -300), (-3, 7)):
+        bounded(x, low, high, out)
+        assert out[0].tolist() == [max(v, low) for v in values]
+        assert out[1].tolist() == [min(high, v) for v in values]
+        assert out[2].tolist() == [min(max(v, low), high) for v in values]
+        assert out[3].tolist() == [max(v, low) + 1000 for v in values]

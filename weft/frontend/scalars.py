@@ -234,7 +234,8 @@ class Scalars:
             raise does_not_fit(literal, dtype, span)
         wide = "int" if weak or not low <= literal <= high else dtype
         name = ("max" if symbol == ">" else "min") + ("ui" if wide == "u8" else "si")
-        return self.cast(Scalar(self._op(name, a, b, wide, span), wide), dtype, span)
+        found = Scalar(self._op(name, a, b, wide, span), wide)
+        return found if weak else self.cast(found, dtype, span)  # whichever of the two it is
 
     def negate(self, x: Operand, span: Span) -> Scalar | Static:
         if isinstance(x, Varying):

@@ -153,7 +153,7 @@ def _gpu_texts(function: Function, arch: str, options: Options) -> dict[str, str
         made = cuda.scheduled(
             function, candidate(text).schedule, strict_math=strict_math, noalias=True
         )
-        texts[f"scheduled ir {k}"] = f"// {text}\n{print_function(made.function)}"
+        texts[f"scheduled ir {k}"] = f"// {text}\n{print_function(made.bound.function)}"
     code = cuda.compile_cuda(function, schedule, arch, strict_math=strict_math, noalias=True)
     texts |= {"llvm": code.llvm, "llvm optimized": code.optimized(), "ptx": code.ptx}
     if ptx.ptxas() is None:

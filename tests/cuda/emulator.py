@@ -18,7 +18,7 @@ import llvmlite.binding as llvm
 import torch
 
 import weft
-from tests.cuda import fibers
+from tests.cuda import fibers, interpreted
 from weft.codegen import cuda as backend
 from weft.codegen import libraries
 from weft.runtime import build, gpu
@@ -138,6 +138,14 @@ class Emulated(gpu.GpuCompiled):
         EmulatedCall.seen.append(schedule)
         if self.optimized is None:
             raise AssertionError("the emulator compiles anew: turn the cache off")
+        if EmulatedCall.interpreted:
+            grid = backend.scheduled(
+                self.optimized, schedule, strict_math=self.job.options.strict_math,
+                noalias=self.job.noalias,
+            )  # fmt: skip
+            name, kinds = self.facts.symbol, self.facts.nest.kinds
+            found = interpreted.functions(name, grid.bound, self.optimized, schedule, kinds)
+            return Module(None, found)  # type: ignore[arg-type]
         code = backend.compile_cuda(
             self.optimized, schedule, "sm_90", strict_math=self.job.options.strict_math,
             noalias=self.job.noalias,
@@ -151,6 +159,7 @@ class EmulatedCall(gpu.Call):
     seen: ClassVar[list[Schedule]] = []  # that ran, for tests to look at
     allowed: ClassVar[Callable[[Candidate], bool] | None] = None  # what may be chosen
     change: ClassVar[Callable[[Choice], Choice] | None] = None
+    interpreted: ClassVar[bool] = False  # whether the IR is run, not machine code
 
     def _workspace(self, words: int) -> torch.Tensor:
         return torch.empty(words, dtype=torch.int64)

@@ -375,6 +375,34 @@ def test_a_failed_assertion_in_a_reduction() -> None:
         kernel(-torch.ones(10))
 
 
+@pytest.fixture
+def interpreted() -> Iterator[None]:
+    EmulatedCall.interpreted = True
+    yield
+    EmulatedCall.interpreted = False
+
+
+@pytest.mark.parametrize("draw", [generate.kernel, rows.kernel])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_ir_of_random_schedules(
+    seed: int, draw: Callable[[Random], Any], change: str, interpreted: None
+) -> None:
+    """Of random kernels, by random schedules: the verifier accepts it, its text reads back, threads
+    do not race, and it computes what the Python does, in the bits of the IR before, where the
+    schedule keeps these."""
+    test_random_kernels(2000 + seed, draw, change)
+
+
+@pytest.mark.parametrize(
+    "name", ["histogram", "total", "softmax", "brick_wall, narrow tiles", "running_sum", "stencil"]
+)
+def test_the_ir_of_schedules(name: str, change: str, interpreted: None) -> None:
+    kernel, *args = calls()[name]
+    small = [a[:600] if isinstance(a, torch.Tensor) else a for a in args]
+    same(kernel, *small)
+    assert EmulatedCall.seen
+
+
 @pytest.mark.parametrize("draw", [generate.kernel, rows.kernel])
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_random_kernels(seed: int, draw: Callable[[Random], Any], change: str) -> None:

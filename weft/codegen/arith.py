@@ -80,7 +80,8 @@ def _constant(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
 def _binary(instruction: str) -> Rule:
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         a, b = operands
-        return [e.inst(f"{instruction} {e.type(op.result.scalar)} {a}, {b}")]
+        flags = f" {op.attrs['overflow']}" if "overflow" in op.attrs else ""
+        return [e.inst(f"{instruction}{flags} {e.type(op.result.scalar)} {a}, {b}")]
 
     return emit
 
@@ -94,7 +95,7 @@ for _name, _instruction in {
 def _divisor(e: Emitter, op: Op, b: str) -> tuple[str, str | None]:
     """A divisor that is not zero, and the condition under which it was (None: never)."""
     constant = e.constants.get(op.right)
-    if constant is not None and constant != 0:
+    if constant or "nonzero" in op.attrs:
         return b, None
     t = op.result.scalar
     zero = e.inst(f"icmp eq {e.type(t)} {b}, {e.literal(0, t)}")
@@ -229,7 +230,8 @@ def _float_binary(instruction: str) -> Rule:
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         a, b = operands
         # Sums of many terms may be reordered; products may not: they could overflow on the way.
-        flags = e.reordered if op in e.module.accumulations else e.fast
+        any_order = op in e.module.accumulations or "reassociate" in op.attrs
+        flags = e.reordered if any_order else e.fast
         return [e.inst(f"{instruction} {flags}{e.type(op.result.scalar)} {a}, {b}")]
 
     return emit
@@ -390,17 +392,6 @@ def combine(e: Emitter, kind: str, t: ScalarType, a: str, b: str, *, reorder: bo
     op = Op(f"arith.{kind}", [Value(t), Value(t)], [t])
     (result,) = RULES[op.name](e, op, [a, b])
     return result
-
-
-def identity(kind: str, t: ScalarType) -> bool | int | float:
-    """The value that ``kind`` combines with anything to that thing."""
-    ones = (1 << t.bits) - 1
-    return {
-        "addf": -0.0, "mulf": 1.0, "maximumf": float("-inf"), "minimumf": float("inf"),
-        "maxnumf": float("nan"), "minnumf": float("nan"),
-        "addi": 0, "muli": 1, "andi": ones, "ori": 0, "xori": 0, "maxui": 0, "minui": ones,
-        "maxsi": -(1 << (t.bits - 1)), "minsi": ones >> 1,
-    }[kind]  # fmt: skip
 
 
 def word(e: Emitter, value: str, t: ScalarType) -> str:

@@ -6,16 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weft.codegen.arith import RULES, Rule, widen, word
-from weft.codegen.emit import Emitter, View, memory_type
+from weft.codegen.arith import RULES, Rule, from_word, widen, word
+from weft.codegen.emit import Emitter, View, llvm_type, memory_type
 from weft.codegen.llvm import address
-from weft.codegen.members import Members
 from weft.codegen.tables import Tables
-from weft.codegen.threadwise import barrier, block_number, in_block, register, shuffle
 from weft.codegen.vectormath import FUNCTIONS
-from weft.ir.core import Function, Op
+from weft.ir.core import Op
 from weft.ir.types import ScalarType, f32, f64, i1
-from weft.ir.views import reported
+from weft.ir.views import memory, reported
 from weft.schedule.grid import WARP
 
 SHARED = "weft_private"  # memory of a block whose size the launch gives
@@ -38,14 +36,13 @@ def _call(name: str) -> Rule:
 
 def _place(e: Emitter, op: Op, view: View, indices: Sequence[str]) -> tuple[str, int]:
     """The address of what a load or store accesses, and the bytes that it is a multiple of."""
-    target, element = _cuda(e), view.type.element
-    if target.place:
+    element = view.type.element
+    _, subscripts, _ = memory(op)
+    pointer = address(e, view, indices, llvm_type(subscripts[0].type) if subscripts else "")
+    if offset := op.attrs.get("offset"):
         ty = memory_type(element)
-        begin = f"ptr {target.begins[op]}"
-        pointer = e.inst(f"getelementptr inbounds {ty}, {begin}, i64 {target.place}")
-    else:
-        pointer = target.begins[op] = address(e, view, indices)
-    return pointer, target.aligned.get(op, element.bytes)
+        pointer = e.inst(f"getelementptr inbounds {ty}, ptr {pointer}, i64 {offset}")
+    return pointer, op.attrs.get("align", element.bytes)
 
 
 def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
@@ -57,37 +54,13 @@ def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 
 
 def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    members = _cuda(e).members
-    if members is not None and "team" in op.attrs:
-        members.alone(e, op, lambda: _stored(e, op, operands))
-    else:
-        _stored(e, op, operands)
-    return ()
-
-
-def _stored(e: Emitter, op: Op, operands: list[str]) -> None:
     view, indices, (value,) = e.access(op, operands)
     element = view.type.element
     pointer, align = _place(e, op, view, indices)
     if element is i1:
         value = e.inst(f"zext i1 {value} to i8")
     e.line(f"store {memory_type(element)} {value}, ptr {pointer}, align {align}")
-
-
-def _accumulated(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    """An accumulation; where one member of a team does it, nobody asks what was there."""
-    members, rule = _cuda(e).members, RULES["memref.atomic_rmw"]
-    if members is None or "team" not in op.attrs:
-        return rule(e, op, operands)
-    members.alone(e, op, lambda: rule(e, op, operands))
-    return ["poison"]
-
-
-def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    members = _cuda(e).members
-    if members is not None and "team" in op.attrs:
-        return members.shared_loop(e, op, operands)
-    return RULES["scf.for"](e, op, operands)
+    return ()
 
 
 def _divided(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
@@ -101,14 +74,40 @@ def _divided(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return [e.inst(f"ashr i32 {high}, {shift}")]
 
 
+def _sreg(e: Emitter, name: str) -> str:
+    """A special register, like ``tid.x``."""
+    return e.intrinsic(f"llvm.nvvm.read.ptx.sreg.{name}", "i32")
+
+
+def _in_block(e: Emitter) -> tuple[str, str]:
+    """The number of the thread in its block, and how many there are."""
+    ids = [_sreg(e, f"tid.{side}") for side in "xyz"]
+    sizes = [_sreg(e, f"ntid.{side}") for side in "xyz"]
+    number = ids[2]
+    for side in (1, 0):
+        scaled = e.inst(f"mul nuw nsw i32 {number}, {sizes[side]}")
+        number = e.inst(f"add nuw nsw i32 {scaled}, {ids[side]}")
+    count = e.inst(f"mul nuw nsw i32 {sizes[0]}, {sizes[1]}")
+    return number, e.inst(f"mul nuw nsw i32 {count}, {sizes[2]}")
+
+
+def _block_number(e: Emitter) -> str:
+    """The number of the thread's block in the grid."""
+    number = _sreg(e, "ctaid.z")
+    for side in "yx":
+        scaled = e.inst(f"mul i32 {number}, {_sreg(e, f'nctaid.{side}')}")
+        number = e.inst(f"add i32 {scaled}, {_sreg(e, f'ctaid.{side}')}")
+    return number
+
+
 def _register(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
     side, name = op.attrs["dimension"], op.name.removeprefix("gpu.")
     if side != "linear":
         short = {"thread_id": "tid", "block_dim": "ntid", "block_id": "ctaid", "grid_dim": "nctaid"}
-        return [register(e, f"{short[name]}.{side}")]
+        return [_sreg(e, f"{short[name]}.{side}")]
     if name == "block_id":
-        return [block_number(e)]
-    return [in_block(e)[name == "block_dim"]]
+        return [_block_number(e)]
+    return [_in_block(e)[name == "block_dim"]]
 
 
 def _barrier(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
@@ -116,7 +115,8 @@ def _barrier(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
         e.declare("declare void @llvm.nvvm.bar.warp.sync(i32)")
         e.line(f"call void @llvm.nvvm.bar.warp.sync(i32 {_mask(e, width)})")
     else:
-        barrier(e)
+        e.declare("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
+        e.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
     return ()
 
 
@@ -124,15 +124,35 @@ def _mask(e: Emitter, width: int) -> str:
     """The lanes of as many neighbours, the thread among them."""
     if width == WARP:
         return "-1"
-    first = e.inst(f"and i32 {in_block(e)[0]}, {WARP - width}")
+    first = e.inst(f"and i32 {_in_block(e)[0]}, {WARP - width}")
     return e.inst(f"shl i32 {(1 << width) - 1}, {first}")
 
 
 def _shuffle(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    value, place = operands
+    (value, place), t = operands, op.result.scalar
     mode, width = op.attrs["mode"], op.attrs["width"]
     mask = _mask(e, width)
-    return [shuffle(e, op.result.scalar, value, place, mask, mode, width)]
+    bits = word(e, value, t) if t.bits == 64 or t.bits < 32 else ""
+    name = {"xor": "bfly", "down": "down", "idx": "idx"}[mode]
+    # Which bits of a lane's number are that of its neighbours, and its last place among these.
+    clamp = WARP - 1 if mode == "xor" else (WARP - width) << 8 | WARP - 1
+
+    def one(part: str) -> str:
+        pairs = [("i32", v) for v in (mask, part, place, str(clamp))]
+        return e.intrinsic(f"llvm.nvvm.shfl.sync.{name}.i32", "i32", *pairs)
+
+    if t.bits == 32:
+        raw = e.inst(f"bitcast float {value} to i32") if t.is_float else value
+        other = one(raw)
+        return [e.inst(f"bitcast i32 {other} to float") if t.is_float else other]
+    low = one(e.inst(f"trunc i64 {bits} to i32"))
+    if t.bits < 32 and not t.is_float:
+        return [from_word(e, e.inst(f"sext i32 {low} to i64"), t)]
+    high = one(e.inst(f"trunc i64 {e.inst(f'lshr i64 {bits}, 32')} to i32"))
+    lifted = e.inst(f"zext i32 {high} to i64")
+    upper, lower = e.inst(f"shl i64 {lifted}, 32"), e.inst(f"zext i32 {low} to i64")
+    whole = e.inst(f"or i64 {upper}, {lower}")
+    return [from_word(e, whole, t)]
 
 
 def _alloca(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
@@ -163,26 +183,19 @@ class Cuda:
         "math.rsqrt": _call("rsqrt"),
         "memref.load": _load,
         "memref.store": _store,
-        "memref.atomic_rmw": _accumulated,
-        "scf.for": _for,
         "memref.alloca": _alloca,
         "gpu.barrier": _barrier,
         "gpu.shuffle": _shuffle,
         **{f"gpu.{name}": _register for name in ("thread_id", "block_id", "block_dim", "grid_dim")},
     }
 
-    def __init__(self, function: Function) -> None:
-        self.tables = Tables(function)
-        self.checks, self.prints = self.tables.checks, self.tables.prints
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.checks, self.prints = tables.checks, tables.prints
         self.record = ""  # the error record's name in the function that is being written
-        self.leave = ""  # the label that ends an iteration
+        self.leave = ""  # the label where a check that fails goes on
         self.functions: set[str] = set()
-        self.failed: list[str] = []  # blocks that jump to ``leave``
         self.reciprocals: list[tuple[str, str]] = []  # of divisors, by their numbers
-        self.members: Members | None = None  # of teams that have iterations together
-        self.aligned: dict[Op, int] = {}  # loads and stores at addresses with more than their own
-        # How far the neighbour is from one whose accesses, at ``begins``, are right in front.
-        self.place, self.begins = 0, dict[Op, str]()
 
     def poll(self, e: Emitter, op: Op) -> None:
         """Nothing stops a GPU."""
@@ -204,21 +217,18 @@ class Cuda:
 
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
         """The first thread that fails writes the record; each that fails leaves its iteration."""
-        good, bad, write, out = e.label("good"), e.label("bad"), e.label("record"), e.label("stop")
+        good, bad, write = e.label("good"), e.label("bad"), e.label("record")
         e.branch(ok, good, bad)
         e.start(bad)
         pair = e.inst(f"cmpxchg ptr {self.record}, i64 0, i64 {self.checks[op] + 1}"
                       f" {e.ordering} monotonic")  # fmt: skip
-        e.branch(e.inst(f"extractvalue {{ i64, i1 }} {pair}, 1"), write, out)
+        e.branch(e.inst(f"extractvalue {{ i64, i1 }} {pair}, 1"), write, self.leave)
         e.start(write)
         for k, (value, name) in enumerate(zip(reported(op), operands, strict=True)):
             if k >= 15:  # the record holds 16 words
                 break
             place = e.inst(f"getelementptr i64, ptr {self.record}, i64 {k + 1}")
             e.line(f"store i64 {word(e, name, value.scalar)}, ptr {place}")
-        e.jump(out)
-        e.start(out)
-        self.failed.append(out)
         e.jump(self.leave)
         e.start(good)
 

@@ -95,7 +95,10 @@ class View:
 
 
 class Target(Protocol):
-    """What differs between machines. ``host.Cpu`` is one, ``device.Cuda`` another."""
+    """What differs between machines: ``host.Cpu``, ``device.Cuda``. ``leave``: the label that a
+    check which fails goes on at."""
+
+    leave: str
 
     @property
     def rules(self) -> Mapping[str, Any]:

@@ -39,9 +39,10 @@ def emit_op(e: Emitter, op: Op) -> None:
 # -- memory
 
 
-def address(e: Emitter, view: View, indices: Sequence[str]) -> str:
-    """The address of an element. Subscripts in range cannot wrap, so LLVM may assume it."""
-    rank, ty = len(indices), e.offset_type
+def address(e: Emitter, view: View, indices: Sequence[str], ty: str = "") -> str:
+    """The address of an element. Subscripts in range cannot wrap, so LLVM may assume it. ``ty``:
+    their type, where it is another one than usual."""
+    rank, ty = len(indices), ty or e.offset_type
     if rank == 0:
         return view.pointer
     if view.strides:
@@ -111,6 +112,15 @@ def _alloca(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
     e.allocas.append(f"{pointer} = alloca [{count} x {element}], align 64")
     e.views[op.result] = View(pointer, type, [str(n) for n in type.shape], [], parallel=False)
     return [pointer]
+
+
+@rule("memref.flatten")
+def _flattened(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    view, count = e.views[op.operand], "1"
+    for size in view.sizes:
+        count = e.inst(f"mul nsw {e.offset_type} {count}, {size}")
+    e.views[op.result] = View(view.pointer, op.result.memref, [count], [], view.parallel)
+    return operands
 
 
 # LLVM's atomicrmw operations that exist for a combiner. The others loop around a cmpxchg.
@@ -329,11 +339,14 @@ def _if(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     yes, no, out = e.label("then"), e.label("else"), e.label("join")
     e.branch(operands[0], yes, no)
     arms: list[tuple[list[str], str]] = []
+    outer = e.target.leave
     for label, region in zip((yes, no), op.regions, strict=True):
+        e.target.leave = no if label is yes and op.attrs.get("leave") else outer
         e.start(label)
         values = emit_block(e, region)
         arms.append((values, e.block))
         e.jump(out)
+    e.target.leave = outer
     e.start(out)
     results = []
     for k, value in enumerate(op.results):

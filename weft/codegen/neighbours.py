@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from weft.ir.core import Block, Op, Value
@@ -10,49 +10,6 @@ from weft.ir.types import SCALARS, i1
 from weft.ir.views import constant_of, memory
 from weft.ir.writes import written
 from weft.schedule.variation import UNIFORM, Growth, Variation
-
-
-def quotients(body: Block, iv: Value) -> set[Op]:
-    """Divisions ``a // b`` whose dividend grows by one with ``iv`` and whose divisor is a number
-    that is not known before the call."""
-    along = Variation(body, {iv: 1})
-    return {
-        op for op in body.ops
-        if op.name == "arith.floordivsi" and along.slope(op.left) == 1
-        and op.right.op not in body.ops and constant_of(op.right) is None
-    }  # fmt: skip
-
-
-def _distance(value: Value, iv: Value) -> int | None:
-    """``value - iv`` where that is a number that can be read off."""
-    if value is iv:
-        return 0
-    op = value.op
-    if op is None or op.name not in ("arith.addi", "arith.subi"):
-        return None
-    for a, b in ((op.left, op.right), (op.right, op.left))[: 2 if op.name == "arith.addi" else 1]:
-        number = constant_of(b)
-        if a is iv and number is not None:
-            return int(number) if op.name == "arith.addi" else -int(number)
-    return None
-
-
-def whole_vectors(body: Block, iv: Value, k: int, limits: Mapping[Value, int]) -> dict[Op, int]:
-    """Loads and stores of ``body`` that are at multiples of the bytes in ``limits`` (by memref) at
-    iteration ``iv + k``, if rows begin at such multiples and ``iv`` counts whole vectors."""
-    found = {}
-    for op in body.ops:
-        if op.name not in ("memref.load", "memref.store"):
-            continue
-        memref, subscripts, _ = memory(op)
-        limit = limits.get(memref)
-        if limit is None:
-            continue
-        distance = _distance(subscripts[-1], iv) if subscripts else None
-        if distance is not None and (distance + k) * memref.memref.element.bytes % limit == 0:
-            found[op] = limit
-    return found
-
 
 # -- what a call may promise
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from weft.codegen import pool
 from weft.codegen.accumulations import accumulations
-from weft.codegen.arith import combine, from_word, identity, word
+from weft.codegen.arith import combine, from_word, word
 from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symbol_of
 from weft.codegen.flat import rows
 from weft.codegen.host import Cpu
@@ -21,6 +21,7 @@ from weft.codegen.interrupt import clock, polled_loops, runs_once
 from weft.codegen.lanes import emit_tile, tile_of
 from weft.codegen.llvm import emit_block, emit_op, loop, rows_follow
 from weft.codegen.trips import trip_count
+from weft.ir.builder import identity
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, index

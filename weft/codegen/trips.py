@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 from weft.codegen.emit import Emitter
@@ -30,17 +29,6 @@ class _Instructions:
         if name == "maxsi":
             return self.e.intrinsic(f"llvm.smax.{self.ty}", self.ty, (self.ty, a), (self.ty, b))
         return self.e.inst(f"{self._OPS[name]} {self.ty} {a}, {b}")
-
-
-def divide(e: Emitter, ty: str) -> Callable[[str, str], tuple[str, str]]:
-    """Quotient and remainder of numbers that are not negative, for ``trips.unravel``."""
-
-    def divided(number: str, extent: str) -> tuple[str, str]:
-        quotient = e.inst(f"udiv {ty} {number}, {extent}")
-        product = e.inst(f"mul {ty} {quotient}, {extent}")
-        return quotient, e.inst(f"sub {ty} {number}, {product}")
-
-    return divided
 
 
 def trip_count(e: Emitter, lower: Value, upper: Value, step: Value, ty: str = "i64") -> str:

@@ -48,7 +48,7 @@ from weft.frontend.scope import Frame, Guard, assigned
 from weft.frontend.specs import CAPTURED_BITS, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import Region
 from weft.ir import types as ir
-from weft.ir.builder import Builder
+from weft.ir.builder import Builder, identity
 from weft.ir.core import Function, Value
 from weft.lang.elements import Elementwise
 from weft.source import FunctionSource
@@ -191,10 +191,8 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         value.name = name
     with b.at(block):
         for name, kind, dtype in zip(names, kinds, dtypes, strict=True):
-            identity = b.constant(
-                reductions.identity(kind, cx.scalars.type(dtype)), cx.scalars.type(dtype)
-            )
-            cx.frame.env[name] = Scalar(identity, dtype)
+            start = b.constant(identity(kind, cx.scalars.type(dtype)), cx.scalars.type(dtype))
+            cx.frame.env[name] = Scalar(start, dtype)
         cx.bind(node.target, bind([Scalar(v, "int") for v in block.args]), cx.span(node))
         cx.block(body)
         finals = [cx.scalars.cast(cx.frame.env[n], d, cx.span(node)).value

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import math
 
 from weft.errors import KernelSyntaxError
 from weft.frontend.kinds import is_float
-from weft.ir import types as ir
 from weft.source import FunctionSource
 
 # The combiner that `x op= v` accumulates with.
@@ -30,19 +28,6 @@ def kind(combiner: str, dtype: str) -> str:
     """The IR's combiner for values of ``dtype``."""
     column = 0 if is_float(dtype) else 2 if dtype in ("u8", "bool") else 1
     return _KINDS[combiner][column]
-
-
-def identity(kind: str, type: ir.ScalarType) -> bool | int | float:
-    """The value that changes nothing when it is combined."""
-    unsigned, bits = kind.endswith("ui"), type.bits
-    low = 0 if unsigned else -(1 << (bits - 1))
-    high = (1 << bits) - 1 if unsigned else (1 << (bits - 1)) - 1
-    ones = True if type is ir.i1 else -1
-    return {
-        "addf": -0.0, "mulf": 1.0, "maximumf": -math.inf, "minimumf": math.inf,
-        "addi": 0, "muli": 1, "maxsi": low, "maxui": low, "minsi": high, "minui": high,
-        "andi": ones, "ori": 0, "xori": 0,
-    }[kind]  # fmt: skip
 
 
 def rewrite(body: list[ast.stmt], names: list[str]) -> list[ast.stmt]:

@@ -35,7 +35,7 @@ def launch(
     ``run`` raises, and ``InternalError`` where threads wait for others that never come.
     """
     group = function.attrs[GROUP]
-    if group and block[0] != group and (group <= WARP or block[1:] != (1, 1)):
+    if group and (block[1:] != (1, 1) if group > WARP else block[0] != group):
         raise InternalError(f"{function.name}: blocks of {block} threads, not {group} along x")
     waiting = {op for op in walk(function.body) if any(o.name in WAITS for o in below(op))}
     shuffled = random.Random(seed)

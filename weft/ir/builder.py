@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import math
+from collections.abc import Callable, Generator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -164,6 +165,20 @@ class Builder:
         return self.append(Op("scf.parallel", operands, [v.type for v in inits], attrs, [block]))
 
 
+def identity(kind: str, type: ScalarType) -> bool | int | float:
+    """The value that the combiner ``kind`` makes of anything that thing with."""
+    unsigned, bits = kind.endswith("ui"), type.bits
+    low = 0 if unsigned else -(1 << (bits - 1))
+    high = (1 << bits) - 1 if unsigned else (1 << (bits - 1)) - 1
+    ones = True if type is i1 else -1
+    return {
+        "addf": -0.0, "mulf": 1.0, "maximumf": -math.inf, "minimumf": math.inf,
+        "maxnumf": math.nan, "minnumf": math.nan,
+        "addi": 0, "muli": 1, "maxsi": low, "maxui": low, "minsi": high, "minui": high,
+        "andi": ones, "ori": 0, "xori": 0,
+    }[kind]  # fmt: skip
+
+
 class _Built:
     """Integers of one type, whose operations ``builder`` appends."""
 
@@ -216,7 +231,7 @@ class Rewriter(Builder):
         super().__init__(Block())
         self.visit = visit
         self.around = around
-        self.replacement: dict[Value, Value] = {}
+        self.replacement: MutableMapping[Value, Value] = {}
         self.depth = 0
 
     def lookup(self, value: Value) -> Value:

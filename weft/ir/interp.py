@@ -111,6 +111,8 @@ class Machine:
         self, op: Op, memref: Any, subscripts: Sequence[int], writes: bool
     ) -> tuple[int, ...]:
         """The checked subscripts; notes the access. ``writes`` means non-atomically."""
+        if "offset" in op.attrs:
+            subscripts = (*subscripts[:-1], subscripts[-1] + op.attrs["offset"])
         for axis, (subscript, extent) in enumerate(zip(subscripts, memref.shape, strict=True)):
             if not 0 <= subscript < extent:
                 raise KernelIndexError(
@@ -394,6 +396,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "memref.atomic_rmw": _atomic_rmw,
     "memref.atomic_cas": _atomic_cas,
     "memref.dim": lambda m, op, memref: memref.shape[op.attrs["axis"]],
+    "memref.flatten": lambda m, op, memref: memref.reshape(-1),
     "memref.alloca": _alloca,
     "scf.parallel": _parallel,
     "scf.reduce": _terminator,

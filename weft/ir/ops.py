@@ -157,6 +157,8 @@ _row(
     pure=False,
 )  # fmt: skip
 
+_row("memref.flatten", "memref", "?", "the elements of a contiguous memref in one row")
+
 _row(
     "scf.parallel",
     "index... any...",

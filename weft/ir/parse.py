@@ -15,9 +15,10 @@ from weft.source import Span
 
 # Operations that MLIR does not have, or not in this form, under the name that they are shown by:
 # MLIR's tools accept an unknown operation only in a dialect that is not theirs.
-TEXT_NAMES = {"memref.dim": "weft.dim", "memref.atomic_cas": "weft.atomic_cas"} | {
-    name: name.replace("gpu.", "weft.") for name in OPS if name.startswith("gpu.")
-}
+TEXT_NAMES = {
+    "memref.dim": "weft.dim", "memref.atomic_cas": "weft.atomic_cas",
+    "memref.flatten": "weft.flatten",
+} | {name: name.replace("gpu.", "weft.") for name in OPS if name.startswith("gpu.")}  # fmt: skip
 # memref.atomic_rmw spells these four combiners in its own way.
 ATOMIC_NAMES = {"maxsi": "maxs", "minsi": "mins", "maxui": "maxu", "minui": "minu"}
 CASTS = tuple(

@@ -135,8 +135,9 @@ class _Checker:
             return
         self.check(op, len(op.results) == len(results), f"must have {len(results)} results")
         for word, value in zip(results, op.results, strict=True):
-            wanted = bound if word == "T" else {"i1": i1, "index": index}[word]
-            self.check(op, value.type == wanted, f"the result is {value.type}, must be {wanted}")
+            wanted = (bound,) if word == "T" else self.indices if word == "index" else (i1,)
+            fits = value.type in wanted
+            self.check(op, fits, f"the result is {value.type}, must be {wanted[0]}")
 
     def one_result(self, op: Op) -> Type:
         self.check(op, len(op.results) == 1, "must have 1 result")
@@ -232,6 +233,13 @@ def _cast(rule: Callable[[ScalarType, ScalarType], bool], text: str) -> Rule:
     return check
 
 
+def _index_cast(c: _Checker, op: Op) -> None:
+    a, b = op.operands[0].type, c.one_result(op)
+    c.check(op, isinstance(b, ScalarType) and b.is_integer, f"from {a} to {b}: must be integers")
+    one = c.launched or (a is index) != (b is index)
+    c.check(op, one, f"from {a} to {b}: one of the two must be index")
+
+
 def _fixed(t: ScalarType) -> bool:
     return t.kind in ("int", "bool")
 
@@ -240,6 +248,8 @@ def _access(c: _Checker, op: Op, k: int) -> MemRefType:
     """The memref at operand ``k``; what follows must be as many subscripts as it has dimensions."""
     type = op.operands[k].memref
     count = len(op.operands) - k - 1
+    placed = {"offset", "align"} & op.attrs.keys()
+    c.check(op, c.launched or not placed, "stands beside others in a function that a grid runs")
     c.check(op, count == type.rank, f"{count} subscripts, but {type} has rank {type.rank}")
     return type
 
@@ -292,6 +302,12 @@ def _alloca(c: _Checker, op: Op) -> None:
     assert isinstance(type, MemRefType)
     count = 0 if type.shape is not None else type.rank
     c.check(op, len(op.operands) == count, f"{len(op.operands)} sizes, must be {count}")
+
+
+def _flatten(c: _Checker, op: Op) -> None:
+    type = op.operands[0].memref
+    c.check(op, type.layout == "contiguous", f"{type} has gaps, or may have")
+    c.same_types(op, "the results", op.results, [MemRefType(type.element, 1, space=type.space)])
 
 
 def _parallel(c: _Checker, op: Op) -> None:
@@ -391,10 +407,7 @@ _RULES: dict[str, Rule] = {
     "arith.trunci": _cast(
         lambda a, b: _fixed(a) and _fixed(b) and a.bits > b.bits, "must narrow, iN to iN"
     ),
-    "arith.index_cast": _cast(
-        lambda a, b: a.is_integer and b.is_integer and (a is index) != (b is index),
-        "one of the two must be index",
-    ),
+    "arith.index_cast": _index_cast,
     "arith.sitofp": _cast(lambda a, b: _fixed(a) and b in (f32, f64), "must be iN to f32 or f64"),
     "arith.uitofp": _cast(lambda a, b: _fixed(a) and b in (f32, f64), "must be iN to f32 or f64"),
     "arith.fptosi": _cast(lambda a, b: _fixed(b), "must be to iN"),
@@ -414,6 +427,7 @@ _RULES: dict[str, Rule] = {
     "memref.atomic_cas": _atomic_cas,
     "memref.dim": _dim,
     "memref.alloca": _alloca,
+    "memref.flatten": _flatten,
     "scf.parallel": _parallel,
     "scf.for": _for,
     "scf.if": _if,

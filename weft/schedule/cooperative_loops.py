@@ -5,7 +5,7 @@ one thread for each would read a column at a time, and there may be few rows. A 
 has the iteration instead. Its members do the same, except in the serial loops that may go in any
 order: of these each member has every n-th iteration, and what they carry is combined at the end.
 Stores outside of such loops are done by one member. ``find`` decides, ``marked`` notes it in the
-IR, for ``members`` to write the code.
+IR, for ``schedule.cooperate``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,30 @@
+"""The steps that put a function on a grid: what each of its threads runs, as IR."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.ir.core import Function, Op, walk
+from weft.ir.types import i32, index
+from weft.schedule.bind import Bound, bind
+from weft.schedule.cooperate import cooperate
+from weft.schedule.language import Cooperate, IndexWidth, Privatize, Schedule, only
+from weft.schedule.nest import arrays_of
+from weft.schedule.privatize import privatize
+
+
+def apply(
+    function: Function, parallel: Op | None, order: Sequence[int], schedule: Schedule
+) -> Bound:
+    """``function`` as each thread runs it. ``order``: the dimensions of ``parallel``, that along x
+    first; without ``parallel``, one thread runs all."""
+    together, own = only(schedule, Cooperate), only(schedule, Privatize)
+    if parallel is None:
+        return Bound(function, None, {op: op for op in walk(function.body)})
+    if together is not None:
+        return cooperate(function, parallel, order[0], together)
+    bound = bind(function, parallel, order, schedule)
+    if own is not None:
+        width = index if only(schedule, IndexWidth) is None else i32
+        bound = privatize(bound, arrays_of(function).index(own.array), width)
+    return bound

@@ -1,0 +1,215 @@
+"""Bind, Cover: the iterations of the outermost parallel loop go to the threads of a grid.
+
+A thread finds its iterations from its place in the grid, along the dimensions that its schedule
+puts on it. Where the grid covers the iterations there are no loops over them, and no division but
+one for each block of a fourth dimension. A reduction ends in each block with shuffles and shared
+memory; what blocks leave is combined by a second function of one block, in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from weft.ir.core import Function, Op, Value
+from weft.ir.trips import unravel
+from weft.ir.types import MemRefType, Type, i1, i32, i64, index
+from weft.ir.views import Parallel
+from weft.schedule.language import Align, Cover, Schedule, Vectorize, only, several
+from weft.schedule.nest import arrays_of
+from weft.schedule.spmd import Threads, from_word, to_word
+from weft.schedule.vectorize import Neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """``function`` runs in each thread of a grid; ``finish``, where there are reductions, in one
+    block behind it. Both of these have two arguments more: memory for a word of each block and
+    reduction, and how many blocks the grid has. ``copies``: of operations, those they come from."""
+
+    function: Function
+    finish: Function | None
+    copies: dict[Op, Op]
+
+
+def bind(function: Function, parallel: Op, order: Sequence[int], schedule: Schedule) -> Bound:
+    """``function`` with the iterations of ``parallel`` on threads. ``order``: its dimensions, that
+    along x first."""
+    nest = _Nest(function, parallel, order, schedule)
+    made = nest.rebuilt()
+    if not nest.kinds:
+        return Bound(made, None, nest.copies)
+    last = _Nest(function, parallel, order, schedule)
+    return Bound(made, last.finish(), nest.copies | last.copies)
+
+
+class _Nest(Threads):
+    def __init__(
+        self, function: Function, parallel: Op, order: Sequence[int], schedule: Schedule
+    ) -> None:
+        super().__init__(function)
+        self.outer = parallel
+        self.order = order
+        self.covers = only(schedule, Cover) is not None
+        self.vector = only(schedule, Vectorize)
+        self.kinds = Parallel(parallel).kinds
+        self.place = function.body.ops.index(parallel)
+        arrays = arrays_of(function)
+        self.limits = {
+            function.args[arrays.index(step.array)]: step.bytes for step in several(schedule, Align)
+        }
+
+    def begin(self) -> Function:
+        words = [("partials", MemRefType(i64, 1)), ("blocks", index)]
+        made = self.start(0, words if self.kinds else ())
+        for op in self.old.body.ops[: self.place]:
+            self.rewrite(op)
+        return made
+
+    def rebuilt(self) -> Function:
+        made = self.begin()
+        values = self.iterations()
+        if self.kinds:
+            self.reduce(made, values)
+        else:
+            self.rest()
+        self.do("func.return")
+        return made
+
+    def rest(self) -> None:
+        """What follows the loop."""
+        for op in self.old.body.ops[self.place + 1 : -1]:
+            self.rewrite(op)
+
+    # -- the thread's iterations
+
+    def iterations(self) -> list[Value]:
+        """Along z (all dimensions but two), y and x. Gives what the thread reduced."""
+        self.bounds, self.counts = self.ranges(self.outer)
+        types = [v.scalar for v in self.outer.results]
+        return self.along_z(self.neutral(self.kinds, types))
+
+    def bind(self, axis: int, count: Value) -> None:
+        """Names the index that the loop has along ``axis`` at this iteration."""
+        self.replacement[self.outer.body.args[axis]] = self.index_of(count, self.bounds[axis])
+
+    def along_z(self, carried: list[Value]) -> list[Value]:
+        rest = self.order[2:]
+        if not rest:
+            return self.along_y(carried)
+        types = {self.counts[k].type for k in rest}
+        type: Type = i32 if types == {i32} and len(rest) == 1 else index
+        wide = {k: self.to(self.counts[k], type) for k in rest}
+        total = wide[rest[0]]
+        for k in rest[1:]:
+            total = self.mul(total, wide[k], "nsw")
+
+        def inside(count: Value, values: list[Value]) -> list[Value]:
+            parts = unravel(count, (wide[k] for k in rest[:-1]), self.divide)
+            for k, part in zip(rest, parts, strict=True):
+                self.bind(k, self.to(part, self.counts[k].type))
+            return self.along_y(values)
+
+        return self.along("z", total, carried, inside)
+
+    def along_y(self, carried: list[Value]) -> list[Value]:
+        if len(self.order) == 1:
+            return self.along_x(carried)
+        axis = self.order[1]
+
+        def inside(count: Value, values: list[Value]) -> list[Value]:
+            self.bind(axis, count)
+            return self.along_x(values)
+
+        return self.along("y", self.counts[axis], carried, inside)
+
+    def along(
+        self, side: str, trip: Value, carried: list[Value],
+        body: Callable[[Value, list[Value]], list[Value]],
+    ) -> list[Value]:  # fmt: skip
+        """Runs ``body`` for the thread's iterations along y or z."""
+        first, stride = self.position(side, trip.type)
+        if self.covers:
+            self.branch(self.compare("slt", first, trip), lambda: body(first, []))
+            return []
+        return self.loop(first, trip, stride, carried, body, unroll=1)
+
+    def along_x(self, carried: list[Value]) -> list[Value]:
+        """Neighbours are neighbouring threads."""
+        axis = self.order[0]
+        trip = self.counts[axis]
+        first, stride = self.position("x", trip.type)
+        if self.vector is not None:
+            near = Neighbours(self, self.outer, axis, self.vector, self.limits, self.bind, self.one)
+            return near.run(first, stride, trip, carried, covers=self.covers)
+        if self.covers:
+            self.branch(self.compare("slt", first, trip), lambda: self.one(axis, first, []))
+            return []
+        return self.loop(first, trip, stride, carried, lambda k, sums: self.one(axis, k, sums))
+
+    def one(self, axis: int, count: Value, carried: list[Value]) -> list[Value]:
+        """One iteration. A check that fails in it ends it: then it contributes nothing."""
+
+        def body() -> list[Value]:
+            self.bind(axis, count)
+            body = self.outer.body
+            parts = self.inline(body, [self.lookup(v) for v in body.args])
+            return self.pairs(self.kinds, carried, parts) if carried else []
+
+        if not self.checked or (self.covers and not carried):
+            return body()
+        types = [v.type for v in carried]
+        return self.either(self.constant(True, i1), body, lambda: carried, types, leave=True)
+
+    # -- reductions
+
+    def reduce(self, made: Function, values: list[Value]) -> None:
+        """Combines the block's values; its first thread finishes, or hands over what they are."""
+        partials, blocks = made.args[-2:]
+        thread, _ = self.thread()
+        values = self.in_block(self.kinds, values)
+
+        def leave() -> list[Value]:
+            number = self.register("block_id", "linear", index)
+            for place, value in zip(self.row(number), values, strict=True):
+                self.store(to_word(self, value), partials, [place])
+            return []
+
+        def first() -> None:
+            alone = self.compare("eq", blocks, self.constant(1, index))
+            self.either(alone, lambda: self.conclude(values), leave, [])
+
+        self.branch(self.compare("eq", thread, self.constant(0, i32)), first)
+
+    def row(self, block: Value) -> list[Value]:
+        """Where in memory the words of a block are."""
+        count = len(self.kinds)
+        row = self.mul(block, self.constant(count, index))
+        return [self.add(row, self.constant(k, index)) for k in range(count)]
+
+    def conclude(self, values: list[Value]) -> list[Value]:
+        """The initial values join, and the rest of the function runs: in one thread of all."""
+        inits = [self.lookup(v) for v in Parallel(self.outer).inits]
+        self.stand_for(self.outer.results, self.pairs(self.kinds, inits, values))
+        self.rest()
+        return []
+
+    def finish(self) -> Function:
+        """The second stage: one block combines what the blocks left, in their order."""
+        made = self.begin()
+        partials, blocks = made.args[-2:]
+        types = [v.scalar for v in self.outer.results]
+        thread, _ = self.thread()
+        first, threads = self.thread(index)
+
+        def body(block: Value, carried: list[Value]) -> list[Value]:
+            words = [self.load(partials, [place]) for place in self.row(block)]
+            parts = [from_word(self, w, t) for w, t in zip(words, types, strict=True)]
+            return self.pairs(self.kinds, carried, parts)
+
+        values = self.loop(first, blocks, threads, self.neutral(self.kinds, types), body)
+        values = self.in_block(self.kinds, values)
+        alone = self.compare("eq", thread, self.constant(0, i32))
+        self.branch(alone, lambda: self.conclude(values))
+        self.do("func.return")
+        return made

@@ -1,0 +1,155 @@
+"""Cooperate: a group of threads has an iteration together and shares its loops.
+
+The members do the same, except in the loops that may go in any order: of these each member has
+every n-th iteration, and what they carry is combined at the end. Stores outside of such loops are
+done by one member. A group is part of a warp, a warp, or a block of several warps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.ir.builder import Rewriter
+from weft.ir.core import Function, Op, Value
+from weft.ir.trips import unravel
+from weft.ir.types import ScalarType, index
+from weft.ir.uniform import WARP
+from weft.ir.views import For
+from weft.schedule.bind import Bound
+from weft.schedule.language import Cooperate
+from weft.schedule.spmd import Bounds, Threads
+
+
+def cooperate(function: Function, parallel: Op, first: int, step: Cooperate) -> Bound:
+    """``function`` with an iteration of ``parallel`` for each group of threads. Its operations have
+    these attributes: "team", the combiners of what a shared loop carries, () for a store of one
+    member; "ordered" where others wait for it. ``first``: the index along which groups stand side
+    by side, where they do."""
+    members = _Members(function, parallel, step)
+    made = members.start(0 if step.columns else step.threads)
+    place = function.body.ops.index(parallel)
+    for op in function.body.ops[:place]:
+        members.rewrite(op)
+    if step.columns:
+        members.column(first)
+    else:
+        members.row()
+    for op in function.body.ops[place + 1 :]:
+        members.rewrite(op)
+    return Bound(made, None, members.copies)
+
+
+class _Members(Threads):
+    """``member``: the thread's number in its group. ``there``: whether the group has an iteration,
+    None where it always does."""
+
+    member: Value
+
+    def __init__(self, function: Function, parallel: Op, step: Cooperate) -> None:
+        super().__init__(function)
+        self.outer = parallel
+        self.columns = step.columns
+        self.several = step.threads > WARP
+        self.width = min(step.threads, WARP)
+        self.side = "y" if step.columns else "x"
+        self.there: Value | None = None
+
+    # -- the group's iteration
+
+    def body(self, bounds: Sequence[Bounds], parts: dict[int, Value]) -> None:
+        """``parts``: of each index, which it is."""
+        indices = [self.index_of(self.to(parts[k], b[0].type), b) for k, b in enumerate(bounds)]
+        self.inline(self.outer.body, indices)
+
+    def row(self) -> None:
+        """Blocks count along x, groups of a block along y."""
+        bounds, counts = self.ranges(self.outer)
+        self.member = self.register("thread_id", self.side)
+        block = self.register("block_id", "x", index)
+        place, size = (self.register(name, "y", index) for name in ("thread_id", "block_dim"))
+        number = self.add(self.mul(block, size), place)
+        wide = [self.to(count, index) for count in counts]
+        total = wide[0]
+        for count in wide[1:]:
+            total = self.mul(total, count, "nsw")
+
+        def mine() -> None:
+            axes = list(reversed(range(len(wide))))
+            parts = unravel(number, (wide[k] for k in axes[:-1]), self.divide)
+            self.body(bounds, dict(zip(axes, parts, strict=True)))
+
+        self.branch(self.compare("slt", number, total), mine)
+
+    def column(self, first: int) -> None:
+        """Blocks count along x: those of the other indices, and neighbours along ``first``. A group
+        beyond the last iteration takes that, and does nothing in it."""
+        bounds, counts = self.ranges(self.outer)
+        self.member = self.register("thread_id", self.side)
+        block, lane = (self.register(name, "x", index) for name in ("block_id", "thread_id"))
+        wide = [self.to(count, index) for count in counts]
+        width = self.constant(self.columns, index)
+        raised = self.add(wide[first], self.constant(self.columns - 1, index))
+        groups, _ = self.divide(raised, width)
+        left, group = self.divide(block, groups)
+        place = self.add(self.mul(group, width), lane)
+        self.there = self.compare("slt", place, wide[first])
+        last = self.op("arith.subi", wide[first], self.constant(1, index))
+        parts = {first: self.op("arith.minsi", place, last)}
+        others = [k for k in reversed(range(len(wide))) if k != first]
+        found = unravel(left, (wide[k] for k in others), self.divide)
+        self.body(bounds, parts | dict(zip(others, found, strict=False)))
+
+    # -- what members do
+
+    def entered(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
+        return self.shared_loop(op) if op.name == "scf.for" and "team" in op.attrs else None
+
+    def shared_loop(self, op: Op) -> list[Value]:
+        """Each member's iterations of a loop, and what all of them carried."""
+        loop, kinds, ordered = For(op), op.attrs["team"], op.attrs["ordered"]
+        lower, upper = self.lookup(loop.lower), self.lookup(loop.upper)
+        if self.there is not None:
+            upper = self.op("arith.select", self.there, upper, lower, type=lower.type)
+        begin = self.add(lower, self.to(self.member, lower.type, unsigned=True), "nsw")
+        size = self.members(lower.scalar)
+        neutral = self.neutral(kinds, [v.scalar for v in op.results])
+        if ordered:
+            self.wait()
+        parts = self.loop(
+            begin, upper, size, neutral, lambda iv, sums: self.inline(op.body, [iv, *sums])
+        )
+        if ordered:
+            self.wait()
+        if not parts:
+            return []
+        if self.several or self.columns:
+            parts = self.in_block(kinds, parts, self.columns)
+        else:
+            parts = self.in_warp(kinds, parts, self.width)
+        return self.pairs(kinds, [self.lookup(v) for v in loop.inits], parts)
+
+    def members(self, type: ScalarType) -> Value:
+        """How many there are."""
+        if self.several:
+            return self.register("block_dim", self.side, type)
+        return self.constant(self.width, type)
+
+    def visited(self, op: Op) -> Sequence[Value] | None:
+        """What the first member does for all."""
+        if "team" not in op.attrs:
+            return None
+        del op.attrs["team"]
+        ordered = op.attrs.pop("ordered")
+        if ordered:
+            self.wait()
+        chosen = self.compare("eq", self.member, self.number(0, self.member))
+        if self.there is not None:
+            chosen = self.op("arith.andi", chosen, self.there)
+        self.branch(chosen, lambda: self.block.ops.append(op))
+        if ordered:
+            self.wait()
+        return [op.left for _ in op.results]  # of an accumulation, which nobody asks for
+
+    def wait(self) -> None:
+        """Until all members are here, and see what each has written."""
+        self.barrier(0 if self.several else self.width)

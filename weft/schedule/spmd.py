@@ -1,0 +1,299 @@
+"""What each thread of a grid runs, as IR: the places of threads, and what those of a block combine.
+
+``Threads`` rebuilds a function as one that a grid runs. Its arithmetic promises what LLVM cannot
+see: places are small numbers that are not negative, so sums and products of them do not wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from weft.ir import trips
+from weft.ir.builder import Rewriter, identity
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.types import MemRefType, ScalarType, Type, f64, i1, i32, i64, index
+from weft.ir.uniform import GROUP, WARP
+from weft.ir.views import Parallel, constant_of
+
+Bounds = tuple[Value, Value, Value]  # lower, upper, step
+_CHECKS = ("weft.assert", "weft.bounds")
+
+
+class Threads(Rewriter):
+    """Rebuilds ``function``. ``copies``: of each new operation the old one (that of the function
+    which was rebuilt first, where one follows the other)."""
+
+    def __init__(self, function: Function, copies: dict[Op, Op] | None = None) -> None:
+        super().__init__(lambda op, rewriter: self.visited(op), self.entered)
+        self.old = function
+        self.before = copies or {}
+        self.copies: dict[Op, Op] = {}
+        self.checked = any(op.name in _CHECKS for op in walk(function.body))
+
+    def visited(self, op: Op) -> Sequence[Value] | None:
+        """See ``Rewriter.visit``."""
+        return None
+
+    def entered(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
+        """See ``Rewriter.around``."""
+        return None
+
+    def copy(self, op: Op) -> Op:
+        new = super().copy(op)
+        self.copies[new] = self.before.get(op, op)
+        return new
+
+    def inline(self, old: Block, args: Sequence[Value]) -> list[Value]:
+        for before, after in zip(old.args, args, strict=True):
+            after.name = after.name or before.name
+        return super().inline(old, args)
+
+    def start(self, group: int, more: Sequence[tuple[str, Type]] = ()) -> Function:
+        """The new function, without its body: with the arguments of the old one, and ``more``."""
+        args = [(a.name, a.type) for a in self.old.args] + [*more]
+        attrs = {**self.old.attrs, GROUP: group}
+        new = Function(self.old.name, [t for _, t in args], [n for n, _ in args], attrs)
+        self.block = self.top = new.body
+        self.buffers: dict[MemRefType, Value] = {}
+        for old, made in zip(self.old.args, new.args, strict=False):
+            self.replacement[old] = made
+        return new
+
+    # -- numbers
+
+    def add(self, a: Value, b: Value, overflow: str = "nuw nsw") -> Value:
+        return self.op("arith.addi", a, b, overflow=overflow)
+
+    def mul(self, a: Value, b: Value, overflow: str = "nuw nsw") -> Value:
+        return self.op("arith.muli", a, b, overflow=overflow)
+
+    def number(self, value: int, like: Value) -> Value:
+        return self.constant(value, like.scalar)
+
+    def to(self, value: Value, type: Type, *, unsigned: bool = False) -> Value:
+        """An integer in another width: an ``index``, or an i32."""
+        if value.type is type:
+            return value
+        if unsigned and type is index:
+            value = self.op("arith.extui", value, type=i64)
+        return self.op("arith.index_cast", value, type=type)
+
+    def compare(self, predicate: str, a: Value, b: Value) -> Value:
+        return self.op("arith.cmpi", a, b, predicate=predicate)
+
+    def trips(self, lower: Value, upper: Value, step: Value) -> Value:
+        """How many iterations a loop with these bounds has."""
+        return trips.trip_count(_Counted(self, lower.scalar), lower, upper, step)
+
+    def ranges(self, parallel: Op) -> tuple[list[Bounds], list[Value]]:
+        """The bounds of each index of a loop, and how many there are."""
+        bounds = [
+            (self.lookup(lower), self.lookup(upper), self.lookup(step))
+            for lower, upper, step in Parallel(parallel).axes
+        ]
+        return bounds, [self.trips(*three) for three in bounds]
+
+    def divide(self, number: Value, extent: Value) -> tuple[Value, Value]:
+        """Quotient and remainder, for ``trips.unravel``."""
+        quotient = self.op("arith.divui", number, extent, nonzero=True)
+        return quotient, self.op("arith.subi", number, self.op("arith.muli", quotient, extent))
+
+    def index_of(self, count: Value, bounds: Bounds) -> Value:
+        """The parallel index at an iteration: lower + count * step."""
+        lower, _, step = bounds
+        if constant_of(step) != 1:
+            count = self.mul(count, step, "nsw")
+        if constant_of(lower) != 0:
+            count = self.add(count, lower, "nsw")
+        return count
+
+    # -- places
+
+    def register(self, name: str, dimension: str, type: Type = i32) -> Value:
+        value = self.op(f"gpu.{name}", type=i32, dimension=dimension)
+        return self.to(value, type, unsigned=True)
+
+    def thread(self, type: Type = i32) -> tuple[Value, Value]:
+        """The number of the thread in its block, and how many there are."""
+        first = self.register("thread_id", "linear", type)
+        return first, self.register("block_dim", "linear", type)
+
+    def position(self, side: str, type: Type) -> tuple[Value, Value]:
+        """The thread's first position along a side of the grid, and the length of that side."""
+        thread, block, size, blocks = (
+            self.register(name, side, type)
+            for name in ("thread_id", "block_id", "block_dim", "grid_dim")
+        )
+        return self.add(self.mul(block, size), thread), self.mul(blocks, size)
+
+    # -- control
+
+    def branch(self, condition: Value, body: Callable[[], object]) -> None:
+        """A branch. A check that fails in it goes on behind it."""
+        op = self.if_(condition)
+        if self.checked:
+            op.attrs["leave"] = True
+        self.region_of(op, 0, lambda: (body(), [])[1])
+        self.region_of(op, 1, list)
+
+    def either(
+        self, condition: Value, yes: Callable[[], list[Value]], no: Callable[[], list[Value]],
+        types: Sequence[Type], **attrs: bool,
+    ) -> list[Value]:  # fmt: skip
+        op = self.if_(condition, types)
+        op.attrs |= attrs
+        self.region_of(op, 0, yes)
+        self.region_of(op, 1, no)
+        return op.results
+
+    def region_of(self, op: Op, k: int, body: Callable[[], list[Value]]) -> None:
+        with self.at(op.regions[k]):
+            self.do("scf.yield", *body())
+
+    def loop(
+        self, lower: Value, upper: Value, step: Value, inits: Sequence[Value],
+        body: Callable[[Value, list[Value]], list[Value]], **attrs: int,
+    ) -> list[Value]:  # fmt: skip
+        """``scf.for``; ``unroll=1`` for one that mostly turns once: it is not unrolled."""
+        op = self.for_(lower, upper, step, inits)
+        op.attrs |= attrs
+        iv, *carried = op.body.args
+        iv.type = lower.type
+        self.region_of(op, 0, lambda: body(iv, carried))
+        return op.results
+
+    def share(self, count: Value, body: Callable[[Value], object]) -> None:
+        """Shares so many numbers among the block's threads."""
+        thread, threads = self.thread(count.type)
+        self.loop(thread, count, threads, [], lambda k, _: (body(k), [])[1], unroll=1)
+
+    def barrier(self, width: int = 0) -> None:
+        self.do("gpu.barrier", width=width)
+
+    # -- combining
+
+    def neutral(self, kinds: Sequence[str], types: Sequence[ScalarType]) -> list[Value]:
+        return [self.constant(identity(k, t), t) for k, t in zip(kinds, types, strict=True)]
+
+    def pairs(self, kinds: Sequence[str], a: Sequence[Value], b: Sequence[Value]) -> list[Value]:
+        """Each of ``a`` combined with the one of ``b``; sums in any order."""
+        made = [self.op(f"arith.{k}", x, y) for k, x, y in zip(kinds, a, b, strict=True)]
+        for value in made:
+            if value.op is not None and value.op.name == "arith.addf":
+                value.op.attrs["reassociate"] = True
+        return made
+
+    def in_warp(
+        self, kinds: Sequence[str], values: list[Value], width: int, least: int = 1
+    ) -> list[Value]:
+        """What ``width`` neighbouring lanes hold, combined, each with those that are a multiple of
+        ``least`` away: the same bits in each."""
+        offset = width // 2
+        while offset >= least:
+            place = self.constant(offset, i32)
+            others = [self.op("gpu.shuffle", v, place, mode="xor", width=width) for v in values]
+            values = self.pairs(kinds, values, others)
+            offset //= 2
+        return values
+
+    def in_block(self, kinds: Sequence[str], values: list[Value], columns: int = 0) -> list[Value]:
+        """What the threads of a block of whole warps hold, combined, in each of them: by shuffles
+        in the warps, then through shared memory. ``columns``: that many neighbours are combined
+        each for itself, with those of other rows."""
+        least = max(columns, 1)  # how far those that are combined are from each other in a warp
+        types = [v.scalar for v in values]
+        buffers = [self.shared(t, WARP * least * types.count(t)) for t in types]
+        values = self.in_warp(kinds, values, WARP, least)
+        thread, threads = self.thread()
+        lane = self.op("arith.andi", thread, self.constant(WARP - 1, i32))
+        five = self.constant(5, i32)
+        row = self.mul(self.op("arith.shrui", thread, five), self.constant(least, i32))
+        own = self.add(row, lane)
+
+        def hand() -> None:
+            for k, value in enumerate(values):
+                self.store(value, buffers[k], [row_of(k, own)])
+
+        def taken(place: Value) -> list[Value]:
+            return [self.load(buffer, [row_of(k, place)]) for k, buffer in enumerate(buffers)]
+
+        def row_of(k: int, place: Value) -> Value:
+            before = types[:k].count(types[k])
+            return self.add(place, self.constant(WARP * least * before, i32))
+
+        self.branch(self.compare("ult", lane, self.constant(least, i32)), hand)
+        self.barrier()
+        none = self.neutral(kinds, types)
+        warps = self.op("arith.shrui", threads, five)
+        if columns:
+            end, step = self.mul(warps, self.constant(least, i32)), self.constant(least, i32)
+            totals = self.loop(
+                self.register("thread_id", "x"), end, step, none,
+                lambda k, sums: self.pairs(kinds, sums, taken(k)),
+            )  # fmt: skip
+            self.barrier()
+            return totals
+        there = self.compare("ult", lane, warps)
+        parts = [
+            self.op("arith.select", there, value, other, type=value.type)
+            for value, other in zip(taken(lane), none, strict=True)
+        ]
+        self.barrier()
+        return self.in_warp(kinds, parts, WARP)
+
+    def shared(self, element: ScalarType, count: int) -> Value:
+        """Memory of so many elements that the block's threads share: whoever asks for as many gets
+        the same."""
+        type = MemRefType(element, 1, "contiguous", (count,), "shared")
+        if type not in self.buffers:
+            op = Op("memref.alloca", [], [type])
+            self.top.ops.insert(0, op)
+            self.buffers[type] = op.result
+        return self.buffers[type]
+
+
+class _Counted:
+    """Numbers of one type, for trip counts: what is divided is never negative."""
+
+    _PROMISES: ClassVar[dict[str, dict[str, Any]]] = {
+        "subi": {"overflow": "nsw"}, "divui": {"nonzero": True},
+    }  # fmt: skip
+
+    def __init__(self, threads: Threads, type: ScalarType) -> None:
+        self.threads = threads
+        self.type = type
+
+    def constant(self, value: Value) -> int | None:
+        number = constant_of(value)
+        return None if number is None else int(number)
+
+    def number(self, value: int) -> Value:
+        return self.threads.constant(value, self.type)
+
+    def op(self, name: str, a: Value, b: Value) -> Value:
+        name = "divui" if name == "floordivsi" else name
+        return self.threads.op(f"arith.{name}", a, b, **self._PROMISES.get(name, {}))
+
+
+def to_word(b: Rewriter, value: Value) -> Value:
+    """A scalar in 64 bits: integers sign-extended (a bool is 0 or 1), floats as a double."""
+    type = value.scalar
+    if type.is_float:
+        wide = value if type is f64 else b.op("arith.extf", value, type=f64)
+        return b.op("arith.bitcast", wide, type=i64)
+    if type is index:
+        return b.op("arith.index_cast", value, type=i64)
+    if type is i64:
+        return value
+    return b.op("arith.extui" if type is i1 else "arith.extsi", value, type=i64)
+
+
+def from_word(b: Rewriter, word: Value, type: ScalarType) -> Value:
+    """The inverse of ``to_word``."""
+    if type.is_float:
+        wide = b.op("arith.bitcast", word, type=f64)
+        return wide if type is f64 else b.op("arith.truncf", wide, type=type)
+    if type is index:
+        return b.op("arith.index_cast", word, type=index)
+    return word if type is i64 else b.op("arith.trunci", word, type=type)

@@ -55,12 +55,10 @@ def split_loops(
 
         def bounds(low: Value, end: Value) -> tuple[Value, Value]:
             one = b.constant(1, index)
-            padded = b.op(
-                "arith.addi", b.op("arith.subi", end, low), b.op("arith.subi", count, one)
-            )
+            padded = b.addi(b.subi(end, low), b.subi(count, one))
             size = b.op("arith.floordivsi", padded, count)
-            first = b.op("arith.addi", low, b.op("arith.muli", chunk, size))
-            return first, b.op("arith.minsi", b.op("arith.addi", first, size), end)
+            first = b.addi(low, b.muli(chunk, size))
+            return first, b.op("arith.minsi", b.addi(first, size), end)
 
         for access, fibre in found:
             writer = Writer(b, dict(outside))

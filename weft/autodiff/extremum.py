@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir.core import Op, Value
+from weft.ir.core import Op, Value, slice_of
 from weft.ir.types import ScalarType
 from weft.ir.views import For, memory
 from weft.passes.extrema import running_extremum
@@ -31,26 +31,16 @@ class Extremum:
 def extremum(loop: Op, place: int) -> Extremum | None:
     """Carried value ``place`` of a ``scf.for`` as an extremum of elements that are exactly the same
     when they are computed once more; None where it is something else."""
-    found, body = running_extremum(loop, place), loop.body
+    found = running_extremum(loop, place)
     if found is None:
         return None
     *_, element, _ = found
-    needed: set[Op] = set()
-    todo = [element]
-    own = set(body.ops)
-    while todo:
-        owner = todo.pop().op
-        # Of the loop's arguments it is the index alone, as is checked below.
-        if owner in own and owner not in needed:
-            if not _exact(owner):
-                return None
-            needed.add(owner)
-            todo += owner.operands
+    # Of the loop's arguments it is the index alone.
     carried = set(For(loop).carried)
-    if element in carried or any(v in carried for op in needed for v in op.operands):
+    slice = slice_of(element, loop.body, lambda op: _exact(op) and carried.isdisjoint(op.operands))
+    if element in carried or slice is None:
         return None
-    slice = tuple(op for op in body.ops if op in needed)
-    return Extremum(For(loop).carried[place], element, slice, place)
+    return Extremum(For(loop).carried[place], element, tuple(slice), place)
 
 
 def _exact(op: Op) -> bool:

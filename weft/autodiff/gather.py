@@ -230,7 +230,7 @@ class _List:
         place = r.constant(0, index)
         for axis, subscript in enumerate(subscripts):
             extent = r.op("memref.dim", memref, axis=axis)
-            place = r.op("arith.addi", r.op("arith.muli", place, extent), subscript)
+            place = r.addi(r.muli(place, extent), subscript)
         at = slicer.indices(r, self.loops, r.lookup)
         r.store(r.op("arith.index_cast", place, type=i64), places, at)
         r.store(value, values, at)

@@ -18,7 +18,7 @@ from weft.index.expression import Poly
 from weft.index.meeting import aligned
 from weft.index.races import proven_apart
 from weft.index.relation import Text
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Function, Op, Value, below, walk
 
 Contents = Literal["after", "before", "tape"]
 # Updates that are differentiated by what they found, where no other iteration updates the element.
@@ -65,7 +65,7 @@ def _is_own_update(access: Access, group: Sequence[Access]) -> bool:
 
 def _in_while(function: Function) -> set[Op]:
     loops = [op for op in walk(function.body) if op.name == "scf.while"]
-    return {inner for op in loops for region in op.regions for inner in walk(region)}
+    return {inner for op in loops for inner in below(op)}
 
 
 def _meets(

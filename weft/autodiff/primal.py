@@ -9,11 +9,9 @@ from weft.autodiff.memory import contents, element_written_once
 from weft.autodiff.names import adjoint_prefix, unique_names
 from weft.errors import GradientError
 from weft.index.access import Access, accesses
-from weft.ir.core import Block, Function, Op, Value, defined, parents, walk
+from weft.ir.core import Block, Function, Op, Value, below, defined, parents, walk
 from weft.ir.views import accessed_by, written_by
 from weft.ir.writes import loaded, written
-
-_ACCESSES = ("memref.load", "memref.store", "memref.atomic_rmw", "memref.atomic_cas")
 
 
 class Primal:
@@ -76,10 +74,7 @@ class Primal:
 
     def touches(self, op: Op) -> bool:
         """Whether anything in ``op`` reads or writes memory that has an adjoint."""
-        return any(
-            o.name in _ACCESSES and not self.activity.arrays.isdisjoint(o.operands)
-            for region in op.regions for o in walk(region)
-        )  # fmt: skip
+        return any(accessed_by(o) in self.activity.arrays for o in below(op))
 
     def overwrites(self, op: Op) -> bool:
         """Whether an element of an argument that has an adjoint may be written by several
@@ -90,14 +85,14 @@ class Primal:
 
     def locals_stored(self, op: Op) -> list[Value]:
         """The local arrays from outside of ``op`` that it writes."""
-        return [m for m in written(op) if m not in self.written and m not in defined(op.regions)]
+        inside = {*self.function.args, *defined(op.regions)}
+        return [m for m in written(op) if m not in inside]
 
     def locals_read(self, op: Op) -> list[Value]:
         """The local arrays from outside of ``op`` in which it finds something."""
         inside = {*self.function.args, *defined(op.regions)}
-        found = [accessed_by(o) for region in op.regions for o in walk(region)
-                 if o.name in _ACCESSES and o.name != "memref.store"]  # fmt: skip
-        return [m for m in dict.fromkeys(found) if m is not None and m not in inside]
+        found = dict.fromkeys(accessed_by(o) for o in below(op) if o.name != "memref.store")
+        return [m for m in found if m is not None and m not in inside]
 
     def check(self) -> None:
         """Raises ``GradientError`` for what a reverse sweep cannot go through."""

@@ -155,10 +155,7 @@ class Walk(ABC):
             self.b.do(end.name, *kept, *handed(given), **end.attrs)
 
     def _copy(self, op: Op) -> None:
-        copy = Op(op.name, [self.env[v] for v in op.operands], [r.type for r in op.results],
-                  dict(op.attrs))  # fmt: skip
-        self.b.append(copy)
-        self.stand(op.results, copy.results)
+        self.stand(op.results, self.b.copied(op, self.env.__getitem__).results)
 
     def _scalar(self, op: Op) -> None:
         which = [k for k, v in enumerate(op.operands) if v in self.twin]

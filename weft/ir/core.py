@@ -7,7 +7,7 @@ carries a substitution and builds a new one (see ``builder.Rewriter``).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from weft.ir.types import MemRefType, ScalarType, Type
@@ -198,3 +198,17 @@ def inputs(op: Op) -> list[Value]:
     inside = defined(op.regions)
     used = [v for region in op.regions for o in walk(region) for v in o.operands]
     return [*op.operands, *(v for v in used if v not in inside)]
+
+
+def slice_of(value: Value, block: Block, may: Callable[[Op], bool]) -> list[Op] | None:
+    """The operations directly in ``block`` that compute ``value``, in their order. None where one
+    of them is not as ``may`` asks."""
+    own, found, waiting = set(block.ops), set[Op](), [value]
+    while waiting:
+        op = waiting.pop().op
+        if op is not None and op in own and op not in found:
+            if not may(op):
+                return None
+            found.add(op)
+            waiting += op.operands
+    return [op for op in block.ops if op in found]

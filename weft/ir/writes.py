@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, KeysView
 
-from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.views import written_by
 
 Where = Function | Block | Op | Iterable[Op]
@@ -28,6 +28,6 @@ def _ops(where: Where) -> Iterable[Op]:
         case Block():
             return walk(where)
         case Op():
-            return (where, *(op for region in where.regions for op in walk(region)))
+            return below(where)
         case _:
             return where

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.core import Block, Function, Op, Value, slice_of, walk
 from weft.ir.ops import OPS
 from weft.ir.types import index
 from weft.ir.views import For, If, Parallel, constant_of, is_constant
@@ -73,7 +73,7 @@ def _divisions(body: Block, axis: int) -> list[Op]:
         if op.name != "arith.floordivsi" or op.result.type is not index or op not in inside:
             return None
         slow = along.slope(op.left) == 1 and along.uniform(op.right)
-        pure = _is_pure(op.left, inside, ()) and _is_pure(op.right, inside, found)
+        pure = _is_pure(op.left, body, ()) and _is_pure(op.right, body, found)
         short = isinstance(number := constant_of(op.right), int) and number < SHORTEST
         if not slow or not pure or short:
             return None
@@ -85,15 +85,14 @@ def _divisions(body: Block, axis: int) -> list[Op]:
     return list(dict.fromkeys(found))
 
 
-def _is_pure(value: Value, inside: set[Op], without: Sequence[Op]) -> bool:
+def _is_pure(value: Value, body: Block, without: Sequence[Op]) -> bool:
     """Whether ``value`` is computed by pure operations, other than those of ``without``, from what
     comes from outside of the loop."""
-    owner = value.op
-    if owner is None or owner not in inside:
-        return True
-    if not OPS[owner.name].pure or owner.regions or owner in without:
-        return False
-    return all(_is_pure(v, inside, without) for v in owner.operands)
+
+    def pure(op: Op) -> bool:
+        return OPS[op.name].pure and not op.regions and op not in without
+
+    return slice_of(value, body, pure) is not None
 
 
 class _Splitter(Rewriter):
@@ -102,7 +101,7 @@ class _Splitter(Rewriter):
         self.loop = parallel
         self.axis = split.axis
         self.divisions = split.divisions
-        self.index = parallel.body.args[split.axis]
+        self.split_index = parallel.body.args[split.axis]
         self.inside = set(parallel.body.ops)
 
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
@@ -129,7 +128,7 @@ class _Splitter(Rewriter):
     ) -> None:
         """Runs where all of them are long, else the loop as it was."""
         long = None
-        memo: dict[Value, Value] = {self.index: self.constant(0, index)}
+        memo: dict[Value, Value] = {self.split_index: self.constant(0, index)}
         shortest = self.constant(SHORTEST, index)
         for division in self.divisions:
             length = self._copy(division.right, memo)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
-from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.ops import OPS
 from weft.ir.views import For, accessed_by, memory
 from weft.passes.constants import identity
@@ -25,7 +25,7 @@ def is_dear(op: Op, body: Block) -> bool:
 
 def touches(op: Op) -> Iterator[tuple[Op, Value]]:
     """Each operation in ``op``, itself included, that reads or writes memory, with the memref."""
-    for inner in (op, *(o for region in op.regions for o in walk(region))):
+    for inner in below(op):
         if (memref := accessed_by(inner)) is not None:
             yield inner, memref
 

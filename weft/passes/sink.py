@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import Block, Function, Op, Value, slice_of
 from weft.ir.ops import OPS
 from weft.ir.views import For, memory
 from weft.passes.siblings import Numbers, blocks, is_dear, is_plain, same_place, siblings, touches
@@ -79,23 +79,13 @@ def _between(block: Block, early: int, late: int) -> tuple[Op, Op, list[Op], Op]
 
 def _needed(value: Value, loop: Op, changed: Collection[Value]) -> list[Op] | None:
     """The operations in the body of ``loop`` that compute ``value``; None if no other loop can."""
-    body = loop.body
-    found: set[Op] = set()
-    waiting = [value]
-    while waiting:
-        v = waiting.pop()
-        if v in For(loop).carried:
-            return None
-        op = v.op
-        if op is None or op not in body.ops or op in found:
-            continue
-        if op.regions or not (
-            OPS[op.name].pure or (op.name == "memref.load" and memory(op)[0] not in changed)
-        ):
-            return None
-        found.add(op)
-        waiting += op.operands
-    return [op for op in body.ops if op in found]
+    carried = set(For(loop).carried)
+
+    def can(op: Op) -> bool:
+        read = op.name == "memref.load" and memory(op)[0] not in changed
+        return (read or OPS[op.name].pure) and not op.regions and carried.isdisjoint(op.operands)
+
+    return None if value in carried else slice_of(value, loop.body, can)
 
 
 class _Sinker(Rewriter):

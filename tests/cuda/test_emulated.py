@@ -32,8 +32,9 @@ from weft.ir.views import is_constant
 from weft.schedule import cooperative_loops, default_cuda, grid, guards
 from weft.schedule.choose import Candidate, Choice
 from weft.schedule.guards import Busy, FewLeft
-from weft.schedule.language import Cooperate, Cover, IndexWidth, Vectorize, only
-from weft.schedule.shared_loads import Jam, UnrollJamCandidates
+from weft.schedule.language import Cooperate, Cover, IndexWidth, UnrollJam, Vectorize, only
+from weft.schedule.nest import axes_of
+from weft.schedule.shared_loads import UnrollJamCandidates
 
 COUNT = int(os.environ.get("WEFT_FUZZ_CUDA", "5"))
 
@@ -60,8 +61,8 @@ CHANGES: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] 
 
 
 class EveryJam(UnrollJamCandidates):
-    def choices(self) -> list[tuple[Jam, ...]]:
-        return [self.jams] if self.jams else []
+    def choices(self) -> list[tuple[UnrollJam, ...]]:
+        return [tuple(self.unshared)] if self.unshared else []
 
 
 def every_jam(function: Function, parallel: Op, fastest: int) -> UnrollJamCandidates:
@@ -70,9 +71,10 @@ def every_jam(function: Function, parallel: Op, fastest: int) -> UnrollJamCandid
     if parallel.attrs["kinds"]:
         return EveryJam()
     steps = parallel.operands[2 * dims :]
-    return EveryJam(
-        tuple(Jam(k, 2, 3 if k == fastest else 1) for k in range(dims) if is_constant(steps[k], 1))
-    )
+    return EveryJam({
+        UnrollJam(axis, 2, 3 if k == fastest else 1): 0
+        for k, axis in enumerate(axes_of(parallel)) if is_constant(steps[k], 1)
+    })  # fmt: skip
 
 
 @pytest.fixture(params=CHANGES)

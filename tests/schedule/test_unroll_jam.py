@@ -22,7 +22,7 @@ from weft.schedule.grid import left_over
 from weft.schedule.guards import FewLeft, holds
 from weft.schedule.language import UnrollJam, several
 from weft.schedule.machine import GpuMachine
-from weft.schedule.shared_loads import Jam, UnrollJamCandidates
+from weft.schedule.shared_loads import UnrollJamCandidates
 from weft.schedule.unroll_jam import unroll_jam
 
 # out[i, j] = sum of a[i, k] * b[k, j] for k from max(j - 3, 0) to min(j + i, n)
@@ -306,14 +306,15 @@ def test_a_call_takes_what_its_sizes_allow() -> None:
 
 
 def test_which_axes_pay_together() -> None:
-    first, second = Jam(0, 4, 1, 0b01), Jam(1, 4, 32, 0b10)
-    both = UnrollJamCandidates((first, second), loads=2, most=16)
-    assert both.choices() == [(first, second), (first,), (second,)]
-    assert UnrollJamCandidates((first, second), 2, most=8).choices() == [(first,), (second,)]
-    little = UnrollJamCandidates((Jam(0, 4, 1, 0b0111),), loads=4, most=16)
-    assert little.choices() == [], "one load of four"
-    better = Jam(1, 4, 32, 0)
-    assert UnrollJamCandidates((first, better), 2, 16).choices()[0] == (better, first)
+    first, second = UnrollJam("i", 4), UnrollJam("j", 4, 32)
+    unshared = {first: 0b01, second: 0b10}
+    assert UnrollJamCandidates(unshared, loads=2, most=16).choices() == [
+        (first, second), (first,), (second,),
+    ]  # fmt: skip
+    assert UnrollJamCandidates(unshared, 2, most=8).choices() == [(first,), (second,)]
+    assert UnrollJamCandidates({first: 0b0111}, 4, 16).choices() == [], "one load of four"
+    better = UnrollJamCandidates({first: 0b01, second: 0}, 2, 16)
+    assert better.choices()[0] == (second, first)
 
 
 def test_what_is_left_of_trips() -> None:

@@ -48,7 +48,6 @@ from weft.schedule.language import (
     Privatize,
     Step,
     StreamingStores,
-    UnrollJam,
     Vectorize,
 )
 from weft.schedule.legal import private_kind
@@ -115,7 +114,7 @@ def picks(function: Function, parallel: Op) -> Picks:
     asked = _asked(tuple(function.attrs.get("block_dim", ())), order)
     alone = vector.copies > 1 or private >= 0 or block == _SQUARE or bool(asked)
     jams = UnrollJamCandidates() if alone else unroll_jam_candidates(function, parallel, fastest)
-    if jams.jams and block[1] == 1:
+    if jams.unshared and block[1] == 1:
         block = _STEADY
     streamed = vector.copies > 1 and not parallel.attrs["kinds"]
     return Picks(order, vector, block, asked, private, jams,
@@ -169,9 +168,8 @@ def _alone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[Fo
     if found.private >= 0:
         name = nest.arrays[found.private]
         yield (FewElements(name),), (Privatize(name),)
-    for choice in found.jams.choices():
-        steps = tuple(UnrollJam(nest.axes[j.axis], j.copies, j.stride) for j in choice)
-        guards = tuple(FewLeft(nest.axes[j.axis], j.length) for j in choice)
+    for steps in found.jams.choices():
+        guards = tuple(FewLeft(jam.axis, jam.copies * jam.stride) for jam in steps)
         yield (*guards, Busy(_BUSY), Covered()), (*steps, Cover())
         yield (*guards, Busy(_BUSY)), steps
     vector, x = found.vector, nest.axes[found.order[0]]

@@ -8,21 +8,22 @@ several of them reads those once. A call chooses, ``unroll_jam`` writes the code
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
 from weft.ir.views import For, If, Parallel, is_constant, memory
 from weft.schedule.grid import WARP
+from weft.schedule.language import UnrollJam
+from weft.schedule.nest import axes_of
 from weft.schedule.unroll_jam import variation
 from weft.schedule.variation import Variation
 
 COPIES = 4  # along one index
 MOST_OPS = 320  # in the innermost loops, for all iterations of a thread
 _WORTH = 0.65  # of the loads have to be left, at most, for another axis to be taken
-_AXES = 2  # at most, along which a thread has several iterations
 _STEEPEST = 1  # how much the bounds of a serial loop may change from iteration to iteration
 
 _ALLOWED = {"memref.load", "memref.store", "scf.for", "scf.if", "scf.yield", "scf.reduce"}
@@ -30,50 +31,35 @@ _LIGHT = {"math.fma", "math.absf", "math.absi", "math.isnan", "math.isinf"}
 
 
 @dataclass(frozen=True, slots=True)
-class Jam:
-    """``copies`` iterations along a dimension, ``stride`` from each other. Bit k of ``unshared``
-    says that each loads the k-th load for itself."""
-
-    axis: int
-    copies: int
-    stride: int
-    unshared: int = 0
-
-    @property
-    def length(self) -> int:
-        """Iterations of as many neighbouring threads as there are between two copies."""
-        return self.copies * self.stride
-
-
-@dataclass(frozen=True, slots=True)
 class UnrollJamCandidates:
-    """What a thread may have several iterations of: of ``jams`` those that save most of ``loads``
-    loads, with ``most`` iterations at most."""
+    """Steps of which those may pay that save most of ``loads`` loads, with ``most`` iterations of a
+    thread. Bit k of a step's number in ``unshared``: its iterations do the k-th load each for
+    itself."""
 
-    jams: tuple[Jam, ...] = ()
+    unshared: Mapping[UnrollJam, int] = field(default_factory=dict[UnrollJam, int])
     loads: int = 0
     most: int = 1
 
-    def cost(self, taken: Sequence[Jam]) -> float:
-        """Loads of an iteration, on average, if a thread has several along the axes of
-        ``taken``."""
+    def cost(self, taken: Sequence[UnrollJam]) -> float:
+        """Loads of an iteration, on average, by the steps ``taken``."""
         return sum(
-            1 / math.prod(jam.copies for jam in taken if not jam.unshared >> k & 1)
+            1 / math.prod(jam.copies for jam in taken if not self.unshared[jam] >> k & 1)
             for k in range(self.loads)
         )
 
-    def choices(self) -> list[tuple[Jam, ...]]:
+    def choices(self) -> list[tuple[UnrollJam, ...]]:
         """What pays, the best first: a second axis only beside the better one of the two, which
         fits wherever both do."""
-        ranked = sorted(self.jams, key=lambda jam: self.cost([jam]))
-        found: list[tuple[Jam, ...]] = []
+        order = list(self.unshared)
+        ranked = sorted(order, key=lambda jam: self.cost([jam]))
+        found: list[tuple[UnrollJam, ...]] = []
         for k, first in enumerate(ranked):
             pairs = [(first, second) for second in ranked[k + 1 :]]
-            pairs.sort(key=lambda pair: (self.cost(pair), self.jams.index(pair[1])))
+            pairs.sort(key=lambda pair: (self.cost(pair), order.index(pair[1])))
             found += [how for how in (*pairs, (first,)) if self._pays(how)]
         return found
 
-    def _pays(self, taken: Sequence[Jam]) -> bool:
+    def _pays(self, taken: Sequence[UnrollJam]) -> bool:
         copies = math.prod(jam.copies for jam in taken)
         return copies <= self.most and self.cost(taken) < _WORTH * self.cost(taken[:-1])
 
@@ -91,20 +77,22 @@ def unroll_jam_candidates(function: Function, parallel: Op, fastest: int) -> Unr
     loads = [op for block in innermost for op in block.ops if _moves(op, block)]
     if not loads:
         return UnrollJamCandidates()
-    found: list[tuple[tuple[bool, bool], Jam]] = []
-    for axis, step in enumerate(Parallel(parallel).steps):
+    found: list[tuple[bool, bool, UnrollJam, int]] = []
+    for axis, (name, step) in enumerate(
+        zip(axes_of(parallel), Parallel(parallel).steps, strict=True)
+    ):
         along = variation(function, parallel, axis)
         if not is_constant(step, 1) or not _even(parallel, along):
             continue
         own = sum((not along.common(op)) << k for k, op in enumerate(loads))
-        jam = Jam(axis, COPIES, WARP if axis == fastest else 1, own)
-        if UnrollJamCandidates((), len(loads)).cost([jam]) < _WORTH * len(loads):
+        jam = UnrollJam(name, COPIES, WARP if axis == fastest else 1)
+        if UnrollJamCandidates({jam: own}, len(loads)).cost([jam]) < _WORTH * len(loads):
             slides = axis != fastest and any(_slides(op, parallel, axis) for op in loads)
-            found.append(((not _alike(parallel, along), not slides), jam))
-    found.sort(key=lambda pair: (pair[0], pair[1].axis))
+            found.append((not _alike(parallel, along), not slides, jam, own))
+    found.sort(key=lambda row: row[:2])
     size = sum(len(block.ops) for block in innermost)
-    jams = tuple(jam for _, jam in found)
-    return UnrollJamCandidates(jams, len(loads), MOST_OPS // size)
+    unshared = {jam: own for *_, jam, own in found}
+    return UnrollJamCandidates(unshared, len(loads), MOST_OPS // size)
 
 
 def _last(loop: Op) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from weft.errors import ScheduleError, Span
 from weft.ir.core import Block, Function, Op, walk
-from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, i1
 from weft.ir.views import For, Parallel, is_constant, memory
 from weft.schedule.language import (
@@ -26,14 +25,12 @@ from weft.schedule.language import (
     show,
 )
 from weft.schedule.machine import CpuMachine
-from weft.schedule.nest import axes_of
+from weft.schedule.nest import axes_of, is_plain
 from weft.schedule.variation import Variation
 
 MOST = 8  # vectors side by side, and iterations along the other index, of a register tile
 
-# Operations besides the pure ones that may stand in a tile.
-_ALLOWED = {"memref.load", "memref.store", "scf.for", "scf.if", "scf.yield", "scf.reduce"}
-# Those of mathematics that are instructions for vectors of any length; others are calls.
+# Operations of mathematics that are instructions for vectors of any length; others are calls.
 _INSTRUCTIONS = {
     "math.absf", "math.absi", "math.ceil", "math.copysign", "math.ctpop", "math.floor", "math.fma",
     "math.isinf", "math.isnan", "math.roundeven", "math.rsqrt", "math.sqrt", "math.trunc",
@@ -193,11 +190,8 @@ def _check_vectors(
 
 
 def _fits_lanes(op: Op, width: int, machine: CpuMachine) -> bool:
-    if op.name == "scf.for":
-        return is_constant(For(op).step, 1)
     if _is_access(op):
         memref, subscripts, _ = memory(op)
         return bool(subscripts) and memref.memref.element is not i1
-    if op.name.startswith("math.") and op.name not in _INSTRUCTIONS:
-        return width in machine.lanes(op.result.scalar)
-    return op.name in _ALLOWED or OPS[op.name].pure
+    calls = op.name.startswith("math.") and op.name not in _INSTRUCTIONS
+    return is_plain(op) and (not calls or width in machine.lanes(op.result.scalar))

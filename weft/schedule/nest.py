@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from weft.errors import Span
 from weft.ir.core import Function, Op, Value, walk
+from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
-from weft.ir.views import For, Parallel
+from weft.ir.views import For, Parallel, is_constant
 from weft.schedule.intervals import Step
 
 
@@ -109,3 +110,13 @@ def loops_of(parallel: Op) -> dict[str, Op]:
     loops = [op for op in walk(parallel.body) if op.name == "scf.for"]
     found = names((For(op).index.name for op in loops), "k")
     return dict(zip(found, loops, strict=True))
+
+
+_PLAIN = {"memref.load", "memref.store", "scf.if", "scf.yield", "scf.reduce"}
+
+
+def is_plain(op: Op) -> bool:
+    """Whether ``op`` is a load, a store, a branch, a serial loop that goes by one, or pure."""
+    if op.name == "scf.for":
+        return is_constant(For(op).step, 1)
+    return op.name in _PLAIN or OPS[op.name].pure

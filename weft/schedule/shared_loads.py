@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
 from weft.ir.views import For, If, Parallel, is_constant, memory
 from weft.schedule.grid import WARP
 from weft.schedule.language import UnrollJam
-from weft.schedule.nest import axes_of
+from weft.schedule.nest import axes_of, is_plain
 from weft.schedule.unroll_jam import variation
 from weft.schedule.variation import Variation
 
@@ -26,7 +25,6 @@ MOST_OPS = 320  # in the innermost loops, for all iterations of a thread
 _WORTH = 0.65  # of the loads have to be left, at most, for another axis to be taken
 _STEEPEST = 1  # how much the bounds of a serial loop may change from iteration to iteration
 
-_ALLOWED = {"memref.load", "memref.store", "scf.for", "scf.if", "scf.yield", "scf.reduce"}
 _LIGHT = {"math.fma", "math.absf", "math.absi", "math.isnan", "math.isinf"}
 
 
@@ -71,7 +69,7 @@ def unroll_jam_candidates(function: Function, parallel: Op, fastest: int) -> Unr
     body = parallel.body
     if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
         return UnrollJamCandidates()
-    if not all(_simple(op) for op in walk(body)):
+    if not all(is_plain(op) and _is_light(op) for op in walk(body)):
         return UnrollJamCandidates()
     innermost = [op.body for op in walk(body) if op.name == "scf.for" and _last(op)]
     loads = [op for block in innermost for op in block.ops if _moves(op, block)]
@@ -112,12 +110,8 @@ def _slides(load: Op, parallel: Op, axis: int) -> bool:
     return any(v.op and v.op.name == "arith.addi" and index in v.op.operands for v in subscripts)
 
 
-def _simple(op: Op) -> bool:
-    if op.name == "scf.for":
-        return is_constant(For(op).step, 1)
-    if op.name.startswith("math."):
-        return op.name in _LIGHT
-    return op.name in _ALLOWED or OPS[op.name].pure
+def _is_light(op: Op) -> bool:
+    return op.name in _LIGHT or not op.name.startswith("math.")
 
 
 def _bounds(parallel: Op) -> list[Value]:

@@ -11,7 +11,6 @@ from weft.codegen import ptx
 from weft.codegen.emit import symbol_of
 from weft.codegen.grid import Grid
 from weft.codegen.launching import Facts
-from weft.codegen.neighbours import Common, common
 from weft.codegen.tables import Tables
 from weft.codegen.threads import argument_slots
 from weft.errors import ScheduleError
@@ -25,6 +24,7 @@ from weft.schedule.choose import Candidate, candidate
 from weft.schedule.cooperative_loops import find, marked
 from weft.schedule.default_cuda import VECTOR_BYTES, Divisible, Picks, picks
 from weft.schedule.default_cuda import candidates as schedules
+from weft.schedule.divisibility import Common, common
 from weft.schedule.index_width import Program, candidates, divisions, narrow
 from weft.schedule.language import (
     Bind,

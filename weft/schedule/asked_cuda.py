@@ -96,6 +96,8 @@ def _vectorize(nest: LoopNest, step: Vectorize, schedule: Schedule) -> Refusal |
         return Refusal(f"stride={WARP} needs blocks of whole warps along x")
     if step.stride > 1 and parallel.attrs["kinds"]:
         return Refusal("the loop reduces into a scalar: stride is 1")
+    if step.reverse:
+        return Refusal("only a CPU's lanes are reversed", None, "leave reverse=True out")
     if step.peel != shift(parallel, axis, step.copies):
         return Refusal(f"peel is {shift(parallel, axis, step.copies)} here", None, "leave it out")
     if not _units(nest, step.axis) and not step.divisible:

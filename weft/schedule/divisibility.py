@@ -1,4 +1,4 @@
-"""What neighbouring iterations of a parallel loop have in common. It only reads the IR."""
+"""Which subscripts with quotients make whole vectors, where numbers of a call are multiples."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from weft.ir.types import SCALARS, i1
 from weft.ir.views import constant_of, memory
 from weft.ir.writes import written
 from weft.schedule.variation import UNIFORM, Growth, Variation
-
-# -- what a call may promise
 
 
 @dataclass(frozen=True, slots=True)

@@ -506,8 +506,11 @@ class Kernel:
         from weft.pytorch.fake import fake_launchers
         from weft.runtime import candidates, inspection
 
+        # Aliases: what is not written is not counted as written.
+        given = [v.data if isinstance(v, torch.Tensor) else v for v in args]
+        named = {n: v.data if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
         rows = inspection.visited(
-            self.parts.host, self._regions, fake_launchers(self), args, kwargs,
+            self.parts.host, self._regions, fake_launchers(self), given, named,
             lambda launcher, values: candidates.table(launcher, values, device, machine),
         )  # fmt: skip
         return candidates.Schedules([row for loop in rows for row in loop])

@@ -349,3 +349,39 @@ def test_inspect_shows_each_schedule_and_the_ir_after_its_steps() -> None:
     assert first.count("memref.store") == 3, "two at once, and what is left one by one"
     assert others[-1].startswith("//  -> bind(t, x)")
     assert others[-1].count("memref.store") == 1
+
+
+def test_a_compiled_graph_goes_by_a_new_schedule() -> None:
+    kernel = weft.kernel(name="axpy_scheduled")(gallery.axpy.function)
+    x = torch.randn(100)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def graph(x: torch.Tensor) -> torch.Tensor:
+        return kernel(2.0, x, x) + 1.0
+
+    assert torch.equal(graph(x), 3 * x + 1.0)
+    name = str(kernel.op)
+    kernel.schedule("cpu", "unroll_jam(i, 2)")
+    assert torch.equal(graph(x), 3 * x + 1.0)
+    assert [s.compiled.job.asked for s in kernel.specializations] == ["unroll_jam(i, 2)"]
+    assert str(kernel.op) == name
+    kernel.schedule("cpu", "unroll_jam(q, 2)")
+    with pytest.raises(ScheduleError, match="the axes of the parallel loop are: i"):
+        graph(x)
+
+
+def test_a_gradient_on_the_cpu_goes_by_what_is_asked_for() -> None:
+    w, k = torch.randn(3, 40, requires_grad=True), torch.randn(4, 3, 40, requires_grad=True)
+    causal_conv.causal_conv(w, k, 0.1).square().sum().backward()
+    expected = k.grad
+    k.grad = None
+    name = "causal_conv_0_adjoint_d_k"
+    kernel = weft.kernel(schedule={"cpu": {name: "unroll_jam(q, 2)"}})(
+        causal_conv.causal_conv.function
+    )
+    with pytest.raises(ScheduleError) as caught:
+        kernel(w, k, 0.1).square().sum().backward()
+    axes = caught.value.message.partition("are: ")[2].split(", ")
+    kernel.backward.schedule("cpu", f"unroll_jam({axes[0]}, 2)", name)
+    kernel(w, k, 0.1).square().sum().backward()
+    torch.testing.assert_close(k.grad, expected)

@@ -58,6 +58,43 @@ def shifted(x: torch.Tensor, out: torch.Tensor) -> None:
         out[i] = x[i - 1]
 
 
+@weft.kernel
+def nested(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            for k in range(x.shape[2]):
+                s += x[i, j, k]
+        if s > 0.0:
+            for m in range(0, x.shape[1], 2):
+                out[i, m] = s
+            for n in range(x.shape[1]):
+                out[i, n] += s
+
+
+@weft.kernel
+def checked_inside(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            assert x[i, j] >= 0.0
+            s += x[i, j]
+        out[i] = s
+
+
+@weft.kernel
+def both(x: torch.Tensor, h: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    s = 0
+    for i in range(x.shape[0]):
+        h[x[i]] += 1
+        s += x[i]
+    for j in range(x.shape[0]):
+        weft.atomic_add(h[x[j]], 1)
+        weft.atomic_max(h[x[j]], 1)
+        g[j] = h.shape[0]
+    return s
+
+
 CONV = (causal_conv.causal_conv, meta(4, 64), meta(2, 4, 64), 0.1)
 AXPY = (gallery.axpy, 2.0, meta(9), meta(9))
 TOTAL = (gallery.total, meta(9))
@@ -145,10 +182,10 @@ REFUSED: list[tuple[tuple[Any, ...], str, str, str, str]] = [
     (COUNTED, "streaming_stores(h)", AXPY_LOOP, "the loop stores nothing", "leave it out"),
     (COUNTED, "privatize(x)", "h[x[i]] += 1",
      "an iteration asks what is in `x`, or stores into it",
-     "it may only accumulate: h[k] += v, weft.atomic_max(h, k, v)"),
+     "it may only accumulate: h[k] += v, weft.atomic_max(h[k], v)"),
     (CONV, "privatize(out)", "out[b, c, t] = s",
      "an iteration asks what is in `out`, or stores into it",
-     "it may only accumulate: h[k] += v, weft.atomic_max(h, k, v)"),
+     "it may only accumulate: h[k] += v, weft.atomic_max(h[k], v)"),
     ((counted, meta(9, dtype=torch.int64), meta(9, dtype=torch.float64)), "privatize(h)",
      AXPY_LOOP, "shared memory has no atomic addf of f64", ""),
     (CONV, "cooperate((q), 8)", CONV_LOOP, "there is no loop `q`", "there is `u`"),
@@ -165,6 +202,19 @@ REFUSED: list[tuple[tuple[Any, ...], str, str, str, str]] = [
      "it does not go with `cooperate((u), 32)`", "leave one of them out"),
     (CONV, "cooperate((u), 32); cover()", CONV_LOOP,
      "it does not go with `cooperate((u), 32)`", "leave one of them out"),
+    ((nested, meta(3, 4, 5), meta(3, 4)), "cooperate((j, k), 32)", "for j in range(x.shape[1]):",
+     "`k` is in another loop that is shared", "loops: `j`, `k`, `m`, `n`"),
+    ((nested, meta(3, 4, 5), meta(3, 4)), "cooperate((m), 32)", "for m in range(0, x.shape[1], 2):",
+     "`m` does not go by 1", "loops: `j`, `k`, `m`, `n`"),
+    ((nested, meta(3, 4, 5), meta(3, 4)), "cooperate((n), 64, columns=8)",
+     "for n in range(x.shape[1]):",
+     "groups side by side need shared loops that are in no other loop or branch",
+     "loops: `j`, `k`, `m`, `n`"),
+    ((checked, meta(3, 4), meta(3, 4)), "cooperate((k), 32)", "for k in range(x.shape[1]):",
+     "what stands around the loops must be done by one thread", "loops: `k`"),
+    ((checked_inside, meta(3, 4), meta(3)), "cooperate((j), 32)", "for j in range(x.shape[1]):",
+     "the loop over `j` has weft.assert inside", "loops: `j`"),
+    (RUNNING, "cooperate((), 32)", AXPY_LOOP, "no loop may go in any order", "loops: `j`, `j_`"),
     (CONV, "index_width(64); fast_division()", CONV_LOOP,
      "it does not go with `fast_division()`", "leave one of them out"),
 ]  # fmt: skip
@@ -220,3 +270,27 @@ def test_a_loop_that_one_thread_runs_has_no_schedule() -> None:
         "`cover()`: no parallel loop goes onto the grid, one thread runs all of this\n"
         "help: take the schedule away"
     )
+
+
+@pytest.mark.parametrize(
+    ("loop", "text", "h", "message"),
+    [
+        (0, "privatize(h)", meta(9, dtype=torch.int32), "the loop reduces into a scalar, too"),
+        (0, "cooperate((), 8)", meta(9, dtype=torch.int32),
+         "the loop reduces into a scalar, by all threads"),
+        (1, "privatize(h)", meta(9, dtype=torch.int32), "iterations combine in several ways"),
+    ],
+)  # fmt: skip
+def test_what_blocks_cannot_accumulate(loop: int, text: str, h: torch.Tensor, message: str) -> None:
+    kernel = weft.kernel(schedule={"cuda": {loop: text}})(both.function)
+    x = meta(5, dtype=torch.int64)
+    with pytest.raises(ScheduleError) as caught:
+        weft.compile_for("sm_90", kernel, x, h, x)
+    assert caught.value.message == f"`{text}`: {message}"
+
+
+def test_only_contiguous_arrays_are_copied_to_shared_memory() -> None:
+    kernel = weft.kernel(schedule={"cuda": "privatize(h)"})(counted.function)
+    with pytest.raises(ScheduleError) as caught:
+        weft.compile_for("sm_90", kernel, COUNTED[1], meta(18, dtype=torch.int32)[::2])
+    assert caught.value.message == "`privatize(h)`: it is not contiguous"

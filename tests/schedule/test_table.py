@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import weft
 from examples import brick_wall, causal_conv, gallery, softmax
+from weft.runtime import tuned
 from weft.runtime.candidates import Row
 from weft.schedule.machine import GpuMachine
 
@@ -202,3 +204,27 @@ def test_nothing_is_computed() -> None:
     x = torch.full((50,), 7.0)
     gallery.leaky_relu_.schedules(-x.view(5, 10), 0.1)
     assert torch.equal(x, torch.full((50,), 7.0))
+    version = x._version
+    rows = gallery.leaky_relu_.schedules(x.view(5, 10), slope=0.1)
+    assert x._version == version
+    assert len(rows.taken) == 1
+
+
+def test_what_was_tuned_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, k = torch.randn(8, 64), torch.randn(2, 8, 64)
+    kernel = weft.kernel(name="conv_tuned")(causal_conv.causal_conv.function)
+    before = kernel.schedules(w, k, 0.1)
+    kernel(w, k, 0.1)
+    loop = kernel.specializations[0].compiled.loop
+    record = tuned.Record(
+        "schedule", loop.summary.name, loop.digest, tuned.machine_of(w.device),
+        tuned.class_of([w, k, torch.empty_like(k)]), "unroll_jam(b, 2)", 2.0, 1.0,
+    )  # fmt: skip
+    monkeypatch.setattr(tuned.records, "_files", {tmp_path: [record]})
+    rows = kernel.schedules(w, k, 0.1)
+    found = rows[0]
+    assert (found.schedule, found.origin, found.asked) == ("unroll_jam(b, 2)", "tuned", False)
+    assert found.taken
+    assert len(rows) == len(before) + 1
+    kernel.schedule("cpu", "unroll_jam(c, 2)")
+    assert kernel.schedules(w, k, 0.1)[0].origin == "asked for"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import html
 import struct
 from collections.abc import Iterator, Sequence
@@ -16,14 +18,17 @@ from weft.codegen.interface import Slot
 from weft.codegen.launching import Facts
 from weft.codegen.machine import host_cpu
 from weft.codegen.threads import argument_slots
+from weft.errors import ScheduleError
 from weft.frontend.lower import lower
 from weft.frontend.specs import ConstSpec, TupleSpec
 from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType
 from weft.options import Options
+from weft.runtime import build
 from weft.runtime.arguments import sizes_of
 from weft.runtime.fastpath import flat
 from weft.runtime.launch import Launcher
+from weft.runtime.tuned import records
 from weft.schedule import default_cpu
 from weft.schedule.choose import alignments, candidate, choose
 from weft.schedule.cost import Cost, Shapes, Work, cost
@@ -51,17 +56,18 @@ class GuardOfCall:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One candidate. ``asked``: a person's own. ``taken``: what this call runs. ``bytes``: of
-    distinct elements that the loop touches. ``accessed``: bytes that threads load and store by this
-    schedule (None where that is not known), ``operations``: those of the loop; ``registers``: of a
-    thread, None where nobody has counted them. ``grid`` and ``block`` are (0, 0, 0) on the CPU."""
+    """One candidate. ``origin``: "asked for", "tuned", or "". ``taken``: what this call runs.
+    ``bytes``: of distinct elements that the loop touches. ``accessed``: bytes that threads load and
+    store by this schedule (None where that is not known), ``operations``: those of the loop;
+    ``registers``: of a thread, None where nobody has counted them. ``grid`` and ``block`` are
+    (0, 0, 0) on the CPU."""
 
     loop: str
     line: int
     device: str
     schedule: str
     guards: tuple[GuardOfCall, ...]
-    asked: bool
+    origin: str
     taken: bool
     bytes: int
     operations: int
@@ -70,6 +76,11 @@ class Row:
     grid: Dims
     block: Dims
     registers: int | None
+
+    @property
+    def asked(self) -> bool:
+        """Whether it is a person's own."""
+        return self.origin == "asked for"
 
     @property
     def why(self) -> str:
@@ -87,7 +98,7 @@ class Row:
         return [
             f"{'>' if self.taken else ' '} {self.schedule or _NOTHING}",
             *([f"      {', '.join(parts)}"] if parts else []),
-            f"      {'asked for; ' if self.asked else ''}{self.why}",
+            f"      {self.origin}{'; ' if self.origin else ''}{self.why}",
         ]
 
 
@@ -178,19 +189,36 @@ def table(
         elif not isinstance(spec, ConstSpec):
             values.append(value)
     values += [torch.empty(()) for _ in lowered.results]
-    call = _Call(lowered.function, launcher, values)
-    return call.on_gpu(machine, tensors) if place == "cuda" else call.on_cpu()
+    options, name = launcher.options, lowered.function.name
+    text = None if options.debug else options.asked(place, name)
+    call = _Call(lowered.function, launcher, values, text, tuned=False)
+    show_rows = functools.partial(call.on_gpu, machine, tensors) if place == "cuda" else call.on_cpu
+    if text is None and not options.debug and tensors and tensors[0].device.type == place:
+        loop = build.loop_for(None, None, {}, options, lowered)
+        call.asked = records.schedule(options, loop, tensors)
+        call.tuned = call.asked is not None
+        with contextlib.suppress(ScheduleError):  # of an older record: calls do without
+            return show_rows()
+        call.asked, call.tuned = None, False
+    return show_rows()
 
 
 class _Call:
-    def __init__(self, function: Function, launcher: Launcher, values: Sequence[Any]) -> None:
+    """One loop of a call. ``asked``: a person's text, or a ``tuned`` one."""
+
+    def __init__(
+        self, function: Function, launcher: Launcher, values: Sequence[Any], asked: str | None, *,
+        tuned: bool,
+    ) -> None:  # fmt: skip
         self.name = function.name
         self.function = function
         self.line = launcher.region.span.line
         self.options: Options = launcher.options
         self.values = values
-        asked = {d: self.options.asked(d, self.name) for d in ("cpu", "cuda")}
-        self.asked = {} if self.options.debug else asked
+        self.asked, self.tuned = asked, tuned
+
+    def _origin(self, given: bool) -> str:
+        return ("tuned" if self.tuned else "asked for") if given else ""
 
     def _block(self, slots: Sequence[Slot]) -> bytes:
         """The argument block, without addresses."""
@@ -235,7 +263,7 @@ class _Call:
         return round(Work(*self._shapes(function)).block(function.body, 1.0)[0])
 
     def on_cpu(self) -> list[Row]:
-        options, asked = self.options, self.asked.get("cpu")
+        options, asked = self.options, self.asked
         strict = options.strict_math
         function = compiler.optimize_for_cpu(
             self.function, strict_math=strict, noalias=True, verify=options.verify,
@@ -255,8 +283,8 @@ class _Call:
             first = taken == schedule and taken not in schedules[:k]
             tiled = only(schedule, Vectorize) is not None
             rows.append(Row(
-                self.name, self.line, "cpu", show(schedule), (), asked is not None and k == 0,
-                first, spent.bytes, spent.operations,
+                self.name, self.line, "cpu", show(schedule), (),
+                self._origin(asked is not None and k == 0), first, spent.bytes, spent.operations,
                 None if tiled else self._accessed(made.function), spent.exact,
                 (0, 0, 0), (0, 0, 0), None,
             ))  # fmt: skip
@@ -275,9 +303,7 @@ class _Call:
         function = compiler.optimize(
             self.function, strict_math=strict, noalias=True, verify=options.verify
         )
-        facts = cuda.analyse(
-            function, noalias=True, strict_math=strict, asked=self.asked.get("cuda")
-        )
+        facts = cuda.analyse(function, noalias=True, strict_math=strict, asked=self.asked)
         args = dict(zip(facts.nest.arrays, self.values, strict=True))
         pairs = [(guard.array, guard.bytes) for guard in alignments(facts.candidates)]
         aligned = frozenset(p for p in pairs if _address(args[p[0]]) % p[1] == 0)
@@ -305,7 +331,7 @@ class _Call:
                 code = cuda.compile_cuda(function, schedule, arch, strict_math=strict, noalias=True)
                 registers = ptx.usage(code.ptx, arch)[facts.symbol].registers
             rows.append(Row(
-                self.name, self.line, "cuda", show(schedule), told, k < facts.asked,
+                self.name, self.line, "cuda", show(schedule), told, self._origin(k < facts.asked),
                 first, spent.bytes, spent.operations, self._accessed(made.function),
                 spent.exact, choice.grid, choice.block, registers,
             ))  # fmt: skip

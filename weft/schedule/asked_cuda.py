@@ -139,12 +139,6 @@ def _align(nest: LoopNest, step: Align, schedule: Schedule) -> Refusal | None:
     return None
 
 
-def _fast_division(nest: LoopNest, step: FastDivision, schedule: Schedule) -> Refusal | None:
-    if only(schedule, IndexWidth) is None:
-        return Refusal("reciprocals are of 32 bits", None, "add index_width(32)")
-    return None
-
-
 def _cooperate(nest: LoopNest, step: Cooperate, schedule: Schedule) -> Refusal | None:
     threads, columns = step.threads, step.columns
     if threads < 2 or threads > MOST_MEMBERS or threads & (threads - 1):
@@ -171,7 +165,7 @@ def team(nest: LoopNest, step: Cooperate) -> Team | str:
 
 
 CUDA_RULES: dict[type[Any], Rule] = RULES | {
-    Vectorize: _vectorize, Align: _align, FastDivision: _fast_division, Cooperate: _cooperate,
+    Vectorize: _vectorize, Align: _align, Cooperate: _cooperate,
 }  # fmt: skip
 
 

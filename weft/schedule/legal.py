@@ -213,7 +213,7 @@ def _privatize(nest: LoopNest, step: Privatize, schedule: Schedule) -> Refusal |
     if isinstance(found, Op):
         return Refusal(
             f"an iteration asks what is in `{step.array}`, or stores into it", found.span,
-            "it may only accumulate: h[k] += v, weft.atomic_max(h, k, v)",
+            "it may only accumulate: h[k] += v, weft.atomic_max(h[k], v)",
         )  # fmt: skip
     if isinstance(found, str):
         return Refusal(found)

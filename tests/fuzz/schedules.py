@@ -1,0 +1,95 @@
+"""Random schedules, as a person might write them, for the loops of a kernel."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+
+import weft
+from weft import compiler
+from weft.codegen import cuda
+from weft.codegen.machine import host_cpu
+from weft.errors import ScheduleError
+from weft.ir.core import Function
+from weft.schedule import default_cpu
+from weft.schedule.nest import LoopNest
+from weft.tools.cross import lowered_loops
+
+TRIES = 40
+
+
+def text_for(random: Random, nest: LoopNest) -> str:
+    """A text of a few steps, which may be wrong."""
+    axes, loops, arrays = nest.axes, tuple(nest.serial), nest.tensors
+    pick = random.choice
+    many = pick((1, 2, 2, 4, 4, 8))
+    shared = ", ".join(random.sample(loops, random.randint(0, len(loops))))
+    sides = ", ".join(str(pick((1, 2, 8, 16, 32, 48))) for _ in axes[:3])
+    large = [
+        f"unroll_jam({pick(axes)}, {pick((2, 3, 4, 8))}, stride={pick((1, 1, 2, 32))})",
+        f"vectorize({pick(axes)}, {many}, {many * pick((1, 2, 4))}, stride={pick((1, 1, 32))}, "
+        f"divisible={random.random() < 0.2})",
+        f"cooperate(({shared}), {pick((2, 8, 32, 64, 256))}, columns={pick((0, 0, 2, 8, 32))})",
+        f"privatize({pick(arrays)})",
+    ]
+    small = [
+        f"streaming_stores({pick(arrays)})",
+        f"bind({pick(axes)}, {pick('xyz')})",
+        f"block({pick((1, 8, 32, 96, 256, 512))}, {pick((1, 1, 2, 4))})",
+        f"block_dim(({sides}))",
+        f"persist({pick((1, 2, 32))})",
+        "cover()",
+        f"index_width({pick((32, 64))})",
+        "fast_division()",
+    ]
+    chosen = random.sample(large, pick((0, 1, 1, 1, 2))) + random.sample(small, pick((0, 0, 1, 2)))
+    return "; ".join(chosen)
+
+
+def loops_of(kernel: weft.Kernel, tensors: list[torch.Tensor], *rest: Any) -> list[Function]:
+    """The loops of a call, after the passes for a GPU."""
+    return [
+        compiler.optimize(loop, strict_math=kernel.options.strict_math, noalias=True, verify=False)
+        for loop in lowered_loops(kernel, *tensors, *rest)
+    ]
+
+
+def for_cuda(random: Random, function: Function, *, strict_math: bool) -> str | None:
+    """A text that the loop allows; None where none was found."""
+    parallel = cuda.outermost(function, noalias=True)
+    if parallel is None:
+        return None
+    nest = LoopNest(function, parallel, strict_math)
+    for _ in range(TRIES):
+        text = text_for(random, nest)
+        try:
+            cuda.analyse(function, noalias=True, strict_math=strict_math, asked=text)
+        except ScheduleError:
+            continue
+        return text
+    return None
+
+
+def for_cpu(random: Random, function: Function) -> str | None:
+    """Likewise, for a CPU."""
+    parallel = default_cpu.outermost(function)
+    for _ in range(TRIES if parallel is not None else 0):
+        assert parallel is not None
+        nest = LoopNest(function, parallel)
+        axes = nest.axes
+        width = random.choice((2, 4, 8, 16))
+        steps = [
+            f"unroll_jam({random.choice(axes)}, {random.randint(2, 8)})",
+            f"vectorize({random.choice(axes)}, {width}, {width * random.randint(1, 8)}, "
+            f"reverse={random.random() < 0.5})",
+            f"unroll_jam({random.choice(axes)}, 2, stride={random.randint(1, 5)})",
+        ]
+        text = "; ".join(random.sample(steps, random.choice((1, 1, 2))))
+        try:
+            default_cpu.check(function, default_cpu.completed(text), host_cpu())
+        except ScheduleError:
+            continue
+        return text
+    return None

@@ -24,7 +24,6 @@ LONG_CLASSES = {
     "codegen/lanes.py:Lanes",
     "codegen/threads.py:Kernel",
     "frontend/mutation.py:Mutations",
-    "frontend/split.py:_Splitter",
     "ir/parse.py:_Parser",
     "kernel.py:Kernel",
 }

@@ -159,7 +159,7 @@ class _Splitter:
                 self.returns.append(self._returned(statement.value or ast.Constant(None)))
         new = copy.copy(self.source.tree)
         new.body = self._block(self.source.tree.body)
-        self._check_reads_after(self.source.tree.body)
+        _ReadsAfter(self.source, self.regions).check(self.source.tree.body, {})
         return new
 
     # --- which statements are what -------------------------------------------------------------
@@ -308,21 +308,34 @@ class _Splitter:
             return None
         return RegionArg(dotted(chain), chain, captured=True)
 
-    # --- names that a region assigns and the host reads -----------------------------------------
-    def _check_reads_after(self, body: list[ast.stmt]) -> None:
-        regions = {id(region.node): region for region in self.regions}
-        private: dict[str, ast.For] = {}
-        self._reads_after(body, regions, private)
+    def _returned(self, value: ast.expr) -> Returned:
+        if isinstance(value, ast.Constant) and value.value is None:
+            return None
+        if isinstance(value, ast.Tuple):
+            return tuple(map(self._returned_item, value.elts))
+        return self._returned_item(value)
 
-    def _reads_after(
-        self, body: list[ast.stmt], regions: dict[int, Region], private: dict[str, ast.For]
-    ) -> None:
+    def _returned_item(self, item: ast.expr) -> str:
+        """The name of a parameter that is returned as it was passed, or ""."""
+        if isinstance(item, ast.Name) and item.id in self.by_name and item.id not in self.stored:
+            return item.id
+        return ""
+
+
+class _ReadsAfter:
+    """Refuses what the host part reads after a region, of which each iteration had its own."""
+
+    def __init__(self, source: FunctionSource, regions: Sequence[Region]) -> None:
+        self.source = source
+        self.regions = {id(region.node): region for region in regions}
+
+    def check(self, body: list[ast.stmt], private: dict[str, ast.For]) -> None:
         """Walks in program order; ``private`` are the names last assigned by a region."""
         for node in body:
-            region = regions.get(id(node))
+            region = self.regions.get(id(node))
             if region is not None:
                 for arg in region.args:
-                    self._refuse_private(arg.expr, private)
+                    self._refuse(arg.expr, private)
                 for name in bound_names(node):
                     if name in region.results:
                         private.pop(name, None)
@@ -341,7 +354,7 @@ class _Splitter:
                 after: dict[str, ast.For] = {}
                 for block in blocks:
                     inner = dict(private)
-                    self._reads_after(block, regions, inner)
+                    self.check(block, inner)
                     after |= inner
                 private.clear()
                 private |= after
@@ -355,11 +368,11 @@ class _Splitter:
         else:
             reads.expression(node, frozenset())
         for chain in reads.chains:
-            self._refuse_private(chain, private)
+            self._refuse(chain, private)
         for name in bound_names(node):
             private.pop(name, None)
 
-    def _refuse_private(self, chain: ast.expr, private: dict[str, ast.For]) -> None:
+    def _refuse(self, chain: ast.expr, private: dict[str, ast.For]) -> None:
         name = root_name(chain)
         if name in private:
             raise KernelNameError(
@@ -368,19 +381,6 @@ class _Splitter:
                 help=f"each iteration has a `{name}` of its own: store it in a tensor, or give "
                 f"`{name}` a value before the loop and accumulate into it (`{name} += ...`)",
             )  # fmt: skip
-
-    def _returned(self, value: ast.expr) -> Returned:
-        if isinstance(value, ast.Constant) and value.value is None:
-            return None
-        if isinstance(value, ast.Tuple):
-            return tuple(map(self._returned_item, value.elts))
-        return self._returned_item(value)
-
-    def _returned_item(self, item: ast.expr) -> str:
-        """The name of a parameter that is returned as it was passed, or ""."""
-        if isinstance(item, ast.Name) and item.id in self.by_name and item.id not in self.stored:
-            return item.id
-        return ""
 
 
 def computed_step(node: ast.For) -> ast.expr | None:

@@ -319,3 +319,27 @@ def test_shuffles_become_one_instruction(mode: str, width: int) -> None:
     (line,) = (line for line in code.splitlines() if "shfl" in line)
     assert f"shfl.sync.{name}.b32" in line
     assert f", 1, {clamp}, " in line
+
+
+def test_loops_of_a_block_hand_over_through_the_same_memory() -> None:
+    """A multiprocessor gives a block 48 kB; groups that stand side by side have 1024 words for each
+    value."""
+    one = SUMS.replace("false", "true")
+    loop = one[one.index("    %s =") : one.index("    memref.store")]
+    wide = (
+        loop.replace("%s = ", "%p = arith.extf %cst : f32 to f64\n    %s2 = ", 1)
+        .replace("%t = %cst) -> (f32)", "%t2 = %p) -> (f64)").replace("%j", "%j2")
+        .replace("%v = ", "%v2 = ").replace("%u = arith.addf %t, %v : f32", (
+            "%w2 = arith.extf %v2 : f32 to f64\n      %u2 = arith.addf %t2, %w2 : f64"))
+        .replace("scf.yield %u : f32", "scf.yield %u2 : f64")
+    )  # fmt: skip
+    both = one.replace(loop, loop + wide + "    %r2 = arith.truncf %s2 : f64 to f32\n").replace(
+        "memref.store %s,", "memref.store %r2,"
+    )
+    made = applied(both, "cooperate((j, j2), 1024, columns=32); bind(i, x); block(256, 1)").function
+    verify(made)
+    assert print_function(made).count("memref.alloca") == 1
+    x = np.arange(320, dtype=np.float32).reshape(5, 64)
+    out = np.zeros(5, np.float32)
+    launch(made, (x, out), (1, 1, 1), (32, 2, 1), races=True)
+    assert out.tolist() == x.sum(1).tolist()

@@ -172,7 +172,7 @@ class _Nest(Threads):
         def leave() -> list[Value]:
             number = self.register("block_id", "linear", index)
             for place, value in zip(self.row(number), values, strict=True):
-                self.store(to_word(self, value), partials, [place])
+                self.store(to_word(self, value, i64), partials, [place])
             return []
 
         def first() -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from weft.ir import trips
 from weft.ir.builder import Rewriter, identity
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.types import MemRefType, ScalarType, Type, f64, i1, i32, i64, index
+from weft.ir.types import MemRefType, ScalarType, Type, i32, i64, index
 from weft.ir.uniform import GROUP, WARP
 from weft.ir.views import Parallel, constant_of
 
@@ -30,6 +30,12 @@ class Threads(Rewriter):
         self.before = copies or {}
         self.copies: dict[Op, Op] = {}
         self.checked = any(op.name in _CHECKS for op in walk(function.body))
+        # What threads of a block hand over is in words of one kind, whose memory is used again.
+        handed = (
+            v for op in walk(function.body) if op.name == "scf.parallel" or "team" in op.attrs
+            for v in op.results
+        )  # fmt: skip
+        self.word = i64 if any(v.scalar.bits == 64 for v in handed) else i32
 
     def visited(self, op: Op) -> Sequence[Value] | None:
         """See ``Rewriter.visit``."""
@@ -55,7 +61,7 @@ class Threads(Rewriter):
         attrs = {**self.old.attrs, GROUP: group}
         new = Function(self.old.name, [t for _, t in args], [n for n, _ in args], attrs)
         self.block = self.top = new.body
-        self.buffers: dict[MemRefType, Value] = {}
+        self.buffers: dict[ScalarType, Value] = {}
         for old, made in zip(self.old.args, new.args, strict=False):
             self.replacement[old] = made
         return new
@@ -203,7 +209,7 @@ class Threads(Rewriter):
         each for itself, with those of other rows."""
         least = max(columns, 1)  # how far those that are combined are from each other in a warp
         types = [v.scalar for v in values]
-        buffers = [self.shared(t, WARP * least * types.count(t)) for t in types]
+        words = self.shared(self.word, WARP * least * len(values))
         values = self.in_warp(kinds, values, WARP, least)
         thread, threads = self.thread()
         lane = self.op("arith.andi", thread, self.constant(WARP - 1, i32))
@@ -211,16 +217,16 @@ class Threads(Rewriter):
         row = self.mul(self.op("arith.shrui", thread, five), self.constant(least, i32))
         own = self.add(row, lane)
 
+        def row_of(k: int, place: Value) -> Value:
+            return self.add(place, self.constant(WARP * least * k, i32))
+
         def hand() -> None:
             for k, value in enumerate(values):
-                self.store(value, buffers[k], [row_of(k, own)])
+                self.store(to_word(self, value, self.word), words, [row_of(k, own)])
 
         def taken(place: Value) -> list[Value]:
-            return [self.load(buffer, [row_of(k, place)]) for k, buffer in enumerate(buffers)]
-
-        def row_of(k: int, place: Value) -> Value:
-            before = types[:k].count(types[k])
-            return self.add(place, self.constant(WARP * least * before, i32))
+            loaded = [self.load(words, [row_of(k, place)]) for k in range(len(values))]
+            return [from_word(self, v, t) for v, t in zip(loaded, types, strict=True)]
 
         self.branch(self.compare("ult", lane, self.constant(least, i32)), hand)
         self.barrier()
@@ -243,14 +249,17 @@ class Threads(Rewriter):
         return self.in_warp(kinds, parts, WARP)
 
     def shared(self, element: ScalarType, count: int) -> Value:
-        """Memory of so many elements that the block's threads share: whoever asks for as many gets
-        the same."""
+        """Memory of so many elements, or more, that the block's threads share: the same for all who
+        ask for such elements."""
         type = MemRefType(element, 1, "contiguous", (count,), "shared")
-        if type not in self.buffers:
+        if element not in self.buffers:
             op = Op("memref.alloca", [], [type])
             self.top.ops.insert(0, op)
-            self.buffers[type] = op.result
-        return self.buffers[type]
+            self.buffers[element] = op.result
+        found = self.buffers[element]
+        if (found.memref.shape or (0,))[0] < count:
+            found.type = type
+        return found
 
 
 class _Counted:
@@ -276,24 +285,23 @@ class _Counted:
         return self.threads.op(f"arith.{name}", a, b, **self._PROMISES.get(name, {}))
 
 
-def to_word(b: Rewriter, value: Value) -> Value:
-    """A scalar in 64 bits: integers sign-extended (a bool is 0 or 1), floats as a double."""
+def to_word(b: Rewriter, value: Value, word: ScalarType) -> Value:
+    """The bits of a scalar in an i32 or i64; those above are of no account."""
     type = value.scalar
     if type.is_float:
-        wide = value if type is f64 else b.op("arith.extf", value, type=f64)
-        return b.op("arith.bitcast", wide, type=i64)
-    if type is index:
-        return b.op("arith.index_cast", value, type=i64)
-    if type is i64:
+        value = b.op("arith.bitcast", value, type=i64 if type.bits == 64 else i32)
+    elif type is index:
+        value = b.op("arith.index_cast", value, type=i64)
+    if value.scalar.bits == word.bits:
         return value
-    return b.op("arith.extui" if type is i1 else "arith.extsi", value, type=i64)
+    return b.op("arith.extui", value, type=word)
 
 
 def from_word(b: Rewriter, word: Value, type: ScalarType) -> Value:
     """The inverse of ``to_word``."""
-    if type.is_float:
-        wide = b.op("arith.bitcast", word, type=f64)
-        return wide if type is f64 else b.op("arith.truncf", wide, type=type)
     if type is index:
         return b.op("arith.index_cast", word, type=index)
-    return word if type is i64 else b.op("arith.trunci", word, type=type)
+    if type.bits < word.scalar.bits:
+        narrow = i32 if type.is_float else type
+        word = b.op("arith.trunci", word, type=narrow)
+    return b.op("arith.bitcast", word, type=type) if type.is_float else word

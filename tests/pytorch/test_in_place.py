@@ -90,11 +90,59 @@ def apart(y):
     return z
 
 
+@weft.kernel
+def rescaled_(x, y, out):
+    for i in x:
+        x[i] = y[i] * 2
+        out[i] = y[i] + 1
+
+
+@weft.kernel
+def smoothed_(x, y):
+    for i in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            x[i, k] = y[i, k] + 1
+        for k in range(1, x.shape[1]):
+            x[i, k] += y[i, k - 1]
+
+
+@weft.kernel
+def doubled_(x, y, out):
+    for i in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            out[i, k] = y[i, k] + 1
+            x[i, k] = y[i, k] * 2
+
+
+def one_element(y):
+    z, out = y * 1, torch.empty_like(y)
+    rescaled_(z, z, out)
+    return z + out
+
+
+def one_row(y):
+    z = y.reshape(2, 4) * 1
+    smoothed_(z, z)
+    return z
+
+
+def read_before(y):
+    z, out = y.reshape(2, 4) * 1, torch.empty(2, 4)
+    doubled_(z, z, out)
+    rescaled_(z[0], z[1], out[0])
+    return z + out
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize(("program", "warned"), [(overlapping, True), (apart, False)])
+@pytest.mark.parametrize(
+    ("program", "warned"),
+    [(overlapping, True), (apart, False), (one_element, True), (one_row, True),
+     (read_before, False)],
+)  # fmt: skip
 def test_a_graph_says_that_it_reads_what_was_there_before(program, warned, dynamic):
     torch._dynamo.reset()
-    carry_.source.warned.clear()
+    for kernel in (carry_, rescaled_, smoothed_):
+        kernel.source.warned.clear()
     y = torch.arange(1.0, 9.0)
     compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     with warnings.catch_warnings(record=True) as caught:
@@ -103,8 +151,9 @@ def test_a_graph_says_that_it_reads_what_was_there_before(program, warned, dynam
     said = [str(w.message) for w in caught if w.category is OverlapWarning]
     assert bool(said) == warned
     for message in said:
-        assert message == (
-            "kernel `carry_`: arguments share memory in which iterations may meet: PyTorch's "
+        rest = message[message.index("`: ") + 1 :]
+        assert rest == (
+            ": arguments share memory that the loop writes and reads: PyTorch's "
             "graphs write to a copy, and the loop reads what was there before\nhelp: pass a copy "
             "(x.clone()) if that is meant, or call the kernel outside of torch.compile"
         )

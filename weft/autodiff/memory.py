@@ -9,10 +9,10 @@ read saw that is neither is found by carrying the loop out again on such a copy,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from weft.index.access import Access
+from weft.index.access import Access, accesses
 from weft.index.budget import Budget
 from weft.index.expression import Poly
 from weft.index.meeting import aligned
@@ -55,6 +55,19 @@ def contents(function: Function, every: Sequence[Access]) -> dict[Op, Contents]:
             first = final or not met(read, writes, budget, later=False)
             found[read.op] = "after" if final else "before" if first else "tape"
     return found
+
+
+def read_after_write(function: Function, pairs: Iterable[tuple[Access, Access]]) -> bool:
+    """Whether one access of a pair may read what the other has written before, in one iteration."""
+    whiles = _in_while(function)
+    order = {a.op: k for k, a in enumerate(accesses(function))}
+    budget = Budget()
+    return any(
+        _meets(read, write, order, False, read.op in whiles and write.op in whiles, budget)
+        for pair in pairs
+        for read, write in (pair, reversed(pair))
+        if read.kind != "store" and write.writes
+    )
 
 
 def _is_own_update(access: Access, group: Sequence[Access]) -> bool:

@@ -90,9 +90,17 @@ def iterations_meet(function: Function, views: Mapping[Value, View]) -> bool:
     ``views``: of the memref arguments. False is proven; that each argument by itself is free of
     conflicts is not asked here.
     """
-    found = [a for a in accesses(function) if a.parallel and a.memref in views]
     budget = Budget()
-    return any(not _apart(a, b, views, budget) for a, b in _pairs(found, views))
+    return any(not proven_apart(a, b, budget) for a, b in meeting_accesses(function, views))
+
+
+def meeting_accesses(
+    function: Function, views: Mapping[Value, View]
+) -> Iterator[tuple[Access, Access]]:
+    """The pairs of accesses, in program order, that reach common memory through two arguments and
+    do not go together, as accesses to one array."""
+    found = [a for a in accesses(function) if a.parallel and a.memref in views]
+    return (_of_one_array(a, b, views) for a, b in _pairs(found, views))
 
 
 def _pairs(found: Sequence[Access], views: Mapping[Value, View]) -> Iterator[tuple[Access, Access]]:
@@ -108,7 +116,7 @@ def _pairs(found: Sequence[Access], views: Mapping[Value, View]) -> Iterator[tup
                 yield a, b
 
 
-def _apart(a: Access, b: Access, views: Mapping[Value, View], budget: Budget) -> bool:
+def _of_one_array(a: Access, b: Access, views: Mapping[Value, View]) -> tuple[Access, Access]:
     def extent(leaf: Value | Dim) -> Poly | None:
         known = isinstance(leaf, Dim) and leaf.memref in views
         return number(views[leaf.memref].shape[leaf.axis]) if known else None  # type: ignore[union-attr]
@@ -116,10 +124,10 @@ def _apart(a: Access, b: Access, views: Mapping[Value, View], budget: Budget) ->
     one, two = views[a.memref], views[b.memref]
     a, b = a.substitute(extent), b.substitute(extent)
     if one == two:  # the same elements under two names
-        return proven_apart(a, replace(b, memref=a.memref), budget)
+        return a, replace(b, memref=a.memref)
     unit = gcd(one.size, two.size, one.begin - two.begin, *one.strides, *two.strides)
     begin = min(one.begin, two.begin)
-    return proven_apart(_address(a, one, begin, unit), _address(b, two, begin, unit), budget)
+    return _address(a, one, begin, unit), _address(b, two, begin, unit)
 
 
 def _address(access: Access, view: View, begin: int, unit: int) -> Access:

@@ -72,7 +72,7 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
         tensors = [v for v in args if isinstance(v, torch.Tensor)]
         if operator and fakes_need_order(found.function, tensors):
             warn(
-                OverlapWarning, "arguments share memory in which iterations may meet: PyTorch's "
+                OverlapWarning, "arguments share memory that the loop writes and reads: PyTorch's "
                 "graphs write to a copy, and the loop reads what was there before", region.span,
                 "pass a copy (x.clone()) if that is meant, or call the kernel outside of "
                 "torch.compile", source.warned,

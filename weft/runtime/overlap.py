@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.errors import KernelValueError
-from weft.ir.core import Function
+from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType
 from weft.source import Span
 
@@ -118,7 +118,8 @@ def needs_order(function: Function, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def fakes_need_order(function: Function, tensors: Sequence[torch.Tensor]) -> bool:
-    """The same of tensors without data. Of sizes that are symbols, those of the example count."""
+    """The same of tensors without data, or whether an iteration may read what it has written by
+    another name. Of sizes that are symbols, those of the example count."""
     bases = [t.untyped_storage()._cdata for t in tensors]
     if len(set(bases)) == len(bases):
         return False
@@ -134,14 +135,23 @@ def fakes_need_order(function: Function, tensors: Sequence[torch.Tensor]) -> boo
         shape, strides = known[: tensor.dim()], [s * size for s in known[tensor.dim() : -1]]
         begin = (bases.index(base) << 50) + known[-1] * size
         views.append(View(tuple(shape), tuple(strides), begin, size))
-    return _meet(function, views)
+    if _meet(function, views):
+        return True
+    from weft.autodiff.memory import read_after_write  # likewise
+    from weft.index.aliasing import meeting_accesses
+
+    return read_after_write(function, meeting_accesses(function, _by_argument(function, views)))
 
 
 def _meet(function: Function, views: Sequence[View]) -> bool:
     from weft.index.aliasing import iterations_meet  # index sets: only for memory that overlaps
 
+    return iterations_meet(function, _by_argument(function, views))
+
+
+def _by_argument(function: Function, views: Sequence[View]) -> dict[Value, View]:
     memrefs = [a for a in function.args if isinstance(a.type, MemRefType)]
-    return iterations_meet(function, dict(zip(memrefs, views, strict=False)))
+    return dict(zip(memrefs, views, strict=False))
 
 
 def any_shared(args: Sequence[Any], pairs: Pairs) -> bool:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.gradients import check_gradients, check_second
 from tests.fuzz.histories import check_history
+from tests.fuzz.ties import check_ties
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "24"))
 
@@ -51,3 +52,8 @@ def test_second_derivatives_of_random_kernels_are_differences_of_gradients() -> 
 def test_gradients_of_random_host_parts_are_differences_of_the_python() -> None:
     count = max(COUNT // 4, 4)
     assert outcomes(check_history, count)["compared"] > 0.9 * count
+
+
+def test_derivatives_where_two_operands_of_an_extremum_are_equal() -> None:
+    count = max(COUNT // 4, 6)
+    assert outcomes(check_ties, count)["compared"] == count

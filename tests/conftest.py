@@ -4,6 +4,7 @@ test may take long."""
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import time
 from collections.abc import Generator, Iterator
@@ -63,11 +64,11 @@ def _spent() -> float:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """A test that takes longer than ``MOST_SECONDS`` fails, unless it is marked ``slow``, or draws
-    random programs: some take long."""
+    more random programs than ``make test`` does."""
     begin = _spent()
     result = yield
     spent = _spent() - begin
-    exempt = item.get_closest_marker("fuzz") or item.get_closest_marker("slow")
+    exempt = item.get_closest_marker("slow") or "WEFT_FUZZ_EXAMPLES" in os.environ
     if spent > MOST_SECONDS and not exempt:
         pytest.fail(
             f"took {spent:.1f} s of the processor, more than {MOST_SECONDS:.0f}: make it smaller, "

@@ -37,15 +37,16 @@ def outcomes(check: Callable[[Random], str], count: int) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("part", range(3))  # so that none is long
+@pytest.mark.parametrize("part", range(4))  # so that none is long
 def test_derivatives_of_random_kernels_are_differences_of_the_python(part: int) -> None:
-    count = -(-COUNT // 3)
+    count = -(-COUNT // 4)
     found = outcomes(check_gradients, count)
-    assert found["compared"] > 0.5 * count, found  # the rest is refused by name, or rough
+    assert found["compared"] >= 0.5 * count, found  # the rest is refused by name, or rough
 
 
-def test_second_derivatives_of_random_kernels_are_differences_of_gradients() -> None:
-    found = outcomes(check_second, max(COUNT // 5, 4))
+@pytest.mark.parametrize("part", range(2))
+def test_second_derivatives_of_random_kernels_are_differences_of_gradients(part: int) -> None:
+    found = outcomes(check_second, max(COUNT // 10, 2))
     assert found["compared"] + found["refused"] > 0.5 * found.total(), found
 
 

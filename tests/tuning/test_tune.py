@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import struct
 from typing import Any
 
 import pytest
@@ -69,6 +70,9 @@ def test_the_fastest_schedule_is_kept_and_used():
         as_before(kernel, *args)
     assert ran(kernel) == [texts[2]]
     assert kernel.inspect(*args)["schedule"] == (texts[2] or "nothing: LLVM vectorises")
+    (taken,) = kernel.schedules(*args).taken
+    assert (taken.schedule, taken.origin) == (texts[2], "tuned")
+    assert "\n      tuned; taken: the first whose guards hold" in str(kernel.schedules(*args))
     other = weft.kernel(correlate)  # as another process
     as_before(other, *given(4, 17))  # of the same size class
     assert ran(other) == [texts[2]]
@@ -249,6 +253,19 @@ def test_what_is_no_kernel_is_refused():
     )
 
 
+@pytest.mark.filterwarnings("ignore::weft.runtime.overlap.OverlapWarning")
+def test_loops_whose_arguments_share_memory_are_left_alone():
+    @weft.kernel
+    def shift(x, y):
+        for i in range(x.shape[0]):
+            y[i] = x[i] + 1
+
+    z = torch.zeros(11)
+    assert weft.tune(shift, z[:-1], z[1:], measure=Stopwatch(1.0)).rows == ()
+    assert not z.any()
+    assert len(weft.tune(shift, z[:5], z[6:], measure=Stopwatch(1.0)).records) == 1
+
+
 def test_an_empty_call_and_no_loop():
     kernel = weft.kernel(correlate)
     table = weft.tune(kernel, torch.ones(0), torch.ones(0, 0), measure=Stopwatch(1.0))
@@ -265,11 +282,19 @@ def test_candidates_for_a_gpu_are_legal_and_begin_with_its_own():
         options = Options(cache=False, schedules=schedules)
         return build.compile_region(gpu.CUDA, None, None, {}, options, lowered=lowered)
 
-    texts = proposals(made())
+    own, names = made(), [arg.name for arg in special.compiled.function.args]
+
+    def block(n: int, m: int) -> bytes:
+        sizes = {"w": (m,), "x": (n, m), "out": (n, m), "n": (n,), "m": (m,)}
+        words = [sizes[names[s.arg]][s.axis] if s.kind in ("size", "int") else 0 for s in own.slots]
+        return struct.pack(f"<{len(words)}q", *words)
+
+    texts = proposals(own, block(8192, 512))
     assert "unroll_jam" in texts[0]
     assert len(texts) > 20
     assert any(isinstance(step, Cooperate) for text in texts for step in parse(text))
     jams = [step for text in texts for step in parse(text) if isinstance(step, UnrollJam)]
     assert {jam.axis for jam in jams} == {"i", "j"}
+    assert proposals(own, block(8, 8))[0] == "", "there are few iterations"
     for text in texts[:12]:
         assert made(("cuda", "correlate_0", text)).facts.asked > 0, text

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from weft import compiler
 from weft.codegen import cuda
@@ -18,6 +18,7 @@ from weft.codegen.machine import host_cpu
 from weft.errors import ScheduleError
 from weft.ir.core import Function, Op, walk
 from weft.ir.views import memory
+from weft.runtime.arguments import sizes_of
 from weft.runtime.build import Made
 from weft.runtime.gpu import GpuCompiled, optimized
 from weft.schedule import default_cpu
@@ -35,41 +36,49 @@ from weft.schedule.language import (
     only,
     show,
 )
-from weft.schedule.machine import CpuMachine
+from weft.schedule.machine import CpuMachine, GpuMachine
 from weft.schedule.nest import axes_of
 from weft.schedule.variation import Variation
 
 _COPIES = (2, 4, 8)
-_REGISTERS = 16  # copies of what an iteration carries, beyond which it is kept in memory
+# Copies of what an iteration carries, beyond which it is kept in memory.
+_REGISTERS, _REGISTERS_GPU = 16, 64
+_BUSY = 1024  # threads for each multiprocessor
 _WARP = 32
 # Steps that say which iterations run where; the others follow from them and from the call.
 _TELLING = (UnrollJam, Vectorize, Cooperate, Privatize, Persist, BlockDim)
 
 
-def proposals(made: Made) -> list[str]:
-    """Schedules to try for a compiled loop: those that its calls may take, those one change away
-    from them, then others, each in the order of what is expected of them."""
+def proposals(made: Made, block: bytes) -> list[str]:
+    """Schedules to try for a compiled loop and a call with this argument block: those that its
+    calls may take, those one change away from them, then others, each in the order of what is
+    expected of them."""
     job = made.job
+    others: Iterator[Schedule] = iter(())
+    wanted, width = 1, math.inf
     if isinstance(made, GpuCompiled):
         function = optimized(job)
         parallel = cuda.outermost(function, noalias=job.noalias)
         own = [_told(candidate(text).schedule) for text in made.facts.candidates]
         bound = only(candidate(made.facts.candidates[0]).schedule, Bind)
-        others = ()
         if bound is not None and parallel is not None:
             others = cuda_schedules(bound.axis, own[0], parallel)
+        trips = sizes_of(made.facts, made.loop.summary.types, block, frozenset()).trips
+        width = math.prod(n or 1 for n in trips)
+        wanted = _BUSY * GpuMachine().processors
     else:
         function = compiler.optimize_for_cpu(
             made.function, strict_math=job.options.strict_math, noalias=job.noalias, verify=False
         )
         parallel = default_cpu.outermost(function)
         own = default_cpu.candidates(function, host_cpu())
-        others = [] if parallel is None else cpu_schedules(parallel, host_cpu())
+        if parallel is not None:
+            others = cpu_schedules(parallel, host_cpu())
     if parallel is None:
         return []
-    loads = loads_of(parallel)
+    cost = model(parallel, width, wanted)
     near = [changed for schedule in own for changed in _changed(schedule)]
-    found = [s for part in (own, near, others) for s in sorted(part, key=loads.cost)]
+    found = [s for part in (own, near, others) for s in sorted(part, key=cost)]
     if not isinstance(made, GpuCompiled):  # what a GPU does not allow is found by compiling it
         found = [s for s in found if _allowed(function, s)]
     return list(dict.fromkeys(map(show, found)))
@@ -83,44 +92,47 @@ def _allowed(function: Function, schedule: Schedule) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Loads:
-    """What the loads of a loop depend on: for each, the axes along which neighbours read the same
-    element, and how often it is carried out beside others (deeper loops count more)."""
+# -- the model
 
-    shared: tuple[tuple[frozenset[str], float], ...]
 
-    def __call__(self, schedule: Schedule) -> float:
-        """Loads of an iteration, where iterations of one thread load what they share once."""
-        copies = {s.axis: s.copies for s in schedule if isinstance(s, UnrollJam | Vectorize)}
-        return sum(
-            weight / math.prod(copies.get(axis, 1) for axis in axes) for axes, weight in self.shared
-        )
+def model(parallel: Op, width: float, wanted: int) -> Callable[[Schedule], tuple[float, int]]:
+    """What is expected of a schedule: loads of an iteration, where iterations of one thread load
+    what they share once; more where copies have no registers, or where of ``width`` iterations
+    fewer than the ``wanted`` threads are left. Of equals, fewer copies."""
+    shared = loads(parallel)
+    registers = _REGISTERS if width == math.inf else _REGISTERS_GPU
 
-    def cost(self, schedule: Schedule) -> tuple[float, int]:
-        """What orders schedules: loads, more where copies have no registers; then copies."""
+    def cost(schedule: Schedule) -> tuple[float, int]:
         jams = [s.copies for s in schedule if isinstance(s, UnrollJam)]
         vectors = [-(-s.copies // s.width) for s in schedule if isinstance(s, Vectorize)]
-        copies = math.prod((*jams, *vectors))
-        return self(schedule) * max(copies / _REGISTERS, 1.0), copies
+        copies = {s.axis: s.copies for s in schedule if isinstance(s, UnrollJam | Vectorize)}
+        team = only(schedule, Cooperate)
+        threads = width / math.prod(copies.values()) * (team.threads if team else 1)
+        loaded = sum(
+            weight / math.prod(copies.get(axis, 1) for axis in axes) for axes, weight in shared
+        )
+        kept = math.prod((*jams, *vectors))
+        return loaded * max(kept / registers, 1.0) * max(wanted / threads, 1.0), kept
+
+    return cost
 
 
-def loads_of(parallel: Op) -> Loads:
-    """What the loads of a parallel loop depend on."""
+def loads(parallel: Op) -> list[tuple[frozenset[str], float]]:
+    """For each load of a loop the axes along which neighbours read the same element, and how often
+    it is carried out beside others: in a loop 16 times."""
     body, axes = parallel.body, axes_of(parallel)
     along = {axis: Variation(body, {body.args[k]: 1}) for k, axis in enumerate(axes)}
-    depth: dict[Op, int] = {}
+    often: dict[Op, float] = {}
     for op in walk(body):
-        if op.name in ("scf.for", "scf.while"):
-            for inner in walk(op.body):
-                depth[inner] = depth.get(inner, 0) + 1
+        for inner in walk(op.body) if op.name in ("scf.for", "scf.while") else ():
+            often[inner] = 16 * often.get(inner, 1.0)
     found: list[tuple[frozenset[str], float]] = []
     for op in walk(body):
         if op.name == "memref.load":
             _, subscripts, _ = memory(op)
             same = frozenset(axis for axis in axes if along[axis].uniform(*subscripts))
-            found.append((same, 16.0 ** depth.get(op, 0)))
-    return Loads(tuple(found))
+            found.append((same, often.get(op, 1.0)))
+    return found
 
 
 # -- CPUs

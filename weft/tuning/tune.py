@@ -26,8 +26,10 @@ from weft.options import Options
 from weft.pytorch.autograd import with_functions
 from weft.pytorch.derived import Backward
 from weft.runtime.build import Made
+from weft.runtime.fastpath import apart
 from weft.runtime.function import CompiledFunction
-from weft.runtime.overlap import extent
+from weft.runtime.launch import Launcher
+from weft.runtime.overlap import any_shared, extent
 from weft.runtime.tuned import DEFAULT, Record, class_of, machine_of, records, write
 from weft.schedule.language import Cooperate, Privatize, Schedule, Vectorize, only, parse
 from weft.tuning.measure import Measure, measure, shown
@@ -173,8 +175,7 @@ class Given:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Calls the kernel. The results that have a gradient, and what it may be asked for: the
         ``leaves`` that stand for arguments, and what the objects among the arguments hold."""
-        launchers = [partial(with_functions, launcher, partial(_Loop, session))
-                     for launcher in self.kernel.launchers]  # fmt: skip
+        launchers = [partial(_launched, session, own) for own in self.kernel.launchers]
         mutated = self.kernel.mutated
         passed = {n: leaf * 1 if n in mutated else leaf for n, leaf in leaves.items()}
         call = inspect.BoundArguments(
@@ -186,6 +187,17 @@ class Given:
         written = [t for n, t in passed.items() if n in mutated]
         outs = [t for t in tensors_in([out, written]) if t.requires_grad]
         return [*{id(t): t for t in outs}.values()], [*leaves.values(), *inside]
+
+
+def _launched(session: Session, launcher: Launcher, *args: Any) -> Any:
+    """Launches a loop whose schedules are measured before, unless its arguments share memory: then
+    it goes by one of weft's own."""
+    given = launcher.forms.extended(args)
+    memory = [k for k, v in enumerate(given) if isinstance(v, torch.Tensor)]
+    writes = [k for k in memory if k in launcher.region.stored]
+    if not torch.is_grad_enabled() and any_shared(given, apart(writes, memory)):
+        return launcher(*args)
+    return with_functions(launcher, partial(_Loop, session), *args)
 
 
 class _Loop:
@@ -220,7 +232,7 @@ class Session:
         if not scratch.tensors or any(t.numel() == 0 for t in scratch.tensors):
             return
         device = scratch.tensors[0].device
-        made, run, ran = self._run(function, device, None, scratch.values)
+        made, run, ran, block = self._run(function, scratch.values)
         record = Record(
             "schedule", function.name, made.loop.digest, machine_of(device),
             class_of(scratch.tensors), DEFAULT, 0.0, 0.0,
@@ -228,13 +240,14 @@ class Session:
         if any(record.key == other.key for other in self.records):
             return
         expected, runs, seen = scratch.results(), {DEFAULT: run}, {ran}
-        texts = proposals(made)
+        texts = proposals(made, block)
         for text in shown(texts, len(texts), f"tuning {function.name}"):
             if len(runs) > self.most:
                 break
             scratch.restore()
             try:
-                made, run, ran = self._run(function, device, text, scratch.values)
+                asked = (made.job.backend.name, function.name, text)
+                _, run, ran, _ = self._run(function, scratch.values, asked)
             except (WeftError, RuntimeError) as error:  # illegal, or too large for the machine
                 log.debug("%s: not by `%s`: %s", function.name, text, str(error).splitlines()[0])
                 continue
@@ -251,15 +264,14 @@ class Session:
         self._measured(record, runs, device, scratch.restore)
 
     def _run(
-        self, function: Function, device: torch.device, text: str | None, values: Sequence[Any]
-    ) -> tuple[Made, Callable[[], Any], str]:
-        """Runs a function by the schedule ``text`` on ``values``: the compiled form, what runs it
-        again, and how it ran. Raises ``ScheduleError``."""
-        asked = () if text is None else ((device.type, function.name, text),)
+        self, function: Function, values: Sequence[Any], *asked: tuple[str, str, str]
+    ) -> tuple[Made, Callable[[], Any], str, bytes]:
+        """Runs a function on ``values``, by the schedule that is ``asked`` for: the compiled form,
+        what runs it again, how it ran, and the argument block. Raises ``ScheduleError``."""
         own = CompiledFunction(function, replace(self.options, schedules=asked))
         made, call, block = own.bound(values)
         call(block)
-        return made, partial(call, block), made.ran(call)[0]
+        return made, partial(call, block), made.ran(call)[0], block
 
     def _measured(
         self, record: Record, found: dict[str, Callable[[], Any]], device: torch.device,

@@ -51,8 +51,9 @@ def test_on_the_cpu(seed: int, draw: Callable[[Random], Any]) -> None:
         made = weft.kernel(strict_math=options["strict_math"])(kernel.function)
         for k, loop in enumerate(lowered_loops(made, *tensors, *rest)):
             function = compiler.optimize_for_cpu(
-                loop, strict_math=made.options.strict_math, noalias=True, verify=False
-            )
+                loop, strict_math=made.options.strict_math, noalias=True, verify=False,
+                asked=True,
+            )  # fmt: skip
             made.schedule("cpu", schedules.for_cpu(random, function), loop=k)
         return made(*tensors, *rest)
 

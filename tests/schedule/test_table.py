@@ -228,3 +228,11 @@ def test_what_was_tuned_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(rows) == len(before) + 1
     kernel.schedule("cpu", "unroll_jam(c, 2)")
     assert kernel.schedules(w, k, 0.1)[0].origin == "asked for"
+
+
+def test_what_is_asked_of_a_cpu_is_of_the_loop_as_it_is_written() -> None:
+    kernel = weft.kernel(schedule={"cpu": "unroll_jam(col, 4)"})(brick_wall.brick_wall.function)
+    args = torch.arange(48, dtype=torch.int32).view(6, 8), 20, 30, 4, 2, 8
+    assert torch.equal(kernel(*args), brick_wall.brick_wall(*args))
+    first = kernel.schedules(*args)[0]
+    assert (first.schedule, first.asked, first.taken) == ("unroll_jam(col, 4)", True, True)

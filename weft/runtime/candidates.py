@@ -263,29 +263,30 @@ class _Call:
         return round(Work(*self._shapes(function)).block(function.body, 1.0)[0])
 
     def on_cpu(self) -> list[Row]:
-        options, asked = self.options, self.asked
-        strict = options.strict_math
-        function = compiler.optimize_for_cpu(
-            self.function, strict_math=strict, noalias=True, verify=options.verify,
-            debug=options.debug,
-        )  # fmt: skip
-        schedules = [*default_cpu.candidates(function, host_cpu())]
-        if asked is not None:
-            schedules.insert(0, default_cpu.completed(asked))
-        wanted = schedules[0] if asked is not None else None
-        taken = cpu.compile_cpu(
-            function, strict_math=strict, noalias=True, schedule=wanted
-        ).schedule
-        spent = self._cost(function)
+        options, strict = self.options, self.options.strict_math
+
+        def passed(asked: bool) -> Function:
+            return compiler.optimize_for_cpu(
+                self.function, strict_math=strict, noalias=True, verify=options.verify,
+                debug=options.debug, asked=asked,
+            )  # fmt: skip
+
+        function = passed(False)
+        forms = [(function, schedule) for schedule in default_cpu.candidates(function, host_cpu())]
+        wanted = None if self.asked is None else default_cpu.completed(self.asked)
+        if wanted is not None:  # of the loop as it is written
+            forms.insert(0, (passed(True), wanted))
+        code = cpu.compile_cpu(forms[0][0], strict_math=strict, noalias=True, schedule=wanted)
+        first = [schedule for _, schedule in forms].index(code.schedule)
         rows = []
-        for k, schedule in enumerate(schedules):
+        for k, (function, schedule) in enumerate(forms):
+            spent = self._cost(function)
             made = cpu.scheduled(function, schedule, host_cpu(), strict_math=strict, noalias=True)
-            first = taken == schedule and taken not in schedules[:k]
             tiled = only(schedule, Vectorize) is not None
             rows.append(Row(
                 self.name, self.line, "cpu", show(schedule), (),
-                self._origin(asked is not None and k == 0), first, spent.bytes, spent.operations,
-                None if tiled else self._accessed(made.function), spent.exact,
+                self._origin(wanted is not None and k == 0), k == first, spent.bytes,
+                spent.operations, None if tiled else self._accessed(made.function), spent.exact,
                 (0, 0, 0), (0, 0, 0), None,
             ))  # fmt: skip
         return rows

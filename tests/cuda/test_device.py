@@ -31,7 +31,8 @@ SEVERAL = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no
     "section",
     [
         "about", "gallery_kernels", "mathematics", "launching",
-        pytest.param("random_kernels", marks=pytest.mark.fuzz),
+        # 300 of them, in one test for one GPU: 25 s of the processor.
+        pytest.param("random_kernels", marks=[pytest.mark.fuzz, pytest.mark.slow]),
     ],
 )  # fmt: skip
 def test_nothing_is_wrong(section: str) -> None:

@@ -280,7 +280,7 @@ def test_large_outputs_make_way_for_what_is_read() -> None:
 
 
 def test_stores_that_make_way_are_chosen_by_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_machine", lambda device: GpuMachine(cache_bytes=4000))
+    monkeypatch.setattr(gpu, "machine_of", lambda device: GpuMachine(cache_bytes=4000))
     kernel = emulated(tiled)
     for rows, h, shift, expected in (
         (3, 1, 4, "i32-fast-v8-divisible-cover-streaming"),

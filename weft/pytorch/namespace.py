@@ -14,6 +14,7 @@ import torch
 from torch._ops import _OpNamespace
 
 from weft.errors import KernelNameError
+from weft.frames import user_frames
 from weft.source import Span
 
 # pyright: reportPrivateUsage=false
@@ -63,6 +64,7 @@ class Family:
         number, family = len(self._functions), weakref.ref(self)
         self._functions.append(function)
 
+        @user_frames
         def call(*args: Any) -> Any:
             found = family()
             assert found is not None  # the overload that is called holds it

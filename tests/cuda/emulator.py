@@ -182,7 +182,7 @@ class EmulatedCall(gpu.Call):
         if launch.blocks > 1 and self.facts.nest.kinds:
             self._reduce(launch, block)
         else:
-            self._run(launch, launch.function, block + struct.pack("<Qq", 0, 1))
+            self._run(launch, launch.function, block + struct.pack("<Qq", 0, 1) + launch.divisors)
         words = record.tolist()
         if words[0]:
             raise self.error(self.facts.checks[words[0] - 1], words[1:])

@@ -414,3 +414,16 @@ def test_random_kernels(seed: int, draw: Callable[[Random], Any], change: str) -
         return emulated(kernel, **options)(*tensors, *rest)
 
     fuzz.check(Random(1000 + seed), call, draw)
+
+
+def test_a_debug_call_by_reciprocals() -> None:
+    """The emulator hands checked calls the reciprocals, too."""
+
+    @weft.kernel
+    def remainders(m: torch.Tensor, out: torch.Tensor, n: int) -> None:
+        for i in range(m.shape[0]):
+            out[i] = int(m[i]) % n
+
+    m, out = torch.arange(-128, 128).to(torch.int8), torch.zeros(256)
+    emulated(remainders, debug=True)(m, out, 7)
+    assert torch.equal(out, (torch.arange(-128, 128) % 7).float())

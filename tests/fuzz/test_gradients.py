@@ -44,9 +44,9 @@ def test_derivatives_of_random_kernels_are_differences_of_the_python(part: int) 
     assert found["compared"] >= 0.5 * count, found  # the rest is refused by name, or rough
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", range(4))  # some take ten seconds
 def test_second_derivatives_of_random_kernels_are_differences_of_gradients(part: int) -> None:
-    found = outcomes(check_second, max(COUNT // 10, 2))
+    found = outcomes(check_second, max(COUNT // 20, 1))
     assert found["compared"] + found["refused"] > 0.5 * found.total(), found
 
 

@@ -427,3 +427,17 @@ def test_a_debug_call_by_reciprocals() -> None:
     m, out = torch.arange(-128, 128).to(torch.int8), torch.zeros(256)
     emulated(remainders, debug=True)(m, out, 7)
     assert torch.equal(out, (torch.arange(-128, 128) % 7).float())
+
+
+def test_what_members_store_in_two_places_has_the_later_value() -> None:
+    @weft.kernel(schedule={"cuda": "cooperate((), 32)"})
+    def overwritten(x: torch.Tensor, out: torch.Tensor) -> None:
+        for i in range(x.shape[0]):
+            for j in range(1, x.shape[1]):
+                out[i, j] = x[i, j]
+            for j in range(x.shape[1]):
+                out[i, j] = 1.0
+
+    out = torch.zeros(5, 77)
+    emulated(overwritten)(torch.randn(5, 77), out)
+    assert torch.equal(out, torch.ones(5, 77))

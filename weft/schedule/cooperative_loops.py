@@ -18,7 +18,7 @@ from weft.index.expression import Pick, Poly, atom
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
-from weft.ir.views import For, If, is_constant, memory
+from weft.ir.views import For, If, is_constant, memory, written_by
 from weft.ir.writes import loaded, written
 
 # How what a loop carries is combined, by the operation that updates it. That of a difference is a
@@ -238,13 +238,24 @@ class _Search:
     # -- who waits for whom
 
     def order(self, body: Block) -> None:
-        """Notes which loops and stores write memory that the iteration reads somewhere."""
+        """Notes which loops and stores write memory that the iteration reads somewhere, or that
+        members store to in another place, too: the later store is to stay."""
         read = loaded(body) | {
             memory(op)[0] for op in walk(body)
             if op.name == "memref.atomic_rmw" and not op.attrs["atomic"]
         }  # fmt: skip
-        both = read - self.local
-        for op in (*self.team.loops, *self.team.single):
+        places = [*self.team.loops, *self.team.single]
+        writers: dict[Value, list[Op]] = {}
+        for op in places:
+            for memref in written(op):
+                writers.setdefault(memref, []).append(op)
+        again = {
+            memref for memref, ops in writers.items()
+            if len(ops) > 1 and any(op in self.team.loops for op in ops)
+            and not all(_only_adds(op, memref) for op in ops)
+        }  # fmt: skip
+        both = (read | again) - self.local
+        for op in places:
             if written(op) & both:
                 self.team.ordered.add(op)
 
@@ -290,6 +301,12 @@ def _arm(poly: Poly, iv: Value) -> Poly:
 def _free(op: Op, body: Block) -> bool:
     """Whether ``op`` adds to memory, in whatever order."""
     return op.name == "memref.atomic_rmw" and op.attrs["atomic"] and not _used(op.result, body)
+
+
+def _only_adds(op: Op, memref: Value) -> bool:
+    """Whether ``op`` and what is inside write ``memref`` by atomic operations only."""
+    inside = (op, *(inner for region in op.regions for inner in walk(region)))
+    return all(inner.attrs.get("atomic") for inner in inside if written_by(inner) is memref)
 
 
 def _used(value: Value, block: Block) -> bool:

@@ -41,7 +41,7 @@ def outcomes(check: Callable[[Random], str], count: int) -> Counter[str]:
 def test_derivatives_of_random_kernels_are_differences_of_the_python(part: int) -> None:
     count = -(-COUNT // 4)
     found = outcomes(check_gradients, count)
-    assert found["compared"] >= 0.5 * count, found  # the rest is refused by name, or rough
+    assert found["compared"] > 0.5 * count, found  # the rest is refused by name, or rough
 
 
 @pytest.mark.parametrize("part", range(4))  # some take ten seconds

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import abc
+
 from weft.ir.core import Function, Op
 from weft.schedule.guards import Guard
 from weft.schedule.language import Schedule
 from weft.schedule.nest import LoopNest, Refusal
 
 
-class OwnStep:
+class OwnStep(abc.ABC):
     """What such a step, a frozen dataclass, says of itself. It is a rewrite of IR, applied behind
     ``index_width``, in the order of the schedule."""
 
@@ -22,6 +24,6 @@ class OwnStep:
         """What a call must satisfy."""
         return ()
 
+    @abc.abstractmethod
     def apply(self, function: Function, parallel: Op) -> tuple[Function, Op]:
         """``function`` after the step, and its loop that was ``parallel``."""
-        raise NotImplementedError

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import weft
 from weft.errors import GradientError
 from weft.pytorch.overwriting import Moment, Referred
+from weft.pytorch.references import REFERENCES
 
 F64 = torch.float64
 
@@ -394,6 +395,22 @@ def gradients(f: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Any:
 def test_gradients(name: str) -> None:
     f, inputs = PROGRAMS[name]
     assert torch.autograd.gradcheck(f, inputs)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_where_memories_of_dead_graphs_are_looked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``deriche`` reads nothing of ``out`` but its shape: nothing in the trees speaks for it."""
+    add = REFERENCES.add
+
+    def sweep_and_add(held: Referred, tensor: torch.Tensor) -> None:
+        monkeypatch.setattr(REFERENCES, "_most", 0)
+        add(held, tensor)
+
+    monkeypatch.setattr(REFERENCES, "add", sweep_and_add)
+    f, inputs = PROGRAMS[name]
+    gradients(f, inputs)
 
 
 @pytest.mark.parametrize("name", ["trajectory", "rows", "heat", "constants"])

@@ -148,6 +148,8 @@ class Referred(Held):
         self.copies = [self.tensor[_slices(box)].clone() for box in self.boxes]
 
     def contents(self, saved: torch.Tensor) -> torch.Tensor:
+        if not self.boxes:  # its shape is all that is read
+            return saved
         if self.copies is None:
             if self.tensor is None or self.tensor._version != self.moment.version:
                 raise changed(self.name, self.span)

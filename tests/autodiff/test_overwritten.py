@@ -9,6 +9,9 @@ from torch.autograd import gradcheck, gradgradcheck
 import weft
 from tests.autodiff import overwriting
 from tests.cuda import emulator
+from weft.errors import GradientError
+from weft.options import default_options
+from weft.pytorch import workspaces
 from weft.runtime import build
 
 KERNELS = {n: k for n, k in vars(overwriting).items() if isinstance(k, weft.Kernel)}
@@ -138,8 +141,21 @@ def test_under_torch_compile(name):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.fixture
+def tape_bound(monkeypatch):
+    """Sets WEFT_TAPE_MB for kernels that are made from then on."""
+
+    def bound(megabytes):
+        monkeypatch.setenv("WEFT_TAPE_MB", str(megabytes))
+        default_options.cache_clear()
+
+    yield bound
+    monkeypatch.delenv("WEFT_TAPE_MB")
+    default_options.cache_clear()
+
+
 @pytest.mark.parametrize("name", ["softmax", "lu", "exchanged_by_data", "newton"])
-def test_deterministic_and_in_segments(name, monkeypatch):
+def test_deterministic_and_in_segments(name, tape_bound):
     kernel = KERNELS[name]
     args = leaves(arguments(kernel, n=20))
     expected = gradients(kernel, args)
@@ -148,7 +164,7 @@ def test_deterministic_and_in_segments(name, monkeypatch):
         torch.testing.assert_close(gradients(kernel, args), expected)
     finally:
         torch.use_deterministic_algorithms(False)
-    monkeypatch.setenv("WEFT_TAPE_MB", "0")
+    tape_bound(0)
     again = weft.kernel(kernel.function)
     torch.testing.assert_close(gradients(again, args), expected)
 
@@ -159,3 +175,30 @@ def test_what_is_overwritten_linearly_needs_no_tape():
     assert "version" not in text
     text = overwriting.lu.backward.inspect(*arguments(overwriting.lu))
     assert text.count("workspace version") == 1  # of A[i, k] /= A[k, k]
+
+
+def test_a_tape_of_what_is_overwritten_has_a_bound(monkeypatch, tape_bound):
+    def iterated(x, T):
+        y = x.clone()
+        for i in range(x.shape[0]):
+            for _ in range(T):
+                y[i] = weft.sin(y[i])
+        return y
+
+    monkeypatch.setattr(workspaces, "VERSIONS", 1 << 20)
+    tape_bound(2)
+    kernel = weft.kernel(iterated)
+    x = torch.rand(1000, requires_grad=True)
+    kernel(x, 500).sum().backward()
+    with pytest.raises(GradientError) as caught:
+        kernel(x, 600).sum().backward()
+    assert caught.value.message == (
+        "the gradient of this loop needs all that `y` held before it was overwritten: a tape of "
+        "3 MB, and 2 are allowed"
+    )
+    assert caught.value.help == (
+        "set WEFT_TAPE_MB=3 if there is so much memory, or let one call have fewer iterations"
+    )
+    assert "for i in range(x.shape[0]):" in str(caught.value)
+    tape_bound(3)
+    weft.kernel(iterated)(x, 600).sum().backward()

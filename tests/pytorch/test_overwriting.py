@@ -628,3 +628,64 @@ def test_a_second_derivative_that_is_lost() -> None:
         "later\n    for i in x:\n    ^^^^^^^^^^^\n"
         "help: write to the whole tensor, with one subscript more"
     )
+
+
+def test_a_gradient_is_overwritten_where_nothing_else_has_it(monkeypatch: pytest.MonkeyPatch):
+    """A clone of the whole tensor at each step of a time loop takes time in proportion to T²."""
+    trajectory(leaf(3), 5).sum().backward()  # what is counted once is
+    clones: list[int] = []
+    clone = torch.Tensor.clone
+    monkeypatch.setattr(torch.Tensor, "clone", lambda x, **k: clones.append(1) or clone(x, **k))
+    counts: list[int] = []
+    for T in (5, 50):
+        y = trajectory(leaf(3), T)
+        clones.clear()
+        y.sum().backward()
+        counts.append(len(clones))
+    assert counts[0] == counts[1] <= 1
+
+
+@weft.kernel
+def stepped(x, t):
+    for i in range(x.shape[1]):
+        x[t + 1, i] = torch.sin(x[t, i]) * 1.5
+
+
+KEEPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "hook": lambda g: g, "view": lambda g: g[:], "numpy": lambda g: torch.from_numpy(g.numpy()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [*KEEPS, "edge"])
+def test_a_gradient_that_something_else_has_stays(way: str):
+    """Each step's own gradient is that of the steps behind it, carried out on its results."""
+    x0 = leaf(3)
+    x = torch.zeros(5, 3, dtype=F64)
+    x[0] = x0
+    seen: list[torch.Tensor] = []
+    edges: list[Any] = []
+    for t in range(4):
+        stepped(x, t)
+        edges.append(torch.autograd.graph.get_gradient_edge(x))
+        if way != "edge":
+            x.register_hook(lambda g: seen.append(KEEPS[way](g)))
+    found = torch.autograd.grad(x.sum(), [*edges, x0] if way == "edge" else [x0])
+    states = list(found[:4]) if way == "edge" else seen[::-1]
+    for t, state in enumerate(states):
+        rows = [row.requires_grad_() for row in x.detach().clone()[: t + 2]]
+        last, total = rows[-1], torch.stack(rows).sum()
+        for _ in range(t + 1, 4):
+            last = torch.sin(last) * 1.5
+            total = total + last.sum()
+        expected = torch.stack(torch.autograd.grad(total, rows))
+        torch.testing.assert_close(state[: t + 2], expected)
+
+
+def test_a_gradient_that_was_given_stays():
+    x = torch.zeros(5, 3, dtype=F64)
+    x[0] = leaf(3)
+    for t in range(4):
+        stepped(x, t)
+    given = torch.ones(5, 3, dtype=F64)
+    x.backward(given)
+    assert torch.equal(given, torch.ones(5, 3, dtype=F64))

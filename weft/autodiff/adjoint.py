@@ -44,7 +44,8 @@ class Buffer:
     ``shape``. Its contents need not be defined. ``element`` is the name of the scalar type.
     ``interleaved``: ``extents`` come first, so that neighbouring iterations are neighbours in it.
     ``partial``: instead, for each chunk of a sum that is split, or of the loop, as large as the
-    gradient of that name. ``private``: it is a private copy."""
+    gradient of that name. ``private``: it is a private copy. ``of``: the argument whose elements,
+    which are overwritten later, it keeps."""
 
     name: str
     element: str
@@ -54,6 +55,7 @@ class Buffer:
     interleaved: bool = False
     partial: str = ""
     private: bool = False
+    of: str = ""
 
     def describe(self) -> str:
         """How large it is, in words."""

@@ -112,9 +112,10 @@ class _Reversal:
         primal = self.primal
         for op, name in primal.versions.items():
             extents = tuple(map(Extent, primal.loops_around(op)))
-            element = array_of(op).memref.element.name
+            memref = array_of(op)
+            element, of = memref.memref.element.name, primal.name(memref)
             self.buffers.append(Buffer(name, element, primal.parallel, extents,
-                                       interleaved=primal.interleaved))  # fmt: skip
+                                       interleaved=primal.interleaved, of=of))  # fmt: skip
         replay = self.new.beside("replay")
         replay.on_copies()
         replay.recorded = set(recorded)

@@ -29,6 +29,7 @@ from weft.pytorch.dual import Along
 from weft.pytorch.level import is_dual, tangent_of, within_level
 from weft.pytorch.loop import NEVER, Loop, Make, Reversed
 from weft.pytorch.overwriting import Held, Referred
+from weft.pytorch.ownership import owned
 from weft.pytorch.references import REFERENCES
 from weft.pytorch.transforms import batching_error, is_batch
 from weft.pytorch.workspaces import IR_DTYPES, Workspaces
@@ -120,6 +121,7 @@ class Launch(torch.autograd.Function):
     @staticmethod
     @user_frames
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        mine = owned(grads)
         call: _Call = ctx.call
         loop, made = call.loop, call.reversed
         assert made is not None
@@ -130,7 +132,7 @@ class Launch(torch.autograd.Function):
         env: dict[str, Any] = dict(zip(loop.names, call.values, strict=True))
         env |= overwriting.saved_by_name(ctx)
         given = overwriting.with_held(loop, call.held, grads)
-        for k, grad in zip(loop.written, given, strict=True):
+        for position, (k, grad) in enumerate(zip(loop.written, given, strict=True)):
             name, n = prefix + loop.names[k], places[k]
             if grad is None and call.held and ctx.dtypes[n].is_floating_point:
                 grad = torch.zeros(ctx.shapes[n], dtype=ctx.dtypes[n], device=ctx.device)
@@ -140,7 +142,8 @@ class Launch(torch.autograd.Function):
                 raise batching_error(loop.function.span)
             grad = dense((grad,))[0].resolve_neg()
             g = grad.to(_COMPUTE.get(grad.dtype, grad.dtype)).contiguous()
-            env[name] = g.clone() if g is grad and name in made.writes else g
+            spare = position in mine and grads[position] is g
+            env[name] = g.clone() if g is grad and not spare and name in made.writes else g
         for k in call.wanted:
             if k not in loop.written:
                 n = places[k]
@@ -241,7 +244,22 @@ class _Sizes:
             made = loop.reversed(self.call.wanted, kept, lasting=lasting, **form)
             sizes = self._workspaces(made, sizes.trips)
             sizes.copies = copies
+        self._check_versions(sizes)
         return made, sizes
+
+    def _check_versions(self, sizes: Workspaces) -> None:
+        """Refuses tapes of overwritten elements that are too long: they have no segments."""
+        loop, found = self.call.loop, sizes.versions
+        most, needed = max(workspaces.VERSIONS, loop.options.tape_bytes), sum(found.values())
+        if needed > most:
+            names = "` and `".join(found)
+            raise GradientError(
+                f"the gradient of this loop needs all that `{names}` held before it was "
+                f"overwritten: a tape of {-(-needed >> 20)} MB, and {most >> 20} are allowed",
+                loop.function.span,
+                help=f"set WEFT_TAPE_MB={-(-needed >> 20)} if there is so much memory, or let one "
+                "call have fewer iterations",
+            )  # fmt: skip
 
     def _workspaces(self, made: Reversed, known: dict[Op, int] | None = None) -> Workspaces:
         values: dict[Value | Dim, int] = {}

@@ -22,6 +22,7 @@ _SHORT = 16
 # have some terms.
 _ITERATIONS = {"cuda": 1 << 22, "cpu": 256}
 _LEAST_TERMS = 16
+VERSIONS = 1 << 30  # bytes that tapes of overwritten elements may take, if WEFT_TAPE_MB is not more
 REMEMBERED = 64  # sizes of calls for which it is known what fits them
 # Private copies of a gradient are for the CPU. Atomic additions cost some times what it takes to
 # fill an element of a copy and to add it up; fewer of them are not worth the second launch.
@@ -64,9 +65,19 @@ class Workspaces:
     @property
     def tape_bytes(self) -> int:
         """How many bytes all tapes take."""
-        return sum(
-            math.prod(self.shape(w)) * _dtype(w).itemsize for w in self.adjoint.taped if w.extents
-        )
+        return sum(self._bytes(w) for w in self.adjoint.taped if w.extents)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """How many bytes the tapes of elements that are overwritten take, by name of the array."""
+        found: dict[str, int] = {}
+        for w in self.adjoint.taped:
+            if w.of:
+                found[w.of] = found.get(w.of, 0) + self._bytes(w)
+        return found
+
+    def _bytes(self, buffer: Buffer) -> int:
+        return math.prod(self.shape(buffer)) * _dtype(buffer).itemsize
 
     @property
     def long(self) -> frozenset[Op]:

@@ -579,6 +579,28 @@ def elementwise() -> None:
         )
 
 
+@weft.kernel
+def row_sums(x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[0])
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            s += x[i, j]
+        out[i] = s
+    return out
+
+
+@weft.kernel
+def column_sums(x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[1])
+    for j in range(x.shape[1]):
+        s = 0.0
+        for i in range(x.shape[0]):
+            s += x[i, j]
+        out[j] = s
+    return out
+
+
 @section
 def reductions() -> None:
     copy = copy_rate()
@@ -600,6 +622,28 @@ def reductions() -> None:
               timed(lambda: torch.bincount(bins, minlength=256)), bins.nbytes, copy)  # fmt: skip
     bandwidth("histogram of 1e8 int32, 256 bins", "torch.histc of float",
               timed(lambda: torch.histc(x, 256, -4, 4)), bins.nbytes, copy)  # fmt: skip
+    for m, n in ((1 << 24, 1), (1 << 23, 2), (5_592_405, 3), (1_000_000, 8), (1 << 19, 32),
+                 (508_400, 33), (1 << 16, 256), (21_845, 768), (4096, 4096),
+                 (256, 1 << 16)):  # fmt: skip
+        x = torch.randn(m, n, device="cuda")
+        compared(f"column sums of {m} x {n} float32", column_sums, lambda x: x.sum(0), x)
+    for m, n in ((1, 1 << 24), (8, 1 << 21), (64, 1 << 18), (1024, 1 << 14)):
+        x = torch.randn(m, n, device="cuda")
+        compared(f"row sums of {m} x {n} float32", row_sums, lambda x: x.sum(1), x)
+        compared(f"softmax of {m} x {n} float32", softmax.softmax, lambda x: x.softmax(1), x)
+
+
+def compared(name: str, mine: weft.Kernel, other: Callable[..., Any], x: torch.Tensor) -> None:
+    """Figures of a kernel beside torch's operator, which it agrees with, and with itself to the
+    bit."""
+    found = mine(x)
+    wide = other(x.double())
+    most = 1e-6 * max(wide.abs().max().item(), x.shape[0] ** 0.5, x.shape[1] ** 0.5)
+    torch.testing.assert_close(found.double(), wide, rtol=1e-5, atol=most)
+    assert torch.equal(found, mine(x))
+    times = [timed(lambda call=call: call(x), 0.1) for call in (mine, other)]
+    figure(name, "weft", times[0], "ms")
+    figure(name, "torch", times[1], "ms", f"weft takes {times[0] / times[1]:.2f} of it")
 
 
 TRITON_BRICK = """
@@ -839,28 +883,6 @@ def conv_gradient() -> None:
     torch.testing.assert_close(launch(), found[0], rtol=1e-3, atol=1e-2)
     torch.testing.assert_close(other, found[1], rtol=1e-3, atol=1e-2)
     figure(name, "CUDA C++ as written, of w and k", timed(launch), "ms")
-
-
-@weft.kernel
-def row_sums(x: torch.Tensor) -> torch.Tensor:
-    out = x.new_empty(x.shape[0])
-    for i in range(x.shape[0]):
-        s = 0.0
-        for j in range(x.shape[1]):
-            s += x[i, j]
-        out[i] = s
-    return out
-
-
-@weft.kernel
-def column_sums(x: torch.Tensor) -> torch.Tensor:
-    out = x.new_empty(x.shape[1])
-    for j in range(x.shape[1]):
-        s = 0.0
-        for i in range(x.shape[0]):
-            s += x[i, j]
-        out[j] = s
-    return out
 
 
 @section

@@ -20,7 +20,7 @@ import torch
 import weft
 from tests.cuda import fibers, interpreted
 from weft.codegen import cuda as backend
-from weft.codegen import libraries
+from weft.codegen import launching, libraries
 from weft.runtime import build, gpu
 from weft.runtime.build import compile_region as compile_on
 from weft.runtime.cuda import Module
@@ -151,7 +151,7 @@ class Emulated(gpu.GpuCompiled):
             noalias=self.job.noalias,
         )  # fmt: skip
         text = host_text(code.llvm)
-        names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(self.facts.nest.kinds)
+        names = launching.entries(code.ptx)
         return Module(None, {name: Function(text, name) for name in names})  # type: ignore[arg-type]
 
 
@@ -162,7 +162,9 @@ class EmulatedCall(gpu.Call):
     interpreted: ClassVar[bool] = False  # whether the IR is run, not machine code
 
     def _workspace(self, words: int) -> torch.Tensor:
-        return torch.empty(words, dtype=torch.int64)
+        left = torch.empty(words, dtype=torch.int64)
+        interpreted.WORDS[left.data_ptr()] = words
+        return left
 
     def _fitting(self, schedule: Schedule, function: Function, threads: int) -> int:
         return threads
@@ -179,8 +181,8 @@ class EmulatedCall(gpu.Call):
     def _checked(self, launch: gpu.Launch, slots: bytes) -> None:
         record = torch.zeros(gpu.RECORD_WORDS, dtype=torch.int64)
         block = slots[:-8] + struct.pack("<q", record.data_ptr())
-        if launch.blocks > 1 and self.facts.nest.kinds:
-            self._reduce(launch, block)
+        if launch.then:
+            self._stages(launch, block)
         else:
             self._run(launch, launch.function, block + struct.pack("<Qq", 0, 1) + launch.divisors)
         words = record.tolist()

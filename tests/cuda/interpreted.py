@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.codegen.grid import stage_names
 from weft.codegen.interface import Slot
 from weft.codegen.threads import argument_slots
 from weft.ir.blocks import launch
@@ -22,6 +23,7 @@ from weft.ir.verify import verify
 from weft.schedule.bind import Bound
 from weft.schedule.language import Cooperate, Schedule, only
 
+WORDS: dict[int, int] = {}  # of the memory, by its address, that blocks leave words in
 _BYTES = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
@@ -31,10 +33,11 @@ def functions(
     """What a kernel's module has by name. ``kinds``: the combiners of its reductions."""
     slots = argument_slots(original)
     kept = None if kinds or only(schedule, Cooperate) or _ordered(original) else original
-    found = {name: Interpreted(bound.function, slots, len(kinds), kept)}
-    if bound.finish is not None:
-        found[f"{name}_finish"] = Interpreted(bound.finish, slots, len(kinds), None)
-    return found
+    names = stage_names(name, len(bound.stages))
+    return {
+        name: Interpreted(function, slots, kept)
+        for name, function in zip(names, bound.stages, strict=True)
+    }  # fmt: skip
 
 
 def _ordered(function: Function) -> bool:
@@ -54,7 +57,6 @@ class Interpreted:
 
     function: Function
     slots: Sequence[Slot]
-    reductions: int
     original: Function | None
 
     def __post_init__(self) -> None:
@@ -89,11 +91,11 @@ class Interpreted:
                 (values[slot.arg],) = struct.unpack("<d", struct.pack("<q", word))
             elif slot.kind in ("int", "pointer"):
                 values[slot.arg] = word
-        if self.reductions:
+        if types[-1:] and not any(s.arg == len(types) - 1 for s in self.slots):
             address, blocks = words[len(self.slots) : len(self.slots) + 2]
             k = len(types) - 2
             values |= {k: address, k + 1: blocks}
-            sizes[k] = [blocks * self.reductions]
+            sizes[k] = [WORDS.get(address, 0)]
         return [
             _array(t, values[k], sizes[k], strides[k]) if isinstance(t, MemRefType) else values[k]
             for k, t in enumerate(types)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from typing import Any
@@ -26,6 +27,7 @@ from weft.schedule.language import (
     IndexWidth,
     Schedule,
     ScheduleError,
+    SplitReduction,
     UnrollJam,
     Vectorize,
     parse,
@@ -47,12 +49,14 @@ def test_the_text_of_a_schedule_is_read_back() -> None:
         IndexWidth(32), UnrollJam("t", 4, 32), UnrollJam("b", 4),
         Vectorize("j", 4, 8, stride=32, divisible=True), Align("d_w", 16), Bind("t", "x"),
         BlockDim((8, 4)), Cooperate((), 8), Cooperate(("j", "k_"), 1024, columns=8), Cover(),
+        SplitReduction(("j",), 512, parts=7),
     )  # fmt: skip
     text = show(schedule)
     assert text == (
         "index_width(32); unroll_jam(t, 4, stride=32); unroll_jam(b, 4); "
         "vectorize(j, 4, 8, stride=32, divisible=True); align(d_w, 16); bind(t, x); "
-        "block_dim((8, 4)); cooperate((), 8); cooperate((j, k_), 1024, columns=8); cover()"
+        "block_dim((8, 4)); cooperate((), 8); cooperate((j, k_), 1024, columns=8); cover(); "
+        "split_reduction((j), 512, parts=7)"
     )
     assert parse(text) == schedule
     assert parse(text.replace("; ", " ;\n")) == schedule
@@ -62,7 +66,7 @@ def drawn(draw: random.Random, kinds: tuple[Any, ...]) -> Any:
     """A step or guard with any values of its fields' types."""
     kind = draw.choice(kinds)
     values: dict[str, Any] = {}
-    for name, hint in kind.__annotations__.items():
+    for name, hint in ((f.name, f.type) for f in dataclasses.fields(kind)):
         word = "".join(draw.choices("abxyz_.0", k=3))
         values[name] = {
             "int": draw.randrange(-3, 2000), "bool": draw.random() < 0.5, "str": f"v{word}",

@@ -32,7 +32,15 @@ from weft.ir.views import is_constant
 from weft.schedule import cooperative_loops, default_cuda, grid, guards
 from weft.schedule.choose import Candidate, Choice
 from weft.schedule.guards import Busy, FewLeft
-from weft.schedule.language import Cooperate, Cover, IndexWidth, UnrollJam, Vectorize, only
+from weft.schedule.language import (
+    Cooperate,
+    Cover,
+    IndexWidth,
+    SplitReduction,
+    UnrollJam,
+    Vectorize,
+    only,
+)
 from weft.schedule.nest import axes_of
 from weft.schedule.shared_loads import UnrollJamCandidates
 
@@ -56,7 +64,7 @@ CHANGES: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] 
     "as chosen": (None, None), "64-bit": (without(IndexWidth), None),
     "few threads": (without(Cover), few), "one at a time": (without(Vectorize), None),
     "in step": (None, None), "in teams": (None, None), "in large teams": (None, None),
-    "in columns": (None, None),
+    "in columns": (None, None), "in parts": (None, None),
 }  # fmt: skip
 
 
@@ -96,6 +104,11 @@ def change(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param == "in columns":
         monkeypatch.setattr(cooperative_loops._Search, "gain", lambda self, fastest: -1)
         monkeypatch.setattr(grid, "columns", lambda lengths, trips: (8, 8))
+    if request.param == "in parts":
+        monkeypatch.setattr(default_cuda, "SPLIT_THREADS", 64)
+        monkeypatch.setattr(default_cuda, "ROW_THREADS", 32)
+        monkeypatch.setattr(grid, "split", lambda schedule, sizes: (
+            8 if only(schedule, SplitReduction).columns else 0, 3))  # fmt: skip
     yield request.param
     EmulatedCall.allowed = EmulatedCall.change = None
 

@@ -48,7 +48,7 @@ def team_of(kernel: weft.Kernel, *args: Any, strict: bool = False) -> Team | Non
 
 def kinds(kernel: weft.Kernel, *args: Any, strict: bool = False) -> list[tuple[str, ...]] | None:
     team = team_of(kernel, *args, strict=strict)
-    return list(team.loops.values()) if team is not None else None
+    return list(team.loops.values()) if team is not None and team.pays else None
 
 
 # -- kernels

@@ -61,6 +61,8 @@ TEXTS: list[tuple[str, str, bool]] = [
     ("softmax", "cooperate((j), 16)", True),
     ("softmax", "cooperate((j, j__), 256)", True),
     ("softmax", "cooperate((j_), 8)", False),
+    ("softmax", "split_reduction((), 64, parts=3)", False),
+    ("softmax", "split_reduction((j), 32, columns=4)", True),
     ("axpy", "vectorize(i, 4)", True),
     ("axpy", "vectorize(i, 8); block(1024, 1)", True),
     ("axpy", "vectorize(i, 2, 4)", True),
@@ -72,6 +74,7 @@ TEXTS: list[tuple[str, str, bool]] = [
     ("histogram", "privatize(counts)", True),
     ("matmul", "cooperate((k), 256, columns=8)", False),
     ("matmul", "cooperate((k), 64, columns=32)", False),
+    ("matmul", "split_reduction((k), 64, columns=8)", False),
     ("matmul", "unroll_jam(i, 8); unroll_jam(j, 8); block(32, 8)", True),
     ("transpose", "block(8, 8)", True),
     ("transpose", "block(16, 16); persist(1)", True),
@@ -188,7 +191,7 @@ def test_a_loop_of_several_goes_by_its_number() -> None:
         ("gpu", "cover()", 0, "there is no device `gpu`", 'write "cpu" or "cuda"'),
         ("cuda", "jam(i)", 0, "there is no step `jam`: there are index_width, fast_division, "
          "unroll_jam, vectorize, align, bind, block, block_dim, persist, cover, privatize, "
-         "streaming_stores, cooperate", ""),
+         "streaming_stores, cooperate, split_reduction", ""),
         ("cuda", "bind(i, w)", 0, "`bind(i, w)`: side is one of x, y, z", ""),
         ("cuda", "unroll_jam(i, j)", 0, "`unroll_jam(i, j)`: copies is a number", ""),
         ("cuda", "cooperate((1), 8)", 0, "`cooperate((1), 8)`: loops is names", ""),

@@ -33,6 +33,7 @@ from weft.schedule.language import (
     IndexWidth,
     Privatize,
     Schedule,
+    SplitReduction,
     StreamingStores,
     UnrollJam,
     Vectorize,
@@ -40,7 +41,7 @@ from weft.schedule.language import (
     several,
     show,
 )
-from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of
+from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of, loops_of
 from weft.schedule.own import OwnStep
 from weft.schedule.unroll_jam import unroll_jam
 
@@ -100,11 +101,21 @@ def analyse(
         usual = (found.order[0], found.vector.width)
     divisible = _divisible(function, parallel, *usual, program) if usual else None
     first: tuple[Candidate, ...] = ()
+    splits: set[Op] = set()
+    if parallel is not None and team is not None and team.split(parallel.body):
+        splits = {*team.loops}
     if asked is not None and parallel is not None and found is not None:
         loop = LoopNest(function, parallel, strict_math)
         first = _asked(asked, loop, nest, found, program)
-        ends = [program.of(For(op).upper) for op in asked_cuda.shared_loops(loop, first)]
+        shared = asked_cuda.shared_loops(loop, first)
+        ends = [program.of(For(op).upper) for op in shared]
         nest = replace(nest, shared_ends=tuple(sorted({*ends})))
+        splits |= {*shared} if any(only(c.schedule, SplitReduction) for c in first) else set()
+    if parallel is not None and splits:
+        nest = replace(nest, splits=tuple(
+            (name, program.of(For(op).lower), program.of(For(op).upper), len(op.results))
+            for name, op in loops_of(parallel).items() if op in splits
+        ))  # fmt: skip
     made = (*first, *schedules(parallel, nest, found, team, divisible))
     tables = Tables(function)
     return Facts(

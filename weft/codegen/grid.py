@@ -33,6 +33,12 @@ from weft.schedule.language import (
 from weft.schedule.nest import arrays_of
 
 
+def stage_names(symbol: str, count: int) -> list[str]:
+    """The names of a kernel's stages, the first of which has its own."""
+    between = [f"{symbol}_{k}" for k in range(1, count - 1)]
+    return [symbol, *between, *[f"{symbol}_finish"] * (count > 1)]
+
+
 class Grid:
     """The LLVM module of one kernel while it is written."""
 
@@ -64,10 +70,10 @@ class Grid:
         self.traits = self.module.attribute(f'nounwind "nvvm.maxntid"="{threads}"')
 
     def emit(self) -> str:
-        """The module's text: the kernel, and what finishes a reduction."""
-        self._write(self.bound.function, self.symbol)
-        if self.bound.finish is not None:
-            self._write(self.bound.finish, f"{self.symbol}_finish")
+        """The module's text: the kernel's stages."""
+        stages = self.bound.stages
+        for function, name in zip(stages, stage_names(self.symbol, len(stages)), strict=True):
+            self._write(function, name)
         return str(self.module)
 
     def _write(self, function: Function, name: str) -> None:

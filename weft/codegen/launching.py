@@ -28,6 +28,11 @@ class Facts:
     asked: int = 0
 
 
+def entries(ptx: str) -> list[str]:
+    """The names of the kernels in PTX, in the order in which they run."""
+    return re.findall(r"\.entry (\w+)", ptx)
+
+
 # -- architectures
 
 # Architectures that LLVM 22 knows: a GPU that is newer than all of them runs the last one's PTX.

@@ -38,7 +38,7 @@ from weft.runtime.cuda import (
     make_current,
 )
 from weft.schedule.choose import Choice, alignments, candidate, choose
-from weft.schedule.grid import THREADS, Dims, roomier
+from weft.schedule.grid import THREADS, Dims, left_by, roomier
 from weft.schedule.language import BlockDim, Cooperate, FastDivision, Schedule, brief, only, show
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
@@ -121,11 +121,9 @@ class GpuCompiled(build.Made):
         with self.lock:
             found = self.modules.get((schedule, device))
             if found is None:
-                names = [self.facts.symbol] + [f"{self.facts.symbol}_finish"] * bool(
-                    self.facts.nest.kinds
-                )
                 what, arch = f"kernel `{self.loop.summary.name}`", architecture(device)
                 code = self.ptx(schedule, arch)
+                names = launching.entries(code)
                 with timing.stage("load"):
                     try:
                         found = load(code, names, device, what)
@@ -200,15 +198,17 @@ def as_asked(facts: Facts, choice: Choice) -> bool:
 @dataclass(slots=True)
 class Launch:
     """How one set of sizes and numbers runs: ``divisors`` end the argument block, ``frames`` are
-    free for the taking."""
+    free for the taking. ``then``: the stages behind it, where blocks leave so many ``words`` in
+    ``blocks`` parts."""
 
     function: Any
-    finish: Any
     grid: Dims
     block: Dims
     shared: int
-    blocks: int
     divisors: bytes = b""
+    blocks: int = 1
+    words: int = 0
+    then: tuple[Launch, ...] = ()
     frames: list[Frame] = field(default_factory=list)
     record: bytes | None = None  # what ``native`` launches
 
@@ -255,8 +255,8 @@ class Call:
             return
         if self.facts.checks:
             self._checked(launch, slots)
-        elif launch.blocks > 1 and self.facts.nest.kinds:
-            self._reduce(launch, slots)
+        elif launch.then:
+            self._stages(launch, slots)
         else:
             self._run(launch, launch.function, slots + _ALONE + launch.divisors)
             if self.cell is not None and not astray and self.ready is not launch:
@@ -334,13 +334,12 @@ class Call:
                 f"kernel `{name}` cannot be launched: {self.api.error(code)}{hint}", code
             )
 
-    def _reduce(self, launch: Launch, slots: bytes) -> None:
-        """Two stages. What the blocks leave is torch's memory, freed in the order of the stream."""
-        left = self._workspace(launch.blocks * len(self.facts.nest.kinds))
+    def _stages(self, launch: Launch, slots: bytes) -> None:
+        """What the blocks leave is torch's memory, freed in the order of the stream."""
+        left = self._workspace(launch.words)
         block = slots + _TAIL.pack(left.data_ptr(), launch.blocks) + launch.divisors
-        self._run(launch, launch.function, block)
-        end = launch.finish
-        self._run(end, end.function, block)
+        for stage in (launch, *launch.then):
+            self._run(stage, stage.function, block)
 
     def _workspace(self, words: int) -> torch.Tensor:
         return torch.empty(words, dtype=torch.int64, device=f"cuda:{self.device}")
@@ -351,8 +350,8 @@ class Call:
         place = f"cuda:{self.device}"
         record = torch.zeros(RECORD_WORDS, dtype=torch.int64, device=place)
         block = slots[:-8] + _WORD.pack(record.data_ptr())
-        if launch.blocks > 1 and self.facts.nest.kinds:
-            self._reduce(launch, block)
+        if launch.then:
+            self._stages(launch, block)
         else:
             self._run(launch, launch.function, block + _ALONE + launch.divisors)
         if torch.cuda.is_current_stream_capturing():
@@ -398,13 +397,14 @@ class Call:
                 "%s: these sizes do not allow `%s`: by `%s`", self.compiled.loop.summary.name,
                 self.compiled.job.asked, show(choice.schedule),
             )  # fmt: skip
-        finish = None
-        if kinds:
-            end = module.functions[f"{facts.symbol}_finish"]
-            finish = Launch(end, None, (1, 1, 1), (THREADS, 1, 1), 0, 1)
         ending = sizes.divisors if only(choice.schedule, FastDivision) else b""
-        blocks = math.prod(choice.grid)
-        return Launch(function, finish, choice.grid, choice.block, choice.shared, blocks, ending)
+        launch = Launch(function, choice.grid, choice.block, choice.shared, ending)
+        _, *later = module.functions.values()
+        if (left := left_by(choice.schedule, choice.grid, choice.block, sizes)) is not None:
+            launch.blocks, launch.words = left.parts, left.words
+            dims = [(choice.grid, choice.block)] * (len(later) - 1) + [left.last]
+            launch.then = tuple(Launch(f, *d, 0) for f, d in zip(later, dims, strict=True))
+        return launch
 
     def _chosen(self, sizes: Sizes, machine: GpuMachine, most: int) -> Choice:
         return choose(self.facts.candidates, sizes, machine, most)

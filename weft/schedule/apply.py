@@ -8,9 +8,17 @@ from weft.ir.core import Function, Op, walk
 from weft.ir.types import i32, index
 from weft.schedule.bind import Bound, bind
 from weft.schedule.cooperate import cooperate
-from weft.schedule.language import Cooperate, IndexWidth, Privatize, Schedule, only
+from weft.schedule.language import (
+    Cooperate,
+    IndexWidth,
+    Privatize,
+    Schedule,
+    SplitReduction,
+    only,
+)
 from weft.schedule.nest import arrays_of
 from weft.schedule.privatize import privatize
+from weft.schedule.split_reduction import split_reduction
 
 
 def apply(
@@ -20,7 +28,9 @@ def apply(
     first; without ``parallel``, one thread runs all."""
     together, own = only(schedule, Cooperate), only(schedule, Privatize)
     if parallel is None:
-        return Bound(function, None, {op: op for op in walk(function.body)})
+        return Bound((function,), {op: op for op in walk(function.body)})
+    if isinstance(together, SplitReduction):
+        return split_reduction(function, parallel, order[0], together)
     if together is not None:
         return cooperate(function, parallel, order[0], together)
     bound = bind(function, parallel, order, schedule)

@@ -24,7 +24,7 @@ from weft.schedule.default_cuda import (
     nest_steps,
     shift,
 )
-from weft.schedule.grid import MOST_MEMBERS, THREADS, WARP
+from weft.schedule.grid import MOST_MEMBERS, MOST_PARTS, THREADS, WARP
 from weft.schedule.guards import (
     Aligned,
     Covered,
@@ -48,6 +48,7 @@ from weft.schedule.language import (
     Persist,
     Privatize,
     Schedule,
+    SplitReduction,
     Step,
     StreamingStores,
     UnrollJam,
@@ -61,6 +62,7 @@ from weft.schedule.nest import LoopNest, Nest, Refusal
 from weft.schedule.own import OwnStep
 
 _MOST_BLOCKS = 2**31 - 1
+_MOST_SPLIT = 1 << 20  # iterations that leave a word for each block that shares them
 _MOST_OPS = 8 * MOST_COPIES  # operations in the unrolled neighbours of one thread
 
 
@@ -143,7 +145,16 @@ def _cooperate(nest: LoopNest, step: Cooperate, schedule: Schedule) -> Refusal |
     threads, columns = step.threads, step.columns
     if threads < 2 or threads > MOST_MEMBERS or threads & (threads - 1):
         return Refusal(f"a group has a power of two of threads, 2 to {MOST_MEMBERS}")
-    if columns and (columns & (columns - 1) or not 2 <= columns <= WARP or threads <= WARP):
+    split = isinstance(step, SplitReduction)
+    if split and not (0 <= columns <= WARP <= threads and not columns & (columns - 1)):
+        return Refusal(f"columns are a power of two up to {WARP}, a block has a warp or more")
+    if split and not 0 <= step.parts <= MOST_PARTS:
+        return Refusal(f"{MOST_PARTS} blocks share an iteration, at most")
+    if (
+        columns
+        and not split
+        and (columns & (columns - 1) or not 2 <= columns <= WARP or threads <= WARP)
+    ):
         return Refusal(
             f"columns are a power of two, 2 to {WARP}, in blocks of more than {WARP} threads"
         )
@@ -160,12 +171,13 @@ def team(nest: LoopNest, step: Cooperate) -> Team | str:
     """The team of a step, or why there is none."""
     loops = [nest.serial[name] for name in step.loops]
     return asked(
-        nest.function, nest.parallel, loops, strict=nest.strict, columns=bool(step.columns)
-    )
+        nest.function, nest.parallel, loops, strict=nest.strict, columns=bool(step.columns),
+        split=isinstance(step, SplitReduction),
+    )  # fmt: skip
 
 
 CUDA_RULES: dict[type[Any], Rule] = RULES | {
-    Vectorize: _vectorize, Align: _align, Cooperate: _cooperate,
+    Vectorize: _vectorize, Align: _align, Cooperate: _cooperate, SplitReduction: _cooperate,
 }  # fmt: skip
 
 
@@ -321,7 +333,7 @@ def _guards(given: Schedule, divisible: Divisible | None) -> Iterator[Guard]:
     for step in several(given, OwnStep):
         yield from step.guards()
     if only(given, Cooperate) is not None:
-        yield KnownTrips(_MOST_BLOCKS)
+        yield KnownTrips(_MOST_BLOCKS if only(given, SplitReduction) is None else _MOST_SPLIT)
     elif vector or only(given, UnrollJam) or only(given, Persist):
         yield KnownTrips()
 

@@ -23,13 +23,18 @@ from weft.schedule.vectorize import Neighbours
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """``function`` runs in each thread of a grid; ``finish``, where there are reductions, in one
-    block behind it. Both of these have two arguments more: memory for a word of each block and
-    reduction, and how many blocks the grid has. ``copies``: of operations, those they come from."""
+    """``stages`` run one after the other, each in every thread of a grid. Where there are several,
+    they have two arguments more: memory for what blocks leave (of a reduction, a word of each block
+    and reduction, which the second combines in one block), and how many of them do. ``copies``: of
+    operations, those they come from."""
 
-    function: Function
-    finish: Function | None
+    stages: tuple[Function, ...]
     copies: dict[Op, Op]
+
+    @property
+    def function(self) -> Function:
+        """The first stage."""
+        return self.stages[0]
 
 
 def bind(function: Function, parallel: Op, order: Sequence[int], schedule: Schedule) -> Bound:
@@ -38,9 +43,9 @@ def bind(function: Function, parallel: Op, order: Sequence[int], schedule: Sched
     nest = _Nest(function, parallel, order, schedule)
     made = nest.rebuilt()
     if not nest.kinds:
-        return Bound(made, None, nest.copies)
+        return Bound((made,), nest.copies)
     last = _Nest(function, parallel, order, schedule)
-    return Bound(made, last.finish(), nest.copies | last.copies)
+    return Bound((made, last.finish()), nest.copies | last.copies)
 
 
 class _Nest(Threads):

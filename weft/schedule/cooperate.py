@@ -25,25 +25,19 @@ def cooperate(function: Function, parallel: Op, first: int, step: Cooperate) -> 
     these attributes: "team", the combiners of what a shared loop carries, () for a store of one
     member; "ordered" where others wait for it. ``first``: the index along which groups stand side
     by side, where they do."""
-    members = _Members(function, parallel, step)
+    members = Members(function, parallel, step)
     made = members.start(0 if step.columns else step.threads)
-    place = function.body.ops.index(parallel)
-    for op in function.body.ops[:place]:
-        members.rewrite(op)
-    if step.columns:
-        members.column(first)
-    else:
-        members.row()
-    for op in function.body.ops[place + 1 :]:
-        members.rewrite(op)
-    return Bound(made, None, members.copies)
+    members.all(first)
+    return Bound((made,), members.copies)
 
 
-class _Members(Threads):
-    """``member``: the thread's number in its group. ``there``: whether the group has an iteration,
+class Members(Threads):
+    """``member``: the thread's number in its group. ``counts``: of iterations, along each index, of
+    groups that stand side by side. ``there``: whether the group has an iteration,
     None where it always does."""
 
     member: Value
+    counts: list[Value]
 
     def __init__(self, function: Function, parallel: Op, step: Cooperate) -> None:
         super().__init__(function)
@@ -53,6 +47,18 @@ class _Members(Threads):
         self.width = min(step.threads, WARP)
         self.side = "y" if step.columns else "x"
         self.there: Value | None = None
+
+    def all(self, first: int) -> None:
+        """What the function does: ``first`` as for ``cooperate``."""
+        place = self.old.body.ops.index(self.outer)
+        for op in self.old.body.ops[:place]:
+            self.rewrite(op)
+        if self.columns:
+            self.column(first)
+        else:
+            self.row()
+        for op in self.old.body.ops[place + 1 :]:
+            self.rewrite(op)
 
     # -- the group's iteration
 
@@ -83,10 +89,10 @@ class _Members(Threads):
     def column(self, first: int) -> None:
         """Blocks count along x: those of the other indices, and neighbours along ``first``. A group
         beyond the last iteration takes that, and does nothing in it."""
-        bounds, counts = self.ranges(self.outer)
+        bounds, self.counts = self.ranges(self.outer)
         self.member = self.register("thread_id", self.side)
         block, lane = (self.register(name, "x", index) for name in ("block_id", "thread_id"))
-        wide = [self.to(count, index) for count in counts]
+        wide = [self.to(count, index) for count in self.counts]
         width = self.constant(self.columns, index)
         raised = self.add(wide[first], self.constant(self.columns - 1, index))
         groups, _ = self.divide(raised, width)
@@ -142,13 +148,15 @@ class _Members(Threads):
         ordered = op.attrs.pop("ordered")
         if ordered:
             self.wait()
-        chosen = self.compare("eq", self.member, self.number(0, self.member))
-        if self.there is not None:
-            chosen = self.op("arith.andi", chosen, self.there)
-        self.branch(chosen, lambda: self.block.ops.append(op))
+        self.branch(self.alone(), lambda: self.block.ops.append(op))
         if ordered:
             self.wait()
         return [op.left for _ in op.results]  # of an accumulation, which nobody asks for
+
+    def alone(self) -> Value:
+        """Whether this thread does what one does for all."""
+        chosen = self.compare("eq", self.member, self.number(0, self.member))
+        return chosen if self.there is None else self.op("arith.andi", chosen, self.there)
 
     def wait(self) -> None:
         """Until all members are here, and see what each has written."""

@@ -39,12 +39,19 @@ _REFUSED = {"memref.atomic_cas", "weft.assert", "weft.bounds", "weft.touch", "we
 class Team:
     """``loops``: those that members share, with the combiners of what they carry. ``single``:
     stores of one member. ``ordered``: of both those that write what others of the team read.
-    ``columns``: neighbouring threads are not of one team, but have neighbouring iterations."""
+    ``columns``: neighbouring threads are not of one team, but have neighbouring iterations.
+    ``pays``: whether one block does better than threads of their own."""
 
     loops: dict[Op, tuple[str, ...]] = field(default_factory=dict)
     single: set[Op] = field(default_factory=set)
     ordered: set[Op] = field(default_factory=set)
     columns: bool = False
+    pays: bool = True
+
+    def split(self, body: Block) -> bool:
+        """Whether several blocks may share the loops: what an iteration of that ``body`` writes is
+        not asked for in it, nor written twice."""
+        return bool(self.loops) and not self.ordered and {*self.loops} <= {*body.ops}
 
     @property
     def lengths(self) -> list[tuple[Value, Value]]:
@@ -53,10 +60,12 @@ class Team:
 
 
 def asked(
-    function: Function, parallel: Op, loops: Collection[Op], *, strict: bool, columns: bool
-) -> Team | str:
+    function: Function, parallel: Op, loops: Collection[Op], *, strict: bool, columns: bool,
+    split: bool = False,
+) -> Team | str:  # fmt: skip
     """The team that shares ``loops`` (those that it may, if there are none), or why there is none,
-    whether it pays or not. ``columns``: teams stand side by side."""
+    whether it pays or not. ``columns``: teams stand side by side. ``split``: they have several
+    blocks."""
     search = _Search({access.op: access for access in accesses(function)}, strict)
     for loop in loops:
         if (reason := search.refusal(loop)) is not None:
@@ -73,6 +82,11 @@ def asked(
     search.order(parallel.body)
     team.columns = columns
     waiting = {*team.loops, *(team.ordered & team.single)}
+    if split and not team.split(parallel.body):
+        return (
+            "blocks share loops that are in no other loop or branch, of iterations that do not "
+            "read what they write"
+        )
     if columns and not waiting <= {*parallel.body.ops}:
         return "groups side by side need shared loops that are in no other loop or branch"
     return team
@@ -92,14 +106,12 @@ def find(function: Function, parallel: Op, fastest: int, *, strict: bool) -> Tea
     if not search.uniform(body) or not search.team.loops:
         return None
     search.order(body)
-    gain = search.gain(body.args[fastest])
+    team, gain = search.team, search.gain(body.args[fastest])
     if gain <= 0:
         # The whole block waits where members do: all its threads have to come by.
-        waiting = {*search.team.loops, *(search.team.ordered & search.team.single)}
-        search.team.columns = True
-        if gain == 0 or not waiting <= {*body.ops}:
-            return None
-    return search.team
+        waiting = {*team.loops, *(team.ordered & team.single)}
+        team.columns, team.pays = True, gain < 0 and waiting <= {*body.ops}
+    return team if team.pays or team.split(body) else None
 
 
 def marked(function: Function, team: Team) -> Function:

@@ -18,7 +18,15 @@ from weft.ir.views import Parallel, constant_of, is_constant
 from weft.ir.views import memory as access_of
 from weft.schedule.choose import Candidate
 from weft.schedule.cooperative_loops import Team
-from weft.schedule.grid import LEAST_MEMBERS, MOST_MEMBERS, SEVERAL, THREADS, WARP
+from weft.schedule.grid import (
+    LEAST_MEMBERS,
+    MOST_MEMBERS,
+    ROW_THREADS,
+    SEVERAL,
+    SPLIT_THREADS,
+    THREADS,
+    WARP,
+)
 from weft.schedule.guards import (
     Aligned,
     AtLeast,
@@ -34,6 +42,7 @@ from weft.schedule.guards import (
     MultipleOf,
     Positive,
     Reciprocals,
+    Split,
 )
 from weft.schedule.language import (
     Align,
@@ -46,6 +55,7 @@ from weft.schedule.language import (
     IndexWidth,
     Persist,
     Privatize,
+    SplitReduction,
     Step,
     StreamingStores,
     Vectorize,
@@ -217,11 +227,17 @@ def _covering(
 
 
 def _together(parallel: Op, team: Team | None) -> Iterator[Form]:
-    """Forms in which several threads have an iteration together."""
+    """Forms in which several threads have an iteration together: of several blocks, of one."""
     if team is None:
         return
     loops = tuple(name for name, op in loops_of(parallel).items() if op in team.loops)
     widths = (LEAST_MEMBERS, WARP // 2, WARP)
+    if team.split(parallel.body) and any(team.loops.values()):
+        for n in (1, 2, 4, *widths) if team.columns else (0,):
+            threads = SPLIT_THREADS if n > 1 else ROW_THREADS
+            yield (Split(n),), (SplitReduction(loops, threads, n),)
+    if not team.pays:
+        return
     if team.columns:
         for n in widths:
             yield (Columns(n),), (Cooperate(loops, MOST_MEMBERS, n),)

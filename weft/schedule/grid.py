@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from weft.ir.trips import NUMBERS, trip_count
 from weft.schedule.language import (
@@ -14,6 +15,7 @@ from weft.schedule.language import (
     Persist,
     Privatize,
     Schedule,
+    SplitReduction,
     StreamingStores,
     UnrollJam,
     Vectorize,
@@ -37,6 +39,11 @@ _EACH = 8  # iterations of that loop that each member has, at least
 REDUCTION_BLOCKS = (
     1024  # at most; a function of the sizes alone, so that sums do not depend on the GPU
 )
+SPLIT_THREADS = 512  # of a block that has iterations side by side together with others
+ROW_THREADS = 256  # of one that has a single one
+MOST_PARTS = 1024  # of a loop that blocks share
+_SPLIT = 1 << 18  # threads of all parts of all iterations
+_TURNS = 32  # of a member of one block, above which several share the loop
 _WAVES = 4  # blocks for each multiprocessor, below which blocks are made smaller
 _LIMITS = (2**31 - 1, 65535, 65535)  # blocks of a grid
 Dims = tuple[int, int, int]
@@ -53,6 +60,11 @@ def grid(schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int) -> tu
         return (UNKNOWN, 1, 1), (x, y, z)
     trips = along(schedule, sizes)
     together = only(schedule, Cooperate)
+    if isinstance(together, SplitReduction):
+        width = max(together.columns, 1)
+        parts = together.parts or max(split(schedule, sizes)[1], 2)
+        members = together.threads // width
+        return (-(-trips[0] // width) * math.prod(trips[1:]), parts, 1), (width, members, 1)
     if together is not None and together.columns:
         width, members = columns(sizes.lengths, trips)
         if width != together.columns:  # asked for
@@ -75,6 +87,29 @@ def grid(schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int) -> tu
     if most > THREADS and only(schedule, StreamingStores) is not None:
         return joined(schedule, blocks, block)
     return blocks, block
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What blocks leave to further stages: so many ``words``, in ``parts``. ``last``: blocks and
+    threads of the last stage."""
+
+    parts: int
+    words: int
+    last: tuple[Dims, Dims]
+
+
+def left_by(schedule: Schedule, blocks: Dims, block: Dims, sizes: Sizes) -> Left | None:
+    """What a grid leaves; None where nothing comes behind it."""
+    step, kinds = only(schedule, SplitReduction), len(sizes.nest.kinds)
+    if step is not None:
+        carried = [count for name, _, _, count in sizes.nest.splits if name in step.loops]
+        words = blocks[1] * sum(carried) * math.prod(along(schedule, sizes))
+        return Left(blocks[1], words, ((blocks[0], 1 if all(carried) else blocks[1], 1), block))
+    parts = math.prod(blocks)
+    if parts == 1 or not kinds:
+        return None
+    return Left(parts, parts * kinds, ((1, 1, 1), (THREADS, 1, 1)))
 
 
 def along(schedule: Schedule, sizes: Sizes) -> list[int]:
@@ -172,6 +207,29 @@ def columns(lengths: Sequence[int | None], trips: Sequence[int]) -> tuple[int, i
     )
     members = min(_power(wanted + 1) // 2, _power(-(-longest // _EACH)), MOST_MEMBERS // width)
     return (width, members) if -(-trips[0] // width) * outer <= _LIMITS[0] else (0, 0)
+
+
+def split(schedule: Schedule, sizes: Sizes) -> tuple[int, int]:
+    """Groups of a block, side by side along the first index (0 for those that are not), and how
+    many blocks share an iteration; no blocks if one does as well. A function of the sizes alone."""
+    step, trips = only(schedule, SplitReduction), along(schedule, sizes)
+    assert step is not None
+    lengths = sizes.spans(step.loops)
+    width = _side_by_side(trips[0]) if step.columns else 0
+    wide = max(width, 1)
+    blocks = -(-trips[0] // wide) * math.prod(trips[1:])
+    longest = max((n for n in lengths if n is not None), default=0)
+    if None in lengths or longest * min(wide, LEAST_MEMBERS) < _TURNS * MOST_MEMBERS:
+        return width, 0
+    most = longest * wide // (step.threads * _EACH)
+    return width, min(max(_SPLIT // (step.threads * max(blocks, 1)), 1), most)
+
+
+def _side_by_side(count: int) -> int:
+    """How many of so many columns a block has: a power of two that leaves few threads idle."""
+    if count <= WARP:
+        return _power(count)
+    return min((WARP, WARP // 2, WARP // 4), key=lambda n: (-(-count // n) * n * 4 // count, -n))
 
 
 def _block(schedule: Schedule, sides: list[int], *, full: bool, processors: int, most: int) -> Dims:

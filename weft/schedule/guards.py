@@ -85,6 +85,13 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """Likewise, where several blocks share one."""
+
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
 class FewElements:
     """``array`` fits into shared memory, and there are many more iterations than elements."""
 
@@ -120,7 +127,7 @@ class Covered:
 
 Guard = (
     Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Busy | Grouped
-    | Columns | FewElements | FitsShared | KnownTrips | LargerThanCache | Covered
+    | Columns | Split | FewElements | FitsShared | KnownTrips | LargerThanCache | Covered
 )  # fmt: skip
 GUARDS: tuple[type[Any], ...] = get_args(Guard)
 
@@ -168,6 +175,9 @@ def _of_trips(
             return members == threads
         case Columns(width):
             return grid.columns(sizes.lengths, grid.along(schedule, sizes))[0] == width
+        case Split(width):
+            found, parts = grid.split(schedule, sizes)
+            return parts > 1 and found == width
         case FewElements(array):
             return _small(array, sizes) and total >= max(16 * sizes.count(array), 1 << 14)
         case FitsShared(array):
@@ -228,6 +238,9 @@ def reason(
             return _so_many(members)
         case Columns(_):
             return _so_many(grid.columns(sizes.lengths, grid.along(schedule, sizes))[0])
+        case Split(_):
+            width, parts = grid.split(schedule, sizes)
+            return f"groups would have {width}" if parts > 1 else "one block does as well"
         case FewElements(array) | FitsShared(array):
             return f"it has {sizes.count(array) * sizes.arrays[array].bytes} bytes"
         case KnownTrips(_):

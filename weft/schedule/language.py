@@ -129,9 +129,18 @@ class Cooperate:
     columns: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class SplitReduction(Cooperate):
+    """Several such blocks have an iteration together and share its loops ``loops``: each leaves
+    what it carried in memory, which a second launch combines in a fixed order. ``parts``: so many
+    blocks (0: as the sizes of a call ask for)."""
+
+    parts: int = 0
+
+
 Step = (
     IndexWidth | FastDivision | UnrollJam | Vectorize | Align | Bind | Block | BlockDim | Persist
-    | Cover | Privatize | StreamingStores | Cooperate
+    | Cover | Privatize | StreamingStores | Cooperate | SplitReduction
 )  # fmt: skip
 Schedule = tuple[Step, ...]
 
@@ -164,6 +173,8 @@ def brief(schedule: Schedule) -> str:
                 words += [f"v{copies}", *["divisible"] * divisible]
             case UnrollJam(axis=axis):
                 words.append(f"jam-{axis}")
+            case SplitReduction(columns=columns):
+                words.append(f"split{columns}")
             case Cooperate(threads=threads, columns=columns):
                 words.append(f"columns{columns}" if columns else f"team{threads}")
             case Cover() | FastDivision() | Privatize() | StreamingStores():
@@ -247,7 +258,7 @@ def _kind(name: str, kinds: tuple[type[Any], ...]) -> type[Any]:
 
 def _typed(text: str, kind: type[Any], field: str, value: Any) -> Any:
     """``value`` for a field, where it has its type: one for a tuple of one."""
-    hint = str(kind.__annotations__[field])
+    hint = str(next(f.type for f in fields(kind) if f.name == field))
     if hint.startswith("tuple"):
         items: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)  # pyright: ignore[reportUnknownVariableType]
         wanted = "numbers" if "int" in hint else "names"

@@ -25,7 +25,8 @@ class Nest:
     ``must_fit_32``: what has to fit for 32-bit indices. ``divisions``: for each divisor that a call
     decides, its step and those of what is divided by it. ``kinds``: the combiners that the nest
     reduces by. ``shared_ends``: ends of further loops that threads share where a person asks for
-    it.
+    it. ``splits``: of each loop that blocks may share the name, first index, end, and how many
+    values it carries.
     """
 
     arrays: tuple[str, ...]
@@ -37,6 +38,7 @@ class Nest:
     divisions: tuple[tuple[int, tuple[int, ...]], ...] = ()
     kinds: tuple[str, ...] = ()
     shared_ends: tuple[int, ...] = ()
+    splits: tuple[tuple[str, int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

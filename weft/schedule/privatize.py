@@ -25,7 +25,7 @@ def privatize(bound: Bound, position: int, width: ScalarType) -> Bound:
         threads.rewrite(op)
     threads.flush()
     threads.do("func.return")
-    return Bound(made, None, threads.copies)
+    return Bound((made,), threads.copies)
 
 
 class _Private(Threads):

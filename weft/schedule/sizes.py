@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.schedule.intervals import ANY, Interval, fits, trip_count
@@ -58,13 +58,20 @@ class Sizes:
         """The most iterations of each loop that threads may share; None where that is not known."""
         return [_length(self.values[low], self.values[high]) for low, high in self.nest.lengths]
 
+    def spans(self, loops: Collection[str]) -> list[int | None]:
+        """The most iterations of each of these loops, which blocks share."""
+        return [
+            _length(self.values[low], self.values[high])
+            for name, low, high, _ in self.nest.splits if name in loops
+        ]  # fmt: skip
+
     @functools.cached_property
     def fits_32(self) -> bool:
         """Whether 32 bits hold every index and the offset of every element."""
         nest, values = self.nest, self.values
         # Threads count a little further than loops go.
         ends = [high for _, high, _ in nest.bounds] + [high for _, high in nest.lengths]
-        ends += nest.shared_ends
+        ends += [*nest.shared_ends, *(high for _, _, high, _ in nest.splits)]
         most = (1 << 31) - _MARGIN
         return (
             all(array.reach < (1 << 31) - 1 for array in self.arrays.values())

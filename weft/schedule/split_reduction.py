@@ -1,0 +1,224 @@
+"""SplitReduction: several blocks have an iteration together and share its loops.
+
+A function runs in stages, each a launch. In the first, each block has some iterations of the
+loops, and leaves in memory what these carried. In the next, the blocks of an iteration combine that
+in the order of the parts, and go on: to loops that ask for it, or, in the last stage, to what is
+behind all loops. What does not depend on a loop is computed anew in each stage. Stores outside of
+loops, and loops that only store, are done in the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft.ir.core import Function, Op, Value, below, walk
+from weft.ir.types import MemRefType, i64, index
+from weft.ir.views import For, written_by
+from weft.schedule.bind import Bound
+from weft.schedule.cooperate import Members
+from weft.schedule.language import SplitReduction
+from weft.schedule.spmd import Bounds, from_word, to_word
+
+_COPIES = 8  # iterations of a loop that a thread has at a time, at most
+_MOST_OPS = 128  # in them
+_MOST_SUMS = 16  # that it carries
+
+
+def split_reduction(function: Function, parallel: Op, first: int, step: SplitReduction) -> Bound:
+    """``function`` as stages. Its operations are marked as for ``cooperate``. ``first``: the index
+    along which groups stand side by side."""
+    stages = _Stages(parallel)
+    made: list[Function] = []
+    copies: dict[Op, Op] = {}
+    for number in range(stages.last + 1):
+        stage = _Stage(function, parallel, step, stages, number)
+        made.append(stage.rebuilt(first))
+        copies |= stage.copies
+    return Bound(tuple(made), copies)
+
+
+class _Stages:
+    """When each operation of an iteration is done. ``of``: the first stage that has what it needs.
+    ``known``: the first that has its results. ``words``: of loops that carry values, where theirs
+    begin among those of an iteration."""
+
+    def __init__(self, parallel: Op) -> None:
+        self.of: dict[Op, int] = {}
+        self.known: dict[Op, int] = {}
+        self.words: dict[Op, int] = {}
+        self.at: dict[Value, int] = {}  # of a local array: of what it holds
+        words = 0
+        for op in parallel.body.ops[:-1]:
+            carries = shared(op) and bool(op.results)
+            operands = [v for inner in below(op) for v in inner.operands]
+            bounds, inits = ([*For(op).bounds], For(op).inits) if carries else (op.operands, [])
+            inside = operands[len(op.operands) :]
+            self.of[op] = self.latest([*bounds, *inside])
+            self.known[op] = max(self.of[op] + carries, self.latest(inits))
+            if carries:
+                self.words[op] = words
+                words += len(op.results)
+            stored = [v for inner in below(op) if (v := written_by(inner)) is not None]
+            for value in (*op.results, *stored):
+                self.at[value] = max(self.at.get(value, 0), self.known[op])
+        self.last = max(self.known.values(), default=0)
+
+    def latest(self, values: Sequence[Value]) -> int:
+        return max((self.at.get(v, 0) for v in values), default=0)
+
+
+def shared(op: Op) -> bool:
+    """Whether blocks share a loop."""
+    return op.name == "scf.for" and "team" in op.attrs
+
+
+class _Stage(Members):
+    """What one launch does. ``partials``: words, of each value, part and iteration. ``part``: the
+    block's, of ``parts``. ``iteration``: its number, of ``total``."""
+
+    iteration: Value
+    total: Value
+
+    def __init__(
+        self, function: Function, parallel: Op, step: SplitReduction, stages: _Stages, stage: int
+    ) -> None:
+        super().__init__(function, parallel, step)
+        self.stages = stages
+        self.stage = stage
+        self.several, self.columns, self.side = True, max(step.columns, 1), "y"
+
+    def rebuilt(self, first: int) -> Function:
+        made = self.start(0, [("partials", MemRefType(i64, 1)), ("parts", index)])
+        self.partials, self.parts = made.args[-2:]
+        self.part = self.register("block_id", "y", index)
+        self.all(first)
+        return made
+
+    def body(self, bounds: Sequence[Bounds], parts: dict[int, Value]) -> None:
+        self.iteration = self.total = self.constant(0, index)
+        for k, count in enumerate(self.counts):
+            wide = self.to(count, index)
+            self.iteration = self.add(self.mul(self.iteration, wide), parts[k]) if k else parts[k]
+            self.total = self.mul(self.total, wide) if k else wide
+        block = self.outer.body
+        for k, three in enumerate(bounds):
+            place = self.to(parts[k], three[0].type)
+            self.replacement[block.args[k]] = self.index_of(place, three)
+        for op in block.ops[:-1]:
+            self.staged(op)
+
+    def staged(self, op: Op) -> None:
+        """What this stage does of an operation of the iteration."""
+        stages, last = self.stages, self.stage == self.stages.last
+        if stages.of[op] > self.stage:
+            return
+        if op in stages.words:
+            if stages.of[op] == self.stage:
+                self.leave(op)
+            elif stages.known[op] <= self.stage:
+                self.stand_for(op.results, self.combined(op))
+        elif not shared(op):
+            self.rewrite(op)
+        elif last:
+            self.mine(op, [])
+
+    def visited(self, op: Op) -> Sequence[Value] | None:
+        if "team" not in op.attrs or self.stage == self.stages.last:
+            return super().visited(op)
+        return [op.left for _ in op.results]
+
+    def alone(self) -> Value:
+        """Whether this thread does what is done once for the iteration."""
+        first = self.compare("eq", self.part, self.constant(0, index))
+        return self.op("arith.andi", super().alone(), first)
+
+    # -- loops
+
+    def mine(self, op: Op, inits: list[Value]) -> list[Value]:
+        """What the thread's iterations of a loop make of ``inits``: several at a time, each with
+        sums of its own, so that their loads are on their way together."""
+        loop, kinds = For(op), op.attrs["team"]
+        lower, upper = self.lookup(loop.lower), self.lookup(loop.upper)
+        assert self.there is not None
+        upper = self.op("arith.select", self.there, upper, lower, type=lower.type)
+        members, place = (self.register(n, self.side, index) for n in ("block_dim", "thread_id"))
+        place = self.add(self.mul(self.part, members), place)
+        begin = self.add(lower, self.to(place, lower.type), "nsw")
+        size = self.to(self.mul(self.parts, members), lower.type)
+
+        def one(iv: Value, sums: list[Value]) -> list[Value]:
+            return self.inline(op.body, [iv, *sums])
+
+        return self.strided(begin, upper, size, inits, kinds, _copies(op), one)
+
+    def strided(
+        self, begin: Value, upper: Value, size: Value, inits: list[Value], kinds: Sequence[str],
+        copies: int, body: Callable[[Value, list[Value]], list[Value]],
+    ) -> list[Value]:  # fmt: skip
+        """``body`` for every ``size``-th index, ``copies`` of them at a time."""
+        if copies > 1:
+            count = len(inits)
+            ahead = self.mul(size, self.constant(copies - 1, size.scalar), "nsw")
+            end = self.op("arith.subi", upper, ahead)
+            stride = self.mul(size, self.constant(copies, size.scalar), "nsw")
+
+            def several(iv: Value, carried: list[Value]) -> list[Value]:
+                made, sums = iv, list[Value]()
+                for k in range(copies):
+                    sums += body(made, carried[1 + k * count : 1 + (k + 1) * count])
+                    made = self.add(made, size, "nsw")
+                return [made, *sums]
+
+            more = [begin, *inits * copies]
+            begin, *sums = self.loop(begin, end, stride, more, several, unroll=1)
+            inits = sums[:count]
+            for k in range(1, copies):
+                inits = self.pairs(kinds, inits, sums[k * count : (k + 1) * count])
+        return self.loop(begin, upper, size, inits, body, unroll=1)
+
+    def leave(self, op: Op) -> None:
+        """The block's part of a loop, and what it carried."""
+        kinds, types = op.attrs["team"], [v.scalar for v in op.results]
+        sums = self.mine(op, self.neutral(kinds, types))
+        sums = self.in_block(kinds, sums, self.columns if self.columns > 1 else 0)
+
+        def store() -> None:
+            for k, value in enumerate(sums):
+                place = self.word_of(op, k, self.part)
+                self.store(to_word(self, value, i64), self.partials, [place])
+
+        self.branch(super().alone(), store)
+
+    def combined(self, op: Op) -> list[Value]:
+        """What all parts of a loop carried."""
+        kinds, types = op.attrs["team"], [v.scalar for v in op.results]
+        members, first = (self.register(n, self.side, index) for n in ("block_dim", "thread_id"))
+
+        def one(part: Value, sums: list[Value]) -> list[Value]:
+            words = [self.word_of(op, k, part) for k in range(len(types))]
+            parts = [
+                from_word(self, self.load(self.partials, [word]), type)
+                for word, type in zip(words, types, strict=True)
+            ]
+            return self.pairs(kinds, sums, parts)
+
+        copies = min(_COPIES // 2, max(_MOST_SUMS // len(types), 1))
+        none = self.neutral(kinds, types)
+        sums = self.strided(first, self.parts, members, none, kinds, copies, one)
+        sums = self.in_block(kinds, sums, self.columns if self.columns > 1 else 0)
+        return self.pairs(kinds, [self.lookup(v) for v in For(op).inits], sums)
+
+    def word_of(self, op: Op, k: int, part: Value) -> Value:
+        """Where a part of an iteration leaves value ``k`` of a loop."""
+        value = self.constant(self.stages.words[op] + k, index)
+        row = self.add(self.mul(value, self.parts), part)
+        return self.add(self.mul(row, self.total), self.iteration)
+
+
+def _copies(op: Op) -> int:
+    """How many iterations of a loop a thread has at a time."""
+    inside = [*walk(op.body)]
+    if any(inner.name in ("scf.for", "scf.while") for inner in inside):
+        return 1
+    most = min(_MOST_OPS // len(inside), _MOST_SUMS // max(len(op.results), 1), _COPIES)
+    return 1 << max(most, 1).bit_length() - 1

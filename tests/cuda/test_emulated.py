@@ -454,3 +454,39 @@ def test_what_members_store_in_two_places_has_the_later_value() -> None:
     out = torch.zeros(5, 77)
     emulated(overwritten)(torch.randn(5, 77), out)
     assert torch.equal(out, torch.ones(5, 77))
+
+
+@weft.kernel
+def row_sums(x, o, n: int, step: int):
+    for i in range(x.shape[0]):
+        s = 0.0
+        for k in range(0, n, step):
+            assert n < 50, "few"
+            s += x[i, k]
+        o[i] = s
+
+
+@weft.kernel
+def total_of_some(x, n: int, step: int):
+    s = 0.0
+    for k in range(0, n, step):
+        assert step < 9, "short"
+        s += x[0, k]
+    return s
+
+
+def test_assertions_in_front_of_a_loop() -> None:
+    """Every thread makes them, and leaves where they fail."""
+    x, o = torch.rand(3, 40, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    sums, total = emulated(row_sums), emulated(total_of_some)
+    for n, step in ((40, 1), (39, 7)):
+        sums(x, o, n, step)
+        torch.testing.assert_close(o, x[:, :n:step].sum(1))
+    for call, message in (
+        (lambda: sums(x, o, 50, 1), "few"),
+        (lambda: sums(x, o, 40, 0), "the step of a range is 0"),
+        (lambda: total(x, 40, 9), "short"),
+    ):
+        with pytest.raises(weft.KernelAssertionError) as caught:
+            call()
+        assert caught.value.message == message

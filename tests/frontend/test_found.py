@@ -6,6 +6,7 @@ import concurrent.futures
 import copy
 import enum
 import functools
+import itertools
 import math
 import multiprocessing
 import os
@@ -679,20 +680,103 @@ def test_the_power_of_a_python_number_is_that_of_python() -> None:
         assert not o.signbit().any()
 
 
-def test_a_step_that_comes_to_be_zero_is_an_error_in_debug_mode() -> None:
-    @weft.kernel(debug=True)
-    def every(x, n: int):
+def run(kernel, *args):
+    kernel(*args)
+    weft.sync()  # a GPU says it late
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_step_that_all_iterations_share_and_that_is_zero_is_an_error(debug: bool) -> None:
+    @weft.kernel(debug=debug)
+    def every(x, n: int, m: int):
         for i in x:
-            for _ in range(0, 5, n):
-                x[i] += 1.0
+            if m > 0:
+                for _ in range(0, m, n):
+                    x[i] += 1.0
+
+    @weft.kernel(debug=debug)
+    def own(x, rows):
+        for i in range(0, 3, rows.shape[0]):
+            x[i] += 1.0
 
     x = torch.zeros(3)
-    every(x, -1)
-    every(x, 2)
-    assert (x == 3).all()
+    every(x, -1, 5)
+    every(x, 2, 5)
+    every(x, 0, 0)  # the loop is not reached
+    every(x[:0], 0, 5)
+    own(x, x)
+    assert x.tolist() == [4.0, 3.0, 3.0]
     with pytest.raises(weft.KernelAssertionError, match="the step of a range is 0") as caught:
-        every(x, 0)
-    assert "for _ in range(0, 5, n):" in str(caught.value)
+        run(every, x, 0, 5)
+    assert "for _ in range(0, m, n):" in str(caught.value)
+    with pytest.raises(weft.KernelAssertionError, match="the step of a range is 0"):
+        run(own, x, x[:0])
+
+
+ENDS = [-(1 << 63), 1 - (1 << 63), -(1 << 62), -5, 0, 7, 1 << 62, (1 << 63) - 1]
+STEPS = [1, 3, 1 << 61, 1 << 62, (1 << 62) + 1, (1 << 63) - 1, -1, -3, -(1 << 62), -(1 << 63)]
+
+
+def numbers_of(a: int, b: int, step: int) -> tuple[int, int]:
+    """How many numbers a range has, and the last one. ``len`` takes no more than 64 bits."""
+    count = max((b - a + step - (1 if step > 0 else -1)) // step, 0)
+    return count, a + (count - 1) * step if count else 0
+
+
+def test_ranges_of_64_bits_have_the_numbers_of_python() -> None:
+    @weft.kernel
+    def inner(a, b, steps, count, last):
+        for i in a:
+            n = 0
+            end = 0
+            for k in range(a[i], b[i], steps[i]):
+                n += 1
+                end = k
+            count[i] = n
+            last[i] = end
+
+    @weft.kernel
+    def literal(a, b, count):
+        for i in a:
+            for _ in range(a[i], b[i], 4611686018427387905):
+                count[i, 0] += 1
+            for _ in range(a[i], b[i], -4611686018427387905):
+                count[i, 1] += 1
+
+    cases = [c for c in itertools.product(ENDS, ENDS, STEPS) if numbers_of(*c)[0] < 9]
+    a, b, steps = (torch.tensor(column) for column in zip(*cases, strict=True))
+    count, last, few = (torch.zeros(len(a), n, dtype=torch.int64).squeeze(1) for n in (1, 1, 2))
+    inner(a, b, steps, count, last)
+    assert list(zip(count.tolist(), last.tolist(), strict=True)) == [numbers_of(*c) for c in cases]
+    literal(a, b, few)
+    step = 4611686018427387905
+    assert few.tolist() == [[numbers_of(a, b, s)[0] for s in (step, -step)] for a, b, _ in cases]
+
+
+def test_a_device_loop_whose_numbers_need_more_bits_is_an_error() -> None:
+    @weft.kernel
+    def counted(o, a: int, b: int, step: int):
+        n = 0
+        for _ in range(a, b, step):
+            n += 1
+        o[0] = n
+
+    o = torch.zeros(1, dtype=torch.int64)
+    least: list[int] = []
+    message = None
+    for case in itertools.product(ENDS, ENDS, STEPS):
+        if numbers_of(*case)[0] > 99:
+            continue
+        try:
+            run(counted, o, *case)
+        except weft.KernelAssertionError as error:
+            message = error.message
+            least.append(abs(case[0] - case[1]) + 2 * abs(case[2]))
+        else:
+            assert o.item() == numbers_of(*case)[0], case
+    assert len(least) > 9
+    assert min(least) >= 1 << 63
+    assert message == "the numbers of this range and the one behind them need more than 64 bits"
 
 
 def test_a_step_from_elements_or_indices_that_is_zero_is_an_error():
@@ -713,13 +797,9 @@ def test_a_step_from_elements_or_indices_that_is_zero_is_an_error():
     multiples(x, 1)
     assert x.tolist() == [6.0, 9.0, 3.0, 3.0]
 
-    def run(kernel, *args):
-        kernel(x, *args)
-        weft.sync()  # a GPU says it late
-
     for kernel, argument in ((every, torch.tensor([1, 2, 0, 7])), (multiples, 0)):
         with pytest.raises(weft.KernelAssertionError) as caught:
-            run(kernel, argument)
+            run(kernel, x, argument)
         assert caught.value.message == "the step of a range is 0"
 
 

@@ -186,14 +186,88 @@ def certain(first: str = "", load: str = "%s = memref.load %m[%x] : memref<?xf32
 
 LOAD = "%s = memref.load %m[%x] : memref<?xf32>"
 ASSERT = '"weft.assert"(%c) {message = "m"} : (i1) -> ()'
+BOUNDS = '"weft.bounds"(%x, %n) {axis = 0, tensor = "m"} : (index, index) -> ()'
 
 
 def test_a_load_leaves_a_loop_that_surely_runs():
     check(certain(), certain(load="", before=LOAD))
 
 
-def test_a_load_stays_behind_an_assertion():
-    stays(certain(first=ASSERT))
+def test_a_load_stays_behind_what_may_stop_the_kernel():
+    varies = "%d = arith.cmpi slt, %i, %n : index"
+    stays(certain(first=f"{varies}\n{ASSERT.replace('%c', '%d')}"))
+    stays(certain(first=BOUNDS))
+
+
+def test_an_assertion_leaves_loops_whose_iterations_make_it_alike():
+    check(certain(first=ASSERT), certain(before=f"{ASSERT}\n{LOAD}", load=""))
+    check(
+        f"""
+          scf.for %i = %x to %n step %n {{
+            memref.store %a, %m[%i] : memref<?xf32>
+            scf.for %j = %i to %n step %n {{
+              {ASSERT}
+              memref.store %a, %o[%j] : memref<?xf32>
+            }}
+          }}
+          """,
+        """
+          scf.for %i = %x to %n step %n {
+            memref.store %a, %m[%i] : memref<?xf32>
+            %0 = arith.cmpi sge, %i, %n : index
+            %1 = arith.ori %0, %c : i1
+            "weft.assert"(%1) {message = "m"} : (i1) -> ()
+            scf.for %j = %i to %n step %n {
+              memref.store %a, %o[%j] : memref<?xf32>
+            }
+          }
+          """,
+    )
+    check(
+        f"""
+          scf.for %i = %x to %n step %n {{
+            scf.for %j = %x to %n step %n {{
+              {ASSERT}
+            }}
+            {ASSERT}
+          }}
+          """,
+        """
+          %0 = arith.cmpi sge, %x, %n : index
+          %1 = arith.ori %0, %c : i1
+          %2 = arith.cmpi sge, %x, %n : index
+          %3 = arith.ori %2, %1 : i1
+          "weft.assert"(%3) {message = "m"} : (i1) -> ()
+          %4 = arith.cmpi sge, %x, %n : index
+          %5 = arith.ori %4, %c : i1
+          "weft.assert"(%5) {message = "m"} : (i1) -> ()
+          scf.for %i = %x to %n step %n {
+            scf.for %j = %x to %n step %n {
+            }
+          }
+          """,
+    )
+
+
+def test_an_assertion_stays_where_something_comes_before_it():
+    for before in (BOUNDS, '"weft.print"() {parts = ["once"]} : () -> ()'):
+        stays(
+            f"""
+              scf.for %i = %x to %n step %n {{
+                {before}
+                {ASSERT}
+              }}
+              """
+        )
+    stays(
+        f"""
+          scf.for %i = %x to %n step %n {{
+            scf.if %c {{
+              {ASSERT}
+            }}
+          }}
+          """
+    )
 
 
 def test_a_load_stays_if_the_loop_may_write_the_memref():

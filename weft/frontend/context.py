@@ -66,7 +66,6 @@ class Lowering:
     scalars: Scalars = field(init=False)
     frame: Frame = field(init=False)
     operands: dict[str, Operand] = field(init=False)  # the region's arguments
-    indices: list[Value] = field(default_factory=list)  # of the device loop
 
     def key(self, arg: RegionArg) -> tuple[Any, ...]:
         """Where an argument comes from: see ``Static.key``."""

@@ -34,6 +34,9 @@ from weft.ir.core import Value
 from weft.ir.trips import trip_count
 from weft.ir.views import While
 
+# Steps from here on may take what they are added to past 64 bits.
+_LONG = 1 << 31
+
 
 def space(
     cx: Lowering, node: ast.For, iterable: Operand, *, ordered: bool = True
@@ -49,7 +52,7 @@ def space(
 
     if isinstance(iterable, Range):
         lower, upper, step = iterable.lower, iterable.upper, iterable.step
-        if isinstance(step, Static) and step.value > 0:
+        if isinstance(step, Static) and 0 < step.value < _LONG:
             return [index(lower, span)], [index(upper, span)], [index(step, span)], whole
         count = _trips(cx, iterable, span)
         if not ordered:
@@ -86,45 +89,53 @@ def _rising(
     way = op("*", op("-", trips, Static(1), span), r.step, span)
     last = op("+", r.lower, way, span)
     if isinstance(r.step, Static):
-        lower, step = last, Static(-r.step.value)
+        lower, step = (last, Static(-r.step.value)) if r.step.value < 0 else (r.lower, r.step)
     else:
         down = s.truth(s.compare("<", r.step, Static(0), span), span)
         lower = s.select(down, last, r.lower, span)
         step = s.extreme(">", s.magnitude(r.step, span), Static(1), span)
     upper = op("+", lower, op("*", trips, step, span), span)
-    return [s.index(lower, span)], [s.index(upper, span)], [s.index(step, span)]
+    bounds = s.index(lower, span), s.index(upper, span), s.index(step, span)
+    if not _is_short(r.step):
+        again = cx.builder.trip_count(*bounds)
+        _assert(
+            cx,
+            s.compare("==", Scalar(again, "int"), trips, span),
+            span,
+            "the numbers of this range and the one behind them need more than 64 bits",
+        )
+    return [bounds[0]], [bounds[1]], [bounds[2]]
+
+
+def _is_short(step: Operand) -> bool:
+    return isinstance(step, Static) and abs(step.value) < _LONG
+
+
+def _assert(cx: Lowering, condition: Operand, span: Span, message: str) -> None:
+    ok = cx.scalars.truth(condition, span)
+    with cx.builder.about(span):
+        cx.builder.do("weft.assert", ok, message=message)
 
 
 def _trips(cx: Lowering, r: Range, span: Span) -> Value:
     """How many numbers a range has whose step is negative or not known."""
-    s = cx.scalars
+    s, b = cx.scalars, cx.builder
     least, most = r.upper, r.lower
     if isinstance(r.step, Static):
         if r.step.value == 0:
             raise KernelTypeError("the step of a range must not be 0", span, help="use 1 or -1")
-        step: Operand = Static(-r.step.value)
+        if _is_short(r.step):
+            by = Static(-r.step.value)
+            return s.index(trip_count(_Operands(cx, span), least, most, by), span)
+        if r.step.value > 0:
+            least, most = most, least
     else:
         down = s.truth(s.compare("<", r.step, Static(0), span), span)
         least = s.select(down, r.upper, r.lower, span)
         most = s.select(down, r.lower, r.upper, span)
-        step = s.magnitude(r.step, span)
-        if cx.debug or _varies(r.step, cx):
-            going = s.truth(s.compare("!=", r.step, Static(0), span), span)
-            with cx.builder.about(span):
-                cx.builder.do("weft.assert", going, message="the step of a range is 0")
-    return s.index(trip_count(_Operands(cx, span), least, most, step), span)
-
-
-def _varies(step: Operand, cx: Lowering) -> bool:
-    """Whether a step is computed from an index of the device loop. A check of one that is not would
-    be dear: it takes the lanes from a loop whose iterations all go the same way."""
-    open_ = [step.value] if isinstance(step, Scalar) else []
-    while open_:
-        value = open_.pop()
-        if value in cx.indices:
-            return True
-        open_ += value.op.operands if value.op else []
-    return False
+        _assert(cx, s.compare("!=", r.step, Static(0), span), span, "the step of a range is 0")
+    step = s.magnitude(r.step, span)
+    return b.whole_trip_count(s.index(least, span), s.index(most, span), s.index(step, span))
 
 
 class _Operands:

@@ -184,7 +184,6 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     if cx.debug and isinstance(iterable, Box) and iterable.grouped:
         loop.attrs["grouped"] = True  # for messages
     block = loop.body
-    cx.indices = block.args
     for value, name in zip(
         block.args, loops.target_names(node.target, len(block.args)), strict=True
     ):

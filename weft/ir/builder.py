@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
-from weft.ir.trips import trip_bound, trip_count
+from weft.ir.trips import trip_bound, trip_count, whole_trip_count
 from weft.ir.types import MemRefType, ScalarType, Type, compute_type, i1, index
 from weft.ir.views import constant_of
 
@@ -100,6 +100,10 @@ class Builder:
     def trip_count(self, lower: Value, upper: Value, step: Value) -> Value:
         """How many iterations a loop with these bounds has."""
         return trip_count(_Built(self, lower.scalar), lower, upper, step)
+
+    def whole_trip_count(self, lower: Value, upper: Value, step: Value) -> Value:
+        """The same of any 64-bit numbers."""
+        return whole_trip_count(_Built(self, lower.scalar), lower, upper, step)
 
     def steps(self, iv: Value, lower: Value, step: Value) -> Value:
         """The number of the iteration, from 0, where the index of a loop is ``iv``."""

@@ -23,7 +23,8 @@ class Arithmetic(Protocol[T]):
     def number(self, value: int) -> T: ...
 
     def op(self, name: str, a: T, b: T) -> T:
-        """``addi``, ``subi``, ``maxsi`` or ``floordivsi``, the last of operands >= 0 only."""
+        """``addi``, ``subi``, ``maxsi`` or ``floordivsi``, the last of operands >= 0 only; and for
+        ``whole_trip_count`` ``minui`` and ``divui``."""
         ...
 
 
@@ -45,6 +46,13 @@ def trip_count(arithmetic: Arithmetic[T], lower: T, upper: T, step: T) -> T:
     return steps_of(arithmetic, length, step)
 
 
+def whole_trip_count(arithmetic: Arithmetic[T], lower: T, upper: T, step: T) -> T:
+    """The trip count where the distance, or its sum with the step, may need all bits of an unsigned
+    number: at most the largest signed one."""
+    op = arithmetic.op
+    return whole_steps_of(arithmetic, op("subi", op("maxsi", upper, lower), lower), step)
+
+
 def trip_bound(arithmetic: Arithmetic[T], lower: T, upper: T, step: T) -> T:
     """The trip count as the bound of another loop, which has no iterations either where it is not
     positive. Without the clamp, bounds stay as affine as they are."""
@@ -62,6 +70,14 @@ def steps_of(arithmetic: Arithmetic[T], length: T, step: T) -> T:
         return number(-(-whole // by))
     less = op("subi", step, number(1)) if by is None else number(by - 1)
     return op("floordivsi", op("addi", length, less), step)
+
+
+def whole_steps_of(arithmetic: Arithmetic[T], length: T, step: T) -> T:
+    """The same of unsigned numbers; at most the largest signed one."""
+    number, op = arithmetic.number, arithmetic.op
+    first = op("minui", length, number(1))
+    count = op("addi", op("divui", op("subi", length, first), step), first)
+    return op("minui", count, number((1 << 63) - 1))
 
 
 def unravel(number: T, extents: Iterable[T], divide: Callable[[T, T], tuple[T, T]]) -> Iterator[T]:

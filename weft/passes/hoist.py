@@ -26,6 +26,9 @@ def hoist(function: Function) -> Function:
     of rank 0, from local arrays with constant subscripts, and any load that the loop is certain to
     execute (a constant, positive number of iterations, not inside an if, nothing before it that
     may stop the kernel or wait).
+    An assertion that each iteration of a loop makes alike, with nothing before it that may stop the
+    kernel, wait or print, goes in front of the loop, where it also asks whether there is an
+    iteration: in the loop it would keep iterations from being lanes of vectors.
     Non-goals: whole ifs and loops; sinking; stores.
     """
     return _Nest(function).function(function)
@@ -35,9 +38,11 @@ def hoist(function: Function) -> Function:
 class _Loop:
     """A loop around the current operation."""
 
+    op: Op
     before: Block  # the block that the loop will be appended to
     changed: list[Value]  # the memrefs that are written in it
     certain: bool  # what comes next in the body is executed whenever the loop is reached
+    always: bool = True  # it is in each iteration, which nothing before it may end
 
 
 class _Nest(Rewriter):
@@ -48,11 +53,17 @@ class _Nest(Rewriter):
         self.level: dict[Value, int] = {}
         self.writes = writes(function)
         self.noalias = bool(function.attrs.get("noalias"))
-        self.stops = 0  # how many operations so far may stop the kernel, or not come to an end
+        # Operations so far that may stop the kernel, print, or not come to an end: in how many
+        # loops each is left.
+        self.stops: list[int] = []
 
-    def nothing_is_certain(self) -> None:
-        for loop in self.loops:
-            loop.certain = False
+    def stop(self, depth: int) -> None:
+        self.stops.append(depth)
+        self.nothing_is_certain(depth)
+
+    def nothing_is_certain(self, depth: int | None = None) -> None:
+        for loop in self.loops[:depth]:
+            loop.certain = loop.always = False
 
     def _visit(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         loops, level = self.loops, self.level
@@ -62,12 +73,13 @@ class _Nest(Rewriter):
         target = depth
         if OPS[op.name].pure:
             if op.name not in DIVISIONS or _cannot_trap(op):
-                target = _invariant_level(op, level)
+                target = _invariant_level(op.operands, level)
         elif op.name == "memref.load":
             target = _load_level(op, self)
-        elif op.name in ("weft.assert", "weft.bounds"):
-            self.stops += 1
-            self.nothing_is_certain()
+        elif op.name == "weft.assert":
+            return self._assertion(op)
+        elif op.name in ("weft.bounds", "weft.print"):
+            self.stop(depth)
         for result in op.results:
             level[result] = target
         if target == depth:
@@ -75,15 +87,39 @@ class _Nest(Rewriter):
         loops[target].before.ops.append(op)
         return op.results
 
+    def _assertion(self, op: Op) -> Sequence[Value] | None:
+        loops, level = self.loops, self.level
+        depth = target = len(loops)
+        needed, ends = _invariant_level(op.operands, level), list[tuple[Value, Value]]()
+        while target > needed and loops[target - 1].always:
+            loop = loops[target - 1].op
+            if loop.name == "scf.while":
+                break
+            if not _surely_runs(loop):
+                ends += ((lower, upper) for lower, upper, _ in loop_of(loop).axes)
+                needed = max(needed, *(_invariant_level(pair, level) for pair in ends))
+            target -= 1
+        self.stop(target)
+        if target == depth:
+            return None
+        with self.at(loops[target].before), self.about(op.span):
+            ok, *values = op.operands
+            for lower, upper in ends:
+                none = self.op("arith.cmpi", lower, upper, predicate="sge")
+                ok = self.op("arith.ori", none, ok)
+                level.update({none: target, ok: target})
+            self.append(Op(op.name, [ok, *values], (), op.attrs))
+        return ()
+
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value]:
         copy = self.copy(op)
         loops = self.loops
-        certain = [loop.certain for loop in loops]
-        stops = self.stops
+        certain = [(loop.certain, loop.always) for loop in loops]
+        stops = len(self.stops)
         is_loop = op.name in _LOOPS
         if is_loop:
             changed = [self.lookup(memref) for memref in self.writes[op]]
-            loops.append(_Loop(self.block, changed, _surely_runs(copy)))
+            loops.append(_Loop(copy, self.block, changed, _surely_runs(copy)))
         for position, (old, new) in enumerate(zip(op.regions, copy.regions, strict=True)):
             if op.name == "scf.if" or position == 1:  # the body of a while is not certain to run
                 self.nothing_is_certain()
@@ -92,20 +128,20 @@ class _Nest(Rewriter):
             self.region(old, new)
         if is_loop:
             loops.pop()
-        if op.name == "scf.while" or self.stops != stops:
-            self.stops += 1
-            self.nothing_is_certain()
-        else:
-            for loop, before in zip(loops, certain, strict=True):
-                loop.certain = before
+        if op.name == "scf.while":
+            self.stop(len(loops))
+        inside = max(self.stops[stops:], default=0)
+        self.nothing_is_certain(inside)
+        for loop, before in zip(loops[inside:], certain[inside:], strict=True):
+            loop.certain, loop.always = before
         for result in copy.results:
             self.level[result] = len(loops)
         return self.append(copy).results
 
 
-def _invariant_level(op: Op, level: dict[Value, int]) -> int:
+def _invariant_level(operands: Sequence[Value], level: dict[Value, int]) -> int:
     highest = 0
-    for operand in op.operands:
+    for operand in operands:
         found = level.get(operand, 0)
         if found > highest:
             highest = found
@@ -121,7 +157,7 @@ def _cannot_trap(op: Op) -> bool:
 def _load_level(op: Op, nest: _Nest) -> int:
     """How many loops a load must stay in."""
     memref, target = memory(op)[0], len(nest.loops)
-    invariant = _invariant_level(op, nest.level)
+    invariant = _invariant_level(op.operands, nest.level)
     safe = _cannot_fault(op)
     while target > invariant:
         loop = nest.loops[target - 1]

@@ -146,7 +146,7 @@ def check(function: Function, schedule: Schedule, machine: CpuMachine) -> None:
         if isinstance(step, UnrollJam) and not 1 <= step.copies <= MOST:
             raise _refused(step, f"`copies` are 1 to {MOST} iterations", parallel)
         taken.add(step.axis)
-        for op in walk(function.body):
+        for op in walk(parallel.body):
             if op.name in _CALLS_OUT:
                 raise _refused(step, "the loop has checks or prints", op)
         if isinstance(step, Vectorize):

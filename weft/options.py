@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -101,6 +102,7 @@ def _start() -> str:
         return "/"
 
 
+STARTED = time.time_ns()
 _START = _start()  # a later os.chdir does not lead to another cache
 
 

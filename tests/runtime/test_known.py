@@ -6,12 +6,13 @@ import math
 import os
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import weft
-from weft.runtime import build, gpu, lowering
+from weft.runtime import build, gpu, lowering, maker
 
 _numbers = itertools.count()
 
@@ -261,3 +262,12 @@ def test_a_gpu_takes_what_is_known(process):
     assert second.facts == first.facts
     assert second.loop.summary == first.loop.summary
     assert second.loop.summary.types == tuple(a.type for a in first.function.args)
+
+
+def test_a_compiler_that_was_edited_while_the_process_ran_is_no_other_ones(monkeypatch):
+    """Modules are imported when they are needed: from before the edit, and from after it."""
+    made_by = maker.compiler.__wrapped__
+    files = Path(weft.__file__).parent.rglob("*.py")
+    assert made_by() == made_by()
+    monkeypatch.setattr(maker, "STARTED", max(file.stat().st_ctime_ns for file in files))
+    assert made_by() != made_by()

@@ -103,7 +103,8 @@ class _Nest(Rewriter):
         if target == depth:
             return None
         with self.at(loops[target].before), self.about(op.span):
-            ok, *values = op.operands
+            values = iter(op.operands)
+            ok = next(values)
             for lower, upper in ends:
                 none = self.op("arith.cmpi", lower, upper, predicate="sge")
                 ok = self.op("arith.ori", none, ok)

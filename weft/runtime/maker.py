@@ -10,6 +10,7 @@ from pathlib import Path
 
 import llvmlite
 
+from weft.options import STARTED
 from weft.version import VERSION
 
 # What of Linux's description tells processors apart, on x86-64 and on ARM.
@@ -40,11 +41,13 @@ def processor() -> str:
 def compiler() -> str:
     """Versions, and sizes and times of all files of the package: an edited compiler does not take
     what it made before. The time of the last change of a file's state cannot be set back, as the
-    time of its contents can (by installers, and copies that keep it)."""
+    time of its contents can (by installers, and copies that keep it). A process that began before
+    the last change may have modules from before it and from after: no other takes what it makes."""
     files: list[str] = []
     for folder, folders, names in os.walk(Path(__file__).parents[1]):
         folders[:] = (name for name in folders if name != "__pycache__")
         files += (os.path.join(folder, name) for name in names if name.endswith(".py"))
-    states = (os.stat(file) for file in sorted(files))
+    states = [os.stat(file) for file in sorted(files)]
     told = " ".join(f"{s.st_size}:{s.st_mtime_ns}:{s.st_ctime_ns}" for s in states)
-    return f"{VERSION} {llvmlite.__version__} {told}"
+    mixed = max(s.st_ctime_ns for s in states) >= STARTED
+    return f"{VERSION} {llvmlite.__version__} {told} {os.urandom(16).hex() if mixed else ''}"

@@ -31,6 +31,7 @@ from weft.schedule.language import (
     Cooperate,
     FastDivision,
     IndexWidth,
+    Prefetch,
     Privatize,
     Schedule,
     SplitReduction,
@@ -43,6 +44,7 @@ from weft.schedule.language import (
 )
 from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of, loops_of
 from weft.schedule.own import OwnStep
+from weft.schedule.prefetch import prefetch
 from weft.schedule.unroll_jam import unroll_jam
 
 
@@ -147,7 +149,7 @@ def usual(facts: Facts) -> Schedule:
     itself."""
     if facts.asked:
         return candidate(facts.candidates[0]).schedule
-    special = (Cooperate, Privatize, UnrollJam, StreamingStores)
+    special = (Cooperate, Prefetch, Privatize, UnrollJam, StreamingStores)
     found = (candidate(text).schedule for text in facts.candidates)
     return next(s for s in found if not any(isinstance(step, special) for step in s))
 
@@ -197,6 +199,8 @@ def scheduled(function: Function, schedule: Schedule, *, strict_math: bool, noal
             notes |= {op: notes[op] | {"even": "whole"} for op in shared.whole}
         function = narrow(function, chosen, notes)
     parallel = outermost(function, noalias=noalias)
+    if parallel is not None and (pipelined := several(schedule, Prefetch)):
+        function, parallel = prefetch(function, parallel, pipelined)
     for step in schedule:
         if parallel is None:
             break

@@ -46,6 +46,7 @@ from weft.schedule.language import (
     FastDivision,
     IndexWidth,
     Persist,
+    Prefetch,
     Privatize,
     Schedule,
     SplitReduction,
@@ -195,8 +196,9 @@ def candidates(
     given = tuple(map(_completed(loop, found), given))
     order = _order(loop, given, found)
     inner: list[Any] = [
-        step for step in given if isinstance(step, Privatize | UnrollJam | OwnStep | Vectorize)
-    ]
+        step for step in given
+        if isinstance(step, Privatize | UnrollJam | OwnStep | Vectorize | Prefetch)
+    ]  # fmt: skip
     if (shared := only(given, Cooperate)) is not None:
         inner.append(shared)
     streaming = several(given, StreamingStores)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from weft.index.access import Access, accesses
 from weft.index.expression import number
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.views import Parallel, constant_of, is_constant
+from weft.ir.views import For, Parallel, constant_of, is_constant
 from weft.ir.views import memory as access_of
 from weft.schedule.choose import Candidate
 from weft.schedule.cooperative_loops import Team
@@ -38,6 +38,7 @@ from weft.schedule.guards import (
     Fits32,
     Grouped,
     Guard,
+    Idle,
     LargerThanCache,
     MultipleOf,
     Positive,
@@ -54,6 +55,7 @@ from weft.schedule.language import (
     FastDivision,
     IndexWidth,
     Persist,
+    Prefetch,
     Privatize,
     SplitReduction,
     Step,
@@ -62,10 +64,16 @@ from weft.schedule.language import (
 )
 from weft.schedule.legal import private_kind
 from weft.schedule.nest import LoopNest, Nest, loops_of
+from weft.schedule.prefetch import ahead
 from weft.schedule.shared_loads import UnrollJamCandidates, unroll_jam_candidates
 
 VECTOR_BYTES = 16  # the longest load and store
 MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
+_WORDS_AHEAD = 32  # that a thread has loaded ahead
+_TURNS_AHEAD, _LEAST_AHEAD = 16, 4  # of a loop, at most and at least
+_MOST_AHEAD = 2048  # operations in the unrolled turns of all loops
+_LONG = 48  # operations of a turn
+_IDLE = 1024  # threads for each multiprocessor, from which on others run while one waits
 _BUSY = 1024  # threads for each multiprocessor, below which none takes several iterations
 
 
@@ -97,7 +105,8 @@ class Picks:
     """What a loop's accesses ask for. ``order``: the parallel dimensions, that along neighbouring
     threads first. ``block``: threads of a block along x and y. ``asked``: what the kernel's writer
     asks for instead. ``private``: the argument that blocks accumulate into copies of, or -1.
-    ``streamed``: the arguments that are written, if none of them is read."""
+    ``streamed``: the arguments that are written, if none of them is read. ``ahead``: what serial
+    loops may load before its turn, where each multiprocessor gets fewer threads than ``idle``."""
 
     order: tuple[int, ...]
     vector: Vector
@@ -106,6 +115,8 @@ class Picks:
     private: int
     jams: UnrollJamCandidates
     streamed: tuple[int, ...]
+    ahead: tuple[Prefetch, ...]
+    idle: int
 
 
 def picks(function: Function, parallel: Op) -> Picks:
@@ -128,7 +139,8 @@ def picks(function: Function, parallel: Op) -> Picks:
         block = _STEADY
     streamed = vector.copies > 1 and not parallel.attrs["kinds"]
     return Picks(order, vector, block, asked, private, jams,
-                 _streamed(function, found) if streamed else ())  # fmt: skip
+                 _streamed(function, found) if streamed else (),
+                 *_ahead(function, parallel))  # fmt: skip
 
 
 # -- candidates
@@ -153,7 +165,7 @@ def candidates(
     for guards, steps in narrow:
         yield Candidate((Fits32(), *guards), (width, *steps, *placed))
     for guards, steps in forms:
-        if not any(isinstance(step, StreamingStores) for step in steps):
+        if not any(isinstance(step, StreamingStores | Prefetch) for step in steps):
             yield Candidate(guards, (*steps, *placed))
 
 
@@ -182,6 +194,8 @@ def _alone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[Fo
         guards = tuple(FewLeft(jam.axis, jam.copies * jam.stride) for jam in steps)
         yield (*guards, Busy(_BUSY), Covered()), (*steps, Cover())
         yield (*guards, Busy(_BUSY)), steps
+    if found.ahead:
+        yield (Idle(found.idle), Covered()), (*found.ahead, Cover())
     vector, x = found.vector, nest.axes[found.order[0]]
     if vector.copies > 1:
         enough = AtLeast(x, vector.copies * vector.stride)
@@ -244,6 +258,25 @@ def _together(parallel: Op, team: Team | None) -> Iterator[Form]:
     else:
         for n in (*widths, SEVERAL, MOST_MEMBERS):
             yield (Grouped(n),), (Cooperate(loops, n),)
+
+
+def _ahead(function: Function, parallel: Op) -> tuple[tuple[Prefetch, ...], int]:
+    """Of each serial loop that has no other loop in it, as many turns as registers hold, and as the
+    code of all of them may have operations; threads for which that pays. Turns that are long take
+    registers of their own: fewer threads run at once."""
+    found: list[Prefetch] = []
+    left, idle = 0 if parallel.attrs["kinds"] else _MOST_AHEAD, _IDLE
+    for name, loop in loops_of(parallel).items():
+        body = list(walk(loop.body))
+        if any(op.name in ("scf.for", "scf.while") for op in body):
+            continue
+        words = sum(-(-load.result.scalar.bytes // 4) for load in ahead(function, loop))
+        steps = min(_WORDS_AHEAD // max(words, 1), left // len(body), _TURNS_AHEAD)
+        if words and steps >= _LEAST_AHEAD and is_constant(For(loop).step, 1):
+            found.append(Prefetch(name, 1 << steps.bit_length() - 1))
+            left -= found[-1].steps * len(body)
+            idle = min(idle, _IDLE if len(body) <= _LONG else _IDLE // 4)
+    return tuple(found), idle
 
 
 def _streamed(function: Function, found: list[Access]) -> tuple[int, ...]:

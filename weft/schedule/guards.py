@@ -70,6 +70,13 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """Each multiprocessor gets fewer threads than that."""
+
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
 class Grouped:
     """Loops are so long, and iterations so few, that as many threads share one (see
     ``Cooperate``)."""
@@ -126,8 +133,8 @@ class Covered:
 
 
 Guard = (
-    Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Busy | Grouped
-    | Columns | Split | FewElements | FitsShared | KnownTrips | LargerThanCache | Covered
+    Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Busy | Idle
+    | Grouped | Columns | Split | FewElements | FitsShared | KnownTrips | LargerThanCache | Covered
 )  # fmt: skip
 GUARDS: tuple[type[Any], ...] = get_args(Guard)
 
@@ -169,6 +176,8 @@ def _of_trips(
             return 4 * (n // length * length) >= 3 * n > 0
         case Busy(threads):
             return math.prod(grid.along(schedule, sizes)) >= threads * machine.processors
+        case Idle(threads):
+            return math.prod(grid.along(schedule, sizes)) < threads * machine.processors
         case Grouped(threads):
             members, _ = grid.group(sizes.lengths, total)
             members = members if members <= grid.WARP else max(members, grid.SEVERAL)
@@ -230,7 +239,7 @@ def reason(
             return "trip counts are known on the GPU only"
         case AtLeast(axis, _) | FewLeft(axis, _):
             return f"there are {trips[axis]}"
-        case Busy(_):
+        case Busy(_) | Idle(_):
             threads = math.prod(grid.along(schedule, sizes))
             return f"{threads} threads on {machine.processors} multiprocessors"
         case Grouped(_):

@@ -119,6 +119,15 @@ class StreamingStores:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """A thread loads what the next ``steps`` turns of the serial ``loop`` load before it carries
+    out these ``steps``."""
+
+    loop: str
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cooperate:
     """``threads`` have an iteration together and share its loops ``loops``: the lanes of a warp, or
     a whole block of at most so many threads. ``columns``: so many such groups stand side by side in
@@ -140,7 +149,7 @@ class SplitReduction(Cooperate):
 
 Step = (
     IndexWidth | FastDivision | UnrollJam | Vectorize | Align | Bind | Block | BlockDim | Persist
-    | Cover | Privatize | StreamingStores | Cooperate | SplitReduction
+    | Cover | Privatize | StreamingStores | Cooperate | SplitReduction | Prefetch
 )  # fmt: skip
 Schedule = tuple[Step, ...]
 
@@ -175,6 +184,8 @@ def brief(schedule: Schedule) -> str:
                 words.append(f"jam-{axis}")
             case SplitReduction(columns=columns):
                 words.append(f"split{columns}")
+            case Prefetch(steps=steps):
+                words.append(f"ahead{steps}")
             case Cooperate(threads=threads, columns=columns):
                 words.append(f"columns{columns}" if columns else f"team{threads}")
             case Cover() | FastDivision() | Privatize() | StreamingStores():

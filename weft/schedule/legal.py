@@ -14,7 +14,7 @@ from typing import Any
 from weft.errors import ScheduleError
 from weft.ir.core import Op, walk
 from weft.ir.types import bf16, f16, f32, i1, i8, i16
-from weft.ir.views import Parallel, is_constant, memory
+from weft.ir.views import For, Parallel, is_constant, memory
 from weft.ir.writes import loaded
 from weft.schedule.grid import WARP
 from weft.schedule.language import (
@@ -24,6 +24,7 @@ from weft.schedule.language import (
     Cooperate,
     Cover,
     Persist,
+    Prefetch,
     Privatize,
     Schedule,
     StreamingStores,
@@ -35,6 +36,7 @@ from weft.schedule.language import (
 )
 from weft.schedule.nest import LoopNest, Refusal
 from weft.schedule.own import OwnStep
+from weft.schedule.prefetch import ahead
 
 THREADS = 1024  # of a block, at most, and 64 along z
 _COPIES = 64  # iterations of a thread, at most
@@ -85,12 +87,13 @@ def beside(step: Any, schedule: Schedule, *kinds: type[Any]) -> Refusal | None:
 def _named(nest: LoopNest, step: Any) -> Refusal | None:
     """Whether axes, arrays and loops that a step names are there."""
     for field in fields(step):
-        if field.name not in ("axis", "array", "arrays", "loops"):
+        if field.name not in ("axis", "array", "arrays", "loop", "loops"):
             continue
         value = getattr(step, field.name)
         for name in value if isinstance(value, tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
             kind, known = {
                 "axis": ("parallel index", nest.axes), "loops": ("loop", tuple(nest.serial)),
+                "loop": ("loop", tuple(nest.serial)),
             }.get(field.name, ("array", nest.tensors))  # fmt: skip
             if name in known:
                 continue
@@ -105,7 +108,7 @@ def _named(nest: LoopNest, step: Any) -> Refusal | None:
 
 def _repeated(step: Any, schedule: Schedule) -> Refusal | None:
     """Whether a step is there twice, or two of a kind that goes once for each axis or array."""
-    key = next((f.name for f in fields(step) if f.name in ("axis", "array")), None)
+    key = next((f.name for f in fields(step) if f.name in ("axis", "array", "loop")), None)
     same = [s for s in schedule if type(s) is type(step)]
     if key is not None:
         same = [s for s in same if getattr(s, key) == getattr(step, key)]
@@ -220,6 +223,24 @@ def _privatize(nest: LoopNest, step: Privatize, schedule: Schedule) -> Refusal |
     return beside(step, schedule, Vectorize, Cooperate)
 
 
+def _prefetch(nest: LoopNest, step: Prefetch, schedule: Schedule) -> Refusal | None:
+    loop = nest.serial[step.loop]
+    if not 2 <= step.steps <= _COPIES:
+        return Refusal(f"what is loaded ahead is 2 to {_COPIES} turns")
+    if not is_constant(For(loop).step, 1):
+        return Refusal(f"turns of `{step.loop}` do not go by 1", loop.span)
+    if not ahead(nest.function, loop):
+        return Refusal(
+            f"nothing that `{step.loop}` loads may be loaded before its turn", loop.span,
+            "a load in every turn, of what no other turn writes, where its number alone says",
+        )  # fmt: skip
+    inner = {op for op in walk(loop.body) if op.name == "scf.for"}
+    for other in several(schedule, Prefetch):
+        if nest.serial.get(other.loop) in inner:
+            return Refusal(f"`{other.loop}` is inside of `{step.loop}`", loop.span, "leave one out")
+    return beside(step, schedule, UnrollJam, Cooperate)
+
+
 def private_kind(nest: LoopNest, memref: Any) -> tuple[str] | str | Op:
     """The combiner that iterations accumulate into ``memref`` by; why there is none that shared
     memory has; or the operation that does something else."""
@@ -245,5 +266,5 @@ def private_kind(nest: LoopNest, memref: Any) -> tuple[str] | str | Op:
 
 RULES: dict[type[Any], Rule] = {
     UnrollJam: _unroll_jam, Bind: _bind, Block: _block, BlockDim: _block_dim, Persist: _persist,
-    Cover: _cover, StreamingStores: _streaming, Privatize: _privatize,
+    Cover: _cover, StreamingStores: _streaming, Privatize: _privatize, Prefetch: _prefetch,
 }  # fmt: skip

@@ -1,0 +1,159 @@
+"""Prefetch: the loads of a serial loop's next turns stand before the operations of these.
+
+A turn waits for what it loads, and turns of a serial loop wait for each other: with few iterations
+there is nothing else to do meanwhile. Here ``steps`` turns become one, which begins with the loads
+of the ``steps`` behind it and carries them over (software pipelining, as a rotated copy: unrolling
+alone lets an assembler sink the loads again). What is left of the turns follows one by
+one. The order of all that is computed is what it was, and so is every bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from weft.ir.builder import Rewriter
+from weft.ir.core import Block, Function, Op, Value, slice_of, walk
+from weft.ir.ops import OPS
+from weft.ir.types import ScalarType
+from weft.ir.views import For, memory, written_by
+from weft.schedule.language import Prefetch
+from weft.schedule.nest import loops_of
+from weft.schedule.variation import Variation
+
+_ORDERED = ("weft.assert", "weft.bounds", "weft.touch", "weft.print", "memref.alloca")
+
+
+def prefetch(function: Function, parallel: Op, steps: Sequence[Prefetch]) -> tuple[Function, Op]:
+    """``function`` after the steps, and its loop that was ``parallel``. They are legal."""
+    serial = loops_of(parallel)
+    place = function.body.ops.index(parallel)
+    made = _Pipelining(function, {serial[s.loop]: s.steps for s in steps}).function(function)
+    return made, made.body.ops[place]
+
+
+def ahead(function: Function, loop: Op) -> list[Op]:
+    """The loads of ``loop`` that may stand before the turns behind which they are: of every turn,
+    each at another place, which no other turn writes."""
+    if any(op.name in _ORDERED for op in walk(loop.body)):
+        return []
+    along = Variation(loop.body, {For(loop).index: 1})
+    writers = [op for op in walk(loop.body) if written_by(op) is not None]
+    if writers and not function.attrs.get("noalias", True):
+        return []
+    found: list[Op] = []
+    stored: dict[Value, list[Op]] = {}
+    for op in writers:
+        stored.setdefault(written_by(op), []).append(op)  # type: ignore[arg-type]
+    for op in loop.body.ops:
+        if op.name != "memref.load":
+            continue
+        memref, subscripts, _ = memory(op)
+        if memref not in function.args or along.uniform(*subscripts):
+            continue
+        own = stored.get(memref, [])
+        if not all(_same_turn(op, other, loop, along) for other in own):
+            continue
+        if all(_known(v, loop) for v in subscripts):
+            found.append(op)
+    return found
+
+
+def _known(subscript: Value, loop: Op) -> bool:
+    """Whether a turn's number is all that a subscript depends on."""
+    found = slice_of(subscript, loop.body, lambda op: OPS[op.name].pure)
+    used = {subscript, *(v for op in found or () for v in op.operands)}
+    return found is not None and used.isdisjoint(For(loop).carried)
+
+
+def _same_turn(load: Op, other: Op, loop: Op, along: Variation) -> bool:
+    """Whether ``other`` writes behind ``load`` in its turn, at the same place, and no turn writes
+    where another loads."""
+    ops, subscripts = loop.body.ops, memory(load)[1]
+    behind = other.name == "memref.store" and other in ops and ops.index(other) > ops.index(load)
+    return behind and memory(other)[1] == subscripts and any(map(along.slope, subscripts))
+
+
+class _Pipelining(Rewriter):
+    def __init__(self, function: Function, steps: Mapping[Op, int]) -> None:
+        super().__init__(lambda op, rewriter: None, self._around)
+        self.old, self.ahead = function, steps
+
+    def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        return self._pipelined(op, self.ahead[op]) if op in self.ahead else None
+
+    def number(self, value: int, like: Value) -> Value:
+        return self.constant(value, like.scalar)
+
+    def _pipelined(self, op: Op, steps: int) -> list[Value]:
+        loop, loads = For(op), ahead(self.old, op)
+        lower, upper, step = map(self.lookup, loop.bounds)
+        turns = self.trip_count(lower, upper, step)
+        many = self.number(steps, lower)
+        whole = self.muli(self.op("arith.floordivsi", turns, many), many)
+        end = self.addi(lower, whole)
+        some = self.op("arith.cmpi", lower, end, predicate="slt")
+        types = [load.result.scalar for _ in range(steps) for load in loads]
+
+        def nothing() -> list[Value]:
+            return [self.constant(0.0 if t.is_float else 0, t) for t in types]
+
+        first = self._either(some, lambda: self._loaded(op, loads, lower, steps), nothing, types)
+        main = self.for_(lower, end, many, [*map(self.lookup, loop.inits), *first])
+        main.attrs |= {"unroll": 1}
+        main.regions = [block := Block([lower.type, *(v.type for v in main.results)])]
+        position, *values = block.args
+        position.name = loop.index.name
+        carried, buffer = values[: len(loop.inits)], values[len(loop.inits) :]
+        with self.at(block):
+            next_ = self.addi(position, many)
+            more = self.op("arith.cmpi", next_, end, predicate="slt")
+            later = self._either(
+                more, lambda: self._loaded(op, loads, next_, steps), lambda: buffer, types
+            )
+            for k in range(steps):
+                given = buffer[k * len(loads) : (k + 1) * len(loads)]
+                carried = self._turn(op, self._position(position, k), carried, loads, given)
+            self.do("scf.yield", *carried, *later)
+        left = main.results[: len(loop.inits)]
+        rest = self.for_(end, upper, step, left)
+        rest.attrs |= {"unroll": 1, "rare": True}
+        rest.regions = [Block([lower.type, *(v.type for v in left)])]
+        self.region(op.body, rest.body)
+        return list(rest.results)
+
+    def _either(
+        self, condition: Value, yes: Callable[[], list[Value]], no: Callable[[], list[Value]],
+        types: Sequence[ScalarType],
+    ) -> list[Value]:  # fmt: skip
+        branch = self.if_(condition, types)
+        for region, values in zip(branch.regions, (yes, no), strict=True):
+            with self.at(region):
+                self.do("scf.yield", *values())
+        return list(branch.results)
+
+    def _position(self, first: Value, k: int) -> Value:
+        return self.addi(first, self.number(k, first)) if k else first
+
+    def _loaded(self, op: Op, loads: list[Op], first: Value, steps: int) -> list[Value]:
+        """What so many turns from the one at ``first`` load."""
+        needed = {o for load in loads for v in memory(load)[1]
+                  for o in slice_of(v, op.body, lambda _: True) or ()}  # fmt: skip
+        found: list[Value] = []
+        for k in range(steps):
+            self.replacement[op.body.args[0]] = self._position(first, k)
+            for inner in op.body.ops:
+                if inner in needed or inner in loads:
+                    self.rewrite(inner)
+            found += map(self.lookup, (load.result for load in loads))
+        return found
+
+    def _turn(
+        self, op: Op, position: Value, carried: list[Value], loads: list[Op], given: list[Value]
+    ) -> list[Value]:
+        """One turn, of which ``given`` are the loads."""
+        self.replacement.update(zip(op.body.args, [position, *carried], strict=True))
+        self.replacement.update(zip((load.result for load in loads), given, strict=True))
+        for inner in op.body.ops[:-1]:
+            if inner not in loads:
+                self.rewrite(inner)
+        return [self.lookup(v) for v in op.body.terminator.operands]

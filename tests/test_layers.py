@@ -15,9 +15,10 @@ ROOT = Path(__file__).parents[1]
 # Lower layers first; what shares a line does not import each other.
 LAYERS = [
     {"version"},
+    {"values"},
     {"errors"},
-    {"collector", "source", "options", "timing"},
-    {"frames", "depth"},
+    {"source", "options", "timing"},
+    {"frames", "settings"},
     {"ir"},
     {"lang"},
     {"index"},

@@ -16,7 +16,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from weft import errors
-from weft.collector import paused
 from weft.errors import (
     CompileError,
     InternalError,
@@ -31,6 +30,7 @@ from weft.errors import (
     SourceUnavailableError,
     WeftError,
 )
+from weft.settings import paused
 
 with paused():  # this imports all the rest
     from weft.kernel import Kernel, kernel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from weft import timing
 from weft.codegen import cpu
@@ -30,6 +30,7 @@ from weft.schedule.choose import candidate
 from weft.schedule.grid import threads_of
 from weft.schedule.language import show
 from weft.source import FunctionSource
+from weft.values import mutable
 
 Listener = Callable[[str, str], None]
 
@@ -84,7 +85,7 @@ def _passed(
     return run(function, passes, verify=verify, listener=listener)
 
 
-@dataclass(slots=True)
+@mutable
 class Stages:
     """Every stage of a compilation as text, in order: what ``kernel.inspect`` shows."""
 

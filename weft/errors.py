@@ -12,11 +12,12 @@ A message reads::
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
+from weft.values import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class Span:
     """A stretch of source text. Lines count from 1, columns from 0 (as in ``ast``)."""
 

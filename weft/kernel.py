@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import torch
 from torch.autograd import forward_ad, profiler
 
-from weft.collector import paused
-from weft.depth import deep
-
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.errors import KernelTypeError
@@ -33,6 +30,7 @@ from weft.runtime.entry import PLAIN, dispatched, make_entry, order_of
 from weft.runtime.launch import Ahead, Launcher
 from weft.runtime.signature import check_argument, check_layout
 from weft.runtime.specialize import Specialization
+from weft.settings import deep, paused
 from weft.source import FunctionSource, Span, read_function
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ import logging
 import os
 import sys
 import time
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from weft.values import frozen
 
 # What ``WEFT_LOGS`` may name, each with what it says. What comes from the disk cache was not
 # compiled: ``passes``, ``races``, ``llvm`` and ``asm`` are silent about it.
@@ -42,7 +43,7 @@ LOG_NAMES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Options:
     """How kernels are compiled. ``debug`` and ``strict_math`` are part of a specialisation."""
 

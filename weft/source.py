@@ -13,18 +13,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import CodeType, FunctionType
 from typing import Any
 
 from weft.errors import SourceUnavailableError, Span
+from weft.values import mutable
 
 # The compiler's flags of ``from __future__ import ...``.
 FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _IMPORTED = time.time()
 
 
-@dataclass(slots=True)
+@mutable
 class FunctionSource:
     """The parsed source of one Python function. ``tree`` has line numbers of the file."""
 

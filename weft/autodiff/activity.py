@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from weft.autodiff.rules import ZERO
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import For, Parallel, While, memory
 from weft.ir.writes import written
+from weft.values import mutable
 
 
-@dataclass(slots=True)
+@mutable
 class Activity:
     """``values``: float scalars that vary with the wanted arrays. ``arrays``: memrefs of such."""
 

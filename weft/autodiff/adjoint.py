@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from weft.index.expression import Poly
 from weft.ir.core import Function, Op
 from weft.ir.text import print_function
+from weft.values import frozen, mutable
 
 Part = Literal["all", "starts", "segment"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@mutable
 class Extent:
     """How many numbers a tape has in its time dimension, for the loop ``op`` of the primal: one for
     each of ``all`` its iterations; or one for each iteration of a ``segment`` of about the square
@@ -37,7 +38,7 @@ def segment_length(trips: int) -> int:
     return math.isqrt(max(trips, 1) - 1) + 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@mutable
 class Buffer:
     """A workspace: as large as the parallel loop ``parallel`` (a single element
     if that is None), then ``extents``, then
@@ -76,7 +77,7 @@ class Buffer:
         return f"{self.element}{shape}, {text}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Listed:
     """To be added to ``gradient``: for each entry of the workspaces, the number in ``values`` to
     the element in ``places`` (row-major; -1, with which it is filled before: to none)."""
@@ -86,7 +87,7 @@ class Listed:
     values: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Additions:
     """A gradient that could be accumulated in private copies, as the loop meets it. ``count``: how
     many additions that are (at least, where a loop's length is not known). ``atomic``: the other
@@ -96,7 +97,7 @@ class Additions:
     atomic: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lengths:
     """``space``: the extents of the parallel loop; ``trips``: of each of ``loops``, None
     where ``measure`` computes it: a function of the primal's arguments, of ``before`` them and of
@@ -110,7 +111,7 @@ class Lengths:
     measure: Function | None
 
 
-@dataclass(slots=True)
+@mutable
 class Adjoint:
     """The adjoint of ``primal``. Each of ``steps`` is a function whose arguments' names say which
     buffer or scalar is passed: an argument of the primal by its name in ``names``, ``x.before``,

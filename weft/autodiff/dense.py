@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from weft.autodiff.fibre import same_sizes
 from weft.index.access import Access
 from weft.index.expression import ONE, Dim, Poly, atom, number
 from weft.ir.core import Op, Value
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dense:
     """Each element is first accumulated into by one of ``first``, and once, if the expressions of
     each pair of ``equal`` are equal: so that these may store, to memory that is not defined."""

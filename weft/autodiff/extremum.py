@@ -6,18 +6,17 @@ tape nor the order of the iterations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir.core import Op, Value, slice_of
 from weft.ir.types import ScalarType
 from weft.ir.views import For, memory
 from weft.passes.extrema import running_extremum
+from weft.values import mutable
 
 # What gives the same bits wherever it is computed: no rounding, so no fused or other rounding.
 _EXACT = ("memref.load", "arith.extf", "arith.negf", "math.absf", "arith.constant")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@mutable
 class Extremum:
     """``carried`` becomes ``element`` where that is more extreme; ``slice`` computes ``element``
     from the loop's index, in order. ``place``: which carried value of the loop it is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from weft.errors import WeftError
 from weft.index.access import Access, Loop
@@ -30,13 +30,14 @@ from weft.ir.core import Value
 from weft.ir.trips import steps_of
 from weft.ir.types import index
 from weft.ir.views import memory
+from weft.values import mutable
 
 
 class NotAffine(WeftError):
     """A fibre that is not found; the message says why."""
 
 
-@dataclass(slots=True)
+@mutable
 class Fibre:
     """``element``: a symbol for each subscript. ``loops``: for each index that is summed over, the
     expressions that are its lower and upper (inclusive) bounds. ``solved``: what the other indices
@@ -99,7 +100,7 @@ def _with_steps(access: Access) -> tuple[Access, dict[Value, Poly]]:
     return moved.substitute(lambda leaf: stepped.get(leaf)), stepped  # type: ignore[arg-type]
 
 
-@dataclass(slots=True)
+@mutable
 class _Turns:
     """Periodic subscripts: ``e % n = j`` where ``e = j + n * q`` for a number of turns ``q``, which
     is one more index to sum over. Likewise clamped ones, which were not taken apart (``pieces``):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from weft.autodiff.adjoint import Additions, Buffer, Extent, Listed
 from weft.autodiff.clean import clean, has_effects
@@ -33,9 +33,10 @@ from weft.ir.types import MemRefType, ScalarType, i64, index
 from weft.ir.views import memory
 from weft.passes.demote import demote
 from weft.passes.siblings import blocks
+from weft.values import frozen, mutable
 
 
-@dataclass(slots=True)
+@mutable
 class _Plan:
     """What becomes of the accumulations into one gradient."""
 
@@ -58,7 +59,7 @@ class _Plan:
         return self.group[0].memref.memref
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Form:
     """What is chosen by the sizes of a call: see ``reverse``."""
 
@@ -69,7 +70,7 @@ class Form:
     private: Collection[str] = ()
 
 
-@dataclass(slots=True)
+@mutable
 class Gathered:
     """The functions to be launched in order, a note on each gradient, the workspaces for what the
     sums need and for their parts. The rest: see ``Adjoint``."""
@@ -202,7 +203,7 @@ def _plain(function: Function) -> Function:
     return function
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _List:
     """An accumulation that is carried out later: where and what is listed in two workspaces, with
     an entry for each iteration of the parallel loop and of ``loops``."""

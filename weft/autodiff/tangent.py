@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from weft.autodiff.adjoint import Buffer
 from weft.index.expression import Poly
 from weft.ir.core import Function
 from weft.ir.text import print_function
+from weft.values import mutable
 
 PREFIX = "t."  # of the names of tangents
 
 
-@dataclass(slots=True)
+@mutable
 class Tangent:
     """``primal`` together with its derivative along a direction.
 

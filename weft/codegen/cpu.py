@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
@@ -17,6 +16,7 @@ from weft.schedule.language import Schedule, UnrollJam, Vectorize, only, several
 from weft.schedule.machine import CpuMachine
 from weft.schedule.nest import axes_of
 from weft.schedule.unroll_jam import unroll_jam
+from weft.values import frozen
 
 # LLVM's loop vectoriser takes time that grows with the square of the instructions between two
 # branches (it asks of each operation what all are that it depends on): 5 s for so many.
@@ -26,7 +26,7 @@ MOST_VECTORISED = 4000
 MOST_TILED = 8_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CpuCode:
     """A compiled kernel. ``prints`` holds (parts, kinds of the values) of each weft.print."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from weft import timing
@@ -46,9 +46,10 @@ from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of, loops_of
 from weft.schedule.own import OwnStep
 from weft.schedule.prefetch import prefetch
 from weft.schedule.unroll_jam import unroll_jam
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CudaCode:
     """A kernel by one schedule, for one architecture. Its functions are ``symbol`` and, where it
     reduces, ``symbol`` + "_finish"."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from weft.errors import InternalError
 from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType, ScalarType, Type, f16, f32, i1, index
 from weft.ir.views import memory, split_access
+from weft.values import mutable
 
 # bf16 is carried as its bits: few machines have instructions for it and LLVM would call a library.
 _NAMES = {
@@ -83,7 +84,7 @@ def _pack_half(number: float) -> bytes:
         return struct.pack(">e", math.copysign(math.inf, number))
 
 
-@dataclass(slots=True)
+@mutable
 class View:
     """A memref while code is emitted: its pointer, and the names of its sizes and strides."""
 
@@ -138,7 +139,7 @@ class Target(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@mutable
 class Module:
     """LLVM IR of one kernel: finished functions, declarations, attributes, metadata."""
 

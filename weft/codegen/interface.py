@@ -5,10 +5,10 @@ Light to import: a kernel that comes from the disk cache needs this and not the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Slot:
     """One 8-byte word of the argument block. ``kind`` is "pointer", "int", "float", "size",
     "stride" or "record"; ``arg`` is the position among the function's arguments. Where accesses are
@@ -21,7 +21,7 @@ class Slot:
     axis: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Check:
     """A weft.assert, weft.bounds or weft.touch: record[0] == 1 + its position in ``CpuCode.checks``
     says that it failed. ``values`` are the kinds ("int", "float", "bool") of record[1:].

@@ -7,14 +7,14 @@ this and ``schedule.choose``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from weft.codegen.interface import Check, Slot
 from weft.errors import WeftError
 from weft.schedule.nest import Nest
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Facts:
     """What launching needs to know, whichever candidate runs. ``candidates``: as texts (see
     ``choose.candidate``), those that a call prefers first; the first ``asked`` are a person's."""

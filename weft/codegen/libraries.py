@@ -13,10 +13,11 @@ import functools
 import importlib.util
 import pathlib
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Libraries:
     """What was found. Without OpenMP kernels run on the calling thread."""
 

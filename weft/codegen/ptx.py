@@ -10,12 +10,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
 from weft.codegen import libdevice
 from weft.errors import WeftError
+from weft.values import frozen
 
 TRIPLE = "nvptx64-nvidia-cuda"
 
@@ -116,7 +116,7 @@ def _assemblers() -> Iterator[pathlib.Path]:
             yield from (pathlib.Path(folder) / place for place in inside)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Usage:
     """What one kernel function takes: registers of a thread; bytes of static shared memory of a
     block, of a thread's stack, and of registers spilled to it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -42,13 +42,14 @@ from weft.ir import types as ir
 from weft.ir.builder import Builder
 from weft.ir.core import Value
 from weft.source import FunctionSource
+from weft.values import mutable
 
 _ALLOWED = (
     "a device loop may hold assignments, if, for, while, break, continue, assert, print and calls"
 )
 
 
-@dataclass(slots=True)
+@mutable
 class Lowering:
     """One round of lowering one region."""
 

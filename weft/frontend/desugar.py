@@ -15,12 +15,14 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from weft.values import mutable
 
 RETURN_VALUE = ".value"
 
 
-@dataclass(slots=True)
+@mutable
 class _Loop:
     """What the statements of one loop body (or of a function's body) may jump to."""
 

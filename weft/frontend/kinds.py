@@ -9,7 +9,6 @@ the kernel's own float.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import KernelTypeError
@@ -17,6 +16,7 @@ from weft.ir import types as ir
 from weft.ir.core import Value
 from weft.lang.numbers import Number
 from weft.source import Span
+from weft.values import frozen, mutable
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 SIGNED = ("i8", "i16", "i32", "i64")
@@ -75,7 +75,7 @@ def promote(a: str, b: str) -> str:
     return max(a, b, key=lambda d: BITS[d])
 
 
-@dataclass(slots=True, eq=False)
+@mutable
 class Scalar:
     """A run-time number: an SSA value of the dtype's compute type."""
 
@@ -83,7 +83,7 @@ class Scalar:
     dtype: str
 
 
-@dataclass(slots=True, eq=False)
+@mutable
 class Static:
     """Something known at compile time: a Python number, a function, a dtype, a module, ...
 
@@ -129,7 +129,7 @@ class Varying(Static):
         return f"Varying({self.scalar!r}, {self.dtype!r})"
 
 
-@dataclass(slots=True, eq=False)
+@mutable
 class Tensor:
     """A tensor argument (rank >= 0) or a local array."""
 
@@ -152,7 +152,7 @@ class Tensor:
         return self.rank - len(self.element)
 
 
-@dataclass(slots=True, eq=False)
+@mutable
 class Part:
     """A tensor with fewer subscripts than dimensions: ``x[i]`` in ``x[i][j]``."""
 
@@ -160,7 +160,7 @@ class Part:
     indices: list[Value]
 
 
-@dataclass(slots=True, eq=False)
+@mutable
 class Vec:
     """A small vector (``shape`` is ``(n,)``) or matrix (``(n, m)``, row by row) in registers."""
 
@@ -168,14 +168,14 @@ class Vec:
     shape: tuple[int, ...]
 
 
-@dataclass(slots=True, eq=False)
+@mutable
 class Tup:
     """A Python tuple of anything."""
 
     items: list[Any]
 
 
-@dataclass(slots=True, eq=False)
+@mutable
 class Range:
     """``range(lower, upper, step)`` of run-time integers."""
 
@@ -184,7 +184,7 @@ class Range:
     step: Scalar | Static
 
 
-@dataclass(slots=True, eq=False)
+@mutable
 class Box:
     """``ndrange(...)``: one (lower, upper) pair per dimension; ``grouped`` gives one vector."""
 
@@ -192,7 +192,7 @@ class Box:
     grouped: bool = False
 
 
-@dataclass(slots=True, eq=False)
+@mutable
 class Method:
     """``receiver.name``, about to be called."""
 
@@ -200,7 +200,7 @@ class Method:
     name: str
 
 
-@dataclass(slots=True, eq=False)
+@mutable
 class Unbound:
     """A name that is not, or perhaps not, assigned at this point."""
 
@@ -215,7 +215,7 @@ class Keywords(dict[str, Operand]):
 
 
 # --- what a variable can hold -------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScalarKind:
     dtype: str
 
@@ -223,7 +223,7 @@ class ScalarKind:
         return self.dtype
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VecKind:
     shape: tuple[int, ...]
     dtype: str
@@ -232,7 +232,7 @@ class VecKind:
         return f"{'x'.join(map(str, self.shape))} x {self.dtype}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TupKind:
     items: tuple[Any, ...]
 
@@ -240,7 +240,7 @@ class TupKind:
         return f"({', '.join(map(str, self.items))})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@mutable
 class OpaqueKind:
     """A tensor, an array or a compile-time object: a variable may only ever hold this one."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
@@ -52,13 +51,14 @@ from weft.ir.builder import Builder, identity
 from weft.ir.core import Function, Value
 from weft.lang.elements import Elementwise
 from weft.source import FunctionSource
+from weft.values import mutable
 
 # All that say in the tables of context.py what they lower.
 LEAVES = (calls, comparisons, expressions, loops, statements)
 MOST_ROUNDS = 20
 
 
-@dataclass(slots=True)
+@mutable
 class Lowered:
     """What the frontend makes of one region."""
 

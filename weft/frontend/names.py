@@ -7,12 +7,13 @@ import builtins
 import inspect
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from weft.lang import names
 from weft.lang.dtypes import DType
 from weft.lang.vectors import MatrixType, VectorType
+from weft.values import mutable
 
 MISSING: Any = object()
 SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -20,7 +21,7 @@ SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 KNOWN_MODULES = ("math", "cmath", "torch", "numpy", "weft", "builtins", "operator", "functools")
 
 
-@dataclass(slots=True)
+@mutable
 class Scope:
     """What the names that a function does not define stand for: its closure cells, its globals and
     the builtins, looked up now."""
@@ -158,7 +159,7 @@ def stored_into(node: ast.AST) -> set[str]:
     return found
 
 
-@dataclass(slots=True)
+@mutable
 class Reads:
     """What a statement list reads that it has not certainly assigned before.
 

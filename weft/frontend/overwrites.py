@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
 
 from weft.frontend.mutation import PLAIN_ATTRIBUTES, Mutations, mutations
 from weft.frontend.names import Scope, bound_names
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Later:
     """The names whose memory may be overwritten after a loop has read it: by device loops, or by
     statements of the host part."""
@@ -25,7 +25,7 @@ class Later:
     by_host: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Event:
     """A device loop, or what the host part does in one statement. ``loops``: the host loops around
     it. ``reads`` and ``writes``: the roots of what it mentions and writes."""

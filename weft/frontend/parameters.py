@@ -7,7 +7,6 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,13 +17,14 @@ from weft.lang.dtypes import DType
 from weft.lang.types import NDArrayType, is_template
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import Span, read_function
+from weft.values import frozen
 
 EMPTY = inspect.Parameter.empty
 _TYPES = (DType, VectorType, MatrixType)
 SCALARS = {float: "float", int: "int", bool: "bool"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Parameter:
     """``kind`` is "tensor", "float", "int", "bool", "template" or "" (not said).
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import Any
 
@@ -17,11 +17,12 @@ from weft.frontend.specs import constant_key
 from weft.lang import names
 from weft.lang.elements import Elementwise
 from weft.source import FunctionSource, Span
+from weft.values import mutable
 
 ABSENT: Any = object()  # what a guard reads where there is nothing
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@mutable
 class Guard:
     """A value that was read at compile time from something that may change: recompile if it has.
 
@@ -80,7 +81,7 @@ class TensorReached(RegionChanged):
         self.found = found
 
 
-@dataclass(slots=True)
+@mutable
 class Frame:
     """One function being lowered: the kernel's loop, or a function that is inlined into it."""
 

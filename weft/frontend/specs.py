@@ -8,10 +8,10 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any
 
 from weft.lang.elements import Elementwise
+from weft.values import frozen
 
 # torch dtypes that a kernel can load and store, by weft's names.
 TENSOR_DTYPES = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool")
@@ -20,7 +20,7 @@ TENSOR_DTYPES = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "
 CAPTURED_BITS = 31  # captured ints that are passed, and what is computed of them, fit in 64
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorSpec:
     """A tensor: element type (one of ``TENSOR_DTYPES``), rank, and how much is known of its strides
     (one of ``ir.types.LAYOUTS``). ``shape``: the sizes, where they are compiled in
@@ -41,7 +41,7 @@ class TensorSpec:
         return f"{self.dtype}[{dims}]" + ("" if self.layout == "contiguous" else f" {self.layout}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScalarSpec:
     """A Python scalar whose value is known only at run time: ``kind`` is "int", "float" or "bool".
 
@@ -57,7 +57,7 @@ class ScalarSpec:
         return self.dtype or self.kind
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TupleSpec:
     """A tuple, list or ``torch.Size`` of arguments; it is passed flattened."""
 

@@ -12,7 +12,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from weft.errors import KernelNameError, KernelSyntaxError, KernelValueError
@@ -34,6 +34,7 @@ from weft.frontend.names import (
 from weft.frontend.overwrites import Order
 from weft.frontend.parameters import Parameter, is_clamped, parameters
 from weft.source import FUTURE, FunctionSource, Span, enclosed
+from weft.values import frozen, mutable
 
 STEP = "__weft_step__"  # the host function's check of a step that is computed
 LAUNCHERS = "__weft__"  # the host function's hidden first parameter: a tuple of launchers
@@ -47,7 +48,7 @@ SELF_EVIDENT = ("shape", "ndim", "dtype")
 Returned = str | tuple[str, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RegionArg:
     """One value that a region reads. ``name`` may be dotted (``cfg.eps``).
 
@@ -77,7 +78,7 @@ class RegionArg:
         return self.parameter.annotation if self.parameter else None
 
 
-@dataclass(slots=True)
+@mutable
 class Region:
     """One device loop. ``results`` are the scalars that it reduces into, which the host defined;
     ``stored`` are the positions of the arguments into whose elements it may store. ``order``: where
@@ -94,7 +95,7 @@ class Region:
     pinned: set[Any] = field(default_factory=set)  # those that have to stay constants
 
 
-@dataclass(slots=True)
+@mutable
 class HostPart:
     """``host(launchers, *args, **kwargs)`` runs the kernel. ``mutated``: parameters (and captured
     tensors) that are written to. ``returns``: what each ``return`` statement gives."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from weft.index.expression import (
     FALSE,
@@ -29,6 +29,7 @@ from weft.index.expression import (
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import ScalarType
 from weft.ir.views import For, If, Parallel, memory
+from weft.values import frozen, mutable
 
 KINDS = {
     "memref.load": "load",
@@ -38,7 +39,7 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Loop:
     """One loop index with ``lower <= iv < upper``; None where a bound is not known.
 
@@ -52,7 +53,7 @@ class Loop:
     parallel: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@mutable
 class Access:
     """One operation that touches memory.
 

@@ -8,7 +8,7 @@ to a single dimension, the address, so that the questions asked of subscripts (`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd
 
 from weft.index.access import Access, Loop, accesses
@@ -17,9 +17,10 @@ from weft.index.expression import ONE, Dim, Poly, atom, compare, number
 from weft.index.races import compatible, proven_apart
 from weft.ir.core import Function, Value
 from weft.ir.types import index
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class View:
     """Where the elements of a tensor lie, all in bytes: ``begin`` is the address of the first,
     ``size`` that of one element. Strides are not negative."""

@@ -8,13 +8,13 @@ symbol, that is, something that is the same in all iterations), the extent of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from weft.ir.core import Value
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dim:
     """The extent of one dimension of a memref argument: an integer >= 0."""
 
@@ -22,7 +22,7 @@ class Dim:
     axis: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Floor:
     """``numerator // divisor``, rounded down."""
 
@@ -30,7 +30,7 @@ class Floor:
     divisor: Poly
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pick:
     """``min`` or ``max`` of two expressions."""
 
@@ -39,7 +39,7 @@ class Pick:
     right: Poly
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Choice:
     """``left if condition else right``."""
 
@@ -256,7 +256,7 @@ POLYNOMIALS = Polynomials()
 # ------------------------------------------------------------------------------------ conditions
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Compare:
     """``poly >= 0``, ``poly == 0`` or ``poly != 0``."""
 
@@ -264,12 +264,12 @@ class Compare:
     poly: Poly
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Both:
     parts: tuple[Condition | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Either:
     parts: tuple[Condition | None, ...]
 

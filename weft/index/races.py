@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +22,7 @@ from weft.index.meeting import apart, meet_somewhere, varies
 from weft.index.pairs import pairs
 from weft.index.relation import Text, meetings
 from weft.ir.core import Function, Value
+from weft.values import frozen
 
 if TYPE_CHECKING:
     import islpy
@@ -40,7 +41,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Witness:
     """Two iterations that meet: index names and values of each, the element, the sizes it needs."""
 
@@ -50,7 +51,7 @@ class Witness:
     sizes: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ArrayRaces:
     """The verdict for one array, with the pair of accesses that decided it unless it is free."""
 
@@ -60,7 +61,7 @@ class ArrayRaces:
     witness: Witness | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RaceReport:
     """The verdicts of all arrays that are written in a parallel loop."""
 

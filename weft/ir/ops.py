@@ -13,10 +13,10 @@ Signatures are written with these words (``T`` is one and the same type througho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpDef:
     name: str
     operands: str  # space-separated words, see above

@@ -9,10 +9,10 @@ else; arithmetic on them is carried out in ``f32`` (``compute_type``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScalarType:
     name: str
     kind: str  # "float", "int", "index" or "bool"
@@ -60,7 +60,7 @@ def compute_type(t: ScalarType) -> ScalarType:
     return f32 if t in (f16, bf16) else t
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemRefType:
     """A view of memory: a tensor argument (``shape`` is None: sizes are run-time values), or an
     array that ``memref.alloca`` makes (layout "contiguous"): a thread's own (``shape`` is a tuple

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 
 from weft.errors import KernelTypeError
 from weft.lang.elements import Elementwise
+from weft.values import mutable
 
 # Inside weft's own bookkeeping torch functions must not be seen by subclasses or modes.
 quietly = torch._C.DisableTorchFunction  # pyright: ignore[reportPrivateUsage]
@@ -104,7 +104,7 @@ def scalar(value: Any) -> Scalar:
         return value.as_subclass(Scalar)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@mutable
 class DType:
     """An element type: callable as a cast, usable as an annotation. It equals torch's dtype of that
     name, so that ``x.dtype == weft.f32`` holds of a float32 tensor."""

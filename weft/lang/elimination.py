@@ -8,14 +8,15 @@ and derivatives are those of the chosen elements.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
+
+from weft.values import frozen
 
 Rows = list[list[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Arithmetic:
     """Operations on elements. ``larger`` and ``equal`` give what ``select`` takes as condition."""
 

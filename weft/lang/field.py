@@ -10,7 +10,6 @@ import itertools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from weft.errors import KernelTypeError, KernelValueError
 from weft.lang.dtypes import DType, Scalar, as_dtype, f32, i32, quietly
 from weft.lang.elements import Elementwise
+from weft.values import frozen
 
 
 def subscripts(index: Any) -> tuple[Any, ...]:
@@ -137,7 +137,7 @@ class Array(torch.Tensor):
             return repr(self.as_subclass(torch.Tensor))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Defaults:
     """Where fields are made, and what ``float`` and ``int`` are there."""
 
@@ -210,7 +210,7 @@ class Field(Array):
         self.from_torch(other)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Arch:
     """A name for ``weft.init(arch=...)``."""
 

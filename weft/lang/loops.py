@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +18,7 @@ import torch
 from weft.errors import KernelTypeError
 from weft.lang.elements import Elementwise
 from weft.lang.field import indices
+from weft.values import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -66,7 +66,7 @@ class Index(Elementwise, tuple):  # type: ignore[misc]
         return f"Index({', '.join(map(repr, self))})"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NDRange:
     """A box of integers: one (begin, end) for each dimension. Iterates in row-major order."""
 
@@ -110,7 +110,7 @@ def _bound(bound: Any) -> tuple[int, int]:
     return begin, end
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Grouped:
     """The indices of a tensor or of an ndrange, each as one ``Index``."""
 
@@ -132,7 +132,7 @@ def grouped(over: Any) -> Grouped:
     return Grouped(over)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Serial:
     """A loop whose iterations run one after the other."""
 
@@ -158,7 +158,7 @@ def static(*values: Any) -> Any:
     return tuple(value) if isinstance(value, range | NDRange | Grouped) else value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LoopConfig:
     """Hints for the next loop."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import KernelValueError
@@ -37,6 +36,7 @@ from weft.lang.dtypes import (
     uint8,
 )
 from weft.lang.vectors import MatrixType, VectorType
+from weft.values import frozen
 
 __all__ = [
     "DTYPES", "DType", "MatrixType", "NDArrayType", "Template", "VectorType", "as_dtype", "bf16",
@@ -46,7 +46,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NDArrayType:
     """A tensor parameter. What is None is not checked. ``element_shape`` counts as last dims.
     ``boundary`` is "unsafe" or "clamp"; ``needs_grad`` False cuts gradients off."""
@@ -106,7 +106,7 @@ def matrix(n: int, m: int, dtype: Any) -> MatrixType:
     return MatrixType(n, m, kind.kind, kind)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Template:
     """What ``template()`` gives."""
 

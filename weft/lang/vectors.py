@@ -13,7 +13,6 @@ import builtins
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from weft.errors import KernelTypeError
 from weft.lang.dtypes import DType, as_dtype, f32, i32
 from weft.lang.elements import Elementwise
 from weft.lang.field import Field, field
+from weft.values import frozen, mutable
 
 if TYPE_CHECKING:
     from weft.lang.elimination import Arithmetic
@@ -468,7 +468,7 @@ def _arithmetic() -> Arithmetic:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Backing:
     """The ``element`` of a tensor that holds a vector of the host part, or a matrix, while a device
     loop stores into it."""
@@ -482,7 +482,7 @@ def _element_cast(kind: str, dtype: DType | None) -> Callable[[Any], Any]:
     return to_float if kind == "float" else lambda value: value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@mutable
 class VectorType:
     """A vector type: an annotation, and a constructor as ``vec3(1, 2, 3)``, ``vec3(v.xy, z)``,
     ``vec3(0.0)`` (all elements alike). ``dtype`` None with kind "float" is the kernel's own float:
@@ -518,7 +518,7 @@ class VectorType:
         return made
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@mutable
 class MatrixType:
     """A matrix type: an annotation, and a constructor from rows, from all elements in row order,
     or from one scalar for all. ``kind`` and ``dtype`` as in VectorType."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
@@ -11,6 +10,7 @@ from weft.ir.ops import OPS
 from weft.ir.views import constant_of, loop_of, memory
 from weft.passes.constants import DIVISIONS
 from weft.passes.memory import is_local, may_alias, writes
+from weft.values import mutable
 
 _LOOPS = ("scf.for", "scf.while", "scf.parallel")
 
@@ -34,7 +34,7 @@ def hoist(function: Function) -> Function:
     return _Nest(function).function(function)
 
 
-@dataclass(slots=True)
+@mutable
 class _Loop:
     """A loop around the current operation."""
 

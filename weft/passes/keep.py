@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.views import For, memory
 from weft.passes.siblings import Numbers, blocks, is_dear, is_plain, siblings, touches
+from weft.values import frozen
 
 
 def keep(function: Function) -> Function:
@@ -31,7 +31,7 @@ def keep(function: Function) -> Function:
     return function
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Kept:
     """``maker`` computes the value, which ``store`` overwrites at ``at``; ``users`` compute it
     again: (operation, index of its loop)."""

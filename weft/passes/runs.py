@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, slice_of, walk
@@ -11,6 +10,7 @@ from weft.ir.ops import OPS
 from weft.ir.types import index
 from weft.ir.views import For, If, Parallel, constant_of, is_constant
 from weft.schedule.variation import UNIFORM, Growth, Variation
+from weft.values import mutable
 
 SHORTEST = 16  # elements of a run, below which more loops cost more than the divisions did
 BLOCK = 8192  # iterations of the split index that threads take as one ...
@@ -43,7 +43,7 @@ def runs(function: Function) -> Function:
     return function
 
 
-@dataclass(slots=True)
+@mutable
 class _Split:
     axis: int  # of the index that is split
     divisions: list[Op]  # the first makes the outermost loop

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,11 +37,12 @@ from weft.runtime.fastpath import flat
 from weft.runtime.launch import Launcher, overlaps
 from weft.runtime.overlap import dense
 from weft.runtime.signature import TORCH_DTYPES
+from weft.values import mutable
 
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
-@dataclass(slots=True)
+@mutable
 class _Call:
     """One launch: ``values`` for the arguments, with None where ``tensors`` go, in this order: the
     memref arguments, then copies of those in ``before``."""
@@ -186,7 +186,7 @@ def _added(gradient: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -
     return gradient + sums[:-1].view_as(gradient)
 
 
-@dataclass(slots=True)
+@mutable
 class _Sizes:
     """What the form of an adjoint depends on: the sizes of a call. ``env``: its arguments by name.
     ``plain``: nothing is derived from the adjoint, whose form then may be one that is only fast."""

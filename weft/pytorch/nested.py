@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from weft.pytorch.level import is_dual
 from weft.pytorch.namespace import Family
 from weft.pytorch.transforms import PLAIN, batching_error, is_batch, is_float
 from weft.source import Span
+from weft.values import frozen
 
 # pyright: reportPrivateUsage=false
 
@@ -30,7 +30,7 @@ from weft.source import Span
 Made = Callable[[Sequence[Any], Sequence[torch.Tensor] | None], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Form:
     """Where tensors are among an operator's inputs: for each input 1, the length of a list of
     tensors as a tuple of one, or None; and the inputs that are no tensors."""

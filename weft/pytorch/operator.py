@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +26,7 @@ from weft.pytorch.replay import Reading, replaying, returned_names
 from weft.runtime.launch import Launcher, gradient_error
 from weft.runtime.overlap import OverlapWarning
 from weft.source import FunctionSource, Span
+from weft.values import frozen, mutable
 
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
@@ -57,7 +57,7 @@ class KernelLike(Protocol):
     def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments: ...
 
 
-@dataclass(slots=True, weakref_slot=True)
+@mutable
 class Operator:
     """One operator of a kernel. ``types``: the schema type of each parameter, "" where its value is
     fixed, in which case it is in ``fixed``."""
@@ -68,7 +68,7 @@ class Operator:
     rule: Rule | None  # its derivative
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Form:
     """What an operator of a kernel is like. ``types``: the schema type of each parameter, "" where
     its value is fixed, in which case it is in ``constants``; ``written``: the names of those that

@@ -13,7 +13,6 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from weft.pytorch.level import within_level
 from weft.pytorch.loop import NEVER, Later, Loop
 from weft.runtime.fastpath import scalar_formats
 from weft.runtime.launch import Launcher
+from weft.values import mutable
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 
@@ -41,7 +41,7 @@ def _slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(low, high + 1) for low, high in box)
 
 
-@dataclass(slots=True)
+@mutable
 class Moment:
     """The version of a tensor at which it still has what refers to it (see ``references.py``)."""
 

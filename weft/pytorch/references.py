@@ -10,17 +10,18 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
 from weft.index.boxes import Box, disjoint, hull
 from weft.pytorch.overwriting import Moment, Referred
+from weft.values import frozen, mutable
 
 # pyright: reportPrivateUsage=false
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Layout:
     """Where in memory the elements of a tensor are."""
 
@@ -40,7 +41,7 @@ class Layout:
         return self.address + low * self.itemsize, self.address + (high + 1) * self.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Node:
     """A box, and what refers to it; or the hull of two nodes."""
 
@@ -49,7 +50,7 @@ class _Node:
     parts: tuple[_Node, _Node] | weakref.ref[Referred]
 
 
-@dataclass(slots=True)
+@mutable
 class _Memory:
     """What refers to one memory: roots of trees, by layout and by number among the boxes."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from weft.autodiff.adjoint import Adjoint, Buffer, segment_length
 from weft.index.expression import Dim, Poly, evaluate
 from weft.ir.core import Op, Value
 from weft.runtime.signature import TORCH_DTYPES
+from weft.values import mutable
 
 IR_DTYPES = {"i1": "bool"}
 # A loop of fewer iterations gains nothing from checkpoints.
@@ -34,7 +35,7 @@ _LONG_SUM = 512
 _CHUNKS = range(64, 257)
 
 
-@dataclass(slots=True)
+@mutable
 class Workspaces:
     """``space``: the extents of the parallel loop. ``trips``: the most iterations of each
     sequential loop that has a tape. ``env``: the arguments of the steps by name."""

@@ -12,14 +12,13 @@ import abc
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from weft import timing
 from weft.codegen.interface import Check, Slot
-from weft.collector import paused
 from weft.errors import ScheduleError
 from weft.frontend.scope import Guard
 from weft.frontend.specs import Spec
@@ -32,10 +31,13 @@ from weft.runtime.cpu import LoadedFunction, load
 from weft.runtime.known import Summary
 from weft.runtime.maker import compiler, processor
 from weft.runtime.overlap import extent
+from weft.settings import paused
 from weft.source import FunctionSource
+from weft.values import frozen, mutable
 
 if TYPE_CHECKING:
     from weft.frontend.lower import Lowered
+    from weft.runtime.tuned import Chooser
 
 Failure = Callable[[Check, list[int]], Exception]  # the error for what a check has recorded
 log = logging.getLogger("weft.specialize")
@@ -106,7 +108,7 @@ def _made(lowered: Lowered, options: Options) -> Loop:
     return Loop(summary, digest, lowered.guards, lambda: lowered.function)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Job:
     """A loop to compile. ``key``: of what is kept in ``cache``; ``checked``: with tests at run time
     of what is not known about races; ``asked``: the text of a schedule, a person's or a tuned
@@ -122,7 +124,7 @@ class Job:
     asked: str | None = None
 
 
-@dataclass(slots=True)
+@mutable
 class Made(abc.ABC):
     """A loop that is compiled for a kind of device. ``origin``: "compiled" or "disk"; ``stages``:
     milliseconds."""
@@ -138,18 +140,19 @@ class Made(abc.ABC):
         job, options = self.job, self.job.options
         if not tensors or job.asked is not None or options.debug or not job.noalias:
             return self
-        from weft.runtime import tuned  # not before a loop is launched
+        with paused():
+            from weft.runtime import tuned  # not before a loop is launched
 
         tuned.records.announce(chooser)
-        text = tuned.records.schedule(options, self.loop, tensors)
+        name = self.loop.summary.name
+        text = tuned.records.schedule(options, name, self.loop.digest, tensors)
         if text is not None and text not in self.tuned:
             try:
                 with timing.record() as recording:
                     made = _compiled(replace(job, asked=text, key=hashed(job.key, "tuned", text)))
                 _finished(made, recording)
             except ScheduleError as error:
-                tuned.log.debug("%s: not by `%s`, which was tuned: %s", self.loop.summary.name,
-                                text, error.message)  # fmt: skip
+                tuned.log.debug("%s: not by `%s`, which was tuned: %s", name, text, error.message)
                 made = None
             self.tuned[text] = made
         return self if text is None else self.tuned[text] or self
@@ -188,14 +191,6 @@ class Made(abc.ABC):
     def ran(self, call: Any) -> tuple[str, bool]:
         """How ``call``, which ``bound`` has given, ran when it was called; whether that is as it
         was asked for."""
-
-
-class Chooser(Protocol):
-    """What launches by records of tuning."""
-
-    def forget(self) -> None:
-        """There are others."""
-        ...
 
 
 class Backend(Protocol):
@@ -268,7 +263,7 @@ def log_stages(name: str, what: str, recording: timing.Recording) -> None:
 
 
 # --- the CPU --------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
+@frozen
 class Header:
     """What the cache keeps beside object code: what calls of it are like (see ``CpuCode``), and the
     text of its schedule."""
@@ -280,7 +275,7 @@ class Header:
     prints: tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]
 
 
-@dataclass(slots=True)
+@mutable
 class Compiled(Made):
     """Machine code of this process."""
 

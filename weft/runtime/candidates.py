@@ -7,7 +7,6 @@ import functools
 import html
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,12 +36,13 @@ from weft.schedule.guards import MultipleOf, Positive, holds, reason
 from weft.schedule.intervals import evaluate
 from weft.schedule.language import Vectorize, only, show
 from weft.schedule.machine import GpuMachine
+from weft.values import frozen
 
 _NOTHING = "nothing: LLVM vectorises"
 H200 = GpuMachine(132, 50 << 20)  # where no GPU is here
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GuardOfCall:
     """What a call must satisfy: the guard's text, whether this call does, and why not."""
 
@@ -54,7 +54,7 @@ class GuardOfCall:
         return self.text if self.holds else f"not {self.text}: {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """One candidate. ``origin``: "asked for", "tuned", or "". ``taken``: what this call runs.
     ``bytes``: of distinct elements that the loop touches. ``accessed``: bytes that threads load and
@@ -194,8 +194,8 @@ def table(
     call = _Call(lowered.function, launcher, values, text, tuned=False)
     show_rows = functools.partial(call.on_gpu, machine, tensors) if place == "cuda" else call.on_cpu
     if text is None and not options.debug and tensors and tensors[0].device.type == place:
-        loop = build.loop_for(None, None, {}, options, lowered)
-        call.asked = records.schedule(options, loop, tensors)
+        digest = build.loop_for(None, None, {}, options, lowered).digest
+        call.asked = records.schedule(options, name, digest, tensors)
         call.tuned = call.asked is not None
         with contextlib.suppress(ScheduleError):  # of an older record: calls do without
             return show_rows()

@@ -6,13 +6,13 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from weft.errors import WeftError
 from weft.runtime.record import LaunchConfig
+from weft.values import frozen
 
 # torch has no public name for the current stream's address or the current device without a check.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -26,7 +26,7 @@ class CudaError(WeftError, RuntimeError):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Driver:
     library: ctypes.CDLL
     launch: Callable[..., int]  # cuLaunchKernelEx(config, function, parameters, extra)
@@ -62,7 +62,7 @@ def driver() -> Driver:
     return Driver(library, launch, torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Module:
     """Code in the context of one device, and its functions by name."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -20,6 +19,7 @@ from weft.ir.types import MemRefType
 from weft.ir.views import memory, written_by
 from weft.runtime import cpu
 from weft.source import Span
+from weft.values import frozen
 
 
 class Compiled(Protocol):
@@ -29,7 +29,7 @@ class Compiled(Protocol):
     def function(self) -> Function: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ordered:
     """``call`` for a loop whose result may depend on the order of its iterations."""
 

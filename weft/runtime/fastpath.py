@@ -13,7 +13,7 @@ import operator
 import struct
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, TensorSpec, Tup
 from weft.lang.numbers import Number
 from weft.runtime import native, record
 from weft.runtime.signature import scalar_kind
+from weft.values import frozen, mutable
 
 # The guards of torch.compile have no public name: without them each call builds its key.
 # pyright: reportPrivateUsage=false
@@ -52,7 +53,7 @@ class Plan(NamedTuple):
     unordered: bool  # the result may depend on the order of iterations
 
 
-@dataclass(slots=True)
+@mutable
 class Generated:
     """What serves calls with one combination of argument kinds, and the plans that they have."""
 
@@ -353,7 +354,7 @@ def _number_packer(spec: Spec) -> Callable[[Any], bytes]:
     return number
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kind:
     """How one kind of argument is treated. ``key``: what of it is in the key of a plan, as text in
     which ``{a}`` is the argument; ``packed``: what of it is packed, likewise; ``steps``: what a

@@ -11,7 +11,7 @@ import math
 import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from weft import timing
 from weft.codegen import launching
 from weft.codegen.interface import Slot
 from weft.codegen.launching import Facts
-from weft.collector import paused
 from weft.ir.core import Function
 from weft.lang.pending import PENDING
 from weft.runtime import build, cuda, native, record
@@ -42,6 +41,8 @@ from weft.schedule.grid import THREADS, Dims, left_by, roomier
 from weft.schedule.language import BlockDim, Cooperate, FastDivision, Schedule, brief, only, show
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
+from weft.settings import paused
+from weft.values import mutable
 
 RECORD_WORDS = 16
 _WORD = struct.Struct("<q")
@@ -53,7 +54,7 @@ log_asm = logging.getLogger("weft.asm")
 log_launch = logging.getLogger("weft.launch")
 
 
-@dataclass(slots=True)
+@mutable
 class GpuCompiled(build.Made):
     """A specialisation for CUDA devices. ``optimized`` is made where a schedule has to be
     compiled."""
@@ -195,7 +196,7 @@ def as_asked(facts: Facts, choice: Choice) -> bool:
 # -- calls
 
 
-@dataclass(slots=True)
+@mutable
 class Launch:
     """How one set of sizes and numbers runs: ``divisors`` end the argument block, ``frames`` are
     free for the taking. ``then``: the stages behind it, where blocks leave so many ``words`` in

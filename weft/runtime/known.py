@@ -17,7 +17,6 @@ import struct
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,12 +36,13 @@ from weft.options import Options
 from weft.runtime.cache import DiskCache, hashed
 from weft.runtime.maker import compiler
 from weft.source import FunctionSource, read_function
+from weft.values import frozen
 
 _LOGS = ("weft.source", "weft.ir")  # of what only lowering has to show
 _FORMAT = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Summary:
     """What launching asks of a loop's IR. ``types``: of its arguments. ``written``: which of its
     tensors it writes, counted among those. ``nested``: there is a loop in an iteration.

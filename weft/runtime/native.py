@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ from weft.runtime.record import (
     TEST,
     LaunchConfig,
 )
+from weft.values import mutable
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 
@@ -49,7 +50,7 @@ class Direct(NamedTuple):
     several: bool = False  # there are more devices than this one
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@mutable
 class Work:
     """What the calls of one plan are like, and what they do."""
 

@@ -8,12 +8,11 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
 
-from weft.depth import deep
 from weft.errors import CompileError
 from weft.frontend.hints import once
 from weft.frontend.kinds import NumberPinned, RegionChanged, Static
@@ -25,14 +24,16 @@ from weft.runtime.backing import backed, is_backed
 from weft.runtime.build import CPU, Backend, Made, compile_region
 from weft.runtime.overlap import check_memory
 from weft.runtime.signature import check_devices, spec_of
+from weft.settings import deep, paused
 from weft.source import FunctionSource
+from weft.values import mutable
 
 log = logging.getLogger("weft.specialize")
 
 MANY = 64  # specialisations of a loop, of which a warning says why
 
 
-@dataclass(slots=True)
+@mutable
 class Specialization:
     """One compiled form of a loop: ``signature`` reads like ``x: f32[:, :], n: int``."""
 
@@ -55,7 +56,8 @@ class Specialization:
 def backend(device: str) -> Backend:
     """What compiles for a kind of device. (What meta tensors are asked, CPUs answer.)"""
     if device == "cuda":
-        from weft.runtime import gpu  # heavy, and not needed where there is no GPU
+        with paused():
+            from weft.runtime import gpu  # heavy, and not needed where there is no GPU
 
         return gpu.CUDA
     return CPU

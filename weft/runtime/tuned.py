@@ -20,7 +20,6 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -30,6 +29,7 @@ from weft.errors import WeftError
 from weft.options import Options
 from weft.runtime.cache import disk, from_json, hashed, to_json
 from weft.runtime.maker import processor
+from weft.values import frozen
 
 FORMAT, VERSION = "weft-tuned", 1
 Kind = Literal["config", "schedule"]
@@ -41,7 +41,7 @@ class TunedFileError(WeftError, ValueError):
     """A file that has no records of tuning."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Record:
     """``name`` is for people, ``digest`` is a hash of the text that ``choice`` was measured for.
     ``milliseconds``: of the choice and, before it, of the default."""
@@ -64,20 +64,6 @@ class Chooser(Protocol):
     """What has chosen by records, and has to choose again when there are others."""
 
     def forget(self) -> None: ...
-
-
-class Summary(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-class Loop(Protocol):
-    """What is asked of a loop."""
-
-    digest: str
-
-    @property
-    def summary(self) -> Summary: ...
 
 
 class Records:
@@ -124,17 +110,15 @@ class Records:
             return None
         return record if record is not None and record.key == key else None
 
-    def schedule(self, options: Options, loop: Loop, tensors: Sequence[torch.Tensor]) -> str | None:
+    def schedule(
+        self, options: Options, name: str, digest: str, tensors: Sequence[torch.Tensor]
+    ) -> str | None:
         """The text of the schedule that was tuned for a loop and tensors of these sizes."""
         machine = machine_of(tensors[0].device)
-        if not options.tuned or (
-            not self._files
-            and (options.cache_dir, "schedule", loop.digest, machine) in self._absent
-        ):
+        place = options.cache_dir, "schedule", digest, machine
+        if not options.tuned or (not self._files and place in self._absent):
             return None
-        found = self.find(
-            options, "schedule", loop.summary.name, loop.digest, machine, class_of(tensors)
-        )
+        found = self.find(options, "schedule", name, digest, machine, class_of(tensors))
         return None if found is None or found.choice == DEFAULT else found.choice
 
     def keep(self, options: Options, records: Iterable[Record]) -> None:

@@ -24,13 +24,12 @@ import types
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from weft.depth import deep
 from weft.errors import KernelIndexError, KernelTypeError
 from weft.frontend.parameters import (
     converting,
@@ -47,10 +46,12 @@ from weft.lang.vectors import MatrixType, VectorType
 from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject, subscript
 from weft.runtime.rewrite import CAST, LOOP, instrument
 from weft.runtime.signature import check_argument
+from weft.settings import deep
 from weft.source import FunctionSource, Span, read_function
+from weft.values import frozen, mutable
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """A point of a program: enough to find the line and columns later."""
 
@@ -73,7 +74,7 @@ def _here(depth: int) -> Place:
     return Place(frame.f_code, frame.f_lasti)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Access:
     """One element touched by one iteration. ``kind`` is READ, WRITE or one of UPDATES' values."""
 
@@ -86,7 +87,7 @@ class Access:
         return self.kind, self.iteration, self.place.span()
 
 
-@dataclass(slots=True)
+@mutable
 class Watch:
     """What is known while a kernel is interpreted: the iteration, and who touched which element.
 

@@ -9,7 +9,6 @@ memory; what blocks leave is combined by a second function of one block, in a fi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from weft.ir.core import Function, Op, Value
 from weft.ir.trips import unravel
@@ -19,9 +18,10 @@ from weft.schedule.language import Align, Cover, Schedule, Vectorize, only, seve
 from weft.schedule.nest import arrays_of
 from weft.schedule.spmd import Threads, from_word, to_word
 from weft.schedule.vectorize import Neighbours
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bound:
     """``stages`` run one after the other, each in every thread of a grid. Where there are several,
     they have two arguments more: memory for what blocks leave (of a reduction, a word of each block

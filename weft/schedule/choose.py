@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from weft.schedule.grid import Dims, grid
 from weft.schedule.guards import GUARDS, Aligned, Guard, holds
 from weft.schedule.language import Privatize, Schedule, only, parse, read, show
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Candidate:
     """One form of a kernel, and what a call must satisfy to take it."""
 
@@ -38,7 +38,7 @@ def alignments(candidates: Sequence[str]) -> list[Aligned]:
             for guard in read(part, (Aligned,))]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Choice:
     """What a call runs: ``shared`` are bytes of shared memory for each block."""
 

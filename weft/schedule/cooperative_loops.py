@@ -11,7 +11,7 @@ IR, for ``schedule.cooperate``.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from weft.index.access import Access, accesses
 from weft.index.expression import Pick, Poly, atom
@@ -20,6 +20,7 @@ from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.views import For, If, is_constant, memory, written_by
 from weft.ir.writes import loaded, written
+from weft.values import mutable
 
 # How what a loop carries is combined, by the operation that updates it. That of a difference is a
 # sum, of what is taken off.
@@ -35,7 +36,7 @@ _INEXACT = ("addf", "mulf")
 _REFUSED = {"memref.atomic_cas", "weft.assert", "weft.bounds", "weft.touch", "weft.print"}
 
 
-@dataclass(slots=True)
+@mutable
 class Team:
     """``loops``: those that members share, with the combiners of what they carry. ``single``:
     stores of one member. ``ordered``: of both those that write what others of the team read.

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import ScalarType, i1, index
 from weft.ir.views import For, If, Parallel, constant_of, memory
 from weft.schedule.intervals import Interval
+from weft.values import frozen
 
 _FREE = {
     "arith.constant", "arith.select", "arith.index_cast", "arith.extsi", "arith.extui",
@@ -25,7 +25,7 @@ _FREE = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cost:
     """``loaded`` and ``stored``: bytes of distinct elements, the least that memory has to move.
     ``accessed``: bytes that iterations load and store, each time. ``operations``: of arithmetic on

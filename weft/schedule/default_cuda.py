@@ -9,7 +9,6 @@ whose guards hold (``schedule.choose``); code generation applies its steps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from weft.index.access import Access, accesses
 from weft.index.expression import number
@@ -66,6 +65,7 @@ from weft.schedule.legal import private_kind
 from weft.schedule.nest import LoopNest, Nest, loops_of
 from weft.schedule.prefetch import ahead
 from weft.schedule.shared_loads import UnrollJamCandidates, unroll_jam_candidates
+from weft.values import frozen
 
 VECTOR_BYTES = 16  # the longest load and store
 MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
@@ -77,7 +77,7 @@ _IDLE = 1024  # threads for each multiprocessor, from which on others run while 
 _BUSY = 1024  # threads for each multiprocessor, below which none takes several iterations
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Divisible:
     """What makes subscripts with quotients and remainders whole vectors: steps of the nest's
     program that must be multiples of the vector's length, those of them that must be positive, and
@@ -88,7 +88,7 @@ class Divisible:
     aligned: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Vector:
     """How many neighbours a thread takes along x, and how: see ``Vectorize``. ``aligned``: of each
     argument that is accessed in whole vectors, their bytes."""
@@ -100,7 +100,7 @@ class Vector:
     aligned: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Picks:
     """What a loop's accesses ask for. ``order``: the parallel dimensions, that along neighbouring
     threads first. ``block``: threads of a block along x and y. ``asked``: what the kernel's writer

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from weft.ir.core import Block, Op, Value
 from weft.ir.types import SCALARS, i1
 from weft.ir.views import constant_of, memory
 from weft.ir.writes import written
 from weft.schedule.variation import UNIFORM, Growth, Variation
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Common:
     """What a number of neighbours have in common from a multiple of that number on, in calls in
     which each of ``multiples`` is such a multiple and each of ``divisors`` is positive."""

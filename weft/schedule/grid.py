@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from weft.ir.trips import NUMBERS, trip_count
 from weft.schedule.language import (
@@ -24,6 +23,7 @@ from weft.schedule.language import (
 )
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
+from weft.values import frozen
 
 THREADS = 256  # of a block, at most, where nobody asks for more
 WARP = 32
@@ -89,7 +89,7 @@ def grid(schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int) -> tu
     return blocks, block
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Left:
     """What blocks leave to further stages: so many ``words``, in ``parts``. ``last``: blocks and
     threads of the last stage."""

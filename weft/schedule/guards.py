@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, get_args
 
 from weft.schedule import grid
@@ -11,19 +10,20 @@ from weft.schedule.intervals import fits
 from weft.schedule.language import Schedule
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fits32:
     """32 bits hold every index and the offset of every element."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reciprocals:
     """Each number that is divided by has a reciprocal, and what is divided is not too large."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Aligned:
     """``array`` and each of its rows begin at multiples of ``bytes``."""
 
@@ -31,7 +31,7 @@ class Aligned:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MultipleOf:
     """Step ``value`` of the nest's program is a multiple of ``number``."""
 
@@ -39,14 +39,14 @@ class MultipleOf:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Positive:
     """Step ``value`` of the nest's program is positive."""
 
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AtLeast:
     """There are so many iterations along ``axis``."""
 
@@ -54,7 +54,7 @@ class AtLeast:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FewLeft:
     """Of the iterations along ``axis``, three of four are in whole groups of ``length``."""
 
@@ -62,21 +62,21 @@ class FewLeft:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Busy:
     """Each multiprocessor still gets so many threads."""
 
     threads: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Idle:
     """Each multiprocessor gets fewer threads than that."""
 
     threads: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Grouped:
     """Loops are so long, and iterations so few, that as many threads share one (see
     ``Cooperate``)."""
@@ -84,35 +84,35 @@ class Grouped:
     threads: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Columns:
     """Likewise, where so many groups stand side by side."""
 
     width: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Split:
     """Likewise, where several blocks share one."""
 
     columns: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FewElements:
     """``array`` fits into shared memory, and there are many more iterations than elements."""
 
     array: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FitsShared:
     """``array`` fits into the part of shared memory that a block has for it."""
 
     array: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KnownTrips:
     """Trip counts are known before the launch. ``most``: there are no more iterations than that in
     all, if it is not 0."""
@@ -120,14 +120,14 @@ class KnownTrips:
     most: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LargerThanCache:
     """``arrays`` are larger than the second-level cache, and all others are small beside them."""
 
     arrays: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Covered:
     """The grid may have a thread for each iteration."""
 

@@ -11,13 +11,14 @@ import functools
 import importlib
 import re
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from typing import Any, Literal, TypeVar, get_args
 
 from weft.errors import ScheduleError
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IndexWidth:
     """Subscripts and indices of loops are integers of so many bits, 64 without this step. (A
     person writes 64 to have no other.)"""
@@ -25,12 +26,12 @@ class IndexWidth:
     bits: Literal[32, 64]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FastDivision:
     """Divisions by numbers of the call are multiplications by their reciprocals."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnrollJam:
     """A thread computes ``copies`` iterations along ``axis``, ``stride`` from each other, and loads
     elements that they share once."""
@@ -40,7 +41,7 @@ class UnrollJam:
     stride: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Vectorize:
     """A thread computes ``copies`` iterations along ``axis`` (0: ``width``), ``width`` of them side
     by side, the first of these ``stride`` vectors from each other. The first thread begins ``peel``
@@ -57,7 +58,7 @@ class Vectorize:
     reverse: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Align:
     """``array`` is loaded and stored in whole vectors of so many bytes: it and each of its rows
     begin at multiples of them."""
@@ -66,7 +67,7 @@ class Align:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bind:
     """Iterations along ``axis`` go to threads along this side of the grid; several axes on one side
     are collapsed."""
@@ -75,7 +76,7 @@ class Bind:
     side: Literal["x", "y", "z"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Block:
     """A block has at most so many threads along x and y."""
 
@@ -83,7 +84,7 @@ class Block:
     y: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlockDim:
     """What the kernel's writer asked for by ``loop_config(block_dim=...)``: so many threads, or
     just these sides."""
@@ -91,7 +92,7 @@ class BlockDim:
     sides: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Persist:
     """The grid has at most so many blocks for each multiprocessor, which go on to other
     iterations."""
@@ -99,26 +100,26 @@ class Persist:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cover:
     """The grid has a thread for each iteration (or vector): there are no loops over them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Privatize:
     """Each block accumulates into a copy of ``array`` in shared memory."""
 
     array: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamingStores:
     """What is stored to ``arrays`` makes way first in the caches."""
 
     arrays: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Prefetch:
     """A thread loads what the next ``steps`` turns of the serial ``loop`` load before it carries
     out these ``steps``."""
@@ -127,7 +128,7 @@ class Prefetch:
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cooperate:
     """``threads`` have an iteration together and share its loops ``loops``: the lanes of a warp, or
     a whole block of at most so many threads. ``columns``: so many such groups stand side by side in
@@ -138,7 +139,7 @@ class Cooperate:
     columns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SplitReduction(Cooperate):
     """Several such blocks have an iteration together and share its loops ``loops``: each leaves
     what it carried in memory, which a second launch combines in a fixed order. ``parts``: so many

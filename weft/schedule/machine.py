@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.ir.types import ScalarType
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CpuMachine:
     """A CPU. ``vector_bytes``: the length of its vector registers, 64 (AVX-512), 32 (AVX2) or 0 if
     there are none with masks or at least AVX2. ``sleef``: whether SLEEF's functions can be called
@@ -31,7 +30,7 @@ class CpuMachine:
         return self.vector_bytes == 64
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuMachine:
     """An NVIDIA GPU: its multiprocessors, and the bytes of its second-level cache. (An H100's,
     where no GPU is here to be asked.)"""

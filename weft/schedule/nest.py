@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from weft.errors import Span
 from weft.ir.core import Function, Op, Value, walk
@@ -12,9 +11,10 @@ from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
 from weft.ir.views import For, Parallel, is_constant
 from weft.schedule.intervals import Step
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Nest:
     """``arrays``: names of the arguments (numbers too). ``axes``: names of the parallel indices, in
     the order of the loop; none where one thread runs the function.
@@ -41,7 +41,7 @@ class Nest:
     splits: tuple[tuple[str, int, int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Refusal:
     """Why a step is not legal. ``span``: the source text it is about, the loop if it is None."""
 
@@ -50,7 +50,7 @@ class Refusal:
     help: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class LoopNest:
     """A loop as the rules of steps look at it. ``strict``: sums keep their order."""
 

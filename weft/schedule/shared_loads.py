@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType
@@ -19,6 +19,7 @@ from weft.schedule.language import UnrollJam
 from weft.schedule.nest import axes_of, is_plain
 from weft.schedule.unroll_jam import variation
 from weft.schedule.variation import Variation
+from weft.values import frozen
 
 COPIES = 4  # along one index
 MOST_OPS = 320  # in the innermost loops, for all iterations of a thread
@@ -28,7 +29,7 @@ _STEEPEST = 1  # how much the bounds of a serial loop may change from iteration 
 _LIGHT = {"math.fma", "math.absf", "math.absi", "math.isnan", "math.isinf"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnrollJamCandidates:
     """Steps of which those may pay that save most of ``loads`` loads, with ``most`` iterations of a
     thread. Bit k of a step's number in ``unshared``: its iterations do the k-th load each for

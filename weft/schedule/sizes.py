@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from weft.schedule.intervals import ANY, Interval, fits, trip_count
 from weft.schedule.nest import Nest
 from weft.schedule.reciprocal import DIVIDEND, DIVISOR, reciprocal
+from weft.values import frozen
 
 _MARGIN = 1 << 24  # what is left of 32 bits for a thread's place beyond the last iteration
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Array:
     """Sizes and strides, in elements, of a memref argument, and the bytes of an element."""
 
@@ -38,7 +38,7 @@ class Array:
         return not ragged and not any(s % per for s in self.strides[:-1])
 
 
-@dataclass(frozen=True)
+@frozen
 class Sizes:
     """``values``: the interval of each step of the nest's program. ``aligned``: pairs of an array
     and bytes that its address is a multiple of."""

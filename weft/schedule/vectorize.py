@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
 
 from weft.ir.core import Block, Op, Value
 from weft.ir.types import Type, i64, index
@@ -17,9 +16,10 @@ from weft.ir.views import Parallel, constant_of, is_constant, memory
 from weft.schedule.language import Vectorize
 from weft.schedule.spmd import Threads
 from weft.schedule.variation import Variation
+from weft.values import mutable
 
 
-@dataclass(slots=True)
+@mutable
 class Neighbours:
     """The iterations of ``parallel`` that a thread takes along ``axis``, as ``how`` says.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +23,10 @@ from weft.runtime.launch import Launcher
 from weft.schedule.choose import candidate
 from weft.schedule.grid import threads_of
 from weft.schedule.language import Schedule, brief
+from weft.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuLoop:
     """One device loop of a kernel for one architecture. ``codes``: by each schedule that calls may
     take, first the one that a large call takes."""
@@ -49,7 +49,7 @@ class GpuLoop:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuCode:
     """A kernel for one architecture."""
 

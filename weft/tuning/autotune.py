@@ -7,7 +7,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -23,6 +23,7 @@ from weft.runtime.entry import PLAIN, dispatched
 from weft.runtime.tuned import Record, machine_of, records, shape_class, size_class
 from weft.tuning.measure import Measure, measure
 from weft.tuning.state import Kept, difference, tensors_in
+from weft.values import frozen
 
 log = logging.getLogger("weft.tune")
 _MOST = 4096  # exact sizes that are remembered
@@ -93,7 +94,7 @@ def autotune(
     return decorate
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Choice:
     """What one size class takes, and the milliseconds of each config (by its text) that computes
     what the first one does."""

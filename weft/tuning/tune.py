@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -35,6 +35,7 @@ from weft.schedule.language import Cooperate, Privatize, Schedule, Vectorize, on
 from weft.tuning.measure import Measure, measure, shown
 from weft.tuning.neighbours import proposals
 from weft.tuning.state import Kept, difference, tensors_in
+from weft.values import frozen
 
 log = logging.getLogger("weft.tune")
 _GAIN = 0.98  # of the default's time: what is not faster than that is noise, and not kept
@@ -42,7 +43,7 @@ _ALIGNED = 64  # bytes: whole vectors and lines of a cache begin at multiples of
 _CALLABLE = "a kernel, a method that is one, or kernel.backward"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """One schedule of one loop at some sizes; "default" is what runs without tuning.
     ``milliseconds``: NaN where it was not measured, because of ``refused``. ``best``: it is kept.
@@ -56,7 +57,7 @@ class Row:
     refused: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Table:
     """What ``weft.tune`` has measured, and the records that it keeps."""
 

@@ -1,7 +1,8 @@
-"""Python's limit of recursion, raised while weft goes through a function's syntax tree."""
+"""Settings of Python's while weft works: the garbage collector, the limit of recursion."""
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Generator
@@ -11,6 +12,23 @@ from weft.errors import KernelSyntaxError
 from weft.source import Span
 
 _LIMIT = 10_000  # frames: a sum of 2,000 terms, 800 functions that call each other
+
+
+@contextmanager
+def paused() -> Generator[None]:
+    """No collection inside of a ``with``.
+
+    After ``import torch`` Python has hundreds of thousands of objects and has not yet looked for
+    cycles among them; the next import that makes some objects of its own would wait for that, 50 ms
+    of its 120. Not for long-running work: garbage cycles stay until the end.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class _Raised:

@@ -238,3 +238,19 @@ def test_what_is_asked_of_a_cpu_is_of_the_loop_as_it_is_written() -> None:
     assert torch.equal(kernel(*args), brick_wall.brick_wall(*args))
     first = kernel.schedules(*args)[0]
     assert (first.schedule, first.asked, first.taken) == ("unroll_jam(col, 4)", True, True)
+
+
+# -- loops of a gradient
+
+
+def test_loops_of_a_gradient_have_a_table() -> None:
+    kernel = weft.kernel(causal_conv.causal_conv.function)
+    names = ["causal_conv_0_adjoint_d_w", "causal_conv_0_adjoint_d_k"]
+    args = torch.randn(C, T), torch.randn(B, C, T), 0.1
+    assert [row.loop for row in kernel.backward.schedules(*args).taken] == names
+    there = kernel.backward.schedules(meta(C, T), meta(B, C, T), 0.1, device="cuda")
+    assert [row.loop for row in there.taken] == names
+    assert all(row.line == kernel.schedules(*args)[0].line for row in there)
+    kernel.backward.schedule("cuda", "cover()", names[1])
+    asked = kernel.backward.schedules(*args, device="cuda")
+    assert [row.loop for row in asked if row.asked] == names[1:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -13,9 +13,13 @@ from weft.frames import user_frames
 from weft.ir.interp import Watch
 from weft.pytorch.autograd import with_functions
 from weft.pytorch.level import level, tangent_of
-from weft.pytorch.loop import Loop
+from weft.pytorch.loop import Loop, Make
 from weft.runtime.interpreted import InterpretedFunction
 from weft.runtime.launch import Launcher
+
+if TYPE_CHECKING:
+    from weft.runtime.candidates import Row, Schedules
+    from weft.schedule.machine import GpuMachine
 
 
 class KernelLike(Protocol):
@@ -50,8 +54,15 @@ class _Derived:
     ) -> Any:
         """A call of the kernel in which the interpreter carries out its loops, and all that is
         derived from them."""
-        make = functools.partial(InterpretedFunction, watch=watch)
-        launchers = [functools.partial(with_functions, r, make) for r in self.kernel.launchers]
+        return self.made(
+            lambda _: functools.partial(InterpretedFunction, watch=watch), args, kwargs
+        )
+
+    def made(
+        self, make: Callable[[Launcher], Make], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call in which what ``make`` says carries out loops, and all that is derived."""
+        launchers = [functools.partial(with_functions, r, make(r)) for r in self.kernel.launchers]
         return self.kernel.carry_out(launchers, args, kwargs)
 
 
@@ -85,16 +96,34 @@ class Backward(_Derived):
                 yield from (step.name for step in adjoint.steps)
 
     @user_frames
+    def schedules(
+        self, *args: Any, device: str | None = None, machine: GpuMachine | None = None,
+        **kwargs: Any,
+    ) -> Schedules:  # fmt: skip
+        """The schedules that each loop of the gradient may run by, as ``Kernel.schedules`` says of
+        the kernel's own. Forward and backward are carried out on copies."""
+        from weft.runtime import candidates  # the compiler proper is imported where it is needed
+
+        rows: dict[str, list[Row]] = {}
+
+        def make(launcher: Launcher) -> Make:
+            return lambda function: candidates.Listed(
+                function, launcher.options, launcher.region.span.line, device, machine, rows
+            )
+
+        _differentiated(lambda *a, **k: self.made(make, a, k), args, kwargs)
+        own = {s.compiled.loop.summary.name for launcher in self.kernel.launchers
+               for s in launcher.forms.compiled.values()}  # fmt: skip
+        return candidates.Schedules(
+            [row for n, loop in rows.items() if n not in own for row in loop]
+        )
+
+    @user_frames
     def inspect(self, *args: Any, **kwargs: Any) -> str:
         """For each loop, how each gradient is accumulated, the workspaces, and the loops of the
         gradient as IR, in the form that these sizes call for. Forward and backward are carried out
         on copies; every float tensor counts as wanted."""
-        leaves, outs = _recorded(self.kernel.direct, args, kwargs)
-        found = [o for o in outs if o.requires_grad]
-        if found:
-            wanted = [leaf for leaf in leaves if leaf is not None]
-            given = [torch.ones_like(o) for o in found]
-            torch.autograd.grad(found, wanted, given, allow_unused=True)
+        _differentiated(self.kernel.direct, args, kwargs)
         texts = [f"=== gradient of the loop at line {line} ===\n{adjoint}"
                  for line, loop in self.loops()
                  for adjoint in ([loop.launched] if loop.launched else loop.adjoints)]  # fmt: skip
@@ -184,6 +213,16 @@ def _recorded(
         out = call(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
         written = [v for v, n in zip(given, versions, strict=True) if _version(v) != n]
     return [leaf for leaf, _ in values], _floats(out, written)
+
+
+def _differentiated(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """``call`` and its gradient, on copies."""
+    leaves, outs = _recorded(call, args, kwargs)
+    found = [o for o in outs if o.requires_grad]
+    if found:
+        wanted = [leaf for leaf in leaves if leaf is not None]
+        given = [torch.ones_like(o) for o in found]
+        torch.autograd.grad(found, wanted, given, allow_unused=True)
 
 
 def _wanted(value: Any) -> tuple[torch.Tensor | None, Any]:

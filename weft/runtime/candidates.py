@@ -18,7 +18,7 @@ from weft.codegen.launching import Facts
 from weft.codegen.machine import host_cpu
 from weft.codegen.threads import argument_slots
 from weft.errors import ScheduleError
-from weft.frontend.lower import lower
+from weft.frontend.lower import Lowered, lower
 from weft.frontend.specs import ConstSpec, TupleSpec
 from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType
@@ -26,6 +26,7 @@ from weft.options import Options
 from weft.runtime import build
 from weft.runtime.arguments import sizes_of
 from weft.runtime.fastpath import flat
+from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher
 from weft.runtime.tuned import records
 from weft.schedule import default_cpu
@@ -178,8 +179,6 @@ def table(
     launcher: Launcher, args: tuple[Any, ...], device: str | None, machine: GpuMachine | None
 ) -> list[Row]:
     """The candidates of one loop for a call with ``args``."""
-    tensors = [v for v in args if isinstance(v, torch.Tensor)]
-    place = device or (tensors[0].device.type if tensors else "cpu")
     specs = launcher.forms.specs(args)
     lowered = lower(launcher.region, specs, launcher.source, debug=launcher.options.debug)
     values: list[Any] = []
@@ -189,9 +188,21 @@ def table(
         elif not isinstance(spec, ConstSpec):
             values.append(value)
     values += [torch.empty(()) for _ in lowered.results]
-    options, name = launcher.options, lowered.function.name
+    return rows_of(
+        lowered, launcher.options, launcher.region.span.line, values, device, machine
+    )  # fmt: skip
+
+
+def rows_of(
+    lowered: Lowered, options: Options, line: int, values: Sequence[Any], device: str | None,
+    machine: GpuMachine | None,
+) -> list[Row]:  # fmt: skip
+    """The candidates of a loop, of which ``values`` are the arguments."""
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    place = device or (tensors[0].device.type if tensors else "cpu")
+    name = lowered.function.name
     text = None if options.debug else options.asked(place, name)
-    call = _Call(lowered.function, launcher, values, text, tuned=False)
+    call = _Call(lowered.function, line, options, values, text)
     show_rows = functools.partial(call.on_gpu, machine, tensors) if place == "cuda" else call.on_cpu
     if text is None and not options.debug and tensors and tensors[0].device.type == place:
         digest = build.loop_for(None, None, {}, options, lowered).digest
@@ -203,19 +214,33 @@ def table(
     return show_rows()
 
 
+class Listed(CompiledFunction):
+    """Notes the candidates of each call in ``rows``, in place of those of an earlier one."""
+
+    def __init__(
+        self, function: Function, options: Options, line: int, device: str | None,
+        machine: GpuMachine | None, rows: dict[str, list[Row]],
+    ) -> None:  # fmt: skip
+        super().__init__(function, options)
+        self.line, self.device, self.machine, self.rows = line, device, machine, rows
+
+    def __call__(self, values: Sequence[Any]) -> None:
+        lowered = Lowered(self.function, [], [], "")
+        self.rows[self.function.name] = rows_of(
+            lowered, self.options, self.line, values, self.device, self.machine
+        )
+        super().__call__(values)
+
+
 class _Call:
     """One loop of a call. ``asked``: a person's text, or a ``tuned`` one."""
 
     def __init__(
-        self, function: Function, launcher: Launcher, values: Sequence[Any], asked: str | None, *,
-        tuned: bool,
+        self, function: Function, line: int, options: Options, values: Sequence[Any],
+        asked: str | None,
     ) -> None:  # fmt: skip
-        self.name = function.name
-        self.function = function
-        self.line = launcher.region.span.line
-        self.options: Options = launcher.options
-        self.values = values
-        self.asked, self.tuned = asked, tuned
+        self.name, self.function, self.line = function.name, function, line
+        self.options, self.values, self.asked, self.tuned = options, values, asked, False
 
     def _origin(self, given: bool) -> str:
         return ("tuned" if self.tuned else "asked for") if given else ""

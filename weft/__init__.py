@@ -30,9 +30,9 @@ from weft.errors import (
     SourceUnavailableError,
     WeftError,
 )
-from weft.settings import paused
+from weft.settings import rarely_collected
 
-with paused():  # this imports all the rest
+with rarely_collected:  # this imports all the rest
     from weft.kernel import Kernel, kernel
 
 from weft.lang import math, types

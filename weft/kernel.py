@@ -30,7 +30,7 @@ from weft.runtime.entry import PLAIN, dispatched, make_entry, order_of
 from weft.runtime.launch import Ahead, Launcher
 from weft.runtime.signature import check_argument, check_layout
 from weft.runtime.specialize import Specialization
-from weft.settings import deep, paused
+from weft.settings import deep, rarely_collected
 from weft.source import FunctionSource, Span, read_function
 
 if TYPE_CHECKING:
@@ -397,7 +397,7 @@ class Kernel:
     def parts(self) -> HostPart:
         """The host part and the device loops. Raises ``CompileError``s."""
         check = functools.partial(check_argument, span=self.span)
-        with deep(self.span):
+        with deep(self.span), rarely_collected:
             parts = split(self.source, self.function, check)
         return parts if self.tuning is None else self.tuning.parts(self, parts)
 
@@ -437,7 +437,7 @@ class Kernel:
     @functools.cached_property
     def operators(self) -> Operators:
         """The PyTorch operators that this kernel is."""
-        with paused():
+        with rarely_collected:
             from weft.pytorch.library import Operators  # only where PyTorch asks for an operator
 
         return Operators(self, self._namespace, self._op_name)
@@ -534,13 +534,15 @@ class BoundForward(functools.partial[Any]):
 
 
 def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
-    from weft.pytorch.autograd import differentiate  # only where a gradient is asked for
+    with rarely_collected:
+        from weft.pytorch.autograd import differentiate  # only where a gradient is asked for
 
     return differentiate(launcher, args)
 
 
 def _with_tangents(plain: list[Callable[..., Any]], launcher: Launcher, *args: Any) -> Any:
-    from weft.pytorch.autograd import with_tangents  # only where a derivative is asked for
+    with rarely_collected:
+        from weft.pytorch.autograd import with_tangents  # only where a derivative is asked for
 
     return with_tangents(launcher, plain[launcher.region.index], *args)
 

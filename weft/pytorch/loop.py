@@ -23,6 +23,7 @@ from weft.options import Options
 from weft.passes.forward import forward as forwarded_loads
 from weft.pytorch.workspaces import Workspaces
 from weft.runtime.function import CompiledFunction
+from weft.settings import rarely_collected
 
 # The arguments of a loop that may be overwritten after it: by loops, by the host part.
 Later = tuple[frozenset[int], frozenset[int]]
@@ -93,7 +94,8 @@ class Loop:
         with self._lock:
             found = self._adjoints.get((*key, lasting))
             if found is None:
-                adjoint = reverse(self.function, wanted, kept, lasting=lasting, **form)
+                with rarely_collected:
+                    adjoint = reverse(self.function, wanted, kept, lasting=lasting, **form)
                 found = self._adjoints[*key, lasting] = Reversed(adjoint, self.derived)
                 if not any(w.extents for w in adjoint.taped):
                     self._adjoints[*key, True] = found
@@ -109,7 +111,8 @@ class Loop:
         with self._lock:
             found = self._forwards.get(wanted)
             if found is None:
-                tangent = forward(self.function, wanted)
+                with rarely_collected:
+                    tangent = forward(self.function, wanted)
                 steps = list(map(self.derived, tangent.steps))
                 found = self._forwards[wanted] = Forwarded(tangent, steps)
             return found

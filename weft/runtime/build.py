@@ -31,7 +31,7 @@ from weft.runtime.cpu import LoadedFunction, load
 from weft.runtime.known import Summary
 from weft.runtime.maker import compiler, processor
 from weft.runtime.overlap import extent
-from weft.settings import paused
+from weft.settings import rarely_collected
 from weft.source import FunctionSource
 from weft.values import frozen, mutable
 
@@ -82,8 +82,8 @@ def _loop_of(
     region: Region, source: FunctionSource, specs: dict[str, Spec], options: Options
 ) -> Loop:
     def lower() -> Lowered:
-        with paused():  # the compiler's front: not where the cache will do
-            from weft.runtime import lowering  # a door of the compiler
+        # The compiler's front is not imported where the cache will do.
+        from weft.runtime import lowering  # a door of the compiler
 
         return lowering.lower(region, specs, source, debug=options.debug)
 
@@ -140,7 +140,7 @@ class Made(abc.ABC):
         job, options = self.job, self.job.options
         if not tensors or job.asked is not None or options.debug or not job.noalias:
             return self
-        with paused():
+        with rarely_collected:
             from weft.runtime import tuned  # not before a loop is launched
 
         tuned.records.announce(chooser)
@@ -148,7 +148,7 @@ class Made(abc.ABC):
         text = tuned.records.schedule(options, name, self.loop.digest, tensors)
         if text is not None and text not in self.tuned:
             try:
-                with timing.record() as recording:
+                with rarely_collected, timing.record() as recording:
                     made = _compiled(replace(job, asked=text, key=hashed(job.key, "tuned", text)))
                 _finished(made, recording)
             except ScheduleError as error:
@@ -222,7 +222,7 @@ def compile_region(
     ``noalias``: no memory written through one tensor is accessed through another. ``lowered``: the
     loop's IR, where it does not come from source (``region`` and ``source`` are then not needed).
     """
-    with timing.record() as recording:
+    with rarely_collected, timing.record() as recording:
         loop = loop_for(region, source, specs, options, lowered)
         said = f"debug={options.debug} strict={options.strict_math} noalias={noalias}"
         asked = options.asked(backend.name, loop.summary.name)
@@ -324,9 +324,8 @@ class Cpu:
 
     def compile(self, job: Job) -> Compiled:
         # Passes, index sets and code generation are not imported where the cache has the code.
-        with paused():
-            from weft import compiler as pipeline  # the other door
-            from weft.schedule.language import show  # imported by it
+        from weft import compiler as pipeline  # the other door
+        from weft.schedule.language import show  # imported by it
 
         options = job.options
         code = pipeline.to_code(

@@ -41,7 +41,7 @@ from weft.schedule.grid import THREADS, Dims, left_by, roomier
 from weft.schedule.language import BlockDim, Cooperate, FastDivision, Schedule, brief, only, show
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
-from weft.settings import paused
+from weft.settings import rarely_collected
 from weft.values import mutable
 
 RECORD_WORDS = 16
@@ -96,11 +96,10 @@ class GpuCompiled(build.Made):
         entry = cache.load(key) if cache is not None and not anew else None
         if entry is not None:
             return entry[1].decode(errors="replace")
-        with timing.record() as recording:
+        with rarely_collected, timing.record() as recording:
             if self.optimized is None:
                 self.optimized = optimized(job)
-            with paused():
-                from weft.codegen import cuda as backend  # a door of the compiler
+            from weft.codegen import cuda as backend  # a door of the compiler
 
             code = backend.compile_cuda(
                 self.optimized, schedule, arch, strict_math=job.options.strict_math,
@@ -146,8 +145,7 @@ def architecture(device: int) -> str:
 def optimized(job: build.Job) -> Function:
     """The loop after the passes."""
     # Passes and code generation are not imported where the cache has the code.
-    with paused():
-        from weft import compiler as pipeline  # a door of the compiler
+    from weft import compiler as pipeline  # a door of the compiler
 
     return pipeline.optimize(
         job.loop.function, strict_math=job.options.strict_math, noalias=job.noalias,
@@ -171,8 +169,7 @@ class Cuda:
 
     def compile(self, job: build.Job) -> GpuCompiled:
         function = optimized(job)
-        with paused():
-            from weft.codegen import cuda as backend  # a door of the compiler
+        from weft.codegen import cuda as backend  # a door of the compiler
 
         strict_math = job.options.strict_math
         with timing.stage("schedule"):

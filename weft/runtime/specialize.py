@@ -24,7 +24,7 @@ from weft.runtime.backing import backed, is_backed
 from weft.runtime.build import CPU, Backend, Made, compile_region
 from weft.runtime.overlap import check_memory
 from weft.runtime.signature import check_devices, spec_of
-from weft.settings import deep, paused
+from weft.settings import deep, rarely_collected
 from weft.source import FunctionSource
 from weft.values import mutable
 
@@ -56,7 +56,7 @@ class Specialization:
 def backend(device: str) -> Backend:
     """What compiles for a kind of device. (What meta tensors are asked, CPUs answer.)"""
     if device == "cuda":
-        with paused():
+        with rarely_collected:
             from weft.runtime import gpu  # heavy, and not needed where there is no GPU
 
         return gpu.CUDA

@@ -28,7 +28,7 @@ from weft.pytorch.namespace import namespace_of
 from weft.pytorch.overrides import check_foreign, overridden, overrides, overriding
 from weft.runtime.entry import PLAIN, dispatched, make_entry, order_of
 from weft.runtime.launch import Ahead, Launcher
-from weft.runtime.signature import check_argument, check_layout
+from weft.runtime.signature import check_argument
 from weft.runtime.specialize import Specialization
 from weft.settings import deep, rarely_collected
 from weft.source import FunctionSource, Span, read_function
@@ -95,14 +95,8 @@ class Kernel:
         try:
             try:
                 return self._entry(*args, **kwargs)
-            except (TypeError, NotImplementedError) as error:
+            except (TypeError, AttributeError, RuntimeError) as error:
                 self._explain(error, args, kwargs)
-                raise
-            except AttributeError as error:
-                self._name(error)
-                raise
-            except RuntimeError as error:
-                self._refuse_layouts(error, args, kwargs)
                 raise
         except Exception as error:
             shorten(error)
@@ -169,6 +163,8 @@ class Kernel:
         if _is_dynamo_compiling():  # which cannot make methods
             return functools.partial(self, instance)
         if self.__name__ == "forward" and isinstance(instance, torch.nn.Module):
+            from weft.pytorch.dynamo import BoundForward  # where a module has such a method
+
             return BoundForward(self, instance)
         return types.MethodType(self, instance)
 
@@ -181,18 +177,9 @@ class Kernel:
     def _torchdynamo_orig_callable(self) -> Callable[..., Any]:
         """What torch.compile of the kernel by itself compiles: a function with a code object of its
         own, which counts recompilations. Objects that are called share one."""
-        if torch.torch_version.TorchVersion(torch.__version__) < (2, 13):  # which unbinds methods
-            raise AttributeError
+        from weft.pytorch.dynamo import original  # only under torch.compile
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self(*args, **kwargs)
-
-        own = self.function.__code__
-        call.__code__ = call.__code__.replace(
-            co_name=own.co_name, co_filename=own.co_filename, co_firstlineno=own.co_firstlineno
-        )
-        call.kernel = self  # type: ignore[attr-defined]
-        return call
+        return original(self)
 
     def __reduce__(self) -> str:
         """Kernels are pickled and copied as functions are: by name."""
@@ -208,53 +195,11 @@ class Kernel:
         return True
 
     def _explain(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Says what is wrong with a call whose arguments do not fit the parameters, or have a
-        layout that the host part has no operation for."""
-        if isinstance(error, NotImplementedError):
-            for name, value in self.bind(args, kwargs).arguments.items():
-                if isinstance(value, torch.Tensor):
-                    check_layout(name, value, self.span, error)
-        frames = error.__traceback__.tb_next if error.__traceback__ else None
-        if frames is None:
-            self.bind(args, kwargs)
+        """Raises an error that says what to write instead, where there is one."""
+        from weft.runtime.explain import explain  # only where something went wrong
 
-    def _name(self, error: AttributeError) -> None:
-        """Raises ``KernelTypeError`` where what a loop reads of an object is not there."""
-        last = error.__traceback__
-        while last is not None and last.tb_next is not None:
-            last = last.tb_next
-        if last is None or last.tb_frame.f_code is not self._host_code:
-            return
-        for launcher in self._at(last.tb_lineno):
-            for arg in launcher.region.args:
-                if arg.name.rpartition(".")[2] == error.name:
-                    raise KernelTypeError(
-                        f"`{arg.name}`: {error}", self.source.span(arg.expr),
-                        help="check the spelling",
-                    ) from None  # fmt: skip
-
-    @property
-    def _host_code(self) -> types.CodeType | None:
-        return getattr(inspect.unwrap(self._host), "__code__", None)
-
-    def _at(self, line: int) -> list[Launcher]:
-        return [x for x in self._regions if x.region.node.lineno == line]
-
-    def _refuse_layouts(
-        self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Raises ``KernelTypeError`` where PyTorch could not say what a sparse or nested tensor's
-        strides are, on the way to a loop."""
-        entry, host = error.__traceback__, self._host_code
-        while entry is not None:
-            if entry.tb_frame.f_code is host and not self._at(entry.tb_lineno):
-                return  # the host part's own matter
-            entry = entry.tb_next
-        for name, value in self.bind(args, kwargs).arguments.items():
-            if isinstance(value, torch.Tensor) and (
-                value.layout is not torch.strided or value.is_nested
-            ):
-                check_layout(name, value, self.span)
+        code = getattr(inspect.unwrap(self._host), "__code__", None)
+        explain(self, code, error, args, kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         """The arguments by parameter name, defaults filled in. Raises ``KernelTypeError``."""
@@ -499,38 +444,17 @@ class Kernel:
         have computed. ``device``: "cpu" or "cuda", where the tensors are elsewhere; no GPU is
         needed. ``machine``: the GPU, if it is another.
         """
-        self._prepare()
         # The compiler proper is imported where it is needed.
         from weft.pytorch.fake import fake_launchers
-        from weft.runtime import candidates, inspection
+        from weft.runtime import candidates
 
-        # Aliases: what is not written is not counted as written.
-        given = [v.data if isinstance(v, torch.Tensor) else v for v in args]
-        named = {n: v.data if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
-        rows = inspection.visited(
-            self.parts.host, self._regions, fake_launchers(self), given, named,
-            lambda launcher, values: candidates.table(launcher, values, device, machine),
-        )  # fmt: skip
-        return candidates.Schedules([row for loop in rows for row in loop])
+        fakes = fake_launchers(self)
+        return candidates.of_call(
+            self.parts.host, self.launchers, fakes, args, kwargs, device, machine
+        )
 
     def __repr__(self) -> str:
         return f"<weft.kernel {self.__module__}.{self.__qualname__}{self.signature}>"
-
-
-class BoundForward(functools.partial[Any]):
-    """The ``forward`` of a module. torch.compile looks for the source of methods, and a kernel is
-    no function that has one."""
-
-    @property
-    def __self__(self) -> Any:
-        return self.args[0]
-
-    @property
-    def __func__(self) -> Any:
-        return self.func
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.func, name)
 
 
 def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:

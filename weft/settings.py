@@ -1,4 +1,5 @@
 """Settings of Python's while weft works: when it collects garbage, the limit of recursion."""
+
 from __future__ import annotations
 
 import gc

@@ -99,7 +99,7 @@ class Builder:
 
     def trip_count(self, lower: Value, upper: Value, step: Value) -> Value:
         """How many iterations a loop with these bounds has."""
-        return trip_count(_Built(self, lower.scalar), lower, upper, step)
+        return trip_count(Integers(self, lower.scalar), lower, upper, step)
 
     def whole_trip_count(self, lower: Value, upper: Value, step: Value) -> Value:
         """The same of any 64-bit numbers."""
@@ -111,7 +111,7 @@ class Builder:
 
     def trip_bound(self, lower: Value, upper: Value, step: Value) -> Value:
         """A bound for a loop that has as many iterations as one with these bounds."""
-        return trip_bound(_Built(self, lower.scalar), lower, upper, step)
+        return trip_bound(Integers(self, lower.scalar), lower, upper, step)
 
     def for_(self, lower: Value, upper: Value, step: Value, inits: Sequence[Value] = ()) -> Op:
         """An ``scf.for`` with an empty region: fill ``op.regions[0]``, end it with scf.yield."""
@@ -183,7 +183,7 @@ def identity(kind: str, type: ScalarType) -> bool | int | float:
     }[kind]  # fmt: skip
 
 
-class _Built:
+class Integers:
     """Integers of one type, whose operations ``builder`` appends."""
 
     def __init__(self, builder: Builder, type: ScalarType) -> None:

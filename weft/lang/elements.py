@@ -9,6 +9,15 @@ from typing import Any, Self
 from weft.errors import KernelTypeError
 
 
+def binary(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """The method of an operator: ``function`` of the elements on both sides."""
+    return lambda self, other: NotImplemented if _is_foreign(other) else self.map(function, other)
+
+
+def _reflected(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    return binary(lambda a, b: function(b, a))
+
+
 class Elementwise:
     """A fixed number of scalars under arithmetic that works on each of them.
 
@@ -45,80 +54,17 @@ class Elementwise:
     def __iter__(self) -> Iterator[Any]:
         return iter(self.entries())
 
-    def _binary(self, function: Callable[..., Any], other: Any) -> Any:
-        return NotImplemented if _is_foreign(other) else self.map(function, other)
-
-    def _reflected(self, function: Callable[..., Any], other: Any) -> Any:
-        return self._binary(lambda a, b: function(b, a), other)
-
-    def __add__(self, other: Any) -> Any:
-        return self._binary(operator.add, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._reflected(operator.add, other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._binary(operator.sub, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._reflected(operator.sub, other)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._binary(operator.mul, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._reflected(operator.mul, other)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._binary(operator.truediv, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._reflected(operator.truediv, other)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._binary(operator.floordiv, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._reflected(operator.floordiv, other)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._binary(operator.mod, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._reflected(operator.mod, other)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._binary(operator.pow, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._reflected(operator.pow, other)
-
-    def __and__(self, other: Any) -> Any:
-        return self._binary(operator.and_, other)
-
-    def __or__(self, other: Any) -> Any:
-        return self._binary(operator.or_, other)
-
-    def __xor__(self, other: Any) -> Any:
-        return self._binary(operator.xor, other)
-
-    def __lshift__(self, other: Any) -> Any:
-        return self._binary(operator.lshift, other)
-
-    def __rshift__(self, other: Any) -> Any:
-        return self._binary(operator.rshift, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._binary(operator.lt, other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._binary(operator.le, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._binary(operator.gt, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._binary(operator.ge, other)
+    __add__, __radd__ = binary(operator.add), _reflected(operator.add)
+    __sub__, __rsub__ = binary(operator.sub), _reflected(operator.sub)
+    __mul__, __rmul__ = binary(operator.mul), _reflected(operator.mul)
+    __truediv__, __rtruediv__ = binary(operator.truediv), _reflected(operator.truediv)
+    __floordiv__, __rfloordiv__ = binary(operator.floordiv), _reflected(operator.floordiv)
+    __mod__, __rmod__ = binary(operator.mod), _reflected(operator.mod)
+    __pow__, __rpow__ = binary(operator.pow), _reflected(operator.pow)
+    __and__, __or__, __xor__ = binary(operator.and_), binary(operator.or_), binary(operator.xor)
+    __lshift__, __rshift__ = binary(operator.lshift), binary(operator.rshift)
+    __lt__, __le__ = binary(operator.lt), binary(operator.le)
+    __gt__, __ge__ = binary(operator.gt), binary(operator.ge)
 
     def __neg__(self) -> Self:
         return self.map(operator.neg)

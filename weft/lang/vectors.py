@@ -20,7 +20,7 @@ import torch
 
 from weft.errors import KernelTypeError
 from weft.lang.dtypes import DType, as_dtype, f32, i32
-from weft.lang.elements import Elementwise
+from weft.lang.elements import Elementwise, binary
 from weft.lang.field import Field, field
 from weft.values import frozen, mutable
 
@@ -72,6 +72,13 @@ def _refuse_frozen() -> KernelTypeError:
     )
 
 
+def _augmented(
+    in_place: Callable[..., Any], plain: Callable[..., Any]
+) -> Callable[[Any, Any], Any]:
+    # A field's element: its scalars know where they are from, and `x[i] += v` is an update.
+    return lambda self, other: self.map(in_place if self._frozen else plain, other)
+
+
 class _Values(Elementwise):
     """What Vector and Matrix share beside arithmetic."""
 
@@ -94,27 +101,12 @@ class _Values(Elementwise):
         """Makes setting elements an error."""
         object.__setattr__(self, "_frozen", True)
 
-    def __eq__(self, other: Any) -> Any:
-        return self._binary(operator.eq, other)
+    __eq__, __ne__ = binary(operator.eq), binary(operator.ne)
 
-    def __ne__(self, other: Any) -> Any:
-        return self._binary(operator.ne, other)
-
-    def _augmented(self, in_place: Callable[..., Any], plain: Callable[..., Any], b: Any) -> Any:
-        # A field's element: its scalars know where they are from, and `x[i] += v` is an update.
-        return self.map(in_place if self._frozen else plain, b)
-
-    def __iadd__(self, other: Any) -> Any:
-        return self._augmented(operator.iadd, operator.add, other)
-
-    def __isub__(self, other: Any) -> Any:
-        return self._augmented(operator.isub, operator.sub, other)
-
-    def __imul__(self, other: Any) -> Any:
-        return self._augmented(operator.imul, operator.mul, other)
-
-    def __itruediv__(self, other: Any) -> Any:
-        return self._augmented(operator.itruediv, operator.truediv, other)
+    __iadd__ = _augmented(operator.iadd, operator.add)
+    __isub__ = _augmented(operator.isub, operator.sub)
+    __imul__ = _augmented(operator.imul, operator.mul)
+    __itruediv__ = _augmented(operator.itruediv, operator.truediv)
 
     def sum(self) -> Any:
         return _sum(self._items)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import html
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from weft.runtime import build
 from weft.runtime.arguments import sizes_of
 from weft.runtime.fastpath import flat
 from weft.runtime.function import CompiledFunction
+from weft.runtime.inspection import visited
 from weft.runtime.launch import Launcher
 from weft.runtime.tuned import records
 from weft.schedule import default_cpu
@@ -173,6 +174,21 @@ def _large(number: int, of: str = "") -> str:
         if number >= unit:
             return f"{number / unit:.3g} {sign}{of}"
     return f"{number}{of if of.startswith(' ') or not of else f' {of}'}"
+
+
+def of_call(
+    host: Callable[..., Any], launchers: Sequence[Launcher], runs: Sequence[Callable[..., Any]],
+    args: tuple[Any, ...], kwargs: dict[str, Any], device: str | None, machine: GpuMachine | None,
+) -> Schedules:  # fmt: skip
+    """The candidates of each loop of a call, in which ``runs`` carry out the loops."""
+    # Aliases: what is not written is not counted as written.
+    given = [v.data if isinstance(v, torch.Tensor) else v for v in args]
+    named = {n: v.data if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
+    rows = visited(
+        host, launchers, runs, given, named,
+        lambda launcher, values: table(launcher, values, device, machine),
+    )  # fmt: skip
+    return Schedules([row for loop in rows for row in loop])
 
 
 def table(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from weft.ir import trips
-from weft.ir.builder import Rewriter, identity
+from weft.ir.builder import Integers, Rewriter, identity
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, Type, i32, i64, index
 from weft.ir.uniform import GROUP, WARP
@@ -262,27 +262,16 @@ class Threads(Rewriter):
         return found
 
 
-class _Counted:
-    """Numbers of one type, for trip counts: what is divided is never negative."""
+class _Counted(Integers):
+    """Numbers for trip counts: what is divided is never negative."""
 
     _PROMISES: ClassVar[dict[str, dict[str, Any]]] = {
         "subi": {"overflow": "nsw"}, "divui": {"nonzero": True},
     }  # fmt: skip
 
-    def __init__(self, threads: Threads, type: ScalarType) -> None:
-        self.threads = threads
-        self.type = type
-
-    def constant(self, value: Value) -> int | None:
-        number = constant_of(value)
-        return None if number is None else int(number)
-
-    def number(self, value: int) -> Value:
-        return self.threads.constant(value, self.type)
-
     def op(self, name: str, a: Value, b: Value) -> Value:
         name = "divui" if name == "floordivsi" else name
-        return self.threads.op(f"arith.{name}", a, b, **self._PROMISES.get(name, {}))
+        return self.builder.op(f"arith.{name}", a, b, **self._PROMISES.get(name, {}))
 
 
 def to_word(b: Rewriter, value: Value, word: ScalarType) -> Value:

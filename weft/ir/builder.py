@@ -103,7 +103,7 @@ class Builder:
 
     def whole_trip_count(self, lower: Value, upper: Value, step: Value) -> Value:
         """The same of any 64-bit numbers."""
-        return whole_trip_count(_Built(self, lower.scalar), lower, upper, step)
+        return whole_trip_count(Integers(self, lower.scalar), lower, upper, step)
 
     def steps(self, iv: Value, lower: Value, step: Value) -> Value:
         """The number of the iteration, from 0, where the index of a loop is ``iv``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import field
 
 from weft import timing
@@ -17,6 +17,7 @@ from weft.ir.text import print_function
 from weft.ir.verify import verify as check
 from weft.options import Options
 from weft.passes.blocks import blocks
+from weft.passes.collapse import collapse
 from weft.passes.demote import demote
 from weft.passes.extrema import extrema
 from weft.passes.keep import keep
@@ -28,7 +29,7 @@ from weft.passes.touch import touch
 from weft.schedule import default_cpu
 from weft.schedule.choose import candidate
 from weft.schedule.grid import threads_of
-from weft.schedule.language import show
+from weft.schedule.language import Cooperate, parse, several, show
 from weft.source import FunctionSource
 from weft.values import mutable
 
@@ -63,16 +64,19 @@ def optimize_for_cpu(
 
 def optimize(
     function: Function, *, strict_math: bool, noalias: bool, verify: bool,
-    listener: Callable[[str, Function], None] | None = None,
+    listener: Callable[[str, Function], None] | None = None, asked: str | None = None,
 ) -> Function:  # fmt: skip
-    """IR after the passes, for a GPU: its loops are not cut up. Raises ``RaceError``."""
+    """IR after the passes, for a GPU: its loops are not cut up. Loops that the schedule ``asked``
+    for lets threads share stay loops. Raises ``RaceError``."""
     without = [runs, blocks, sink, keep, reciprocal, *([extrema] if strict_math else [])]
-    return _passed(function, [], without, noalias=noalias, verify=verify, listener=listener)
+    shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
+    return _passed(function, [], without, shared, noalias=noalias, verify=verify,
+                   listener=listener)  # fmt: skip
 
 
 def _passed(
-    function: Function, first: list[Pass], without: list[Pass], *, noalias: bool, verify: bool,
-    listener: Callable[[str, Function], None] | None,
+    function: Function, first: list[Pass], without: list[Pass], stay: Collection[str] = (), *,
+    noalias: bool, verify: bool, listener: Callable[[str, Function], None] | None,
 ) -> Function:  # fmt: skip
     if verify:
         check(function)
@@ -82,6 +86,13 @@ def _passed(
     # Where buffers overlap, accumulations into two of them may meet: they stay atomic.
     left_out = without if noalias else [*without, demote]
     passes = [*first, *(p for p in PIPELINE if p not in left_out)]
+    if stay:
+
+        def but(function: Function) -> Function:
+            return collapse(function, stay)
+
+        but.__name__ = collapse.__name__
+        passes[passes.index(collapse)] = but
     return run(function, passes, verify=verify, listener=listener)
 
 
@@ -125,8 +136,9 @@ def stages(
     strict_math = options.strict_math
     if arch:
         function = optimize(
-            lowered.function, strict_math=strict_math, noalias=True, verify=True, listener=listener
-        )
+            lowered.function, strict_math=strict_math, noalias=True, verify=True,
+            listener=listener, asked=None if options.debug else options.asked("cuda", shown.name),
+        )  # fmt: skip
         shown.texts.update(_gpu_texts(function, arch, options))
         return shown
     asked = None if options.debug else options.asked("cpu", shown.name)

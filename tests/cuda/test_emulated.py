@@ -26,7 +26,7 @@ from examples import (
 )
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.fuzz import check as fuzz
-from tests.fuzz import generate, rows
+from tests.fuzz import generate, nests, rows
 from weft.ir.core import Function, Op
 from weft.ir.views import is_constant
 from weft.schedule import cooperative_loops, default_cuda, grid, guards
@@ -397,7 +397,7 @@ def interpreted() -> Iterator[None]:
     EmulatedCall.interpreted = False
 
 
-@pytest.mark.parametrize("draw", [generate.kernel, rows.kernel])
+@pytest.mark.parametrize("draw", [generate.kernel, rows.kernel, nests.kernel])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_ir_of_random_schedules(
     seed: int, draw: Callable[[Random], Any], change: str, interpreted: None
@@ -418,7 +418,7 @@ def test_the_ir_of_schedules(name: str, change: str, interpreted: None) -> None:
     assert EmulatedCall.seen
 
 
-@pytest.mark.parametrize("draw", [generate.kernel, rows.kernel])
+@pytest.mark.parametrize("draw", [generate.kernel, rows.kernel, nests.kernel])
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_random_kernels(seed: int, draw: Callable[[Random], Any], change: str) -> None:
     def call(

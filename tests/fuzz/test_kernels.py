@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import rows
+from tests.fuzz import nests, rows
 from tests.fuzz.check import check
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "300"))
@@ -32,3 +32,9 @@ def test_random_kernels_mean_what_the_python_means(part: int, seed: int) -> None
 @given(seed=st.integers(0, 1 << 40))
 def test_random_kernels_over_rows(part: int, seed: int) -> None:
     check(Random(seed), draw=rows.kernel)
+
+
+@drawing
+@given(seed=st.integers(0, 1 << 40))
+def test_random_nests_of_ranges(part: int, seed: int) -> None:
+    check(Random(seed), draw=nests.kernel)

@@ -11,6 +11,7 @@ from weft.ir.core import Function, walk
 from weft.ir.verify import verify as check
 from weft.passes.blocks import blocks
 from weft.passes.bounds import bounds
+from weft.passes.collapse import collapse
 from weft.passes.cse import cse
 from weft.passes.dce import dce
 from weft.passes.demote import demote
@@ -36,6 +37,7 @@ PIPELINE: list[Pass] = [
     bounds,  # checks of debug mode that index sets prove needless
     demote,  # an accumulation that no two iterations share becomes an ordinary update
     expand,  # which is a load, an operation and a store
+    collapse,  # loops in loops become more dimensions of the parallel loop
     forward,  # loads of what was just stored or loaded
     runs,  # loops split where an integer division keeps its value
     blocks,  # transpositions block by block

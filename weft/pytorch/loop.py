@@ -20,6 +20,7 @@ from weft.ir.types import MemRefType
 from weft.ir.views import accessed_by
 from weft.ir.writes import written
 from weft.options import Options
+from weft.passes.collapse import collapse
 from weft.passes.forward import forward as forwarded_loads
 from weft.pytorch.workspaces import Workspaces
 from weft.runtime.function import CompiledFunction
@@ -44,7 +45,8 @@ class Loop:
         function = copy.copy(function)
         function.attrs = {**function.attrs, "noalias": True}
         self.run = make(function) if make else CompiledFunction(function, options)
-        function = forwarded_loads(function)  # a load of what was just stored needs no tape
+        # Loops in loops that are a box need no tapes, nor does a load of what was just stored.
+        function = forwarded_loads(collapse(function))
         self.function = function
         self.options = options
         self.make = make

@@ -343,8 +343,9 @@ class _Call:
             machine = machine or gpu.machine_of(here[0].get_device())
         machine = machine or H200
         function = compiler.optimize(
-            self.function, strict_math=strict, noalias=True, verify=options.verify
-        )
+            self.function, strict_math=strict, noalias=True, verify=options.verify,
+            asked=self.asked,
+        )  # fmt: skip
         facts = cuda.analyse(function, noalias=True, strict_math=strict, asked=self.asked)
         args = dict(zip(facts.nest.arrays, self.values, strict=True))
         pairs = [(guard.array, guard.bytes) for guard in alignments(facts.candidates)]

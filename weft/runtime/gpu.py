@@ -149,7 +149,7 @@ def optimized(job: build.Job) -> Function:
 
     return pipeline.optimize(
         job.loop.function, strict_math=job.options.strict_math, noalias=job.noalias,
-        verify=job.options.verify,
+        verify=job.options.verify, asked=job.asked,
     )  # fmt: skip
 
 

@@ -123,13 +123,11 @@ def lowered_loops(kernel: Kernel, *args: Any, **kwargs: Any) -> list[Function]:
 
 
 def _compiled(function: Function, target: str, options: Options, every_schedule: bool) -> GpuLoop:
+    asked = options.asked("cuda", function.name)
     optimized = compiler.optimize(
-        function, strict_math=options.strict_math, noalias=True, verify=options.verify
+        function, strict_math=options.strict_math, noalias=True, verify=options.verify, asked=asked
     )
-    facts = cuda.analyse(
-        optimized, noalias=True, strict_math=options.strict_math,
-        asked=options.asked("cuda", function.name),
-    )  # fmt: skip
+    facts = cuda.analyse(optimized, noalias=True, strict_math=options.strict_math, asked=asked)
     wanted = [cuda.usual(facts)]
     if every_schedule:
         found = (candidate(text).schedule for text in facts.candidates)

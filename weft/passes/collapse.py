@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from weft.index.access import Access, accesses
 from weft.index.budget import Budget
@@ -15,6 +15,7 @@ from weft.ir.ops import OPS
 from weft.ir.types import index
 from weft.ir.views import For, Parallel, constant_of, memory
 from weft.ir.writes import written
+from weft.values import mutable
 
 UNROLLED = 16  # iterations, up to which a loop of constant length is left to unrolling
 # Operations in front of a loop that its iterations may repeat: where each computes one more loop,
@@ -59,7 +60,7 @@ def collapse(function: Function, stay: Collection[str] = ()) -> Function:
     return _Collapser(nests).function(function)
 
 
-@dataclass(slots=True)
+@mutable
 class _Nest:
     """``loops``: those of the perfect nest in ``parallel``, outermost first. ``moved``: which of
     them become dimensions. ``last``: the number of the dimension that comes last."""

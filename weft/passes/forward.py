@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value
-from weft.ir.views import constant_of, memory, written_by
-from weft.passes.memory import may_alias, writes
+from weft.ir.views import memory, written_by
+from weft.passes.memory import may_alias, subscripts_differ, writes
 
 
 def forward(function: Function) -> Function:
@@ -47,7 +47,7 @@ class _Memory(Rewriter):
         for other in list(self.known):
             if other is memref:
                 self.known[other] = {
-                    s: v for s, v in self.known[other].items() if _differ(s, subscripts)
+                    s: v for s, v in self.known[other].items() if subscripts_differ(s, subscripts)
                 }
             elif may_alias(memref, other, self.noalias):
                 del self.known[other]
@@ -80,26 +80,3 @@ class _Memory(Rewriter):
         self.known = before
         self.forget(changed)
         return self.append(copy).results
-
-
-def _differ(a: tuple[Value, ...], b: tuple[Value, ...]) -> bool:
-    """True if some subscript of ``a`` certainly differs from that of ``b``: i and i + 1."""
-    return any(x is not y and _offsets_differ(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _offsets_differ(x: Value, y: Value) -> bool:
-    (x_base, x_offset), (y_base, y_offset) = _offset(x), _offset(y)
-    return x_base is y_base and x_offset != y_offset
-
-
-def _offset(value: Value) -> tuple[Value | None, int]:
-    """(base, n) of a value base + n; the base of a constant is None."""
-    number = constant_of(value)
-    if number is not None:
-        return None, int(number)
-    op = value.op
-    if op is not None and op.name == "arith.addi":
-        number = constant_of(op.right)
-        if number is not None:
-            return op.left, int(number)
-    return value, 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from weft.ir.core import Block, Function, Op, Value
-from weft.ir.views import written_by
+from weft.ir.views import constant_of, written_by
 
 
 def writes(function: Function) -> dict[Op, set[Value]]:
@@ -39,3 +41,26 @@ def may_alias(a: Value, b: Value, noalias: bool) -> bool:
     if a is b:
         return True
     return not (noalias or is_local(a) or is_local(b))
+
+
+def subscripts_differ(a: Sequence[Value], b: Sequence[Value]) -> bool:
+    """True if some subscript of ``a`` certainly differs from that of ``b``: i and i + 1."""
+    return any(x is not y and _offsets_differ(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _offsets_differ(x: Value, y: Value) -> bool:
+    (x_base, x_offset), (y_base, y_offset) = _offset(x), _offset(y)
+    return x_base is y_base and x_offset != y_offset
+
+
+def _offset(value: Value) -> tuple[Value | None, int]:
+    """(base, n) of a value base + n; the base of a constant is None."""
+    number = constant_of(value)
+    if number is not None:
+        return None, int(number)
+    op = value.op
+    if op is not None and op.name == "arith.addi":
+        number = constant_of(op.right)
+        if number is not None:
+            return op.left, int(number)
+    return value, 0

@@ -20,6 +20,7 @@ from weft.passes.extrema import extrema
 from weft.passes.forward import forward
 from weft.passes.hoist import hoist
 from weft.passes.keep import keep
+from weft.passes.promote import promote
 from weft.passes.reciprocal import reciprocal
 from weft.passes.runs import runs
 from weft.passes.simplify import simplify
@@ -38,6 +39,7 @@ PIPELINE: list[Pass] = [
     demote,  # an accumulation that no two iterations share becomes an ordinary update
     expand,  # which is a load, an operation and a store
     collapse,  # loops in loops become more dimensions of the parallel loop
+    promote,  # elements that loops update become values that they carry
     forward,  # loads of what was just stored or loaded
     runs,  # loops split where an integer division keeps its value
     blocks,  # transpositions block by block

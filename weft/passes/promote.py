@@ -1,0 +1,190 @@
+"""Scalar promotion: an element that a serial loop updates becomes a value that it carries."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from weft.ir.builder import Rewriter
+from weft.ir.core import Block, Function, Op, Value, below, defined, walk
+from weft.ir.ops import OPS
+from weft.ir.types import bf16, f16
+from weft.ir.views import For, accessed_by, constant_of, memory
+from weft.passes.memory import is_local, may_alias, subscripts_differ
+
+Element = tuple[Value, ...]  # a memref and subscripts
+
+MOST = 32  # elements that one loop may carry
+
+_HARMLESS = {"memref.load", "memref.store", "memref.atomic_rmw", "memref.alloca", "scf.for",
+             "scf.if", "scf.while"}  # fmt: skip
+
+
+def promote(function: Function) -> Function:
+    """``for k: c[i, j] += v`` loads ``c[i, j]`` in front of the outermost loop that leaves the
+    subscripts as they are, carries it, and stores it behind that loop.
+
+    Nothing is loaded or stored where the loop would not have stored: unless it is known to run, or
+    there is a store to the element in front of it, both depend on its bounds.
+
+    Precondition: a verified function after ``expand``, best after ``cse`` (subscripts are the same
+    if they are the same SSA values) and ``collapse``.
+    Non-goals: local arrays (LLVM keeps them in registers); elements of f16 and bf16, which are
+    rounded in memory; elements that only some iterations store to; loops that may stop the kernel.
+    """
+    noalias = bool(function.attrs.get("noalias"))
+    loops = (op for op in walk(function.body) if op.name == "scf.for")
+    if not any(_promotable(op, noalias) for op in loops):
+        return function
+    return _Promoter(noalias).function(function)
+
+
+def _promotable(loop: Op, noalias: bool) -> dict[Element, list[Op]]:
+    """The elements that ``loop`` may carry, each with the loops that have to run for it to be
+    stored to."""
+    inside = defined(loop.regions)
+    accesses: dict[Element, set[str]] = {}
+    for op in walk(loop.body):
+        if op.name not in _HARMLESS and not OPS[op.name].pure and not OPS[op.name].terminator:
+            return {}
+        if accessed_by(op) is not None:
+            accesses.setdefault(_element(op), set()).add(op.name)
+    found: dict[Element, list[Op]] = {}
+    for element, kinds in accesses.items():
+        memref, *subscripts = element
+        if (
+            kinds == {"memref.load", "memref.store"}
+            and inside.isdisjoint(element)
+            and memref.memref.element not in (f16, bf16)
+            and not is_local(memref)
+            and not any(
+                may_alias(memref, other[0], noalias)
+                and not (memref is other[0] and subscripts_differ(subscripts, other[1:]))
+                for other in accesses
+                if other != element
+            )
+        ):
+            loops = _storing(loop, element, inside)
+            if loops and len(found) < MOST:
+                found[element] = loops
+    return found
+
+
+def _element(op: Op) -> Element:
+    memref, subscripts, _ = memory(op)
+    return memref, *subscripts
+
+
+def _storing(loop: Op, element: Element, inside: Collection[Value]) -> list[Op]:
+    """The loops, ``loop`` and some in it, that surely store to the element if all of them run; none
+    where that is not known. A ``while`` or two arms may access it, but have to be left alone."""
+    if any(
+        accessed_by(inner) is not None and _element(inner) == element
+        for op in walk(loop.body) if op.name == "scf.while" for inner in below(op)
+    ):  # fmt: skip
+        return []
+    return _path(loop, element, inside)
+
+
+def _path(loop: Op, element: Element, inside: Collection[Value]) -> list[Op]:
+    for op in loop.body.ops:
+        if op.name == "memref.store" and _element(op) == element:
+            return [loop]
+    for op in loop.body.ops:
+        if op.name == "scf.for" and all(v not in inside for v in For(op).bounds[:2]):
+            deeper = _path(op, element, inside)
+            if deeper:
+                return [loop, *deeper]
+    return []
+
+
+class _Promoter(Rewriter):
+    def __init__(self, noalias: bool) -> None:
+        super().__init__(self._visit, around=self._around)
+        self.noalias = noalias
+        self.current: dict[Element, Value] = {}  # of each element that is carried: what it is here
+        self.stored: set[Element] = set()  # those that are surely stored to in front
+
+    def _visit(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        if op.name == "memref.load":
+            found = self.current.get(_element(op))
+            return None if found is None else [found]
+        if op.name == "memref.store":
+            element = _element(op)
+            self.stored.add(element)
+            if element in self.current:
+                self.current[element] = memory(op)[2][0]
+                return []
+        return None
+
+    def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value]:
+        self.span = op.span
+        guards: dict[Element, Value | None] = {}
+        if op.name == "scf.for":
+            for old, loops in _promotable(op, self.noalias).items():
+                element = tuple(map(self.lookup, old))
+                if element not in self.current:
+                    guards[element] = None if element in self.stored else self._all_run(loops)
+                    self.current[element] = self._loaded(element, guards[element])
+        written = (o for o in below(op) if o.name == "memref.store")
+        changed = dict.fromkeys(tuple(map(self.lookup, _element(o))) for o in written)
+        results = self._rebuilt(op, [element for element in changed if element in self.current])
+        self.span = op.span
+        for element, guard in guards.items():
+            memref, *subscripts = element
+            value = self.current.pop(element)
+            if guard is None:
+                self.store(value, memref, subscripts)
+                self.stored.add(element)
+            else:
+                with self.when(guard):
+                    self.store(value, memref, subscripts)
+        return results
+
+    def _all_run(self, loops: Iterable[Op]) -> Value | None:
+        """Whether all of ``loops`` have iterations; None if they surely do."""
+        found: Value | None = None
+        for lower, upper in (For(loop).bounds[:2] for loop in loops):
+            first, last = constant_of(lower), constant_of(upper)
+            if first is None or last is None or first >= last:
+                pair = self.lookup(lower), self.lookup(upper)
+                runs = self.op("arith.cmpi", *pair, predicate="slt")
+                found = runs if found is None else self.op("arith.andi", found, runs)
+        return found
+
+    def _loaded(self, element: Element, guard: Value | None) -> Value:
+        memref, *subscripts = element
+        if guard is None:
+            return self.load(memref, subscripts)
+        type = memref.memref.element
+        choice = self.if_(guard, [type])
+        for region, made in zip(choice.regions, (True, False), strict=True):
+            with self.at(region):
+                value = self.load(memref, subscripts) if made else self.constant(0, type)
+                self.do("scf.yield", value)
+        return choice.result
+
+    def _rebuilt(self, op: Op, carried: Sequence[Element]) -> Sequence[Value]:
+        """``op``, with what becomes of the elements ``carried`` as further results; gives those
+        that it had."""
+        is_loop, before = op.name == "scf.for", [self.current[element] for element in carried]
+        more = [v.type for v in before]
+        copy = self.copy(op)
+        new = Op(op.name, copy.operands + before * is_loop, [r.type for r in op.results] + more,
+                 copy.attrs, [Block([a.type for a in r.args] + more * is_loop) for r in op.regions],
+                 op.span)  # fmt: skip
+        stored = set(self.stored)
+        for old, region in zip(op.regions, new.regions, strict=True):
+            count = len(old.args)
+            self.stand_for(old.args, region.args[:count])
+            self.current |= zip(carried, region.args[count:] if is_loop else before, strict=True)
+            with self.at(region):
+                for inner in old.ops:
+                    self.rewrite(inner)
+            region.terminator.operands += [self.current[element] for element in carried]
+            self.stored = set(stored)
+        self.append(new)
+        count = len(op.results)
+        for element, value in zip(carried, new.results[count:], strict=True):
+            value.name = element[0].name
+            self.current[element] = value
+        return new.results[:count]

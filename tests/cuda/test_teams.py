@@ -233,6 +233,8 @@ def test_loops_that_go_along_rows_are_shared() -> None:
     starts, columns = meta(5, dtype=torch.int64), meta(9, dtype=torch.int64)
     assert kinds(product, starts, columns, meta(9), meta(9), meta(4)) == [("addf",)]
     assert kinds(distances, meta(4, 9), meta(3, 9), meta(4, dtype=torch.int64)) == [("addf",)]
+    place = kinds(largest_place, meta(4, 9), meta(4, dtype=torch.int64))
+    assert place == [("first.ogt", "with:0", "at.first:0")]
 
 
 def test_sums_keep_their_order_where_that_is_asked_for() -> None:
@@ -242,12 +244,11 @@ def test_sums_keep_their_order_where_that_is_asked_for() -> None:
     assert kinds(integers, whole, integer, integer, integer, strict=True) is not None
 
 
-@pytest.mark.parametrize("kernel", [shifted, decayed, largest_place, until, binned, counted])
+@pytest.mark.parametrize("kernel", [shifted, decayed, until, binned, counted])
 def test_loops_with_an_order_are_not(kernel: weft.Kernel) -> None:
     others = {
         shifted: (),
         binned: (meta(4, 3),),
-        largest_place: (meta(4, dtype=torch.int64),),
         counted: (meta(4, 5),),
     }
     x = meta(4, 9, dtype=torch.int32 if kernel is counted else torch.float32)

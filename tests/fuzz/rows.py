@@ -36,6 +36,7 @@ class Rows:
     random: Random
     dtypes: dict[str, str]
     along: bool  # iterations go along rows; else along columns
+    apart: bool = False  # loops stand by themselves, and nothing is written twice or read again
     row: str = "i"
     lines: list[str] = field(default_factory=list)
     floats: list[str] = field(default_factory=list)
@@ -97,7 +98,8 @@ class Rows:
     def span(self) -> str:
         length = "x.shape[1]" if self.along else "x.shape[0]"
         first = self.at("0")
-        return self.pick(*SPANS).format(c=length, r=self.row, m=first)
+        spans = [span for span in SPANS if not (self.apart and span.endswith(("2", "-1")))]
+        return self.pick(*spans).format(c=length, r=self.row, m=first)
 
     # --- statements -------------------------------------------------------------------------------
     def carry(self, indent: int) -> None:
@@ -106,20 +108,48 @@ class Rows:
         for _ in range(self.random.randint(1, 3)):
             whole = self.random.random() < 0.3
             name = self.name("c" if whole else "s")
-            begin, update = self.random.choice(COUNTED if whole else CARRIED)
+            forms = COUNTED if whole else CARRIED
+            begin, update = self.random.choice(forms[:-1] if self.apart else forms)
             self.emit(indent, f"{name} = {begin}")
             carried.append((name, update, whole))
         k = self.name("k")
+        joint = self.joint(indent, k) if self.random.random() < 0.3 else []
+        if self.apart and self.random.random() < 0.3:
+            condition = self.pick("n > 2", f"{self.row} % 2 == 0", f"{self.row} + n < 5")
+            self.emit(indent, f"if {condition}:")
+            indent += 1
         self.emit(indent, f"for {k} in range({self.span()}):")
         for name, update, whole in carried:
             term = f"int(m[{self.at(k)}]) % 16" if whole else self.small(k)
             self.emit(indent + 1, update.format(s=name, t=term, c=self.condition(k)))
+        for line in joint:
+            self.emit(indent + 1, line)
         if self.random.random() < 0.2:
             self.emit(indent + 1, f"h[({k} + {self.row}) % 5] += {self.pick('1', k, 'n')}")
-        if self.random.random() < 0.15:
+        if self.random.random() < 0.15 and not self.apart:
             self.emit(indent + 1, f"out[{self.at(k)}] = {self.small(k)}")
         for name, _, whole in carried:
             (self.ints if whole else self.floats).append(name)
+
+    def joint(self, indent: int, k: str) -> list[str]:
+        """Values that belong together: the place of an extremum, a running mean and variance."""
+        if self.random.random() < 0.5:
+            best, place, new = self.name("c"), self.name("c"), self.name("v")
+            self.emit(indent, f"{best} = {self.pick('-1', '7', '99')}")
+            self.emit(indent, f"{place} = -1")
+            self.ints += [best, place]
+            compare = self.pick("{0} > {1}", "{0} >= {1}", "{0} < {1}", "{1} >= {0}").format(
+                new, best
+            )
+            also = [f"    {place} = {k}"] if self.random.random() < 0.8 else []
+            return [f"{new} = int(m[{self.at(k)}]) % 16", f"if {compare}:", f"    {best} = {new}",
+                    *also]  # fmt: skip
+        mean, squares, count, apart, value = (self.name(letter) for letter in "sscdv")
+        self.emit(indent, f"{mean} = 0.0\n{squares} = 0.0\n{count} = 0")
+        self.floats += [mean, squares]
+        return [f"{value} = {self.small(k)}", f"{count} += 1", f"{apart} = {value} - {mean}",
+                f"{mean} += {apart} / {count}",
+                f"{squares} += {apart} * ({value} - {mean})"]  # fmt: skip
 
     def nested(self, indent: int) -> None:
         """A loop in a loop, of which either may be shared."""
@@ -143,7 +173,13 @@ class Rows:
         k = self.name("k")
         length = "x.shape[1]" if self.along else "x.shape[0]"
         self.emit(indent, f"for {k} in range({length}):")
-        how = self.pick("=", "=", "+=") if not self.written else self.pick("=", "+=", "-=")
+        how = (
+            "="
+            if self.apart
+            else self.pick("=", "=", "+=")
+            if not self.written
+            else self.pick("=", "+=", "-=")
+        )
         self.emit(indent + 1, f"out[{self.at(k)}] {how} {self.small(k)}")
         self.written = True
 
@@ -175,15 +211,22 @@ def kernel(random: Random) -> Kernel:
     dtypes = {name: random.choice(FLOAT_DTYPES if random.random() < 0.85 else INT_DTYPES)
               for name in ("x", "y")}  # fmt: skip
     dtypes |= {"m": random.choice(INT_DTYPES), "out": random.choice(("f32", "f32", "f64"))}
-    g = Rows(random, dtypes, along=random.random() < 0.7)
+    g = Rows(random, dtypes, along=random.random() < 0.7, apart=random.random() < 0.4)
     reduces = random.random() < 0.15
     g.emit(0, "def kernel(x, y, m, out, h, n, a):")
     if reduces:
         g.emit(1, "total = 0.0")
     g.emit(1, f"for i in range(x.shape[{0 if g.along else 1}]):")
     for _ in range(random.randint(1, 4)):
-        g.statement(2)
-    if g.floats and random.random() < 0.7:
+        if not g.apart:
+            g.statement(2)
+        elif random.random() < 0.3:
+            g.nested(2)
+        else:
+            g.carry(2)
+    if g.apart and random.random() < 0.5:
+        g.fill(2)
+    if g.floats and (not g.written if g.apart else random.random() < 0.7):
         g.emit(2, f"out[{g.at('0')}] {g.pick('=', '+=')} {' + '.join(g.floats[-3:])}")
     if g.ints and random.random() < 0.5:
         g.emit(2, f"h[i % 5] += {g.ints[-1]}")

@@ -101,6 +101,42 @@ def locals_between(x: torch.Tensor, out: torch.Tensor) -> None:
         out[i] = t + held[1]
 
 
+@weft.kernel
+def in_branches(x: torch.Tensor, out: torch.Tensor) -> None:
+    for j in range(out.shape[0]):
+        s = 1.5
+        if j < x.shape[1]:
+            for i in range(x.shape[0]):
+                s += x[i, j]
+        t = 0.5
+        if j + 1 >= x.shape[1]:
+            t = 2.0 * s
+        else:
+            for i in range(j, x.shape[0]):
+                t = max(t, x[i, j] + s)
+        out[j] = t
+
+
+@weft.kernel
+def batches(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, more: torch.Tensor) -> None:
+    for j in range(out.shape[0]):
+        s = 1.5
+        n = 2
+        if j < x.shape[2]:
+            for b in range(1, x.shape[0]):
+                scale = y[b, 0]
+                for t in range(x.shape[1]):
+                    s += x[b, t, j] * scale
+                    n += 1
+        most = s
+        for b in range(x.shape[0]):
+            for t in range(b, x.shape[1]):
+                for u in range(2):
+                    most += y[b, t] * s + u
+        out[j] = most
+        more[j] = n
+
+
 def run(kernel: weft.Kernel, text: str, *args: Any) -> list[torch.Tensor]:
     """What ``kernel`` leaves in its arguments by a schedule."""
     copies = [a.clone() for a in args]
@@ -119,6 +155,8 @@ def test_loops_that_ask_for_others(text: str, interpreted: bool) -> None:
         three: (x[:, 20:], y, torch.full_like(x[:, 20:], -5.0), torch.full((2,), -1)),
         stored_on_the_way: (x, torch.full_like(x, -1.0), torch.full((2,), -1.0)),
         locals_between: (x, torch.full((2,), -1.0)),
+        in_branches: (x.t(), torch.full((6,), -1.0)),
+        batches: (x.view(2, 5, -1)[..., :7].contiguous(), y, *torch.full((2, 9), -1.0)),
     }
     EmulatedCall.interpreted = interpreted
     try:
@@ -198,6 +236,47 @@ def test_few_iterations_of_long_loops(
         assert row.block[0] * row.block[1] == step.threads
 
 
+def test_nests_of_sums_are_split() -> None:
+    @weft.kernel
+    def sums(x: torch.Tensor, out: torch.Tensor) -> None:
+        for j in range(x.shape[2]):
+            s = 0.0
+            for b in range(x.shape[0]):
+                for t in range(x.shape[1]):
+                    s += x[b, t, j]
+            out[j] = s
+
+    (row,) = sums.schedules(meta(32, 1024, 768), meta(768), device="cuda").taken
+    assert "split_reduction((t), 512, columns=32)" in row.schedule
+    assert row.grid == (24, 21, 1)
+
+
+def test_a_nest_that_does_more_is_none() -> None:
+    @weft.kernel
+    def halves(x: torch.Tensor, out: torch.Tensor) -> None:
+        for j in range(x.shape[2]):
+            s = 0.0
+            for b in range(x.shape[0]):
+                s += 1.0
+                for t in range(x.shape[1]):
+                    s += x[b, t, j]
+            out[j] = s
+
+    @weft.kernel
+    def uses(x: torch.Tensor, out: torch.Tensor) -> None:
+        for j in range(x.shape[2]):
+            s = 0.0
+            for b in range(x.shape[0]):
+                first = s
+                for t in range(x.shape[1]):
+                    s += x[b, t, j] * first
+            out[j] = s
+
+    for kernel in (halves, uses):
+        (loop,) = weft.compile_for("sm_90", kernel, meta(3, 4, 5), meta(5)).loops
+        assert not any("split_reduction((t)" in text for text in loop.facts.candidates)
+
+
 def test_strict_math_keeps_the_order() -> None:
     strict = weft.kernel(strict_math=True)(column_sums.function)
     assert "split_reduction" not in str(strict.schedules(meta(1 << 24, 1), meta(1), device="cuda"))
@@ -223,7 +302,9 @@ def test_what_is_read_again_is_not_split() -> None:
 def test_gradients_of_weights_are_split() -> None:
     x, w = meta(1 << 16, 768), meta(768)
     code = weft.compile_for("sm_90", layer_norm.layer_norm, x, w, w, 1e-5, backward=True)
-    assert sum("split_reduction" in " ".join(loop.facts.candidates) for loop in code.loops) >= 1
+    taken = {loop.name: " ".join(loop.facts.candidates) for loop in code.loops}
+    assert ["split_reduction" in taken[f"layer_norm_0_adjoint{name}"] for name in (
+        "", "_d_weight", "_d_bias")] == [False, True, True]  # fmt: skip
 
 
 def test_a_convolution_has_many_iterations() -> None:

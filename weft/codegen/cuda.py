@@ -21,7 +21,7 @@ from weft.ir.writes import loaded
 from weft.ir.writes import written as written_memrefs
 from weft.schedule import asked_cuda
 from weft.schedule.choose import Candidate, candidate
-from weft.schedule.cooperative_loops import find, marked
+from weft.schedule.cooperative_loops import Team, find, marked
 from weft.schedule.default_cuda import VECTOR_BYTES, Divisible, Picks, picks
 from weft.schedule.default_cuda import candidates as schedules
 from weft.schedule.divisibility import Common, common
@@ -104,19 +104,23 @@ def analyse(
         usual = (found.order[0], found.vector.width)
     divisible = _divisible(function, parallel, *usual, program) if usual else None
     first: tuple[Candidate, ...] = ()
-    splits: set[Op] = set()
+    splits: dict[Op, Team] = {}
     if parallel is not None and team is not None and team.split(parallel.body):
-        splits = {*team.loops}
+        splits = dict.fromkeys(team.loops, team)
     if asked is not None and parallel is not None and found is not None:
         loop = LoopNest(function, parallel, strict_math)
         first = _asked(asked, loop, nest, found, program)
         shared = asked_cuda.shared_loops(loop, first)
         ends = [program.of(For(op).upper) for op in shared]
         nest = replace(nest, shared_ends=tuple(sorted({*ends})))
-        splits |= {*shared} if any(only(c.schedule, SplitReduction) for c in first) else set()
+        split = only(first[0].schedule, SplitReduction)
+        if split is not None and isinstance(asked_for := asked_cuda.team(loop, split), Team):
+            splits |= dict.fromkeys(asked_for.loops, asked_for)
     if parallel is not None and splits:
         nest = replace(nest, splits=tuple(
-            (name, program.of(For(op).lower), program.of(For(op).upper), len(op.results))
+            (name, len(splits[op].loops[op]), tuple(
+                (program.of(For(o).lower), program.of(For(o).upper)) for o in splits[op].nest(op)
+            ))
             for name, op in loops_of(parallel).items() if op in splits
         ))  # fmt: skip
     made = (*first, *schedules(parallel, nest, found, team, divisible))

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Function, Op, Value
+from weft.ir.core import Function, Op, Value, walk
 from weft.ir.trips import unravel
 from weft.ir.types import ScalarType, index
 from weft.ir.uniform import WARP
 from weft.ir.views import For
 from weft.schedule.bind import Bound
+from weft.schedule.expose import expose
 from weft.schedule.language import Cooperate
 from weft.schedule.spmd import Bounds, Threads
 
@@ -25,7 +26,10 @@ def cooperate(function: Function, parallel: Op, first: int, step: Cooperate) -> 
     these attributes: "team", the combiners of what a shared loop carries, () for a store of one
     member; "ordered" where others wait for it. ``first``: the index along which groups stand side
     by side, where they do."""
-    members = Members(function, parallel, step)
+    copies: dict[Op, Op] = {}
+    if step.columns:
+        function, parallel, copies = expose(function, parallel)
+    members = Members(function, parallel, step, copies)
     made = members.start(0 if step.columns else step.threads)
     members.all(first)
     return Bound((made,), members.copies)
@@ -39,8 +43,10 @@ class Members(Threads):
     member: Value
     counts: list[Value]
 
-    def __init__(self, function: Function, parallel: Op, step: Cooperate) -> None:
-        super().__init__(function)
+    def __init__(
+        self, function: Function, parallel: Op, step: Cooperate, copies: dict[Op, Op]
+    ) -> None:
+        super().__init__(function, copies)
         self.outer = parallel
         self.columns = step.columns
         self.several = step.threads > WARP
@@ -108,6 +114,8 @@ class Members(Threads):
     # -- what members do
 
     def entered(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
+        if "turns" in op.attrs:
+            return self.inner_loop(op)
         return self.shared_loop(op) if op.name == "scf.for" and "team" in op.attrs else None
 
     def shared_loop(self, op: Op) -> list[Value]:
@@ -116,8 +124,9 @@ class Members(Threads):
         lower, upper = self.lookup(loop.lower), self.lookup(loop.upper)
         if self.there is not None:
             upper = self.op("arith.select", self.there, upper, lower, type=lower.type)
-        begin = self.add(lower, self.to(self.member, lower.type, unsigned=True), "nsw")
-        size = self.members(lower.scalar)
+        begin, size = lower, self.constant(1, lower.scalar)
+        if inner_turns(op) is None:
+            begin, size = self.turns(lower)
         neutral = self.neutral(kinds, [v.scalar for v in op.results])
         if ordered:
             self.wait()
@@ -133,6 +142,18 @@ class Members(Threads):
         else:
             parts = self.in_warp(kinds, parts, self.width)
         return self.pairs(kinds, [self.lookup(v) for v in loop.inits], parts)
+
+    def turns(self, lower: Value) -> tuple[Value, Value]:
+        """The member's first turn of a loop, and from each to the next."""
+        place = self.to(self.member, lower.type, unsigned=True)
+        return self.add(lower, place, "nsw"), self.members(lower.scalar)
+
+    def inner_loop(self, op: Op) -> list[Value]:
+        """Each member's iterations of a loop, whose parts are combined behind another one."""
+        lower, upper = self.lookup(For(op).lower), self.lookup(For(op).upper)
+        begin, size = self.turns(lower)
+        carried = [self.lookup(v) for v in For(op).inits]
+        return self.loop(begin, upper, size, carried, lambda iv, v: self.inline(op.body, [iv, *v]))
 
     def members(self, type: ScalarType) -> Value:
         """How many there are."""
@@ -161,3 +182,8 @@ class Members(Threads):
     def wait(self) -> None:
         """Until all members are here, and see what each has written."""
         self.barrier(0 if self.several else self.width)
+
+
+def inner_turns(op: Op) -> Op | None:
+    """The loop in ``op`` of which members have turns, where it is not that itself."""
+    return next((inner for inner in walk(op.body) if "turns" in inner.attrs), None)

@@ -10,7 +10,7 @@ IR, for ``schedule.cooperate``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import field
 
 from weft.index.access import Access, accesses
@@ -18,21 +18,13 @@ from weft.index.expression import Pick, Poly, atom
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
-from weft.ir.views import For, If, is_constant, memory, written_by
+from weft.ir.types import index
+from weft.ir.views import For, is_constant, memory, written_by
 from weft.ir.writes import loaded, written
+from weft.schedule.combiners import INEXACT, combiners, is_joint
+from weft.schedule.expose import exposed
 from weft.values import mutable
 
-# How what a loop carries is combined, by the operation that updates it. That of a difference is a
-# sum, of what is taken off.
-_KINDS = {
-    "arith.addf": "addf", "arith.mulf": "mulf", "arith.maximumf": "maximumf",
-    "arith.minimumf": "minimumf", "arith.maxnumf": "maxnumf", "arith.minnumf": "minnumf",
-    "arith.addi": "addi", "arith.muli": "muli", "arith.maxsi": "maxsi", "arith.minsi": "minsi",
-    "arith.maxui": "maxui", "arith.minui": "minui", "arith.andi": "andi", "arith.ori": "ori",
-    "arith.xori": "xori",
-}  # fmt: skip
-_DIFFERENCES = {"arith.subf": "addf", "arith.subi": "addi"}
-_INEXACT = ("addf", "mulf")
 _REFUSED = {"memref.atomic_cas", "weft.assert", "weft.bounds", "weft.touch", "weft.print"}
 
 
@@ -41,18 +33,30 @@ class Team:
     """``loops``: those that members share, with the combiners of what they carry. ``single``:
     stores of one member. ``ordered``: of both those that write what others of the team read.
     ``columns``: neighbouring threads are not of one team, but have neighbouring iterations.
-    ``pays``: whether one block does better than threads of their own."""
+    ``pays``: whether one block does better than threads of their own. ``nests``: of loops that
+    stand in others which only carry on what they carry, the loops from the outermost on; these are
+    combined once, behind it."""
 
     loops: dict[Op, tuple[str, ...]] = field(default_factory=dict)
     single: set[Op] = field(default_factory=set)
     ordered: set[Op] = field(default_factory=set)
     columns: bool = False
     pays: bool = True
+    nests: dict[Op, tuple[Op, ...]] = field(default_factory=dict)
+
+    def nest(self, op: Op) -> tuple[Op, ...]:
+        """The loops from the one behind which a shared one is combined to that."""
+        return self.nests.get(op, (op,))
 
     def split(self, body: Block) -> bool:
         """Whether several blocks may share the loops: what an iteration of that ``body`` writes is
         not asked for in it, nor written twice."""
-        return bool(self.loops) and not self.ordered and {*self.loops} <= {*body.ops}
+        return bool(self.loops) and not self.ordered and self.met(body)
+
+    def met(self, body: Block) -> bool:
+        """Whether all threads of a block come by where they wait for each other."""
+        loops = {self.nest(op)[0] for op in self.loops}
+        return loops | (self.ordered & self.single) <= exposed(body, loops)
 
     @property
     def lengths(self) -> list[tuple[Value, Value]]:
@@ -82,13 +86,14 @@ def asked(
         return f"`{For(missing[0]).index.name}` is in another loop that is shared"
     search.order(parallel.body)
     team.columns = columns
-    waiting = {*team.loops, *(team.ordered & team.single)}
+    if columns or split:
+        search.climb(parallel.body)
     if split and not team.split(parallel.body):
         return (
             "blocks share loops that are in no other loop or branch, of iterations that do not "
             "read what they write"
         )
-    if columns and not waiting <= {*parallel.body.ops}:
+    if columns and not team.met(parallel.body):
         return "groups side by side need shared loops that are in no other loop or branch"
     return team
 
@@ -107,30 +112,65 @@ def find(function: Function, parallel: Op, fastest: int, *, strict: bool) -> Tea
     if not search.uniform(body) or not search.team.loops:
         return None
     search.order(body)
+    search.climb(body)
     team, gain = search.team, search.gain(body.args[fastest])
     if gain <= 0:
-        # The whole block waits where members do: all its threads have to come by.
-        waiting = {*team.loops, *(team.ordered & team.single)}
-        team.columns, team.pays = True, gain < 0 and waiting <= {*body.ops}
+        team.columns, team.pays = True, gain < 0 and team.met(body)
     return team if team.pays or team.split(body) else None
 
 
 def marked(function: Function, team: Team) -> Function:
     """A copy of ``function``, in which operations of the team have these attributes: "team", the
-    combiners of a loop, () for a store; "ordered" where others of the team wait for it."""
+    combiners of a loop, () for a store; "ordered" where others of the team wait for it; "turns" for
+    a shared loop in one that has its combiners."""
     return _Marking(team).function(function)
 
 
 class _Marking(Rewriter):
     def __init__(self, team: Team) -> None:
-        super().__init__(lambda op, rewriter: None)
+        super().__init__(lambda op, rewriter: None, self.carrying)
         self.team = team
 
+    def carrying(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
+        """A loop that has to carry more values than are asked for."""
+        more = combiners(op).more if op in self.team.loops else []
+        if not more:
+            return None
+        loop = self.copy(op)
+        kinds = self.team.loops[op][-len(more) :]
+        for kind in kinds:  # what the loop begins with comes before all iterations
+            first = -(1 << 63) if kind.startswith("at.") else 0
+            loop.operands.append(self.constant(first, index))
+            loop.results.append(Value(index, "", loop))
+        loop.regions = [Block([a.type for a in op.body.args] + [index] * len(more))]
+        hidden = loop.body.args[len(op.body.args) :]
+        counts = {v.op: h for v, h, k in zip(more, hidden, kinds, strict=True) if k[0] == "c"}
+        with self.at(loop.body):
+            iv = loop.body.args[0]
+            for old, new in zip(op.body.args, loop.body.args, strict=False):
+                new.name = old.name
+                self.replacement[old] = new
+            for inner in op.body.ops[:-1]:
+                self.replacement[op.body.args[0]] = counts.get(inner, iv)
+                self.rewrite(inner)
+            self.replacement[op.body.args[0]] = iv
+            ends = [self.lookup(v) for v in op.body.terminator.operands]
+            for value, before, kind in zip(more, hidden, kinds, strict=True):
+                end = self.lookup(value)
+                if kind.startswith("at."):
+                    end = self.op("arith.select", end, iv, before, type=index)
+                ends.append(end)
+            self.do("scf.yield", *ends)
+        return self.append(loop).results[: len(op.results)]
+
     def copy(self, op: Op) -> Op:
-        new = super().copy(op)
-        if op in self.team.loops or op in self.team.single:
-            new.attrs["team"] = self.team.loops.get(op, ())
-            new.attrs["ordered"] = op in self.team.ordered
+        new, team = super().copy(op), self.team
+        shared = next((loop for loop, nest in team.nests.items() if nest[0] is op), op)
+        if op in team.nests:
+            new.attrs["turns"] = team.loops[op]
+        elif shared in team.loops or op in team.single:
+            new.attrs["team"] = team.loops.get(shared, ())
+            new.attrs["ordered"] = op in team.ordered
         return new
 
 
@@ -175,8 +215,8 @@ class _Search:
         body = loop.body
         if not is_constant(For(loop).step, 1) or any(op.name in _REFUSED for op in walk(body)):
             return None
-        kinds = [_kind(body, arg, end) for arg, _, end, _ in For(loop).rows]
-        if any(kind is None or (self.strict and kind in _INEXACT) for kind in kinds):
+        kinds = combiners(loop).kinds
+        if any(kind is None or (self.strict and kind in INEXACT) for kind in kinds):
             return None
         return tuple(k for k in kinds if k is not None) if self.apart(loop) else None
 
@@ -187,12 +227,12 @@ class _Search:
             return f"`{name}` does not go by 1"
         if refused := next((op for op in walk(body) if op.name in _REFUSED), None):
             return f"the loop over `{name}` has {refused.name} inside"
-        for arg, _, end, result in For(loop).rows:
-            kind = _kind(body, arg, end)
+        kinds = combiners(loop).kinds
+        for kind, (arg, _, _, result) in zip(kinds, For(loop).rows, strict=False):
             value = result.name or arg.name
             if kind is None:
                 return f"`{value}` is carried along `{name}` by no associative combination"
-            if self.strict and kind in _INEXACT:
+            if self.strict and kind in INEXACT:
                 return f"strict_math keeps the order of the sum `{value}` along `{name}`"
         if not self.apart(loop):
             return f"iterations along `{name}` touch what others of them write"
@@ -247,6 +287,20 @@ class _Search:
                 team = _neighbours(access, iv) or not any(iv in leaves for leaves in _all(access))
                 total += (not alone and _neighbours(access, iv)) - (alone and not team)
         return total
+
+    # -- loops that only carry on
+
+    def climb(self, body: Block) -> None:
+        """Takes in the nests of shared loops."""
+        for op in walk(body):
+            nest = [op]
+            while (inner := _carried_on(nest[-1])) is not None:
+                nest.append(inner)
+                kinds = self.team.loops.get(inner)
+                if kinds is not None and not any(map(is_joint, kinds)):
+                    self.team.nests.setdefault(inner, tuple(nest))
+                if kinds is not None:
+                    break
 
     # -- who waits for whom
 
@@ -311,6 +365,22 @@ def _arm(poly: Poly, iv: Value) -> Poly:
     return poly
 
 
+def _carried_on(op: Op) -> Op | None:
+    """The only loop in ``op``, where that carries on what the loop carries, and writes nothing."""
+    if op.name != "scf.for" or not op.results or not is_constant(For(op).step, 1):
+        return None
+    inner = [o for o in op.body.ops if o.regions]
+    if len(inner) != 1 or inner[0].name != "scf.for" or written(op):
+        return None
+    (loop,) = inner
+    used = [v for o in walk(op.body) for v in o.operands]
+    carried = op.body.args[1:]
+    through = For(loop).inits == carried and all(used.count(v) == 1 for v in carried)
+    others = [o for o in op.body.ops[:-1] if o is not loop]
+    plain = all(OPS[o.name].pure or o.name == "memref.load" for o in others)
+    return loop if through and plain and op.body.terminator.operands == loop.results else None
+
+
 def _free(op: Op, body: Block) -> bool:
     """Whether ``op`` adds to memory, in whatever order."""
     return op.name == "memref.atomic_rmw" and op.attrs["atomic"] and not _used(op.result, body)
@@ -324,78 +394,3 @@ def _only_adds(op: Op, memref: Value) -> bool:
 
 def _used(value: Value, block: Block) -> bool:
     return any(value in op.operands for op in walk(block))
-
-
-def _kind(body: Block, arg: Value, end: Value) -> str | None:
-    """The combiner that ``end`` is made from ``arg`` with, if nothing else uses what lies between;
-    None where it is something else."""
-    chain = _Chain()
-    kind = chain.follow(arg, end)
-    if not kind:
-        return None
-    chain.ops.add(body.terminator)
-    for op in walk(body):
-        through = [k for k, v in enumerate(op.operands) if v in chain.values]
-        if op in chain.ops and op.name == "arith.select":
-            if 0 in through:
-                return None
-        elif len(through) > (op in chain.ops):  # it is used elsewhere, or goes on twice
-            return None
-    return kind
-
-
-class _Chain:
-    """The operations from a carried value to the next one: ``values`` it goes through, and the
-    ``ops`` that may use these."""
-
-    def __init__(self) -> None:
-        self.values: set[Value] = set()
-        self.ops: set[Op] = set()
-
-    def follow(self, arg: Value, value: Value) -> str | None:
-        """The combiner between ``arg`` and ``value``: "" if they are the same, None if there is
-        none."""
-        if value is arg:
-            self.values.add(value)
-            return ""
-        op = value.op
-        if op is None:
-            return None
-        kind: str | None = None
-        if op.name in _KINDS and op.left is not op.right:
-            kind = self.update(arg, _KINDS[op.name], op.operands)
-        elif op.name in _DIFFERENCES and op.left is not op.right:
-            kind = self.update(arg, _DIFFERENCES[op.name], [op.left])
-        elif op.name == "math.fma":
-            factor, _, added = op.operands
-            kind = None if factor is added else self.update(arg, "addf", [added])
-        elif op.name == "arith.select":
-            condition, yes, no = op.operands
-            kind = self.merge([self.follow(arg, v) for v in (yes, no)])
-            kind = None if condition in self.values else kind
-        elif op.name == "scf.if":
-            k = op.results.index(value)
-            kind = self.merge([self.follow(arg, v) for v in If(op).arms(k)])
-            self.ops.update(region.terminator for region in op.regions)
-        elif op.name == "scf.for":
-            start, init, end, _ = For(op).rows[op.results.index(value)]
-            before = self.follow(arg, init)
-            if before is not None:
-                kind = self.merge([before, self.follow(start, end)])
-                self.ops.add(op.body.terminator)
-        if kind is not None:
-            self.values.add(value)
-            self.ops.add(op)
-        return kind
-
-    def update(self, arg: Value, kind: str, operands: list[Value]) -> str | None:
-        found = [(v, self.follow(arg, v)) for v in operands]
-        through = [before for _, before in found if before is not None]
-        return kind if len(through) == 1 and through[0] in ("", kind) else None
-
-    def merge(self, kinds: list[str | None]) -> str | None:
-        known = {kind for kind in kinds if kind}
-        return None if None in kinds or len(known) > 1 else next(iter(known), "")
-
-
-assert all(name in OPS for name in (*_KINDS, *_DIFFERENCES))

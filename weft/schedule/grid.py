@@ -103,7 +103,7 @@ def left_by(schedule: Schedule, blocks: Dims, block: Dims, sizes: Sizes) -> Left
     """What a grid leaves; None where nothing comes behind it."""
     step, kinds = only(schedule, SplitReduction), len(sizes.nest.kinds)
     if step is not None:
-        carried = [count for name, _, _, count in sizes.nest.splits if name in step.loops]
+        carried = [count for name, count, _ in sizes.nest.splits if name in step.loops]
         words = blocks[1] * sum(carried) * math.prod(along(schedule, sizes))
         return Left(blocks[1], words, ((blocks[0], 1 if all(carried) else blocks[1], 1), block))
     parts = math.prod(blocks)

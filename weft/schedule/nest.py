@@ -25,8 +25,8 @@ class Nest:
     ``must_fit_32``: what has to fit for 32-bit indices. ``divisions``: for each divisor that a call
     decides, its step and those of what is divided by it. ``kinds``: the combiners that the nest
     reduces by. ``shared_ends``: ends of further loops that threads share where a person asks for
-    it. ``splits``: of each loop that blocks may share the name, first index, end, and how many
-    values it carries.
+    it. ``splits``: of each loop that blocks may share the name, how many values it carries, first
+    index and end, behind those of the loops around it that carry these on.
     """
 
     arrays: tuple[str, ...]
@@ -38,7 +38,7 @@ class Nest:
     divisions: tuple[tuple[int, tuple[int, ...]], ...] = ()
     kinds: tuple[str, ...] = ()
     shared_ends: tuple[int, ...] = ()
-    splits: tuple[tuple[str, int, int, int], ...] = ()
+    splits: tuple[tuple[str, int, tuple[tuple[int, int], ...]], ...] = ()
 
 
 @frozen

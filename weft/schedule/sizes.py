@@ -59,11 +59,13 @@ class Sizes:
         return [_length(self.values[low], self.values[high]) for low, high in self.nest.lengths]
 
     def spans(self, loops: Collection[str]) -> list[int | None]:
-        """The most iterations of each of these loops, which blocks share."""
-        return [
-            _length(self.values[low], self.values[high])
-            for name, low, high, _ in self.nest.splits if name in loops
-        ]  # fmt: skip
+        """The most iterations of each of these loops, which blocks share, with those around it."""
+        found: list[int | None] = []
+        for name, _, ends in self.nest.splits:
+            if name in loops:
+                many = [_length(self.values[low], self.values[high]) for low, high in ends]
+                found.append(None if None in many else math.prod(n or 0 for n in many))
+        return found
 
     @functools.cached_property
     def fits_32(self) -> bool:
@@ -71,7 +73,7 @@ class Sizes:
         nest, values = self.nest, self.values
         # Threads count a little further than loops go.
         ends = [high for _, high, _ in nest.bounds] + [high for _, high in nest.lengths]
-        ends += [*nest.shared_ends, *(high for _, _, high, _ in nest.splits)]
+        ends += [*nest.shared_ends, *(high for *_, each in nest.splits for _, high in each)]
         most = (1 << 31) - _MARGIN
         return (
             all(array.reach < (1 << 31) - 1 for array in self.arrays.values())

@@ -15,7 +15,8 @@ from weft.ir.core import Function, Op, Value, below, walk
 from weft.ir.types import MemRefType, i64, index
 from weft.ir.views import For, written_by
 from weft.schedule.bind import Bound
-from weft.schedule.cooperate import Members
+from weft.schedule.cooperate import Members, inner_turns
+from weft.schedule.expose import expose
 from weft.schedule.language import SplitReduction
 from weft.schedule.spmd import Bounds, from_word, to_word
 
@@ -27,11 +28,12 @@ _MOST_SUMS = 16  # that it carries
 def split_reduction(function: Function, parallel: Op, first: int, step: SplitReduction) -> Bound:
     """``function`` as stages. Its operations are marked as for ``cooperate``. ``first``: the index
     along which groups stand side by side."""
+    function, parallel, before = expose(function, parallel)
     stages = _Stages(parallel)
     made: list[Function] = []
     copies: dict[Op, Op] = {}
     for number in range(stages.last + 1):
-        stage = _Stage(function, parallel, step, stages, number)
+        stage = _Stage(function, parallel, step, before, stages, number)
         made.append(stage.rebuilt(first))
         copies |= stage.copies
     return Bound(tuple(made), copies)
@@ -74,15 +76,18 @@ def shared(op: Op) -> bool:
 
 class _Stage(Members):
     """What one launch does. ``partials``: words, of each value, part and iteration. ``part``: the
-    block's, of ``parts``. ``iteration``: its number, of ``total``."""
+    block's, of ``parts``; ``portion``: likewise, of the loop that threads have turns of.
+    ``iteration``: its number, of ``total``."""
 
     iteration: Value
     total: Value
+    portion: tuple[Value, Value]
 
     def __init__(
-        self, function: Function, parallel: Op, step: SplitReduction, stages: _Stages, stage: int
-    ) -> None:
-        super().__init__(function, parallel, step)
+        self, function: Function, parallel: Op, step: SplitReduction, before: dict[Op, Op],
+        stages: _Stages, stage: int,
+    ) -> None:  # fmt: skip
+        super().__init__(function, parallel, step, before)
         self.stages = stages
         self.stage = stage
         self.several, self.columns, self.side = True, max(step.columns, 1), "y"
@@ -135,23 +140,58 @@ class _Stage(Members):
     # -- loops
 
     def mine(self, op: Op, inits: list[Value]) -> list[Value]:
-        """What the thread's iterations of a loop make of ``inits``: several at a time, each with
-        sums of its own, so that their loads are on their way together."""
-        loop, kinds = For(op), op.attrs["team"]
-        lower, upper = self.lookup(loop.lower), self.lookup(loop.upper)
-        assert self.there is not None
-        upper = self.op("arith.select", self.there, upper, lower, type=lower.type)
+        """What the thread's iterations of a loop make of ``inits``."""
+        lower, upper, there = self.lookup(For(op).lower), self.lookup(For(op).upper), self.there
+        assert there is not None
+        self.portion = self.part, self.parts
+        nested = inner_turns(op) is not None
+        begin, step = self.over(lower, upper) if nested else self.turns(lower)
+        if nested:
+            there = self.op("arith.andi", there, self.compare("slt", *self.portion))
+        upper = self.op("arith.select", there, upper, lower, type=lower.type)
+        if not nested:
+            return self.strided(op, begin, upper, step, inits, op.attrs["team"])
+        return self.loop(
+            begin, upper, step, inits, lambda iv, sums: self.inline(op.body, [iv, *sums]), unroll=1
+        )
+
+    def over(self, lower: Value, upper: Value) -> tuple[Value, Value]:
+        """The first iteration of the block's part of a loop that has another inside, and from each
+        to the next. Where there are more parts than iterations, some of them share the loop inside;
+        what is left over of these has none."""
+        count = self.to(self.trips(lower, upper, self.constant(1, lower.scalar)), index)
+        some = self.op("arith.maxsi", count, self.constant(1, index))
+        across = self.op("arith.minsi", some, self.parts)
+        deep, _ = self.divide(self.parts, across)
+        inside, place = self.divide(self.part, across)
+        self.portion = inside, deep
+        return self.add(lower, self.to(place, lower.type), "nsw"), self.to(across, lower.type)
+
+    def turns(self, lower: Value) -> tuple[Value, Value]:
         members, place = (self.register(n, self.side, index) for n in ("block_dim", "thread_id"))
-        place = self.add(self.mul(self.part, members), place)
+        part, parts = self.portion
+        place = self.add(self.mul(part, members), place)
         begin = self.add(lower, self.to(place, lower.type), "nsw")
-        size = self.to(self.mul(self.parts, members), lower.type)
+        return begin, self.to(self.mul(parts, members), lower.type)
 
-        def one(iv: Value, sums: list[Value]) -> list[Value]:
-            return self.inline(op.body, [iv, *sums])
-
-        return self.strided(begin, upper, size, inits, kinds, _copies(op), one)
+    def inner_loop(self, op: Op) -> list[Value]:
+        lower, upper = self.lookup(For(op).lower), self.lookup(For(op).upper)
+        begin, size = self.turns(lower)
+        inits = [self.lookup(v) for v in For(op).inits]
+        return self.strided(op, begin, upper, size, inits, op.attrs["turns"])
 
     def strided(
+        self, op: Op, begin: Value, upper: Value, size: Value, inits: list[Value],
+        kinds: Sequence[str],
+    ) -> list[Value]:  # fmt: skip
+        """Every ``size``-th iteration of a loop, several at a time, each with sums of its own, so
+        that their loads are on their way together."""
+        return self.at_once(
+            begin, upper, size, inits, kinds, _copies(op),
+            lambda iv, sums: self.inline(op.body, [iv, *sums]),
+        )  # fmt: skip
+
+    def at_once(
         self, begin: Value, upper: Value, size: Value, inits: list[Value], kinds: Sequence[str],
         copies: int, body: Callable[[Value, list[Value]], list[Value]],
     ) -> list[Value]:  # fmt: skip
@@ -162,15 +202,16 @@ class _Stage(Members):
             end = self.op("arith.subi", upper, ahead)
             stride = self.mul(size, self.constant(copies, size.scalar), "nsw")
 
-            def several(iv: Value, carried: list[Value]) -> list[Value]:
+            def together(iv: Value, carried: list[Value]) -> list[Value]:
                 made, sums = iv, list[Value]()
                 for k in range(copies):
                     sums += body(made, carried[1 + k * count : 1 + (k + 1) * count])
                     made = self.add(made, size, "nsw")
                 return [made, *sums]
 
-            more = [begin, *inits * copies]
-            begin, *sums = self.loop(begin, end, stride, more, several, unroll=1)
+            none = self.neutral(kinds, [v.scalar for v in inits])
+            more = [begin, *inits, *none * (copies - 1)]
+            begin, *sums = self.loop(begin, end, stride, more, together, unroll=1)
             inits = sums[:count]
             for k in range(1, copies):
                 inits = self.pairs(kinds, inits, sums[k * count : (k + 1) * count])
@@ -204,7 +245,7 @@ class _Stage(Members):
 
         copies = min(_COPIES // 2, max(_MOST_SUMS // len(types), 1))
         none = self.neutral(kinds, types)
-        sums = self.strided(first, self.parts, members, none, kinds, copies, one)
+        sums = self.at_once(first, self.parts, members, none, kinds, copies, one)
         sums = self.in_block(kinds, sums, self.columns if self.columns > 1 else 0)
         return self.pairs(kinds, [self.lookup(v) for v in For(op).inits], sums)
 

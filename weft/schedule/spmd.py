@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from weft.ir import trips
-from weft.ir.builder import Integers, Rewriter, identity
+from weft.ir.builder import Integers, Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, Type, i32, i64, index
 from weft.ir.uniform import GROUP, WARP
 from weft.ir.views import Parallel, constant_of
+from weft.schedule.combiners import is_joint, merged, neutral
 
 Bounds = tuple[Value, Value, Value]  # lower, upper, step
 _CHECKS = ("weft.assert", "weft.bounds")
@@ -180,15 +181,11 @@ class Threads(Rewriter):
     # -- combining
 
     def neutral(self, kinds: Sequence[str], types: Sequence[ScalarType]) -> list[Value]:
-        return [self.constant(identity(k, t), t) for k, t in zip(kinds, types, strict=True)]
+        return [self.constant(neutral(k, t), t) for k, t in zip(kinds, types, strict=True)]
 
     def pairs(self, kinds: Sequence[str], a: Sequence[Value], b: Sequence[Value]) -> list[Value]:
         """Each of ``a`` combined with the one of ``b``; sums in any order."""
-        made = [self.op(f"arith.{k}", x, y) for k, x, y in zip(kinds, a, b, strict=True)]
-        for value in made:
-            if value.op is not None and value.op.name == "arith.addf":
-                value.op.attrs["reassociate"] = True
-        return made
+        return merged(self, kinds, a, b)
 
     def in_warp(
         self, kinds: Sequence[str], values: list[Value], width: int, least: int = 1
@@ -201,7 +198,19 @@ class Threads(Rewriter):
             others = [self.op("gpu.shuffle", v, place, mode="xor", width=width) for v in values]
             values = self.pairs(kinds, values, others)
             offset //= 2
-        return values
+        return self.of_first(values, width) if least == 1 and any(map(is_joint, kinds)) else values
+
+    def of_first(self, values: list[Value], width: int) -> list[Value]:
+        """What the first of ``width`` neighbouring lanes holds, in each of them: pairs of what
+        belongs together are not the same bits the other way round."""
+        thread, _ = self.thread()
+        lane = self.op("arith.andi", thread, self.constant(width - 1, i32))
+        first = self.compare("eq", lane, self.constant(0, i32))
+        words = [to_word(self, v, self.word) for v in values]
+        none = self.constant(0, self.word)
+        words = [self.op("arith.select", first, w, none, type=self.word) for w in words]
+        words = self.in_warp(["ori"] * len(words), words, width)
+        return [from_word(self, w, v.scalar) for w, v in zip(words, values, strict=True)]
 
     def in_block(self, kinds: Sequence[str], values: list[Value], columns: int = 0) -> list[Value]:
         """What the threads of a block of whole warps hold, combined, in each of them: by shuffles

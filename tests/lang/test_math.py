@@ -56,6 +56,22 @@ def test_functions_of_several_arguments():
     assert (wm.bit_count(-1), wm.bit_count(dtypes.u8(255)).item()) == (64, 8)
 
 
+def test_a_python_number_beside_an_element_is_not_rounded_to_float32():
+    t = torch.tensor(0.3, dtype=torch.float64)
+    assert wm.max(0.9, t).item() == wm.select(t > 0, 0.9, t).item() == 0.9
+    assert wm.min(0.1, t).item() == 0.1
+    assert wm.clamp(t, 0.9, 1.0).item() == wm.copysign(0.9, t).item() == 0.9
+    assert wm.fmod(0.9, t).item() == math.fmod(0.9, 0.3)
+    assert wm.atan2(0.9, t).item() == pytest.approx(math.atan2(0.9, 0.3), rel=1e-15)
+    assert wm.pow(0.9, t).item() == pytest.approx(0.9**0.3, rel=1e-15)
+    x = torch.zeros(1, dtype=torch.float64)
+    atomics.atomic_max(x[0], 0.9)
+    assert x.item() == 0.9
+    full = field.field(dtypes.f64, shape=2)
+    full.fill(0.9)
+    assert full.tolist() == [0.9, 0.9]
+
+
 def test_casts_are_values_of_a_definite_dtype():
     assert dtypes.i32(-2.7).item() == -2
     assert dtypes.i8(300).item() == 44

@@ -499,3 +499,14 @@ def test_an_argument_that_shares_memory_with_a_written_one():
     x = torch.arange(4.0)
     store.operators((x[1:], x[:3].view(3)), {})
     assert x.tolist() == [2.0, 3.0, 4.0, 3.0]
+
+
+def test_a_number_that_is_returned_is_not_rounded() -> None:
+    @weft.kernel
+    def tenth(x: torch.Tensor):
+        for i in range(x.shape[0]):
+            x[i] += 1.0
+        return 0.1
+
+    x = torch.zeros(2)
+    assert tenth(x) == tenth.op(x).item() == 0.1

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from weft.errors import KernelTypeError
-from weft.lang.dtypes import Scalar, quietly
+from weft.lang.dtypes import Scalar, quietly, tensor_of
 
 
 def _update(name: str, element: Any, function: Callable[[Any], Any]) -> Scalar:
@@ -36,7 +36,7 @@ def _update(name: str, element: Any, function: Callable[[Any], Any]) -> Scalar:
 def _typed(element: Any, value: Any) -> Any:
     """``value`` in the element's dtype, in which min, max and cas compare."""
     with quietly():
-        return torch.as_tensor(value, device=element.device).to(element.dtype)
+        return tensor_of(value, element.device).to(element.dtype)
 
 
 def atomic_add(x: Any, v: Any) -> Scalar:

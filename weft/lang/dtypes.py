@@ -23,6 +23,12 @@ from weft.values import mutable
 quietly = torch._C.DisableTorchFunction  # pyright: ignore[reportPrivateUsage]
 
 
+def tensor_of(value: Any, device: torch.device | None = None) -> torch.Tensor:
+    """``value`` as a tensor: a Python float in float64, which it is, whatever torch's default."""
+    dtype = torch.float64 if isinstance(value, float) else None
+    return torch.as_tensor(value, dtype=dtype, device=device)
+
+
 class Scalar(torch.Tensor):
     """A 0-d tensor that behaves as a value: ``s += 1`` makes a new one and never writes in place.
 

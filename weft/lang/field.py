@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from weft.errors import KernelTypeError, KernelValueError
-from weft.lang.dtypes import DType, Scalar, as_dtype, f32, i32, quietly
+from weft.lang.dtypes import DType, Scalar, as_dtype, f32, i32, quietly, tensor_of
 from weft.lang.elements import Elementwise
 from weft.values import frozen
 
@@ -180,7 +180,7 @@ class Field(Array):
                     f"{_size(value.shape)}", help="fill it with a vector of that size, or a number",
                 )  # fmt: skip
         with torch.no_grad():
-            self.copy_(torch.as_tensor(value).expand(self.shape))
+            self.copy_(tensor_of(value, self.device).expand(self.shape))
 
     def to_numpy(self) -> np.ndarray[Any, Any]:
         """A numpy copy."""

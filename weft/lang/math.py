@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from weft.errors import KernelTypeError
-from weft.lang.dtypes import Scalar, i32, quietly
+from weft.lang.dtypes import Scalar, i32, quietly, tensor_of
 from weft.lang.elements import Elementwise
 from weft.lang.vectors import Matrix, MatrixType, Vector, VectorType
 
@@ -105,7 +105,7 @@ def _pair(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = torch.result_type(a, b)
     anchor = a if isinstance(a, torch.Tensor) else b
     with quietly():
-        plain = [torch.as_tensor(x, device=anchor.device).to(dtype) for x in (a, b)]
+        plain = [tensor_of(x, anchor.device).to(dtype) for x in (a, b)]
     return plain[0], plain[1]
 
 

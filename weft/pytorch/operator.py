@@ -16,7 +16,7 @@ from weft.errors import GradientError, KernelTypeError, KernelValueError, warn
 from weft.frames import shorten, user_frames
 from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.split import HostPart, Returned
-from weft.lang.dtypes import DType
+from weft.lang.dtypes import DType, tensor_of
 from weft.pytorch.ambient import Autocast, under
 from weft.pytorch.derivative import Rule, register
 from weft.pytorch.fake import fake_launchers, without_data
@@ -302,7 +302,7 @@ def list_made(
         if name:
             continue
         if isinstance(item, bool | int | float):
-            item = torch.tensor(item)
+            item = tensor_of(item)
         if isinstance(type_, DType) and isinstance(item, torch.Tensor):
             item = item.to(type_.torch)
         if not isinstance(item, torch.Tensor):

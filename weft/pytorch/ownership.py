@@ -34,7 +34,8 @@ def owned(grads: Sequence[torch.Tensor | None]) -> frozenset[int]:
     alone = _alone()
     return frozenset(
         k for k in range(len(grads))
-        if type(grads[k]) is torch.Tensor and torch._C._has_storage(grads[k])  # no batch
+        if type(grads[k]) is torch.Tensor  # and no batch:
+        and torch._C._has_storage(grads[k])  # type: ignore[arg-type]
         and all(n <= most for n, most in zip(_references(grads, k), alone, strict=True))
     )  # fmt: skip
 

@@ -51,6 +51,37 @@ def test_an_exported_program_in_a_new_process(tmp_path: Path) -> None:
     assert "no kernel `exported_double` of this process has the operator" in run(LOAD).stderr
 
 
+EXPORT = """
+import torch, weft
+
+@weft.kernel
+def largest(x: torch.Tensor) -> torch.Tensor:
+    m = -1e30
+    for i in range(x.shape[0]):
+        m = max(m, x[i])
+    return m
+
+class Module(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.p = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return largest(x * self.p)
+
+exported = torch.export.export(Module(), (torch.arange(3.0),))
+print(exported.module()(torch.arange(3.0)).item())
+"""
+
+
+def test_a_kernel_that_an_export_is_the_first_to_use(tmp_path: Path) -> None:
+    """What makes operators is imported while torch traces."""
+    program = tmp_path / "program.py"
+    program.write_text(EXPORT)
+    found = processes.run(program, os.environ, tmp_path)
+    assert found.stdout == "2.0\n", found.stderr
+
+
 def test_operators_are_made_when_they_are_asked_for() -> None:
     @weft.kernel
     def never_called(x: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ that differentiate eagerly what ``f`` does. Batching (``vmap``, and ``jacfwd``, 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +21,24 @@ from weft.pytorch.level import is_dual, level
 from weft.source import Span
 
 # pyright: reportPrivateUsage=false
-# What the dispatcher includes and excludes outside of any operator.
-PLAIN = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
+def _outside() -> tuple[Any, Any]:
+    """What the dispatcher includes and excludes outside of any operator and mode: in a new thread,
+    because this module may be imported inside of some."""
+    found: list[Any] = []
+
+    def find() -> None:
+        found.append(torch._C._dispatch_tls_local_include_set())
+        found.append(torch._C._dispatch_tls_local_exclude_set())
+
+    thread = threading.Thread(target=find)
+    thread.start()
+    thread.join()
+    return found[0], found[1]
+
+
+PLAIN = _outside()
 
 Many = Callable[..., tuple[torch.Tensor, ...]]
 

@@ -99,6 +99,14 @@ def test_what_is_asked_for_is_what_runs(name: str, text: str, same_bits: bool) -
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_block_has_no_more_threads_than_are_asked_for() -> None:
+    """Its code is compiled for as many: a GPU refuses to launch more."""
+    kernel = weft.kernel(schedule={"cuda": "cooperate((), 64, columns=8)"})(gallery.matmul.function)
+    a, b = torch.empty(2, 4000, device="meta"), torch.empty(4000, 6, device="meta")
+    (row,) = kernel.schedules(a, b, device="cuda").taken
+    assert row.block == (8, 8, 1)
+
+
 def test_what_the_text_leaves_open_is_chosen_as_usual() -> None:
     kernel = weft.kernel(schedule={"cuda": "unroll_jam(t, 8)"})(causal_conv.causal_conv.function)
     k = torch.empty(2, 4, 64, device="meta")

@@ -67,8 +67,9 @@ def grid(schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int) -> tu
         return (-(-trips[0] // width) * math.prod(trips[1:]), parts, 1), (width, members, 1)
     if together is not None and together.columns:
         width, members = columns(sizes.lengths, trips)
-        if width != together.columns:  # asked for
-            width, members = together.columns, together.threads // together.columns
+        each = together.threads // together.columns
+        members = min(members, each) if width == together.columns else each
+        width = together.columns
         return (-(-trips[0] // width) * math.prod(trips[1:]), 1, 1), (width, members, 1)
     if together is not None:
         members = group(sizes.lengths, math.prod(trips))[0]

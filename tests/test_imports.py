@@ -113,3 +113,13 @@ def test_an_operator_without_a_gradient_imports_none(tmp_path):
     (names,) = run(OPERATOR, tmp_path)
     assert "weft.pytorch.library" in names
     assert loaded(names, ("weft.autodiff", "weft.pytorch.autograd")) == []
+
+
+def test_a_transform_may_be_the_first_to_use_a_kernel(tmp_path):
+    (tmp_path / "kernels.py").write_text(KERNEL)
+    (tangent,) = run("import torch, kernels\n"
+                     "square = torch.func.grad(lambda x: kernels.plain(x).square().sum())\n"
+                     "given = torch.ones(2), torch.ones(2)\n"
+                     "print(*torch.func.jvp(square, given[:1], given[1:])[1].tolist())",
+                     tmp_path)  # fmt: skip
+    assert tangent == ["18.0", "18.0"]

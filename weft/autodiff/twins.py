@@ -120,20 +120,12 @@ class Walk(ABC):
                     self._if(op)
                 case "scf.parallel":
                     self.parallel(op)
-                case "memref.alloca":
-                    self._alloca(op)
-                case "memref.load":
-                    self._load(op)
-                case "memref.store":
-                    self._store(op)
-                case "memref.atomic_rmw":
-                    self._update(op)
-                case "memref.atomic_cas":
-                    self._exchange(op)
+                case name if name in _MEMORY:
+                    _MEMORY[name](self, op)
                 case "func.return":
                     pass
                 case _:
-                    self._copy(op)
+                    self.copy(op)
                     self._scalar(op)
 
     def block(
@@ -154,7 +146,7 @@ class Walk(ABC):
             kept = (self.env[v] for v in ends[:ahead])
             self.b.do(end.name, *kept, *handed(given), **end.attrs)
 
-    def _copy(self, op: Op) -> None:
+    def copy(self, op: Op) -> None:
         self.stand(op.results, self.b.copied(op, self.env.__getitem__).results)
 
     def _scalar(self, op: Op) -> None:
@@ -194,79 +186,6 @@ class Walk(ABC):
             return value
         wider = type.bits > value.scalar.bits
         return self.b.op("arith.extf" if wider else "arith.truncf", value, type=type)
-
-    # --- memory -----------------------------------------------------------------------------------
-    def _alloca(self, op: Op) -> None:
-        self._copy(op)
-        if op.result in self.activity.arrays:
-            type = op.result.memref
-            shadow = self.b.alloca(compute_type(type.element), type.shape or ())
-            shadow.name = f"{PREFIX}{op.result.name}"
-            self.shadow[op.result] = shadow
-
-    def _load(self, op: Op) -> None:
-        self._copy(op)
-        memref, subscripts, _ = memory(op)
-        shadow = self.shadow.get(memref)
-        if shadow is not None and op.result in self.activity.values:
-            at = [self.env[v] for v in subscripts]
-            self.twin[op.result] = self.converted(self.b.load(shadow, at), op.result.type)
-
-    def _store(self, op: Op) -> None:
-        self._copy(op)
-        memref, subscripts, (value,) = memory(op)
-        self._put(self.tangent(value) if memref in self.shadow else None, memref, subscripts)
-
-    def _put(self, tangent: Value | None, memref: Value, subscripts: Sequence[Value]) -> None:
-        shadow = self.shadow.get(memref)
-        if shadow is not None and tangent is not None:
-            at = [self.env[v] for v in subscripts]
-            self.b.store(self.as_type(tangent, shadow.memref.element), shadow, at)
-
-    def _update(self, op: Op) -> None:
-        """``memref.atomic_rmw``: sums of tangents where iterations may meet; elsewhere anything."""
-        memref, subscripts, (value,) = memory(op)
-        shadow, kind = self.shadow.get(memref), op.attrs["kind"]
-        if shadow is None:
-            self._copy(op)
-            return
-        found = op.result in self.used
-        if op.attrs["atomic"] and kind == "addf" and not found:
-            self._copy(op)
-            if value in self.twin:
-                at = [self.env[v] for v in subscripts]
-                self.b.atomic_rmw("addf", self.twin[value], shadow, at)
-        elif op.attrs["atomic"]:
-            if kind != "addf":
-                raise update_error(op)
-            raise GradientError(
-                "the value from before an atomic += of floats has no derivative", op.span,
-                help="read it in a loop of its own, before",
-            )  # fmt: skip
-        else:
-            self._plain_update(op)
-
-    def _plain_update(self, op: Op) -> None:
-        """An update as load, combination and store."""
-        memref, subscripts, (value,) = memory(op)
-        type = memref.memref
-        at = [self.env[v] for v in subscripts]
-        kept = self.as_type(self.b.load(self.env[memref], at), compute_type(type.element))
-        self.env[op.result] = kept
-        self.twin[op.result] = self.converted(self.b.load(self.shadow[memref], at), kept.type)
-        combination = Op(f"arith.{op.attrs['kind']}", [op.result, value], [kept.type])
-        new = combination.result
-        self.env[new] = self.b.op(combination.name, kept, self.env[value])
-        self.activity.values.add(new)
-        which = [k for k, v in enumerate(combination.operands) if v in self.twin]
-        tangent = self.along(combination, which)
-        self.b.store(self.as_type(self.env[new], type.element), self.env[memref], at)
-        self._put(tangent, memref, subscripts)
-
-    def _exchange(self, op: Op) -> None:
-        if memory(op)[0] in self.shadow:
-            raise update_error(op)
-        self._copy(op)
 
     # --- control ----------------------------------------------------------------------------------
     def _for(self, op: Op) -> None:
@@ -337,3 +256,91 @@ class Walk(ABC):
     @abstractmethod
     def parallel(self, op: Op) -> None:
         """``scf.parallel``, with what its reductions need."""
+
+
+# -- memory
+
+
+def _alloca(w: Walk, op: Op) -> None:
+    w.copy(op)
+    if op.result in w.activity.arrays:
+        type = op.result.memref
+        shadow = w.b.alloca(compute_type(type.element), type.shape or ())
+        shadow.name = f"{PREFIX}{op.result.name}"
+        w.shadow[op.result] = shadow
+
+
+def _load(w: Walk, op: Op) -> None:
+    w.copy(op)
+    memref, subscripts, _ = memory(op)
+    shadow = w.shadow.get(memref)
+    if shadow is not None and op.result in w.activity.values:
+        at = [w.env[v] for v in subscripts]
+        w.twin[op.result] = w.converted(w.b.load(shadow, at), op.result.type)
+
+
+def _store(w: Walk, op: Op) -> None:
+    w.copy(op)
+    memref, subscripts, (value,) = memory(op)
+    _put(w, w.tangent(value) if memref in w.shadow else None, memref, subscripts)
+
+
+def _put(w: Walk, tangent: Value | None, memref: Value, subscripts: Sequence[Value]) -> None:
+    shadow = w.shadow.get(memref)
+    if shadow is not None and tangent is not None:
+        at = [w.env[v] for v in subscripts]
+        w.b.store(w.as_type(tangent, shadow.memref.element), shadow, at)
+
+
+def _update(w: Walk, op: Op) -> None:
+    """``memref.atomic_rmw``: sums of tangents where iterations may meet; elsewhere anything."""
+    memref, subscripts, (value,) = memory(op)
+    shadow, kind = w.shadow.get(memref), op.attrs["kind"]
+    if shadow is None:
+        w.copy(op)
+        return
+    found = op.result in w.used
+    if op.attrs["atomic"] and kind == "addf" and not found:
+        w.copy(op)
+        if value in w.twin:
+            at = [w.env[v] for v in subscripts]
+            w.b.atomic_rmw("addf", w.twin[value], shadow, at)
+    elif op.attrs["atomic"]:
+        if kind != "addf":
+            raise update_error(op)
+        raise GradientError(
+            "the value from before an atomic += of floats has no derivative", op.span,
+            help="read it in a loop of its own, before",
+        )  # fmt: skip
+    else:
+        _plain_update(w, op)
+
+
+def _plain_update(w: Walk, op: Op) -> None:
+    """An update as load, combination and store."""
+    memref, subscripts, (value,) = memory(op)
+    type = memref.memref
+    at = [w.env[v] for v in subscripts]
+    kept = w.as_type(w.b.load(w.env[memref], at), compute_type(type.element))
+    w.env[op.result] = kept
+    w.twin[op.result] = w.converted(w.b.load(w.shadow[memref], at), kept.type)
+    combination = Op(f"arith.{op.attrs['kind']}", [op.result, value], [kept.type])
+    new = combination.result
+    w.env[new] = w.b.op(combination.name, kept, w.env[value])
+    w.activity.values.add(new)
+    which = [k for k, v in enumerate(combination.operands) if v in w.twin]
+    tangent = w.along(combination, which)
+    w.b.store(w.as_type(w.env[new], type.element), w.env[memref], at)
+    _put(w, tangent, memref, subscripts)
+
+
+def _exchange(w: Walk, op: Op) -> None:
+    if memory(op)[0] in w.shadow:
+        raise update_error(op)
+    w.copy(op)
+
+
+_MEMORY = {
+    "memref.alloca": _alloca, "memref.load": _load, "memref.store": _store,
+    "memref.atomic_rmw": _update, "memref.atomic_cas": _exchange,
+}  # fmt: skip

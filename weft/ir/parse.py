@@ -55,15 +55,13 @@ def parse_function(text: str) -> Function:
     return _Parser(text).function()
 
 
-class _Parser:
-    """Recursive descent over a list of (kind, text, position). ``scope`` holds visible values."""
+class _Tokens:
+    """A place in a list of (kind, text, position)."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.tokens: list[tuple[str, str, int]] = []
         self.at = 0
-        self.scope: dict[str, Value] = {}
-        self.kinds: tuple[str, ...] = ()  # combiners of the scf.reduce that was read last
         position = 0
         while position < len(text):
             match = _TOKEN.match(text, position)
@@ -75,8 +73,6 @@ class _Parser:
                 self.tokens.append((str(match.lastgroup), match.group(), position))
             position = match.end()
         self.tokens.append(("end", "", len(text)))
-
-    # --- tokens ---
 
     def fail(self, message: str) -> NoReturn:
         _, token, position = self.tokens[self.at]
@@ -124,6 +120,24 @@ class _Parser:
         while self.accept(","):
             items.append(one())
         return items
+
+    def string(self) -> str:
+        raw = self.take("string", "a string")[1:-1].encode("utf-8")
+
+        def plain(match: re.Match[bytes]) -> bytes:
+            text = match.group(1)
+            return _ESCAPES[text] if text in _ESCAPES else bytes([int(text, 16)])
+
+        return _ESCAPE.sub(plain, raw).decode("utf-8", "surrogatepass")
+
+
+class _Parser(_Tokens):
+    """Recursive descent. ``scope`` holds visible values."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.scope: dict[str, Value] = {}
+        self.kinds: tuple[str, ...] = ()  # combiners of the scf.reduce that was read last
 
     # --- types, values, attributes ---
 
@@ -214,15 +228,6 @@ class _Parser:
             return name, self.attribute()
 
         return dict(self.list(one, "}"))
-
-    def string(self) -> str:
-        raw = self.take("string", "a string")[1:-1].encode("utf-8")
-
-        def plain(match: re.Match[bytes]) -> bytes:
-            text = match.group(1)
-            return _ESCAPES[text] if text in _ESCAPES else bytes([int(text, 16)])
-
-        return _ESCAPE.sub(plain, raw).decode("utf-8", "surrogatepass")
 
     # --- structure ---
 

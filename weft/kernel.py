@@ -27,14 +27,14 @@ from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.overrides import check_foreign, overridden, overrides, overriding
 from weft.runtime.entry import PLAIN, dispatched, make_entry, order_of
-from weft.runtime.launch import Ahead, Launcher
+from weft.runtime.launch import DirectEntry, Launcher
 from weft.runtime.signature import check_argument
 from weft.runtime.specialize import Specialization
 from weft.settings import deep, rarely_collected
 from weft.source import FunctionSource, Span, read_function
 
 if TYPE_CHECKING:
-    from weft.pytorch.derived import Backward, Jvp
+    from weft.pytorch.inspect_derivatives import Backward, Jvp
     from weft.pytorch.library import Operators
     from weft.runtime.candidates import Schedules
     from weft.runtime.inspection import Inspection
@@ -243,7 +243,7 @@ class Kernel:
                     order = order_of(self.source, parts)
                     if order is not None:
                         put = functools.partial(setattr, self, "_entry")
-                        self._regions[0].ahead = Ahead(entry, order, put)
+                        self._regions[0].direct_entry = DirectEntry(entry, order, put)
                 self._host = parts.host
             return self._host
 
@@ -398,14 +398,14 @@ class Kernel:
     def backward(self) -> Backward:
         """The gradient that was derived from the loops: ``kernel.backward.inspect(...)``,
         ``kernel.backward.interpret(...)``."""
-        from weft.pytorch.derived import Backward  # only where derivatives are looked at
+        from weft.pytorch.inspect_derivatives import Backward  # only for a look at it
 
         return Backward(self)
 
     @functools.cached_property
     def jvp(self) -> Jvp:
         """The loops with tangents, of forward mode: ``kernel.jvp.inspect(...)``."""
-        from weft.pytorch.derived import Jvp  # likewise
+        from weft.pytorch.inspect_derivatives import Jvp  # likewise
 
         return Jvp(self)
 

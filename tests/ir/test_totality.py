@@ -8,7 +8,7 @@ import importlib.util
 import pytest
 
 from tests.ir.kernels import TYPICAL
-from weft.codegen.device import Cuda
+from weft.codegen.cuda_target import CudaTarget
 from weft.ir.interp import RULES as INTERPRETER
 from weft.ir.ops import CMPF, CMPI, COMBINERS, OPS
 from weft.ir.scalar import SCALAR_RULES
@@ -34,8 +34,8 @@ def test_code_generation_has_a_rule_for_each_operation() -> None:
     rules = importlib.import_module("weft.codegen.llvm").RULES
     assert set(OPS) - set(rules) == NO_LLVM_RULE | ON_GPUS
     assert set(rules) <= set(OPS)
-    assert set(Cuda.rules) <= set(OPS)
-    assert set(Cuda.rules) >= ON_GPUS
+    assert set(CudaTarget.rules) <= set(OPS)
+    assert set(CudaTarget.rules) >= ON_GPUS
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import (
 )
 
 import weft
-from weft.pytorch.level import is_open
+from weft.pytorch.forward_level import is_open
 from weft.runtime.overlap import OverlapWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own

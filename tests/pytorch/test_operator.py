@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 from weft.errors import KernelTypeError, KernelValueError
-from weft.pytorch.level import has_dual
+from weft.pytorch.forward_level import has_dual
 from weft.runtime import fastpath, native
 from weft.runtime.overlap import OverlapWarning
 
@@ -335,11 +335,11 @@ def test_an_operator_has_builtins_of_its_own():
 
     for _ in range(8):
         twice(torch.ones(3))
-    plain = len(twice._regions[0].hottest)
+    plain = len(twice._regions[0].promoted)
     for _ in range(24):  # below autograd torch's state is another
         assert twice.operators((torch.ones(3),), {}).tolist() == [2.0] * 3
     if fastpath._TensorGuards is not None and native.available():
-        assert (plain, len(twice._regions[0].hottest)) == (1, 2)
+        assert (plain, len(twice._regions[0].promoted)) == (1, 2)
 
 
 def test_a_dual_tensor_in_a_list():

@@ -34,14 +34,14 @@ FACTOR = 2.0
 def work(arguments=1, **given):
     """The work of a plan that notes its argument block in ``SEEN``."""
     said: dict = {
-        "check": None, "call": SEEN.append, "direct": None, "extents": (), "apart": (),
-        "bumped": (), "makers": (), "block": b"", "grad": False, "guards": (), "holds": all,
+        "check": None, "call": SEEN.append, "direct": None, "extents": (), "disjoint": (),
+        "mutated": (), "makers": (), "block": b"", "grad": False, "guards": (), "holds": all,
     }  # fmt: skip
-    return native.Work(arguments, **(said | given))
+    return native.FastCall(arguments, **(said | given))
 
 
 def otherwise(*args, **kwargs):
-    return "otherwise", args, kwargs
+    return "fallback", args, kwargs
 
 
 def made(it, last=otherwise):
@@ -82,7 +82,7 @@ def taken(call, value):
     result = call(value)
     if result is None:
         return SEEN.pop()
-    assert result == ("otherwise", (value,), {})
+    assert result == ("fallback", (value,), {})
     assert SEEN == []
     return None
 
@@ -144,7 +144,7 @@ def test_floats():
 
 def test_objects():
     one = object()
-    call = step(record.SAME, objects=[one])
+    call = step(record.IDENTITY, objects=[one])
     assert taken(call, one) == bytes(8)
     assert taken(call, object()) is None
     word = step(record.EQUAL, type=str, objects=["word"])
@@ -160,7 +160,7 @@ def test_sizes():
     assert call(torch.Size([3, -5])) is None
     assert SEEN.pop() == struct.pack("<qqq", 0, 3, -5)
     for other in (torch.Size([3]), torch.Size([1, 2, 3]), (3, 4), [3, 4], torch.Size([3, Sub(4)])):
-        assert call(other)[0] == "otherwise"
+        assert call(other)[0] == "fallback"
     assert SEEN == []
 
 
@@ -205,12 +205,12 @@ def test_what_python_is_asked():
             return True
 
     call = work(block=bytes(16))
-    call.step(record.ASKED, 0, slot=1, range=(0, 8), objects=[ask, Equal(), pack])
+    call.step(record.CALLBACK, 0, slot=1, range=(0, 8), objects=[ask, Equal(), pack])
     call = made(call)
     assert call([1]) is None
     assert SEEN.pop() == bytes(8) + b"12345678"
     for other in ([2], [3], [4], [5], ValueError("no")):
-        assert call(other) == ("otherwise", (other,), {})
+        assert call(other) == ("fallback", (other,), {})
     assert len(asked) == 6
     for rare in (KeyboardInterrupt, SystemExit, GeneratorExit):
         with pytest.raises(rare):
@@ -220,14 +220,14 @@ def test_what_python_is_asked():
 
 def test_counts_and_keywords():
     it = work(2)
-    it.step(record.SAME, 1, objects=[None])
+    it.step(record.IDENTITY, 1, objects=[None])
     call = made(it)
     assert call(1, None) is None
     for args in ((), (1,), (1, None, 2), (None,) * 30):
-        assert call(*args) == ("otherwise", args, {})
-    assert call(1, b=None) == ("otherwise", (1,), {"b": None})
-    assert call(a=1, b=None) == ("otherwise", (), {"a": 1, "b": None})
-    assert call(1, None, c=3) == ("otherwise", (1, None), {"c": 3})
+        assert call(*args) == ("fallback", args, {})
+    assert call(1, b=None) == ("fallback", (1,), {"b": None})
+    assert call(a=1, b=None) == ("fallback", (), {"a": 1, "b": None})
+    assert call(1, None, c=3) == ("fallback", (1, None), {"c": 3})
     assert SEEN == [b""]
 
 
@@ -266,7 +266,7 @@ def test_a_check_that_is_interrupted():
 def test_what_is_no_tensor_has_no_address():
     call = launching(check=lambda value: True)
     for value in (None, 3, "x", object(), torch.ones(4).to_sparse(), torch.Tensor):
-        assert call(value)[0] == "otherwise"
+        assert call(value)[0] == "fallback"
     assert SEEN == []
     x = torch.ones(4)
     assert call(x) is None
@@ -274,7 +274,7 @@ def test_what_is_no_tensor_has_no_address():
 
 
 def test_overlaps():
-    call = launching(2, check=lambda *_: True, apart=[(0, 1)])
+    call = launching(2, check=lambda *_: True, disjoint=[(0, 1)])
     x = torch.ones(12)
     for k, separate in ((0, False), (3, False), (4, True), (8, True)):
         assert (call(x[:4], x[k : k + 4]) is None) == separate
@@ -284,23 +284,23 @@ def test_overlaps():
 def test_gradients_and_guards():
     x = torch.ones(4)
     call = launching(check=lambda _: True, grad=True)
-    assert call(x)[0] == "otherwise"
+    assert call(x)[0] == "fallback"
     with torch.no_grad():
         assert call(x) is None
     said = True
     call = launching(check=lambda _: True, guards=(1, 2), holds=lambda guards: said)
     assert call(x) is None
     said = False
-    assert call(x)[0] == "otherwise"
+    assert call(x)[0] == "fallback"
 
 
 def test_writes_are_told():
     x = torch.ones(4)
-    call = launching(check=lambda _: True, bumped=[0])
+    call = launching(check=lambda _: True, mutated=[0])
     for version in range(1, 5):
         assert call(x) is None
         assert x._version == version
-    it = work(2, check=lambda _: True, extents=[16], block=bytes(8), bumped=[1])
+    it = work(2, check=lambda _: True, extents=[16], block=bytes(8), mutated=[1])
     it.step(record.TENSOR, 0)
     odd = object()
     before = sys.getrefcount(odd)
@@ -361,7 +361,7 @@ def test_a_call_that_raises():
     one = torch.ones(())
     x = torch.ones(4)
     it = work(1, makers=[lambda: one], extents=[16], block=bytes(16), check=lambda _: True,
-              call=fails, bumped=[0])  # fmt: skip
+              call=fails, mutated=[0])  # fmt: skip
     it.step(record.TENSOR, 0)
     call = made(it)
     before = sys.getrefcount(one), sys.getrefcount(x)
@@ -481,7 +481,7 @@ def test_a_builtin_keeps_what_it_uses_and_lets_go_of_it():
 
     thing, keep = Thing(), Thing()
     it = work(1, direct=native.Direct(record.PYTHON, 0, keep))
-    it.step(record.SAME, 0, objects=[thing])
+    it.step(record.IDENTITY, 0, objects=[thing])
     call = made(it)
     seen = weakref.ref(thing), weakref.ref(keep)
     del it, keep
@@ -497,7 +497,7 @@ def test_a_builtin_keeps_what_it_uses_and_lets_go_of_it():
     # A cycle.
     loop = Thing()
     it = work(1)
-    it.step(record.SAME, 0, objects=[loop])
+    it.step(record.IDENTITY, 0, objects=[loop])
     loop.call = made(it)
     seen = weakref.ref(loop)
     del it, loop
@@ -888,7 +888,7 @@ def test_threads():
 
 def test_more_plans_than_builtins():
     kernel = hot(axpy, *((1.0, torch.ones(n), torch.ones(n)) for n in range(1, 8)))
-    assert len(kernel._regions[0].hottest) == fastpath.HOTTEST
+    assert len(kernel._regions[0].promoted) == fastpath.MOST_BUILTINS
     for n in itertools.chain(range(1, 8), range(7, 0, -1)):
         assert kernel(1.0, torch.ones(n), torch.ones(n)).tolist() == [2.0] * n
 

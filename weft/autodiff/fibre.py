@@ -66,7 +66,7 @@ def fibre(access: Access) -> Fibre:
     element = [Value(index, f"j{k}") for k in range(len(access.subscripts))]
     ivs = [loop.iv for loop in access.loops]
     found = Fibre(element)
-    turns = _Turns()
+    turns = _Modulus()
     subscripts = [turns.without(s, e, access) for s, e in
                   zip(access.subscripts, element, strict=True) if s is not None]  # fmt: skip
     constraints = _solve(access, subscripts, element, ivs, found)
@@ -101,7 +101,7 @@ def _with_steps(access: Access) -> tuple[Access, dict[Value, Poly]]:
 
 
 @mutable
-class _Turns:
+class _Modulus:
     """Periodic subscripts: ``e % n = j`` where ``e = j + n * q`` for a number of turns ``q``, which
     is one more index to sum over. Likewise clamped ones, which were not taken apart (``pieces``):
     ``max(e, 0) = j`` where ``e = p``, for each place ``p`` that is clamped to ``j``."""

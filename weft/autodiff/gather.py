@@ -14,14 +14,14 @@ import operator
 from collections.abc import Collection, Sequence
 from dataclasses import field
 
+from weft.autodiff.accumulate_after_loop import accumulate_after_loop
 from weft.autodiff.adjoint import Additions, Buffer, Extent, Listed
+from weft.autodiff.affine_pieces import affine_pieces
 from weft.autodiff.clean import clean, has_effects
 from weft.autodiff.dense import dense
 from weft.autodiff.elements import added_up, element_loop, longest, split_loops
 from weft.autodiff.fibre import Fibre, NotAffine, fibre
-from weft.autodiff.lift import lift
-from weft.autodiff.pieces import pieces
-from weft.autodiff.private import private
+from weft.autodiff.privatize import privatize
 from weft.autodiff.slices import Slicer, Unavailable
 from weft.index.access import Access, accesses
 from weft.index.budget import Budget
@@ -91,7 +91,7 @@ def gather(
     """Takes the accumulations into the arguments ``names`` out of ``function`` where that makes
     them deterministic. ``parallel`` is the primal's loop, ``undone`` those that its sequential
     loops undo."""
-    function = clean(lift(function, names))
+    function = clean(accumulate_after_loop(function, names))
     every = accesses(function)
     slicer = Slicer(function, form.wide)
     groups = {name: [a for a in every if a.memref.name == name] for name in names}
@@ -149,7 +149,7 @@ def gather(
                 Buffer(workspace, plan.element.name, None, partial=plan.name, private=True)
             )
             loops.append(added_up(function, plan.name, plan.element, plan.rank, workspace))
-    main = clean(private(demote(main), copied)) if copied else main
+    main = clean(privatize(demote(main), copied)) if copied else main
     steps = [main] if has_effects(main) else []
     made.listed = [Listed(x.access.memref.name, x.places, x.values) for x in lists]
     made.steps = [_plain(step) for step in (*steps, *map(clean, loops))]
@@ -249,7 +249,7 @@ def _plan(name: str, group: list[Access], slicer: Slicer, sort: bool) -> _Plan:
     ):
         return _Plan(name, "reduce", "parallel reduction", group)
     try:
-        found = [(piece, fibre(piece)) for a in group for piece in pieces(a)]
+        found = [(piece, fibre(piece)) for a in group for piece in affine_pieces(a)]
         for access, one in found:
             slicer.check(access)
             slicer.check_symbols(one.symbols())
@@ -327,11 +327,11 @@ def _rest(
     for op in function.body.ops:
         rewriter.rewrite(op)
     for value, place in zip(slicer.spilled, new.args[len(function.args) :], strict=False):
-        _keep(rewriter, new, value, place, slicer)
+        _store_spill(rewriter, new, value, place, slicer)
     return new
 
 
-def _keep(r: Rewriter, new: Function, value: Value, place: Value, slicer: Slicer) -> None:
+def _store_spill(r: Rewriter, new: Function, value: Value, place: Value, slicer: Slicer) -> None:
     """Stores what stands for ``value`` in the workspace ``place``, where it is made."""
     kept = r.lookup(value)
     made = Block()

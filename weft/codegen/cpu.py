@@ -9,7 +9,7 @@ import llvmlite.binding as llvm
 from weft import timing
 from weft.codegen.interface import Check, Slot
 from weft.codegen.machine import host_cpu, machine
-from weft.codegen.threads import Kernel, argument_slots
+from weft.codegen.threads import CpuModule, argument_slots
 from weft.ir.core import Function
 from weft.schedule import default_cpu
 from weft.schedule.language import Schedule, UnrollJam, Vectorize, only, several
@@ -84,7 +84,7 @@ def compile_cpu(
 
 def scheduled(
     function: Function, schedule: Schedule, machine: CpuMachine, *, strict_math: bool, noalias: bool
-) -> Kernel:
+) -> CpuModule:
     """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
     parallel = default_cpu.outermost(function)
     if parallel is not None and only(schedule, Vectorize) is None:
@@ -92,7 +92,7 @@ def scheduled(
         for step in several(schedule, UnrollJam):
             axis = axes.index(step.axis)
             function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
-    return Kernel(function, machine, schedule, strict_math=strict_math, noalias=noalias)
+    return CpuModule(function, machine, schedule, strict_math=strict_math, noalias=noalias)
 
 
 # -- LLVM's side

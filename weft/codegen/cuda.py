@@ -9,7 +9,7 @@ from typing import Any
 from weft import timing
 from weft.codegen import ptx
 from weft.codegen.emit import symbol_of
-from weft.codegen.grid import Grid
+from weft.codegen.grid import GridEmitter
 from weft.codegen.launching import Facts
 from weft.codegen.tables import Tables
 from weft.codegen.threads import argument_slots
@@ -176,7 +176,9 @@ def compile_cuda(
     return CudaCode(arch, schedule, text, functions, assembly, grid.symbol)
 
 
-def scheduled(function: Function, schedule: Schedule, *, strict_math: bool, noalias: bool) -> Grid:
+def scheduled(
+    function: Function, schedule: Schedule, *, strict_math: bool, noalias: bool
+) -> GridEmitter:
     """``function`` after the steps of ``schedule``, to be written as LLVM IR. Raises
     ``ScheduleError`` for what the loop does not allow."""
     parallel = outermost(function, noalias=noalias)
@@ -214,7 +216,7 @@ def scheduled(function: Function, schedule: Schedule, *, strict_math: bool, noal
             function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
         elif isinstance(step, OwnStep):
             function, parallel = step.apply(function, parallel)
-    return Grid(
+    return GridEmitter(
         function, parallel, order, schedule, strict_math=strict_math, noalias=noalias,
         divisors=len(divisors),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from weft.codegen.accumulations import accumulations
 from weft.codegen.arith import from_word, narrow
-from weft.codegen.device import ORDERING, Cuda
+from weft.codegen.cuda_target import ORDERING, CudaTarget
 from weft.codegen.emit import Emitter, Module, View, symbol_of
 from weft.codegen.llvm import emit_block
 from weft.codegen.tables import Tables
@@ -39,7 +39,7 @@ def stage_names(symbol: str, count: int) -> list[str]:
     return [symbol, *between, *[f"{symbol}_finish"] * (count > 1)]
 
 
-class Grid:
+class GridEmitter:
     """The LLVM module of one kernel while it is written."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Grid:
         tables, copies, sums = Tables(function), self.bound.copies, accumulations(function)
         for numbers in (tables.checks, tables.prints):
             numbers |= {new: numbers[old] for new, old in copies.items() if old in numbers}
-        self.cuda = Cuda(tables)
+        self.cuda = CudaTarget(tables)
         self.module = Module(accumulations={new for new, old in copies.items() if old in sums})
         self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)

@@ -51,7 +51,7 @@ def tile_of(parallel: Op, schedule: Schedule) -> Tile | None:
     return None if vector is None else Tile(parallel, schedule, vector)
 
 
-class Lanes:
+class VectorEmitter:
     """Writes the body of a parallel loop for ``jam`` x ``vectors`` x lanes iterations at once."""
 
     def __init__(self, e: Emitter, tile: Tile, jam: int) -> None:
@@ -526,7 +526,7 @@ def _fill(
     """Writes ``jam`` rows of a tile from ``origins``; where ``stop`` is given, only the columns
     before it, with a mask."""
     row, column = origins
-    lanes = Lanes(e, tile, jam)
+    lanes = VectorEmitter(e, tile, jam)
     if tile.row is not None:
         value = tile.body.args[tile.row]
         lanes.bind(

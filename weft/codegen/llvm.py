@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.codegen.arith import RULES, combine, narrow, note_range, rule, widen
+from weft.codegen.collapse import nested, rows
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
-from weft.codegen.flat import nested, rows
 from weft.codegen.interrupt import STRIP
 from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from weft.codegen import pool
 from weft.codegen.accumulations import accumulations
 from weft.codegen.arith import combine, from_word, word
+from weft.codegen.collapse import rows
+from weft.codegen.cpu_target import CpuTarget
 from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symbol_of
-from weft.codegen.flat import rows
-from weft.codegen.host import Cpu
 from weft.codegen.interface import Slot
 from weft.codegen.interrupt import clock, polled_loops, runs_once
 from weft.codegen.lanes import emit_tile, tile_of
@@ -57,7 +57,7 @@ def _stored_strides(type: MemRefType) -> int:
     return {"contiguous": 0, "unit": max(type.rank - 1, 0), "strided": type.rank}[type.layout]
 
 
-class Kernel:
+class CpuModule:
     """The LLVM module of one kernel while it is written."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Kernel:
         self.schedule = schedule
         self.strict_math = strict_math
         self.noalias = noalias
-        self.cpu = Cpu(function, machine)
+        self.cpu = CpuTarget(function, machine)
         self.module = Module(accumulations=accumulations(function))
         self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)

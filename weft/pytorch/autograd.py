@@ -24,8 +24,8 @@ from weft.index.expression import Dim
 from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType
 from weft.pytorch import overwriting, workspaces
-from weft.pytorch.dual import Along
-from weft.pytorch.level import is_dual, tangent_of, within_level
+from weft.pytorch.forward_level import is_dual, tangent_of, within_level
+from weft.pytorch.forward_mode import Along
 from weft.pytorch.loop import NEVER, Loop, Make, Reversed
 from weft.pytorch.overwriting import Held, Referred
 from weft.pytorch.ownership import owned

@@ -30,10 +30,10 @@ from weft.frontend.specs import constant_key
 from weft.frontend.split import Returned
 from weft.lang.dtypes import DType
 from weft.pytorch.ambient import Autocast, autocast_state
-from weft.pytorch.derivative import Transformed
+from weft.pytorch.derivative_ops import Transformed
 from weft.pytorch.fake import hidden_write
+from weft.pytorch.forward_level import has_dual
 from weft.pytorch.identity import decided_by, deciding, fingerprint, may_draw, text_of
-from weft.pytorch.level import has_dual
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.operator import Form, KernelLike, Operator, needs_grad
 from weft.pytorch.transforms import batching_error, called

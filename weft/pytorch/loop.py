@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from weft.autodiff.adjoint import Adjoint
-from weft.autodiff.forward import forward
+from weft.autodiff.forward_mode import forward_mode
+from weft.autodiff.jvp import Tangent
 from weft.autodiff.memory import contents
 from weft.autodiff.names import unique_names
 from weft.autodiff.reverse import reverse
-from weft.autodiff.tangent import Tangent
 from weft.index.access import Access, accesses
 from weft.ir.core import Function, Op
 from weft.ir.types import MemRefType
@@ -114,7 +114,7 @@ class Loop:
             found = self._forwards.get(wanted)
             if found is None:
                 with rarely_collected:
-                    tangent = forward(self.function, wanted)
+                    tangent = forward_mode(self.function, wanted)
                 steps = list(map(self.derived, tangent.steps))
                 found = self._forwards[wanted] = Forwarded(tangent, steps)
             return found

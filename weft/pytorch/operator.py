@@ -18,11 +18,11 @@ from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.split import HostPart, Returned
 from weft.lang.dtypes import DType, tensor_of
 from weft.pytorch.ambient import Autocast, under
-from weft.pytorch.derivative import Rule, register
+from weft.pytorch.derivative_ops import Rule, register
 from weft.pytorch.fake import fake_launchers, without_data
-from weft.pytorch.level import has_dual
+from weft.pytorch.forward_level import has_dual
 from weft.pytorch.namespace import Family, namespace_of
-from weft.pytorch.replay import Reading, replaying, returned_names
+from weft.pytorch.skip_forward import NeedsOutputs, replaying, returned_names
 from weft.runtime.launch import Launcher, gradient_error
 from weft.runtime.overlap import OverlapWarning
 from weft.source import FunctionSource, Span
@@ -132,7 +132,8 @@ class Form:
 
         schema = self.schema()
         schema = schema[1 : schema.index(") ->")]
-        reads = (lambda _: False) if names is None else Reading(kernel, kernel.launchers[0], run)
+        first = kernel.launchers[0] if names is not None else None
+        reads = NeedsOutputs(kernel, first, run) if first else lambda _: False
         return register(name, schema, made, reads, family, kernel.span)
 
     def implementation(self, launchers: Any, recording: bool = False) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from weft.frontend.specs import Spec, TensorSpec
 from weft.index.boxes import Box, boxes, hull
 from weft.index.expression import Dim
 from weft.ir.core import Value
-from weft.pytorch.level import within_level
+from weft.pytorch.forward_level import within_level
 from weft.pytorch.loop import NEVER, Later, Loop
 from weft.runtime.fastpath import scalar_formats
 from weft.runtime.launch import Launcher

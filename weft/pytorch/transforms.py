@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from weft.errors import GradientError, KernelValueError
 from weft.frames import user_frames
 from weft.pytorch.ambient import Draws
-from weft.pytorch.level import is_dual, level
+from weft.pytorch.forward_level import is_dual, level
 from weft.source import Span
 
 # pyright: reportPrivateUsage=false

@@ -31,10 +31,10 @@ _TensorGuards: Any = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None
 )
 
-HOTTEST = 4  # plans that are tried before the key is built
+MOST_BUILTINS = 4  # plans that are tried before the key is built
 # A plan gets a builtin at the first of its calls by exact key. There are later ones where torch's
 # state is another (below autograd, say), for which it may get one of its own.
-WARMING = frozenset((1, 4, 16))
+PROMOTED_AT = frozenset((1, 4, 16))
 
 
 class Plan(NamedTuple):
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
     extents: tuple[int, ...]  # bytes of each tensor from its first to its last element
     makers: tuple[Callable[[], torch.Tensor], ...]  # of the results
     direct: native.Direct | None  # instead of ``call``
-    met: Callable[[], int]  # counts the calls that were served by exact key
+    hits: Callable[[], int]  # counts the calls that were served by exact key
     unordered: bool  # the result may depend on the order of iterations
 
 
@@ -62,18 +62,18 @@ class Generated:
     key: Callable[..., tuple[Any, ...]]
     kinds: Sequence[str]
     writes: list[int]  # positions of the tensors that are written
-    bumped: list[int]  # of those, what autograd is told of
+    mutated: list[int]  # of those, what autograd is told of
     holds: Callable[[Any], bool]
     plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
     alias_plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
     pairs: list[tuple[int, int]] = field(init=False)  # whose memory must not overlap
 
     def __post_init__(self) -> None:
-        self.pairs = apart(self.writes, tensors_of(self.kinds))
+        self.pairs = disjoint_pairs(self.writes, tensors_of(self.kinds))
 
     def for_plan(
         self, plan: Plan, specs: Sequence[Spec], args: tuple[Any, ...]
-    ) -> native.Work | None:
+    ) -> native.FastCall | None:
         """What a builtin does for calls like this one; None where there is none."""
         if _TensorGuards is None or not native.available():
             return None
@@ -91,16 +91,16 @@ class Generated:
             return None
         simple = [g for g in plan.guards if g.by_identity and args]
         others = tuple(g for g in plan.guards if g not in simple)
-        work = native.Work(
+        work = native.FastCall(
             len(args), check, plan.call, plan.direct, plan.extents,
-            [(tensors.index(i), tensors.index(j)) for i, j in apart(self.writes, tensors)],
-            self.bumped, plan.makers, block, plan.grad, others, self.holds,
+            [(tensors.index(i), tensors.index(j)) for i, j in disjoint_pairs(self.writes, tensors)],
+            self.mutated, plan.makers, block, plan.grad, others, self.holds,
         )  # fmt: skip
         for guard in simple:
             work.guard(guard.owner, guard.name, guard.read() if guard.holds() else guard.value,
                        guard.item, guard.value is ABSENT)  # fmt: skip
         if plan.unordered:  # the call sees to it where torch is to be deterministic
-            work.step(record.ASKED, 0, objects=[_deterministic, False, None])
+            work.step(record.CALLBACK, 0, objects=[_deterministic, False, None])
         slot = head // 8
         for k, (kind, spec, value) in enumerate(zip(self.kinds, specs, args, strict=True)):
             number = tensors.index(k) if k in tensors else -1
@@ -119,7 +119,7 @@ def tensors_of(kinds: Sequence[str]) -> list[int]:
     return [k for k, kind in enumerate(kinds) if _tensor in KINDS[kind].steps]
 
 
-def apart(writes: Sequence[int], tensors: Sequence[int]) -> list[tuple[int, int]]:
+def disjoint_pairs(writes: Sequence[int], tensors: Sequence[int]) -> list[tuple[int, int]]:
     """The pairs of tensors whose memory must not overlap."""
     return [
         (i, j) for i in writes for j in tensors if i != j and not (j in writes and j < i)
@@ -127,27 +127,27 @@ def apart(writes: Sequence[int], tensors: Sequence[int]) -> list[tuple[int, int]
 
 
 def generate(
-    name: str, kinds: Sequence[str], specs: Sequence[Spec], writes: list[int], bumped: list[int],
+    name: str, kinds: Sequence[str], specs: Sequence[Spec], writes: list[int], mutated: list[int],
     results: int, uses: dict[str, Any],
 ) -> tuple[Generated, dict[str, Any]]:  # fmt: skip
     """The functions, and their globals. ``writes``: positions of the tensors that are written;
-    ``bumped``: those to tell autograd of; ``uses``: what the text calls (``slow``, ``stale``,
-    ``differentiate``, ``holds``; ``alias`` and ``warm`` are added later)."""
+    ``mutated``: those to tell autograd of; ``uses``: what the text calls (``slow``, ``stale``,
+    ``differentiate``, ``holds``; ``alias`` and ``promote`` are added later)."""
     scope: dict[str, Any] = {
         "plans": {}, "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
         "increment_version": torch._C._increment_version, "types_of": _types_of, "flat": flat,
-        "number": _number, "PackError": struct.error, "warming": WARMING, **uses,
+        "number": _number, "PackError": struct.error, "promoted_at": PROMOTED_AT, **uses,
     }  # fmt: skip
-    exec(compile(launcher_text(kinds, specs, writes, bumped, results), name, "exec"), scope)
+    exec(compile(launcher_text(kinds, specs, writes, mutated, results), name, "exec"), scope)
     made = Generated(
-        scope["launch"], scope["run"], scope["key"], kinds, writes, bumped, uses["holds"],
+        scope["launch"], scope["run"], scope["key"], kinds, writes, mutated, uses["holds"],
         scope["plans"],
     )  # fmt: skip
     return made, scope
 
 
 def launcher_text(
-    kinds: Sequence[str], specs: Sequence[Spec], writes: list[int], bumped: list[int], results: int
+    kinds: Sequence[str], specs: Sequence[Spec], writes: list[int], mutated: list[int], results: int
 ) -> str:
     """The Python text of ``key``, ``run`` and ``launch`` (see ``generate``)."""
     names = [f"a{k}" for k in range(len(kinds))]
@@ -158,18 +158,18 @@ def launcher_text(
     tensors = tensors_of(kinds)
     outs = [f"r{k}" for k in range(results)]
     extents, makers = _tuple([f"e{k}" for k in tensors]), _tuple([f"m{k}" for k in range(results)])
-    plan = f"call, pack, tail, grad, guards, {extents}, {makers}, direct, met, _"
+    plan = f"call, pack, tail, grad, guards, {extents}, {makers}, direct, hits, _"
     values = [*(f"p{k}" for k in tensors), *(f"{r}.data_ptr()" for r in outs)]
     values += [KINDS[kind].packed.format(a=name) for kind, name in pairs if KINDS[kind].packed]
     read = [f"p{k} = a{k}.data_ptr()" for k in tensors]
     hidden = [f"not p{k} and e{k} or a{k}.is_neg()" for k in tensors]
-    hidden += [f"a{k}.is_inference()" for k in bumped]
+    hidden += [f"a{k}.is_inference()" for k in mutated]
     launch = [f"r{k} = m{k}()" for k in range(results)]
     launch += [f"if grad and grad_enabled(): return differentiate({everything})"]
     launch += ["try:", f"    slots = pack({', '.join(values)}) + tail"]
     launch += ["except PackError:", f"    return slow({everything})", "call(slots)"]
-    if bumped:  # so that autograd refuses to use what it had saved of them
-        launch.append(f"increment_version({_tuple([names[k] for k in bumped])})")
+    if mutated:  # so that autograd refuses to use what it had saved of them
+        launch.append(f"increment_version({_tuple([names[k] for k in mutated])})")
     if results:
         launch.append("return " + (outs[0] if results == 1 else f"({', '.join(outs)})"))
     ranges = [
@@ -180,7 +180,7 @@ def launcher_text(
     ]  # fmt: skip
     overlaps = [
         f"if p{j} < p{i} + e{i} and p{i} < p{j} + e{j}: return alias({everything})"
-        for i, j in apart(writes, tensors)
+        for i, j in disjoint_pairs(writes, tensors)
     ]  # fmt: skip
     fresh = f"if guards and not holds(guards): return stale({everything})"
     lines = [f"def key({comma}):", f"    return {key}"]
@@ -194,7 +194,7 @@ def launcher_text(
     ]
     if hidden:
         lines.append(f"    if {' or '.join(hidden)}: return slow({everything})")
-    lines.append(f"    if met() in warming: return warm({everything})")
+    lines.append(f"    if hits() in promoted_at: return promote({everything})")
     lines += _indented([fresh, *ranges, *overlaps, *launch])
     return "\n".join(lines) + "\n"
 
@@ -226,38 +226,38 @@ class Argument(NamedTuple):
     number: int
 
 
-def _tensor(work: native.Work, a: Argument) -> None:
+def _tensor(work: native.FastCall, a: Argument) -> None:
     work.step(record.TENSOR, a.k, slot=a.number, type=type(a.value))
 
 
-def _scalar(work: native.Work, a: Argument) -> None:
+def _scalar(work: native.FastCall, a: Argument) -> None:
     assert isinstance(a.spec, ScalarSpec)
     step = record.FLOAT if a.spec.kind == "float" else record.INTEGER
     work.step(step, a.k, slot=a.slot, type=type(a.value), range=bounds(a.spec) or _INT64)
 
 
-def _size(work: native.Work, a: Argument) -> None:
+def _size(work: native.FastCall, a: Argument) -> None:
     work.step(record.SIZE, a.k, slot=a.slot, type=torch.Size, range=(id(int), _slots(a.spec)))
 
 
-def _identity(work: native.Work, a: Argument) -> None:
-    work.step(record.SAME, a.k, objects=[a.value])
+def _identity(work: native.FastCall, a: Argument) -> None:
+    work.step(record.IDENTITY, a.k, objects=[a.value])
 
 
-def _plain(work: native.Work, a: Argument) -> None:
+def _plain(work: native.FastCall, a: Argument) -> None:
     work.step(record.EQUAL, a.k, type=type(a.value), objects=[a.value])
 
 
-def _asked(
+def _callback(
     ask: Callable[[Any], Any], packer: Callable[[Spec], Callable[[Any], bytes]] | None = None
-) -> Callable[[native.Work, Argument], None]:
+) -> Callable[[native.FastCall, Argument], None]:
     """What ``ask`` says of the argument has to be as it was. ``packer`` gives what packs it, or
     raises an exception where that is not possible."""
 
-    def step(work: native.Work, a: Argument) -> None:
+    def step(work: native.FastCall, a: Argument) -> None:
         pack = packer(a.spec) if packer else None
         objects = [ask, ask(a.value), pack]
-        work.step(record.ASKED, a.k, slot=a.slot, range=(0, 8 * _slots(a.spec)), objects=objects)
+        work.step(record.CALLBACK, a.k, slot=a.slot, range=(0, 8 * _slots(a.spec)), objects=objects)
 
     return step
 
@@ -362,23 +362,23 @@ class Kind:
 
     key: str
     packed: str
-    steps: tuple[Callable[[native.Work, Argument], None], ...]
+    steps: tuple[Callable[[native.FastCall, Argument], None], ...]
 
 
 # "number": a NumPy scalar, an IntEnum and the like.
 KINDS = {
     "tensor": Kind(_TENSOR_KEY, "", (_tensor,)),
     "field": Kind(
-        "{a}.element, " + _TENSOR_KEY, "", (_asked(operator.attrgetter("element")), _tensor)
+        "{a}.element, " + _TENSOR_KEY, "", (_callback(operator.attrgetter("element")), _tensor)
     ),
     "scalar": Kind("{a}.__class__", "{a}", (_scalar,)),
     "number": Kind(
         "{a}.__class__", "number({a})",
-        (_asked(operator.attrgetter("__class__"), _number_packer),),
+        (_callback(operator.attrgetter("__class__"), _number_packer),),
     ),
     "size": Kind("{a}.__class__, len({a})", "*{a}", (_size,)),
-    "tuple": Kind("types_of({a})", "*flat({a})", (_asked(_types_of, _tuple_packer),)),
+    "tuple": Kind("types_of({a})", "*flat({a})", (_callback(_types_of, _tuple_packer),)),
     "identity": Kind("{a}", "", (_identity,)),
     "plain": Kind("{a}.__class__, {a}", "", (_plain,)),
-    "constant": Kind("constant_key({a})", "", (_asked(constant_key),)),
+    "constant": Kind("constant_key({a})", "", (_callback(constant_key),)),
 }  # fmt: skip

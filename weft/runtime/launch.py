@@ -33,11 +33,11 @@ from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.build import Made, compile_region
 from weft.runtime.cache import disk
 from weft.runtime.fastpath import (
-    HOTTEST,
+    MOST_BUILTINS,
     Generated,
     Plan,
-    apart,
     bounds,
+    disjoint_pairs,
     generate,
     kind_of,
     scalar_formats,
@@ -62,7 +62,7 @@ MOST_PLANS = 4096  # per launcher: a program of ever new shapes must not grow wi
 TINY = 4096  # elements of all tensors together, below which the GIL is kept during the call
 
 
-class Ahead(NamedTuple):
+class DirectEntry(NamedTuple):
     """A kernel that is one loop and nothing else: its ``entry`` (see ``make_entry``), where the
     loop's arguments are among its own, and what puts a function before the entry."""
 
@@ -82,8 +82,8 @@ class Launcher:
         self.forms = Forms(region, source, options, self._forget, compile_region)
         self.lock = self.forms.lock
         self.generated: dict[tuple[tuple[Any, ...], frozenset[int]], Generated] = {}
-        self.hottest: list[native.Work] = []  # what builtins are made of, newest first
-        self.ahead: Ahead | None = None
+        self.promoted: list[native.FastCall] = []  # what builtins are made of, newest first
+        self.direct_entry: DirectEntry | None = None
         self._warned = False  # of arguments that share memory
         self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
         # What launches the loop where a gradient is asked for; autograd is a layer above.
@@ -104,10 +104,10 @@ class Launcher:
     def _forget(self) -> None:
         """Plans and what serves them are made anew; what runs in other threads keeps its own."""
         self.generated.clear()
-        self.hottest.clear()
+        self.promoted.clear()
         self.install(self)
-        if self.ahead is not None:
-            self.ahead.install(self.ahead.entry)
+        if self.direct_entry is not None:
+            self.direct_entry.install(self.direct_entry.entry)
 
     # --- the slow path ---------------------------------------------------------------------------
     def slow(self, args: tuple[Any, ...]) -> Any:
@@ -206,7 +206,7 @@ class Launcher:
             for code in self.generated.values():
                 code.plans.clear()
                 code.alias_plans.clear()
-            self.hottest.clear()
+            self.promoted.clear()
         return self.slow(args)
 
     def refuse_grad(self, args: tuple[Any, ...]) -> None:
@@ -240,22 +240,22 @@ class Launcher:
         memory = _memory(specs)
         writes = [memory[k] for k in sorted(written) if k < len(memory)]
         region = self.region
-        bumped = [k for k in writes if not region.args[k].fresh
+        mutated = [k for k in writes if not region.args[k].fresh
                   or region.order.met_before(region.node, region.args[k].name)]  # fmt: skip
         uses = {
             "slow": self.slow, "stale": self.stale, "holds": holds,
             "differentiate": lambda args: self.differentiate(args),
         }  # fmt: skip
         name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
-        made, scope = generate(name, kinds, specs, writes, bumped, len(self.region.results), uses)
+        made, scope = generate(name, kinds, specs, writes, mutated, len(self.region.results), uses)
         scope["alias"] = functools.partial(self.alias, made)
-        scope["warm"] = functools.partial(self.warm, made)
+        scope["promote"] = functools.partial(self.promote, made)
         self.generated[form] = made
         if len(self.generated) == 1:
             self._chain()
         return made
 
-    def warm(self, code: Generated, args: tuple[Any, ...]) -> Any:
+    def promote(self, code: Generated, args: tuple[Any, ...]) -> Any:
         """A later call of a plan: a builtin for it is put before those of other plans; the last of
         them goes."""
         specs = list(self.forms.specs(args).values())
@@ -266,7 +266,7 @@ class Launcher:
             if plan is not None and fits and any(code is own for own in self.generated.values()):
                 work = code.for_plan(plan, specs, args)
                 if work is not None:
-                    self.hottest = [work, *self.hottest][:HOTTEST]
+                    self.promoted = [work, *self.promoted][:MOST_BUILTINS]
                     self._chain()
         return code.launch(*args)
 
@@ -275,17 +275,17 @@ class Launcher:
         entry: Callable[..., Any] = next(iter(self.generated.values())).launch
         options = self.options
         cache = disk(options)
-        for work in reversed(self.hottest):
+        for work in reversed(self.promoted):
             entry = native.builtin(work.packed(), entry, cache)
         reaches = any(arg.read is not None for arg in self.region.args)
         self.install(self._extending(entry) if reaches else entry)
-        if self.ahead is not None:
-            entry = self.ahead.entry
-            for work in reversed(self.hottest):
+        if self.direct_entry is not None:
+            entry = self.direct_entry.entry
+            for work in reversed(self.promoted):
                 if work.check is not None and not reaches:  # the check sees torch's modes
-                    packed = work.ahead(self.ahead.order).packed()
+                    packed = work.reordered(self.direct_entry.order).packed()
                     entry = native.builtin(packed, entry, cache)
-            self.ahead.install(entry)
+            self.direct_entry.install(entry)
 
 
 def _plan(
@@ -348,7 +348,7 @@ def overlaps(
     for k in writes:
         check_writable(launcher.forms.names[k], args[k], launcher.region.span)
     refuse_overlap_within(args, writes, launcher.forms.names, launcher.region.span)
-    return any_shared(args, apart(writes, memory))
+    return any_shared(args, disjoint_pairs(writes, memory))
 
 
 # --- checks of debug mode -----------------------------------------------------------------------

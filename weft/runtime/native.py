@@ -51,7 +51,7 @@ class Direct(NamedTuple):
 
 
 @mutable
-class Work:
+class FastCall:
     """What the calls of one plan are like, and what they do."""
 
     arguments: int
@@ -59,8 +59,8 @@ class Work:
     call: Callable[[bytes], object]
     direct: Direct | None  # instead of ``call``, while that is possible
     extents: Sequence[int]
-    apart: Sequence[tuple[int, int]]
-    bumped: Sequence[int]
+    disjoint: Sequence[tuple[int, int]]
+    mutated: Sequence[int]
     makers: Sequence[Callable[[], torch.Tensor]]
     block: bytes
     grad: bool
@@ -86,11 +86,11 @@ class Work:
         kind = record.MISSING if absent else record.ITEM if item else record.ATTRIBUTE
         self.step(kind, 0, objects=[owner, name, object() if absent else value])
 
-    def ahead(self, order: Sequence[int]) -> Work:
+    def reordered(self, order: Sequence[int]) -> FastCall:
         """The same work in place of a kernel, whose arguments have their places in ``order``; it
         is left to others within a level of forward mode, and where it is profiled."""
         steps = [(kind, order[k], *rest) for kind, k, *rest in self.steps]
-        work = replace(self, bumped=[order[k] for k in self.bumped], steps=steps,
+        work = replace(self, mutated=[order[k] for k in self.mutated], steps=steps,
                        objects=[*self.objects])  # fmt: skip
         for module, name, idle in ((forward_ad, "_current_level", -1),
                                    (profiler, "_is_profiler_enabled", False)):  # fmt: skip
@@ -98,16 +98,16 @@ class Work:
         return work
 
     def packed(self) -> tuple[object, ...]:
-        """The objects of the builtin, without what it does otherwise."""
+        """The objects of the builtin, without the fallback."""
         direct = self.direct or Direct(PYTHON, 0, None)
         flags = GRAD * self.grad | GUARDED * bool(self.guards) | SEVERAL * direct.several
         head = (
-            self.arguments, len(self.steps), len(self.extents), len(self.apart), len(self.makers),
-            len(self.bumped), len(self.block), flags, direct.way, direct.address, id(True),
-            id(None), id(Exception), export(),
+            self.arguments, len(self.steps), len(self.extents), len(self.disjoint),
+            len(self.makers), len(self.mutated), len(self.block), flags, direct.way,
+            direct.address, id(True), id(None), id(Exception), export(),
         )  # fmt: skip
         words = [*head, *(w for step in self.steps for w in step), *self.extents]
-        words += [*(k for pair in self.apart for k in pair), *self.bumped]
+        words += [*(k for pair in self.disjoint for k in pair), *self.mutated]
         packed = b"".join((w & _ALL).to_bytes(8, "little") for w in words) + self.block
         return (
             packed, None, self.check, torch.Tensor.data_ptr, torch._C._increment_version,
@@ -134,12 +134,12 @@ def launch_record(
 
 
 def builtin(
-    packed: tuple[object, ...], otherwise: Callable[..., Any], cache: DiskCache | None
+    packed: tuple[object, ...], fallback: Callable[..., Any], cache: DiskCache | None
 ) -> Callable[..., Any]:
-    """The function for ``packed`` (of ``Work``), which passes other calls on to ``otherwise``. The
-    machine code is kept in ``cache``."""
-    assert OBJECTS[1] == "otherwise"
-    return _new()(_definition(cache), (packed[0], otherwise, *packed[2:]), None)
+    """The function for ``packed`` (of ``FastCall``), which passes other calls on to ``fallback``.
+    The machine code is kept in ``cache``."""
+    assert OBJECTS[1] == "fallback"
+    return _new()(_definition(cache), (packed[0], fallback, *packed[2:]), None)
 
 
 class _Definition(ctypes.Structure):

@@ -5,8 +5,8 @@
     HEAD    one word for each of its names
     steps   STEP words for each step: what one argument has to be, and where its value goes
     extents the bytes of each tensor from its first to the end of its last element
-    apart   two words for each pair of tensors that must not overlap
-    bumped  the arguments that autograd is told of
+    disjoint two words for each pair of tensors that must not overlap
+    mutated  the arguments that autograd is told of
     block   the argument block: pointers of tensors and of results, scalars, all that is known
 
 and **objects**, which stand in a tuple together with the record (``OBJECTS``, then the makers of
@@ -20,12 +20,12 @@ import ctypes
 import struct
 
 HEAD = (
-    "arguments", "steps", "tensors", "apart", "results", "bumped", "size", "flags", "way", "code",
-    "true", "none", "exception", "export",
+    "arguments", "steps", "tensors", "disjoint", "results", "mutated", "size", "flags", "way",
+    "code", "true", "none", "exception", "export",
 )  # fmt: skip
 STEP = ("kind", "argument", "slot", "type", "low", "high")
 OBJECTS = (
-    "record", "otherwise", "check", "data_ptr", "increment", "grad_enabled", "holds", "guards",
+    "record", "fallback", "check", "data_ptr", "increment", "grad_enabled", "holds", "guards",
     "call", "stream", "device", "current", "nested",
 )  # fmt: skip
 # Kinds of steps. "type": the exact type that the argument has.
@@ -33,11 +33,11 @@ TENSOR = 0  # the next tensor, whose address goes to "slot", its number among th
 # nested: asked about such a tensor, ``check`` ends the process, and ``export`` raises
 INTEGER = 1  # a number of that type from "low" to "high", to "slot" as an integer
 FLOAT = 2  # a number of that type, to "slot" as a double
-SAME = 3  # the object "low"
+IDENTITY = 3  # the object "low"
 EQUAL = 4  # equal to the object "low"
 SIZE = 5  # "high" ints, to "slot" and those after it
-ASKED = 6  # object "low" called with it gives what equals the next one; the object after that, if
-# it is not None, gives "high" bytes, to "slot"
+CALLBACK = 6  # object "low" called with it gives what equals the next one; the object after that,
+# if it is not None, gives "high" bytes, to "slot"
 # Guards, which look at no argument. The objects from "low" on: where, the name, the value.
 ITEM = 7  # a dict has this value under the name
 MISSING = 8  # a dict has nothing under the name

@@ -247,7 +247,7 @@ def _attribute(w: _Writer, step: Step) -> None:
     w.give("i1", w.test("eq", held, w.operand(step, 2), "ptr"))
 
 
-def _asked(w: _Writer, step: Step) -> None:
+def _callback(w: _Writer, step: Step) -> None:
     answer = w.one(w.operand(step, 0), step["value"])
     w.refuse(w.null(answer))
     agrees = w.api("PyObject_RichCompareBool", answer, w.operand(step, 1), 2)
@@ -264,8 +264,8 @@ def _asked(w: _Writer, step: Step) -> None:
 
 
 _STEPS: dict[int, Callable[[_Writer, Step], None]] = {
-    record.TENSOR: _tensor, record.INTEGER: _integer, record.FLOAT: _float, record.SAME: _same,
-    record.EQUAL: _equal, record.SIZE: _size, record.ASKED: _asked, record.ITEM: _item,
+    record.TENSOR: _tensor, record.INTEGER: _integer, record.FLOAT: _float, record.IDENTITY: _same,
+    record.EQUAL: _equal, record.SIZE: _size, record.CALLBACK: _callback, record.ITEM: _item,
     record.MISSING: _missing, record.ATTRIBUTE: _attribute,
 }  # fmt: skip
 
@@ -335,7 +335,7 @@ def _drives(w: _Writer) -> None:
 
 def _carries(w: _Writer) -> None:
     """Carries out a call whose arguments are packed: what the builtin gives."""
-    names = ("tensors", "results", "bumped", "size", "flags", "way", "code", "none", "export")
+    names = ("tensors", "results", "mutated", "size", "flags", "way", "code", "none", "export")
     head = {name: w.load(w.at("%record", record.HEAD.index(name))) for name in names}
     held = w.room("ptr")
     w.store("ptr", "null", held)
@@ -375,11 +375,11 @@ def _carries(w: _Writer) -> None:
     w.api("Py_DecRef", returned)
     w.jump("called")
     w.start("called")
-    with w.where(w.test("ne", head["bumped"], 0)):
-        written = w.api("PyTuple_New", head["bumped"])
+    with w.where(w.test("ne", head["mutated"], 0)):
+        written = w.api("PyTuple_New", head["mutated"])
         w.refuse(w.null(written), "fail")
-        with w.each(head["bumped"]) as k:
-            tensor = w.load(w.at("%args", w.load(w.at("%bumped", k)), "ptr"), "ptr")
+        with w.each(head["mutated"]) as k:
+            tensor = w.load(w.at("%args", w.load(w.at("%mutated", k)), "ptr"), "ptr")
             w.api("Py_IncRef", tensor)
             w.api("PyTuple_SetItem", written, k, tensor)
         told = w.one(w.object("increment"), written)
@@ -409,14 +409,14 @@ def _builtin(w: _Writer) -> None:
     bytes = w.api("PyTuple_GetItem", "%self", 0)
     start = w.api("PyBytes_AsString", bytes)
     head = w.words(start, record.HEAD)
-    w.need(w.null("%names"), "otherwise")
-    w.need(w.test("eq", "%given", head["arguments"]), "otherwise")
+    w.need(w.null("%names"), "fallback")
+    w.need(w.test("eq", "%given", head["arguments"]), "fallback")
     steps = w.at(start, len(record.HEAD))
     step_words = f"[{len(record.STEP)} x i64]"
     extents = w.at(steps, head["steps"], step_words)
-    apart = w.at(extents, head["tensors"])
-    bumped = w.at(apart, head["apart"], "[2 x i64]")
-    template = w.at(bumped, head["bumped"])
+    disjoint = w.at(extents, head["tensors"])
+    mutated = w.at(disjoint, head["disjoint"], "[2 x i64]")
+    template = w.at(mutated, head["mutated"])
     block = w.inst(f"alloca i8, i64 {head['size']}, align 16")
     found = w.inst(f"alloca ptr, i64 {head['tensors']}")
     w.copy(block, template, head["size"])
@@ -444,25 +444,25 @@ def _builtin(w: _Writer) -> None:
     with w.each(head["tensors"]) as k:
         nowhere = w.test("eq", w.load(w.at(block, k)), 0)
         needed = w.test("ne", w.load(w.at(extents, k)), 0)
-        w.refuse(w.inst(f"and i1 {nowhere}, {needed}"), "otherwise")
-    with w.each(head["apart"]) as k:
-        pair = w.at(apart, k, "[2 x i64]")
+        w.refuse(w.inst(f"and i1 {nowhere}, {needed}"), "fallback")
+    with w.each(head["disjoint"]) as k:
+        pair = w.at(disjoint, k, "[2 x i64]")
         i, j = w.load(pair), w.load(w.at(pair, 1))
         begins = [w.load(w.at(block, n)) for n in (i, j)]
         ends = [w.inst(f"add i64 {begin}, {w.load(w.at(extents, n))}")
                 for n, begin in zip((i, j), begins, strict=True)]  # fmt: skip
         before = [w.test("ult", begins[1], ends[0]), w.test("ult", begins[0], ends[1])]
-        w.refuse(w.inst(f"and i1 {before[0]}, {before[1]}"), "otherwise")
-    places = f"ptr %self, ptr {start}, ptr %args, ptr {block}, ptr {bumped}, {true}"
+        w.refuse(w.inst(f"and i1 {before[0]}, {before[1]}"), "fallback")
+    places = f"ptr %self, ptr {start}, ptr %args, ptr {block}, ptr {mutated}, {true}"
     w.give("ptr", w.inst(f"call ptr @carries({places})"))
     w.start("unexpected")
-    w.refuse(w.clean(), "otherwise")
+    w.refuse(w.clean(), "fallback")
     usual = w.api("PyErr_ExceptionMatches", w.pointer(head["exception"]))
     w.refuse(w.test("eq", usual, 0, "i32"), "raise")
     w.api("PyErr_Clear")
-    w.jump("otherwise")
-    w.start("otherwise")
-    operands = w.object("otherwise"), "%args", "%given", "%names"
+    w.jump("fallback")
+    w.start("fallback")
+    operands = w.object("fallback"), "%args", "%given", "%names"
     w.give("ptr", w.api("PyObject_Vectorcall", *operands))
     w.give("ptr", "null", at="raise")
 
@@ -475,7 +475,7 @@ _PARTS: dict[str, Callable[[_Writer], None]] = {
     "internal i1 @fits(ptr %self, ptr %step, ptr %args, ptr %block, ptr %tensors, i64 %export, "
     "i64 %true)": _fits,
     "internal i1 @drives(ptr %self, ptr %cell, ptr %block, i64 %flags)": _drives,
-    "internal ptr @carries(ptr %self, ptr %record, ptr %args, ptr %block, ptr %bumped, i64 %true)":
+    "internal ptr @carries(ptr %self, ptr %record, ptr %args, ptr %block, ptr %mutated, i64 %true)":
         _carries,
     f"ptr @{SYMBOL}(ptr %self, ptr %args, i64 %given, ptr %names)": _builtin,
 }  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 
 from weft import compiler
 from weft.autodiff.activity import read_and_written
-from weft.autodiff.forward import forward
+from weft.autodiff.forward_mode import forward_mode
 from weft.autodiff.reverse import reverse
 from weft.codegen import cuda, ptx
 from weft.codegen.cuda import CudaCode
@@ -143,7 +143,7 @@ def _compiled(function: Function, target: str, options: Options, every_schedule:
 def tangent_loops(function: Function) -> tuple[Function, ...]:
     """The loops with tangents of the floating tensors that ``function`` reads."""
     wanted, _ = read_and_written(function)
-    return forward(function, wanted).steps
+    return forward_mode(function, wanted).steps
 
 
 def gradient_loops(function: Function) -> tuple[Function, ...]:

@@ -24,9 +24,9 @@ from weft.ir.writes import written
 from weft.kernel import Kernel, kernel_inside
 from weft.options import Options
 from weft.pytorch.autograd import with_functions
-from weft.pytorch.derived import Backward
+from weft.pytorch.inspect_derivatives import Backward
 from weft.runtime.build import Made
-from weft.runtime.fastpath import apart
+from weft.runtime.fastpath import disjoint_pairs
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher
 from weft.runtime.overlap import any_shared, extent
@@ -196,7 +196,7 @@ def _launched(session: Session, launcher: Launcher, *args: Any) -> Any:
     given = launcher.forms.extended(args)
     memory = [k for k, v in enumerate(given) if isinstance(v, torch.Tensor)]
     writes = [k for k in memory if k in launcher.region.stored]
-    if not torch.is_grad_enabled() and any_shared(given, apart(writes, memory)):
+    if not torch.is_grad_enabled() and any_shared(given, disjoint_pairs(writes, memory)):
         return launcher(*args)
     return with_functions(launcher, partial(_Loop, session), *args)
 

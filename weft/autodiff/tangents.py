@@ -14,9 +14,9 @@ from weft.autodiff.adjoint import Buffer
 from weft.autodiff.adjoints import update_error
 from weft.autodiff.clean import without_unused
 from weft.autodiff.extremum import Extremum, extremum
+from weft.autodiff.jvp import PREFIX
 from weft.autodiff.names import unique_names
 from weft.autodiff.rules import REFUSED, RULES, Local, adjoint_type
-from weft.autodiff.tangent import PREFIX
 from weft.errors import GradientError
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, walk

@@ -17,7 +17,7 @@ from weft.ir.types import MemRefType, Type, index
 from weft.ir.views import Parallel, memory
 
 
-def private(function: Function, copies: Mapping[str, str]) -> Function:
+def privatize(function: Function, copies: Mapping[str, str]) -> Function:
     """``function`` with its arguments that are keys of ``copies`` replaced by workspaces of the
     names that are the values, of one more dimension, in front: the number of the copy.
 

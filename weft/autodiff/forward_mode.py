@@ -1,7 +1,7 @@
 """Forward mode: a device loop that carries tangents along with its values (see README.md).
 
-One walk from top to bottom (``twins.py``) copies every operation and writes behind it what happens
-to the tangents. Nothing has to be remembered or done twice, so arrays that a loop reads and
+One walk from top to bottom (``tangents.py``) copies every operation and writes behind it what
+happens to the tangents. Nothing has to be remembered or done twice, so arrays that a loop reads and
 overwrites are no special case. What is here is the parallel loop and its reductions.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from weft.autodiff.adjoint import Buffer
+from weft.autodiff.jvp import PREFIX, Tangent
 from weft.autodiff.lengths import space
-from weft.autodiff.tangent import PREFIX, Tangent
-from weft.autodiff.twins import Walk
+from weft.autodiff.tangents import Walk
 from weft.errors import GradientError
 from weft.index.expression import Poly
 from weft.ir.core import Function, Op, Value
@@ -22,7 +22,7 @@ from weft.ir.views import Parallel, memory
 _EXTREMA = ("maximumf", "minimumf")
 
 
-def forward(function: Function, wanted: Collection[int]) -> Tangent:
+def forward_mode(function: Function, wanted: Collection[int]) -> Tangent:
     """``function`` with the tangents that follow from those of its arguments ``wanted``
     (positions of memrefs or float scalars; the tangent of a scalar ``a`` is a scalar ``t.a``).
 

@@ -39,7 +39,7 @@ _MOST = 8
 Case = tuple[Compare, ...]  # conditions of the kind "ge", all of which hold
 
 
-def pieces(access: Access) -> list[Access]:
+def affine_pieces(access: Access) -> list[Access]:
     """The pieces of ``access``, which have further guards: itself where there are none, or where
     they are too many or not known."""
     indices = {loop.iv for loop in access.loops}

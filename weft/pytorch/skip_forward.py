@@ -49,7 +49,7 @@ def replaying(launcher: Launcher, outs: Mapping[str, torch.Tensor | None]) -> Ca
     return launch
 
 
-class Reading:
+class NeedsOutputs:
     """Whether the gradient of a kernel's only loop reads what the loop has written."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Reading:
             args = self.launcher.forms.extended(given)
             pairs = zip(region.args, args, strict=True)
             specs = {arg.name: loose_spec(arg, value) for arg, value in pairs}
-            answers.append(reads_results(lower(region, specs, self.kernel.source).function))
+            answers.append(needs_outputs(lower(region, specs, self.kernel.source).function))
             return fake(*args)
 
         # This is no part of the program, so modes that watch the program do not see it.
@@ -83,7 +83,7 @@ class Reading:
         return any(answers)
 
 
-def reads_results(function: Function) -> bool:
+def needs_outputs(function: Function) -> bool:
     """Whether the adjoint of ``function`` reads what it writes; true where there is none."""
     # Gradients: where one is asked for.
     from weft.autodiff.activity import read_and_written

@@ -12,7 +12,7 @@ from weft.errors import KernelTypeError, ScheduleError, Span
 from weft.frames import user_frames
 from weft.ir.interp import Watch
 from weft.pytorch.autograd import with_functions
-from weft.pytorch.level import level, tangent_of
+from weft.pytorch.forward_level import level, tangent_of
 from weft.pytorch.loop import Loop, Make
 from weft.runtime.interpreted import InterpretedFunction
 from weft.runtime.launch import Launcher

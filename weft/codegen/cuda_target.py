@@ -20,8 +20,8 @@ SHARED = "weft_private"  # memory of a block whose size the launch gives
 ORDERING = 'syncscope("device") monotonic'
 
 
-def _cuda(e: Emitter) -> Cuda:
-    assert isinstance(e.target, Cuda)
+def _cuda(e: Emitter) -> CudaTarget:
+    assert isinstance(e.target, CudaTarget)
     return e.target
 
 
@@ -173,7 +173,7 @@ def _alloca(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return [pointer]
 
 
-class Cuda:
+class CudaTarget:
     """What the rules ask of a GPU. ``functions`` collects the names that libdevice has to give."""
 
     scales = False

@@ -16,7 +16,7 @@ from weft.ir.views import Touch, reported
 from weft.schedule.machine import CpuMachine
 
 
-class Cpu:
+class CpuTarget:
     """What the rules ask of the machine: mathematics, checks and prints."""
 
     rules: Mapping[str, Rule] = {}

@@ -13,7 +13,7 @@ from weft.ir.core import Function, Op, Value, defined
 from weft.ir.views import For, constant_of, memory
 
 
-def lift(function: Function, names: Collection[str]) -> Function:
+def accumulate_after_loop(function: Function, names: Collection[str]) -> Function:
     """Where a ``scf.for`` accumulates into one element of one of ``names``, it sums in a carried
     value, and adds that to the element when it is done (and has run at all).
 

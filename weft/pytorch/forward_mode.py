@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from weft.autodiff.tangent import PREFIX
+from weft.autodiff.jvp import PREFIX
 from weft.errors import GradientError
 from weft.index.expression import Dim, evaluate
 from weft.ir.core import Value

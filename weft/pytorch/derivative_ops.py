@@ -1,6 +1,6 @@
 """The derivatives of a kernel as operators: what ``torch.compile`` and dispatch modes go through.
 
-The backward of ``weft::f`` is the operator ``weft::f_backward`` (``nested.py``), and
+The backward of ``weft::f`` is the operator ``weft::f_backward`` (``double_backward_op.py``), and
 ``weft::f_jvp`` gives the tangents of the results. In plain eager calls no operator is involved;
 ``torch.func`` has its own way (``transforms.py``).
 """
@@ -20,9 +20,9 @@ from torch.autograd.function import _SingleLevelFunction
 from weft.errors import GradientError
 from weft.frames import shorten, user_frames
 from weft.pytorch.ambient import drawing_nothing
-from weft.pytorch.level import has_dual, is_dual, primal_of
+from weft.pytorch.double_backward_op import Backward, Made
+from weft.pytorch.forward_level import has_dual, is_dual, primal_of
 from weft.pytorch.namespace import Family
-from weft.pytorch.nested import Backward, Made
 from weft.pytorch.transforms import PLAIN, Pushed, is_float, list_error
 from weft.source import Span
 

@@ -2,8 +2,8 @@
 
 ``weft::f_backward`` carries the kernel's host part out again with gradients recorded, and
 differentiates that: what is between loops then is what it was. The loop of a kernel that has one
-is not carried out again: what it has written is what the operator has returned (``replay.py``). The
-backward of ``f_backward`` is made in the same way when it is asked for.
+is not carried out again: what it has written is what the operator has returned
+(``skip_forward.py``). The backward of ``f_backward`` is made in the same way when it is asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch._library.autograd import Info, make_autograd_impl
 
 from weft.pytorch.ambient import autocast_state, drawing_nothing, under
-from weft.pytorch.level import is_dual
+from weft.pytorch.forward_level import is_dual
 from weft.pytorch.namespace import Family
 from weft.pytorch.transforms import PLAIN, batching_error, is_batch, is_float
 from weft.source import Span

@@ -33,6 +33,7 @@ def text_for(random: Random, nest: LoopNest) -> str:
         f"divisible={random.random() < 0.2})",
         f"cooperate(({shared}), {pick((2, 8, 32, 64, 256))}, columns={pick((0, 0, 2, 8, 32))})",
         f"privatize({pick(arrays)})",
+        *([f"unroll(({shared}))"] if shared else []),
         *(f"prefetch({loop}, {pick((2, 3, 4, 8))})" for loop in random.sample(loops, bool(loops))),
     ]
     small = [

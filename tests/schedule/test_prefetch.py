@@ -19,7 +19,7 @@ from weft.ir.text import print_function
 from weft.ir.verify import verify
 from weft.schedule.language import Prefetch, only, parse, show
 from weft.schedule.machine import GpuMachine
-from weft.schedule.prefetch import ahead, prefetch
+from weft.schedule.prefetch import ahead, serial_steps
 
 DECAY = """
 func.func @decay(%x: memref<?x?xf32>, %out: memref<?x?xf32>, %n: index) {
@@ -53,7 +53,7 @@ def outer(function: Function) -> Op:
 def pipelined(text: str, steps: int) -> Function:
     function = parse_function(text)
     function.attrs["noalias"] = True
-    made, parallel = prefetch(function, outer(function), [Prefetch("t", steps)])
+    made, parallel = serial_steps(function, outer(function), (), [Prefetch("t", steps)])
     verify(made)
     assert parallel is outer(made)
     return made

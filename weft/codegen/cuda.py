@@ -36,6 +36,7 @@ from weft.schedule.language import (
     Schedule,
     SplitReduction,
     StreamingStores,
+    Unroll,
     UnrollJam,
     Vectorize,
     only,
@@ -44,7 +45,7 @@ from weft.schedule.language import (
 )
 from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of, loops_of
 from weft.schedule.own import OwnStep
-from weft.schedule.prefetch import prefetch
+from weft.schedule.prefetch import serial_steps
 from weft.schedule.unroll_jam import unroll_jam
 from weft.values import frozen
 
@@ -206,8 +207,10 @@ def scheduled(
             notes |= {op: notes[op] | {"even": "whole"} for op in shared.whole}
         function = narrow(function, chosen, notes)
     parallel = outermost(function, noalias=noalias)
-    if parallel is not None and (pipelined := several(schedule, Prefetch)):
-        function, parallel = prefetch(function, parallel, pipelined)
+    unrolled, pipelined = only(schedule, Unroll), several(schedule, Prefetch)
+    if parallel is not None and (unrolled or pipelined):
+        names = unrolled.loops if unrolled else ()
+        function, parallel = serial_steps(function, parallel, names, pipelined)
     for step in schedule:
         if parallel is None:
             break

@@ -52,6 +52,7 @@ from weft.schedule.language import (
     SplitReduction,
     Step,
     StreamingStores,
+    Unroll,
     UnrollJam,
     Vectorize,
     only,
@@ -197,7 +198,7 @@ def candidates(
     order = _order(loop, given, found)
     inner: list[Any] = [
         step for step in given
-        if isinstance(step, Privatize | UnrollJam | OwnStep | Vectorize | Prefetch)
+        if isinstance(step, Privatize | UnrollJam | OwnStep | Vectorize | Prefetch | Unroll)
     ]  # fmt: skip
     if (shared := only(given, Cooperate)) is not None:
         inner.append(shared)

@@ -59,12 +59,14 @@ from weft.schedule.language import (
     SplitReduction,
     Step,
     StreamingStores,
+    Unroll,
     Vectorize,
 )
 from weft.schedule.legal import private_kind
 from weft.schedule.nest import LoopNest, Nest, loops_of
 from weft.schedule.prefetch import ahead
 from weft.schedule.shared_loads import UnrollJamCandidates, unroll_jam_candidates
+from weft.schedule.unroll import for_registers
 from weft.values import frozen
 
 VECTOR_BYTES = 16  # the longest load and store
@@ -106,7 +108,8 @@ class Picks:
     threads first. ``block``: threads of a block along x and y. ``asked``: what the kernel's writer
     asks for instead. ``private``: the argument that blocks accumulate into copies of, or -1.
     ``streamed``: the arguments that are written, if none of them is read. ``ahead``: what serial
-    loops may load before its turn, where each multiprocessor gets fewer threads than ``idle``."""
+    loops may load before its turn, where each multiprocessor gets fewer threads than ``idle``.
+    ``unrolled``: the loops that would keep local arrays in memory."""
 
     order: tuple[int, ...]
     vector: Vector
@@ -117,6 +120,7 @@ class Picks:
     streamed: tuple[int, ...]
     ahead: tuple[Prefetch, ...]
     idle: int
+    unrolled: tuple[Unroll, ...]
 
 
 def picks(function: Function, parallel: Op) -> Picks:
@@ -134,13 +138,16 @@ def picks(function: Function, parallel: Op) -> Picks:
     private = _private(function, parallel)
     asked = _asked(tuple(function.attrs.get("block_dim", ())), order)
     alone = vector.copies > 1 or private >= 0 or block == _SQUARE or bool(asked)
+    written_out = for_registers(parallel)
+    alone |= bool(written_out)
     jams = UnrollJamCandidates() if alone else unroll_jam_candidates(function, parallel, fastest)
     if jams.unshared and block[1] == 1:
         block = _STEADY
     streamed = vector.copies > 1 and not parallel.attrs["kinds"]
     return Picks(order, vector, block, asked, private, jams,
                  _streamed(function, found) if streamed else (),
-                 *_ahead(function, parallel))  # fmt: skip
+                 *_ahead(function, parallel, written_out),
+                 (Unroll(written_out),) if written_out else ())  # fmt: skip
 
 
 # -- candidates
@@ -187,8 +194,15 @@ def nest_steps(axes: Sequence[str], found: Picks) -> tuple[Step, ...]:
 
 def _alone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[Form]:
     """Forms in which a thread has its iterations for itself."""
+    for guards, steps in _lone(nest, found, divisible):
+        yield guards, (*found.unrolled, *steps)
+
+
+def _lone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[Form]:
     if found.private >= 0:
         name = nest.arrays[found.private]
+        if found.ahead:
+            yield (FewElements(name), Idle(found.idle)), (Privatize(name), *found.ahead)
         yield (FewElements(name),), (Privatize(name),)
     for steps in found.jams.choices():
         guards = tuple(FewLeft(jam.axis, jam.copies * jam.stride) for jam in steps)
@@ -260,7 +274,9 @@ def _together(parallel: Op, team: Team | None) -> Iterator[Form]:
             yield (Grouped(n),), (Cooperate(loops, n),)
 
 
-def _ahead(function: Function, parallel: Op) -> tuple[tuple[Prefetch, ...], int]:
+def _ahead(
+    function: Function, parallel: Op, unrolled: Sequence[str]
+) -> tuple[tuple[Prefetch, ...], int]:
     """Of each serial loop that has no other loop in it, as many turns as registers hold, and as the
     code of all of them may have operations; threads for which that pays. Turns that are long take
     registers of their own: fewer threads run at once."""
@@ -268,7 +284,7 @@ def _ahead(function: Function, parallel: Op) -> tuple[tuple[Prefetch, ...], int]
     left, idle = 0 if parallel.attrs["kinds"] else _MOST_AHEAD, _IDLE
     for name, loop in loops_of(parallel).items():
         body = list(walk(loop.body))
-        if any(op.name in ("scf.for", "scf.while") for op in body):
+        if name in unrolled or any(op.name in ("scf.for", "scf.while") for op in body):
             continue
         words = sum(-(-load.result.scalar.bytes // 4) for load in ahead(function, loop))
         steps = min(_WORDS_AHEAD // max(words, 1), left // len(body), _TURNS_AHEAD)

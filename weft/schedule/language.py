@@ -120,6 +120,14 @@ class StreamingStores:
 
 
 @frozen
+class Unroll:
+    """Every turn of the serial ``loops``, whose bounds are numbers, is written out: subscripts of
+    local arrays become numbers, and these stay in registers."""
+
+    loops: tuple[str, ...]
+
+
+@frozen
 class Prefetch:
     """A thread loads what the next ``steps`` turns of the serial ``loop`` load before it carries
     out these ``steps``."""
@@ -151,6 +159,7 @@ class SplitReduction(Cooperate):
 Step = (
     IndexWidth | FastDivision | UnrollJam | Vectorize | Align | Bind | Block | BlockDim | Persist
     | Cover | Privatize | StreamingStores | Cooperate | SplitReduction | Prefetch
+    | Unroll
 )  # fmt: skip
 Schedule = tuple[Step, ...]
 
@@ -189,7 +198,7 @@ def brief(schedule: Schedule) -> str:
                 words.append(f"ahead{steps}")
             case Cooperate(threads=threads, columns=columns):
                 words.append(f"columns{columns}" if columns else f"team{threads}")
-            case Cover() | FastDivision() | Privatize() | StreamingStores():
+            case Cover() | FastDivision() | Privatize() | StreamingStores() | Unroll():
                 words.append(_name(type(step)).split("_")[0])
             case _:
                 pass

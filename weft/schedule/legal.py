@@ -28,6 +28,7 @@ from weft.schedule.language import (
     Privatize,
     Schedule,
     StreamingStores,
+    Unroll,
     UnrollJam,
     Vectorize,
     only,
@@ -37,6 +38,7 @@ from weft.schedule.language import (
 from weft.schedule.nest import LoopNest, Refusal
 from weft.schedule.own import OwnStep
 from weft.schedule.prefetch import ahead
+from weft.schedule.unroll import MOST_TURNS, turns
 
 THREADS = 1024  # of a block, at most, and 64 along z
 _COPIES = 64  # iterations of a thread, at most
@@ -241,6 +243,19 @@ def _prefetch(nest: LoopNest, step: Prefetch, schedule: Schedule) -> Refusal | N
     return beside(step, schedule, UnrollJam, Cooperate)
 
 
+def _unroll(nest: LoopNest, step: Unroll, schedule: Schedule) -> Refusal | None:
+    for name in step.loops:
+        loop = nest.serial[name]
+        if not 0 < turns(loop) <= MOST_TURNS:
+            return Refusal(
+                f"`{name}` is no loop of 1 to {MOST_TURNS} turns, by 1 from a number to a number",
+                loop.span,
+            )  # fmt: skip
+        if any(s.loop == name for s in several(schedule, Prefetch)):
+            return Refusal(f"`{name}` is loaded ahead", loop.span, "leave one of them out")
+    return beside(step, schedule, UnrollJam, Cooperate)
+
+
 def private_kind(nest: LoopNest, memref: Any) -> tuple[str] | str | Op:
     """The combiner that iterations accumulate into ``memref`` by; why there is none that shared
     memory has; or the operation that does something else."""
@@ -267,4 +282,5 @@ def private_kind(nest: LoopNest, memref: Any) -> tuple[str] | str | Op:
 RULES: dict[type[Any], Rule] = {
     UnrollJam: _unroll_jam, Bind: _bind, Block: _block, BlockDim: _block_dim, Persist: _persist,
     Cover: _cover, StreamingStores: _streaming, Privatize: _privatize, Prefetch: _prefetch,
+    Unroll: _unroll,
 }  # fmt: skip

@@ -9,7 +9,7 @@ one. The order of all that is computed is what it was, and so is every bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, slice_of, walk
@@ -18,16 +18,22 @@ from weft.ir.types import ScalarType
 from weft.ir.views import For, memory, written_by
 from weft.schedule.language import Prefetch
 from weft.schedule.nest import loops_of
+from weft.schedule.unroll import written_out
 from weft.schedule.variation import Variation
 
 _ORDERED = ("weft.assert", "weft.bounds", "weft.touch", "weft.print", "memref.alloca")
 
 
-def prefetch(function: Function, parallel: Op, steps: Sequence[Prefetch]) -> tuple[Function, Op]:
-    """``function`` after the steps, and its loop that was ``parallel``. They are legal."""
+def serial_steps(
+    function: Function, parallel: Op, unrolled: Sequence[str], steps: Sequence[Prefetch]
+) -> tuple[Function, Op]:
+    """``function``, in which the loops ``unrolled`` of ``parallel`` are written out, after
+    ``steps``, and its loop that was ``parallel``. All of it is legal."""
     serial = loops_of(parallel)
     place = function.body.ops.index(parallel)
-    made = _Pipelining(function, {serial[s.loop]: s.steps for s in steps}).function(function)
+    ahead_of = {serial[step.loop]: step.steps for step in steps}
+    work = _Serial(function, {serial[name] for name in unrolled}, ahead_of)
+    made = work.function(function)
     return made, made.body.ops[place]
 
 
@@ -73,13 +79,17 @@ def _same_turn(load: Op, other: Op, loop: Op, along: Variation) -> bool:
     return behind and memory(other)[1] == subscripts and any(map(along.slope, subscripts))
 
 
-class _Pipelining(Rewriter):
-    def __init__(self, function: Function, steps: Mapping[Op, int]) -> None:
+class _Serial(Rewriter):
+    def __init__(
+        self, function: Function, unrolled: Collection[Op], ahead_of: Mapping[Op, int]
+    ) -> None:
         super().__init__(lambda op, rewriter: None, self._around)
-        self.old, self.ahead = function, steps
+        self.old, self.unrolled, self.ahead_of = function, unrolled, ahead_of
 
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        return self._pipelined(op, self.ahead[op]) if op in self.ahead else None
+        if op in self.unrolled:
+            return written_out(op, rewriter)
+        return self._pipelined(op, self.ahead_of[op]) if op in self.ahead_of else None
 
     def number(self, value: int, like: Value) -> Value:
         return self.constant(value, like.scalar)

@@ -1,0 +1,120 @@
+"""Recurrences on a CUDA device: loops whose steps need each other.
+
+``python -m benchmarks.recurrences`` compares each kernel with PyTorch in float64, a step of time at
+once, on a part of the batch, and prints medians of event-timed launches: weft's own choice, and the
+loop as it is written (``index_width(32)``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import weft
+from benchmarks.gpu_check import timed
+from examples import wkv
+
+
+@weft.kernel
+def decayed(x: torch.Tensor, a: float) -> torch.Tensor:
+    """s = a s + x, along the first dimension of ``x`` (T, C)."""
+    out = torch.empty_like(x)
+    for c in range(x.shape[1]):
+        s = 0.0
+        for t in range(x.shape[0]):
+            s = a * s + x[t, c]
+            out[t, c] = s
+    return out
+
+
+@weft.kernel
+def rwkv7(
+    r: torch.Tensor, w: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor,
+    b: torch.Tensor, N: weft.template(),  # type: ignore[valid-type]
+) -> torch.Tensor:  # fmt: skip
+    """The state loop of RWKV-7 (Peng et al., 2025, section 4): each of N rows of a head's state
+    decays by e^-e^w, is moved by what it says of ``a`` along ``b``, and learns ``v`` at ``k``. All
+    arguments (B, T, H, N)."""
+    B, T, H, _ = r.shape
+    y = torch.empty_like(v)
+    for n, h, i in weft.ndrange(B, H, N):
+        state = weft.zeros(N)
+        for t in range(T):
+            known = 0.0
+            for j in range(N):
+                known += a[n, t, h, j] * state[j]
+            s = 0.0
+            for j in range(N):
+                decay = math.exp(-math.exp(w[n, t, h, j]))
+                state[j] = state[j] * decay + known * b[n, t, h, j] + v[n, t, h, i] * k[n, t, h, j]
+                s += state[j] * r[n, t, h, j]
+            y[n, t, h, i] = s
+    return y
+
+
+def torch_decayed(x: torch.Tensor, a: float) -> torch.Tensor:
+    s, out = torch.zeros_like(x[0]), []
+    for x_t in x:
+        s = a * s + x_t
+        out.append(s)
+    return torch.stack(out)
+
+
+def torch_rwkv7(*args: Any) -> torch.Tensor:
+    *tensors, n = args
+    state = tensors[0].new_zeros(*tensors[0][:, 0].shape, n)
+    out = []
+    for r, w, k, v, a, b in zip(*(t.unbind(1) for t in tensors), strict=True):
+        known = torch.einsum("nhij,nhj->nhi", state, a)
+        state = state * torch.exp(-torch.exp(w))[..., None, :] + known[..., None] * b[..., None, :]
+        state = state + v[..., None] * k[..., None, :]
+        out.append(torch.einsum("nhij,nhj->nhi", state, r))
+    return torch.stack(out, 1)
+
+
+def check(kernel: weft.Kernel, reference: Callable[..., torch.Tensor], *args: Any) -> None:
+    wide = [a.double() if isinstance(a, torch.Tensor) else a for a in args]
+    torch.testing.assert_close(kernel(*args).double(), reference(*wide), rtol=1e-4, atol=1e-4)
+
+
+def rwkv7_inputs(batch: int, time: int, heads: int, n: int) -> list[Any]:
+    """As the model makes them: ``a`` of unit length, ``b`` against it."""
+    r, w, k, v, a, rate = torch.randn(6, batch, time, heads, n, device="cuda").unbind()
+    a = torch.nn.functional.normalize(a, dim=-1)
+    return [r, w - 4, 0.3 * k, v, a, -a * rate.sigmoid(), n]
+
+
+def row(name: str, kernel: weft.Kernel, *args: Any) -> None:
+    plain = weft.kernel(schedule={"cuda": "index_width(32)"})(kernel.function)
+    assert torch.equal(kernel(*args), plain(*args))
+    times = [timed(lambda f=f: f(*args), 0.2) for f in (kernel, plain)]
+    print(f"| {name} | {times[0]:.4g} | {times[1]:.4g} |", flush=True)
+
+
+def main() -> None:
+    small = [a.cuda() for a in wkv.inputs(2, 77, 33)]
+    check(wkv.wkv, wkv.torch_wkv, *small)
+    check(decayed, torch_decayed, torch.randn(77, 33, device="cuda"), 0.9)
+    check(rwkv7, torch_rwkv7, *rwkv7_inputs(2, 40, 3, 64))
+    print("| ms | weft | the loop as written |\n| --- | --- | --- |")
+    large = [a.cuda().requires_grad_() for a in wkv.inputs(32, 1024, 768)]
+    row("wkv (RWKV-4), B=32 T=1024 C=768", wkv.wkv, *[a.detach() for a in large])
+    grad = torch.randn(32, 1024, 768, device="cuda")
+    y = wkv.wkv(*large)
+    time = timed(lambda: torch.autograd.grad(y, large, grad, retain_graph=True), 0.3)
+    print(f"| its gradient | {time:.4g} | |", flush=True)
+    row("RWKV-7's state, B=8 T=1024 H=64 N=64", rwkv7, *rwkv7_inputs(8, 1024, 64, 64))
+    for shape in ((65536, 4096), (1024, 65536)):
+        row(
+            f"s = a s + x, T={shape[0]} C={shape[1]}",
+            decayed,
+            torch.randn(shape, device="cuda"),
+            0.9,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ MODULES = (
     "causal_conv",
     "softmax",
     "matmul",
+    "nests",
     "reduction",
     "gradients",
 )

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 import weft
+from benchmarks import nests as written
 from examples import brick_wall, causal_conv, gallery, layer_norm, softmax
 
 ROOT = Path(__file__).parent.parent
@@ -914,6 +915,22 @@ def rows() -> None:
                 if leaves:
                     call = functools.partial(torch.autograd.grad, out, leaves, g, retain_graph=True)
                     figure(name, f"{who}, backward", timed(call, 0.1), "ms")
+
+
+@section
+def nests() -> None:
+    """Loops written as nested ranges, in turn with the same as a box."""
+    for name, (nest, box) in written.KERNELS.items():
+        for n in (1024, 4096) if name in ("convolution", "stencil") else (512, 2048):
+            given = [t.cuda() for t in written.inputs(name, n)]
+            calls = {"nest": functools.partial(nest, *given), "box": functools.partial(box, *given)}
+            expected = written.reference(name, n).float()
+            for call in calls.values():
+                given[-1].fill_(math.nan)
+                call()
+                torch.testing.assert_close(given[-1].cpu(), expected, rtol=1e-3, atol=1e-2)
+            for who, ms in alternating(calls, 6).items():
+                figure(f"{name} {n} x {n}", who, ms, "ms")
 
 
 @section

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import field
 
 from weft import timing
@@ -59,7 +59,7 @@ def optimize_for_cpu(
     axes are those of the source. Raises ``RaceError``."""
     first = [touch] if debug else []
     without = [*([extrema, reciprocal] if strict_math else []), *([runs, blocks] if asked else [])]
-    return _passed(function, first, without, noalias=noalias, verify=verify, listener=listener)
+    return _passed(function, first, without, {}, noalias=noalias, verify=verify, listener=listener)
 
 
 def optimize(
@@ -70,12 +70,17 @@ def optimize(
     for lets threads share stay loops. Raises ``RaceError``."""
     without = [runs, blocks, sink, keep, reciprocal, *([extrema] if strict_math else [])]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
-    return _passed(function, [], without, shared, noalias=noalias, verify=verify,
+
+    def collapsed(function: Function) -> Function:
+        return collapse(function, shared, ragged=True)
+
+    collapsed.__name__ = collapse.__name__
+    return _passed(function, [], without, {collapse: collapsed}, noalias=noalias, verify=verify,
                    listener=listener)  # fmt: skip
 
 
 def _passed(
-    function: Function, first: list[Pass], without: list[Pass], stay: Collection[str] = (), *,
+    function: Function, first: list[Pass], without: list[Pass], other: Mapping[Pass, Pass], *,
     noalias: bool, verify: bool, listener: Callable[[str, Function], None] | None,
 ) -> Function:  # fmt: skip
     if verify:
@@ -85,14 +90,7 @@ def _passed(
     function.attrs["noalias"] = noalias
     # Where buffers overlap, accumulations into two of them may meet: they stay atomic.
     left_out = without if noalias else [*without, demote]
-    passes = [*first, *(p for p in PIPELINE if p not in left_out)]
-    if stay:
-
-        def but(function: Function) -> Function:
-            return collapse(function, stay)
-
-        but.__name__ = collapse.__name__
-        passes[passes.index(collapse)] = but
+    passes = [*first, *(other.get(p, p) for p in PIPELINE if p not in left_out)]
     return run(function, passes, verify=verify, listener=listener)
 
 

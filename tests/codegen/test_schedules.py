@@ -270,8 +270,6 @@ CONV = causal_conv()
          "`vectorize(i2, 16, 24)`: `copies` are one to 8 vectors of 16"),
         ("vectorize(i2, 16, 16, peel=1)",
          "`vectorize(i2, 16, 16, peel=1)`: a CPU's vectors are next to each other, and not peeled"),
-        ("vectorize(i1, 16, 16)",
-         "`vectorize(i1, 16, 16)`: lanes do not store to neighbouring elements"),
         ("unroll_jam(i0, 9)", "`unroll_jam(i0, 9)`: `copies` are 1 to 8 iterations"),
         ("unroll_jam(i0, 2, stride=4); vectorize(i2, 16, 16)",
          "`unroll_jam(i0, 2, stride=4)`: iterations of a register tile are next to each other"),

@@ -145,6 +145,46 @@ NESTS = {
         for j in range(m):
             for k in range(K):
                 c[i, j] += a[i, k] * p""", "ij", "k"),
+    "a triangle": ("""
+        for j in range(i + 1, n):
+            for k in range(K):
+                c[i, j] += a[i, k] * b[k, j]""", "ij", "k"),
+    "a triangle with a store across": ("""
+        for j in range(i, n):
+            c[i, j] = 0.0
+            for k in range(K):
+                c[i, j] += a[k, i] * a[k, j]
+            c[j, i] = c[i, j]""", "ij", "k"),
+    "a triangle that falls": ("""
+        for j in range(n - i):
+            for k in range(j, K):
+                c[j, i] += a[k, i] * a[k, j]""", "ji", "k"),
+    "a triangle inside of what is moved": ("""
+        for y in range(m):
+            for x in range(y):
+                for k in range(K):
+                    d[i, y, x] += a[y, k] * b[k, x]""", "iyx", "k"),
+    "a triangle of little work": ("""
+        for j in range(i, n):
+            c[i, j] = a[i, j]""", "i", "j"),
+    "a triangle that is a short row of a long one": ("""
+        for j in range(i, m):
+            for k in range(K):
+                c[i, j] += a[i, k] * b[k, j]""", "i", "jk"),
+    "a band": ("""
+        for j in range(i, i + 9):
+            for k in range(K):
+                c[i, j] += a[i, k] * b[k, j]""", "i", "jk"),
+    "every second one of a triangle": ("""
+        for j in range(i, n, 2):
+            for k in range(K):
+                c[i, j] += a[i, k] * b[k, j]""", "i", "jk"),
+    "a triangle along a loop in order": ("""
+        for k in range(1, n):
+            for j in range(k):
+                c[i, j] += c[i, k]
+                for q in range(m):
+                    c[i, j] += a[q, k]""", "i", "kjq"),
     "a length from memory": ("""
         for j in range(idx[0, 0]):
             c[i, j] = a[i, j]""", "i", "j"),
@@ -196,6 +236,14 @@ def test_loops_that_run_in_order_or_reduce_stay(head: str) -> None:
     assert collapse(before) is before
 
 
+def test_a_triangle_of_little_work_where_iterations_go_to_threads() -> None:
+    """As is done for a GPU."""
+    made = collapse(lowered(NESTS["a triangle of little work"][0]), ragged=True)
+    loop = outermost(made)
+    assert loop is not None
+    assert (axes_of(loop), loops_of(loop)) == (("i", "j"), {})
+
+
 def test_a_loop_that_is_named_stays() -> None:
     made = collapse(lowered(NESTS["two loops in one"][0]), stay={"y"})
     loop = outermost(made)
@@ -211,7 +259,7 @@ def test_means_the_same_in_any_order_and_has_no_races(seed: int) -> None:
     kernel = weft.kernel(function(drawn.text))
     (before,) = lowered_loops(kernel, *tensors.values(), 4, 0.75)
     before.attrs["noalias"] = True
-    after = collapse(demote(before))
+    after = collapse(demote(before), ragged=bool(seed % 2))
     verify(after)
     outcomes: list[list[Any]] = []
     for made, races in ((before, False), (after, True)):

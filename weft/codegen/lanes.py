@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from weft.codegen.arith import RULES, note_range
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
 from weft.codegen.llvm import address, loop
-from weft.ir.core import Block, Op, Value
+from weft.ir.core import Block, Op, Value, walk
 from weft.ir.types import i64
 from weft.ir.views import For, If, memory
 from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
@@ -68,6 +68,10 @@ class VectorEmitter:
         self.partial = False  # lanes are off that must keep what they carry
 
     # -- instances
+
+    def instances(self) -> list[Instance]:
+        """All of the tile."""
+        return [(j, m) for j in range(self.jam) for m in range(self.vectors)]
 
     def bind(self, value: Value, instances: dict[Instance, str]) -> None:
         self.names[value] = instances
@@ -216,13 +220,8 @@ class VectorEmitter:
         """``pointer`` where a lane of these jammed iterations is active, or else memory of ours."""
         e = self.e
         assert self.mask is not None
-        masks = {self.mask[(j, m)] for j in rows for m in range(self.vectors)}
-        kind = f"<{self.width} x i1>"
-        lanes = [e.intrinsic(f"llvm.vector.reduce.or.v{self.width}i1", "i1", (kind, mask))
-                 for mask in sorted(masks)]  # fmt: skip
-        any_lane = lanes[0]
-        for other in lanes[1:]:
-            any_lane = e.inst(f"or i1 {any_lane}, {other}")
+        masks = {(j, m): self.mask[(j, m)] for j in rows for m in range(self.vectors)}
+        any_lane = self.across_all("or", masks)
         if not any("%nowhere =" in line for line in e.allocas):
             e.allocas.append("%nowhere = alloca i64, align 8")
         return e.inst(f"select i1 {any_lane}, ptr {pointer}, ptr %nowhere")
@@ -230,6 +229,28 @@ class VectorEmitter:
     def gather(self, op: Op, at: Instance) -> str:
         """Loads an element for each lane on its own."""
         memref, indices, _ = memory(op)
+        element, kind = self.e.views[memref].type.element, f"<{self.width} x i1>"
+        ty, mask = memory_type(element), self.active(at) or "splat (i1 true)"
+        vector = f"<{self.width} x {ty}>"
+        return self.e.intrinsic(
+            f"llvm.masked.gather.v{self.width}{_suffix(ty)}.v{self.width}p0", vector,
+            self.pointers(memref, indices, at), ("i32", str(element.bytes)), (kind, mask),
+            (vector, "zeroinitializer"),
+        )  # fmt: skip
+
+    def scatter(self, op: Op, at: Instance) -> None:
+        """Stores an element of each lane on its own."""
+        memref, indices, (stored,) = memory(op)
+        element, kind = self.e.views[memref].type.element, f"<{self.width} x i1>"
+        ty, mask = memory_type(element), self.active(at) or "splat (i1 true)"
+        name = f"llvm.masked.scatter.v{self.width}{_suffix(ty)}.v{self.width}p0"
+        vector, (pointer, places) = f"<{self.width} x {ty}>", self.pointers(memref, indices, at)
+        self.e.declare(f"declare void @{name}({vector}, {pointer}, i32, {kind})")
+        self.e.line(f"call void @{name}({vector} {self.vector(stored, at)}, {pointer} {places}, "
+                    f"i32 {element.bytes}, {kind} {mask})")  # fmt: skip
+
+    def pointers(self, memref: Value, indices: Sequence[Value], at: Instance) -> tuple[str, str]:
+        """Type and name of the addresses of the lanes' elements."""
         e, view = self.e, self.e.views[memref]
         with _lanes(e, self.width):
             ty64 = e.type(i64)
@@ -243,21 +264,18 @@ class VectorEmitter:
                 size = self.splat(view.sizes[axis], "i64")
                 offset = e.inst(f"mul {ty64} {offset}, {size}")
             offset = e.inst(f"add {ty64} {offset}, {index}") if offset else index
-        ty, size = memory_type(view.type.element), view.type.element.bytes
-        pointers = e.inst(f"getelementptr {ty}, ptr {view.pointer}, {ty64} {offset}")
-        mask = self.active(at) or "splat (i1 true)"
-        kind = f"<{self.width} x {ty}>"
-        return e.intrinsic(
-            f"llvm.masked.gather.v{self.width}{_suffix(ty)}.v{self.width}p0", kind,
-            (f"<{self.width} x ptr>", pointers), ("i32", str(size)), (f"<{self.width} x i1>", mask),
-            (kind, "zeroinitializer"),
-        )  # fmt: skip
+        ty = memory_type(view.type.element)
+        found = e.inst(f"getelementptr {ty}, ptr {view.pointer}, {ty64} {offset}")
+        return f"<{self.width} x ptr>", found
 
     def store_all(self, op: Op) -> None:
         memref, indices, (stored,) = memory(op)
         e, view = self.e, self.e.views[memref]
         step = self.stride(op)
-        assert step in (1, -1)
+        if step not in (1, -1):
+            for at in self.instances():
+                self.scatter(op, at)
+            return
         ty, size = memory_type(view.type.element), view.type.element.bytes
         kind, lanes = f"<{self.width} x {ty}>", f"<{self.width} x i1>"
         places = self.places(op, view, indices, step)
@@ -278,12 +296,33 @@ class VectorEmitter:
     # -- choices
 
     def choice(self, op: Op) -> None:
-        """Both arms are run, each for its lanes."""
+        """Both arms are run, each for its lanes. A loop that some lanes run, and nothing besides,
+        is jumped over where none does, and has no masks where all do."""
         e, condition = self.e, If(op).condition
-        everywhere = [(j, m) for j in range(self.jam) for m in range(self.vectors)]
+        everywhere = self.instances()
         kind = f"<{self.width} x i1>"
         yes = {at: self.vector(condition, at) for at in everywhere}
         outer, certain, partial = self.mask, self.certain, self.partial
+        loops = any(inner.name == "scf.for" for inner in walk(If(op).then))
+        if loops and not op.results and len(If(op).otherwise.ops) == 1:
+            whole, some, out = e.label("all"), e.label("some"), e.label("none")
+            if outer is None:
+                rest = e.label("rest")
+                e.branch(self.across_all("and", yes), whole, rest)
+                e.start(whole)
+                self.alone(If(op).then)
+                e.jump(out)
+                e.start(rest)
+            else:
+                yes = {at: e.inst(f"and {kind} {yes[at]}, {outer[at]}") for at in everywhere}
+            e.branch(self.across_all("or", yes), some, out)
+            e.start(some)
+            self.mask, self.certain, self.partial = yes, False, True
+            self.alone(If(op).then)
+            self.mask, self.certain, self.partial = outer, certain, partial
+            e.jump(out)
+            e.start(out)
+            return
         self.certain, self.partial = False, True
         arms: list[dict[Value, dict[Instance, str]]] = []
         for number, region in enumerate(op.regions):
@@ -304,6 +343,19 @@ class VectorEmitter:
                            f"{ty} {then[at]}, {ty} {other[at]}")
                 for at in self.copies(result)
             }  # fmt: skip
+
+    def alone(self, block: Block) -> None:
+        """Writes a block whose values nobody else uses."""
+        splats = dict(self.splats)
+        self.block(block)
+        self.splats = splats
+
+    def across_all(self, word: str, masks: dict[Instance, str]) -> str:
+        """Whether all ("and") or some ("or") lanes of ``masks`` are active."""
+        kind, (mask, *others) = f"<{self.width} x i1>", sorted(set(masks.values()))
+        for other in others:
+            mask = self.e.inst(f"{word} {kind} {mask}, {other}")
+        return self.e.intrinsic(f"llvm.vector.reduce.{word}.v{self.width}i1", "i1", (kind, mask))
 
     # -- loops
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import field, replace
 
-from weft.index.access import Access, accesses
+from weft.index.access import Access, Extraction, Loop
 from weft.index.budget import Budget
+from weft.index.expression import nonnegative
 from weft.index.pairs import pairs
 from weft.index.races import compatible, proven_apart
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, below, defined, walk
 from weft.ir.ops import OPS
 from weft.ir.types import index
-from weft.ir.views import For, Parallel, constant_of, memory
+from weft.ir.views import For, Parallel, constant_of, is_constant, memory
 from weft.ir.writes import written
-from weft.values import mutable
+from weft.values import frozen, mutable
 
 UNROLLED = 16  # iterations, up to which a loop of constant length is left to unrolling
 # Operations in front of a loop that its iterations may repeat: where each computes one more loop,
@@ -28,7 +29,7 @@ _ORDERED = {
 }  # fmt: skip
 
 
-def collapse(function: Function, stay: Collection[str] = ()) -> Function:
+def collapse(function: Function, stay: Collection[str] = (), *, ragged: bool = False) -> Function:
     """``for i: for j: for k`` becomes one parallel loop over those of the indices whose iterations
     are proven apart: over i and j in a matrix product. The other loops run inside, in their order:
     each element sees the same operations in the same order as before.
@@ -38,23 +39,27 @@ def collapse(function: Function, stay: Collection[str] = ()) -> Function:
     already may meet across those of the new one. Its last index is the one along which most
     accesses go from an element to the next.
 
+    A loop of which one end follows an index outside (``for j in range(i, n)``) becomes a dimension
+    that is long enough for all of them, with a condition, where that is at most some twice as many
+    iterations as there were, and each computes a loop; ``ragged``: or whatever it computes.
+
     Precondition: a verified function, after races were checked; arguments that do not overlap
     (``noalias``; nothing is done otherwise).
     Non-goals: parallel loops that reduce or have one iteration (they run in order); loops that
-    carry values; bounds that depend on an index or on memory; loops over indices that are called as
-    one of ``stay``, and all of a function whose ``block_dim`` has a number for each index.
+    carry values; other bounds that depend on an index or on memory; loops over indices that are
+    called as one of ``stay``, and all of a function whose ``block_dim`` has a number for each one.
     """
     if not function.attrs.get("noalias") or len(function.attrs.get("block_dim", ())) > 1:
         return function
     nests = {op: _nest(op) for op in function.body.ops if op.name == "scf.parallel"}
     if not any(nest.loops for nest in nests.values()):
         return function
-    every, budget = accesses(function), Budget()
+    extraction, budget = Extraction(function), Budget()
     for parallel, nest in nests.items():
-        inside = defined([parallel.body]) if nest.loops else set[Value]()
-        may = [op for op in nest.loops if For(op).index.name not in stay and _movable(op, inside)]
+        may = nest.candidates(extraction, stay) if nest.loops else []
         if may:
-            nest.choose(may, [a for a in every if parallel.body.args[0] in a.parallel], budget)
+            inside = [a for a in extraction.found if parallel.body.args[0] in a.parallel]
+            nest.choose(may, inside, budget, ragged=ragged)
     if not any(nest.moved for nest in nests.values()):
         return function
     return _Collapser(nests).function(function)
@@ -63,14 +68,45 @@ def collapse(function: Function, stay: Collection[str] = ()) -> Function:
 @mutable
 class _Nest:
     """``loops``: those of the perfect nest in ``parallel``, outermost first. ``moved``: which of
-    them become dimensions. ``last``: the number of the dimension that comes last."""
+    them become dimensions. ``last``: the number of the dimension that comes last. ``triangles``:
+    of loops that follow an index."""
 
     parallel: Op
     loops: list[Op] = field(default_factory=list)
     moved: list[Op] = field(default_factory=list)
     last: int = -1
+    triangles: dict[Op, _Triangle] = field(default_factory=dict)
 
-    def choose(self, may: list[Op], every: list[Access], budget: Budget) -> None:
+    def candidates(self, extraction: Extraction, stay: Collection[str]) -> list[Op]:
+        """The loops that can be moved as far as their bounds say."""
+        inside, found = defined([self.parallel.body]), list[Op]()
+        view = Parallel(self.parallel)
+        boxes = dict(zip(view.indices, view.axes, strict=True))
+        for loop in self.loops:
+            index, bounds = For(loop).index, For(loop).bounds
+            trips = _trips(*bounds)
+            if index.name in stay or constant_of(bounds[2]) is None:
+                continue
+            if trips is not None and trips <= UNROLLED:
+                continue
+            if _in_front(bounds, inside):
+                boxes[index] = bounds
+            elif is_constant(bounds[2], 1):
+                own = extraction.loops[loop][-1]
+                triangles = (_triangle(own, iv, box, extraction) for iv, box in boxes.items())
+                pairs_of = zip(boxes, triangles, strict=True)
+                shape = next(
+                    (t for iv, t in pairs_of if t and _in_front(bounds, inside - {iv})), None
+                )
+                if shape is None:
+                    continue
+                self.triangles[loop] = shape
+            else:
+                continue
+            found.append(loop)
+        return found
+
+    def choose(self, may: list[Op], every: list[Access], budget: Budget, *, ragged: bool) -> None:
         """Moves as many of the loops that ``may`` be moved as can go together, if that pays.
         ``every``: the accesses in the nest."""
         used = {v for op in walk(self.parallel.body) for v in op.operands}
@@ -79,19 +115,30 @@ class _Nest:
         if _apart(may, groups, used, budget):
             self.moved = may
         else:
+            known = set(self.parallel.body.args)
             for loop in may if len(may) > 1 else ():
+                if loop in self.triangles and self.triangles[loop].iv not in known:
+                    continue
                 if _apart([*self.moved, loop], groups, used, budget):
                     self.moved.append(loop)
+                    known.add(For(loop).index)
+        if not ragged:
+            self.moved = [op for op in self.moved if op not in self.triangles or self._works(op)]
         if self._dear():
             self.moved = []
         indices = [*self.parallel.body.args, *(For(loop).index for loop in self.moved)]
         scores = [_score(every, iv) for iv in indices]
         self.last = max(range(len(indices)), key=lambda k: (scores[k], k))
 
+    def _works(self, loop: Op) -> bool:
+        """Whether each iteration of ``loop`` still computes a loop where some are moved."""
+        deeper = self.loops[self.loops.index(loop) + 1 :]
+        return any(op not in self.moved for op in deeper) or _computes_a_loop(self.loops[-1].body)
+
     def _dear(self) -> bool:
         """Whether the iterations of the moved loops repeat more than pays."""
         blocks = [self.parallel.body, *(loop.body for loop in self.loops)]
-        serial = any(op.name in ("scf.for", "scf.while") for op in walk(blocks.pop()))
+        serial = _computes_a_loop(blocks.pop())
         each = 0
         for loop, block in zip(reversed(self.loops), reversed(blocks), strict=True):
             serial |= loop not in self.moved
@@ -138,12 +185,13 @@ def _repeatable(op: Op, changed: Collection[Value]) -> bool:
     return OPS[op.name].pure or op.name in ("scf.if", "scf.yield")
 
 
-def _movable(loop: Op, inside: Collection[Value]) -> bool:
-    """Whether the bounds of ``loop`` can be computed in front of the nest, and it is a long one."""
-    trips = _trips(*For(loop).bounds)
-    if constant_of(For(loop).step) is None or (trips is not None and trips <= UNROLLED):
-        return False
-    open_ = list(For(loop).bounds)
+def _computes_a_loop(block: Block) -> bool:
+    return any(op.name in ("scf.for", "scf.while") for op in walk(block))
+
+
+def _in_front(values: Sequence[Value], inside: Collection[Value]) -> bool:
+    """Whether ``values`` can be computed in front of a nest, in which ``inside`` is defined."""
+    open_ = list(values)
     while open_:
         value = open_.pop()
         if value in inside:
@@ -152,6 +200,37 @@ def _movable(loop: Op, inside: Collection[Value]) -> bool:
                 return False
             open_ += op.operands
     return True
+
+
+@frozen
+class _Triangle:
+    """A loop whose lower or upper bound (``end``: 0 or 1) grows or falls by one with the index
+    ``iv``, and which is the longest at the last value of this or (``first``) at the first."""
+
+    end: int
+    iv: Value
+    first: bool
+
+
+def _triangle(
+    loop: Loop, iv: Value, box: Sequence[Value], extraction: Extraction
+) -> _Triangle | None:
+    """How ``loop`` follows the index ``iv`` of the range ``box``, if it does, and at most some half
+    of the iterations are wasted where it always is as long as at its longest."""
+    lower, upper = loop.lower, loop.upper
+    begin, end = map(extraction.poly, box[:2])
+    if not is_constant(box[2], 1) or lower is None or upper is None or begin is None or end is None:
+        return None
+    slopes = lower.slope(iv), upper.slope(iv)
+    if slopes not in ((0, 1), (0, -1), (1, 0), (-1, 0)):
+        return None
+    shrinks = slopes in ((1, 0), (0, -1))
+    least = (upper - lower).substitute(
+        lambda leaf: (end if shrinks else begin) if leaf is iv else None
+    )
+    if (least.constant is None or least.constant < -UNROLLED) and not nonnegative(least):
+        return None
+    return _Triangle(0 if slopes[0] else 1, iv, shrinks)
 
 
 def _trips(lower: Value, upper: Value, step: Value) -> int | None:
@@ -212,18 +291,26 @@ class _Collapser(Rewriter):
             return None
         self.span = op.span
         inside, memo = defined([op.body]), dict[Value, Value]()
-        axes = [(iv, *axis) for iv, axis in zip(op.body.args, Parallel(op).axes, strict=True)]
-        axes += [(For(loop).index, *For(loop).bounds) for loop in nest.moved]
-        axes.append(axes.pop(nest.last))
-        indices, *bounds = zip(*axes, strict=True)
-        lowers, uppers, steps = ([self._outside(v, inside, memo) for v in vs] for vs in bounds)
+        axes = {iv: list(axis) for iv, axis in zip(op.body.args, Parallel(op).axes, strict=True)}
+        axes = {iv: [self.lookup(v) for v in axis] for iv, axis in axes.items()}
+        for loop in nest.moved:
+            shape = nest.triangles.get(loop)
+            widest = memo if shape is None else {shape.iv: self._end(axes[shape.iv], shape)}
+            axes[For(loop).index] = [self._outside(v, inside, widest) for v in For(loop).bounds]
+        order = list(axes)
+        order.append(order.pop(nest.last))
+        lowers, uppers, steps = map(list, zip(*(axes[iv] for iv in order), strict=True))
         new = self.parallel(lowers, uppers, steps)
         new.attrs = {**op.attrs, "dims": len(axes)}
-        self.stand_for(indices, new.body.args)
+        self.stand_for(order, new.body.args)
         with self.at(new.body):
             self._level(op.body, nest, 0)
             self.rewrite(op.body.terminator)
         return []
+
+    def _end(self, box: Sequence[Value], shape: _Triangle) -> Value:
+        """The index of the range ``box`` at which the loop is the longest."""
+        return box[0] if shape.first else self.subi(box[1], self.index(1))
 
     def _outside(self, value: Value, inside: Collection[Value], memo: dict[Value, Value]) -> Value:
         """``value`` computed in front of the nest."""
@@ -244,6 +331,11 @@ class _Collapser(Rewriter):
         for op in block.ops[:-1]:
             if op is not loop:
                 self.rewrite(op)
+            elif op in nest.moved and op in nest.triangles:
+                end = nest.triangles[op].end
+                pair = self.lookup(For(op).index), self.lookup(For(op).bounds[end])
+                with self.when(self.op("arith.cmpi", *pair, predicate=("sge", "slt")[end])):
+                    self._level(op.body, nest, depth + 1)
             elif op in nest.moved:
                 self._level(op.body, nest, depth + 1)
             else:

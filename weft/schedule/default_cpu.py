@@ -181,12 +181,9 @@ def _check_vectors(
         raise _refused(step, f"`width` is a power of two from 2 to {widest}", parallel)
     if step.copies % step.width or step.copies > MOST * step.width:
         raise _refused(step, f"`copies` are one to {MOST} vectors of {step.width}", parallel)
-    along = Variation(body, {body.args[axes.index(step.axis)]: 1})
     for op in walk(body):
         if not _fits_lanes(op, step.width, machine):
             raise _refused(step, f"`{op.name}` has no form for vectors here", op)
-        if op.name == "memref.store" and along.stride(op) not in (1, -1):
-            raise _refused(step, "lanes do not store to neighbouring elements", op)
 
 
 def _fits_lanes(op: Op, width: int, machine: CpuMachine) -> bool:

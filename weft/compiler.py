@@ -11,6 +11,7 @@ from weft.frontend.lower import lower
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
 from weft.index.describe import describe
+from weft.index.negative import check_negative
 from weft.index.races import check_races
 from weft.ir.core import Function
 from weft.ir.text import print_function
@@ -86,6 +87,7 @@ def _passed(
     if verify:
         check(function)
     with timing.stage("races"):
+        check_negative(function)
         check_races(function)
     function.attrs["noalias"] = noalias
     # Where buffers overlap, accumulations into two of them may meet: they stay atomic.

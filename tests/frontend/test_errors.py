@@ -599,3 +599,40 @@ def test_reduction_into_a_vector() -> None:
         "for i in x:", "for i in x:",
         "use one scalar for each element, or accumulate into a tensor",
     )  # fmt: skip
+
+
+def test_a_subscript_that_is_negative_in_every_iteration() -> None:
+    """Python counts it from the end; a loop would write in front of the tensor."""
+
+    @weft.kernel
+    def reverse(x, o):
+        for i in range(x.shape[0]):
+            o[-i - 1] = x[i]
+
+    @weft.kernel
+    def inner(x, o):
+        for i in range(x.shape[0]):
+            for k in range(1, 3):
+                o[i] += x[-k]
+
+    @weft.kernel
+    def fine(x, o):
+        for i in range(x.shape[0]):
+            o[i] = x[-1] + x[x.shape[0] - i - 1]
+            if i > 0:
+                o[i] += x[i - 1]
+            if i < 0:
+                o[i] += x[-i - 9]
+
+    x, o = torch.arange(4.0), torch.zeros(4)
+    for kernel, name, text in ((reverse, "o", "o[-i - 1]"), (inner, "x", "x[-k]")):
+        with pytest.raises(weft.KernelIndexError) as caught:
+            kernel(x, o)
+        assert caught.value.message == (
+            f"subscript 0 of `{name}` is negative in every iteration: only a literal is counted "
+            "from the end"
+        )
+        assert caught.value.help == f"write {name}.shape[0] in front of it"
+        assert text in str(caught.value)
+    fine(x, o)
+    assert o.tolist() == [6.0, 5.0, 5.0, 5.0]

@@ -115,28 +115,33 @@ def statement_lists(node: ast.AST) -> list[list[ast.stmt]]:
     return [body for body in lists if isinstance(body, list) and body]
 
 
-def bound_names(node: ast.AST) -> Iterator[str]:
+def bound_names(node: ast.AST) -> list[str]:
     """Names that ``node`` assigns in the enclosing function's scope, in order of appearance."""
+    names: list[str] = []
+    _bind(node, names)
+    return names
+
+
+def _bind(node: ast.AST, names: list[str]) -> None:
     match node:
-        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-            yield name
+        case ast.Name(id=name, ctx=ctx):  # the most frequent one
+            if not isinstance(ctx, ast.Load):
+                names.append(name)
+            return
         case ast.alias(name=name, asname=asname):
-            yield asname or name.partition(".")[0]
-        case ast.ExceptHandler(name=str(name)):
-            yield name
+            names.append(asname or name.partition(".")[0])
+        case ast.ExceptHandler(name=str(name)) | ast.MatchMapping(rest=str(name)):
+            names.append(name)
         case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-            yield name
-        case ast.MatchMapping(rest=str(name)):
-            yield name
+            names.append(name)
+        case _ if isinstance(node, SCOPES):
+            found = (n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
+            names.extend(found)
+            return
         case _:
             pass
-    if isinstance(node, SCOPES):
-        for child in ast.walk(node):
-            if isinstance(child, ast.NamedExpr):
-                yield child.target.id
-        return
     for child in ast.iter_child_nodes(node):
-        yield from bound_names(child)
+        _bind(child, names)
 
 
 def stored_into(node: ast.AST) -> set[str]:

@@ -15,7 +15,6 @@ import functools
 import json
 import logging
 import os
-import re
 import tempfile
 import threading
 import weakref
@@ -245,5 +244,6 @@ def machine_of(device: torch.device) -> str:
 
 @functools.cache
 def _cpu() -> str:
-    named = re.search(r"^model name\s*:\s*(.+)$", processor(), re.MULTILINE)
-    return named[1] if named else hashed(processor())[:8]
+    parts = (line.partition(":") for line in processor().splitlines())
+    named = next((told.strip() for what, _, told in parts if what.strip() == "model name"), "")
+    return named or hashed(processor())[:8]

@@ -470,9 +470,13 @@ def launching() -> None:
 
 
 def timed(call: Callable[[], object], seconds: float = 0.3) -> float:
-    """Median of event-timed launches, in milliseconds."""
+    """Median of event-timed launches, in milliseconds: of the device alone."""
     for _ in range(3):
         call()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    wait = max(2_000_000, int((time.perf_counter() - begin) * 40e9))
     torch.cuda.synchronize()
     samples: list[float] = []
     until = time.perf_counter() + seconds
@@ -481,7 +485,7 @@ def timed(call: Callable[[], object], seconds: float = 0.3) -> float:
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             for _ in range(10)
         ]
-        torch.cuda._sleep(2_000_000)  # all launches are queued before the first of them runs
+        torch.cuda._sleep(wait)  # all launches are queued before the first of them runs
         for begin, end in pairs:
             begin.record()
             call()
@@ -886,35 +890,45 @@ def conv_gradient() -> None:
     figure(name, "CUDA C++ as written, of w and k", timed(launch), "ms")
 
 
+def _rows(pick: Callable[[str], bool], others: Callable[[Any], dict[str, Any]]) -> None:
+    """Loops inside of a parallel loop that go along rows, and columns; gradients, too."""
+    from benchmarks.rows import cases
+
+    for case in cases():
+        if not pick(case.name):
+            continue
+        calls = {"weft": case.weft, "torch": case.torch, **others(case)}
+        outs = {who: call(*case.args) for who, call in calls.items()}
+        loose = 2e-2 if outs["weft"].dtype == torch.bfloat16 else 1e-3
+        g = torch.randn_like(outs["weft"])
+        found: dict[str, Any] = {}
+        for who, out in outs.items():
+            torch.testing.assert_close(out, outs["torch"], rtol=loose, atol=loose)
+            with torch.no_grad():
+                call = functools.partial(calls[who], *case.args)
+                figure(case.name, who, timed(call, 0.05), "ms")
+            if not case.leaves:
+                continue
+            call = functools.partial(torch.autograd.grad, out, case.leaves, g, retain_graph=True)
+            found[who] = call()
+            for mine, other in zip(found[who], found.get("torch", ()), strict=False):
+                scale = other.double().square().mean().sqrt().item()
+                torch.testing.assert_close(mine, other, rtol=loose, atol=loose * max(scale, 1))
+            figure(case.name, f"{who}, backward", timed(call, 0.05), "ms")
+
+
 @section
 def rows() -> None:
-    """Loops inside of a parallel loop that go along rows, and columns."""
-    for m, n in ((4096, 4096), (4096, 768), (65_536, 128)):
-        x = torch.randn(m, n, device="cuda", requires_grad=True)
-        weight, bias = (torch.randn(n, device="cuda", requires_grad=True) for _ in range(2))
-        norm = functools.partial(torch.nn.functional.layer_norm, x, (n,), weight, bias, 1e-5)
-        flat = x.detach()
-        for label, mine, other, leaves in (
-            ("row sums", lambda f=flat: row_sums(f), lambda f=flat: f.sum(1), ()),
-            ("column sums", lambda f=flat: column_sums(f), lambda f=flat: f.sum(0), ()),
-            ("softmax", lambda x=x: softmax.softmax(x), lambda x=x: x.softmax(1), (x,)),
-            (
-                "layer norm",
-                functools.partial(layer_norm.layer_norm, x, weight, bias, 1e-5), norm,
-                (x, weight, bias),
-            ),
-        ):  # fmt: skip
-            name = f"{label} of {m} x {n} float32"
-            outs = [call() for call in (mine, other)]
-            torch.testing.assert_close(*outs, rtol=1e-3, atol=1e-2)
-            for who, call in (("weft", mine), ("torch", other)):
-                with torch.no_grad():
-                    figure(name, who, timed(call, 0.1), "ms")
-            g = torch.randn_like(outs[0])
-            for who, out in zip(("weft", "torch"), outs, strict=True):
-                if leaves:
-                    call = functools.partial(torch.autograd.grad, out, leaves, g, retain_graph=True)
-                    figure(name, f"{who}, backward", timed(call, 0.1), "ms")
+    _rows(lambda name: True, lambda case: {})
+
+
+@section
+def rows_compiled() -> None:
+    """Beside torch.compile."""
+    _rows(
+        lambda name: "sums" not in name,
+        lambda case: {"torch.compile": torch.compile(case.torch, dynamic=False)},
+    )
 
 
 @section

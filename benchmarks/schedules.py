@@ -47,6 +47,8 @@ TEXTS = (
     Text("softmax", "cuda", "index_width(32)"),
     Text("softmax", "cuda", "cooperate((j, j_, j__), 32)", same_bits=False),
     Text("softmax", "cuda", "cooperate((j, j_, j__), 256)", same_bits=False),
+    Text("softmax", "cuda", "cooperate((j, j_, j__), 256); strip_mine(4, 4)", same_bits=False),
+    Text("softmax", "cuda", "cooperate((j, j_, j__), 256); keep_row(4, 4)", same_bits=False),
     Text("brick_wall", "cuda", "index_width(64)"),
     Text("brick_wall", "cuda", "vectorize(col, 4)"),
     Text("brick_wall", "cuda", "vectorize(col, 4, 8, stride=32, divisible=True)"),
@@ -74,7 +76,7 @@ def arguments(kernel: str, device: str, small: bool = False) -> tuple[Any, ...]:
         )
         return randn(channels, length), randn(batch, channels, length), 0.1
     if kernel == "softmax":
-        return (randn(4096, 4096) if big else randn(65, 301) if small else randn(1823, 781),)
+        return (randn(4096, 4096) if big else randn(65, 304) if small else randn(1823, 781),)
     side = 4096 if big else 304 if small else 3000
     tile = torch.arange(144 * 288, dtype=torch.int32).view(144, 288).to(device)
     return tile, side, side, 144, 36, 96

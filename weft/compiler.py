@@ -25,7 +25,6 @@ from weft.passes.keep import keep
 from weft.passes.reciprocal import reciprocal
 from weft.passes.run import PIPELINE, Pass, run
 from weft.passes.runs import runs
-from weft.passes.sink import sink
 from weft.passes.touch import touch
 from weft.schedule import default_cpu
 from weft.schedule.choose import candidate
@@ -69,7 +68,7 @@ def optimize(
 ) -> Function:  # fmt: skip
     """IR after the passes, for a GPU: its loops are not cut up. Loops that the schedule ``asked``
     for lets threads share stay loops. Raises ``RaceError``."""
-    without = [runs, blocks, sink, keep, reciprocal, *([extrema] if strict_math else [])]
+    without = [runs, blocks, keep, *([extrema, reciprocal] if strict_math else [])]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
 
     def collapsed(function: Function) -> Function:

@@ -17,7 +17,7 @@ from tests.golden import cases
 from weft.codegen.launching import Facts
 from weft.runtime.cache import from_json, to_json
 from weft.schedule import guards, language
-from weft.schedule.choose import Candidate, alignments, candidate, choose
+from weft.schedule.choose import Candidate, alignments, candidate, choose, fitted
 from weft.schedule.language import (
     Align,
     Bind,
@@ -123,7 +123,6 @@ def test_a_call_chooses_a_candidate_and_a_grid_for_all_iterations(name: str) -> 
     draw = random.Random(name)
     (facts,) = facts_of(name)
     nest = facts.nest
-    schedules = {candidate(text).schedule for text in facts.candidates}
     chosen = set()
     for _ in range(200):
         trips = {axis: draw.choice((0, 1, 3, 31, 100, 4096, 1 << 20)) for axis in nest.axes}
@@ -135,7 +134,7 @@ def test_a_call_chooses_a_candidate_and_a_grid_for_all_iterations(name: str) -> 
             continue  # nothing is launched
         machine = GpuMachine(draw.choice((1, 20, 132)), draw.choice((1 << 10, 50 << 20)))
         found = choose(facts.candidates, call, machine, draw.choice((64, 256, 512)))
-        assert found.schedule in schedules
+        assert found.schedule == fitted(candidate(facts.candidates[found.place]), call)
         assert all(n >= 1 for n in (*found.grid, *found.block))
         x, y, z = found.block
         assert x * y * z <= 1024

@@ -64,7 +64,8 @@ CHANGES: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] 
     "as chosen": (None, None), "64-bit": (without(IndexWidth), None),
     "few threads": (without(Cover), few), "one at a time": (without(Vectorize), None),
     "in step": (None, None), "in teams": (None, None), "in large teams": (None, None),
-    "in columns": (None, None), "in parts": (None, None),
+    "in columns": (None, None), "in parts": (None, None), "rows in registers": (None, None),
+    "rows in strips": (None, None),
 }  # fmt: skip
 
 
@@ -97,10 +98,18 @@ def change(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
             return isinstance(guard, FewLeft | Busy) or asked(guard, *args)
 
         monkeypatch.setattr(guards, "_of_trips", pays)
-    if request.param in ("in teams", "in large teams"):
-        size = (8, 16) if request.param == "in teams" else (96, 1)
+    if request.param in ("in teams", "in large teams", "rows in registers", "rows in strips"):
+        size = (96, 1) if request.param == "in large teams" else (8, 16)
         monkeypatch.setattr(cooperative_loops._Search, "gain", lambda self, fastest: 1)
         monkeypatch.setattr(grid, "group", lambda lengths, rows: size)
+
+        def held(length: int, rows: int, width: int, *_: int) -> tuple[int, int]:
+            return (8, max(-(-length // (8 * width)), 1)) if length % width == 0 else (0, 0)
+
+        kept = request.param == "rows in registers"
+        strips = (64, 2) if request.param == "rows in strips" else (0, 0)
+        monkeypatch.setattr(grid, "in_registers", held if kept else lambda *_: (0, 0))
+        monkeypatch.setattr(grid, "in_strips", lambda *_: strips)
     if request.param == "in columns":
         monkeypatch.setattr(cooperative_loops._Search, "gain", lambda self, fastest: -1)
         monkeypatch.setattr(grid, "columns", lambda lengths, trips: (8, 8))

@@ -28,6 +28,7 @@ class Kernel:
     dtypes: dict[str, str]  # of the tensors x, y (read), m (an integer tensor, read) and out
     histogram: bool
     reduces: bool
+    sizes: tuple[int, ...] = ()  # that a dimension may have, too
 
 
 @dataclass

@@ -233,4 +233,4 @@ def kernel(random: Random) -> Kernel:
     if reduces:
         g.emit(2, f"total += {g.small('0')}")
         g.emit(1, "return total")
-    return Kernel("\n".join(g.lines) + "\n", 2, dtypes, True, reduces)
+    return Kernel("\n".join(g.lines) + "\n", 2, dtypes, True, reduces, (8, 12))

@@ -60,7 +60,7 @@ def small(text: Text) -> tuple[object, ...]:
     if text.kernel == "causal_conv":
         return torch.randn(3, 70), torch.randn(9, 3, 70), 0.1
     if text.kernel == "softmax":
-        return (torch.randn(5, 133),)
+        return (torch.randn(5, 132),)
     return torch.arange(48, dtype=torch.int32).view(6, 8), 20, 304, 4, 2, 8
 
 

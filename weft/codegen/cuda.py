@@ -22,7 +22,7 @@ from weft.ir.writes import written as written_memrefs
 from weft.schedule import asked_cuda
 from weft.schedule.choose import Candidate, candidate
 from weft.schedule.cooperative_loops import Team, find, marked
-from weft.schedule.default_cuda import VECTOR_BYTES, Divisible, Picks, picks
+from weft.schedule.default_cuda import Divisible, Picks, picks
 from weft.schedule.default_cuda import candidates as schedules
 from weft.schedule.divisibility import Common, common
 from weft.schedule.index_width import Program, candidates, divisions, narrow
@@ -46,6 +46,7 @@ from weft.schedule.language import (
 from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of, loops_of
 from weft.schedule.own import OwnStep
 from weft.schedule.prefetch import serial_steps
+from weft.schedule.rows import VECTOR_BYTES
 from weft.schedule.unroll_jam import unroll_jam
 from weft.values import frozen
 
@@ -124,7 +125,7 @@ def analyse(
             ))
             for name, op in loops_of(parallel).items() if op in splits
         ))  # fmt: skip
-    made = (*first, *schedules(parallel, nest, found, team, divisible))
+    made = (*first, *schedules(parallel, nest, found, team, divisible, program.of))
     tables = Tables(function)
     return Facts(
         symbol_of(function.name), argument_slots(function), tables.described(),
@@ -147,7 +148,7 @@ def _asked(
                 f"{vector.width} neighbours in any call", loop.parallel.span,
                 "leave divisible=True out",
             )  # fmt: skip
-    return asked_cuda.candidates(text, loop, nest, found, divisible)
+    return asked_cuda.candidates(text, loop, nest, found, divisible, program.of)
 
 
 def usual(facts: Facts) -> Schedule:

@@ -19,7 +19,7 @@ from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType, f64
 from weft.ir.writes import written
 from weft.schedule.apply import apply
-from weft.schedule.grid import THREADS, threads_of
+from weft.schedule.grid import MOST_MEMBERS, THREADS, groups, is_exact, threads_of
 from weft.schedule.language import (
     Align,
     Cooperate,
@@ -67,7 +67,12 @@ class GridEmitter:
         usual = 2 * THREADS if only(schedule, StreamingStores) else THREADS
         together = only(schedule, Cooperate)
         threads = max(usual, threads_of(schedule), together.threads if together else 0)
-        self.traits = self.module.attribute(f'nounwind "nvvm.maxntid"="{threads}"')
+        if together is not None and is_exact(schedule):
+            threads = together.threads * groups(together.threads)
+        traits = f'nounwind "nvvm.maxntid"="{threads}"'
+        if threads == MOST_MEMBERS // 2 and together is not None and is_exact(schedule):
+            traits += ' "nvvm.minctasm"="2"'  # one loads its row while another one computes
+        self.traits = self.module.attribute(traits)
 
     def emit(self) -> str:
         """The module's text: the kernel's stages."""

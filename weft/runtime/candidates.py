@@ -31,13 +31,14 @@ from weft.runtime.inspection import visited
 from weft.runtime.launch import Launcher
 from weft.runtime.tuned import records
 from weft.schedule import default_cpu
-from weft.schedule.choose import alignments, candidate, choose
+from weft.schedule.choose import alignments, candidate, choose, fitted
 from weft.schedule.cost import Cost, Shapes, Work, cost
 from weft.schedule.grid import THREADS, Dims
-from weft.schedule.guards import MultipleOf, Positive, holds, reason
+from weft.schedule.guards import AtMost, MultipleOf, Positive, holds, reason
 from weft.schedule.intervals import evaluate
-from weft.schedule.language import Vectorize, only, show
+from weft.schedule.language import KeepRow, Schedule, Vectorize, only, show
 from weft.schedule.machine import GpuMachine
+from weft.schedule.rows import find, shared
 from weft.values import frozen
 
 _NOTHING = "nothing: LLVM vectorises"
@@ -299,9 +300,15 @@ class _Call:
         shapes, numbers = self._shapes(function)
         return cost(function, shapes, numbers, lambda value: found[program.of(value)])
 
-    def _accessed(self, function: Function) -> int:
+    def _accessed(self, function: Function, schedule: Schedule) -> int:
         """Bytes that threads load and store, after the steps of a schedule."""
-        return round(Work(*self._shapes(function)).block(function.body, 1.0)[0])
+        work = Work(*self._shapes(function))
+        found, _ = work.block(function.body, 1.0)
+        parallel = cuda.outermost(function, noalias=True)
+        if parallel is not None and only(schedule, KeepRow) is not None:
+            rows = find(parallel, shared(parallel), keep=True)
+            found -= rows.spared(work.times) if rows is not None else 0.0
+        return round(found)
 
     def on_cpu(self) -> list[Row]:
         options, strict = self.options, self.options.strict_math
@@ -327,8 +334,8 @@ class _Call:
             rows.append(Row(
                 self.name, self.line, "cpu", show(schedule), (),
                 self._origin(wanted is not None and k == 0), k == first, spent.bytes,
-                spent.operations, None if tiled else self._accessed(made.function), spent.exact,
-                (0, 0, 0), (0, 0, 0), None,
+                spent.operations, None if tiled else self._accessed(made.function, schedule),
+                spent.exact, (0, 0, 0), (0, 0, 0), None,
             ))  # fmt: skip
         return rows
 
@@ -353,12 +360,12 @@ class _Call:
         types = [arg.type for arg in function.args]
         sizes = sizes_of(facts, types, self._block(facts.slots), aligned)
         most = 2 * THREADS
-        taken = choose(facts.candidates, sizes, machine, most).schedule
+        taken = choose(facts.candidates, sizes, machine, most).place
         spent = self._cost(function)
         rows = []
-        order = [candidate(text).schedule for text in facts.candidates]
-        for k, (text, schedule) in enumerate(zip(facts.candidates, order, strict=True)):
-            first = k == order.index(taken)
+        for k, text in enumerate(facts.candidates):
+            schedule = fitted(candidate(text), sizes)
+            first = k == taken
             told = tuple(
                 GuardOfCall(show([g]), True) if holds(g, schedule, sizes, machine, most)
                 else GuardOfCall(
@@ -375,7 +382,7 @@ class _Call:
                 registers = ptx.usage(code.ptx, arch)[facts.symbol].registers
             rows.append(Row(
                 self.name, self.line, "cuda", show(schedule), told, self._origin(k < facts.asked),
-                first, spent.bytes, spent.operations, self._accessed(made.function),
+                first, spent.bytes, spent.operations, self._accessed(made.function, schedule),
                 spent.exact, choice.grid, choice.block, registers,
             ))  # fmt: skip
         return rows
@@ -383,7 +390,7 @@ class _Call:
 
 def _named(guard: object, facts: Facts) -> str:
     """What a guard asks about that goes by a number of the nest's program."""
-    if not isinstance(guard, MultipleOf | Positive):
+    if not isinstance(guard, AtMost | MultipleOf | Positive):
         return ""
     operation, *rest = facts.nest.program[guard.value]
     if operation != "slot":

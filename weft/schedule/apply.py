@@ -9,15 +9,20 @@ from weft.ir.types import i32, index
 from weft.schedule.bind import Bound, bind
 from weft.schedule.cooperate import cooperate
 from weft.schedule.language import (
+    Align,
     Cooperate,
     IndexWidth,
+    KeepRow,
     Privatize,
     Schedule,
     SplitReduction,
+    StripMine,
     only,
+    several,
 )
 from weft.schedule.nest import arrays_of
 from weft.schedule.privatize import privatize
+from weft.schedule.rows import by_row
 from weft.schedule.split_reduction import split_reduction
 
 
@@ -32,7 +37,14 @@ def apply(
     if isinstance(together, SplitReduction):
         return split_reduction(function, parallel, order[0], together)
     if together is not None:
-        return cooperate(function, parallel, order[0], together)
+        how = only(schedule, KeepRow) or only(schedule, StripMine)
+        if how is None:
+            return cooperate(function, parallel, order[0], together)
+        arrays = arrays_of(function)
+        limits = {
+            function.args[arrays.index(step.array)]: step.bytes for step in several(schedule, Align)
+        }
+        return by_row(function, parallel, together, how, limits)
     bound = bind(function, parallel, order, schedule)
     if own is not None:
         width = index if only(schedule, IndexWidth) is None else i32

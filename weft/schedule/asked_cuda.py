@@ -6,18 +6,17 @@ The other rules are in ``schedule.legal``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from weft.index.access import Access, accesses
-from weft.ir.core import Op
+from weft.ir.core import Op, Value, walk
 from weft.ir.views import Parallel, is_constant
 from weft.schedule.choose import Candidate
 from weft.schedule.cooperative_loops import Team, asked
 from weft.schedule.default_cuda import (
     MOST_COPIES,
-    VECTOR_BYTES,
     Divisible,
     Picks,
     in_rows,
@@ -27,6 +26,7 @@ from weft.schedule.default_cuda import (
 from weft.schedule.grid import MOST_MEMBERS, MOST_PARTS, THREADS, WARP
 from weft.schedule.guards import (
     Aligned,
+    AtMost,
     Covered,
     Fits32,
     FitsShared,
@@ -45,6 +45,7 @@ from weft.schedule.language import (
     Cover,
     FastDivision,
     IndexWidth,
+    KeepRow,
     Persist,
     Prefetch,
     Privatize,
@@ -52,6 +53,7 @@ from weft.schedule.language import (
     SplitReduction,
     Step,
     StreamingStores,
+    StripMine,
     Unroll,
     UnrollJam,
     Vectorize,
@@ -62,6 +64,7 @@ from weft.schedule.language import (
 from weft.schedule.legal import RULES, Rule, beside, check, listed
 from weft.schedule.nest import LoopNest, Nest, Refusal
 from weft.schedule.own import OwnStep
+from weft.schedule.rows import VECTOR_BYTES, Rows, find
 
 _MOST_BLOCKS = 2**31 - 1
 _MOST_SPLIT = 1 << 20  # iterations that leave a word for each block that shares them
@@ -130,7 +133,7 @@ def _access_span(nest: LoopNest) -> Any:
 
 
 def _align(nest: LoopNest, step: Align, schedule: Schedule) -> Refusal | None:
-    vector, memref = only(schedule, Vectorize), nest.array(step.array)
+    vector, memref = _vectors(schedule), nest.array(step.array)
     if vector is None:
         return Refusal("vectors are aligned, and there is no vectorize(...)")
     if step.bytes not in (2, 4, 8, VECTOR_BYTES):
@@ -141,6 +144,11 @@ def _align(nest: LoopNest, step: Align, schedule: Schedule) -> Refusal | None:
             f"{vector.width} elements of `{step.array}` are not {step.bytes} bytes side by side"
         )
     return None
+
+
+def _vectors(schedule: Schedule) -> Vectorize | KeepRow | StripMine | None:
+    """The step by which threads have vectors."""
+    return only(schedule, Vectorize) or only(schedule, KeepRow) or only(schedule, StripMine)
 
 
 def _cooperate(nest: LoopNest, step: Cooperate, schedule: Schedule) -> Refusal | None:
@@ -169,6 +177,34 @@ def _cooperate(nest: LoopNest, step: Cooperate, schedule: Schedule) -> Refusal |
     return None
 
 
+def _by_row(nest: LoopNest, step: KeepRow | StripMine, schedule: Schedule) -> Refusal | None:
+    together, width = only(schedule, Cooperate), step.width
+    if together is None:
+        return Refusal("no threads share loops", None, "write cooperate(..., threads) as well")
+    other = KeepRow if isinstance(step, StripMine) else StripMine
+    if (found := beside(step, schedule, other)) is not None:
+        return found
+    if width < 1 or width & (width - 1) or width > 16 or not 1 <= step.vectors <= 64:
+        return Refusal("a vector has 1, 2, 4, 8 or 16 elements, and a thread 1 to 64 vectors")
+    rows = rows_of(nest, together, keep=isinstance(step, KeepRow))
+    if together.columns or rows is None:
+        what = "a row" if isinstance(step, KeepRow) else "an array"
+        return Refusal(
+            f"no loops that threads share, from 0 to a number of the call, go along {what} of an "
+            "argument", None, "leave it out",
+        )  # fmt: skip
+    size = sum(1 for op in rows.loops for _ in walk(op.body))
+    if width * step.vectors * size > _MOST_OPS:
+        return Refusal(f"{width * step.vectors} turns of {size} operations are too many")
+    return None
+
+
+def rows_of(nest: LoopNest, together: Cooperate, *, keep: bool) -> Rows | None:
+    """What goes by vectors of the loops that threads share."""
+    found = team(nest, together)
+    return None if isinstance(found, str) else find(nest.parallel, found.loops, keep=keep)
+
+
 def team(nest: LoopNest, step: Cooperate) -> Team | str:
     """The team of a step, or why there is none."""
     loops = [nest.serial[name] for name in step.loops]
@@ -180,6 +216,7 @@ def team(nest: LoopNest, step: Cooperate) -> Team | str:
 
 CUDA_RULES: dict[type[Any], Rule] = RULES | {
     Vectorize: _vectorize, Align: _align, Cooperate: _cooperate, SplitReduction: _cooperate,
+    KeepRow: _by_row, StripMine: _by_row,
 }  # fmt: skip
 
 
@@ -187,11 +224,12 @@ CUDA_RULES: dict[type[Any], Rule] = RULES | {
 
 
 def candidates(
-    text: str, loop: LoopNest, nest: Nest, found: Picks, divisible: Divisible | None
-) -> tuple[Candidate, ...]:
+    text: str, loop: LoopNest, nest: Nest, found: Picks, divisible: Divisible | None,
+    step_of: Callable[[Value], int],
+) -> tuple[Candidate, ...]:  # fmt: skip
     """The candidates that ``text`` stands for. What it leaves open is as for other candidates:
     several of them, where that is for the call to decide. ``divisible``: what a call must satisfy
-    for the vectors of ``text``. Raises ``ScheduleError``."""
+    for the vectors of ``text``; ``step_of``: of the nest's program. Raises ``ScheduleError``."""
     given = parse(text)
     _go_together(loop, given)
     given = tuple(map(_completed(loop, found), given))
@@ -200,8 +238,8 @@ def candidates(
         step for step in given
         if isinstance(step, Privatize | UnrollJam | OwnStep | Vectorize | Prefetch | Unroll)
     ]  # fmt: skip
-    if (shared := only(given, Cooperate)) is not None:
-        inner.append(shared)
+    for kind in (Cooperate, KeepRow, StripMine):
+        inner += several(given, kind)
     streaming = several(given, StreamingStores)
     rest = (*_block(loop, given, found, order), *several(given, Persist))
     made: list[Candidate] = []
@@ -211,7 +249,7 @@ def candidates(
                 steps = (*widths, *inner, *aligns, *cover, *streaming, *rest)
                 if not made:
                     check(loop, steps, CUDA_RULES)
-                guards = (*fits, *whole, *_guards(given, divisible), *covered)
+                guards = (*fits, *whole, *_guards(loop, given, divisible, step_of), *covered)
                 made.append(Candidate(guards, steps))
     return tuple(made)
 
@@ -299,9 +337,17 @@ def _widths(given: Schedule, nest: Nest) -> Iterator[tuple[tuple[Step, ...], tup
 def _aligns(
     loop: LoopNest, given: Schedule, divisible: Divisible | None
 ) -> Iterator[tuple[Sequence[Align], Sequence[Guard]]]:
-    vector, said = only(given, Vectorize), several(given, Align)
+    vector, said = _vectors(given), several(given, Align)
     found = said
-    if vector is not None and divisible is not None:
+    if isinstance(vector, KeepRow | StripMine):
+        together = only(given, Cooperate)
+        rows = rows_of(loop, together, keep=isinstance(vector, KeepRow)) if together else None
+        if rows is not None and not said and vector.width > 1:
+            found = [
+                Align(loop.arrays[k], min(vector.width * arg.memref.element.bytes, VECTOR_BYTES))
+                for k, arg in rows.arrays.items()
+            ]
+    elif vector is not None and divisible is not None:
         found = [Align(loop.arrays[k], n) for k, n in divisible.aligned]
     elif vector is not None and not said:
         units = {access.memref for access in _units(loop, vector.axis)}
@@ -325,9 +371,18 @@ def _covers(loop: LoopNest, given: Schedule) -> Iterator[tuple[Sequence[Cover], 
     yield (), ()
 
 
-def _guards(given: Schedule, divisible: Divisible | None) -> Iterator[Guard]:
+def _guards(
+    loop: LoopNest, given: Schedule, divisible: Divisible | None, step_of: Callable[[Value], int]
+) -> Iterator[Guard]:
     """What a call must satisfy for the steps that are given."""
-    vector = only(given, Vectorize)
+    vector, by_row, together = only(given, Vectorize), _vectors(given), only(given, Cooperate)
+    if together is not None and isinstance(by_row, KeepRow | StripMine):
+        rows = rows_of(loop, together, keep=isinstance(by_row, KeepRow))
+        for upper in rows.uppers if rows is not None else ():
+            if by_row.width > 1:
+                yield MultipleOf(step_of(upper), by_row.width)
+            if isinstance(by_row, KeepRow):
+                yield AtMost(step_of(upper), together.threads * by_row.width * by_row.vectors)
     for own in several(given, Privatize):
         yield FitsShared(own.array)
     if vector is not None and divisible is not None:
@@ -335,7 +390,7 @@ def _guards(given: Schedule, divisible: Divisible | None) -> Iterator[Guard]:
         yield from (Positive(step) for step in divisible.divisors)
     for step in several(given, OwnStep):
         yield from step.guards()
-    if only(given, Cooperate) is not None:
+    if together is not None:
         yield KnownTrips(_MOST_BLOCKS if only(given, SplitReduction) is None else _MOST_SPLIT)
     elif vector or only(given, UnrollJam) or only(given, Persist):
         yield KnownTrips()

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from weft.schedule.grid import Dims, grid
-from weft.schedule.guards import GUARDS, Aligned, Guard, holds
-from weft.schedule.language import Privatize, Schedule, only, parse, read, show
+from weft.schedule.guards import GUARDS, Aligned, Guard, Held, Long, holds, sharing
+from weft.schedule.language import (
+    Cooperate,
+    KeepRow,
+    Privatize,
+    Schedule,
+    Step,
+    StripMine,
+    only,
+    parse,
+    read,
+    show,
+)
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
 from weft.values import frozen
@@ -40,22 +52,41 @@ def alignments(candidates: Sequence[str]) -> list[Aligned]:
 
 @frozen
 class Choice:
-    """What a call runs: ``shared`` are bytes of shared memory for each block."""
+    """What a call runs: ``shared`` are bytes of shared memory for each block. ``place``: that of
+    its candidate."""
 
     schedule: Schedule
     grid: Dims
     block: Dims
     shared: int
+    place: int = 0
 
 
 def choose(candidates: Sequence[str], sizes: Sizes, machine: GpuMachine, most: int) -> Choice:
     """The first candidate whose guards hold, with its grid, in blocks of at most ``most`` threads.
     The last one has no guards."""
-    for text in candidates:
+    for place, text in enumerate(candidates):
         found = candidate(text)
-        schedule = found.schedule
-        if all(holds(guard, schedule, sizes, machine, most) for guard in found.guards):
+        if all(holds(guard, found.schedule, sizes, machine, most) for guard in found.guards):
+            schedule = fitted(found, sizes)
             own = only(schedule, Privatize)
             shared = sizes.count(own.array) * sizes.arrays[own.array].bytes if own else 0
-            return Choice(schedule, *grid(schedule, sizes, machine, most), shared)
+            return Choice(schedule, *grid(schedule, sizes, machine, most), shared, place)
     raise AssertionError("the last candidate has guards")
+
+
+def fitted(found: Candidate, sizes: Sizes) -> Schedule:
+    """The candidate's schedule, with as many threads and vectors for a row as a call asks for."""
+    guard = only(found.guards, Held) or only(found.guards, Long)
+    threads, vectors = (0, 0) if guard is None else sharing(guard, sizes)
+
+    def fit(step: Step) -> Step:
+        match step:
+            case Cooperate():
+                return replace(step, threads=threads)
+            case KeepRow() | StripMine():
+                return replace(step, vectors=vectors)
+            case _:
+                return step
+
+    return tuple(map(fit, found.schedule)) if threads else found.schedule

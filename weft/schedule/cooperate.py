@@ -7,7 +7,7 @@ done by one member. A group is part of a warp, a warp, or a block of several war
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
@@ -48,6 +48,7 @@ class Members(Threads):
     ) -> None:
         super().__init__(function, copies)
         self.outer = parallel
+        self.count = step.threads
         self.columns = step.columns
         self.several = step.threads > WARP
         self.width = min(step.threads, WARP)
@@ -120,28 +121,45 @@ class Members(Threads):
 
     def shared_loop(self, op: Op) -> list[Value]:
         """Each member's iterations of a loop, and what all of them carried."""
-        loop, kinds, ordered = For(op), op.attrs["team"], op.attrs["ordered"]
-        lower, upper = self.lookup(loop.lower), self.lookup(loop.upper)
-        if self.there is not None:
-            upper = self.op("arith.select", self.there, upper, lower, type=lower.type)
-        begin, size = lower, self.constant(1, lower.scalar)
-        if inner_turns(op) is None:
-            begin, size = self.turns(lower)
-        neutral = self.neutral(kinds, [v.scalar for v in op.results])
+        kinds, ordered = op.attrs["team"], self.waits(op)
+        run = self.prepared(op)
         if ordered:
             self.wait()
-        parts = self.loop(
-            begin, upper, size, neutral, lambda iv, sums: self.inline(op.body, [iv, *sums])
-        )
+        parts = run()
         if ordered:
             self.wait()
         if not parts:
             return []
-        if self.several or self.columns:
-            parts = self.in_block(kinds, parts, self.columns)
+        parts = self.together(kinds, parts)
+        return self.pairs(kinds, [self.lookup(v) for v in For(op).inits], parts)
+
+    def waits(self, op: Op) -> bool:
+        """Whether members wait in front of a shared loop, and behind."""
+        return op.attrs["ordered"]
+
+    def prepared(self, op: Op) -> Callable[[], list[Value]]:
+        """What carries out the member's iterations of a shared loop, and gives what they carry."""
+        lower, upper = self.lookup(For(op).lower), self.lookup(For(op).upper)
+        if self.there is not None:
+            upper = self.op("arith.select", self.there, upper, lower, type=lower.type)
+        if inner_turns(op) is None:
+            begin, size = self.turns(lower)
         else:
-            parts = self.in_warp(kinds, parts, self.width)
-        return self.pairs(kinds, [self.lookup(v) for v in loop.inits], parts)
+            begin, size = lower, self.constant(1, lower.scalar)
+        neutral = self.none(op)
+        return lambda: self.loop(
+            begin, upper, size, neutral, lambda iv, sums: self.inline(op.body, [iv, *sums])
+        )
+
+    def none(self, op: Op) -> list[Value]:
+        """What a member's iterations of a shared loop begin with."""
+        return self.neutral(op.attrs["team"], [v.scalar for v in op.results])
+
+    def together(self, kinds: Sequence[str], parts: list[Value]) -> list[Value]:
+        """What all members carried, in each of them."""
+        if self.several or self.columns:
+            return self.in_block(kinds, parts, self.columns)
+        return self.in_warp(kinds, parts, self.width)
 
     def turns(self, lower: Value) -> tuple[Value, Value]:
         """The member's first turn of a loop, and from each to the next."""

@@ -8,7 +8,7 @@ whose guards hold (``schedule.choose``); code generation applies its steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from weft.index.access import Access, accesses
 from weft.index.expression import number
@@ -37,8 +37,10 @@ from weft.schedule.guards import (
     Fits32,
     Grouped,
     Guard,
+    Held,
     Idle,
     LargerThanCache,
+    Long,
     MultipleOf,
     Positive,
     Reciprocals,
@@ -53,23 +55,25 @@ from weft.schedule.language import (
     Cover,
     FastDivision,
     IndexWidth,
+    KeepRow,
     Persist,
     Prefetch,
     Privatize,
     SplitReduction,
     Step,
     StreamingStores,
+    StripMine,
     Unroll,
     Vectorize,
 )
 from weft.schedule.legal import private_kind
 from weft.schedule.nest import LoopNest, Nest, loops_of
 from weft.schedule.prefetch import ahead
+from weft.schedule.rows import VECTOR_BYTES, find
 from weft.schedule.shared_loads import UnrollJamCandidates, unroll_jam_candidates
 from weft.schedule.unroll import for_registers
 from weft.values import frozen
 
-VECTOR_BYTES = 16  # the longest load and store
 MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
 _WORDS_AHEAD = 32  # that a thread has loaded ahead
 _TURNS_AHEAD, _LEAST_AHEAD = 16, 4  # of a loop, at most and at least
@@ -155,15 +159,17 @@ def picks(function: Function, parallel: Op) -> Picks:
 
 def candidates(
     parallel: Op | None, nest: Nest, found: Picks | None, team: Team | None,
-    divisible: Divisible | None,
+    divisible: Divisible | None, step_of: Callable[[Value], int],
 ) -> Iterator[Candidate]:  # fmt: skip
-    """All forms that calls may take, those that a call prefers first."""
+    """All forms that calls may take, those that a call prefers first. ``step_of``: of the nest's
+    program."""
     if parallel is None or found is None:
         yield Candidate((Fits32(),), (IndexWidth(32),))
         yield Candidate((), ())
         return
     forms = [*_together(parallel, team), *_alone(nest, found, None)]
-    narrow = [*_together(parallel, team), *_alone(nest, found, divisible)]
+    by_row = () if team is None or not team.pays else _by_row(parallel, nest, team, step_of)
+    narrow = [*by_row, *_together(parallel, team), *_alone(nest, found, divisible)]
     width, placed = IndexWidth(32), nest_steps(nest.axes, found)
     if nest.divisions:
         for guards, steps in narrow:
@@ -252,6 +258,35 @@ def _covering(
             yield (*covered, LargerThanCache(names)), (*cover, StreamingStores(names))
         yield covered, cover
     yield guards, steps
+
+
+def _by_row(
+    parallel: Op, nest: Nest, team: Team, step_of: Callable[[Value], int]
+) -> Iterator[Form]:
+    """Forms in which several threads have an iteration together, and go through its rows by
+    vectors: of whole rows in registers, or of one strip after the other. How elements are dealt out
+    does not depend on alignment, as sums do on it."""
+    loops = tuple(name for name, op in loops_of(parallel).items() if op in team.loops)
+    for kind in (KeepRow, StripMine):
+        rows = None if team.columns else find(parallel, team.loops, keep=kind is KeepRow)
+        if rows is None:
+            continue
+        usual, most = rows.most
+        names = [(nest.arrays[k], min(rows.width * _bytes(array), VECTOR_BYTES))
+                 for k, array in rows.arrays.items()]  # fmt: skip
+        for width in (rows.width, 1):
+            fits = (
+                *(MultipleOf(step_of(v), width) for v in rows.uppers if width > 1),
+                Held(step_of(rows.uppers[0]), width, usual, most) if kind is KeepRow
+                else Long(width, usual),
+            )  # fmt: skip
+            steps = Cooperate(loops, THREADS), kind(width, max(usual // width, 1))
+            if width > 1:
+                yield (
+                    (*fits, *(Aligned(*n) for n in names)),
+                    (*steps, *(Align(*n) for n in names)),
+                )
+            yield fits, steps
 
 
 def _together(parallel: Op, team: Team | None) -> Iterator[Form]:

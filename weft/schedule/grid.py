@@ -11,11 +11,13 @@ from weft.schedule.language import (
     Block,
     BlockDim,
     Cooperate,
+    KeepRow,
     Persist,
     Privatize,
     Schedule,
     SplitReduction,
     StreamingStores,
+    StripMine,
     UnrollJam,
     Vectorize,
     only,
@@ -33,6 +35,8 @@ UNKNOWN = 1024  # blocks, where the trip counts are known on the GPU only
 PRIVATE_BYTES = 16384  # of shared memory for a block's own copy of what it accumulates into
 _SMALL = 8192  # iterations of a reduction that one block does alone
 _TOGETHER = 1 << 20  # threads of all groups, where there are not more iterations
+_AT_ONCE = 1 << 17  # threads that are to have rows in registers, where rows are few
+_MOST_KEPT = 32  # elements of a row in a thread's registers
 _FEW = 32  # that many times fewer iterations, for groups that stand side by side
 _SHORTEST = 16  # the longest loop of a group is not shorter
 _EACH = 8  # iterations of that loop that each member has, at least
@@ -73,7 +77,7 @@ def grid(schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int) -> tu
         return (-(-trips[0] // width) * math.prod(trips[1:]), 1, 1), (width, members, 1)
     if together is not None:
         members = group(sizes.lengths, math.prod(trips))[0]
-        if members <= WARP or together.threads <= WARP:
+        if members <= WARP or together.threads <= WARP or is_exact(schedule):
             members = together.threads
         members = min(members, together.threads)
         rows = groups(members)
@@ -131,6 +135,51 @@ def limit(schedule: Schedule, most: int) -> int:
     person asked for more."""
     asked = threads_of(schedule)
     return asked if asked > THREADS <= most else min(most, THREADS)
+
+
+def is_exact(schedule: Schedule) -> bool:
+    """Whether a group has just the threads that ``Cooperate`` says."""
+    return only(schedule, KeepRow) is not None or only(schedule, StripMine) is not None
+
+
+def in_registers(length: int, rows: int, width: int, usual: int, most: int) -> tuple[int, int]:
+    """Threads that have a row of so many elements in registers together, and vectors of each, if
+    there are so many rows; (0, 0) if that is too much, or a thread does better alone. A function of
+    the sizes alone, as sums depend on it."""
+    if length < _SHORTEST or length % width:
+        return 0, 0
+    vectors = length // width
+    members = max(_power(-(-vectors * width // usual)), LEAST_MEMBERS)
+    if WARP < members <= 2 * WARP and -(-vectors // WARP) * width <= most:
+        members = WARP  # nobody waits for other warps
+    wanted = min(_power(_AT_ONCE // max(rows, 1) + 1) // 2, _power(length // 4), MOST_MEMBERS)
+    members = max(min(members, MOST_MEMBERS), wanted)
+    for threads in (members, members // 2):
+        each = _rounded(-(-vectors // threads))
+        # More threads have fewer registers each.
+        held = min(most if threads < MOST_MEMBERS else most // 3, _MOST_KEPT)
+        blocks = -(-rows // groups(threads))
+        if each * width <= held and threads >= LEAST_MEMBERS and blocks <= _LIMITS[0]:
+            return threads, each
+    return 0, 0
+
+
+def _rounded(n: int) -> int:
+    """One of few numbers, not below ``n`` and hardly larger, so that there are few forms."""
+    step = max(_power(n) // 4, 1)
+    return -(-n // step) * step
+
+
+def in_strips(
+    lengths: Sequence[int | None], rows: int, width: int, usual: int
+) -> tuple[int, int]:  # fmt: skip
+    """Threads that have an iteration together, and vectors that each loads at a time; (0, 0) if a
+    thread, or several blocks (see ``split``), do better. A function of the sizes alone."""
+    members, _ = group(lengths, rows)
+    if members == 0 or None in lengths or members * rows < _AT_ONCE // 2:
+        return 0, 0
+    vectors = -(-max(n or 0 for n in lengths) // (members * width))
+    return members, max(min(vectors, usual // width), 1)
 
 
 def groups(members: int) -> int:

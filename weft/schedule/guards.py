@@ -99,6 +99,36 @@ class Split:
 
 
 @frozen
+@frozen
+class Held:
+    """The registers of a group hold a row, whose length is step ``value`` of the nest's program:
+    ``usual`` elements in each thread, ``most`` where it is long. How many threads and vectors of
+    ``width`` that takes, the sizes of a call say."""
+
+    value: int
+    width: int
+    usual: int
+    most: int
+
+
+@frozen
+class Long:
+    """Loops are so long, and iterations so few, that a group shares one; of vectors of ``width`` a
+    thread loads ``usual`` elements at a time."""
+
+    width: int
+    usual: int
+
+
+@frozen
+class AtMost:
+    """Step ``value`` of the nest's program is no more than ``number``."""
+
+    value: int
+    number: int
+
+
+@frozen
 class FewElements:
     """``array`` fits into shared memory, and there are many more iterations than elements."""
 
@@ -134,7 +164,8 @@ class Covered:
 
 Guard = (
     Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Busy | Idle
-    | Grouped | Columns | Split | FewElements | FitsShared | KnownTrips | LargerThanCache | Covered
+    | Grouped | Columns | Split | Held | Long | AtMost | FewElements | FitsShared | KnownTrips
+    | LargerThanCache | Covered
 )  # fmt: skip
 GUARDS: tuple[type[Any], ...] = get_args(Guard)
 
@@ -157,6 +188,8 @@ def holds(
             return low == high and fits((low, high)) and low % number == 0
         case Positive(value):
             return sizes.values[value][0] > 0
+        case AtMost(value, number):
+            return sizes.values[value][1] <= number
         case LargerThanCache(arrays):
             return _streams(arrays, sizes, machine.cache_bytes)
         case _:
@@ -182,6 +215,8 @@ def _of_trips(
             members, _ = grid.group(sizes.lengths, total)
             members = members if members <= grid.WARP else max(members, grid.SEVERAL)
             return members == threads
+        case Held() | Long():
+            return sharing(guard, sizes) != (0, 0)
         case Columns(width):
             return grid.columns(sizes.lengths, grid.along(schedule, sizes))[0] == width
         case Split(width):
@@ -199,6 +234,17 @@ def _of_trips(
             return grid.covers(schedule, left, *found)
         case _:
             return False
+
+
+def sharing(guard: Held | Long, sizes: Sizes) -> tuple[int, int]:
+    """Threads that have an iteration together, and the vectors of each; (0, 0) if none have."""
+    rows = math.prod(n or 0 for n in sizes.trips)
+    if isinstance(guard, Long):
+        return grid.in_strips(sizes.lengths, rows, guard.width, guard.usual)
+    low, high = sizes.values[guard.value]
+    if low != high:
+        return 0, 0
+    return grid.in_registers(low, rows, guard.width, guard.usual, guard.most)
 
 
 def _small(array: str, sizes: Sizes) -> bool:
@@ -230,7 +276,7 @@ def reason(
             there = (array, bytes) in sizes.aligned
             what = f"its rows have {sizes.arrays[array].sizes[-1]} elements" if there else "it"
             return f"{what}{'' if there else ' begins elsewhere'}"
-        case MultipleOf(value, _) | Positive(value):
+        case MultipleOf(value, _) | Positive(value) | AtMost(value, _):
             low, high = sizes.values[value]
             return f"that is {low}" if low == high else "that is not known"
         case LargerThanCache():
@@ -245,6 +291,8 @@ def reason(
         case Grouped(_):
             members = grid.group(sizes.lengths, math.prod(trips.values()))[0]
             return _so_many(members)
+        case Held() | Long():
+            return "registers do not hold a row" if isinstance(guard, Held) else _so_many(0)
         case Columns(_):
             return _so_many(grid.columns(sizes.lengths, grid.along(schedule, sizes))[0])
         case Split(_):

@@ -156,10 +156,28 @@ class SplitReduction(Cooperate):
     parts: int = 0
 
 
+@frozen
+class KeepRow:
+    """Threads that cooperate go through rows by vectors of ``width`` neighbours, and each has its
+    ``vectors`` of the whole row in registers, from the first loop to the last."""
+
+    width: int
+    vectors: int
+
+
+@frozen
+class StripMine:
+    """Threads that cooperate go through rows by vectors of ``width`` neighbours, of which each
+    loads ``vectors`` at a time."""
+
+    width: int
+    vectors: int
+
+
 Step = (
     IndexWidth | FastDivision | UnrollJam | Vectorize | Align | Bind | Block | BlockDim | Persist
     | Cover | Privatize | StreamingStores | Cooperate | SplitReduction | Prefetch
-    | Unroll
+    | Unroll | KeepRow | StripMine
 )  # fmt: skip
 Schedule = tuple[Step, ...]
 
@@ -198,6 +216,8 @@ def brief(schedule: Schedule) -> str:
                 words.append(f"ahead{steps}")
             case Cooperate(threads=threads, columns=columns):
                 words.append(f"columns{columns}" if columns else f"team{threads}")
+            case KeepRow(width=width, vectors=vectors) | StripMine(width=width, vectors=vectors):
+                words.append(f"{_name(type(step)).split('_')[0]}{width}x{vectors}")
             case Cover() | FastDivision() | Privatize() | StreamingStores() | Unroll():
                 words.append(_name(type(step)).split("_")[0])
             case _:

@@ -1,6 +1,6 @@
 """What each thread of a grid runs, as IR: the places of threads, and what those of a block combine.
 
-``Threads`` rebuilds a function as one that a grid runs. Its arithmetic promises what LLVM cannot
+``Places`` rebuilds a function as one that a grid runs. Its arithmetic promises what LLVM cannot
 see: places are small numbers that are not negative, so sums and products of them do not wrap.
 """
 
@@ -21,7 +21,7 @@ Bounds = tuple[Value, Value, Value]  # lower, upper, step
 _CHECKS = ("weft.assert", "weft.bounds")
 
 
-class Threads(Rewriter):
+class Places(Rewriter):
     """Rebuilds ``function``. ``copies``: of each new operation the old one (that of the function
     which was rebuilt first, where one follows the other)."""
 
@@ -178,7 +178,9 @@ class Threads(Rewriter):
     def barrier(self, width: int = 0) -> None:
         self.do("gpu.barrier", width=width)
 
-    # -- combining
+
+class Threads(Places):
+    """What threads of a block combine."""
 
     def neutral(self, kinds: Sequence[str], types: Sequence[ScalarType]) -> list[Value]:
         return [self.constant(neutral(k, t), t) for k, t in zip(kinds, types, strict=True)]
@@ -212,13 +214,18 @@ class Threads(Rewriter):
         words = self.in_warp(["ori"] * len(words), words, width)
         return [from_word(self, w, v.scalar) for w, v in zip(words, values, strict=True)]
 
-    def in_block(self, kinds: Sequence[str], values: list[Value], columns: int = 0) -> list[Value]:
+    def in_block(
+        self, kinds: Sequence[str], values: list[Value], columns: int = 0, warps: int = 0,
+        place: int = 0,
+    ) -> list[Value]:  # fmt: skip
         """What the threads of a block of whole warps hold, combined, in each of them: by shuffles
         in the warps, then through shared memory. ``columns``: that many neighbours are combined
-        each for itself, with those of other rows."""
+        each for itself, with those of other rows. ``warps``: how many there are, a power of two,
+        where that is known; they then meet once, and the words in shared memory from ``place`` on
+        are not for what is combined next."""
         least = max(columns, 1)  # how far those that are combined are from each other in a warp
         types = [v.scalar for v in values]
-        words = self.shared(self.word, WARP * least * len(values))
+        words = self.shared(self.word, place + WARP * least * len(values))
         values = self.in_warp(kinds, values, WARP, least)
         thread, threads = self.thread()
         lane = self.op("arith.andi", thread, self.constant(WARP - 1, i32))
@@ -226,8 +233,10 @@ class Threads(Rewriter):
         row = self.mul(self.op("arith.shrui", thread, five), self.constant(least, i32))
         own = self.add(row, lane)
 
+        first = place
+
         def row_of(k: int, place: Value) -> Value:
-            return self.add(place, self.constant(WARP * least * k, i32))
+            return self.add(place, self.constant(first + WARP * least * k, i32))
 
         def hand() -> None:
             for k, value in enumerate(values):
@@ -239,17 +248,20 @@ class Threads(Rewriter):
 
         self.branch(self.compare("ult", lane, self.constant(least, i32)), hand)
         self.barrier()
+        if warps:
+            mine = self.op("arith.andi", thread, self.constant(warps - 1, i32))
+            return self.in_warp(kinds, taken(mine), warps)
         none = self.neutral(kinds, types)
-        warps = self.op("arith.shrui", threads, five)
+        count = self.op("arith.shrui", threads, five)
         if columns:
-            end, step = self.mul(warps, self.constant(least, i32)), self.constant(least, i32)
+            end, step = self.mul(count, self.constant(least, i32)), self.constant(least, i32)
             totals = self.loop(
                 self.register("thread_id", "x"), end, step, none,
                 lambda k, sums: self.pairs(kinds, sums, taken(k)),
             )  # fmt: skip
             self.barrier()
             return totals
-        there = self.compare("ult", lane, warps)
+        there = self.compare("ult", lane, count)
         parts = [
             self.op("arith.select", there, value, other, type=value.type)
             for value, other in zip(taken(lane), none, strict=True)

@@ -347,3 +347,21 @@ def test_a_loop_without_a_derivative_beside_reverse_mode():
         value, tangent = forward_ad.unpack_dual(g)
     torch.testing.assert_close(value, 2 * x.detach().abs())
     torch.testing.assert_close(tangent, 2 * x.detach().sign() * t)
+
+
+def test_a_loop_that_does_nothing_with_what_it_reads() -> None:
+    """Nothing of it is left that takes a tensor, but its assertion."""
+
+    @weft.kernel
+    def idle(x, n: int):
+        for _ in range(1):
+            s = 0.5
+            for i in range(n):
+                s = s * 0.5 + x[i]
+            assert n < 3, "long"
+
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        idle(x, 2)
+        with pytest.raises(weft.KernelAssertionError, match="long"):
+            idle(x, 3)

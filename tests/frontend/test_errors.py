@@ -288,9 +288,9 @@ def test_reduced_name_is_read() -> None:
 
     expect(
         weft.KernelSyntaxError, lambda: f(x),
-        "`s` is read in the parallel loop that accumulates into it", "x[i] = s", "s",
-        "other iterations are still adding to it: read it after the loop, or keep it in a tensor "
-        "(s = torch.zeros(1)) and write weft.loop_config(serialize=True) before the loop",
+        "`s` is read in the device loop that accumulates into it", "x[i] = s", "s",
+        "read it after the loop; or keep it in a tensor, s = torch.zeros(1), and let the loop run "
+        "in order: weft.loop_config(serialize=True) before it",
     )  # fmt: skip
 
 

@@ -152,10 +152,10 @@ def _check_reads(node: ast.AST, name: str, source: FunctionSource) -> None:
 
 def _refuse_read(node: ast.AST, name: str, source: FunctionSource) -> None:
     raise KernelSyntaxError(
-        f"`{name}` is read in the parallel loop that accumulates into it",
+        f"`{name}` is read in the device loop that accumulates into it",
         source.span(node),
-        help="other iterations are still adding to it: read it after the loop, or keep it in a "
-        "tensor (s = torch.zeros(1)) and write weft.loop_config(serialize=True) before the loop",
+        help="read it after the loop; or keep it in a tensor, s = torch.zeros(1), and let the loop "
+        "run in order: weft.loop_config(serialize=True) before it",
     )
 
 

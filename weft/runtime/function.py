@@ -34,7 +34,7 @@ class CompiledFunction:
 
     def __call__(self, values: Sequence[Any]) -> None:
         """Runs it on ``values``: a tensor for each memref, a number for each scalar."""
-        device = next(v.device for v in values if isinstance(v, torch.Tensor))
+        device = _device_of(values)
         if device.type != "meta":
             _, call, block = self.bound(values)
             call(block)
@@ -42,7 +42,7 @@ class CompiledFunction:
     def bound(self, values: Sequence[Any]) -> tuple[build.Made, Callable[[bytes], object], bytes]:
         """What runs it on ``values``, and their argument block."""
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
-        device = tensors[0].device
+        device = _device_of(tensors)
         words, formats, shape = [], [], []
         compiled = self._compiled(device.type)
         for slot in compiled.slots:
@@ -83,3 +83,9 @@ class CompiledFunction:
                     backend(place), None, None, {}, self.options, lowered=lowered
                 )
             return found
+
+
+def _device_of(values: Sequence[Any]) -> torch.device:
+    """Where ``values`` are. What no tensor is passed to can only check and print."""
+    tensors = (v.device for v in values if isinstance(v, torch.Tensor))
+    return next(tensors, torch.device("cpu"))

@@ -47,7 +47,6 @@ TEXTS = (
     Text("softmax", "cuda", "index_width(32)"),
     Text("softmax", "cuda", "cooperate((j, j_, j__), 32)", same_bits=False),
     Text("softmax", "cuda", "cooperate((j, j_, j__), 256)", same_bits=False),
-    Text("softmax", "cuda", "cooperate((j, j_, j__), 256); strip_mine(4, 4)", same_bits=False),
     Text("softmax", "cuda", "cooperate((j, j_, j__), 256); keep_row(4, 4)", same_bits=False),
     Text("brick_wall", "cuda", "index_width(64)"),
     Text("brick_wall", "cuda", "vectorize(col, 4)"),

@@ -60,7 +60,7 @@ def mixed(x, y):
 
 
 CASES = [
-    (correlate, (torch.randn(40), torch.randn(5, 40)), "unroll_jam", 2),  # LLVM takes seconds
+    (correlate, (torch.randn(40), torch.randn(5, 40)), "unroll_jam", 8),  # LLVM takes seconds
     (shares, (torch.rand(6, 96) + 1,), "cooperate", 8),
     (mixed, (torch.randn(4, 256), torch.randn(4, 256)), "vectorize", 12),
 ]

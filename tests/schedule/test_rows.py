@@ -178,6 +178,16 @@ def branches(x: torch.Tensor, out: torch.Tensor, n: int) -> None:
 
 
 @weft.kernel
+def picked(x: torch.Tensor, out: torch.Tensor) -> None:
+    """What is kept is written in a branch, for what else the turn reads."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[i, j] = x[i, j] if j != i else -1.5
+        for j in range(x.shape[1]):
+            out[i, j] += 1.0
+
+
+@weft.kernel
 def mixed(x: torch.Tensor, m: torch.Tensor, out: torch.Tensor) -> None:
     for i in range(x.shape[0]):
         s = 0.0
@@ -279,6 +289,7 @@ CALLS: dict[str, Callable[[int], tuple[Any, ...]]] = {
     ),
     "only_some": lambda n: (only_some, torch.randn(5, n - 2), torch.full((5, n), 9.0), n - 3),
     "branches": lambda n: (branches, torch.randn(5, n), torch.full((5, n), 9.0), 3),
+    "picked": lambda n: (picked, torch.randn(5, n), torch.full((5, n), 9.0)),
     "mixed": lambda n: (
         mixed, torch.randn(5, n).bfloat16(), torch.randint(0, 2, (5, n)).byte(), torch.zeros(5, n)
     ),

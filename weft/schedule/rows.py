@@ -10,7 +10,7 @@ is read or written in memory, and nobody waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.ops import OPS
@@ -21,7 +21,7 @@ from weft.schedule.bind import Bound
 from weft.schedule.combiners import is_joint
 from weft.schedule.cooperate import Members
 from weft.schedule.language import Cooperate, KeepRow, StripMine
-from weft.values import frozen
+from weft.values import frozen, mutable
 
 Place = tuple[Value, Value]
 
@@ -40,7 +40,7 @@ class Row:
     outer: tuple[Value, ...]
 
 
-@dataclass(slots=True)
+@mutable
 class Rows:
     """``loops``: those that go by vectors, with their loads and stores of rows. ``kept``: rows in
     registers, with the last loop that stores to each. ``loaded``: those of them whose elements are
@@ -344,9 +344,10 @@ class _ByRow(Members):
 
         before = [*carried, *(values[k] for values in rows for k in part)]
         found = self.either(there, inside, lambda: before, [v.type for v in before])
+        after = iter(found[len(carried) :])
         for values in rows:
-            for k in reversed(part):
-                values[k] = found[-1]
+            for k in part:
+                values[k] = next(after)
         return found[: len(carried)]
 
     # -- memory

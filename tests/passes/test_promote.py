@@ -96,6 +96,10 @@ BODIES = {
     "through two loops": (loop(loop(UPDATE, index="k"), index="q"), [1, 1]),
     "in a loop whose length changes": (loop(loop(UPDATE, "%q", "k"), index="q"), [0, 1]),
     "also in a branch": (loop(UPDATE + SOME + AGAIN + "\n      }"), [1]),
+    "in a loop that may not run, and in a branch beside it": (
+        loop(loop(UPDATE, index="q") + SOME + AGAIN + "\n      }"), [0, 1],
+    ),
+    "in a loop that may not run and is all": (loop(loop(UPDATE, "%n", "q")), [1, 1]),
     "in a branch only": (loop(SOME + UPDATE + "\n      }"), [0]),
     "another element may be the same": (loop(UPDATE + OTHER), [0]),
     "the next element": (loop(UPDATE + NEXT), [1]),

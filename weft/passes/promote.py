@@ -89,11 +89,15 @@ def _path(loop: Op, element: Element, inside: Collection[Value]) -> list[Op]:
     for op in loop.body.ops:
         if op.name == "memref.store" and _element(op) == element:
             return [loop]
-    for op in loop.body.ops:
-        if op.name == "scf.for" and all(v not in inside for v in For(op).bounds[:2]):
+    # Where the store is in a loop that may not run, nothing outside of it may need the element.
+    users = [op for op in loop.body.ops if any(
+        accessed_by(inner) is not None and _element(inner) == element for inner in below(op)
+    )]  # fmt: skip
+    if len(users) == 1 and users[0].name == "scf.for":
+        (op,) = users
+        if all(v not in inside for v in For(op).bounds[:2]):
             deeper = _path(op, element, inside)
-            if deeper:
-                return [loop, *deeper]
+            return [loop, *deeper] if deeper else []
     return []
 
 

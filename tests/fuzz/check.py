@@ -60,7 +60,7 @@ def shaped(random: Random, values: torch.Tensor) -> torch.Tensor:
 
 def arguments(random: Random, drawn: Kernel) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(random.randrange(1 << 30))
-    sizes = (1, 2, 3, 5, 17, *drawn.sizes)
+    sizes = [n for n in (1, 2, 3, 5, 17, *drawn.sizes) if n <= drawn.largest]
     shape = [random.choice(sizes) for _ in range(drawn.rank)]
     tensors = {}
     extreme = random.choice((0.0, 0.1, 0.5))

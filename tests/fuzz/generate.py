@@ -29,6 +29,7 @@ class Kernel:
     histogram: bool
     reduces: bool
     sizes: tuple[int, ...] = ()  # that a dimension may have, too
+    largest: int = 17  # that it may have: loops in many others take the plain Python long
 
 
 @dataclass

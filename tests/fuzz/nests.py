@@ -100,4 +100,6 @@ def kernel(random: Random) -> Kernel:
         g.floats.append("p")
     for _ in range(random.choice((1, 1, 1, 2))):
         g.nest(2)
-    return Kernel("\n".join(g.lines) + "\n", 2, dtypes, True, False)
+    depth = max(line.index("for ") // 4 for line in g.lines if line.lstrip().startswith("for "))
+    text, largest = "\n".join(g.lines) + "\n", 17 if depth < 4 else 5
+    return Kernel(text, 2, dtypes, True, False, largest=largest)

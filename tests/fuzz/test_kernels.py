@@ -34,7 +34,7 @@ def test_random_kernels_over_rows(part: int, seed: int) -> None:
     check(Random(seed), draw=rows.kernel)
 
 
-@settings(drawing, max_examples=-(-COUNT // PARTS // 3))  # one may take LLVM 14 s
+@drawing
 @given(seed=st.integers(0, 1 << 40))
 def test_random_nests_of_ranges(part: int, seed: int) -> None:
     check(Random(seed), draw=nests.kernel)

@@ -295,7 +295,6 @@ def test_candidates_for_a_gpu_are_legal_and_begin_with_its_own():
     assert any(isinstance(step, Cooperate) for text in texts for step in parse(text))
     jams = [step for text in texts for step in parse(text) if isinstance(step, UnrollJam)]
     assert {jam.axis for jam in jams} == {"i", "j"}
-    first = parse(proposals(own, block(8, 8))[0])
-    assert not any(isinstance(step, UnrollJam) for step in first), "there are few iterations"
+    assert proposals(own, block(8, 8))[0] == "", "there are few iterations"
     for text in texts[:12]:
         assert made(("cuda", "correlate_0", text)).facts.asked > 0, text

@@ -39,7 +39,7 @@ _AT_ONCE = 1 << 17  # threads that are to have rows in registers, where rows are
 _MOST_KEPT = 32  # elements of a row in a thread's registers
 _FEW = 32  # that many times fewer iterations, for groups that stand side by side
 _SHORTEST = 16  # the longest loop of a group is not shorter
-_EACH = 8  # iterations of that loop that each member has, at least
+LEAST_TURNS = 8  # iterations of that loop that each member has, at least
 REDUCTION_BLOCKS = (
     1024  # at most; a function of the sizes alone, so that sums do not depend on the GPU
 )
@@ -236,8 +236,8 @@ def group(lengths: Sequence[int | None], rows: int) -> tuple[int, int]:
         longest = max((n for n in lengths if n is not None), default=0)
         if longest < _SHORTEST:
             return 0, 0
-        members = max(wanted, LEAST_MEMBERS if longest < 16 * _EACH else 2 * LEAST_MEMBERS)
-        most = max(_power(-(-longest // _EACH)), LEAST_MEMBERS)
+        members = max(wanted, LEAST_MEMBERS if longest < 16 * LEAST_TURNS else 2 * LEAST_MEMBERS)
+        most = max(_power(-(-longest // LEAST_TURNS)), LEAST_MEMBERS)
         members = min(members, most, MOST_MEMBERS)
     return (members, groups(members)) if -(-rows // groups(members)) <= _LIMITS[0] else (0, 0)
 
@@ -255,7 +255,9 @@ def columns(lengths: Sequence[int | None], trips: Sequence[int]) -> tuple[int, i
         (n for n in (WARP, WARP // 2) if -(-trips[0] // n) * outer >= 2 * GpuMachine().processors),
         WARP // 4,
     )
-    members = min(_power(wanted + 1) // 2, _power(-(-longest // _EACH)), MOST_MEMBERS // width)
+    members = min(
+        _power(wanted + 1) // 2, _power(-(-longest // LEAST_TURNS)), MOST_MEMBERS // width
+    )
     return (width, members) if -(-trips[0] // width) * outer <= _LIMITS[0] else (0, 0)
 
 
@@ -271,7 +273,7 @@ def split(schedule: Schedule, sizes: Sizes) -> tuple[int, int]:
     longest = max((n for n in lengths if n is not None), default=0)
     if None in lengths or longest * min(wide, LEAST_MEMBERS) < _TURNS * MOST_MEMBERS:
         return width, 0
-    most = longest * wide // (step.threads * _EACH)
+    most = longest * wide // (step.threads * LEAST_TURNS)
     return width, min(max(_SPLIT // (step.threads * max(blocks, 1)), 1), most)
 
 

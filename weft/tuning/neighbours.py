@@ -23,6 +23,7 @@ from weft.runtime.build import Made
 from weft.runtime.gpu import GpuCompiled, optimized
 from weft.schedule import default_cpu
 from weft.schedule.choose import candidate
+from weft.schedule.grid import LEAST_TURNS
 from weft.schedule.language import (
     Bind,
     BlockDim,
@@ -55,7 +56,7 @@ def proposals(made: Made, block: bytes) -> list[str]:
     expected of them."""
     job = made.job
     others: Iterator[Schedule] = iter(())
-    wanted, width = 1, math.inf
+    wanted, width, longest = 1, math.inf, math.inf
     if isinstance(made, GpuCompiled):
         function = optimized(job)
         parallel = cuda.outermost(function, noalias=job.noalias)
@@ -63,8 +64,9 @@ def proposals(made: Made, block: bytes) -> list[str]:
         bound = only(candidate(made.facts.candidates[0]).schedule, Bind)
         if bound is not None and parallel is not None:
             others = cuda_schedules(bound.axis, own[0], parallel)
-        trips = sizes_of(made.facts, made.loop.summary.types, block, frozenset()).trips
-        width = math.prod(n or 1 for n in trips)
+        sizes = sizes_of(made.facts, made.loop.summary.types, block, frozenset())
+        width = math.prod(n or 1 for n in sizes.trips)
+        longest = max((n or 1 for n in sizes.lengths), default=math.inf)
         wanted = _BUSY * GpuMachine().processors
     else:
         function = compiler.optimize_for_cpu(
@@ -76,7 +78,7 @@ def proposals(made: Made, block: bytes) -> list[str]:
             others = cpu_schedules(parallel, host_cpu())
     if parallel is None:
         return []
-    cost = model(parallel, width, wanted)
+    cost = model(parallel, width, wanted, longest)
     near = [changed for schedule in own for changed in _changed(schedule)]
     found = [s for part in (own, near, others) for s in sorted(part, key=cost)]
     if not isinstance(made, GpuCompiled):  # what a GPU does not allow is found by compiling it
@@ -95,24 +97,31 @@ def _allowed(function: Function, schedule: Schedule) -> bool:
 # -- the model
 
 
-def model(parallel: Op, width: float, wanted: int) -> Callable[[Schedule], tuple[float, int]]:
+def model(
+    parallel: Op, width: float, wanted: int, longest: float
+) -> Callable[[Schedule], tuple[float, int, int]]:
     """What is expected of a schedule: loads of an iteration, where iterations of one thread load
     what they share once; more where copies have no registers, or where of ``width`` iterations
-    fewer than the ``wanted`` threads are left. Of equals, fewer copies."""
+    fewer than the ``wanted`` threads are left. Threads that share loops, whose turns are
+    ``longest`` at most, have no fewer turns each than ``grid`` gives them. Of equals, fewer copies,
+    then fewer steps."""
     shared = loads(parallel)
     registers = _REGISTERS if width == math.inf else _REGISTERS_GPU
 
-    def cost(schedule: Schedule) -> tuple[float, int]:
+    def shares(team: Cooperate) -> float:
+        return min(team.threads, max(longest / LEAST_TURNS, 1.0))
+
+    def cost(schedule: Schedule) -> tuple[float, int, int]:
         jams = [s.copies for s in schedule if isinstance(s, UnrollJam)]
         vectors = [-(-s.copies // s.width) for s in schedule if isinstance(s, Vectorize)]
         copies = {s.axis: s.copies for s in schedule if isinstance(s, UnrollJam | Vectorize)}
         team = only(schedule, Cooperate)
-        threads = width / math.prod(copies.values()) * (team.threads if team else 1)
+        threads = width / math.prod(copies.values()) * (shares(team) if team else 1)
         loaded = sum(
             weight / math.prod(copies.get(axis, 1) for axis in axes) for axes, weight in shared
         )
         kept = math.prod((*jams, *vectors))
-        return loaded * max(kept / registers, 1.0) * max(wanted / threads, 1.0), kept
+        return loaded * max(kept / registers, 1.0) * max(wanted / threads, 1.0), kept, len(schedule)
 
     return cost
 

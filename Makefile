@@ -43,7 +43,8 @@ demo: $(STAMP)
 	$(VENV)/bin/python -m examples.demo $(ARGS)
 
 fuzz: $(STAMP)
-	WEFT_FUZZ_EXAMPLES=$(N) $(VENV)/bin/python -m pytest -m fuzz -q $(ARGS)
+	WEFT_FUZZ_EXAMPLES=$(N) OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest -n auto \
+		--dist worksteal -m fuzz -q $(ARGS)
 
 bench: $(BENCH_STAMP)
 	$(BENCH)/bin/python -m benchmarks $(ARGS)

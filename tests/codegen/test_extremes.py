@@ -174,6 +174,7 @@ def bits(array: np.ndarray) -> list[int]:
     return array.view(f"u{array.itemsize}").tolist()
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_passes_and_code_keep_every_bit(seed: int) -> None:
     rng = random.Random(seed)

@@ -14,6 +14,7 @@ import weft
 from tests.fuzz.check import function
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "6"))
+PARTS = max(COUNT // 100, 1)  # so that several processes take part
 BODIES = ("v * A", "v + 1.0", "min(v, B)", "-v", "v * cfg.c + B", "abs(v) / 3")
 
 pytestmark = pytest.mark.fuzz
@@ -85,9 +86,10 @@ def check_captured(random: Random) -> None:
         assert near, f"{text}\n{scope['A']} {scope['B']}\n{expected}\n{found}"
 
 
-def test_random_changes_of_what_is_captured() -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_changes_of_what_is_captured(part: int) -> None:
     random = Random()
-    for _ in range(COUNT):
+    for _ in range(-(-COUNT // PARTS)):
         seed = random.randrange(1 << 40)
         try:
             check_captured(Random(seed))

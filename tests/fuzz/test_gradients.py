@@ -17,6 +17,8 @@ from tests.fuzz.histories import check_history
 from tests.fuzz.ties import check_ties
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "24"))
+PARTS = max(COUNT // 50, 4)  # so that several processes take part, and none is long
+FEWER = max(COUNT // 200, 1)  # of what draws a quarter
 
 pytestmark = pytest.mark.fuzz
 
@@ -37,24 +39,26 @@ def outcomes(check: Callable[[Random], str], count: int) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("part", range(4))  # so that none is long
+@pytest.mark.parametrize("part", range(PARTS))
 def test_derivatives_of_random_kernels_are_differences_of_the_python(part: int) -> None:
-    count = -(-COUNT // 4)
+    count = -(-COUNT // PARTS)
     found = outcomes(check_gradients, count)
     assert found["compared"] > 0.5 * count, found  # the rest is refused by name, or rough
 
 
-@pytest.mark.parametrize("part", range(4))  # some take ten seconds
+@pytest.mark.parametrize("part", range(PARTS))  # some take ten seconds
 def test_second_derivatives_of_random_kernels_are_differences_of_gradients(part: int) -> None:
-    found = outcomes(check_second, max(COUNT // 20, 1))
+    found = outcomes(check_second, max(COUNT // 5 // PARTS, 1))
     assert found["compared"] + found["refused"] > 0.5 * found.total(), found
 
 
-def test_gradients_of_random_host_parts_are_differences_of_the_python() -> None:
-    count = max(COUNT // 4, 4)
+@pytest.mark.parametrize("part", range(FEWER))
+def test_gradients_of_random_host_parts_are_differences_of_the_python(part: int) -> None:
+    count = max(COUNT // 4 // FEWER, 4)
     assert outcomes(check_history, count)["compared"] > 0.9 * count
 
 
-def test_derivatives_where_two_operands_of_an_extremum_are_equal() -> None:
-    count = max(COUNT // 4, 6)
+@pytest.mark.parametrize("part", range(FEWER))
+def test_derivatives_where_two_operands_of_an_extremum_are_equal(part: int) -> None:
+    count = max(COUNT // 4 // FEWER, 6)
     assert outcomes(check_ties, count)["compared"] == count

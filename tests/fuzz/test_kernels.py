@@ -13,7 +13,7 @@ from tests.fuzz import nests, rows
 from tests.fuzz.check import check
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "300"))
-PARTS = 10  # so that several processes take part, and none is long
+PARTS = max(COUNT // 200, 10)  # so that several processes take part, and none is long
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.parametrize("part", range(PARTS))]
 drawing = settings(

@@ -13,6 +13,7 @@ import weft
 from tests.fuzz.check import function
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "24"))
+PARTS = max(COUNT // 100, 1)  # so that several processes take part
 
 pytestmark = pytest.mark.fuzz
 
@@ -92,9 +93,10 @@ def check_siblings(random: Random) -> None:
         assert ((a.double() - b).abs() <= slack).all(), f"{name} of\n{text}\n{b}\n{a}"
 
 
-def test_random_loops_side_by_side() -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_loops_side_by_side(part: int) -> None:
     random = Random()
-    for _ in range(COUNT):
+    for _ in range(-(-COUNT // PARTS)):
         seed = random.randrange(1 << 40)
         try:
             check_siblings(Random(seed))

@@ -29,6 +29,7 @@ import torch
 
 import weft
 from benchmarks import nests as written
+from benchmarks.rows import column_sums, row_sums
 from examples import brick_wall, causal_conv, gallery, layer_norm, softmax
 
 ROOT = Path(__file__).parent.parent
@@ -582,28 +583,6 @@ def elementwise() -> None:
             8 * side * side,
             copy,
         )
-
-
-@weft.kernel
-def row_sums(x: torch.Tensor) -> torch.Tensor:
-    out = x.new_empty(x.shape[0])
-    for i in range(x.shape[0]):
-        s = 0.0
-        for j in range(x.shape[1]):
-            s += x[i, j]
-        out[i] = s
-    return out
-
-
-@weft.kernel
-def column_sums(x: torch.Tensor) -> torch.Tensor:
-    out = x.new_empty(x.shape[1])
-    for j in range(x.shape[1]):
-        s = 0.0
-        for i in range(x.shape[0]):
-            s += x[i, j]
-        out[j] = s
-    return out
 
 
 @section

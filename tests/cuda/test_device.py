@@ -15,6 +15,7 @@ import torch
 
 import weft
 from benchmarks import gpu_check
+from benchmarks.rows import column_sums, row_sums
 from examples import beside, causal_conv, gallery, softmax
 from tests.examples.test_gradients import CASES
 
@@ -304,7 +305,7 @@ def test_tensors_of_two_devices_are_refused() -> None:
 )
 def test_rows_that_threads_have_together(rows: int, length: int) -> None:
     x = torch.randn(rows, length, device="cuda", dtype=torch.float64)
-    for kernel, expected in ((softmax.softmax, x.softmax(1)), (gpu_check.row_sums, x.sum(1))):
+    for kernel, expected in ((softmax.softmax, x.softmax(1)), (row_sums, x.sum(1))):
         first = kernel(x.float())
         torch.testing.assert_close(first.double(), expected, rtol=1e-4, atol=1e-3)
         assert torch.equal(first, kernel(x.float())), "the same bits each time"
@@ -329,9 +330,9 @@ def test_iterations_in_step_whose_loops_end_one_after_another() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(50_000, 7), (4099, 517), (200, 20_000)])
 def test_columns_that_threads_have_together(rows: int, columns: int) -> None:
     x = torch.randn(columns, rows, device="cuda", dtype=torch.float64).t().contiguous()
-    first = gpu_check.column_sums(x.float())
+    first = column_sums(x.float())
     torch.testing.assert_close(first.double(), x.sum(0), rtol=1e-4, atol=1e-2)
-    assert torch.equal(first, gpu_check.column_sums(x.float())), "the same bits each time"
+    assert torch.equal(first, column_sums(x.float())), "the same bits each time"
 
 
 @weft.kernel

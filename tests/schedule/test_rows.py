@@ -14,6 +14,7 @@ import weft
 from examples import gallery, layer_norm, softmax
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.cuda.test_emulated import same
+from weft.codegen import ptx
 from weft.errors import ScheduleError
 from weft.ir.blocks import launch
 from weft.ir.core import walk
@@ -271,6 +272,17 @@ def test_threads_and_vectors_follow_from_the_sizes() -> None:
     assert grid.in_strips([64], 1 << 20, 4, 16) == (8, 2)
     assert grid.in_strips([131_072], 63, 4, 16) == (0, 0), "several blocks for a row"
     assert grid.in_strips([None], 9, 4, 16) == grid.in_strips([9], 9, 4, 16) == (0, 0)
+
+
+@pytest.mark.skipif(ptx.ptxas() is None, reason="ptxas is not found")
+def test_few_registers_are_for_more_blocks() -> None:
+    """An assembler that is told of two blocks takes 47 registers where 32 are enough."""
+    x = meta(8192, 8192)
+    (row,) = log_sum_exp.schedules(x, device="cuda").taken
+    assert row.block == (512, 1, 1)
+    assert row.registers in range(41)
+    (row,) = layer_norm.layer_norm.schedules(x, meta(8192), meta(8192), 1e-5, device="cuda").taken
+    assert row.registers == 64, "two blocks: it would take more"
 
 
 # -- what they compute

@@ -25,12 +25,15 @@ from weft.schedule.language import (
     Cooperate,
     FastDivision,
     IndexWidth,
+    KeepRow,
     Schedule,
     StreamingStores,
+    StripMine,
     only,
     several,
 )
 from weft.schedule.nest import arrays_of
+from weft.schedule.rows import crowded
 
 
 def stage_names(symbol: str, count: int) -> list[str]:
@@ -70,8 +73,10 @@ class GridEmitter:
         if together is not None and is_exact(schedule):
             threads = together.threads * groups(together.threads)
         traits = f'nounwind "nvvm.maxntid"="{threads}"'
-        if threads == MOST_MEMBERS // 2 and together is not None and is_exact(schedule):
-            traits += ' "nvvm.minctasm"="2"'  # one loads its row while another one computes
+        by_row = only(schedule, KeepRow) or only(schedule, StripMine)
+        if threads == MOST_MEMBERS // 2 and parallel is not None and by_row is not None:
+            # One loads its row while another one computes; where registers are few, so do more.
+            traits += ' "nvvm.minctasm"="2"' * crowded(parallel, by_row)
         self.traits = self.module.attribute(traits)
 
     def emit(self) -> str:

@@ -28,6 +28,7 @@ Place = tuple[Value, Value]
 VECTOR_BYTES = 16  # the longest load and store
 _BYTES = 64  # of each array, that a thread usually loads at once
 _WORDS = 96  # 32-bit registers of a thread for what is kept, at most
+_ROOM = 24  # of 64, above which the rest is tight
 _REFUSED = ("scf.for", "scf.while", "memref.alloca", "weft.")
 _MOST_OPS = 2048  # operations of all loops in the copies of one thread
 
@@ -69,8 +70,8 @@ class Rows:
         return min(VECTOR_BYTES // largest, 8)
 
     @property
-    def most(self) -> tuple[int, int]:
-        """Elements of a row that a thread usually has, and at most."""
+    def words(self) -> int:
+        """32-bit registers of a thread for each element that it has at a time."""
         words = sum(map(_words, self.loaded))
         loops = list(self.loops)
         for row, last in self.kept.items():
@@ -78,8 +79,12 @@ class Rows:
             words += _words(row) * (row not in self.loaded and last is not first)
         own = [sum(_words(row) for row in {*rows.values()} - {*self.kept})
                for rows in self.loops.values()]  # fmt: skip
-        words = max(words + max(own), 1)
-        size = sum(1 for op in loops for _ in walk(op.body))
+        return max(words + max(own), 1)
+
+    @property
+    def most(self) -> tuple[int, int]:
+        """Elements of a row that a thread usually has, and at most."""
+        words, size = self.words, sum(1 for op in self.loops for _ in walk(op.body))
         largest = max(array.memref.element.bytes for array in self.arrays.values())
         usual = (_BYTES if words < 4 else _BYTES // 2) // largest
         return usual, min(_WORDS // words, _MOST_OPS // size)
@@ -92,6 +97,13 @@ class Rows:
             left = len(each) - (row in self.loaded) - (last is not None)
             found += left * each[0] * row.memref.memref.element.bytes
         return found
+
+
+def crowded(parallel: Op, how: KeepRow | StripMine) -> bool:
+    """Whether what a thread has of rows leaves it so few registers of 64 that an assembler would
+    take more, for it does not know how many blocks wait for each other's loads."""
+    rows = find(parallel, shared(parallel), keep=isinstance(how, KeepRow))
+    return rows is not None and rows.words * how.width * how.vectors > _ROOM
 
 
 def shared(parallel: Op) -> dict[Op, tuple[str, ...]]:

@@ -141,6 +141,11 @@ LEFT_BY_KEEP = {
         .replace("    scf.yield\n", "    %5 = math.exp %4 : f32\n    scf.yield\n"),
         True,
     ),
+    "an array made later": (
+        EXP_TWICE.replace("%y[%k] : memref<?xf32>", "%z[%k] : memref<4xf32>")
+        .replace("  scf.for %k", "  %z = memref.alloca() : memref<4xf32>\n  scf.for %k"),
+        True,
+    ),
     "not dear": (EXP_TWICE.replace("math.exp", "math.absf"), True),
 }  # fmt: skip
 

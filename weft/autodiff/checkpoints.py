@@ -19,6 +19,7 @@ from weft.autodiff.tape import SCOPES, Tape, Tapes
 from weft.ir.core import Block, Op, Value
 from weft.ir.types import index
 from weft.ir.views import For, While
+from weft.ir.writes import written
 
 # Reverses an iteration: from the adjoints that the one after it hands on to those that it does.
 Reverse = Callable[[Sequence[Value]], Sequence[Value]]
@@ -40,9 +41,12 @@ class Loops:
         """Carries out ``block`` again, without its terminator, as the sweep backwards will follow:
         the loops directly in it write down what they carry. ``later``: what is carried out after
         it, before that sweep."""
+        copies: dict[Value, Value] = {}
         for k, op in enumerate(block.ops[:-1]):
             if op.name in SCOPES:
-                self.tapes.snapshot(op, [*block.ops[k + 1 :], *later])
+                self.tapes.snapshot(op, [*block.ops[k + 1 :], *later], copies)
+            for memref in written(op):
+                copies.pop(memref, None)
             self.b.span = op.span
             match op.name:
                 case "scf.for" if op in self.tapes.checkpoints:

@@ -48,6 +48,8 @@ class Primal:
             for k, (op, which) in enumerate(self.contents.items()) if which == "tape"
         }  # fmt: skip
         self._parents = parents(function.body) if self.versions else {}
+        self._accesses = [a for a in every if a.local]
+        self._owned: dict[Op, list[Value]] = {}
 
     def name(self, memref: Value) -> str:
         return self.names[self.function.args.index(memref)]
@@ -87,6 +89,25 @@ class Primal:
         """The local arrays from outside of ``op`` that it writes."""
         inside = {*self.function.args, *defined(op.regions)}
         return [m for m in written(op) if m not in inside]
+
+    def owned(self, op: Op) -> list[Value]:
+        """The local arrays from outside of the ``scf.for`` ``op`` that it writes, and of which each
+        of its iterations accesses elements of its own: what an iteration finds there is what was
+        there before the loop."""
+        if op not in self._owned:
+            found = self.locals_stored(op) if op.name == "scf.for" else []
+            inside = defined(op.regions)
+            self._owned[op] = [m for m in found if self._owns(op, m, inside)]
+        return self._owned[op]
+
+    def _owns(self, op: Op, memref: Value, inside: Collection[Value]) -> bool:
+        iv = op.body.args[0]
+        mine = [a.subscripts for a in self._accesses if a.memref is memref and iv in a.serial]
+        return any(
+            poly is not None and poly.slope(iv) and all(other == poly for other in axis)
+            and not any(leaf in inside for leaf in poly.leaves() if leaf is not iv)
+            for poly, *axis in zip(*mine, strict=True)
+        )  # fmt: skip
 
     def locals_read(self, op: Op) -> list[Value]:
         """The local arrays from outside of ``op`` in which it finds something."""

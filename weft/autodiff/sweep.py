@@ -122,7 +122,7 @@ class Sweep:
         if (
             not chain
             and op not in self.tapes.checkpoints
-            and not self.primal.locals_stored(op)
+            and self.primal.locals_stored(op) == self.primal.owned(op)
             and not self.primal.overwrites(op)
             and all(is_unread(v, op.body) for v in loop.carried if v not in apart)
         ):

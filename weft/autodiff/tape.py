@@ -69,7 +69,10 @@ class Tapes:
     def _made(self, op: Op, part: Part, carried: Sequence[Value]) -> Tape:
         tape = Tape(Extent(op, part))
         tape.values = [(v, self._buffer(tape, v, v.scalar)) for v in carried]
+        owned = self._owned(op)
         for memref in self.new.primal.locals_stored(op):
+            if memref in owned:  # see ``snapshot``
+                continue
             type = memref.memref
             tape.arrays.append((memref, self._buffer(tape, memref, type.element, type.shape or ())))
         return tape
@@ -135,19 +138,23 @@ class Tapes:
         self.around.pop()
 
     # --- local arrays -----------------------------------------------------------------------------
-    def snapshot(self, op: Op, later: Sequence[Op]) -> None:
+    def snapshot(self, op: Op, later: Sequence[Op], known: dict[Value, Value]) -> None:
         """Copies the local arrays that ``op`` reads, and that it or ``later`` change before it is
-        reversed."""
-        read, copies = self.new.primal.locals_read(op), list[tuple[Value, Value]]()
+        reversed. ``known``: copies of what is in arrays here, to which it adds."""
+        read, primal = self.new.primal.locals_read(op), self.new.primal
         changed = {memref for x in (later if read else ()) for memref in written(x)}
-        if op.name == "scf.if":
-            changed.update(self.new.primal.locals_stored(op))
-        for memref in read:
-            if memref in changed:
-                copy = self.b.alloca(memref.memref.element, memref.memref.shape or ())
-                self._copy(memref, self.env[memref], (), copy, ())
-                copies.append((memref, copy))
-        self._snapshots[op] = copies
+        changed.update(primal.locals_stored(op) if op.name == "scf.if" else self._owned(op))
+        copies = [memref for memref in read if memref in changed]
+        for memref in copies:
+            if memref not in known:
+                known[memref] = self.b.alloca(memref.memref.element, memref.memref.shape or ())
+                self._copy(memref, self.env[memref], (), known[memref], ())
+        self._snapshots[op] = [(memref, known[memref]) for memref in copies]
+
+    def _owned(self, op: Op) -> list[Value]:
+        """The arrays that are what they were before ``op`` where its iterations are reversed:
+        nothing else is carried out in between, as segments are."""
+        return [] if op in self.checkpoints else self.new.primal.owned(op)
 
     def restore(self, op: Op) -> None:
         """Lets local arrays be what they were before ``op``."""

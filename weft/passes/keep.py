@@ -73,7 +73,7 @@ def _kept(block: Block, first: int, last: int, group: Sequence[int]) -> _Kept | 
             continue
         if at[-1] is not late_iv or any(_made_in(late, v) for v in at[:-1]):
             continue
-        if not _before(block, first, at[:-1]):
+        if not _before(block, first, [memref, *at[:-1]]):  # a local array may be made later
             continue
         equal = numbers.matched(late)
         values = set(equal.values())

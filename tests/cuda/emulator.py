@@ -21,9 +21,12 @@ import weft
 from tests.cuda import fibers, interpreted
 from weft.codegen import cuda as backend
 from weft.codegen import launching, libraries
+from weft.frontend.lower import Lowered
+from weft.options import Options
 from weft.runtime import build, gpu
 from weft.runtime.build import compile_region as compile_on
 from weft.runtime.cuda import Module
+from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher
 from weft.schedule.choose import Candidate, Choice, candidate, choose
 from weft.schedule.language import Schedule
@@ -219,3 +222,22 @@ def emulated(kernel: weft.Kernel, **options: Any) -> weft.Kernel:
         made._regions[k] = fresh
         made._launchers[k] = fresh
     return made
+
+
+class EmulatedFunction(CompiledFunction):
+    """A loop of a gradient, as the emulator runs it."""
+
+    def _compiled(self, place: str) -> build.Made:
+        lowered = Lowered(self.function, [], [], "")
+        options = Options(debug=False, strict_math=self.options.strict_math, cache=False)
+        return compile_region(build.CPU, None, None, {}, options, lowered=lowered)
+
+
+def gradients(kernel: weft.Kernel, *args: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The gradients of what ``kernel(*args)`` gives, of which the emulator runs every loop."""
+
+    def make(launcher: Launcher) -> Any:
+        return lambda function: EmulatedFunction(function, launcher.options)
+
+    leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+    return torch.autograd.grad(kernel.backward.made(make, args, {}), leaves, grad)

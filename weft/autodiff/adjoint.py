@@ -123,7 +123,9 @@ class Adjoint:
     others are zero before. ``dense``: those that would be among them, by stores in place of
     accumulations, where the expressions of all pairs are equal. ``private``: those that may be
     accumulated in private copies. Their expressions are like those of ``sums``. ``copies``: the
-    arguments that are to be fresh copies at each launch, with what they are copies of."""
+    arguments that are to be fresh copies at each launch, with what they are copies of.
+    ``narrow``: the gradients that are in the dtype of what they are gradients of, of those that
+    are in the compute type usually."""
 
     primal: Function
     names: tuple[str, ...]
@@ -138,6 +140,7 @@ class Adjoint:
     dense: dict[str, tuple[tuple[Poly, Poly], ...]] = field(default_factory=dict)
     private: dict[str, Additions] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
+    narrow: frozenset[str] = frozenset()
 
     @property
     def used(self) -> set[str]:

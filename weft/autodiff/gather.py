@@ -68,6 +68,7 @@ class Form:
     sort: bool = False
     stored: Collection[str] = ()
     private: Collection[str] = ()
+    narrow: bool = False
 
 
 @mutable

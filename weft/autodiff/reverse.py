@@ -10,6 +10,7 @@ from weft.autodiff.checkpoints import Loops
 from weft.autodiff.gather import Form, gather
 from weft.autodiff.lengths import lengths
 from weft.autodiff.names import before_name, work_name
+from weft.autodiff.narrow import narrow
 from weft.autodiff.primal import Primal, array_of
 from weft.autodiff.recompute import Recomputation
 from weft.autodiff.sweep import Sweep
@@ -17,6 +18,7 @@ from weft.autodiff.tape import Tapes
 from weft.autodiff.totals import Totals
 from weft.errors import GradientError
 from weft.ir.core import Function, Op
+from weft.ir.types import ScalarType, compute_type
 from weft.ir.views import Parallel
 
 # What may follow the parallel loop: totals are converted and written.
@@ -35,6 +37,7 @@ def reverse(
     sort: bool = False,
     stored: Collection[str] = (),
     private: Collection[str] = (),
+    narrow: bool = False,
 ) -> Adjoint:
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
 
@@ -47,10 +50,11 @@ def reverse(
     size of the whole iteration space where it needs what a sequential loop carries; it is
     accumulated atomically otherwise. ``sort``: what would be accumulated atomically is listed
     instead (``Adjoint.listed``). ``stored``: gradients of ``Adjoint.dense`` that are stored.
-    ``private``: gradients of ``Adjoint.private`` that have private copies. Raises
-    ``GradientError`` for what cannot be reversed correctly.
+    ``private``: gradients of ``Adjoint.private`` that have private copies. ``narrow``: gradients
+    are in f16 or bf16 themselves where that is the same. Raises ``GradientError`` for what cannot
+    be reversed correctly.
     """
-    form = Form(split, wide, sort, stored, private)
+    form = Form(split, wide, sort, stored, private, narrow)
     primal = Primal(function, wanted, kept)
     primal.check()
     return _Reversal(primal, lasting, checkpoints).run(form)
@@ -93,6 +97,9 @@ class _Reversal:
         if self.lasting:
             for step in steps:
                 step.attrs["tapes"] = tuple(b.name for b in self.buffers if b.extents)
+        narrowed: frozenset[str] = frozenset()
+        if form.narrow:
+            steps, narrowed = narrow(steps, self._elements())
         left = {a.name for step in steps for a in step.args}
         workspaces = [w for w in (*self.buffers, *gathered.buffers) if w.name in left]
         segments = [(v.name, op) for op, v in self.tapes.segments.items() if v.name in left]
@@ -103,8 +110,13 @@ class _Reversal:
             lengths(primal, list(loops)) if workspaces else None,
             gathered.notes, gathered.sums, tuple(gathered.listed), frozenset(gathered.defined),
             gathered.dense, gathered.private,
-            {work_name(name): before_name(name) for name in primal.names},
+            {work_name(name): before_name(name) for name in primal.names}, narrowed,
         )  # fmt: skip
+
+    def _elements(self) -> dict[str, ScalarType]:
+        """The types of the elements that gradients of f16 and bf16 are of."""
+        shadows = ((v.name, m.memref.element) for m, v in self.adjoints.shadow.items())
+        return {name: own for name, own in shadows if compute_type(own) is not own}
 
     def _replay(self, recorded: Collection[Op]) -> Function:
         """Carries the loop out on copies of what it overwrites, and keeps what ``recorded`` find in

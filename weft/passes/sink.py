@@ -13,36 +13,36 @@ from weft.passes.siblings import Numbers, blocks, is_dear, is_plain, same_place,
 _LONGEST = 16  # operations that are computed again in place of a load
 
 
-def sink(function: Function) -> Function:
+def sink(function: Function, dear: bool = False) -> Function:
     """Where a loop stores an element that a later loop of the same iterations reads, changes and
     stores, the later loop computes the value itself, and the first one does not store it.
 
     That is what gradients are: contributions to one element, from one loop after the other. The
     last loop then has them all. What is computed again is arithmetic and loads of what nobody
-    writes; functions like ``exp`` only if the later loop has them anyway.
+    writes; functions like ``exp`` only if the later loop has them anyway, or these may be ``dear``.
     Precondition: a verified function after ``expand`` and ``cse``; arguments do not overlap.
     Non-goals: elements that anything else touches; values that loops carry.
     """
     if not is_plain(function) or not any(siblings(b) for b in blocks(function.body)):
         return function
-    while (found := _first(function)) is not None:
+    while (found := _first(function, dear)) is not None:
         function = _Sinker(*found).function(function)
     return function
 
 
-def _first(function: Function) -> tuple[Op, Op, list[Op], Op] | None:
+def _first(function: Function, dear: bool) -> tuple[Op, Op, list[Op], Op] | None:
     """(store, load, what computes the value, the later loop) of the first that can be sunk."""
     for block in blocks(function.body):
         for group in siblings(block):
             for k, early in enumerate(group):
                 for late in group[k + 1 :]:
-                    found = _between(block, early, late)
+                    found = _between(block, early, late, dear)
                     if found is not None:
                         return found
     return None
 
 
-def _between(block: Block, early: int, late: int) -> tuple[Op, Op, list[Op], Op] | None:
+def _between(block: Block, early: int, late: int, dear: bool) -> tuple[Op, Op, list[Op], Op] | None:
     first, last = block.ops[early], block.ops[late]
     ops = first.body.ops
     for store in ops:
@@ -72,7 +72,7 @@ def _between(block: Block, early: int, late: int) -> tuple[Op, Op, list[Op], Op]
             continue
         there = set(Numbers(last, lambda m, c=changed: m not in c).matched(first))
         again = [o for o in needed if o.result not in there]
-        if len(again) <= _LONGEST and not any(is_dear(o, first.body) for o in again):
+        if len(again) <= _LONGEST and (dear or not any(is_dear(o, first.body) for o in again)):
             return store, later[0], needed, last
     return None
 

@@ -22,7 +22,7 @@ from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import ConstSpec, Spec, TupleSpec
 from weft.index.expression import Dim
 from weft.ir.core import Op, Value
-from weft.ir.types import MemRefType
+from weft.ir.types import MemRefType, compute_type
 from weft.pytorch import overwriting, workspaces
 from weft.pytorch.forward_level import is_dual, tangent_of, within_level
 from weft.pytorch.forward_mode import Along
@@ -132,6 +132,7 @@ class Launch(torch.autograd.Function):
         env: dict[str, Any] = dict(zip(loop.names, call.values, strict=True))
         env |= overwriting.saved_by_name(ctx)
         given = overwriting.with_held(loop, call.held, grads)
+        spare: set[str] = set()
         for position, (k, grad) in enumerate(zip(loop.written, given, strict=True)):
             name, n = prefix + loop.names[k], places[k]
             if grad is None and call.held and ctx.dtypes[n].is_floating_point:
@@ -140,17 +141,9 @@ class Launch(torch.autograd.Function):
                 continue
             if is_batch(grad):
                 raise batching_error(loop.function.span)
-            grad = dense((grad,))[0].resolve_neg()
-            g = grad.to(_COMPUTE.get(grad.dtype, grad.dtype)).contiguous()
-            spare = position in mine and grads[position] is g
-            env[name] = g.clone() if g is grad and not spare and name in made.writes else g
-        for k in call.wanted:
-            if k not in loop.written:
-                n = places[k]
-                dtype = _COMPUTE.get(ctx.dtypes[n], ctx.dtypes[n])
-                env[prefix + loop.names[k]] = torch.empty(
-                    ctx.shapes[n], dtype=dtype, device=ctx.device
-                )
+            env[name] = dense((grad,))[0].resolve_neg()
+            if position in mine and grads[position] is env[name]:
+                spare.add(name)
         shapes = {loop.function.args[k]: ctx.shapes[n] for k, n in places.items()}
         plain = not torch.is_grad_enabled() and not within_level()
         made, sizes = _Sizes(call, env, shapes, ctx.device, plain).fitting(made)
@@ -158,10 +151,16 @@ class Launch(torch.autograd.Function):
         if plain:
             loop.launched = made.adjoint
         env |= sizes.make(ctx.device)
-        for k in call.wanted:
-            name = prefix + loop.names[k]
-            if k not in loop.written and name not in made.adjoint.defined:
-                env[name].zero_()
+        for k, n in places.items():
+            name, dtype = prefix + loop.names[k], ctx.dtypes[n]
+            wide = dtype if name in made.adjoint.narrow else _COMPUTE.get(dtype, dtype)
+            if k in loop.written and name in env:
+                g = env[name].to(wide).contiguous()
+                again = g is env[name] and name not in spare and name in made.writes
+                env[name] = g.clone() if again else g
+            elif k in call.wanted and k not in loop.written:
+                make = torch.empty if name in made.adjoint.defined else torch.zeros
+                env[name] = make(ctx.shapes[n], dtype=wide, device=ctx.device)
         for step in made.steps:
             values = made.values(step, env)
             if plain:
@@ -220,6 +219,7 @@ class _Sizes:
         with private copies and without zeros where that is possible; without sums whose order
         varies where torch is to be deterministic, whatever that takes."""
         loop, lasting = self.call.loop, torch.is_grad_enabled()
+        self.env = {**self.env, **self._gradients()}
         sizes = self._workspaces(made)
         form: dict[str, Any] = {}
         if torch.are_deterministic_algorithms_enabled():
@@ -237,6 +237,8 @@ class _Sizes:
                 form["private"] = frozenset(copies)
             if sizes.dense:
                 form["stored"] = sizes.dense
+            if loop.halves:
+                form["narrow"] = True
         if few := frozenset(sizes.few - copies.keys()):
             form["split"] = few
         if form:
@@ -246,6 +248,17 @@ class _Sizes:
             sizes.copies = copies
         self._check_versions(sizes)
         return made, sizes
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        """What stands for the gradients that are not made yet: without memory."""
+        loop, prefix = self.call.loop, adjoint_prefix(self.call.loop.function)
+        found: dict[str, torch.Tensor] = {}
+        for k in self.call.wanted - {*loop.written}:
+            argument = loop.function.args[k]
+            dtype = TORCH_DTYPES[compute_type(argument.memref.element).name]
+            one = torch.empty((), dtype=dtype, device=self.device)
+            found[prefix + loop.names[k]] = one.expand(self.shapes[argument])
+        return found
 
     def _check_versions(self, sizes: Workspaces) -> None:
         """Refuses tapes of overwritten elements that are too long: they have no segments."""

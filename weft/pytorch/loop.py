@@ -16,7 +16,7 @@ from weft.autodiff.names import unique_names
 from weft.autodiff.reverse import reverse
 from weft.index.access import Access, accesses
 from weft.ir.core import Function, Op
-from weft.ir.types import MemRefType
+from weft.ir.types import MemRefType, compute_type
 from weft.ir.views import accessed_by
 from weft.ir.writes import written
 from weft.options import Options
@@ -70,6 +70,12 @@ class Loop:
     def adjoints(self) -> list[Adjoint]:
         """What was derived so far."""
         return [made.adjoint for made in self._adjoints.values()]
+
+    @functools.cached_property
+    def halves(self) -> bool:
+        """Whether gradients may be of f16 or bf16."""
+        elements = (a.type.element for a in self.function.args if isinstance(a.type, MemRefType))
+        return any(compute_type(element) is not element for element in elements)
 
     @functools.cached_property
     def overwritten(self) -> set[Op]:

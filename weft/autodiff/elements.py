@@ -12,7 +12,6 @@ from weft.index.expression import ONE, ZERO, Dim, Poly, atom, extreme
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, Type, index
-from weft.ir.views import If
 
 Found = Sequence[tuple[Access, Fibre]]
 Bounds = Callable[[Value, Value], tuple[Value, Value]]
@@ -185,11 +184,6 @@ def _sum(
         if not conditions:
             return inside(total)
         test = w.all(conditions)  # type: ignore[arg-type]
-        branch = w.b.if_(test, [total.type])
-        with w.b.at(If(branch).then):
-            w.b.do("scf.yield", inside(total))
-        with w.b.at(If(branch).otherwise):
-            w.b.do("scf.yield", total)
-        return branch.result
+        return w.b.either(test, lambda: [inside(total)], lambda: [total], [total.type])[0]
 
     return guarded(found.outer, total, lambda t: nest(0, t))

@@ -63,6 +63,9 @@ class Builder:
     def index(self, value: int) -> Value:
         return self.constant(value, index)
 
+    def number(self, value: int, like: Value) -> Value:
+        return self.constant(value, like.scalar)
+
     def addi(self, a: Value, b: Value) -> Value:
         return self.op("arith.addi", a, b)
 
@@ -121,6 +124,22 @@ class Builder:
 
     def if_(self, condition: Value, types: Sequence[Type] = ()) -> Op:
         return self.append(Op("scf.if", [condition], list(types), {}, [Block(), Block()]))
+
+    def either(
+        self, condition: Value, yes: Callable[[], Sequence[Value]],
+        no: Callable[[], Sequence[Value]], types: Sequence[Type], **attrs: bool,
+    ) -> list[Value]:  # fmt: skip
+        """What ``yes`` makes where ``condition`` holds, else what ``no`` makes."""
+        op = self.if_(condition, types)
+        op.attrs |= attrs
+        for region, side in zip(op.regions, (yes, no), strict=True):
+            self.fill(region, side)
+        return op.results
+
+    def fill(self, region: Block, body: Callable[[], Sequence[Value]]) -> None:
+        """Builds an empty region, which hands on what ``body`` makes."""
+        with self.at(region):
+            self.do("scf.yield", *body())
 
     @contextmanager
     def when(self, condition: Value) -> Generator[None]:

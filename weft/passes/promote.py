@@ -160,12 +160,8 @@ class _Promoter(Rewriter):
         if guard is None:
             return self.load(memref, subscripts)
         type = memref.memref.element
-        choice = self.if_(guard, [type])
-        for region, made in zip(choice.regions, (True, False), strict=True):
-            with self.at(region):
-                value = self.load(memref, subscripts) if made else self.constant(0, type)
-                self.do("scf.yield", value)
-        return choice.result
+        loaded, none = lambda: [self.load(memref, subscripts)], lambda: [self.constant(0, type)]
+        return self.either(guard, loaded, none, [type])[0]
 
     def _rebuilt(self, op: Op, carried: Sequence[Element]) -> Sequence[Value]:
         """``op``, with what becomes of the elements ``carried`` as further results; gives those

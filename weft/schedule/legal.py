@@ -94,9 +94,8 @@ def _named(nest: LoopNest, step: Any) -> Refusal | None:
         value = getattr(step, field.name)
         for name in value if isinstance(value, tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
             kind, known = {
-                "axis": ("parallel index", nest.axes), "loops": ("loop", tuple(nest.serial)),
-                "loop": ("loop", tuple(nest.serial)),
-            }.get(field.name, ("array", nest.tensors))  # fmt: skip
+                "axis": ("parallel index", nest.axes), "loop": ("loop", tuple(nest.serial)),
+            }.get(field.name.removesuffix("s"), ("array", nest.tensors))  # fmt: skip
             if name in known:
                 continue
             if kind == "parallel index" and name in nest.serial:

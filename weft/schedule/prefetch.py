@@ -9,12 +9,11 @@ one. The order of all that is computed is what it was, and so is every bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, slice_of, walk
 from weft.ir.ops import OPS
-from weft.ir.types import ScalarType
 from weft.ir.views import For, memory, written_by
 from weft.schedule.language import Prefetch
 from weft.schedule.nest import loops_of
@@ -91,9 +90,6 @@ class _Serial(Rewriter):
             return written_out(op, rewriter)
         return self._pipelined(op, self.ahead_of[op]) if op in self.ahead_of else None
 
-    def number(self, value: int, like: Value) -> Value:
-        return self.constant(value, like.scalar)
-
     def _pipelined(self, op: Op, steps: int) -> list[Value]:
         loop, loads = For(op), ahead(self.old, op)
         lower, upper, step = map(self.lookup, loop.bounds)
@@ -107,7 +103,7 @@ class _Serial(Rewriter):
         def nothing() -> list[Value]:
             return [self.constant(0.0 if t.is_float else 0, t) for t in types]
 
-        first = self._either(some, lambda: self._loaded(op, loads, lower, steps), nothing, types)
+        first = self.either(some, lambda: self._loaded(op, loads, lower, steps), nothing, types)
         main = self.for_(lower, end, many, [*map(self.lookup, loop.inits), *first])
         main.attrs |= {"unroll": 1}
         main.regions = [block := Block([lower.type, *(v.type for v in main.results)])]
@@ -117,7 +113,7 @@ class _Serial(Rewriter):
         with self.at(block):
             next_ = self.addi(position, many)
             more = self.op("arith.cmpi", next_, end, predicate="slt")
-            later = self._either(
+            later = self.either(
                 more, lambda: self._loaded(op, loads, next_, steps), lambda: buffer, types
             )
             for k in range(steps):
@@ -130,16 +126,6 @@ class _Serial(Rewriter):
         rest.regions = [Block([lower.type, *(v.type for v in left)])]
         self.region(op.body, rest.body)
         return list(rest.results)
-
-    def _either(
-        self, condition: Value, yes: Callable[[], list[Value]], no: Callable[[], list[Value]],
-        types: Sequence[ScalarType],
-    ) -> list[Value]:  # fmt: skip
-        branch = self.if_(condition, types)
-        for region, values in zip(branch.regions, (yes, no), strict=True):
-            with self.at(region):
-                self.do("scf.yield", *values())
-        return list(branch.results)
 
     def _position(self, first: Value, k: int) -> Value:
         return self.addi(first, self.number(k, first)) if k else first

@@ -75,9 +75,6 @@ class Places(Rewriter):
     def mul(self, a: Value, b: Value, overflow: str = "nuw nsw") -> Value:
         return self.op("arith.muli", a, b, overflow=overflow)
 
-    def number(self, value: int, like: Value) -> Value:
-        return self.constant(value, like.scalar)
-
     def to(self, value: Value, type: Type, *, unsigned: bool = False) -> Value:
         """An integer in another width: an ``index``, or an i32."""
         if value.type is type:
@@ -141,22 +138,8 @@ class Places(Rewriter):
         op = self.if_(condition)
         if self.checked:
             op.attrs["leave"] = True
-        self.region_of(op, 0, lambda: (body(), [])[1])
-        self.region_of(op, 1, list)
-
-    def either(
-        self, condition: Value, yes: Callable[[], list[Value]], no: Callable[[], list[Value]],
-        types: Sequence[Type], **attrs: bool,
-    ) -> list[Value]:  # fmt: skip
-        op = self.if_(condition, types)
-        op.attrs |= attrs
-        self.region_of(op, 0, yes)
-        self.region_of(op, 1, no)
-        return op.results
-
-    def region_of(self, op: Op, k: int, body: Callable[[], list[Value]]) -> None:
-        with self.at(op.regions[k]):
-            self.do("scf.yield", *body())
+        self.fill(op.regions[0], lambda: (body(), [])[1])
+        self.fill(op.regions[1], list)
 
     def loop(
         self, lower: Value, upper: Value, step: Value, inits: Sequence[Value],
@@ -167,7 +150,7 @@ class Places(Rewriter):
         op.attrs |= attrs
         iv, *carried = op.body.args
         iv.type = lower.type
-        self.region_of(op, 0, lambda: body(iv, carried))
+        self.fill(op.body, lambda: body(iv, carried))
         return op.results
 
     def share(self, count: Value, body: Callable[[Value], object]) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.ir.blocks import launch
 from weft.codegen.grid import stage_names
 from weft.codegen.interface import Slot
 from weft.codegen.threads import argument_slots
-from weft.ir.blocks import launch
 from weft.ir.core import Function, walk
 from weft.ir.interp import run
 from weft.ir.text import parse_function, print_function, same

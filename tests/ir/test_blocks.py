@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.ir.blocks import launch
 from weft.errors import InternalError, RaceError
-from weft.ir.blocks import launch
 from weft.ir.interp import run
 from weft.ir.text import parse_function, print_function, same
 from weft.ir.verify import verify

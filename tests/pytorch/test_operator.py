@@ -510,3 +510,19 @@ def test_a_number_that_is_returned_is_not_rounded() -> None:
 
     x = torch.zeros(2)
     assert tenth(x) == tenth.op(x).item() == 0.1
+
+
+@weft.kernel
+def of_a_list(xs: list[torch.Tensor], c: torch.Tensor) -> torch.Tensor:
+    a, b = xs
+    out = torch.empty_like(c)
+    for i in range(c.shape[0]):
+        out[i] = a[i] * c[i] + b[i]
+    return out
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_gradient_behind_a_list_of_tensors(backend):
+    a, b, c = torch.rand(5), torch.rand(5), torch.rand(5, requires_grad=True)
+    call = torch.compile(of_a_list, backend=backend, fullgraph=True)
+    assert torch.equal(torch.autograd.grad(call([a, b], c).sum(), c)[0], a)

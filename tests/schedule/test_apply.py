@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.ir.blocks import launch
 from weft.codegen import ptx
 from weft.codegen.grid import GridEmitter
 from weft.errors import RaceError
-from weft.ir.blocks import launch
 from weft.ir.interp import run
 from weft.ir.text import parse_function, print_function
 from weft.ir.verify import verify

@@ -14,9 +14,9 @@ import weft
 from examples import gallery, layer_norm, softmax
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.cuda.test_emulated import same
+from tests.ir.blocks import launch
 from weft.codegen import ptx
 from weft.errors import ScheduleError
-from weft.ir.blocks import launch
 from weft.ir.core import walk
 from weft.ir.text import parse_function, print_function
 from weft.ir.verify import verify

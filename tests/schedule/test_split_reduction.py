@@ -11,9 +11,9 @@ import torch
 import weft
 from examples import causal_conv, gallery, layer_norm, softmax
 from tests.cuda.emulator import EmulatedCall, emulated
+from tests.ir.blocks import launch
 from tests.schedule.test_apply import SUMS, applied
 from weft.codegen import launching
-from weft.ir.blocks import launch
 from weft.ir.core import Function, walk
 from weft.ir.text import print_function
 from weft.ir.verify import verify

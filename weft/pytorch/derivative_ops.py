@@ -20,10 +20,10 @@ from torch.autograd.function import _SingleLevelFunction
 from weft.errors import GradientError
 from weft.frames import shorten, user_frames
 from weft.pytorch.ambient import drawing_nothing
-from weft.pytorch.double_backward_op import Backward, Made
+from weft.pytorch.double_backward_op import Backward, Form, Made
 from weft.pytorch.forward_level import has_dual, is_dual, primal_of
 from weft.pytorch.namespace import Family
-from weft.pytorch.transforms import PLAIN, Pushed, is_float, list_error
+from weft.pytorch.transforms import PLAIN, Pushed, is_float, items, list_error
 from weft.source import Span
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -40,8 +40,7 @@ def pushed(made: Callable[..., Any], inputs: Sequence[Any], which: Sequence[int]
         values = list(inputs)
         for k, tensor in zip(places, tensors, strict=True):
             values[k] = tensor
-        out = made(*values)
-        outs = out if isinstance(out, tuple | list) else (out,)
+        outs = items(made(*values))
         floats.extend(map(is_float, outs))
         return tuple(outs)
 
@@ -52,58 +51,19 @@ def pushed(made: Callable[..., Any], inputs: Sequence[Any], which: Sequence[int]
 
 
 def register(
-    name: str,
-    schema: str,
-    made: Made,
-    reads: Callable[[Sequence[Any]], bool],
-    family: Family,
+    name: str, schema: str, made: Made, reads: Callable[[Sequence[Any]], bool], family: Family,
     span: Span,
-) -> Rule:
+) -> Rule:  # fmt: skip
     """Makes the operator ``name`` of ``family`` (a kernel that writes to none of its arguments)
-    differentiable. ``made`` and ``reads``: see ``nested.Backward``; ``schema`` is that of its
-    arguments.
+    differentiable. ``made`` and ``reads``: see ``Backward``; ``schema`` is that of its arguments.
 
     Two more operators are made: ``<name>_backward``, and ``<name>_jvp``, which gives the tangents
     of the results (for a result that is not of floats, an empty tensor).
     """
-    ahead = f"{schema}{', ' if schema else ''}"
-    operators = getattr(torch.ops, family.namespace.namespace)
-    overload = getattr(operators, name).default
-
-    def plain(*inputs: Any) -> Any:
-        return made(inputs, None)
-
-    def define(suffix: str, arguments: str, run: Callable[..., Any], fake: Callable[..., Any]
-               ) -> Any:  # fmt: skip
-        overload = family.define(name + suffix, f"({ahead}{arguments}) -> Tensor[]", run, fake)
-
-        def refuse(*_: Any) -> Any:
-            raise _second(span)
-
-        differentiable = make_autograd_impl(overload, Info(refuse, lambda *_, **__: None))
-
-        def autograd(keyset: Any, *passed: Any) -> Any:
-            if has_dual(passed):
-                raise _second(span)
-            return differentiable(keyset, *passed)
-
-        family.differentiate(name + suffix, autograd)
-        return overload
-
-    def jvp(*passed: Any) -> list[torch.Tensor]:
-        *inputs, tangents, which = passed
-        with drawing_nothing(inputs, span):
-            return pushed(plain, inputs, which, tangents, span)
-
-    def fake_jvp(*passed: Any) -> list[torch.Tensor]:
-        out = overload(*passed[:-2])
-        return [torch.empty_like(o) if is_float(o) else o.new_empty(0)
-                for o in (out if isinstance(out, tuple | list) else (out,))]  # fmt: skip
-
-    backward = Backward(family, name, schema, made, reads, functools.partial(_second, span), span)
-    _ = backward.operator  # a compiled graph from torch's cache may be the first to ask for it
-    jvp_operator = define("_jvp", "Tensor[] tangents, int[] which", jvp, fake_jvp)
-    rule = Rule(backward, jvp_operator, plain, span)
+    overload = getattr(getattr(torch.ops, family.namespace.namespace), name).default
+    rule = Rule(family, name, schema, made, reads, functools.partial(_second, span), span)
+    _ = rule.operator  # a compiled graph from torch's cache may be the first to ask for it
+    rule.forwards = rule.forward_operator(overload)
     differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
 
     def autograd(keyset: Any, *passed: Any) -> Any:
@@ -111,8 +71,9 @@ def register(
         if has_dual(passed) or (
             torch._C._are_functorch_transforms_active() and torch._C._any_requires_grad(*passed)
         ):
+            tensors, form = Form.of(passed)
             with enable_single_level_autograd_function():
-                return Dual.apply(keyset, overload, rule, *passed)
+                return Dual.apply(keyset, overload, rule, form, *tensors)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*passed):
             return differentiable(keyset, *passed)
         try:
@@ -126,14 +87,45 @@ def register(
     return rule
 
 
-class Rule:
-    """The derivative of one operator in autograd's form."""
+class Rule(Backward):
+    """The derivatives of the operator of a kernel: also in forward mode, by the operator
+    ``forwards``."""
 
-    def __init__(self, backward: Backward, jvp: Any, made: Callable[..., Any], span: Span) -> None:
-        self.reversed = backward
-        self.pushed = jvp
-        self.made = made
-        self.span = span
+    forwards: Any
+
+    def plain(self, *inputs: Any) -> Any:
+        """Carries the operator out so that autograd sees it."""
+        return self.made(inputs, None)
+
+    def forward_operator(self, overload: Any) -> Any:
+        """The operator ``<name>_jvp(inputs..., tangents, which)``."""
+        name, family = f"{self.name}_jvp", self.family
+        ahead = f"{self.schema}{', ' if self.schema else ''}"
+
+        def run(*passed: Any) -> list[torch.Tensor]:
+            *inputs, tangents, which = passed
+            with drawing_nothing(inputs, self.span):
+                return pushed(self.plain, inputs, which, tangents, self.span)
+
+        def fake(*passed: Any) -> list[torch.Tensor]:
+            return [torch.empty_like(o) if is_float(o) else o.new_empty(0)
+                    for o in items(overload(*passed[:-2]))]  # fmt: skip
+
+        schema = f"({ahead}Tensor[] tangents, int[] which) -> Tensor[]"
+        forwards = family.define(name, schema, run, fake)
+
+        def refuse(*_: Any) -> Any:
+            raise self.refuse()
+
+        differentiable = make_autograd_impl(forwards, Info(refuse, lambda *_, **__: None))
+
+        def autograd(keyset: Any, *passed: Any) -> Any:
+            if has_dual(passed):
+                refuse()
+            return differentiable(keyset, *passed)
+
+        family.differentiate(name, autograd)
+        return forwards
 
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         for value in inputs:
@@ -141,36 +133,27 @@ class Rule:
                 isinstance(v, torch.Tensor) and (v.requires_grad or is_dual(v)) for v in value
             ):
                 raise list_error(self.span)
-        self.reversed.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*(v for v in inputs if isinstance(v, torch.Tensor)))
-        outs = output if isinstance(output, tuple | list) else (output,)
-        ctx.shapes = [(o.shape, o.dtype, o.device) for o in outs]
+        super().setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*Form.of(inputs)[0])
+        ctx.shapes = [(o.shape, o.dtype, o.device) for o in items(output)]
 
-    def inputs(self, ctx: Any) -> list[Any]:
-        return ctx.form.inputs(ctx.saved_tensors[: ctx.count])
-
-    def jvp(self, ctx: Any, *tangents: Any) -> Any:
-        inputs = [primal_of(v) if is_float(v) else v for v in self.inputs(ctx)]
-        given = tangents[-len(inputs) :]
+    def jvp(self, ctx: Any, tangents: Sequence[Any]) -> Any:
+        tensors = [primal_of(v) if is_float(v) else v for v in ctx.saved_tensors[: ctx.count]]
+        given = ctx.form.inputs(tangents, others=False)
         which = [k for k, t in enumerate(given) if isinstance(t, torch.Tensor)]
-        found = self.pushed(*inputs, [given[k] for k in which], which)
+        found = self.forwards(*ctx.form.inputs(tensors), [given[k] for k in which], which)
         made = [t if has else None for t, has in zip(found, ctx.floats, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
 
-    @user_frames
-    def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """The gradients of all inputs, of which none is a list."""
-        needed = ctx.needs_input_grad[-len(ctx.form.places) :]
-        places = zip(needed, ctx.form.places, strict=True)
-        found = self.reversed.gradients(ctx, [n for n, place in places if place is not None], grads)
-        return tuple(ctx.form.inputs(found, others=False))
-
 
 class Dual(_SingleLevelFunction):
-    """The operator, called with dual tensors. ``apply(keyset, overload, rule, *inputs)``."""
+    """The operator, called with dual tensors. ``apply(keyset, overload, rule, form, *tensors)``."""
 
     @staticmethod
-    def forward(ctx: Any, keyset: Any, overload: Any, rule: Rule, *inputs: Any) -> Any:
+    def forward(
+        ctx: Any, keyset: Any, overload: Any, rule: Rule, form: Form, *tensors: torch.Tensor
+    ) -> Any:
+        inputs = form.inputs(tensors)
         if any(isinstance(v, list | tuple) and any(map(is_float, v)) for v in inputs):
             raise list_error(rule.span)
         outer = torch._C._are_functorch_transforms_active()  # whose levels below this one record
@@ -183,13 +166,12 @@ class Dual(_SingleLevelFunction):
         ctx.rule = rule
         ctx.set_materialize_grads(False)
         rule.setup_context(ctx, inputs, output)
-        outs = output if isinstance(output, tuple | list) else (output,)
-        ctx.mark_non_differentiable(*(o for o in outs if not is_float(o)))
+        ctx.mark_non_differentiable(*(o for o in items(output) if not is_float(o)))
         return output
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return ctx.rule.jvp(ctx, *tangents)
+        return ctx.rule.jvp(ctx, tangents[4:])
 
     @staticmethod
     @user_frames
@@ -197,29 +179,7 @@ class Dual(_SingleLevelFunction):
         filled = [torch.zeros(shape, dtype=dtype, device=device) if g is None and has else g
                   for g, has, (shape, dtype, device)
                   in zip(grads, ctx.floats, ctx.shapes, strict=True)]  # fmt: skip
-        return (None, None, None, *ctx.rule.backward(ctx, *filled))
-
-
-class Transformed(torch.autograd.Function):
-    """The operator as ``torch.func`` wants a function to be. ``apply(overload, rule, *inputs)``."""
-
-    @staticmethod
-    def forward(overload: Any, rule: Rule, *inputs: Any) -> Any:
-        return overload(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, ctx.rule, *rest = inputs
-        ctx.rule.setup_context(ctx, rest, output)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return ctx.rule.jvp(ctx, *tangents)
-
-    @staticmethod
-    @user_frames
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        return (None, None, *ctx.rule.backward(ctx, *grads))
+        return (*[None] * 4, *ctx.rule.gradients(ctx, ctx.needs_input_grad[4:], filled))
 
 
 def _second(span: Span) -> GradientError:

@@ -10,16 +10,24 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._library.autograd import Info, make_autograd_impl
 
+from weft.frames import user_frames
 from weft.pytorch.ambient import autocast_state, drawing_nothing, under
 from weft.pytorch.forward_level import is_dual
 from weft.pytorch.namespace import Family
-from weft.pytorch.transforms import PLAIN, batching_error, is_batch, is_float
+from weft.pytorch.transforms import (
+    PLAIN,
+    batching_error,
+    gradients,
+    is_batch,
+    is_float,
+    items,
+)
 from weft.source import Span
 from weft.values import frozen
 
@@ -86,18 +94,9 @@ def recorded(
                 tensors[k] = tensors[k].detach().requires_grad_()
         with under(autocast):
             out = made(form.inputs(tensors), outs)
-        pairs = [(o, g) for o, g in zip(floats(out), grads, strict=True) if o.requires_grad]
-        leaves = [tensors[k] for k in wanted]
-        if not pairs:
-            return [torch.zeros_like(v) for v in leaves]
-        found: Any = torch.autograd.grad(  # None where a leaf is unused: the stub does not say so
-            [o for o, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True,
-            create_graph=again,
-        )  # fmt: skip
-    return [
-        torch.zeros_like(v) if g is None else g.contiguous()
-        for v, g in zip(leaves, found, strict=True)
-    ]
+        outs = [o for o in items(out) if is_float(o)]
+        found = gradients(outs, [tensors[k] for k in wanted], grads, again=again)
+    return [g.contiguous() for g in found]
 
 
 class Backward:
@@ -165,10 +164,11 @@ class Backward:
     # --- autograd --------------------------------------------------------------------------------
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         tensors, ctx.form = Form.of(inputs)
-        outs = [*_tensors(output)] if self.reads(inputs) else []
+        made = items(output)
+        outs = [o for o in made if isinstance(o, torch.Tensor)] if self.reads(inputs) else []
         ctx.save_for_backward(*tensors, *outs)
         ctx.count = len(tensors)
-        ctx.floats = [is_float(o) for o in _items(output)]
+        ctx.floats = [is_float(o) for o in made]
         ctx.autocast = autocast_state()
 
     def gradients(self, ctx: Any, needed: Sequence[bool], grads: Sequence[Any]) -> list[Any]:
@@ -192,6 +192,7 @@ class Backward:
             result[k] = g
         return result
 
+    @user_frames
     def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """As ``make_autograd_impl`` wants it: by input, lists of tensors being lists."""
         form: Form = ctx.form
@@ -201,6 +202,10 @@ class Backward:
                 needed += [need] if isinstance(place, int) else need
         flat = grads[0] if len(grads) == 1 and isinstance(grads[0], list | tuple) else grads
         return tuple(form.inputs(self.gradients(ctx, needed, flat), others=False))
+
+    def jvp(self, ctx: Any, tangents: Sequence[Any]) -> Any:
+        """The tangents of the results, where the tensors have ``tangents``."""
+        raise self.refuse()
 
 
 def transformed(overload: Any, rule: Backward, inputs: Sequence[Any]) -> Any:
@@ -223,21 +228,14 @@ class Transformed(torch.autograd.Function):
         ctx.rule.setup_context(ctx, form.inputs(tensors), output)
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return ctx.rule.jvp(ctx, tangents[3:])
+
+    @staticmethod
+    @user_frames
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         return (None, None, None, *ctx.rule.gradients(ctx, ctx.needs_input_grad[3:], grads))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         raise batching_error(args[1].span)
-
-
-def _items(out: Any) -> Sequence[Any]:
-    return out if isinstance(out, tuple | list) else (out,)
-
-
-def _tensors(out: Any) -> Iterator[torch.Tensor]:
-    return (o for o in _items(out) if isinstance(o, torch.Tensor))
-
-
-def floats(out: Any) -> list[torch.Tensor]:
-    return [o for o in _items(out) if is_float(o)]

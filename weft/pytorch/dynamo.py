@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
 
-
-class Wrapped(Protocol):
-    """What is asked of a kernel."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+from weft.runtime.launch import KernelLike
 
 
-def original(kernel: Wrapped) -> Callable[..., Any]:
+def original(kernel: KernelLike) -> Callable[..., Any]:
     """What torch.compile of the kernel by itself compiles: a function with a code object of its
     own, which counts recompilations. Objects that are called share one."""
     if TorchVersion(torch.__version__) < "2.13":  # which unbinds methods

@@ -10,7 +10,7 @@ import ast
 import functools
 import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,24 +22,13 @@ from weft.frontend.split import RegionArg
 from weft.ir.writes import written
 from weft.lang.vectors import Backing
 from weft.runtime.backing import backed, is_backed, put_back
-from weft.runtime.launch import Launcher
+from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.overlap import OverlapWarning, fakes_need_order
 from weft.runtime.signature import DTYPES, TORCH_DTYPES, spec_of
 from weft.source import FunctionSource, Span
 
 
-class KernelSource(Protocol):
-    """What is asked of a kernel."""
-
-    @functools.cached_property
-    def source(self) -> FunctionSource: ...
-    @property
-    def span(self) -> Span: ...
-    @property
-    def launchers(self) -> list[Launcher]: ...
-
-
-def fake_launchers(kernel: KernelSource, operator: bool = False) -> tuple[Callable[..., Any], ...]:
+def fake_launchers(kernel: KernelLike, operator: bool = False) -> tuple[Callable[..., Any], ...]:
     """One launcher for each device loop of ``kernel``: it gives what the loop reduces into, and
     counts what the loop writes to as written. Of an ``operator`` that must be arguments."""
     return tuple(_launcher(launcher, kernel.source, operator) for launcher in kernel.launchers)
@@ -121,7 +110,7 @@ def loose_spec(arg: RegionArg, value: Any) -> Spec:
     return spec_of(arg, value)
 
 
-def without_data(implementation: Callable[..., Any], kernel: KernelSource) -> Callable[..., Any]:
+def without_data(implementation: Callable[..., Any], kernel: KernelLike) -> Callable[..., Any]:
     """``implementation`` for fake tensors; its error says so where the host part asks for data."""
 
     def fake(*args: Any) -> Any:

@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from weft.errors import KernelTypeError, ScheduleError, Span
+from weft.errors import KernelTypeError, ScheduleError
 from weft.frames import user_frames
 from weft.ir.interp import Watch
 from weft.pytorch.autograd import with_functions
 from weft.pytorch.forward_level import level, tangent_of
 from weft.pytorch.loop import Loop, Make
+from weft.pytorch.transforms import gradients, is_float, items
 from weft.runtime.interpreted import InterpretedFunction
-from weft.runtime.launch import Launcher
+from weft.runtime.launch import KernelLike, Launcher
 
 if TYPE_CHECKING:
     from weft.runtime.candidates import Row, Schedules
     from weft.schedule.machine import GpuMachine
-
-
-class KernelLike(Protocol):
-    """What is asked of a kernel."""
-
-    __name__: str
-
-    @property
-    def span(self) -> Span: ...
-    def schedule(self, device: str, text: str | None, loop: str) -> object: ...
-    @property
-    def launchers(self) -> list[Launcher]: ...
-    def direct(self, *args: Any, **kwargs: Any) -> Any: ...
-    def carry_out(
-        self, launchers: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any: ...
 
 
 class _Derived:
@@ -149,14 +134,7 @@ class Backward(_Derived):
         every, outs = _recorded(call, args, kwargs)
         grads = _like(self.kernel, grad, outs)
         leaves = [leaf for leaf in every if leaf is not None]
-        pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if o.requires_grad]
-        found: Any = [None] * len(leaves)
-        if pairs:
-            found = torch.autograd.grad(
-                [o for o, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True
-            )
-        made = iter([torch.zeros_like(v) if g is None else g
-                     for v, g in zip(leaves, found, strict=True)])  # fmt: skip
+        made = iter(gradients(outs, leaves, grads))
         return tuple(None if leaf is None else next(made) for leaf in every)
 
 
@@ -218,11 +196,8 @@ def _recorded(
 def _differentiated(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """``call`` and its gradient, on copies."""
     leaves, outs = _recorded(call, args, kwargs)
-    found = [o for o in outs if o.requires_grad]
-    if found:
-        wanted = [leaf for leaf in leaves if leaf is not None]
-        given = [torch.ones_like(o) for o in found]
-        torch.autograd.grad(found, wanted, given, allow_unused=True)
+    wanted = [leaf for leaf in leaves if leaf is not None]
+    gradients(outs, wanted, [torch.ones_like(o) for o in outs])
 
 
 def _wanted(value: Any) -> tuple[torch.Tensor | None, Any]:
@@ -253,9 +228,7 @@ def _version(value: Any) -> int:
 
 def _floats(out: Any, written: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The float tensors among results and what was written, each once."""
-    values = [*(out if isinstance(out, tuple | list) else (out,)), *written]
-    floats = [v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()]
-    return list({id(v): v for v in floats}.values())
+    return list({id(v): v for v in (*items(out), *written) if is_float(v)}.values())
 
 
 def _like(kernel: KernelLike, grad: Any, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

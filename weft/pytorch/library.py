@@ -30,13 +30,14 @@ from weft.frontend.specs import constant_key
 from weft.frontend.split import Returned
 from weft.lang.dtypes import DType
 from weft.pytorch.ambient import Autocast, autocast_state
-from weft.pytorch.derivative_ops import Transformed
+from weft.pytorch.double_backward_op import transformed
 from weft.pytorch.fake import hidden_write
 from weft.pytorch.forward_level import has_dual
 from weft.pytorch.identity import decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.namespace import namespace_of
-from weft.pytorch.operator import Form, KernelLike, Operator, needs_grad
+from weft.pytorch.operator import Form, Operator, needs_grad
 from weft.pytorch.transforms import batching_error, called
+from weft.runtime.launch import KernelLike
 
 # schema type of a Python value's type
 _SCALARS = {int: "SymInt", float: "float", bool: "bool", torch.SymInt: "SymInt",
@@ -72,9 +73,9 @@ class Operators:
         operator = self.find(types, fixed, self.deciding(), autocast_state())
         passed = [v for v, t in zip(values, types, strict=True) if t]
         if operator.rule is not None and torch._C._are_functorch_transforms_active():
-            out = (Transformed.apply(operator.overload, operator.rule, *passed)
+            out = (transformed(operator.overload, operator.rule, passed)
                    if torch._C._len_torch_dispatch_stack()  # which wants to see operators
-                   else called(operator.rule.made, passed, self.kernel.span))  # fmt: skip
+                   else called(operator.rule.plain, passed, self.kernel.span))  # fmt: skip
         elif any(map(_is_batched, passed)):  # which torch has no way to write to
             raise batching_error(self.kernel.span)
         else:

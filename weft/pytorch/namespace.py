@@ -8,27 +8,16 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._ops import _OpNamespace
 
 from weft.errors import KernelNameError
 from weft.frames import user_frames
-from weft.source import Span
+from weft.runtime.launch import KernelLike
 
 # pyright: reportPrivateUsage=false
-
-
-class Named(Protocol):
-    """What is asked of a kernel."""
-
-    __name__: str
-
-    @property
-    def op(self) -> Any: ...
-    @property
-    def span(self) -> Span: ...
 
 
 class Family:
@@ -80,7 +69,7 @@ class Namespace:
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
-        self.kernels: dict[str, weakref.WeakKeyDictionary[Named, None]] = {}
+        self.kernels: dict[str, weakref.WeakKeyDictionary[KernelLike, None]] = {}
         # Operators that kernels of one text share.
         self.made = weakref.WeakValueDictionary[Hashable, Any]()
         self.packets = weakref.WeakValueDictionary[str, Any]()  # by their names
@@ -93,7 +82,7 @@ class Namespace:
         if type(found) is _OpNamespace:
             found.__class__ = _Operators
 
-    def announce(self, name: str, kernel: Named) -> None:
+    def announce(self, name: str, kernel: KernelLike) -> None:
         """``kernel`` is what ``torch.ops.<namespace>.<name>`` means from now on."""
         self.kernels.setdefault(name, weakref.WeakKeyDictionary())[kernel] = None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.fx.node import has_side_effect
@@ -15,7 +15,7 @@ from torch.fx.node import has_side_effect
 from weft.errors import GradientError, KernelTypeError, KernelValueError, warn
 from weft.frames import shorten, user_frames
 from weft.frontend.parameters import Parameter, returned_types
-from weft.frontend.split import HostPart, Returned
+from weft.frontend.split import Returned
 from weft.lang.dtypes import DType, tensor_of
 from weft.pytorch.ambient import Autocast, under
 from weft.pytorch.derivative_ops import Rule, register
@@ -23,38 +23,15 @@ from weft.pytorch.fake import fake_launchers, without_data
 from weft.pytorch.forward_level import has_dual
 from weft.pytorch.namespace import Family, namespace_of
 from weft.pytorch.skip_forward import NeedsOutputs, replaying, returned_names
-from weft.runtime.launch import Launcher, gradient_error
+from weft.pytorch.transforms import is_float, items
+from weft.runtime.launch import KernelLike, gradient_error
 from weft.runtime.overlap import OverlapWarning
-from weft.source import FunctionSource, Span
 from weft.values import frozen, mutable
 
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _VERSIONS = torch._C.DispatchKey.ADInplaceOrView  # counts how often a tensor was written to
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-class KernelLike(Protocol):
-    """What is asked of a kernel."""
-
-    __name__: str
-    function: Callable[..., Any]
-
-    @functools.cached_property
-    def parts(self) -> HostPart: ...
-    @functools.cached_property
-    def source(self) -> FunctionSource: ...
-    @property
-    def span(self) -> Span: ...
-
-    @property
-    def launchers(self) -> list[Launcher]: ...
-    @property
-    def op(self) -> Any: ...
-    @property
-    def described(self) -> dict[str, Any]: ...
-    def unconverted(self, *args: Any, **kwargs: Any) -> Any: ...
-    def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments: ...
 
 
 @mutable
@@ -222,12 +199,11 @@ class Form:
             wanting = ""
             if torch.is_grad_enabled():
                 wanting = next((n for n, v in zip(names, passed, strict=True) if needs_grad(v)), "")
-            if wanting and any(_is_floating(passed[k]) for k in written):
+            if wanting and any(is_float(passed[k]) for k in written):
                 raise gradient_error(wanting, span)
             with torch._C._AutoDispatchBelowAutograd():
                 out = overload.redispatch(keyset & torch._C._after_autograd_keyset, *passed)
-            made = out if isinstance(out, tuple | list) else (out,)
-            if wanting and any(map(_is_floating, made)):
+            if wanting and any(map(is_float, items(out))):
                 raise gradient_error(wanting, span)
             return out
 
@@ -252,10 +228,6 @@ def needs_grad(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(needs_grad, value))
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _is_floating(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def as_call(

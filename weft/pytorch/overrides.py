@@ -10,35 +10,20 @@ makes.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.fx.node import has_side_effect
 
 from weft.errors import KernelTypeError, WeftError
+from weft.runtime.launch import KernelLike
 from weft.runtime.signature import check_layout
-from weft.source import Span
 
 # pyright: reportPrivateUsage=false
 _NONE = torch._C._disabled_torch_function_impl
 _USUAL: Any = torch.Tensor.__torch_function__
 _FUNCTION = "__torch_function__"
-
-
-class KernelLike(Protocol):
-    """What is asked of a kernel."""
-
-    __name__: str
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    @property
-    def span(self) -> Span: ...
-    @property
-    def mutated(self) -> frozenset[str]: ...
-    def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments: ...
 
 
 @functools.cache

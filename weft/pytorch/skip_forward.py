@@ -18,9 +18,9 @@ from weft.errors import WeftError
 from weft.frontend.lower import lower
 from weft.frontend.split import HostPart
 from weft.ir.core import Function
-from weft.pytorch.fake import KernelSource, fake_launchers, loose_spec
+from weft.pytorch.fake import fake_launchers, loose_spec
 from weft.pytorch.transforms import PLAIN
-from weft.runtime.launch import Launcher
+from weft.runtime.launch import KernelLike, Launcher
 from weft.source import FunctionSource
 
 
@@ -53,7 +53,7 @@ class NeedsOutputs:
     """Whether the gradient of a kernel's only loop reads what the loop has written."""
 
     def __init__(
-        self, kernel: KernelSource, launcher: Launcher, run: Callable[[Any, Sequence[Any]], Any]
+        self, kernel: KernelLike, launcher: Launcher, run: Callable[[Any, Sequence[Any]], Any]
     ) -> None:
         """``run(launchers, inputs)`` runs the host part with ``launchers``."""
         self.kernel, self.launcher, self.run = kernel, launcher, run

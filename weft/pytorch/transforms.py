@@ -47,6 +47,27 @@ def is_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
+def items(out: Any) -> Sequence[Any]:
+    """What a function gives, one by one."""
+    return out if isinstance(out, tuple | list) else (out,)
+
+
+def gradients(
+    outs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], grads: Sequence[torch.Tensor],
+    *, again: bool = False,
+) -> list[torch.Tensor]:  # fmt: skip
+    """The gradients of ``outs`` for ``leaves``, zeros where one is not used. ``again``: they can be
+    differentiated."""
+    pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if o.requires_grad]
+    found: Any = [None] * len(leaves)
+    if pairs:
+        found = torch.autograd.grad(
+            [o for o, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True,
+            create_graph=again,
+        )  # fmt: skip
+    return [torch.zeros_like(v) if g is None else g for v, g in zip(leaves, found, strict=True)]
+
+
 def list_error(span: Span) -> KernelValueError:
     return KernelValueError(
         "a list of tensors cannot be differentiated here", span,
@@ -95,7 +116,7 @@ def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
             with draws.again():
                 out = f(*given)
         single = not isinstance(out, tuple | list)
-        return (out,) if single else tuple(out)
+        return tuple(items(out))
 
     found = Eager.apply(many, span, *(values[k] for k in places))
     return found[0] if single else found
@@ -163,14 +184,7 @@ class Pulled:
                     tensors[k].requires_grad_()
             leaves = [tensors[k] for k in self.wanted]
             outs = [o for o in self.f(*tensors) if is_float(o)]
-            pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if o.requires_grad]
-            found: Any = torch.autograd.grad(  # None where a leaf is unused
-                [o for o, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True,
-                create_graph=more,
-            ) if pairs else [None] * len(leaves)  # fmt: skip
-            return tuple(
-                torch.zeros_like(v) if g is None else g for v, g in zip(leaves, found, strict=True)
-            )
+            return tuple(gradients(outs, leaves, grads, again=more))
 
 
 class Pushed:

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import types
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from weft.errors import KernelTypeError, Span
-from weft.runtime.launch import Launcher
+from weft.errors import KernelTypeError
+from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.signature import check_layout
-from weft.source import FunctionSource
-
-
-class Called(Protocol):
-    """What is asked of a kernel."""
-
-    @functools.cached_property
-    def source(self) -> FunctionSource: ...
-    @property
-    def span(self) -> Span: ...
-    @property
-    def launchers(self) -> list[Launcher]: ...
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments: ...
 
 
 def explain(
-    kernel: Called, host: types.CodeType | None, error: Exception, args: tuple[Any, ...],
+    kernel: KernelLike, host: types.CodeType | None, error: Exception, args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:  # fmt: skip
     """Raises ``KernelTypeError`` where arguments do not fit the parameters, have a layout that the
@@ -56,11 +41,11 @@ def _entries(error: Exception) -> Iterator[types.TracebackType]:
         entry = entry.tb_next
 
 
-def _loops(kernel: Called, line: int) -> list[Launcher]:
+def _loops(kernel: KernelLike, line: int) -> list[Launcher]:
     return [x for x in kernel.launchers if x.region.node.lineno == line]
 
 
-def _missing(kernel: Called, error: AttributeError, line: int) -> None:
+def _missing(kernel: KernelLike, error: AttributeError, line: int) -> None:
     for launcher in _loops(kernel, line):
         for arg in launcher.region.args:
             if arg.name.rpartition(".")[2] == error.name:
@@ -71,7 +56,7 @@ def _missing(kernel: Called, error: AttributeError, line: int) -> None:
 
 
 def _check_layouts(
-    kernel: Called, args: tuple[Any, ...], kwargs: dict[str, Any],
+    kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any],
     error: NotImplementedError | None,
 ) -> None:  # fmt: skip
     for name, value in kernel.bind(args, kwargs).arguments.items():

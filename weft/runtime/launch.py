@@ -8,11 +8,12 @@ generated (``fastpath.py``).
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import logging
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -25,7 +26,7 @@ from weft.errors import (
 )
 from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import Spec, TensorSpec
-from weft.frontend.split import Region
+from weft.frontend.split import HostPart, Region
 from weft.ir.core import Function
 from weft.options import Options
 from weft.runtime import native
@@ -60,6 +61,37 @@ log_launch = logging.getLogger("weft.launch")
 
 MOST_PLANS = 4096  # per launcher: a program of ever new shapes must not grow without end
 TINY = 4096  # elements of all tensors together, below which the GIL is kept during the call
+
+
+class KernelLike(Protocol):
+    """What is asked of a kernel below the layer that has them."""
+
+    __name__: str
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    @functools.cached_property
+    def parts(self) -> HostPart: ...
+    @functools.cached_property
+    def source(self) -> FunctionSource: ...
+    @property
+    def span(self) -> Span: ...
+    @property
+    def mutated(self) -> frozenset[str]: ...
+    @property
+    def described(self) -> dict[str, Any]: ...
+    @property
+    def launchers(self) -> list[Launcher]: ...
+    @property
+    def op(self) -> Any: ...
+    def bind(self, args: Any, kwargs: Any) -> inspect.BoundArguments: ...
+    def schedule(self, device: str, text: str | None, loop: str) -> object: ...
+    def direct(self, *args: Any, **kwargs: Any) -> Any: ...
+    def unconverted(self, *args: Any, **kwargs: Any) -> Any: ...
+    def carry_out(
+        self, launchers: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any: ...
 
 
 class DirectEntry(NamedTuple):

@@ -135,11 +135,8 @@ class Places(Rewriter):
 
     def branch(self, condition: Value, body: Callable[[], object]) -> None:
         """A branch. A check that fails in it goes on behind it."""
-        op = self.if_(condition)
-        if self.checked:
-            op.attrs["leave"] = True
-        self.fill(op.regions[0], lambda: (body(), [])[1])
-        self.fill(op.regions[1], list)
+        leave = {"leave": True} if self.checked else {}
+        self.either(condition, lambda: (body(), [])[1], list, (), **leave)
 
     def loop(
         self, lower: Value, upper: Value, step: Value, inits: Sequence[Value],

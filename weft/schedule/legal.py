@@ -93,9 +93,9 @@ def _named(nest: LoopNest, step: Any) -> Refusal | None:
             continue
         value = getattr(step, field.name)
         for name in value if isinstance(value, tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
-            kind, known = {
-                "axis": ("parallel index", nest.axes), "loop": ("loop", tuple(nest.serial)),
-            }.get(field.name.removesuffix("s"), ("array", nest.tensors))  # fmt: skip
+            loop = ("loop", tuple(nest.serial))
+            kinds = {"axis": ("parallel index", nest.axes), "loop": loop, "loops": loop}
+            kind, known = kinds.get(field.name, ("array", nest.tensors))
             if name in known:
                 continue
             if kind == "parallel index" and name in nest.serial:

@@ -4,12 +4,17 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 
 import weft
+from benchmarks.rows import rms_norm
+from examples.layer_norm import layer_norm
 from tests.autodiff import kernels as k
 from tests.autodiff.test_gradients import CASES, made
+from tests.cuda.emulator import EmulatedCall, gradients
 from weft.pytorch import workspaces
+from weft.schedule.language import FastDivision, KeepRow, only
 
 
 @pytest.fixture
@@ -177,3 +182,64 @@ def test_what_fits_is_remembered_by_all_that_it_depends_on():
     (g,) = torch.autograd.grad(pick(x, idx).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(g.sum(), x)
     torch.testing.assert_close(second, 2 * torch.bincount(idx, minlength=100).float())
+
+
+NORMS = {
+    "layer_norm": (layer_norm, 2, lambda x, w, b, e: F.layer_norm(x, x.shape[1:], w, b, e)),
+    "rms_norm": (rms_norm, 1, lambda x, w, e: F.rms_norm(x, x.shape[1:], w, e)),
+}
+
+
+def taken(name, rows, length, dtype=torch.float32):
+    kernel, weights, _ = NORMS[name]
+    shapes = [(rows, length), *[(length,)] * weights]
+    args = [torch.empty(s, dtype=dtype, device="meta", requires_grad=True) for s in shapes]
+    return kernel.backward.schedules(*args, 1e-5, device="cuda").taken
+
+
+def test_a_gpu_adds_up_rows_in_registers_where_there_are_many():
+    for name, dtype, width in (
+        ("layer_norm", torch.float32, 4), ("rms_norm", torch.float32, 4),
+        ("rms_norm", torch.bfloat16, 8),
+    ):  # fmt: skip
+        first, *totals = taken(name, 8192, 4096, dtype)
+        assert f"keep_row({width}, " in first.schedule
+        assert first.grid == (256, 1, 1), "copies of 2 ** 20 elements in all"
+        assert all(row.loop.endswith("_total") for row in totals)
+        arrays = (3 if dtype is torch.float32 else 1.5) * 4 * 8192 * 4096
+        assert arrays < first.accessed < 1.05 * arrays, "each row once, and the weights"
+    assert taken("layer_norm", 4096, 768)[0].grid == (512, 1, 1), "eight rows each"
+    for rows, length in ((200, 4096), (8192, 64)):  # few chunks, short rows
+        assert not any(row.loop.endswith("_total") for row in taken("rms_norm", rows, length))
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize(("rows", "length", "copies"), [(7, 136, 3), (5, 64, 4), (3, 1031, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_in_registers_give_the_same_sums(name, rows, length, copies, dtype, monkeypatch):
+    def private(self, most, threads, *, strict):
+        return dict.fromkeys(self.adjoint.private, copies)
+
+    monkeypatch.setattr(workspaces.Workspaces, "private", private)
+    kernel, weights, reference = NORMS[name]
+    torch.manual_seed(length)
+    shapes = [(rows, length), *[(length,)] * weights]
+    leaves = [torch.randn(s).to(dtype).requires_grad_() for s in shapes]
+    wide = [v.detach().double().requires_grad_() for v in leaves]
+    g = torch.randn(rows, length).to(dtype)
+    EmulatedCall.seen.clear()
+    found = gradients(weft.kernel(kernel.function), *leaves, 1e-5, grad=g)
+    expected = torch.autograd.grad(reference(*wide, 1e-5), wide, g.double())
+    loose = 1e-5 if dtype is torch.float32 else 2e-2
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.double(), other, rtol=loose, atol=loose)
+    assert only(EmulatedCall.seen[1], KeepRow)
+    assert only(EmulatedCall.seen[1], FastDivision), "of rows to copies"
+
+
+def test_sums_that_keep_their_order_have_no_copies_on_a_gpu():
+    exact = weft.kernel(strict_math=True)(rms_norm.function)
+    x = torch.empty(8192, 4096, device="meta", requires_grad=True)
+    w = torch.empty(4096, device="meta", requires_grad=True)
+    loops = exact.backward.schedules(x, w, 1e-5, device="cuda").taken
+    assert not any(row.loop.endswith("_total") for row in loops)

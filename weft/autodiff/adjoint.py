@@ -91,10 +91,12 @@ class Listed:
 class Additions:
     """A gradient that could be accumulated in private copies, as the loop meets it. ``count``: how
     many additions that are (at least, where a loop's length is not known). ``atomic``: the other
-    way is atomic; else it is a sum for each element, in a loop of its own."""
+    way is atomic; else it is a sum for each element, in a loop of its own. ``rows``: threads of a
+    GPU can have an iteration together, whose loops go along this gradient."""
 
     count: Poly
     atomic: bool
+    rows: bool = False
 
 
 @frozen

@@ -25,14 +25,15 @@ from weft.autodiff.privatize import privatize
 from weft.autodiff.slices import Slicer, Unavailable
 from weft.index.access import Access, accesses
 from weft.index.budget import Budget
-from weft.index.expression import Dim, Poly, number
+from weft.index.expression import Dim, Poly, atom, number
 from weft.index.races import proven_apart
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, i64, index
-from weft.ir.views import memory
+from weft.ir.views import For, memory
 from weft.passes.demote import demote
 from weft.passes.siblings import blocks
+from weft.schedule.cooperative_loops import find
 from weft.values import frozen, mutable
 
 
@@ -173,8 +174,22 @@ def additions(plans: Sequence[_Plan], slicer: Slicer) -> dict[str, Additions]:
         if plan.form == "atomic" or (plan.form == "gather" and along):
             counts = [_iterations(a, args) for a in plan.group]
             total = functools.reduce(operator.add, counts)
-            found[plan.name] = Additions(total, plan.form == "atomic")
+            rows = plan.form == "gather" and _along_rows(plan.group, slicer)
+            found[plan.name] = Additions(total, plan.form == "atomic", rows)
     return found
+
+
+def _along_rows(group: Sequence[Access], slicer: Slicer) -> bool:
+    """Whether each of these accesses is to the element at the index of a loop that threads of a GPU
+    share."""
+    if any(len(a.serial) != 1 or a.subscripts != (atom(a.serial[0]),) for a in group):
+        return False
+    team = find(slicer.function, slicer.parallel, 0, strict=False)
+    return (
+        team is not None
+        and not team.columns
+        and ({a.serial[0] for a in group} <= {For(op).index for op in team.loops})
+    )
 
 
 def _iterations(access: Access, known: Collection[Value]) -> Poly:

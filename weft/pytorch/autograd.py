@@ -232,7 +232,8 @@ class _Sizes:
         copies: dict[str, int] = {}
         if self.plain:
             if "sort" not in form:
-                copies = sizes.private(loop.options.tape_bytes, torch.get_num_threads())
+                copies = sizes.private(loop.options.tape_bytes, torch.get_num_threads(),
+                                       strict=loop.options.strict_math)  # fmt: skip
             if copies:
                 form["private"] = frozenset(copies)
             if sizes.dense:

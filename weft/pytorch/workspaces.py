@@ -33,6 +33,11 @@ _FILLED_PER_ATOMIC = 4
 # so many chunks that any number of threads has some.
 _LONG_SUM = 512
 _CHUNKS = range(64, 257)
+# On a GPU, of which blocks have rows in registers: so many elements of all copies, for each of
+# which some rows are added up, and so many copies at least.
+_ELEMENTS = 1 << 20
+_ROWS = 8
+_BLOCKS = 128
 
 
 @mutable
@@ -109,19 +114,24 @@ class Workspaces:
             and all(self._evaluate(a) == self._evaluate(b) for a, b in pairs)
         )  # fmt: skip
 
-    def private(self, most: int, threads: int) -> dict[str, int]:
+    def private(self, most: int, threads: int, *, strict: bool) -> dict[str, int]:
         """The gradients that are to be accumulated in private copies of at most ``most`` bytes
         each in all, and how many copies: for each thread some, in place of atomics; as many as
-        follow from sizes alone, in place of sums whose bits do."""
+        follow from sizes alone, in place of sums whose bits do. ``strict``: sums keep their
+        order, and threads share none."""
         found: dict[bool, dict[str, int]] = {True: {}, False: {}}
         for name, x in self.adjoint.private.items():
             if not self._is_known(x.count):
                 continue
             gradient, count = self.env[name], max(self._evaluate(x.count), 0)
             size = max(gradient.numel(), 1)
-            if gradient.device.type != "cpu" or count < _LEAST_ADDITIONS:
+            if count < _LEAST_ADDITIONS:
                 continue
-            if x.atomic:
+            if gradient.device.type != "cpu":
+                least, best = _BLOCKS, min(_ELEMENTS // size, count // size // _ROWS)
+                if strict or not x.rows or size < _BLOCKS:
+                    continue
+            elif x.atomic:
                 least = threads
                 several = 4 * threads if threads > 1 else 1  # so that none waits long for others
                 best = min(max(count // size, least), several)

@@ -4,14 +4,16 @@ A row's elements are dealt out by vectors of neighbours, in rounds: each member 
 vectors. **Strips**: at each turn of a loop, a member loads some vectors, computes, and stores.
 **Kept rows**: its vectors of the whole row stay in registers. They are loaded before the first
 loop, what loops store is stored by the last of them that does, and in between, nothing of the row
-is read or written in memory, and nobody waits for it.
+is read or written in memory, and nobody waits for it. The loops may stand in a serial one: then
+a row that all of its turns add to stays in registers from the first turn to the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 
+from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.ops import OPS
 from weft.ir.uniform import WARP
@@ -43,11 +45,14 @@ class Row:
 
 @mutable
 class Rows:
-    """``loops``: those that go by vectors, with their loads and stores of rows. ``kept``: rows in
-    registers, with the last loop that stores to each. ``loaded``: those of them whose elements are
-    read before they are written, with the loop that they are loaded before."""
+    """``loops``: those that go by vectors, with their loads and stores of rows. ``around``: the
+    serial loop that they stand in. ``kept``: rows in registers, with the last loop that stores to
+    each. ``loaded``: those of them whose elements are read before they are written, with the loop
+    that they are loaded before. Of both, that is ``around`` for a row that stays from turn to
+    turn."""
 
     loops: dict[Op, dict[Op, Row]] = field(default_factory=dict)
+    around: Op | None = None
     kept: dict[Row, Op | None] = field(default_factory=dict)
     loaded: dict[Row, Op] = field(default_factory=dict)
 
@@ -66,8 +71,14 @@ class Rows:
     @property
     def width(self) -> int:
         """Elements of a vector."""
-        largest = max(array.memref.element.bytes for array in self.arrays.values())
-        return min(VECTOR_BYTES // largest, 8)
+        return min(VECTOR_BYTES // self._largest, 8)
+
+    @property
+    def _largest(self) -> int:
+        """Bytes of an element, but of what is loaded once for all turns."""
+        lasting = {row.memref for row, loop in self.loaded.items() if loop is self.around}
+        each = [array for array in self.arrays.values() if array not in lasting]
+        return max(array.memref.element.bytes for array in each or lasting)
 
     @property
     def words(self) -> int:
@@ -85,8 +96,7 @@ class Rows:
     def most(self) -> tuple[int, int]:
         """Elements of a row that a thread usually has, and at most."""
         words, size = self.words, sum(1 for op in self.loops for _ in walk(op.body))
-        largest = max(array.memref.element.bytes for array in self.arrays.values())
-        usual = (_BYTES if words < 4 else _BYTES // 2) // largest
+        usual = (_BYTES if words < 4 else _BYTES // 2) // self._largest
         return usual, min(_WORDS // words, _MOST_OPS // size)
 
     def spared(self, times: Mapping[Op, float]) -> float:
@@ -94,7 +104,8 @@ class Rows:
         found = 0.0
         for row, last in self.kept.items():
             each = [times[op] for rows in self.loops.values() for op in rows if rows[op] == row]
-            left = len(each) - (row in self.loaded) - (last is not None)
+            left = len(each) - (self.loaded.get(row, self.around) is not self.around)
+            left -= (last or self.around) is not self.around
             found += left * each[0] * row.memref.memref.element.bytes
         return found
 
@@ -118,26 +129,39 @@ def _words(row: Row) -> int:
 
 def find(parallel: Op, loops: Mapping[Op, tuple[str, ...]], *, keep: bool) -> Rows | None:
     """What of the ``loops`` that the threads of a group share goes by vectors, one at least.
-    ``keep``: only loops that have the same row, of which some array is kept."""
-    inside = {*_made_in(parallel.body)}
-    rows = Rows()
-    for op in walk(parallel.body):
+    ``keep``: only loops of one block that have the same row, of which some array is kept."""
+    if not keep:
+        return _found(parallel, loops, [*walk(parallel.body)], one=False)
+    rows = _found(parallel, loops, parallel.body.ops)
+    if rows is not None and _keep(parallel, rows):
+        return rows
+    serial = [op for op in parallel.body.ops if op.name == "scf.for" and op not in loops]
+    for around in serial:
+        rows = _found(parallel, loops, around.body.ops)
+        if rows is None:
+            continue
+        rows.around = around
+        lasting = _keep(parallel, rows) and around in rows.kept.values()
+        return rows if lasting or (rows.kept and len(rows.loops) > 1) else None
+    return None
+
+
+def _found(
+    parallel: Op, loops: Mapping[Op, tuple[str, ...]], ops: Collection[Op], *, one: bool = True
+) -> Rows | None:
+    """Those of the ``loops`` among ``ops`` that go by vectors. ``one``: to the same end."""
+    inside, rows = {*_made_in(parallel.body)}, Rows()
+    for op in ops:
         loop = For(op)
         if op not in loops or not is_constant(loop.lower, 0) or loop.upper in inside:
             continue
-        if keep and (
-            op not in parallel.body.ops or loop.upper not in (rows.uppers or [loop.upper])
-        ):
+        if one and loop.upper not in (rows.uppers or [loop.upper]):
             continue
         plain = not any(o.name.startswith(_REFUSED) for o in walk(op.body))
         plain = plain and not any(map(is_joint, loops[op]))
         if plain and (found := _accesses(op)):
             rows.loops[op] = found
-    if not rows.loops:
-        return None
-    if keep:
-        _keep(parallel, rows, inside)
-    return rows if rows.kept or not keep else None
+    return rows if rows.loops else None
 
 
 def _made_in(block: Block) -> Iterator[Value]:
@@ -186,13 +210,21 @@ def _row(op: Op, iv: Value, inside: set[Value]) -> Row | None:
     return Row(memref, tuple(outer)) if last is iv and not inside & {*outer} else None
 
 
-def _keep(parallel: Op, rows: Rows, inside: set[Value]) -> None:
-    """Notes which rows are kept: of arrays that are not written, or accessed as this row only from
-    the first loop on that does so."""
-    body = parallel.body.ops
+def _keep(parallel: Op, rows: Rows) -> bool:
+    """Notes which rows are kept, and says whether any are: of arrays that are not written, or
+    accessed as this row only from the first loop on that does so. In turns of a serial loop,
+    nothing else accesses what one of them writes; a row is the same in all of them if its
+    subscripts come from before."""
+    inside, around, body = {*_made_in(parallel.body)}, rows.around, parallel.body.ops
+    outside: list[Op] = []
+    known = {*parallel.body.args}
+    if around is not None:
+        outside, body = body[: body.index(around)], around.body.ops
+        known |= {v for op in outside for v in op.results}
+    same = {*known}
     first = next(iter(rows.loops))
-    late = {v for op in body[body.index(first) :] for v in op.results}
-    late |= inside - {*parallel.body.args, *(v for op in body for v in op.results)}
+    known |= {v for op in body[: body.index(first)] for v in op.results}
+    known |= {*(around.body.args if around is not None else ())}
     touched: dict[Value, list[Op]] = {}
     for op in walk(parallel.body):
         if accessed_by(op) is not None:
@@ -205,13 +237,20 @@ def _keep(parallel: Op, rows: Rows, inside: set[Value]) -> None:
         others = {*touched[row.memref]} - {op for _, op in places}
         written = any(op.name != "memref.load" for op in touched[row.memref])
         load_at = places[0][0] if written and others else first
-        before = (inner for op in body[: body.index(load_at)] for inner in below(op))
-        if late & {*row.outer} or (written and others - {*before}):
+        before = {inner for op in body[: body.index(load_at)] for inner in below(op)}
+        if around is not None:
+            before = {inner for op in outside for inner in below(op)}
+            if not inside & {*row.outer} - same and not (written and others - before):
+                rows.kept[row], rows.loaded[row] = around if written else None, around
+                continue
+            before = set()
+        if inside & {*row.outer} - known or (written and others - before):
             continue
         stores = [loop for loop, op in places if op.name == "memref.store"]
         rows.kept[row] = stores[-1] if stores else None
         if places[0][1].name == "memref.load":
             rows.loaded[row] = load_at
+    return bool(rows.kept)
 
 
 def by_row(
@@ -240,7 +279,10 @@ class _ByRow(Members):
         keep = isinstance(how, KeepRow)
         self.rows = find(parallel, shared(parallel), keep=keep) or Rows()
         sharing = [op for op in shared(parallel) if op.results]
-        self.once = all(op in parallel.body.ops for op in sharing)
+        block = parallel.body if self.rows.around is None else self.rows.around.body
+        self.once = all(op in block.ops for op in sharing)
+        self.once &= self.rows.around is None or len(sharing) > 1
+        self.last = len(sharing) if self.rows.around is not None and len(sharing) % 2 else 0
         self.most = WARP * max((len(op.results) for op in sharing), default=0)
         self.turns_taken = 0
         self.elements: dict[Row, list[Value]] = {}
@@ -284,12 +326,44 @@ class _ByRow(Members):
         )  # fmt: skip
 
     def together(self, kinds: Sequence[str], parts: list[Value]) -> list[Value]:
-        """By turns in two places, where each is combined once: nobody waits to write the other."""
+        """By turns in two places, where each is combined once: nobody waits to write the other. In
+        a serial loop, the last one of an odd number has a third: the first comes after it."""
         if not self.several or not self.once:
             return super().together(kinds, parts)
         self.turns_taken += 1
-        place = self.turns_taken % 2 * self.most
+        place = self.most * (2 if self.turns_taken == self.last else self.turns_taken % 2)
         return self.in_block(kinds, parts, warps=self.count // WARP, place=place)
+
+    def entered(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
+        return self.serial(op) if op is self.rows.around else super().entered(op, _)
+
+    def serial(self, op: Op) -> Sequence[Value]:
+        """The loop around those that go by rows, with what stays from turn to turn."""
+        lasting = [row for row, loop in self.rows.kept.items() if loop is op]
+        upper = self.lookup(self.rows.uppers[0])
+        member = self.to(self.member, upper.type, unsigned=True)
+        places = self.places(self.mul(member, self.number(self.how.width, upper)), upper)
+        for row in (row for row, loop in self.rows.loaded.items() if loop is op):
+            self.elements[row] = self.loaded(row, places)
+        count, each = len(op.results), self.how.width * len(places)
+        inits = [self.lookup(v) for v in For(op).inits]
+
+        def split(values: Sequence[Value]) -> list[Value]:
+            for k, row in enumerate(lasting):
+                self.elements[row] = list(values[count + k * each :][:each])
+            return list(values[:count])
+
+        def turn(iv: Value, carried: list[Value]) -> list[Value]:
+            found = self.inline(op.body, [iv, *split(carried)])
+            return [*found, *(v for row in lasting for v in self.elements[row])]
+
+        ends = [self.lookup(v) for v in (For(op).lower, For(op).upper, For(op).step)]
+        inits += [v for row in lasting for v in self.elements[row]]
+        found = split(self.loop(*ends, inits, turn, unroll=1))
+        for k, (place, there) in enumerate(places):
+            part = range(k * self.how.width, (k + 1) * self.how.width)
+            self.branch(there, lambda p=part, at=place: self.stored(lasting, p, at))
+        return found
 
     @property
     def round(self) -> int:

@@ -55,6 +55,47 @@ def rwkv7(
     return y
 
 
+@weft.kernel
+def gated_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
+    K: weft.template(),  # type: ignore[valid-type]
+) -> torch.Tensor:  # fmt: skip
+    """Gated linear attention (Yang et al., 2024): ``q``, ``k``, ``g`` (B, T, H, K), ``v`` (B, T, H,
+    V)."""
+    B, T, H, V = v.shape
+    out = torch.empty_like(v)
+    for n, h, i in weft.ndrange(B, H, V):
+        state = weft.zeros(K)
+        for t in range(T):
+            s = 0.0
+            for j in range(K):
+                state[j] = state[j] * math.exp(g[n, t, h, j]) + k[n, t, h, j] * v[n, t, h, i]
+                s += state[j] * q[n, t, h, j]
+            out[n, t, h, i] = s
+    return out
+
+
+@weft.kernel
+def mamba2(
+    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+    N: weft.template(),  # type: ignore[valid-type]
+) -> torch.Tensor:  # fmt: skip
+    """The state loop of Mamba-2 (Dao and Gu, 2024): ``x`` (B, T, H, P), ``dt`` (B, T, H), ``a``
+    (H,), ``b``, ``c`` (B, T, N)."""
+    B, T, H, P = x.shape
+    y = torch.empty_like(x)
+    for n, h, p in weft.ndrange(B, H, P):
+        state = weft.zeros(N)
+        for t in range(T):
+            s = 0.0
+            for j in range(N):
+                update = dt[n, t, h] * x[n, t, h, p] * b[n, t, j]
+                state[j] = state[j] * math.exp(dt[n, t, h] * a[h]) + update
+                s += state[j] * c[n, t, j]
+            y[n, t, h, p] = s
+    return y
+
+
 def torch_decayed(x: torch.Tensor, a: float) -> torch.Tensor:
     s, out = torch.zeros_like(x[0]), []
     for x_t in x:
@@ -75,6 +116,24 @@ def torch_rwkv7(*args: Any) -> torch.Tensor:
     return torch.stack(out, 1)
 
 
+def torch_gated_attention(*args: Any) -> torch.Tensor:
+    *tensors, count = args
+    state, out = tensors[2].new_zeros(*tensors[2][:, 0].shape, count), []
+    for q, k, v, g in zip(*(t.unbind(1) for t in tensors), strict=True):
+        state = state * torch.exp(g)[..., None, :] + v[..., None] * k[..., None, :]
+        out.append(torch.einsum("nhij,nhj->nhi", state, q))
+    return torch.stack(out, 1)
+
+
+def torch_mamba2(x: Any, dt: Any, a: Any, b: Any, c: Any, count: int) -> torch.Tensor:
+    state, out = x.new_zeros(*x[:, 0].shape, count), []
+    for x_, dt_, b_, c_ in zip(*(t.unbind(1) for t in (x, dt, b, c)), strict=True):
+        state = state * torch.exp(dt_ * a)[..., None, None]
+        state = state + (dt_[..., None] * x_)[..., None] * b_[:, None, None, :]
+        out.append(torch.einsum("nhij,nj->nhi", state, c_))
+    return torch.stack(out, 1)
+
+
 def check(kernel: weft.Kernel, reference: Callable[..., torch.Tensor], *args: Any) -> None:
     wide = [a.double() if isinstance(a, torch.Tensor) else a for a in args]
     torch.testing.assert_close(kernel(*args).double(), reference(*wide), rtol=1e-4, atol=1e-4)
@@ -85,6 +144,20 @@ def rwkv7_inputs(batch: int, time: int, heads: int, n: int) -> list[Any]:
     r, w, k, v, a, rate = torch.randn(6, batch, time, heads, n, device="cuda").unbind()
     a = torch.nn.functional.normalize(a, dim=-1)
     return [r, w - 4, 0.3 * k, v, a, -a * rate.sigmoid(), n]
+
+
+def gated_inputs(batch: int, time: int, heads: int, k: int, v: int) -> list[Any]:
+    shape = batch, time, heads
+    q, keys, g = torch.randn(3, *shape, k, device="cuda").unbind()
+    gates = torch.nn.functional.logsigmoid(g) / 16
+    return [q, keys, torch.randn(*shape, v, device="cuda"), gates, k]
+
+
+def mamba2_inputs(batch: int, time: int, heads: int, p: int, n: int) -> list[Any]:
+    dt = torch.rand(batch, time, heads, device="cuda") * 0.1
+    b, c = torch.randn(2, batch, time, n, device="cuda").unbind()
+    x = torch.randn(batch, time, heads, p, device="cuda")
+    return [x, dt, -torch.rand(heads, device="cuda"), b, c, n]
 
 
 def row(name: str, kernel: weft.Kernel, *args: Any) -> None:
@@ -98,7 +171,10 @@ def main() -> None:
     small = [a.cuda() for a in wkv.inputs(2, 77, 33)]
     check(wkv.wkv, wkv.torch_wkv, *small)
     check(decayed, torch_decayed, torch.randn(77, 33, device="cuda"), 0.9)
-    check(rwkv7, torch_rwkv7, *rwkv7_inputs(2, 40, 3, 64))
+    for n in (16, 40, 64):
+        check(rwkv7, torch_rwkv7, *rwkv7_inputs(2, 41, 3, n))
+        check(gated_attention, torch_gated_attention, *gated_inputs(2, 41, 3, n, 72))
+        check(mamba2, torch_mamba2, *mamba2_inputs(2, 41, 3, 72, n))
     print("| ms | weft | the loop as written |\n| --- | --- | --- |")
     large = [a.cuda().requires_grad_() for a in wkv.inputs(32, 1024, 768)]
     row("wkv (RWKV-4), B=32 T=1024 C=768", wkv.wkv, *[a.detach() for a in large])
@@ -107,6 +183,11 @@ def main() -> None:
     time = timed(lambda: torch.autograd.grad(y, large, grad, retain_graph=True), 0.3)
     print(f"| its gradient | {time:.4g} | |", flush=True)
     row("RWKV-7's state, B=8 T=1024 H=64 N=64", rwkv7, *rwkv7_inputs(8, 1024, 64, 64))
+    row("gated linear attention, B=8 T=1024 H=32 K=64 V=128", gated_attention,
+        *gated_inputs(8, 1024, 32, 64, 128))  # fmt: skip
+    for n in (16, 64):
+        row(f"Mamba-2's state, B=8 T=1024 H=64 P=64 N={n}", mamba2,
+            *mamba2_inputs(8, 1024, 64, 64, n))  # fmt: skip
     for shape in ((65536, 4096), (1024, 65536)):
         row(
             f"s = a s + x, T={shape[0]} C={shape[1]}",

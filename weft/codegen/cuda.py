@@ -35,6 +35,7 @@ from weft.schedule.language import (
     Privatize,
     Schedule,
     SplitReduction,
+    Stage,
     StreamingStores,
     Unroll,
     UnrollJam,
@@ -47,6 +48,7 @@ from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of, loops_of
 from weft.schedule.own import OwnStep
 from weft.schedule.prefetch import serial_steps
 from weft.schedule.rows import VECTOR_BYTES
+from weft.schedule.stage import stage
 from weft.schedule.unroll_jam import unroll_jam
 from weft.values import frozen
 
@@ -156,7 +158,7 @@ def usual(facts: Facts) -> Schedule:
     itself."""
     if facts.asked:
         return candidate(facts.candidates[0]).schedule
-    special = (Cooperate, Prefetch, Privatize, UnrollJam, StreamingStores)
+    special = (Cooperate, Prefetch, Privatize, Stage, UnrollJam, StreamingStores)
     found = (candidate(text).schedule for text in facts.candidates)
     return next(s for s in found if not any(isinstance(step, special) for step in s))
 
@@ -209,8 +211,10 @@ def scheduled(
         function = narrow(function, chosen, notes)
     parallel = outermost(function, noalias=noalias)
     unrolled, pipelined = only(schedule, Unroll), several(schedule, Prefetch)
-    if parallel is not None and (unrolled or pipelined):
-        names = unrolled.loops if unrolled else ()
+    names, staged = unrolled.loops if unrolled else (), only(schedule, Stage)
+    if parallel is not None and staged is not None:
+        function, parallel = stage(function, parallel, order[0], names, staged)
+    elif parallel is not None and (unrolled or pipelined):
         function, parallel = serial_steps(function, parallel, names, pipelined)
     for step in schedule:
         if parallel is None:

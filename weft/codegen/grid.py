@@ -27,6 +27,7 @@ from weft.schedule.language import (
     IndexWidth,
     KeepRow,
     Schedule,
+    Stage,
     StreamingStores,
     StripMine,
     only,
@@ -70,6 +71,8 @@ class GridEmitter:
         usual = 2 * THREADS if only(schedule, StreamingStores) else THREADS
         together = only(schedule, Cooperate)
         threads = max(usual, threads_of(schedule), together.threads if together else 0)
+        if only(schedule, Stage) is not None:
+            threads = threads_of(schedule)
         if together is not None and is_exact(schedule):
             threads = together.threads * groups(together.threads)
         traits = f'nounwind "nvvm.maxntid"="{threads}"'

@@ -38,7 +38,16 @@ from weft.runtime.cuda import (
 )
 from weft.schedule.choose import Choice, alignments, candidate, choose
 from weft.schedule.grid import THREADS, Dims, left_by, roomier
-from weft.schedule.language import BlockDim, Cooperate, FastDivision, Schedule, brief, only, show
+from weft.schedule.language import (
+    BlockDim,
+    Cooperate,
+    FastDivision,
+    Schedule,
+    Stage,
+    brief,
+    only,
+    show,
+)
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
 from weft.settings import rarely_collected
@@ -409,7 +418,7 @@ class Call:
 
     def _fitting(self, schedule: Schedule, function: Any, threads: int) -> int:
         """The threads of a block that leave most room for others, for the registers they take."""
-        alone = only(schedule, Cooperate) is None and only(schedule, BlockDim) is None
+        alone = not any(only(schedule, kind) for kind in (Cooperate, BlockDim, Stage))
         if threads == 1 or not alone or self.facts.nest.kinds or not function:
             return threads
         return roomier(threads, cuda.attributes(function.value)["registers"])

@@ -26,6 +26,7 @@ from weft.schedule.default_cuda import (
 from weft.schedule.grid import MOST_MEMBERS, MOST_PARTS, THREADS, WARP
 from weft.schedule.guards import (
     Aligned,
+    AtLeast,
     AtMost,
     Covered,
     Fits32,
@@ -51,6 +52,7 @@ from weft.schedule.language import (
     Privatize,
     Schedule,
     SplitReduction,
+    Stage,
     Step,
     StreamingStores,
     StripMine,
@@ -65,6 +67,8 @@ from weft.schedule.legal import RULES, Rule, beside, check, listed
 from weft.schedule.nest import LoopNest, Nest, Refusal
 from weft.schedule.own import OwnStep
 from weft.schedule.rows import VECTOR_BYTES, Rows, find
+from weft.schedule.stage import MOST_BYTES, bytes_of, done_once
+from weft.schedule.stage import rows_of as staged_rows
 
 _MOST_BLOCKS = 2**31 - 1
 _MOST_SPLIT = 1 << 20  # iterations that leave a word for each block that shares them
@@ -199,6 +203,34 @@ def _by_row(nest: LoopNest, step: KeepRow | StripMine, schedule: Schedule) -> Re
     return None
 
 
+def _stage(nest: LoopNest, step: Stage, schedule: Schedule) -> Refusal | None:
+    loop, axis = nest.serial[step.loop], several(schedule, Bind)[0].axis
+    for count, least, most in ((step.steps, 2, 64), (step.threads, WARP, MOST_MEMBERS)):
+        if not least <= count <= most or count & (count - 1):
+            return Refusal(f"turns are a power of two, 2 to 64, threads {WARP} to {MOST_MEMBERS}")
+    if len(several(schedule, Stage)) > 1:
+        return Refusal("one loop is staged", loop.span, "leave one of them out")
+    if nest.parallel.attrs["kinds"]:
+        return Refusal("the loop reduces into a scalar, by all threads")
+    refused = done_once(nest.parallel)
+    if refused is not None:
+        return Refusal(
+            f"threads beyond the last iteration along `{axis}` would do what is to be done once",
+            refused.span, "take the assertion, print or atomic update out of the loop",
+        )  # fmt: skip
+    found = staged_rows(nest.function, nest.parallel, nest.axes.index(axis), loop)
+    if not found:
+        return Refusal(
+            f"no turn of `{step.loop}` loads what neighbours along `{axis}` load too", loop.span,
+            "a loop by 1 directly in an iteration, whose bounds neighbours share, and in each turn "
+            "loads, at places that neighbours share, from what the loop does not write",
+        )  # fmt: skip
+    if (size := bytes_of(found, step.steps)) > MOST_BYTES:
+        return Refusal(f"it takes {size} bytes of shared memory, {MOST_BYTES} are there", loop.span)
+    return beside(step, schedule, UnrollJam, Vectorize, Cooperate, Privatize, Prefetch, BlockDim,
+                  Persist)  # fmt: skip
+
+
 def rows_of(nest: LoopNest, together: Cooperate, *, keep: bool) -> Rows | None:
     """What goes by vectors of the loops that threads share."""
     found = team(nest, together)
@@ -216,7 +248,7 @@ def team(nest: LoopNest, step: Cooperate) -> Team | str:
 
 CUDA_RULES: dict[type[Any], Rule] = RULES | {
     Vectorize: _vectorize, Align: _align, Cooperate: _cooperate, SplitReduction: _cooperate,
-    KeepRow: _by_row, StripMine: _by_row,
+    KeepRow: _by_row, StripMine: _by_row, Stage: _stage,
 }  # fmt: skip
 
 
@@ -236,7 +268,7 @@ def candidates(
     order = _order(loop, given, found)
     inner: list[Any] = [
         step for step in given
-        if isinstance(step, Privatize | UnrollJam | OwnStep | Vectorize | Prefetch | Unroll)
+        if isinstance(step, Privatize | UnrollJam | OwnStep | Vectorize | Prefetch | Unroll | Stage)
     ]  # fmt: skip
     for kind in (Cooperate, KeepRow, StripMine):
         inner += several(given, kind)
@@ -249,7 +281,7 @@ def candidates(
                 steps = (*widths, *inner, *aligns, *cover, *streaming, *rest)
                 if not made:
                     check(loop, steps, CUDA_RULES)
-                guards = (*fits, *whole, *_guards(loop, given, divisible, step_of), *covered)
+                guards = (*fits, *whole, *_guards(loop, given, divisible, step_of, order), *covered)
                 made.append(Candidate(guards, steps))
     return tuple(made)
 
@@ -362,7 +394,7 @@ def _aligns(
 
 
 def _covers(loop: LoopNest, given: Schedule) -> Iterator[tuple[Sequence[Cover], Sequence[Guard]]]:
-    if only(given, Cover) is not None:
+    if only(given, Cover) is not None or only(given, Stage) is not None:
         yield (Cover(),), (Covered(),)
         return
     looping = only(given, Cooperate) or only(given, Privatize) or only(given, Persist)
@@ -372,8 +404,9 @@ def _covers(loop: LoopNest, given: Schedule) -> Iterator[tuple[Sequence[Cover], 
 
 
 def _guards(
-    loop: LoopNest, given: Schedule, divisible: Divisible | None, step_of: Callable[[Value], int]
-) -> Iterator[Guard]:
+    loop: LoopNest, given: Schedule, divisible: Divisible | None, step_of: Callable[[Value], int],
+    order: Sequence[Bind],
+) -> Iterator[Guard]:  # fmt: skip
     """What a call must satisfy for the steps that are given."""
     vector, by_row, together = only(given, Vectorize), _vectors(given), only(given, Cooperate)
     if together is not None and isinstance(by_row, KeepRow | StripMine):
@@ -390,6 +423,8 @@ def _guards(
         yield from (Positive(step) for step in divisible.divisors)
     for step in several(given, OwnStep):
         yield from step.guards()
+    if only(given, Stage) is not None:
+        yield AtLeast(order[0].axis, 1)
     if together is not None:
         yield KnownTrips(_MOST_BLOCKS if only(given, SplitReduction) is None else _MOST_SPLIT)
     elif vector or only(given, UnrollJam) or only(given, Persist):

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from weft.ir.core import Function, Op, Value
 from weft.ir.trips import unravel
 from weft.ir.types import MemRefType, Type, i1, i32, i64, index
-from weft.ir.views import Parallel
-from weft.schedule.language import Align, Cover, Schedule, Vectorize, only, several
+from weft.ir.views import Parallel, constant_of, memory
+from weft.schedule.language import Align, Cover, Schedule, Stage, Vectorize, only, several
 from weft.schedule.nest import arrays_of
 from weft.schedule.spmd import Threads, from_word, to_word
 from weft.schedule.vectorize import Neighbours
@@ -57,6 +57,8 @@ class _Nest(Threads):
         self.order = order
         self.covers = only(schedule, Cover) is not None
         self.vector = only(schedule, Vectorize)
+        self.staged = only(schedule, Stage)
+        self.there: Value | None = None  # whether a thread of those has an iteration of its own
         self.kinds = Parallel(parallel).kinds
         self.place = function.body.ops.index(parallel)
         arrays = arrays_of(function)
@@ -66,7 +68,8 @@ class _Nest(Threads):
 
     def begin(self) -> Function:
         words = [("partials", MemRefType(i64, 1)), ("blocks", index)]
-        made = self.start(0, words if self.kinds else ())
+        group = self.staged.threads if self.staged is not None else 0
+        made = self.start(group, words if self.kinds else ())
         for op in self.old.body.ops[: self.place]:
             self.rewrite(op)
         return made
@@ -128,6 +131,34 @@ class _Nest(Threads):
 
         return self.along("y", self.counts[axis], carried, inside)
 
+    def position(self, side: str, type: Type) -> tuple[Value, Value]:
+        """Threads that stage wait for each other: a block is along x, and of one size."""
+        if self.staged is None:
+            return super().position(side, type)
+        block, blocks = self.register("block_id", side, type), self.register("grid_dim", side, type)
+        if side != "x":
+            return block, blocks
+        threads = self.constant(self.staged.threads, block.scalar)
+        first = self.add(self.mul(block, threads), self.register("thread_id", "x", type))
+        return first, self.mul(blocks, threads)
+
+    def visited(self, op: Op) -> Sequence[Value] | None:
+        """A thread beyond the last iteration stores nothing that others see."""
+        if self.there is None or op.name != "memref.store" or memory(op)[0].op is not None:
+            return None
+        self.branch(self.there, lambda: self.block.ops.append(op))
+        return []
+
+    def together(self, axis: int, first: Value, trip: Value) -> list[Value]:
+        """An iteration for each thread of a block: beyond the last one, that once more."""
+        assert self.staged is not None
+        count = constant_of(trip)
+        if count is None or int(count) % self.staged.threads:
+            self.there = self.compare("slt", first, trip)
+            last = self.op("arith.subi", trip, self.number(1, trip))
+            first = self.op("arith.minsi", first, last)
+        return self.one(axis, first, [])
+
     def along(
         self, side: str, trip: Value, carried: list[Value],
         body: Callable[[Value, list[Value]], list[Value]],
@@ -144,6 +175,8 @@ class _Nest(Threads):
         axis = self.order[0]
         trip = self.counts[axis]
         first, stride = self.position("x", trip.type)
+        if self.staged is not None:
+            return self.together(axis, first, trip)
         if self.vector is not None:
             near = Neighbours(self, self.outer, axis, self.vector, self.limits, self.bind, self.one)
             return near.run(first, stride, trip, carried, covers=self.covers)

@@ -60,6 +60,7 @@ from weft.schedule.language import (
     Prefetch,
     Privatize,
     SplitReduction,
+    Stage,
     Step,
     StreamingStores,
     StripMine,
@@ -71,6 +72,7 @@ from weft.schedule.nest import LoopNest, Nest, loops_of
 from weft.schedule.prefetch import ahead
 from weft.schedule.rows import VECTOR_BYTES, find
 from weft.schedule.shared_loads import UnrollJamCandidates, unroll_jam_candidates
+from weft.schedule.stage import bytes_of, rows_of
 from weft.schedule.unroll import for_registers
 from weft.values import frozen
 
@@ -79,6 +81,8 @@ _WORDS_AHEAD = 32  # that a thread has loaded ahead
 _TURNS_AHEAD, _LEAST_AHEAD = 16, 4  # of a loop, at most and at least
 _MOST_AHEAD = 2048  # operations in the unrolled turns of all loops
 _LONG = 48  # operations of a turn
+_MOST_STAGED, _LEAST_STAGED = 40 << 10, 64  # bytes: of shared memory; that a turn stages
+_TURNS_STAGED, _THREADS_STAGED = 16, 128
 _IDLE = 1024  # threads for each multiprocessor, from which on others run while one waits
 _BUSY = 1024  # threads for each multiprocessor, below which none takes several iterations
 
@@ -113,7 +117,8 @@ class Picks:
     asks for instead. ``private``: the argument that blocks accumulate into copies of, or -1.
     ``streamed``: the arguments that are written, if none of them is read. ``ahead``: what serial
     loops may load before its turn, where each multiprocessor gets fewer threads than ``idle``.
-    ``unrolled``: the loops that would keep local arrays in memory."""
+    ``unrolled``: the loops that would keep local arrays in memory. ``staged``: the loop whose turns
+    read much that neighbours read too, where there are such arrays."""
 
     order: tuple[int, ...]
     vector: Vector
@@ -125,6 +130,7 @@ class Picks:
     ahead: tuple[Prefetch, ...]
     idle: int
     unrolled: tuple[Unroll, ...]
+    staged: tuple[Stage, ...]
 
 
 def picks(function: Function, parallel: Op) -> Picks:
@@ -151,7 +157,9 @@ def picks(function: Function, parallel: Op) -> Picks:
     return Picks(order, vector, block, asked, private, jams,
                  _streamed(function, found) if streamed else (),
                  *_ahead(function, parallel, written_out),
-                 (Unroll(written_out),) if written_out else ())  # fmt: skip
+                 (Unroll(written_out),) if written_out else (),
+                 _staged(function, parallel, fastest) if written_out and not asked else (),
+    )  # fmt: skip
 
 
 # -- candidates
@@ -178,7 +186,7 @@ def candidates(
     for guards, steps in narrow:
         yield Candidate((Fits32(), *guards), (width, *steps, *placed))
     for guards, steps in forms:
-        if not any(isinstance(step, StreamingStores | Prefetch) for step in steps):
+        if not any(isinstance(step, StreamingStores | Prefetch | Stage) for step in steps):
             yield Candidate(guards, (*steps, *placed))
 
 
@@ -214,6 +222,9 @@ def _lone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[For
         guards = tuple(FewLeft(jam.axis, jam.copies * jam.stride) for jam in steps)
         yield (*guards, Busy(_BUSY), Covered()), (*steps, Cover())
         yield (*guards, Busy(_BUSY)), steps
+    for step in found.staged:
+        enough = AtLeast(nest.axes[found.order[0]], step.threads // 2)
+        yield (enough, Covered()), (step, Cover())
     if found.ahead:
         yield (Idle(found.idle), Covered()), (*found.ahead, Cover())
     vector, x = found.vector, nest.axes[found.order[0]]
@@ -328,6 +339,23 @@ def _ahead(
             left -= found[-1].steps * len(body)
             idle = min(idle, _IDLE if len(body) <= _LONG else _IDLE // 4)
     return tuple(found), idle
+
+
+def _staged(function: Function, parallel: Op, axis: int) -> tuple[Stage, ...]:
+    """The loop whose turns have most bytes that all threads of a block read: each of them would
+    read these by itself. Threads that have arrays in registers are too few to wait for that."""
+    lower, upper, _ = map(constant_of, Parallel(parallel).axes[axis])
+    count = WARP * 2 if lower is None or upper is None else int(upper - lower)
+    threads = min(max(1 << (count - 1).bit_length(), WARP), _THREADS_STAGED)
+    found: list[tuple[int, Stage]] = []
+    for name, loop in loops_of(parallel).items():
+        rows, steps = rows_of(function, parallel, axis, loop), _TURNS_STAGED
+        size = bytes_of(rows, 1) // 2
+        while 2 * size * steps > _MOST_STAGED:
+            steps //= 2
+        if size >= _LEAST_STAGED and steps >= _LEAST_AHEAD:
+            found.append((size, Stage(name, steps, threads)))
+    return tuple(step for _, step in sorted(found, key=lambda each: -each[0])[:1])
 
 
 def _streamed(function: Function, found: list[Access]) -> tuple[int, ...]:

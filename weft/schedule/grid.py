@@ -16,6 +16,7 @@ from weft.schedule.language import (
     Privatize,
     Schedule,
     SplitReduction,
+    Stage,
     StreamingStores,
     StripMine,
     UnrollJam,
@@ -189,7 +190,9 @@ def groups(members: int) -> int:
 
 def threads_of(schedule: Schedule) -> int:
     """The most threads that a block has, but for groups of threads."""
-    asked, block = only(schedule, BlockDim), only(schedule, Block)
+    asked, block, staged = only(schedule, BlockDim), only(schedule, Block), only(schedule, Stage)
+    if staged is not None:
+        return staged.threads
     if asked is not None:
         return math.prod(asked.sides)
     return block.x * block.y if block is not None else 1
@@ -287,6 +290,8 @@ def _side_by_side(count: int) -> int:
 def _block(schedule: Schedule, sides: list[int], *, full: bool, processors: int, most: int) -> Dims:
     """Threads along each side: powers of two, unless the kernel's writer said others."""
     asked, usual = only(schedule, BlockDim), only(schedule, Block)
+    if only(schedule, Stage) is not None:
+        return threads_of(schedule), 1, 1
     assert usual is not None
     if asked is not None and len(asked.sides) > 1:
         x, y, z = (*asked.sides, 1, 1)[:3]

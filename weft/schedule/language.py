@@ -137,6 +137,17 @@ class Prefetch:
 
 
 @frozen
+class Stage:
+    """What the ``threads`` of a block, neighbours along x, load alike in turns of the serial
+    ``loop`` is in shared memory, with what follows from it alone. The block loads it together,
+    ``steps`` turns ahead."""
+
+    loop: str
+    steps: int
+    threads: int
+
+
+@frozen
 class Cooperate:
     """``threads`` have an iteration together and share its loops ``loops``: the lanes of a warp, or
     a whole block of at most so many threads. ``columns``: so many such groups stand side by side in
@@ -177,7 +188,7 @@ class StripMine:
 Step = (
     IndexWidth | FastDivision | UnrollJam | Vectorize | Align | Bind | Block | BlockDim | Persist
     | Cover | Privatize | StreamingStores | Cooperate | SplitReduction | Prefetch
-    | Unroll | KeepRow | StripMine
+    | Unroll | Stage | KeepRow | StripMine
 )  # fmt: skip
 Schedule = tuple[Step, ...]
 
@@ -214,6 +225,8 @@ def brief(schedule: Schedule) -> str:
                 words.append(f"split{columns}")
             case Prefetch(steps=steps):
                 words.append(f"ahead{steps}")
+            case Stage(steps=steps, threads=threads):
+                words.append(f"stage{steps}x{threads}")
             case Cooperate(threads=threads, columns=columns):
                 words.append(f"columns{columns}" if columns else f"team{threads}")
             case KeepRow(width=width, vectors=vectors) | StripMine(width=width, vectors=vectors):

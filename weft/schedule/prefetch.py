@@ -31,7 +31,7 @@ def serial_steps(
     serial = loops_of(parallel)
     place = function.body.ops.index(parallel)
     ahead_of = {serial[step.loop]: step.steps for step in steps}
-    work = _Serial(function, {serial[name] for name in unrolled}, ahead_of)
+    work = Serial(function, {serial[name] for name in unrolled}, ahead_of)
     made = work.function(function)
     return made, made.body.ops[place]
 
@@ -78,14 +78,14 @@ def _same_turn(load: Op, other: Op, loop: Op, along: Variation) -> bool:
     return behind and memory(other)[1] == subscripts and any(map(along.slope, subscripts))
 
 
-class _Serial(Rewriter):
+class Serial(Rewriter):
     def __init__(
         self, function: Function, unrolled: Collection[Op], ahead_of: Mapping[Op, int]
     ) -> None:
-        super().__init__(lambda op, rewriter: None, self._around)
+        super().__init__(lambda op, rewriter: None, self.entered)
         self.old, self.unrolled, self.ahead_of = function, unrolled, ahead_of
 
-    def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    def entered(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if op in self.unrolled:
             return written_out(op, rewriter)
         return self._pipelined(op, self.ahead_of[op]) if op in self.ahead_of else None

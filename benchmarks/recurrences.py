@@ -162,7 +162,7 @@ def mamba2_inputs(batch: int, time: int, heads: int, p: int, n: int) -> list[Any
 
 def row(name: str, kernel: weft.Kernel, *args: Any) -> None:
     plain = weft.kernel(schedule={"cuda": "index_width(32)"})(kernel.function)
-    assert torch.equal(kernel(*args), plain(*args))
+    torch.testing.assert_close(kernel(*args), plain(*args), rtol=1e-4, atol=1e-4)
     times = [timed(lambda f=f: f(*args), 0.2) for f in (kernel, plain)]
     print(f"| {name} | {times[0]:.4g} | {times[1]:.4g} |", flush=True)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import weft
+from benchmarks import recurrences
 from examples import (
     bilateral,
     brick_wall,
@@ -29,6 +30,7 @@ from weft.schedule.language import (
     IndexWidth,
     KeepRow,
     Prefetch,
+    Stage,
     UnrollJam,
     only,
     several,
@@ -119,6 +121,21 @@ def test_ptxas_takes_the_gradients_of_the_gallery(name: str) -> None:
             again = jammed and only(schedule, Cover) is None
             most = 512 if name == "bilateral" else 160 if again else 128
             assert use.spill_loads + use.spill_stores <= most
+
+
+@needs_ptxas
+@needs_libdevice
+def test_a_state_stays_in_registers_while_its_rows_are_staged() -> None:
+    (loop,) = weft.compile_for("sm_90", recurrences.rwkv7, *[empty(2, 9, 3, 64)] * 6, 64)
+    ((schedule, _), use), = loop.usage().items()  # fmt: skip
+    assert only(schedule, Stage) == Stage("t", 4, 64)
+    assert use.registers <= 160
+    assert use.shared == 2 * 4 * 5 * 64 * 4
+    assert use.stack == use.spill_loads == use.spill_stores == 0
+    assert (
+        loop.ptx.count("ld.shared.v4") == 5 * 5 * 64 // 4
+    )  # of four turns, and of one that is left
+    assert loop.ptx.count("ex2.approx") == 2 * 2 * 4  # of an element in each turn, and at the end
 
 
 @needs_ptxas

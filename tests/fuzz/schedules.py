@@ -35,6 +35,11 @@ def text_for(random: Random, nest: LoopNest) -> str:
         f"privatize({pick(arrays)})",
         *([f"unroll(({shared}))"] if shared else []),
         *(f"prefetch({loop}, {pick((2, 3, 4, 8))})" for loop in random.sample(loops, bool(loops))),
+        *(
+            f"stage({loop}, {pick((2, 4, 16))}, {pick((32, 64))})"
+            + f"; unroll(({shared}))" * (loop not in shared and random.random() < 0.5)
+            for loop in loops[:3]
+        ),
         f"cooperate(({shared}), {pick((2, 8, 32, 64))}); "
         f"{pick(('keep_row', 'strip_mine'))}({pick((1, 2, 4, 8))}, {pick((1, 2, 5))})",
     ]

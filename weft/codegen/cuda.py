@@ -158,7 +158,7 @@ def usual(facts: Facts) -> Schedule:
     itself."""
     if facts.asked:
         return candidate(facts.candidates[0]).schedule
-    special = (Cooperate, Prefetch, Privatize, Stage, UnrollJam, StreamingStores)
+    special = (Cooperate, Prefetch, Privatize, UnrollJam, StreamingStores)
     found = (candidate(text).schedule for text in facts.candidates)
     return next(s for s in found if not any(isinstance(step, special) for step in s))
 

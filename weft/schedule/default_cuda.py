@@ -73,7 +73,7 @@ from weft.schedule.prefetch import ahead
 from weft.schedule.rows import VECTOR_BYTES, find
 from weft.schedule.shared_loads import UnrollJamCandidates, unroll_jam_candidates
 from weft.schedule.stage import bytes_of, rows_of
-from weft.schedule.unroll import for_registers
+from weft.schedule.unroll import for_registers, size_of
 from weft.values import frozen
 
 MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
@@ -82,7 +82,8 @@ _TURNS_AHEAD, _LEAST_AHEAD = 16, 4  # of a loop, at most and at least
 _MOST_AHEAD = 2048  # operations in the unrolled turns of all loops
 _LONG = 48  # operations of a turn
 _MOST_STAGED, _LEAST_STAGED = 40 << 10, 64  # bytes: of shared memory; that a turn stages
-_TURNS_STAGED, _THREADS_STAGED = 16, 128
+_THREADS_STAGED = 128  # of a block that stages, at most
+_MOST_TURNS = 6144  # operations in the turns of a loop before which others are staged
 _IDLE = 1024  # threads for each multiprocessor, from which on others run while one waits
 _BUSY = 1024  # threads for each multiprocessor, below which none takes several iterations
 
@@ -158,8 +159,7 @@ def picks(function: Function, parallel: Op) -> Picks:
                  _streamed(function, found) if streamed else (),
                  *_ahead(function, parallel, written_out),
                  (Unroll(written_out),) if written_out else (),
-                 _staged(function, parallel, fastest) if written_out and not asked else (),
-    )  # fmt: skip
+                 () if asked else _staged(function, parallel, fastest, written_out))  # fmt: skip
 
 
 # -- candidates
@@ -341,19 +341,26 @@ def _ahead(
     return tuple(found), idle
 
 
-def _staged(function: Function, parallel: Op, axis: int) -> tuple[Stage, ...]:
+def _staged(
+    function: Function, parallel: Op, axis: int, unrolled: Sequence[str]
+) -> tuple[Stage, ...]:
     """The loop whose turns have most bytes that all threads of a block read: each of them would
-    read these by itself. Threads that have arrays in registers are too few to wait for that."""
+    read these by itself, and threads that have arrays in registers are too few to wait for it."""
     lower, upper, _ = map(constant_of, Parallel(parallel).axes[axis])
     count = WARP * 2 if lower is None or upper is None else int(upper - lower)
     threads = min(max(1 << (count - 1).bit_length(), WARP), _THREADS_STAGED)
     found: list[tuple[int, Stage]] = []
-    for name, loop in loops_of(parallel).items():
-        rows, steps = rows_of(function, parallel, axis, loop), _TURNS_STAGED
-        size = bytes_of(rows, 1) // 2
-        while 2 * size * steps > _MOST_STAGED:
+    loops = loops_of(parallel)
+    for name, loop in loops.items() if unrolled else ():
+        rows, steps = rows_of(function, parallel, axis, loop), _TURNS_AHEAD
+        words = sum(row.width * len(row.loads) for row in rows)
+        size = size_of(loop.body, {loops[name] for name in unrolled})
+        while steps > 1 and (
+            bytes_of(rows, steps) > _MOST_STAGED or steps * size > _MOST_TURNS
+            or steps * words > _WORDS_AHEAD * threads
+        ):  # fmt: skip
             steps //= 2
-        if size >= _LEAST_STAGED and steps >= _LEAST_AHEAD:
+        if steps > 1 and (size := bytes_of(rows, 1) // 2) >= _LEAST_STAGED:
             found.append((size, Stage(name, steps, threads)))
     return tuple(step for _, step in sorted(found, key=lambda each: -each[0])[:1])
 

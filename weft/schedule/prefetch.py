@@ -90,6 +90,9 @@ class Serial(Rewriter):
             return written_out(op, rewriter)
         return self._pipelined(op, self.ahead_of[op]) if op in self.ahead_of else None
 
+    def nothing(self, types: Sequence[ScalarType]) -> list[Value]:
+        return [self.constant(0.0 if t.is_float else 0, t) for t in types]
+
     def _pipelined(self, op: Op, steps: int) -> list[Value]:
         loop, loads = For(op), ahead(self.old, op)
         lower, upper, step = map(self.lookup, loop.bounds)
@@ -100,10 +103,9 @@ class Serial(Rewriter):
         some = self.op("arith.cmpi", lower, end, predicate="slt")
         types = [load.result.scalar for _ in range(steps) for load in loads]
 
-        def nothing() -> list[Value]:
-            return [self.constant(0.0 if t.is_float else 0, t) for t in types]
-
-        first = self.either(some, lambda: self._loaded(op, loads, lower, steps), nothing, types)
+        first = self.either(
+            some, lambda: self._loaded(op, loads, lower, steps), lambda: self.nothing(types), types
+        )
         main = self.for_(lower, end, many, [*map(self.lookup, loop.inits), *first])
         main.attrs |= {"unroll": 1}
         main.regions = [block := Block([lower.type, *(v.type for v in main.results)])]

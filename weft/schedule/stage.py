@@ -2,23 +2,25 @@
 
 The threads of a block are neighbours along one parallel index. What a turn of the loop loads at
 places that do not depend on that index, each thread would load, and compute from it, by itself.
-Here the block does so once: its threads share the elements of the next ``steps`` turns, load them
-while they carry out turns in front of these, and store what follows from them (a decay's
-exponential) into one half of a ring, of which the turns read the other half. They wait for each
-other once in ``steps`` turns. The order of all that is computed is what it was, and so is every
-bit.
+Here the block does so once: its threads share the elements of the next ``steps`` turns, and load
+them before they carry out the turns in front of these. Behind these they store what follows from
+them (a decay's exponential) into one half of a ring, and wait for each other; the turns in front
+read the other half. The order of all that is computed is what it was. (Of two products that are
+added, one joins the sum in one operation: which, is LLVM's choice, as it is without this step.)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 
+from weft.ir import writes
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i1, i32, i64, index
-from weft.ir.views import For, constant_of, memory, written_by
+from weft.ir.views import For, constant_of, memory
 from weft.schedule.language import Stage
 from weft.schedule.nest import loops_of
 from weft.schedule.prefetch import Serial, ahead
@@ -29,8 +31,6 @@ from weft.values import mutable
 MOST_BYTES = 48 << 10  # of shared memory that a block has without asking
 _VECTOR = 16  # bytes that rows begin at multiples of
 _HEAVY = {"arith.divf", "arith.remf", "arith.extf"}  # besides mathematics: computed once a block
-_GROUP_OPS = 192  # of the turns between two loads, which hide what these take
-_GROUP_WORDS = 16  # that a thread then has in registers
 
 
 @mutable
@@ -61,13 +61,15 @@ def rows_of(function: Function, parallel: Op, axis: int, loop: Op) -> list[Row]:
     """What ``loop``, directly in an iteration, may stage where neighbours along ``axis`` are the
     threads of a block."""
     everything = list(walk(function.body))
-    written = {memref for op in everything if (memref := written_by(op)) is not None}
+    written = writes.written(everything)
     apart = function.attrs.get("noalias", True) or not written
     if not apart or loop not in parallel.body.ops or constant_of(For(loop).step) != 1:
         return []
     if parallel.attrs["kinds"] or done_once(parallel) is not None:
         return []
     own = {op.result for op in everything if op.name == "memref.alloca"}
+    if writes.loaded(parallel) & written - own:  # threads that do an iteration once more
+        return []
     along = Variation(parallel.body, {parallel.body.args[axis]: 1}, changing=written | own)
     if not along.uniform(*For(loop).bounds):
         return []
@@ -222,8 +224,8 @@ def stage(
 
 
 class _Staging(Serial):
-    """``front``: what stands before the loop over iterations. ``group``: turns between two loads
-    of elements."""
+    """``front``: what stands before the loop over iterations. ``base``: where the elements begin
+    of the turn that is written ``turn`` turns later."""
 
     def __init__(
         self, function: Function, parallel: Op, axis: int, unrolled: Sequence[str], step: Stage
@@ -233,7 +235,8 @@ class _Staging(Serial):
         self.loop, self.step = serial[step.loop], step
         self.rows = rows_of(function, parallel, axis, self.loop)
         self.front = Block()
-        self.filling = False
+        self.filling, self.turn = False, 0
+        self.base: dict[ScalarType, Value] = {}
         self.stands_for = {op: (row, at) for row in self.rows for op, at in row.stands_for.items()}
         self.dead = _unused(self.loop, self.stands_for)
         self.own = [load for load in ahead(function, self.loop)
@@ -246,19 +249,6 @@ class _Staging(Serial):
                 ))
                 for element, size in self.slots.items()
             }  # fmt: skip
-        self.group = self._group()
-
-    def _group(self) -> int:
-        size = sum(math.prod(map(turns, around)) for op, around in _home(self.loop.body, ()))
-        group = 1
-        while 2 * group <= self.step.steps and group * size < _GROUP_OPS:
-            words = sum(
-                -(-2 * group * row.width // self.step.threads) * len(row.loads) for row in self.rows
-            )
-            if words + 2 * group * len(self.own) > _GROUP_WORDS:
-                break
-            group *= 2
-        return group
 
     # -- the walk
 
@@ -277,7 +267,8 @@ class _Staging(Serial):
     def _read(self, op: Op) -> Op:
         """A load of what ``op`` computes."""
         row, loops = self.stands_for[op]
-        place, known, stride = self.base[row.element], row.offset, 1
+        base, stride = self.base[row.element], 1
+        place, known = base, row.offset + self.turn * self.slots[row.element]
         for inner in reversed(loops):
             number, first = self.lookup(For(inner).index), constant_of(For(inner).lower)
             turn = constant_of(number)
@@ -289,7 +280,7 @@ class _Staging(Serial):
                 place = self.addi(place, far)
             stride *= turns(inner)
         attrs: dict[str, int] = {"offset": known}
-        if place is self.base[row.element]:  # rows begin at whole vectors: so does what is in them
+        if place is base:  # rows begin at whole vectors: so does what is in them
             behind = known * row.element.bytes | _VECTOR
             attrs["align"] = behind & -behind
         ring = self.rings[row.element]
@@ -301,141 +292,117 @@ class _Staging(Serial):
     # -- the loop
 
     def _staged(self, op: Op) -> list[Value]:
-        loop, group, steps = For(op), self.group, self.step.steps
+        loop, steps, own = For(op), self.step.steps, self.own
         lower, upper, step = map(self.lookup, loop.bounds)
         self.lower, self.upper = lower, upper
         self.thread = self.op("gpu.thread_id", type=i32, dimension="x")
         if lower.type is index:
             wide = self.op("arith.extui", self.thread, type=i64)
             self.thread = self.op("arith.index_cast", wide, type=index)
-        many = self.number(group, lower)
-        end = upper
-        if group > 1:
-            trips = self.trip_count(lower, upper, step)
-            end = self.addi(lower, self.muli(self.op("arith.floordivsi", trips, many), many))
-        if group < steps:  # all of the first turns but the last ones of them
-            begin = self.for_(lower, self._behind(lower, steps - group), many)
-            begin.attrs |= {"unroll": 1}
-            begin.regions = [block := Block([lower.type])]
-            with self.at(block):
-                self._fill(self._loaded_elements(block.args[0]), block.args[0])
-                self.do("scf.yield")
-        ahead = self._loaded_elements(self._behind(lower, steps - group))
-        types = [load.result.scalar for _ in range(group) for load in self.own]
-
-        def nothing() -> list[Value]:
-            return [self.constant(0.0 if t.is_float else 0, t) for t in types]
-
+        many = self.number(steps, lower)
+        trips = self.trip_count(lower, upper, step)
+        end = self.addi(lower, self.muli(self.op("arith.floordivsi", trips, many), many))
+        types = [load.result.scalar for _ in range(steps) for load in own]
+        waiting = self._loaded_elements(lower)
         some = self.op("arith.cmpi", lower, end, predicate="slt")
-        given = self._either(some, lambda: self._loaded(op, self.own, lower, group), nothing, types)
+        given = self.either(
+            some, lambda: self._loaded(op, own, lower, steps), lambda: self.nothing(types), types
+        )
         inits = list(map(self.lookup, loop.inits))
-        main = self.for_(lower, end, many, [*inits, *ahead, *given])
+        main = self.for_(lower, end, many, [*inits, *waiting, *given])
         main.attrs |= {"unroll": 1}
         main.regions = [block := Block([lower.type, *(v.type for v in main.results)])]
         position, *values = block.args
         position.name = loop.index.name
         carried, values = values[: len(inits)], values[len(inits) :]
-        waiting, given = values[: len(ahead)], values[len(ahead) :]
         with self.at(block):
-            self._fill(waiting, self._behind(position, steps - group))
-            turn = self.op("arith.andi", self.subi(position, lower), self.number(steps - 1, lower))
-            first = self.op("arith.cmpi", turn, self.number(0, lower), predicate="eq")
-            with self.when(first):
-                self.do("gpu.barrier", width=0)
-            ahead = self._loaded_elements(self._behind(position, steps))
+            self._fill(values[: len(waiting)], position)
             next_ = self.addi(position, many)
+            later = self._loaded_elements(next_)
             more = self.op("arith.cmpi", next_, end, predicate="slt")
-            later = self._either(
-                more, lambda: self._loaded(op, self.own, next_, group), lambda: given, types
+            given = values[len(waiting) :]
+            later += self.either(
+                more, lambda: self._loaded(op, own, next_, steps), lambda: given, types
             )
-            for k in range(group):
-                now = self._position(position, k)
-                self._at(now)
-                mine = given[k * len(self.own) : (k + 1) * len(self.own)]
-                carried = self._turn(op, now, carried, self.own, mine)
-            self.do("scf.yield", *carried, *ahead, *later)
-        left, ahead = main.results[: len(inits)], main.results[len(inits) :][: len(ahead)]
-        if group == 1:
-            return left
-        self._fill(ahead, self._behind(end, steps - group))
-        self.do("gpu.barrier", width=0)
+            for self.turn in range(steps):
+                mine = given[self.turn * len(own) : (self.turn + 1) * len(own)]
+                carried = self._turn(op, self._behind(position, self.turn), carried, own, mine)
+            self.do("scf.yield", *carried, *later)
+        left, self.turn = main.results[: len(inits)], 0
+        self._fill(main.results[len(inits) :][: len(waiting)], end)
         rest = self.for_(end, upper, step, left)
         rest.attrs |= {"unroll": 1, "rare": True}
         rest.regions = [block := Block([lower.type, *(v.type for v in left)])]
         with self.at(block):
-            self._at(block.args[0])
+            self.base = self._slot(block.args[0])
             self.do("scf.yield", *self.inline(op.body, block.args))
         return list(rest.results)
 
     def _behind(self, position: Value, steps: int) -> Value:
         return self.addi(position, self.number(steps, position)) if steps else position
 
-    def _at(self, position: Value) -> None:
-        """What is read next is of the turn at ``position``."""
-        self.base = {element: self._slot(position, element) for element in self.rings}
-
-    def _slot(self, position: Value, element: ScalarType) -> Value:
-        """Where the elements of a turn begin."""
+    def _slot(self, position: Value) -> dict[ScalarType, Value]:
+        """Where the elements of the turn at ``position`` begin."""
         turn = self.subi(position, self.lower)
         place = self.op("arith.andi", turn, self.number(2 * self.step.steps - 1, turn))
-        return self.muli(place, self.number(self.slots[element], turn))
+        return {element: self.muli(place, self.number(size, place))
+                for element, size in self.slots.items()}  # fmt: skip
 
     # -- elements
 
-    def _elements(self) -> Iterator[tuple[list[Row], int, Value, Value, Value | None]]:
-        """Rows of one width, and which of their elements the thread has: how often it has one, its
-        turn in the group, its place in the row, and whether there is one, where that is a
-        question. (Operations are made on the way.)"""
-        threads = self.step.threads
+    def _elements(self) -> Iterator[tuple[list[Row], Value, Value, Value | None]]:
+        """Rows of one width, and of the thread's elements of them one after the other: its turn,
+        its place in the row, and whether there is one, where that is a question. (Operations are
+        made on the way.)"""
+        threads, steps = self.step.threads, self.step.steps
         for width in dict.fromkeys(row.width for row in self.rows):
             rows = [row for row in self.rows if row.width == width]
-            for k in range(-(-self.group * width // threads)):
-                number = self._behind(self.thread, k * threads)
+            for k in range(0, steps * width, threads):
+                number = self._behind(self.thread, k)
                 across = self.number(width, number)
                 if width % threads == 0:
-                    turn = self.number(k * threads // width, number)
-                    place = self._behind(self.thread, k * threads % width)
-                elif self.group == 1:
-                    turn, place = self.number(0, number), number
+                    turn = self.number(k // width, number)
+                    place = self._behind(self.thread, k % width)
                 else:
                     turn = self.op("arith.divui", number, across)
                     place = self.op("arith.remui", number, across)
                 there = None
-                if (k + 1) * threads > self.group * width:
-                    most = self.number(self.group * width, number)
+                if k + threads > steps * width:
+                    most = self.number(steps * width, number)
                     there = self.op("arith.cmpi", number, most, predicate="slt")
-                yield rows, k, turn, place, there
+                yield rows, turn, place, there
 
     def _loaded_elements(self, first: Value) -> list[Value]:
-        """What the thread loads for the group of turns from the one at ``first``."""
+        """What the thread loads for the turns from the one at ``first``."""
         found: list[Value] = []
-        for rows, _, turn, place, there in self._elements():
+        for rows, turn, place, there in self._elements():
             types = [load.result.scalar for row in rows for load in row.loads]
             position = self.addi(first, turn)
 
             def loaded(rows: list[Row] = rows, place: Value = place, t: Value = position):
                 return [v for row in rows for v in self._computed(row, row.first, t, place)]
 
-            def nothing(types: list[ScalarType] = types) -> list[Value]:
-                return [self.constant(0.0 if t.is_float else 0, t) for t in types]
-
-            found += self._either(self._before_end(position, there), loaded, nothing, types)
+            found += self.either(
+                self._before_end(position, there), loaded, partial(self.nothing, types), types
+            )
         return found
 
     def _fill(self, loaded: Sequence[Value], first: Value) -> None:
-        """Puts what follows from elements that were loaded so into shared memory."""
-        left = iter(loaded)
-        for rows, _, turn, place, there in self._elements():
+        """Puts what follows from elements that were loaded so into shared memory, from where the
+        turn at ``first`` reads them when all threads have done so."""
+        left, self.base = iter(loaded), self._slot(first)
+        for rows, turn, place, there in self._elements():
             position = self.addi(first, turn)
             given = [[next(left) for _ in row.loads] for row in rows]
             with self.when(self._before_end(position, there)):
                 for row, values in zip(rows, given, strict=True):
                     self.replacement.update(zip((o.result for o in row.loads), values, strict=True))
                     self._computed(row, row.then, position, place)
-                    value = self.lookup(row.root.result)
-                    at = self.addi(self._slot(position, row.element), place)
-                    store = self.store(value, self.rings[row.element], [at])
-                    store.attrs["offset"] = row.offset
+                    value, base = self.lookup(row.root.result), self.base[row.element]
+                    behind = self.muli(turn, self.number(self.slots[row.element], turn))
+                    at = self.addi(self.addi(base, behind), place)
+                    self.store(value, self.rings[row.element], [at]).attrs["offset"] = row.offset
+        self.do("gpu.barrier", width=0)
 
     def _before_end(self, position: Value, there: Value | None) -> Value:
         before = self.op("arith.cmpi", position, self.upper, predicate="slt")

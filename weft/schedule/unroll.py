@@ -52,7 +52,7 @@ def for_registers(parallel: Op) -> tuple[str, ...]:
             continue
         left -= elements
         found |= {names[v][1]: names[v][0] for v in indices}
-    if _size(parallel.body, found) > _MOST_OPS:
+    if size_of(parallel.body, found) > _MOST_OPS:
         return ()
     return tuple(name for name in loops_of(parallel) if name in found.values())
 
@@ -71,10 +71,10 @@ def _leaves(op: Op, array: Value, known: Mapping[Value, object]) -> list[Value]:
     return found
 
 
-def _size(block: Block, unrolled: Collection[Op]) -> int:
+def size_of(block: Block, unrolled: Collection[Op]) -> int:
     """How many operations ``block`` has when these loops are written out."""
     return sum(
-        1 + sum(_size(region, unrolled) for region in op.regions)
+        1 + sum(size_of(region, unrolled) for region in op.regions)
         * (turns(op) if op in unrolled else 1)
         for op in block.ops
     )  # fmt: skip

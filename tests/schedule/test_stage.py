@@ -1,0 +1,205 @@
+"""What a block's threads read alike: the same bits, in shared memory; what is refused, and why."""
+
+from __future__ import annotations
+
+import math
+import os
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from tests.cuda.emulator import EmulatedCall, emulated
+from tests.fuzz import check as fuzz
+from tests.fuzz import staged
+from tests.fuzz.check import function as function_of
+from tests.fuzz.schedules import loops_of
+from weft.codegen import cuda
+from weft.errors import ScheduleError
+from weft.ir.core import Function, Op
+from weft.schedule.language import Stage, only, parse, show
+from weft.schedule.nest import loops_of as serial_of
+from weft.schedule.stage import rows_of
+
+COUNT = int(os.environ.get("WEFT_FUZZ_STAGED", "12"))
+
+
+@weft.kernel
+def state(
+    w: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, K: weft.template()  # type: ignore[valid-type]
+) -> torch.Tensor:  # fmt: skip
+    """A state of K numbers for each (b, i), which decays by what the turn's row says. ``w``, ``k``
+    (B, T, K), ``v`` (B, T, N), ``g`` (B, T)."""
+    B, T, N = v.shape
+    out = torch.empty_like(v)
+    for b, i in weft.ndrange(B, N):
+        s = weft.zeros(K)
+        for t in range(T):
+            known = 0.0
+            for j in range(K):
+                known += s[j] * k[b, t, j]
+            for j in range(K):
+                s[j] = s[j] * math.exp(-math.exp(w[b, t, j])) + v[b, t, i] * k[b, t, j] * g[b, t]
+            out[b, t, i] = known + s[0]
+    return out
+
+
+def inputs(time: int, size: int, width: int) -> list[Any]:
+    shapes = (2, time, size), (2, time, size), (2, time, width), (2, time)
+    return [*(torch.randn(shape) for shape in shapes), size]
+
+
+def lowered(kernel: weft.Kernel, *args: Any) -> tuple[Function, Op]:
+    (function,) = loops_of(kernel, list(args))
+    function.attrs["noalias"] = True
+    parallel = cuda.outermost(function, noalias=True)
+    assert parallel is not None
+    return function, parallel
+
+
+def test_what_depends_on_the_turn_alone_is_computed_once() -> None:
+    function, parallel = lowered(state, *inputs(3, 4, 5))
+    found = rows_of(function, parallel, 1, serial_of(parallel)["t"])
+    assert sorted((row.root.name, row.width, len(row.stands_for)) for row in found) == [
+        ("math.exp", 4, 1),  # not w, which nothing else asks for
+        ("memref.load", 1, 1), ("memref.load", 4, 2),  # g; k in both loops
+    ]  # fmt: skip
+    assert rows_of(function, parallel, 0, serial_of(parallel)["t"]) == []  # b tells rows apart
+
+
+@pytest.fixture
+def interpreted() -> Any:
+    EmulatedCall.interpreted = True
+    yield
+    EmulatedCall.interpreted = False
+
+
+@pytest.mark.parametrize("text", [
+    "stage(t, 8, 32)", "unroll((j, j_)); stage(t, 4, 32)", "stage(t, 2, 64); index_width(64)",
+    "unroll((j)); stage(t, 16, 32); bind(i, x)",
+])  # fmt: skip
+@pytest.mark.parametrize("time", [0, 1, 7, 16, 37])
+def test_bits_are_kept(time: int, text: str) -> None:
+    plain = weft.kernel(schedule={"cuda": "index_width(32)"})(state.function)
+    kernel = weft.kernel(schedule={"cuda": text})(state.function)
+    for size, width in ((4, 33), (40, 5)):
+        args = inputs(time, size, width)
+        EmulatedCall.seen.clear()
+        found = emulated(kernel)(*args)
+        assert [only(s, Stage) for s in EmulatedCall.seen] == [only(parse(text), Stage)]
+        assert torch.equal(found, emulated(plain)(*args))
+
+
+@pytest.mark.parametrize("text", ["stage(t, 2, 32)", "unroll((j, j_)); stage(t, 4, 64)"])
+@pytest.mark.parametrize("time", [1, 5, 11])
+def test_threads_wait_for_each_other(time: int, text: str, interpreted: None) -> None:
+    kernel = weft.kernel(schedule={"cuda": text})(state.function)
+    args = inputs(time, 3, 5)
+    torch.testing.assert_close(emulated(kernel)(*args), state(*args))
+
+
+def test_it_is_chosen_where_threads_have_arrays_and_rows_are_long() -> None:
+    def taken(time: int, size: int, width: int) -> Stage | None:
+        args = [arg.to("meta") if isinstance(arg, torch.Tensor) else arg
+                for arg in inputs(time, size, width)]  # fmt: skip
+        (row,) = state.schedules(*args, device="cuda").taken
+        return only(parse(row.schedule), Stage)
+
+    assert taken(9, 16, 64) == Stage("t", 16, 64)
+    assert taken(9, 64, 200) == Stage("t", 4, 64)
+    assert taken(9, 4, 64) is None  # a turn reads nine numbers
+    assert taken(9, 16, 31) is None  # half of the threads would have nothing to do
+
+
+# Bodies of a loop `for t in range(T)`, with a local array `s` and the parallel index `i`.
+BODIES = {
+    "what the loop writes, too": "s[0] += x[t, 0]; out[i, t] = out[i, t] + s[0]",
+    "its own row": "for j in range(4):\n    s[j] += x[i, j + t]\nout[i, t] = s[0]",
+    "a branch": "if x[i, t] > 0:\n    s[1] += x[t, 0]\nout[i, t] = s[1]",
+    "a place that data picks": "s[1] += x[int(s[0]) % 3, 0]; out[i, t] = s[1]",
+}
+REFUSED = {
+    "stage(t, 3, 64)": "turns are a power of two, 2 to 64, threads 32 to 1024",
+    "stage(t, 8, 16)": "turns are a power of two, 2 to 64, threads 32 to 1024",
+    "stage(j, 8, 64)": "no turn of `j` loads what neighbours along `i` load too",
+    "stage(t, 8, 64); bind(b, x)": "no turn of `t` loads what neighbours along `b` load too",
+    "stage(t, 8, 64); stage(j, 8, 64)": "one loop is staged",
+    "stage(t, 8, 64); unroll_jam(i, 2)": "it does not go with `unroll_jam(i, 2)`",
+    "stage(t, 8, 64); cooperate((j), 32)": "it does not go with `cooperate((j), 32)`",
+    "stage(u, 8, 64)": "there is no loop `u`",
+    "stage(t, 64, 64)": "it takes 63488 bytes of shared memory, 49152 are there",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_a_loop_does_not_allow_is_said(text: str) -> None:
+    kernel = weft.kernel(schedule={"cuda": text})(state.function)
+    with pytest.raises(ScheduleError) as raised:
+        emulated(kernel)(*inputs(3, 60, 5))
+    assert REFUSED[text] in str(raised.value)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_is_not_staged(name: str) -> None:
+    lines = "\n".join(
+        "            " + line for line in BODIES[name].replace("; ", "\n").splitlines()
+    )
+    kernel = weft.kernel(function_of(
+        "def kernel(x: torch.Tensor, out: torch.Tensor):\n    for i in range(out.shape[0]):\n"
+        f"        s = weft.zeros(4)\n        for t in range(out.shape[1]):\n{lines}\n"
+    ))  # fmt: skip
+    function, parallel = lowered(kernel, torch.rand(9, 9), torch.rand(3, 5))
+    assert rows_of(function, parallel, 0, serial_of(parallel)["t"]) == []
+
+
+@weft.kernel
+def checked(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(out.shape[0]):
+        s = 0.0
+        for t in range(x.shape[0]):
+            assert x[t] > 0
+            s += x[t] * out.shape[0]
+        out[i] = s
+
+
+def test_checks_are_named() -> None:
+    kernel = weft.kernel(schedule={"cuda": "stage(t, 8, 64)"})(checked.function)
+    with pytest.raises(ScheduleError) as raised:
+        emulated(kernel)(torch.rand(4), torch.rand(3))
+    assert "threads beyond the last iteration along `i` would do what is to be done once" in str(
+        raised.value
+    )
+
+
+@pytest.mark.parametrize("seed", range(COUNT))
+def test_random_kernels(seed: int) -> None:
+    random = Random(seed)
+
+    def call(
+        kernel: weft.Kernel, options: dict[str, bool], tensors: list[torch.Tensor], *rest: Any
+    ) -> Any:
+        made = weft.kernel(strict_math=options["strict_math"])(kernel.function)
+        (function,) = loops_of(made, tensors, *rest)
+        parallel = cuda.outermost(function, noalias=True)
+        assert parallel is not None
+        inner = ", ".join(name for name in serial_of(parallel) if name[0] == "j")
+        text = f"stage(t, {random.choice((2, 4, 16))}, {random.choice((32, 64))})"
+        text += f"; unroll(({inner}))" if random.random() < 0.5 and inner else ""
+        try:
+            cuda.analyse(function, noalias=True, strict_math=False, asked=text)
+            made.schedule("cuda", text)
+        except ScheduleError:
+            pass
+        EmulatedCall.interpreted = random.random() < 0.25
+        try:
+            return emulated(made)(*tensors, *rest)
+        finally:
+            EmulatedCall.interpreted = False
+
+    fuzz.check(Random(9000 + seed), call, staged.kernel)
+
+
+def test_its_text_is_read_back() -> None:
+    assert show(parse("stage(t, 16, 64)")) == "stage(t, 16, 64)"

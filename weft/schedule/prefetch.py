@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, slice_of, walk
 from weft.ir.ops import OPS
+from weft.ir.types import ScalarType
 from weft.ir.views import For, memory, written_by
 from weft.schedule.language import Prefetch
 from weft.schedule.nest import loops_of

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import field
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from weft.errors import SourceUnavailableError, Span
@@ -145,6 +145,31 @@ def enclosed(tree: ast.stmt, function: Callable[..., Any]) -> ast.Module:
     return ast.fix_missing_locations(ast.Module([outer], []))
 
 
+def _compiled(tree: ast.stmt, function: Callable[..., Any], name: str) -> list[CodeType]:
+    """The code objects called ``name`` in what Python makes of ``tree`` where ``function`` is."""
+    code: CodeType = function.__code__  # type: ignore[attr-defined]
+    flags = code.co_flags & FUTURE
+    made = compile(enclosed(tree, function), code.co_filename, "exec", flags, dont_inherit=True)
+    return [c for c in codes(made) if c.co_name == name]
+
+
+def recompiled(
+    tree: ast.FunctionDef, function: Callable[..., Any], globals: dict[str, Any],
+    convert: Callable[[CellType], CellType] = lambda cell: cell,
+) -> FunctionType:  # fmt: skip
+    """``tree``, by a name that it does not read, as a function with the closure, defaults, names
+    and place of ``function``. ``convert``: what becomes of each cell of the closure."""
+    own: CodeType = function.__code__  # type: ignore[attr-defined]
+    code = _compiled(tree, function, tree.name)[0]
+    code = code.replace(co_name=own.co_name, co_qualname=own.co_qualname)
+    cells = dict(zip(own.co_freevars, function.__closure__ or (), strict=True))  # type: ignore[attr-defined]
+    closure = tuple(convert(cells[name]) for name in code.co_freevars)
+    made = FunctionType(code, globals, function.__name__, function.__defaults__, closure)  # type: ignore[attr-defined]
+    for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__"):
+        setattr(made, name, getattr(function, name))
+    return made
+
+
 _COMPILED = "__weft_compiled__"
 
 
@@ -157,15 +182,11 @@ def _is_source_of(tree: ast.FunctionDef | ast.Lambda, function: Callable[..., An
     if isinstance(bare, ast.FunctionDef):  # not by its name, which its body may read
         bare.name, bare.decorator_list, bare.returns = _COMPILED, [], None
     statement = bare if isinstance(bare, ast.FunctionDef) else ast.Expr(bare)
+    name = getattr(bare, "name", "<lambda>")
     try:
-        module = enclosed(ast.copy_location(statement, tree), function)
-        compiled = compile(
-            module, code.co_filename, "exec", flags=code.co_flags & FUTURE, dont_inherit=True
-        )
+        made = _compiled(ast.copy_location(statement, tree), function, name)
     except SyntaxError:  # it needs more of what is around it
         return True
-    name = getattr(bare, "name", "<lambda>")
-    made = [c for c in _codes(compiled) if c.co_name == name]
     if not made or any(_facts(c) == _facts(code) for c in made):
         return True
     loader = getattr(function, "__globals__", {}).get("__loader__")
@@ -178,12 +199,12 @@ def _is_source_of(tree: ast.FunctionDef | ast.Lambda, function: Callable[..., An
     return older and any(_words(c) <= _words(code) for c in made)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes(code: CodeType) -> Iterator[CodeType]:
     """The code objects inside of ``code``, outermost first."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
-            yield from _codes(constant)
+            yield from codes(constant)
 
 
 def _facts(code: CodeType) -> tuple[object, ...]:
@@ -218,7 +239,7 @@ def _words(code: CodeType) -> set[object]:
     """The names and constants of a function and of those inside of it."""
     found: set[object] = {*code.co_names, *code.co_varnames, *code.co_freevars}
     found |= {(type(c), repr(c)) for c in code.co_consts if not isinstance(c, CodeType)}
-    return found.union(*map(_words, _codes(code)))
+    return found.union(*map(_words, codes(code)))
 
 
 def _mangle(tree: ast.AST, code: CodeType) -> None:

@@ -33,7 +33,7 @@ from weft.frontend.names import (
 )
 from weft.frontend.overwrites import Order
 from weft.frontend.parameters import Parameter, is_clamped, parameters
-from weft.source import FUTURE, FunctionSource, Span, enclosed
+from weft.source import FunctionSource, Span, recompiled
 from weft.values import frozen, mutable
 
 STEP = "__weft_step__"  # the host function's check of a step that is computed
@@ -443,30 +443,6 @@ def _host_function(
     for argument in ast.walk(arguments):
         if isinstance(argument, ast.arg):
             argument.annotation = None
-    code: types.CodeType = function.__code__
-    compiled = compile(
-        enclosed(tree, function), source.file, "exec", flags=code.co_flags & FUTURE,
-        dont_inherit=True,
-    )  # fmt: skip
-    found = _find_code(compiled, _HOST).replace(co_name=code.co_name, co_qualname=code.co_qualname)
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    made = types.FunctionType(
-        found, function.__globals__, function.__name__, function.__defaults__,
-        tuple(cells[name] for name in found.co_freevars),
-    )  # fmt: skip
+    made = recompiled(tree, function, function.__globals__)
     made.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **hidden}
-    made.__qualname__, made.__module__ = function.__qualname__, function.__module__
-    made.__doc__ = function.__doc__
     return made
-
-
-def _find_code(code: types.CodeType, name: str) -> types.CodeType:
-    """The code object called ``name`` whose first parameter is the launchers."""
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            if constant.co_name == name and constant.co_varnames[:1] == (LAUNCHERS,):
-                return constant
-            found = _find_code(constant, name)
-            if found is not code and found.co_varnames[:1] == (LAUNCHERS,):
-                return found
-    return code

@@ -22,7 +22,7 @@ import torch
 from weft.errors import SourceUnavailableError
 from weft.frontend.names import KNOWN_MODULES, MISSING, Scope, dotted, root_name
 from weft.lang.dtypes import DType
-from weft.source import FunctionSource, read_function
+from weft.source import FunctionSource, codes, read_function
 
 # Types of values that the host part may take from around it and turn into a size or a dtype.
 # Not float: sizes are seldom made of one, and a number that changes at each step often is one.
@@ -89,22 +89,14 @@ def deciding(
     found = {dotted(c): c for c in names if isinstance(scope.resolve(c), DECIDING)}
     items = "".join(f"{name}, " for name in found)
     outer = f"def outer({', '.join(code.co_freevars)}):\n def deciding(): return ({items})\n"
-    (inner,) = _codes(compile(outer, "<weft deciding>", "exec"), "deciding")
+    made = compile(outer, "<weft deciding>", "exec")
+    inner = next(code for code in codes(made) if code.co_name == "deciding")
     cells = tuple(scope.cells[name] for name in inner.co_freevars)
     return types.FunctionType(inner, function.__globals__, closure=cells)
 
 
-def _codes(code: types.CodeType, name: str) -> Iterator[types.CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            if constant.co_name == name:
-                yield constant
-            yield from _codes(constant, name)
-
-
 def _global_names(code: types.CodeType) -> set[str]:
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return set(code.co_names).union(*map(_global_names, inner))
+    return {name for c in (code, *codes(code)) for name in c.co_names}
 
 
 def _read(function: Callable[..., Any], tree: ast.FunctionDef, found: dict[int, str]) -> None:

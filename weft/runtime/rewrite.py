@@ -13,9 +13,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weft.errors import InternalError
 from weft.lang.numbers import copied
-from weft.source import FunctionSource
+from weft.source import FunctionSource, recompiled
 
 LOOP = "__weft_loop__"
 CAST = "__weft_cast__"
@@ -80,37 +79,12 @@ def instrument(
     tree = copy.deepcopy(source.tree)
     tree.name, tree.decorator_list = _FUNCTION, []
     tree.body = [_Instrument().visit(statement) for statement in tree.body]
-    free = function.__code__.co_freevars
-    # Compiled inside a function that owns the closed-over names; only the inner code is used.
-    arguments = [ast.arg(name) for name in free]
-    outer = ast.FunctionDef(
-        "__weft_outer__",
-        ast.arguments([], arguments, None, [], [], None, []),
-        [tree],
-        [],
-    )
-    module = ast.fix_missing_locations(ast.Module([outer], []))
-    code = _code(_code(compile(module, source.file, "exec"), "__weft_outer__"), _FUNCTION)
-    own = function.__code__
-    code = code.replace(co_name=own.co_name, co_qualname=own.co_qualname)
-    cells = dict(zip(free, function.__closure__ or (), strict=True))
-    closure = tuple(_converted(cells[name], convert) for name in code.co_freevars)
     visible = {name: convert(value) for name, value in function.__globals__.items()}
-    made = types.FunctionType(
-        code, {**visible, COPY: copied, **hidden}, function.__name__, function.__defaults__, closure
+    made = recompiled(
+        tree, function, {**visible, COPY: copied, **hidden}, lambda cell: _converted(cell, convert)
     )
-    made.__kwdefaults__ = function.__kwdefaults__
     made.__annotations__ = function.__annotations__
-    made.__qualname__ = function.__qualname__
-    made.__module__ = function.__module__
     return made
-
-
-def _code(code: types.CodeType, name: str) -> types.CodeType:
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType) and constant.co_name == name:
-            return constant
-    raise InternalError(f"no code named {name} in what was compiled for interpretation")
 
 
 def _converted(cell: types.CellType, convert: Callable[[Any], Any]) -> types.CellType:

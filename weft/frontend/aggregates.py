@@ -114,6 +114,15 @@ def compare(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Op
     return elementwise(lambda x, y: cx.scalars.compare(symbol, x, y, span), [a, b], span)
 
 
+def both(cx: Lowering, a: Operand, b: Operand, span: Span) -> Operand:
+    """Whether two conditions hold, as far as that is known."""
+    if isinstance(a, Static):
+        return b if a.value else a
+    if isinstance(b, Static):
+        return a if b.value else b
+    return binary(cx, "&", a, b, span)
+
+
 def unary(cx: Lowering, op: ast.unaryop, x: Vec, span: Span) -> Operand:
     if isinstance(op, ast.USub):
         return elementwise(lambda v: cx.scalars.negate(v, span), [x], span)
@@ -250,12 +259,7 @@ def replace(cx: Lowering, x: Vec, node: ast.expr, value: Operand, span: Span) ->
                 same: Operand = Static(position.value % extent == k)
             else:
                 same = cx.scalars.compare("==", position, Static(k), span)
-            if isinstance(condition, Static):
-                condition = same if condition.value else condition
-            elif isinstance(same, Static):
-                condition = condition if same.value else same
-            else:
-                condition = cx.scalars.binary("&", condition, same, span)
+            condition = both(cx, condition, same, span)
         if isinstance(condition, Static):
             items[place] = new if condition.value else items[place]
         else:

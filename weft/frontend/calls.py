@@ -10,6 +10,7 @@ import ast
 import contextlib
 import functools
 import inspect
+import itertools
 import math
 import types
 from collections.abc import Sequence
@@ -166,10 +167,10 @@ def _inlined(cx: Lowering, node: ast.Call, function: Static, span: Span) -> Oper
             help=help + uncallable.host_loop(cx),
         )  # fmt: skip
     if (target.__module__ or "").partition(".")[0] not in KNOWN_MODULES:
-        cx.guards.append(Guard(target, "__code__", target.__code__))
+        read = ["__code__"]
         if target.__defaults__ or target.__kwdefaults__:
-            cx.guards.append(Guard(target, "__defaults__", target.__defaults__))
-            cx.guards.append(Guard(target, "__kwdefaults__", target.__kwdefaults__))
+            read += ["__defaults__", "__kwdefaults__"]
+        cx.guards += [Guard(target, name, getattr(target, name)) for name in read]
     arguments = [*receiver, *arguments]
     named |= _keywords(cx, node)
     signature = inspect.signature(target, follow_wrapped=False)
@@ -292,8 +293,8 @@ def _static(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     if isinstance(x, Range) and all(isinstance(v, Static) for v in (x.lower, x.upper, x.step)):
         return Static(range(x.lower.value, x.upper.value, x.step.value))  # type: ignore[union-attr]
     if isinstance(x, Box) and all(isinstance(v, Static) for pair in x.bounds for v in pair):
-        pairs = [(low.value, high.value) for low, high in x.bounds]
-        return Static(tuple(_product(pairs)))
+        ranges = [range(low.value, high.value) for low, high in x.bounds]  # type: ignore[union-attr]
+        return Static(tuple(itertools.product(*ranges) if len(ranges) > 1 else ranges[0]))
     if isinstance(x, (Static, Tup, Vec)):
         return x
     raise KernelTypeError(
@@ -301,13 +302,6 @@ def _static(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         span,
         help="constants, template() arguments, and shapes of local arrays are known",
     )
-
-
-def _product(pairs: list[tuple[int, int]]) -> list[Any]:
-    rows: list[Any] = [()]
-    for low, high in pairs:
-        rows = [(*row, k) for row in rows for k in range(low, high)]
-    return [row[0] for row in rows] if len(pairs) == 1 else rows
 
 
 def _serial(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:

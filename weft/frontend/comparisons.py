@@ -20,20 +20,11 @@ _ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator
 def compare(cx: Lowering, node: ast.Compare) -> Operand:
     span = cx.span(node)
     left = cx.expression(node.left)
-    result: Operand | None = None
+    result: Operand = Static(True)
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         right = cx.expression(right_node)
-        one = _comparison(cx, op, left, right, span)
-        if result is None:
-            result = one
-        elif isinstance(result, Static) or isinstance(one, Static):
-            both = (result, one)
-            known = next(x for x in both if isinstance(x, Static))
-            result = next(x for x in both if x is not known) if known.value else Static(False)
-        else:
-            result = expressions.binary(cx, "&", result, one, span)
+        result = aggregates.both(cx, result, _comparison(cx, op, left, right, span), span)
         left = right
-    assert result is not None
     return result
 
 
@@ -106,12 +97,7 @@ def _tuples(
     result: Operand = Static(len(left) == len(right))
     for a, b in zip(left, right, strict=False):
         equal = _comparison(cx, ast.Eq(), a, b, span)
-        if isinstance(result, Static):
-            result = equal if result.value else result
-        elif isinstance(equal, Static):
-            result = result if equal.value else equal
-        else:
-            result = expressions.binary(cx, "&", result, equal, span)
+        result = aggregates.both(cx, result, equal, span)
     assert isinstance(result, Static | Scalar)
     return result if symbol == "==" else cx.scalars.negation(result, span)
 

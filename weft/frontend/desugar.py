@@ -16,10 +16,12 @@ import ast
 import copy
 import itertools
 from dataclasses import field
+from typing import TypeVar
 
 from weft.values import mutable
 
 RETURN_VALUE = ".value"
+Node = TypeVar("Node", bound=ast.stmt)
 
 
 @mutable
@@ -65,8 +67,8 @@ def _result(node: ast.Return, valued: bool) -> list[ast.stmt]:
     """What a Return statement leaves to be done, besides leaving."""
     value = node.value or ast.copy_location(ast.Constant(None), node)
     if valued:
-        return [_at(ast.Assign([ast.Name(RETURN_VALUE, ast.Store())], value), node)]
-    return [] if _nothing(value) else [_at(ast.Expr(value), node)]
+        return [placed(ast.Assign([ast.Name(RETURN_VALUE, ast.Store())], value), node)]
+    return [] if _nothing(value) else [placed(ast.Expr(value), node)]
 
 
 def jumps(node: ast.AST) -> set[type]:
@@ -116,17 +118,19 @@ def _broken_off(loop: ast.While) -> bool:
 
 def _set(name: str, value: bool, at: ast.AST) -> ast.stmt:
     target = ast.Name(name, ast.Store())
-    return _at(ast.Assign([target], ast.Constant(value)), at)
+    return placed(ast.Assign([target], ast.Constant(value)), at)
 
 
-def _unless(flag: str, body: list[ast.stmt], at: ast.AST) -> ast.stmt:
+def unless(flag: str, body: list[ast.stmt], at: ast.AST) -> ast.If:
+    """``body`` where ``flag`` is not set."""
     test = ast.UnaryOp(ast.Not(), ast.Name(flag, ast.Load()))
-    node = _at(ast.If(test, body, []), at)
+    node = placed(ast.If(test, body, []), at)
     node.weft_guard = True  # type: ignore[attr-defined]
     return node
 
 
-def _at(node: ast.stmt, at: ast.AST) -> ast.stmt:
+def placed(node: Node, at: ast.AST) -> Node:
+    """``node``, whose parts that have no place get that of ``at``."""
     for child in ast.walk(node):
         if isinstance(child, (ast.stmt, ast.expr)) and not hasattr(child, "lineno"):
             ast.copy_location(child, at)
@@ -194,7 +198,7 @@ def _branch(
     new.orelse = _flagged(node.orelse, flag, scope, function)
     return [
         new,
-        _unless(
+        unless(
             flag, _statements(rest, scope, function) or [ast.copy_location(ast.Pass(), node)], node
         ),
     ]
@@ -215,7 +219,7 @@ def _flagged(
             new.orelse = _flagged(node.orelse, flag, scope, function)
             result.append(new)
             if rest:
-                result.append(_unless(flag, _flagged(rest, flag, scope, function), node))
+                result.append(unless(flag, _flagged(rest, flag, scope, function), node))
             return result
         if isinstance(node, (ast.For, ast.While)):
             result.append(_loop(node, scope, function))
@@ -225,9 +229,9 @@ def _flagged(
                 if scope.in_loop:
                     leave.append(_set(_broken(scope, node), True, node))
                 returned = ast.Name(_returned(function), ast.Load())
-                result.append(_at(ast.If(returned, leave, []), node))
+                result.append(placed(ast.If(returned, leave, []), node))
                 if rest:
-                    result.append(_unless(flag, _flagged(rest, flag, scope, function), node))
+                    result.append(unless(flag, _flagged(rest, flag, scope, function), node))
                 return result
             continue
         result.append(_quiet(node, scope, function))
@@ -242,12 +246,12 @@ def _after_return(
     flag = _returned(function)
     result: list[ast.stmt] = []
     if scope.in_loop:
-        leave = _at(
+        leave = placed(
             ast.If(ast.Name(flag, ast.Load()), [_set(_broken(scope, at), True, at)], []), at
         )
         result.append(leave)
     if rest:
-        result.append(_unless(flag, _statements(rest, scope, function), at))
+        result.append(unless(flag, _statements(rest, scope, function), at))
     return result
 
 

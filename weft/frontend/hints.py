@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable
 
 from weft.errors import KernelSyntaxError
-from weft.frontend.names import Scope, statement_lists
+from weft.frontend.names import Scope, parameter_names, statement_lists
 from weft.source import FunctionSource
 
 HOST_LOOPS = ("serial", "static")
@@ -33,10 +33,8 @@ def configured(loop: ast.For, option: str) -> ast.expr | None:
 def configured_loops(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
     """The function with its ``loop_config`` calls carried out. Raises ``KernelSyntaxError``."""
     tree = source.tree
-    arguments = tree.args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     new = copy.copy(tree)
-    new.body = _Hints(source, scope, frozenset(a.arg for a in every)).block(tree.body)
+    new.body = _Hints(source, scope, frozenset(parameter_names(tree.args))).block(tree.body)
     return new
 
 

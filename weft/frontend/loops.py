@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import casts, elements, expressions, statements
 from weft.frontend.context import STATEMENTS, Lowering
-from weft.frontend.desugar import RETURN_VALUE
+from weft.frontend.desugar import RETURN_VALUE, unless
 from weft.frontend.kinds import (
     Box,
     Kind,
@@ -337,12 +337,8 @@ def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
             cx.bind(node.target, item, span)
             cx.block(node.body)
             continue
-        keep = ast.copy_location(ast.Name(flag, ast.Load()), node)
-        test = ast.copy_location(ast.UnaryOp(ast.Not(), keep), node)
-        guarded = ast.copy_location(ast.If(test, node.body, []), node)
-        guarded.weft_guard = True  # type: ignore[attr-defined]
         cx.bind(node.target, item, span)
-        statements.branch(cx, guarded)
+        statements.branch(cx, unless(flag, node.body, node))
 
 
 def while_loop(cx: Lowering, node: ast.While) -> None:

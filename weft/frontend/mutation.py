@@ -29,7 +29,7 @@ from weft.frontend.callees import (
     stores,
     union,
 )
-from weft.frontend.names import MISSING, Scope, bound_names, is_known, root_name
+from weft.frontend.names import MISSING, Scope, bound_names, is_known, parameter_names, root_name
 from weft.lang.vectors import Matrix, Vector
 from weft.source import enclosed_function, read_function
 
@@ -439,8 +439,7 @@ class Mutations:
         if function in self.applying:
             return _NONE
         a = function.args
-        names = [p.arg for p in [*a.posonlyargs, *a.args, *a.kwonlyargs]]
-        names += [p.arg for p in (a.vararg, a.kwarg) if p is not None]
+        names = parameter_names(a)
         arguments = [*node.args, *(k.value for k in node.keywords)]
         by_place = len(node.args) <= len([*a.posonlyargs, *a.args]) and not any(
             isinstance(v, ast.Starred) for v in node.args
@@ -564,9 +563,7 @@ def _found(
     tree: ast.FunctionDef, scope: Scope, regions: Container[ast.AST], active: frozenset[Any],
     device: bool, more: Iterable[str] | None = None, given: dict[str, Objects] | None = None,
 ) -> Mutations:  # fmt: skip
-    a = tree.args
-    parameters = [p.arg for p in [*a.posonlyargs, *a.args, *a.kwonlyargs]]
-    parameters += [p.arg for p in (a.vararg, a.kwarg) if p is not None]
+    parameters = parameter_names(tree.args)
     local = set(parameters) | {n for s in tree.body for n in bound_names(s)}
     nodes = [n for s in tree.body for n in ast.walk(s)]
     free = {n.id for n in nodes if isinstance(n, ast.Name)} - local

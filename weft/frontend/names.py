@@ -107,6 +107,12 @@ def is_known_module(value: Any) -> bool:
     return isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in KNOWN_MODULES
 
 
+def parameter_names(arguments: ast.arguments) -> list[str]:
+    """The names of a function's parameters, ``*args`` and ``**kwargs`` last."""
+    single = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return [a.arg for a in (*single, arguments.vararg, arguments.kwarg) if a is not None]
+
+
 def statement_lists(node: ast.AST) -> list[list[ast.stmt]]:
     """The statement lists inside a statement."""
     lists = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
@@ -284,9 +290,7 @@ class Reads:
 def _own_names(scope: ast.AST) -> Iterator[str]:
     """The names that a lambda or a comprehension binds for itself."""
     if isinstance(scope, ast.Lambda):
-        arguments = scope.args
-        for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
-            yield a.arg
+        yield from parameter_names(scope.args)
     else:
         for generator in scope.generators:  # type: ignore[attr-defined]
             yield from bound_names(generator.target)

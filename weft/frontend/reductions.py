@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from weft.errors import KernelSyntaxError
+from weft.frontend.desugar import placed
 from weft.frontend.kinds import is_float
 from weft.source import FunctionSource
 
@@ -54,10 +55,7 @@ class _Extremes(ast.NodeTransformer):
                     old = ast.Name(name, ast.Load())
                     call = ast.Call(ast.Name(function, ast.Load()), [old, value], [])
                     new = ast.Assign([ast.Name(name, ast.Store())], call)
-                    for child in ast.walk(new):
-                        if not hasattr(child, "lineno"):
-                            ast.copy_location(child, node)
-                    return new
+                    return placed(new, node)
             case _:
                 pass
         new_node = ast.If(

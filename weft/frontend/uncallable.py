@@ -36,29 +36,30 @@ def reason(target: Any) -> tuple[str, str]:
     if isinstance(target, types.FunctionType) and module not in ("numpy", "torch"):
         return "", ""
     instead = _INSTEAD.get(name)
+    write = f"write {instead}" if instead else _HOST
     if module == "numpy" or type(target).__module__.partition(".")[0] == "numpy":
         same = getattr(math, name, None)
         if instead is None and callable(same):
-            instead = f"math.{name}(...)"
+            write = f"write math.{name}(...)"
         if isinstance(target, type):
             return (
                 "NumPy's types are not those of elements",
                 f"write weft.{name}(...), or float(...)",
             )
-        return "NumPy's functions are not compiled", f"write {instead}" if instead else _HOST
+        return "NumPy's functions are not compiled", write
     if module == "torch" or type(target).__module__.partition(".")[0] == "torch":
         if isinstance(target, types.FunctionType) and instead is None:
             return "", ""  # it may be Python that can be inlined
         return (
             "it works on whole tensors, or weft has none of its kind for elements",
-            f"write {instead}" if instead else _HOST,
+            write,
         )
     if isinstance(target, types.BuiltinFunctionType) or module == "builtins":
         if module == "math":
-            return "weft has no such function yet", f"write {instead}" if instead else _HOST
+            return "weft has no such function yet", write
         return (
             "it is built into Python, and none of weft's",
-            f"write {instead}" if instead else _HOST,
+            write,
         )
     if callable(target) and not isinstance(target, type):
         return (

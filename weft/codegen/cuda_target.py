@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.codegen.arith import RULES, Rule, from_word, widen, word
-from weft.codegen.emit import Emitter, View, llvm_type, memory_type
-from weft.codegen.llvm import address
+from weft.codegen.emit import Emitter, View, memory_type
 from weft.codegen.tables import Tables
 from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Op
 from weft.ir.types import ScalarType, f32, f64, i1
-from weft.ir.views import memory, reported
+from weft.ir.views import reported
 from weft.schedule.grid import WARP
 
 SHARED = "weft_private"  # memory of a block whose size the launch gives
@@ -32,35 +31,6 @@ def _call(name: str) -> Rule:
         return [_cuda(e).library_call(e, name, op.result.scalar, operands)]
 
     return emit
-
-
-def _place(e: Emitter, op: Op, view: View, indices: Sequence[str]) -> tuple[str, int]:
-    """The address of what a load or store accesses, and the bytes that it is a multiple of."""
-    element = view.type.element
-    _, subscripts, _ = memory(op)
-    pointer = address(e, view, indices, llvm_type(subscripts[0].type) if subscripts else "")
-    if offset := op.attrs.get("offset"):
-        ty = memory_type(element)
-        pointer = e.inst(f"getelementptr inbounds {ty}, ptr {pointer}, i64 {offset}")
-    return pointer, op.attrs.get("align", element.bytes)
-
-
-def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    view, indices, _ = e.access(op, operands)
-    element = view.type.element
-    pointer, align = _place(e, op, view, indices)
-    value = e.inst(f"load {memory_type(element)}, ptr {pointer}, align {align}")
-    return [e.inst(f"icmp ne i8 {value}, 0") if element is i1 else value]
-
-
-def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    view, indices, (value,) = e.access(op, operands)
-    element = view.type.element
-    pointer, align = _place(e, op, view, indices)
-    if element is i1:
-        value = e.inst(f"zext i1 {value} to i8")
-    e.line(f"store {memory_type(element)} {value}, ptr {pointer}, align {align}")
-    return ()
 
 
 def _divided(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
@@ -181,8 +151,6 @@ class CudaTarget:
         "arith.floordivsi": _divided,
         "arith.remf": _call("fmod"),  # frem would be x - y * trunc(x / y), which is not exact
         "math.rsqrt": _call("rsqrt"),
-        "memref.load": _load,
-        "memref.store": _store,
         "memref.alloca": _alloca,
         "gpu.barrier": _barrier,
         "gpu.shuffle": _shuffle,

@@ -253,8 +253,8 @@ class Emitter:
     def jump(self, label: str) -> None:
         self.line(f"br label %{label}")
 
-    def branch(self, condition: str, yes: str, no: str, tail: str = "") -> None:
-        self.line(f"br i1 {condition}, label %{yes}, label %{no}{tail}")
+    def branch(self, condition: str, yes: str, no: str) -> None:
+        self.line(f"br i1 {condition}, label %{yes}, label %{no}")
 
     def phi(self, type: str) -> tuple[str, int]:
         """Reserves a phi at the current place: its name, and the slot for ``fill``."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
 
 import llvmlite.binding as llvm
 
+from weft.codegen.libraries import folders
 from weft.errors import WeftError
 
 NAME = "libdevice.10.bc"
@@ -27,7 +27,7 @@ def candidates() -> Iterator[pathlib.Path]:
         ("nvidia.cuda_nvcc", "nvvm/libdevice"),
         ("nvidia", "cu13/nvvm/libdevice"),
     ):
-        for folder in _folders(package):
+        for folder in folders(package):
             yield folder / inside / NAME
     for root in toolkits():
         yield root / "nvvm" / "libdevice" / NAME
@@ -41,14 +41,6 @@ def toolkits() -> Iterator[pathlib.Path]:
     yield pathlib.Path("/usr/local/cuda")
     yield from sorted(pathlib.Path("/usr/local").glob("cuda-*"), reverse=True)
     yield pathlib.Path("/opt/cuda")
-
-
-def _folders(package: str) -> list[pathlib.Path]:
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return []
-    return [pathlib.Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
 
 
 @functools.cache

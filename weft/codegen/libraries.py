@@ -28,7 +28,7 @@ class Libraries:
 @functools.cache
 def load() -> Libraries:
     """Loads what is there, once, and makes its symbols visible to compiled code."""
-    folder = _torch_folder()
+    folder = next((place / "lib" for place in folders("torch")), None)
     openmp = _load_first(
         "GOMP_parallel",
         lambda: [
@@ -54,13 +54,13 @@ def _process() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-def _torch_folder() -> pathlib.Path | None:
+def folders(package: str) -> list[pathlib.Path]:
+    """Where a Python package is, which is not imported for it."""
     try:
-        spec = importlib.util.find_spec("torch")
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
-        return None
-    places = spec.submodule_search_locations if spec else None
-    return pathlib.Path(next(iter(places))) / "lib" if places else None
+        return []
+    return [pathlib.Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
 
 
 def _in(folder: pathlib.Path | None, pattern: str) -> list[str]:

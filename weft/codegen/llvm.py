@@ -60,38 +60,50 @@ def address(e: Emitter, view: View, indices: Sequence[str], ty: str = "") -> str
     return e.inst(f"getelementptr inbounds {element}, ptr {view.pointer}, {ty} {offset}")
 
 
-def access_tail(e: Emitter, view: View) -> str:
+def _place(e: Emitter, op: Op, view: View, indices: Sequence[str]) -> tuple[str, int]:
+    """The address of what a load or store accesses, and the bytes that it is a multiple of."""
+    element = view.type.element
+    _, subscripts, _ = memory(op)
+    pointer = address(e, view, indices, llvm_type(subscripts[0].type) if subscripts else "")
+    if offset := op.attrs.get("offset"):
+        ty = memory_type(element)
+        pointer = e.inst(f"getelementptr inbounds {ty}, ptr {pointer}, i64 {offset}")
+    return pointer, op.attrs.get("align", element.bytes)
+
+
+def access_tail(e: Emitter, view: View, align: int = 0) -> str:
     """Alignment and metadata of a load or store."""
-    tail = f", align {view.type.element.bytes}"
+    tail = f", align {align or view.type.element.bytes}"
     if e.groups and view.parallel:
         tail += f", !llvm.access.group {e.groups[-1]}"
     return tail
 
 
-def load(e: Emitter, view: View, pointer: str) -> str:
+def load(e: Emitter, view: View, pointer: str, align: int = 0) -> str:
     element = view.type.element
-    tail = access_tail(e, view)
+    tail = access_tail(e, view, align)
     value = e.inst(f"load {memory_type(element)}, ptr {pointer}{tail}")
     return e.inst(f"icmp ne i8 {value}, 0") if element is i1 else value
 
 
-def store(e: Emitter, view: View, pointer: str, value: str) -> None:
+def store(e: Emitter, view: View, pointer: str, value: str, align: int = 0) -> None:
     element = view.type.element
     if element is i1:
         value = e.inst(f"zext i1 {value} to i8")
-    e.line(f"store {memory_type(element)} {value}, ptr {pointer}{access_tail(e, view)}")
+    e.line(f"store {memory_type(element)} {value}, ptr {pointer}{access_tail(e, view, align)}")
 
 
 @rule("memref.load")
 def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     view, indices, _ = e.access(op, operands)
-    return [load(e, view, address(e, view, indices))]
+    return [load(e, view, *_place(e, op, view, indices))]
 
 
 @rule("memref.store")
 def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     view, indices, (value,) = e.access(op, operands)
-    store(e, view, address(e, view, indices), value)
+    pointer, align = _place(e, op, view, indices)
+    store(e, view, pointer, value, align)
     return ()
 
 

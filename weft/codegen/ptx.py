@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import pathlib
 import re
 import shutil
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import llvmlite.binding as llvm
 
 from weft.codegen import libdevice
+from weft.codegen.libraries import folders
 from weft.errors import WeftError
 from weft.values import frozen
 
@@ -32,16 +32,10 @@ def machine(arch: str) -> llvm.TargetMachine:
 def _version(arch: str) -> str:
     """The least version of PTX that a driver must take for ``arch``: as low as possible."""
     number = int(arch.removeprefix("sm_"))
-    for least, version in (
-        (120, "ptx87"),
-        (103, "ptx88"),
-        (100, "ptx86"),
-        (89, "ptx78"),
-        (80, "ptx78"),
-    ):
-        if number >= least:
-            return "ptx88" if number in (103, 121) else version
-    return "ptx70"
+    if number in (103, 121):
+        return "ptx88"
+    versions = {120: "ptx87", 103: "ptx88", 100: "ptx86", 80: "ptx78", 0: "ptx70"}
+    return next(version for least, version in versions.items() if number >= least)
 
 
 def optimized(text: str, arch: str, functions: Sequence[str] = ()) -> llvm.ModuleRef:
@@ -108,12 +102,8 @@ def _assemblers() -> Iterator[pathlib.Path]:
         ("nvidia.cu13", ("bin/ptxas",)), ("nvidia.cuda_nvcc", ("bin/ptxas",)),
         ("nvidia", ("cu13/bin/ptxas",)),
     ):  # fmt: skip
-        try:
-            spec = importlib.util.find_spec(package)
-        except (ImportError, ValueError):
-            continue
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            yield from (pathlib.Path(folder) / place for place in inside)
+        for folder in folders(package):
+            yield from (folder / place for place in inside)
 
 
 @frozen

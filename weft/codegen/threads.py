@@ -8,6 +8,7 @@ which hands the chunk its pointers as arguments, for only arguments can be told 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from weft.codegen import pool
@@ -146,16 +147,12 @@ class CpuModule:
 
     def _launch(self, e: Emitter, op: Op) -> None:
         trips = [trip_count(e, *bounds) for bounds in Parallel(op).axes]
-        total = trips[0]
-        for trip in trips[1:]:
-            total = e.inst(f"mul nsw i64 {total}, {trip}")
+        total = _product(e, trips)
         work = self._work(e, op, trips, total)
         self._flatten(e, op, trips)
         lengths = self._tiled(e, trips)
         if lengths:
-            total = trips[0]
-            for trip in trips[1:]:
-                total = e.inst(f"mul nsw i64 {total}, {trip}")
+            total = _product(e, trips)
         kinds: tuple[str, ...] = op.attrs["kinds"]
         partials = "null"
         if kinds:
@@ -402,6 +399,10 @@ def _place(e: Emitter, block: str, k: int) -> str:
 def _load(e: Emitter, block: str, k: int, ty: str = "i64") -> str:
     """Loads word ``k`` of a block of words."""
     return e.inst(f"load {ty}, ptr {_place(e, block, k)}, align 8")
+
+
+def _product(e: Emitter, factors: Sequence[str]) -> str:
+    return functools.reduce(lambda a, b: e.inst(f"mul nsw i64 {a}, {b}"), factors)
 
 
 def _ceil_div(e: Emitter, a: str, b: str) -> str:

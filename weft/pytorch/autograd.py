@@ -19,8 +19,7 @@ from weft.autodiff.names import adjoint_prefix, before_name
 from weft.errors import GradientError
 from weft.frames import user_frames
 from weft.frontend.kinds import RegionChanged
-from weft.frontend.specs import ConstSpec, Spec, TupleSpec
-from weft.index.expression import Dim
+from weft.frontend.specs import Spec
 from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType, compute_type
 from weft.pytorch import overwriting, workspaces
@@ -31,9 +30,9 @@ from weft.pytorch.overwriting import Held, Referred
 from weft.pytorch.ownership import owned
 from weft.pytorch.references import REFERENCES
 from weft.pytorch.transforms import batching_error, is_batch
-from weft.pytorch.workspaces import IR_DTYPES, Workspaces
+from weft.pytorch.workspaces import IR_DTYPES, Workspaces, numbers
 from weft.runtime.backing import backed, is_backed, put_back
-from weft.runtime.fastpath import flat
+from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, overlaps
 from weft.runtime.overlap import dense
 from weft.runtime.signature import TORCH_DTYPES
@@ -276,12 +275,9 @@ class _Sizes:
             )  # fmt: skip
 
     def _workspaces(self, made: Reversed, known: dict[Op, int] | None = None) -> Workspaces:
-        values: dict[Value | Dim, int] = {}
-        for value, given in zip(self.call.loop.function.args, self.call.values, strict=True):
-            if value in self.shapes:
-                values.update((Dim(value, axis), n) for axis, n in enumerate(self.shapes[value]))
-            else:
-                values[value] = given
+        args = self.call.loop.function.args
+        given = [self.shapes.get(a, v) for a, v in zip(args, self.call.values, strict=True)]
+        values = numbers(args, given)
 
         def measured(count: int) -> list[int]:
             assert made.measure is not None
@@ -417,12 +413,7 @@ def differentiate(
     launcher.forms.check(args)
     place = next(v.device.type for v in args if isinstance(v, torch.Tensor))
     loop = _loop_of(launcher, specs, place, make)
-    values: list[Any] = []
-    for spec, value in zip(specs, args, strict=True):
-        if isinstance(spec, TupleSpec):
-            values += flat(value)
-        elif not isinstance(spec, ConstSpec):
-            values.append(value)
+    values = passed(specs, args)
     if place != "meta" and overlaps(launcher, specs, given, loop.function):
         raise GradientError(
             "memory that the loop writes is also read or written through another argument, and a "

@@ -13,10 +13,10 @@ import torch
 
 from weft.autodiff.jvp import PREFIX
 from weft.errors import GradientError
-from weft.index.expression import Dim, evaluate
-from weft.ir.core import Value
+from weft.index.expression import evaluate
 from weft.pytorch.loop import Loop
 from weft.pytorch.transforms import batching_error, is_batch
+from weft.pytorch.workspaces import numbers
 from weft.runtime.overlap import extent
 from weft.runtime.signature import TORCH_DTYPES
 
@@ -103,12 +103,7 @@ class Along:
         tangent = self.made.tangent
         if not tangent.workspaces:
             return {}
-        sizes: dict[Value | Dim, int] = {}
-        for argument, value in zip(tangent.primal.args, self.values, strict=True):
-            if isinstance(value, torch.Tensor):
-                sizes.update((Dim(argument, axis), n) for axis, n in enumerate(value.shape))
-            else:
-                sizes[argument] = value
+        sizes = numbers(tangent.primal.args, self.values)
         space = [max(evaluate(p, sizes), 0) for p in tangent.space]
         device = next(v.device for v in self.values if isinstance(v, torch.Tensor))
         made = {}

@@ -20,10 +20,9 @@ import torch
 from weft.errors import GradientError, Span
 from weft.frontend.specs import Spec, TensorSpec
 from weft.index.boxes import Box, boxes, hull
-from weft.index.expression import Dim
-from weft.ir.core import Value
 from weft.pytorch.forward_level import within_level
 from weft.pytorch.loop import NEVER, Later, Loop
+from weft.pytorch.workspaces import numbers
 from weft.runtime.fastpath import scalar_formats
 from weft.runtime.launch import Launcher
 from weft.values import mutable
@@ -265,16 +264,10 @@ def release(held: Sequence[Held]) -> None:
 def touched(loop: Loop, k: int, values: Sequence[Any], *, writes: bool) -> list[Box]:
     """Which elements of argument ``k`` a launch on ``values`` writes, or its adjoint reads."""
     args = loop.function.args
-    numbers: dict[Value | Dim, int] = {}
-    for argument, value in zip(args, values, strict=False):  # results, which come last, say nothing
-        if isinstance(value, torch.Tensor):
-            numbers.update((Dim(argument, axis), n) for axis, n in enumerate(value.shape))
-        elif isinstance(value, int):
-            numbers[argument] = value
     of_it = [a for a in loop.accesses if a.memref is args[k]]
     found = ([a for a in of_it if a.writes] if writes else
              [a for a in of_it if a.kind != "store" and a.op not in loop.overwritten])  # fmt: skip
-    return boxes(found, numbers, values[k].shape)
+    return boxes(found, numbers(args, values), values[k].shape)
 
 
 def saved_by_name(ctx: Any) -> dict[str, Any]:

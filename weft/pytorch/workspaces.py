@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -205,3 +205,16 @@ def workspaces(
 
 def _dtype(buffer: Buffer) -> torch.dtype:
     return TORCH_DTYPES[IR_DTYPES.get(buffer.element, buffer.element)]
+
+
+def numbers(arguments: Sequence[Value], values: Sequence[Any]) -> dict[Value | Dim, int]:
+    """What the values of a call, tensors (or their sizes) and numbers, say of ``arguments``:
+    results, which come last, say nothing."""
+    found: dict[Value | Dim, int] = {}
+    for argument, value in zip(arguments, values, strict=False):
+        sizes = value.shape if isinstance(value, torch.Tensor) else value
+        if isinstance(sizes, torch.Size):
+            found.update((Dim(argument, axis), n) for axis, n in enumerate(sizes))
+        elif isinstance(value, int):
+            found[argument] = value
+    return found

@@ -13,20 +13,18 @@ import torch
 
 from weft import compiler
 from weft.codegen import cpu, cuda, ptx
-from weft.codegen.interface import Slot
 from weft.codegen.launching import Facts
 from weft.codegen.machine import host_cpu
 from weft.codegen.threads import argument_slots
 from weft.errors import ScheduleError
 from weft.frontend.lower import Lowered, lower
-from weft.frontend.specs import ConstSpec, TupleSpec
 from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime import build
 from weft.runtime.arguments import sizes_of
-from weft.runtime.fastpath import flat
-from weft.runtime.function import CompiledFunction
+from weft.runtime.fastpath import passed
+from weft.runtime.function import CompiledFunction, packed
 from weft.runtime.inspection import visited
 from weft.runtime.launch import Launcher
 from weft.runtime.tuned import records
@@ -198,13 +196,7 @@ def table(
     """The candidates of one loop for a call with ``args``."""
     specs = launcher.forms.specs(args)
     lowered = lower(launcher.region, specs, launcher.source, debug=launcher.options.debug)
-    values: list[Any] = []
-    for spec, value in zip(specs.values(), args, strict=True):
-        if isinstance(spec, TupleSpec):
-            values += flat(value)
-        elif not isinstance(spec, ConstSpec):
-            values.append(value)
-    values += [torch.empty(()) for _ in lowered.results]
+    values = [*passed(specs.values(), args), *(torch.empty(()) for _ in lowered.results)]
     return rows_of(
         lowered, launcher.options, launcher.region.span.line, values, device, machine
     )  # fmt: skip
@@ -262,22 +254,6 @@ class _Call:
     def _origin(self, given: bool) -> str:
         return ("tuned" if self.tuned else "asked for") if given else ""
 
-    def _block(self, slots: Sequence[Slot]) -> bytes:
-        """The argument block, without addresses."""
-        words = b""
-        for slot in slots:
-            value = self.values[slot.arg] if slot.kind != "record" else 0
-            match slot.kind:
-                case "size":
-                    words += struct.pack("<q", value.shape[slot.axis])  # type: ignore[union-attr]
-                case "stride":
-                    words += struct.pack("<q", value.stride()[slot.axis])  # type: ignore[union-attr]
-                case "int":
-                    words += struct.pack("<q", int(value))
-                case _:
-                    words += struct.pack("<q", 0)
-        return words
-
     def _shapes(self, function: Function) -> tuple[Shapes, dict[Value, int]]:
         shapes: dict[Value, tuple[int, ...]] = {}
         numbers: dict[Value, int] = {}
@@ -290,7 +266,7 @@ class _Call:
 
     def _cost(self, function: Function) -> Cost:
         program = cuda.program_of(function)
-        block = self._block(argument_slots(function))
+        block = packed(argument_slots(function), self.values)[0]
 
         def word(k: int) -> tuple[int, int]:
             (value,) = struct.unpack_from("<q", block, 8 * k)
@@ -358,7 +334,7 @@ class _Call:
         pairs = [(guard.array, guard.bytes) for guard in alignments(facts.candidates)]
         aligned = frozenset(p for p in pairs if _address(args[p[0]]) % p[1] == 0)
         types = [arg.type for arg in function.args]
-        sizes = sizes_of(facts, types, self._block(facts.slots), aligned)
+        sizes = sizes_of(facts, types, packed(facts.slots, self.values)[0], aligned)
         most = 2 * THREADS
         taken = choose(facts.candidates, sizes, machine, most).place
         spent = self._cost(function)

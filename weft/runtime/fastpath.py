@@ -12,14 +12,22 @@ from __future__ import annotations
 import operator
 import struct
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 from typing import Any, NamedTuple
 
 import torch
 
 from weft.frontend.scope import ABSENT
-from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, TensorSpec, TupleSpec, constant_key
+from weft.frontend.specs import (
+    CAPTURED_BITS,
+    ConstSpec,
+    ScalarSpec,
+    Spec,
+    TensorSpec,
+    TupleSpec,
+    constant_key,
+)
 from weft.lang.numbers import Number
 from weft.runtime import native, record
 from weft.runtime.signature import scalar_kind
@@ -317,6 +325,17 @@ def flat(value: Any) -> list[Any]:
         elif scalar_kind(item):
             numbers.append(_number(item))
     return numbers
+
+
+def passed(specs: Iterable[Spec], args: Sequence[Any]) -> list[Any]:
+    """The values for the arguments of a loop's function: tuples flattened, constants left out."""
+    values: list[Any] = []
+    for spec, value in zip(specs, args, strict=True):
+        if isinstance(spec, TupleSpec):
+            values += flat(value)
+        elif not isinstance(spec, ConstSpec):
+            values.append(value)
+    return values
 
 
 def _slots(spec: Spec) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from weft.codegen.interface import Slot
 from weft.frontend.lower import Lowered
 from weft.ir.core import Function
 from weft.options import Options
@@ -43,23 +44,10 @@ class CompiledFunction:
         """What runs it on ``values``, and their argument block."""
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         device = _device_of(tensors)
-        words, formats, shape = [], [], []
         compiled = self._compiled(device.type)
-        for slot in compiled.slots:
-            value = 0 if slot.kind == "record" else values[slot.arg]
-            match slot.kind:
-                case "pointer":
-                    words.append(value.data_ptr())  # type: ignore[union-attr]
-                case "size" | "stride":
-                    steps = value.shape if slot.kind == "size" else value.stride()  # type: ignore[union-attr]
-                    words.append(steps[slot.axis])
-                    shape.append(steps[slot.axis])
-                case _:
-                    words.append(value)
-            formats.append({"pointer": "Q", "float": "d"}.get(slot.kind, "q"))
-        block = struct.pack(f"<{''.join(formats)}", *words)
+        block, shape = packed(compiled.slots, values)
         with self._lock:
-            key = device, tuple(shape)
+            key = device, shape
             found = self._calls.get(key)
             if found is None:
                 if len(self._calls) >= MOST_PLANS:
@@ -83,6 +71,24 @@ class CompiledFunction:
                     backend(place), None, None, {}, self.options, lowered=lowered
                 )
             return found
+
+
+def packed(slots: Sequence[Slot], values: Sequence[Any]) -> tuple[bytes, tuple[int, ...]]:
+    """The argument block for ``values``, and the sizes and strides in it."""
+    words, formats, shape = [], [], []
+    for slot in slots:
+        value = 0 if slot.kind in ("record", "shadow", "shift") else values[slot.arg]
+        match slot.kind:
+            case "pointer":
+                words.append(value.data_ptr())  # type: ignore[union-attr]
+            case "size" | "stride":
+                steps = value.shape if slot.kind == "size" else value.stride()  # type: ignore[union-attr]
+                words.append(steps[slot.axis])
+                shape.append(steps[slot.axis])
+            case _:
+                words.append(value)
+        formats.append({"pointer": "Q", "float": "d"}.get(slot.kind, "q"))
+    return struct.pack(f"<{''.join(formats)}", *words), tuple(shape)
 
 
 def _device_of(values: Sequence[Any]) -> torch.device:

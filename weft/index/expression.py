@@ -7,8 +7,9 @@ symbol, that is, something that is the same in all iterations), the extent of a 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from weft.ir.core import Value
 from weft.values import frozen
@@ -124,7 +125,8 @@ class Poly:
             if isinstance(atom, (Value, Dim)):
                 yield atom
             else:
-                yield from _inner_leaves(atom)
+                for part in parts(atom):
+                    yield from part.leaves()
 
     def coefficient(self, atom: Atom) -> Poly:
         """What ``atom`` is multiplied by; exact where it occurs at most once in each monomial."""
@@ -232,6 +234,9 @@ def pick(kind: Literal["min", "max"], left: Poly, right: Poly) -> Poly:
 class Polynomials:
     """What trip counts of symbolic bounds are made of."""
 
+    _OPS: ClassVar = {"addi": Poly.__add__, "subi": Poly.__sub__, "floordivsi": floor,
+                      "maxsi": functools.partial(pick, "max")}  # fmt: skip
+
     def constant(self, value: Poly) -> int | None:
         return value.constant
 
@@ -239,15 +244,7 @@ class Polynomials:
         return number(value)
 
     def op(self, name: str, a: Poly, b: Poly) -> Poly:
-        match name:
-            case "addi":
-                return a + b
-            case "subi":
-                return a - b
-            case "maxsi":
-                return pick("max", a, b)
-            case _:
-                return floor(a, b)
+        return self._OPS[name](a, b)
 
 
 POLYNOMIALS = Polynomials()
@@ -337,10 +334,8 @@ def substituted_condition(
             return None
         case Compare(kind, poly):
             return Compare(kind, poly.substitute(replace))
-        case Both(parts):
-            return Both(tuple(substituted_condition(p, replace) for p in parts))
-        case Either(parts):
-            return Either(tuple(substituted_condition(p, replace) for p in parts))
+        case Both(inner) | Either(inner):
+            return type(condition)(tuple(substituted_condition(p, replace) for p in inner))
 
 
 # ---------------------------------------------------------------------------------- atoms, inside
@@ -357,11 +352,6 @@ def parts(atom: Atom) -> list[Poly]:
             return [left, right, *condition_polys(condition)]
         case _:
             return []
-
-
-def _inner_leaves(atom: Atom) -> Iterator[Value | Dim]:
-    for poly in parts(atom):
-        yield from poly.leaves()
 
 
 def _substituted(a: Atom, replace: Callable[[Value | Dim], Poly | None]) -> Poly:

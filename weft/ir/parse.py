@@ -93,9 +93,10 @@ class _Tokens:
             return True
         return False
 
-    def expect(self, text: str) -> None:
-        if not self.accept(text):
-            self.fail(f"expected `{text}`")
+    def expect(self, *texts: str) -> None:
+        for text in texts:
+            if not self.accept(text):
+                self.fail(f"expected `{text}`")
 
     def take(self, kind: str, what: str) -> str:
         if self.tokens[self.at][0] != kind:
@@ -232,8 +233,7 @@ class _Parser(_Tokens):
     # --- structure ---
 
     def function(self) -> Function:
-        self.expect("func.func")
-        self.expect("@")
+        self.expect("func.func", "@")
         quoted = self.tokens[self.at][0] == "string"
         name = self.string() if quoted else self.take("word", "the function's name")
         self.expect("(")
@@ -291,8 +291,7 @@ class _Parser(_Tokens):
         self.expect("(")
         operands = self.list(self.use, ")")
         attrs = self.attributes()
-        self.expect(":")
-        self.expect("(")
+        self.expect(":", "(")
         self.of_type(operands, self.list(self.type, ")"))
         self.expect("->")
         return Op(name, operands, self.types(), attrs)
@@ -398,8 +397,7 @@ def _atomic_rmw(p: _Parser, name: str) -> Op:
     p.expect(",")
     operands = p.subscripted()
     attrs = {"kind": _FULL_KINDS.get(kind, kind), "atomic": True, **p.attributes()}
-    p.expect(":")
-    p.expect("(")
+    p.expect(":", "(")
     p.of_type([value, operands[0]], p.list(p.type, ")"))
     p.expect("->")
     return Op(name, [value, *operands], [p.type()], attrs)
@@ -457,9 +455,7 @@ def _reduce(p: _Parser, name: str) -> Op:
 
 def _combiner(p: _Parser, type: Type) -> str:
     """``{ ^bb0(%a$: T, %b$: T): %c$ = arith.KIND %a$, %b$ : T  scf.reduce.return %c$ : T }``."""
-    p.expect("{")
-    p.expect("^bb0")
-    p.expect("(")
+    p.expect("{", "^bb0", "(")
     args = p.list(p.typed_arg, ")")
     p.expect(":")
     result = p.new_name()
@@ -538,8 +534,7 @@ def _while(p: _Parser, name: str) -> Op:
     blocks = [Block(given), Block(types)]
     p.expect("{")
     p.region(blocks[0], names)
-    p.expect("do")
-    p.expect("{")
+    p.expect("do", "{")
     args: list[tuple[str, Type]] = []
     if p.accept("^bb0"):
         p.expect("(")
@@ -554,8 +549,7 @@ def _parallel(p: _Parser, name: str) -> Op:
     names = p.list(p.new_name, ")")
     operands: list[Value] = []
     for mark in ("=", "to", "step"):
-        p.expect(mark)
-        p.expect("(")
+        p.expect(mark, "(")
         operands += p.list(p.use, ")")
     if len(operands) != 3 * len(names):
         p.fail(f"expected {len(names)} lower bounds, upper bounds and steps")

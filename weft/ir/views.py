@@ -23,6 +23,26 @@ class View:
         self.op = op
 
 
+class _Operand:
+    """Which operand of a view's operation an attribute is."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def __get__(self, view: View, _: type) -> Value:
+        return view.op.operands[self.place]
+
+
+class _Region:
+    """Which region of a view's operation an attribute is."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def __get__(self, view: View, _: type) -> Block:
+        return view.op.regions[self.place]
+
+
 class Parallel(View):
     """``scf.parallel``."""
 
@@ -84,17 +104,7 @@ class For(View):
 
     __slots__ = ()
 
-    @property
-    def lower(self) -> Value:
-        return self.op.operands[0]
-
-    @property
-    def upper(self) -> Value:
-        return self.op.operands[1]
-
-    @property
-    def step(self) -> Value:
-        return self.op.operands[2]
+    lower, upper, step = _Operand(0), _Operand(1), _Operand(2)
 
     @property
     def bounds(self) -> tuple[Value, Value, Value]:
@@ -145,17 +155,8 @@ class If(View):
 
     __slots__ = ()
 
-    @property
-    def condition(self) -> Value:
-        return self.op.operands[0]
-
-    @property
-    def then(self) -> Block:
-        return self.op.regions[0]
-
-    @property
-    def otherwise(self) -> Block:
-        return self.op.regions[1]
+    condition = _Operand(0)
+    then, otherwise = _Region(0), _Region(1)
 
     def arms(self, place: int) -> tuple[Value, Value]:
         """Between what result ``place`` is chosen."""
@@ -167,15 +168,8 @@ class While(View):
 
     __slots__ = ()
 
-    @property
-    def before(self) -> Block:
-        """What computes the condition."""
-        return self.op.regions[0]
-
-    @property
-    def after(self) -> Block:
-        """What follows where it holds."""
-        return self.op.regions[1]
+    before = _Region(0)  # what computes the condition
+    after = _Region(1)  # what follows where it holds
 
     @property
     def condition(self) -> Value:
@@ -242,9 +236,7 @@ class Touch(View):
 
     __slots__ = ()
 
-    @property
-    def memref(self) -> Value:
-        return self.op.operands[0]
+    memref = _Operand(0)
 
     @property
     def rank(self) -> int:

@@ -16,6 +16,7 @@ from weft.ir.ops import OPS
 from weft.ir.types import index
 from weft.ir.views import For, Parallel, constant_of, is_constant, memory
 from weft.ir.writes import written
+from weft.passes.simplify import known_trips
 from weft.values import frozen, mutable
 
 UNROLLED = 16  # iterations, up to which a loop of constant length is left to unrolling
@@ -84,7 +85,7 @@ class _Nest:
         boxes = dict(zip(view.indices, view.axes, strict=True))
         for loop in self.loops:
             index, bounds = For(loop).index, For(loop).bounds
-            trips = _trips(*bounds)
+            trips = known_trips(*bounds)
             if index.name in stay or constant_of(bounds[2]) is None:
                 continue
             if trips is not None and trips <= UNROLLED:
@@ -152,7 +153,9 @@ class _Nest:
 def _nest(parallel: Op) -> _Nest:
     """The perfect nest in ``parallel``; without loops where they must stay."""
     nest = _Nest(parallel)
-    if parallel.attrs["kinds"] or all(_trips(*axis) in (0, 1) for axis in Parallel(parallel).axes):
+    if parallel.attrs["kinds"] or all(
+        known_trips(*axis) in (0, 1) for axis in Parallel(parallel).axes
+    ):
         return nest
     if any(op.name in _ORDERED for op in walk(parallel.body)):
         return nest
@@ -231,13 +234,6 @@ def _triangle(
     if (least.constant is None or least.constant < -UNROLLED) and not nonnegative(least):
         return None
     return _Triangle(0 if slopes[0] else 1, iv, shrinks)
-
-
-def _trips(lower: Value, upper: Value, step: Value) -> int | None:
-    first, last, by = constant_of(lower), constant_of(upper), constant_of(step)
-    if first is None or last is None or by is None:
-        return None
-    return len(range(int(first), int(last), int(by)))
 
 
 # -- legality

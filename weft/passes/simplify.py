@@ -123,7 +123,7 @@ def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
 def _for(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     lower, upper, step = bounds = [rewriter.lookup(v) for v in For(op).bounds]
     inits = [rewriter.lookup(v) for v in For(op).inits]
-    trips = _trips(lower, upper, step)
+    trips = known_trips(lower, upper, step)
     if trips == 0:
         return inits
     if trips == 1:
@@ -134,7 +134,7 @@ def _for(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     return _with_fewer_carried(op, kept, bounds, inits, rewriter)
 
 
-def _trips(lower: Value, upper: Value, step: Value) -> int | None:
+def known_trips(lower: Value, upper: Value, step: Value) -> int | None:
     """How often the loop runs: 0 and 1 are told apart from the rest, which is None if not known."""
     if lower is upper:
         return 0

@@ -72,19 +72,7 @@ from weft.lang.dtypes import (
     u8,
     uint8,
 )
-from weft.lang.field import (
-    cpu,
-    cuda,
-    field,
-    gpu,
-    init,
-    metal,
-    opengl,
-    var,
-    vulkan,
-    x64,
-    zeros,
-)
+from weft.lang.field import cpu, cuda, field, gpu, init, metal, opengl, var, vulkan, x64, zeros
 from weft.lang.loops import data_oriented, func, grouped, loop_config, ndrange, serial, static
 from weft.lang.math import (
     abs,

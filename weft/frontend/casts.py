@@ -11,13 +11,7 @@ from weft.errors import KernelTypeError, KernelValueError, Span
 from weft.frontend import aggregates
 from weft.frontend.context import Lowering
 from weft.frontend.conversions import shown
-from weft.frontend.kinds import (
-    Operand,
-    Static,
-    Tup,
-    Vec,
-    describe,
-)
+from weft.frontend.kinds import Operand, Static, Tup, Vec, describe
 from weft.lang.dtypes import DTYPES, as_dtype
 from weft.lang.vectors import MatrixType, VectorType
 

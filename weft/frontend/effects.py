@@ -9,17 +9,7 @@ from typing import Any
 from weft.errors import KernelSyntaxError, KernelTypeError
 from weft.frontend import aggregates, elements, reductions
 from weft.frontend.context import Lowering
-from weft.frontend.kinds import (
-    Operand,
-    Part,
-    Scalar,
-    Static,
-    Tensor,
-    Tup,
-    Vec,
-    describe,
-    is_float,
-)
+from weft.frontend.kinds import Operand, Part, Scalar, Static, Tensor, Tup, Vec, describe, is_float
 from weft.ir import types as ir
 from weft.ir.views import While
 

@@ -9,16 +9,7 @@ from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, expressions
 from weft.frontend.casts import Handler, static_items
 from weft.frontend.context import Lowering
-from weft.frontend.kinds import (
-    Operand,
-    Scalar,
-    Static,
-    Tensor,
-    Vec,
-    is_float,
-    is_int,
-    promote,
-)
+from weft.frontend.kinds import Operand, Scalar, Static, Tensor, Vec, is_float, is_int, promote
 from weft.frontend.signatures import argument
 
 

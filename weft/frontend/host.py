@@ -17,20 +17,8 @@ from typing import Any
 import torch
 
 from weft.errors import KernelSyntaxError
-from weft.frontend.names import (
-    Scope,
-    bound_names,
-    is_known,
-    root_name,
-    stored_into,
-)
-from weft.frontend.parameters import (
-    Parameter,
-    converting,
-    converts,
-    is_clamped,
-    refuse_references,
-)
+from weft.frontend.names import Scope, bound_names, is_known, root_name, stored_into
+from weft.frontend.parameters import Parameter, converting, converts, is_clamped, refuse_references
 from weft.lang.dtypes import DTYPES, DType
 from weft.lang.numbers import NUMBERS, cast, converted, copied, strong
 from weft.lang.vectors import MatrixType, VectorType

@@ -20,14 +20,7 @@ from weft.frames import user_frames
 from weft.pytorch.ambient import autocast_state, drawing_nothing, under
 from weft.pytorch.forward_level import is_dual
 from weft.pytorch.namespace import Family
-from weft.pytorch.transforms import (
-    PLAIN,
-    batching_error,
-    gradients,
-    is_batch,
-    is_float,
-    items,
-)
+from weft.pytorch.transforms import PLAIN, batching_error, gradients, is_batch, is_float, items
 from weft.source import Span
 from weft.values import frozen
 

@@ -17,13 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from weft.errors import (
-    CompileError,
-    KernelAssertionError,
-    KernelIndexError,
-    KernelValueError,
-    warn,
-)
+from weft.errors import CompileError, KernelAssertionError, KernelIndexError, KernelValueError, warn
 from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import HostPart, Region

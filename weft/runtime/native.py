@@ -21,16 +21,7 @@ from torch.autograd import forward_ad, profiler
 
 from weft.runtime import cpu, record
 from weft.runtime.cache import DiskCache
-from weft.runtime.record import (
-    GRAD,
-    GUARDED,
-    LAUNCH,
-    OBJECTS,
-    PYTHON,
-    SEVERAL,
-    TEST,
-    LaunchConfig,
-)
+from weft.runtime.record import GRAD, GUARDED, LAUNCH, OBJECTS, PYTHON, SEVERAL, TEST, LaunchConfig
 from weft.values import mutable
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false

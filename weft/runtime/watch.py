@@ -31,13 +31,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import KernelIndexError, KernelTypeError
-from weft.frontend.parameters import (
-    converting,
-    converts,
-    is_clamped,
-    parameters,
-    refuse_references,
-)
+from weft.frontend.parameters import converting, converts, is_clamped, parameters, refuse_references
 from weft.lang.dtypes import DType, Scalar, quietly
 from weft.lang.elements import Elementwise
 from weft.lang.field import Array, Field, indices, is_number, subscripts

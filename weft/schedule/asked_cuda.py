@@ -15,14 +15,7 @@ from weft.ir.core import Op, Value, walk
 from weft.ir.views import Parallel, is_constant
 from weft.schedule.choose import Candidate
 from weft.schedule.cooperative_loops import Team, asked
-from weft.schedule.default_cuda import (
-    MOST_COPIES,
-    Divisible,
-    Picks,
-    in_rows,
-    nest_steps,
-    shift,
-)
+from weft.schedule.default_cuda import MOST_COPIES, Divisible, Picks, in_rows, nest_steps, shift
 from weft.schedule.grid import MOST_MEMBERS, MOST_PARTS, THREADS, WARP
 from weft.schedule.guards import (
     Aligned,

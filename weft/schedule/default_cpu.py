@@ -15,15 +15,7 @@ from weft.errors import ScheduleError, Span
 from weft.ir.core import Block, Function, Op, walk
 from weft.ir.types import ScalarType, i1
 from weft.ir.views import For, Parallel, is_constant, memory
-from weft.schedule.language import (
-    Schedule,
-    Step,
-    UnrollJam,
-    Vectorize,
-    only,
-    parse,
-    show,
-)
+from weft.schedule.language import Schedule, Step, UnrollJam, Vectorize, only, parse, show
 from weft.schedule.machine import CpuMachine
 from weft.schedule.nest import axes_of, is_plain
 from weft.schedule.variation import Variation

@@ -171,7 +171,7 @@ class Slicer:
     def copy_outside(self, b: Builder, values: dict[Value, Value]) -> None:
         """Appends a copy of ``outside``. ``values``, what stands for the arguments, then also has
         what stands for its results."""
-        rewriter = Rewriter(lambda op, r: None)
+        rewriter = Rewriter()
         rewriter.replacement.update(values)
         rewriter.block = b.block
         for op in self.outside():
@@ -223,7 +223,7 @@ class Slicer:
             return result
         assert owner is not None
         if owner.regions:
-            rewriter = Rewriter(lambda op, r: None)
+            rewriter = Rewriter()
             rewriter.replacement = {v: self._copy(v, w, kept) for v in inputs(owner)}
             rewriter.block = w.b.block
             rewriter.rewrite(owner)

@@ -72,7 +72,7 @@ def _sums(loop: ast.For, source: FunctionSource, dtypes: Mapping[str, str]) -> N
     literal = {
         target.id
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Assign) and _is_integer(node.value)
+        if isinstance(node, ast.Assign) and type(getattr(node.value, "value", None)) is int
         for target in node.targets
         if isinstance(target, ast.Name)
     }
@@ -88,7 +88,3 @@ def _sums(loop: ast.For, source: FunctionSource, dtypes: Mapping[str, str]) -> N
                 f"{bits} bits",
                 f"start from a wider number, `{name} = weft.i64(0)`, or accumulate weft.i64(...)",
             )  # fmt: skip
-
-
-def _is_integer(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) is int

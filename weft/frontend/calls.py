@@ -304,10 +304,6 @@ def _static(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     )
 
 
-def _serial(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-    return arguments[0]
-
-
 def _len(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     (x,) = arguments
     if isinstance(x, Tup):
@@ -532,7 +528,8 @@ HANDLERS: dict[str, Handler] = {
     **FUNCTIONS,
     "divmod": _divmod,
     "int": _to(int), "float": _to(float), "bool": _to(bool),
-    "range": _range, "ndrange": _ndrange, "grouped": _grouped, "serial": _serial, "static": _static,
+    "range": _range, "ndrange": _ndrange, "grouped": _grouped, "static": _static,
+    "serial": lambda cx, node, arguments: arguments[0],
     "loop_config": _nothing, "sync": _nothing,
     "len": _len, "sum": _sum, "any": _any("|"), "all": _any("&"), "tuple": _tuple, "list": _tuple,
     "enumerate": _enumerate, "zip": _zip,

@@ -217,8 +217,7 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
 
 def _names_number(node: ast.Subscript, base: Tensor) -> bool:
     """Whether ``node`` has a subscript for each dimension of ``base``."""
-    many = isinstance(node.slice, ast.Tuple)
-    return base.rank == (len(node.slice.elts) if isinstance(node.slice, ast.Tuple) and many else 1)
+    return base.rank == (len(node.slice.elts) if isinstance(node.slice, ast.Tuple) else 1)
 
 
 def _constant_item(cx: Lowering, base: Static, key: Operand, span: Span) -> Operand:

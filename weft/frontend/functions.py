@@ -132,10 +132,7 @@ def _sign(cx: Lowering, a: list[Operand], span: Span) -> Operand:
     up, down = s.compare(">", a[0], Static(0), span), s.compare("<", a[0], Static(0), span)
     dtype = "int" if dtype == "bool" else dtype
     result = s.cast(up, dtype, span)
-    difference = s.binary("-", result, s.cast(down, dtype, span), span)
-    if is_float(dtype):  # torch.sign of NaN is 0; of -0.0 it is 0
-        return difference
-    return difference
+    return s.binary("-", result, s.cast(down, dtype, span), span)  # of NaN 0, as torch.sign
 
 
 def _select(cx: Lowering, a: list[Operand], span: Span) -> Operand:

@@ -182,7 +182,7 @@ def _judge_pair(a: Access, b: Access, budget: Budget) -> tuple[Verdict, Witness 
 
 def _conflict(a: Access, b: Access, budget: Budget) -> Witness | None:
     """A witness, if the accesses meet for all sizes from ``LARGE`` on."""
-    fixed = sorted_leaves(_nonlinear(a) | _nonlinear(b))
+    fixed = sorted(_nonlinear(a) | _nonlinear(b), key=_size_name)  # the same in each run
     for values in _assignments(fixed):
         if not budget.ask(partial(_always_meet, a, b, values), SUBSET):
             return None
@@ -191,11 +191,6 @@ def _conflict(a: Access, b: Access, budget: Budget) -> Witness | None:
         if witness:
             return witness
     return None
-
-
-def sorted_leaves(leaves: set[Value | Dim]) -> list[Value | Dim]:
-    """In an order that does not change from run to run."""
-    return sorted(leaves, key=_size_name)
 
 
 def _nonlinear(access: Access) -> set[Value | Dim]:

@@ -237,9 +237,9 @@ def result_type(name: str, operands: Sequence[Value]) -> Type:
 class Rewriter(Builder):
     """Rebuilds a function in one forward walk.
 
-    ``visit(op, rewriter)`` sees each operation after its operands were replaced and its regions
-    rebuilt. It returns None to keep it, or the list of values that stand for its results (which it
-    built itself by calling the rewriter's methods, or which were there already).
+    ``visit(op, rewriter)``, if given, sees each operation after its operands were replaced and its
+    regions rebuilt. It returns None to keep it, or the list of values that stand for its results
+    (which it built itself by calling the rewriter's methods, or which were there already).
     ``around(op, rewriter)``, if given, sees each *old* operation that has regions before anything
     is done with it. It returns None for the usual rebuilding, or the values that stand for its
     results, after it did all by itself (with ``copy``, ``region``, ``inline`` and ``append``).
@@ -248,7 +248,7 @@ class Rewriter(Builder):
 
     def __init__(
         self,
-        visit: Callable[[Op, Rewriter], Sequence[Value] | None],
+        visit: Callable[[Op, Rewriter], Sequence[Value] | None] | None = None,
         around: Callable[[Op, Rewriter], Sequence[Value] | None] | None = None,
     ) -> None:
         super().__init__(Block())
@@ -323,7 +323,7 @@ class Rewriter(Builder):
             for before, after in zip(op.regions, copy.regions, strict=True):
                 self.region(before, after)
         self.span = op.span
-        values = self.visit(copy, self)
+        values = self.visit(copy, self) if self.visit else None
         if values is None:
             self.block.ops.append(copy)
             results = op.results

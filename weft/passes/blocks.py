@@ -60,7 +60,7 @@ def _pays(parallel: Op) -> bool:
 
 class _Blocker(Rewriter):
     def __init__(self, parallel: Op) -> None:
-        super().__init__(lambda op, rewriter: None, around=self._around)
+        super().__init__(around=self._around)
         self.loop = parallel
 
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:

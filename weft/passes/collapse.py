@@ -278,7 +278,7 @@ def _score(every: Sequence[Access], iv: Value) -> float:
 
 class _Collapser(Rewriter):
     def __init__(self, nests: dict[Op, _Nest]) -> None:
-        super().__init__(lambda op, rewriter: None, around=self._around)
+        super().__init__(around=self._around)
         self.nests = nests
 
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:

@@ -147,7 +147,7 @@ class _Sweep(Rewriter):
     """Rebuilds what is alive."""
 
     def __init__(self, alive: _Alive) -> None:
-        super().__init__(lambda op, rewriter: None)
+        super().__init__()
         self.alive = alive
 
     def rewrite(self, op: Op) -> None:

@@ -31,7 +31,7 @@ def extrema(function: Function) -> Function:
     """
     if not any(op.name == "scf.for" and op.results for op in walk(function.body)):
         return function
-    return Rewriter(lambda op, rewriter: None, around=_around).function(function)
+    return Rewriter(around=_around).function(function)
 
 
 def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:

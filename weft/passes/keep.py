@@ -108,7 +108,7 @@ def _before(block: Block, place: int, values: Sequence[Value]) -> bool:
 
 class _Keeper(Rewriter):
     def __init__(self, kept: _Kept) -> None:
-        super().__init__(lambda op, rewriter: None)
+        super().__init__()
         self.kept = kept
 
     def rewrite(self, op: Op) -> None:

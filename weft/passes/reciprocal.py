@@ -27,7 +27,7 @@ def reciprocal(function: Function) -> Function:
     """
     if not any(op.name == "arith.divf" for op in walk(function.body)):
         return function
-    return Rewriter(lambda op, rewriter: None, around=_around).function(function)
+    return Rewriter(around=_around).function(function)
 
 
 def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:

@@ -97,7 +97,7 @@ def _is_pure(value: Value, body: Block, without: Sequence[Op]) -> bool:
 
 class _Splitter(Rewriter):
     def __init__(self, parallel: Op, split: _Split) -> None:
-        super().__init__(lambda op, rewriter: None, around=self._around)
+        super().__init__(around=self._around)
         self.loop = parallel
         self.axis = split.axis
         self.divisions = split.divisions

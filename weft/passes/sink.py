@@ -90,7 +90,7 @@ def _needed(value: Value, loop: Op, changed: Collection[Value]) -> list[Op] | No
 
 class _Sinker(Rewriter):
     def __init__(self, stored: Op, loaded: Op, needed: list[Op], loop: Op) -> None:
-        super().__init__(lambda op, rewriter: None)
+        super().__init__()
         self.stored, self.loaded, self.needed = stored, loaded, needed
         self.iv = For(loop).index
 

@@ -33,7 +33,7 @@ from weft.pytorch.transforms import batching_error, is_batch
 from weft.pytorch.workspaces import IR_DTYPES, Workspaces, numbers
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
-from weft.runtime.launch import Launcher, overlaps
+from weft.runtime.launch import Launcher, one_or_all, overlaps
 from weft.runtime.overlap import dense
 from weft.runtime.signature import TORCH_DTYPES
 from weft.values import mutable
@@ -448,9 +448,7 @@ def differentiate(
         moment.version = tensor._version
     for one in (h for h in held if isinstance(h, Referred)):
         REFERENCES.add(one, values[one.k])
-    if not results:
-        return None
-    return results[0] if len(results) == 1 else tuple(results)
+    return one_or_all(results)
 
 
 def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> Any:

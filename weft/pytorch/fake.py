@@ -22,9 +22,9 @@ from weft.frontend.split import RegionArg
 from weft.ir.writes import written
 from weft.lang.vectors import Backing
 from weft.runtime.backing import backed, is_backed, put_back
-from weft.runtime.launch import KernelLike, Launcher
+from weft.runtime.launch import KernelLike, Launcher, empty_results
 from weft.runtime.overlap import OverlapWarning, fakes_need_order
-from weft.runtime.signature import DTYPES, TORCH_DTYPES, spec_of
+from weft.runtime.signature import DTYPES, spec_of
 from weft.source import FunctionSource, Span
 
 
@@ -75,9 +75,7 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
             if arg.name in names:
                 _count(value)
         device = next((v.device for v in args if isinstance(v, torch.Tensor)), None)
-        out = [torch.empty((), dtype=TORCH_DTYPES[dtype], device=device)
-               for _, dtype in found.results]  # fmt: skip
-        return (out[0] if len(out) == 1 else tuple(out)) if out else None
+        return empty_results(found.results, device)
 
     return launch
 

@@ -97,6 +97,17 @@ class DirectEntry(NamedTuple):
     install: Callable[[Callable[..., Any]], None]
 
 
+def one_or_all(results: Sequence[torch.Tensor]) -> Any:
+    """What a launch gives that reduces into ``results``."""
+    return (results[0] if len(results) == 1 else tuple(results)) if results else None
+
+
+def empty_results(results: Sequence[tuple[str, str]], device: Any) -> Any:
+    """What a launch would give that reduces into scalars of these names and dtypes."""
+    made = [torch.empty((), dtype=TORCH_DTYPES[dtype], device=device) for _, dtype in results]
+    return one_or_all(made)
+
+
 class Launcher:
     """Launches one region. Call ``first`` until ``entry`` is set, then ``entry``."""
 
@@ -168,9 +179,7 @@ class Launcher:
         if wanted and torch.is_grad_enabled():
             return self.differentiate(args)
         compiled = self.forms.specialize(specs, place="meta").compiled
-        results = [torch.empty((), dtype=TORCH_DTYPES[dtype], device="meta")
-                   for _, dtype in compiled.results]  # fmt: skip
-        return (results[0] if len(results) == 1 else tuple(results)) if results else None
+        return empty_results(compiled.results, "meta")
 
     def _planned(self, given: tuple[Any, ...]) -> tuple[Generated, Plan, tuple[Any, ...]]:
         """What serves the call, its plan, and the arguments with memory for all of them."""

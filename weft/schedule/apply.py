@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from weft.ir.core import Function, Op, walk
 from weft.ir.types import i32, index
-from weft.schedule.bind import Bound, bind
+from weft.schedule.bind import Bound, bind, limits_of
 from weft.schedule.cooperate import cooperate
 from weft.schedule.language import (
-    Align,
     Cooperate,
     IndexWidth,
     KeepRow,
@@ -18,7 +17,6 @@ from weft.schedule.language import (
     SplitReduction,
     StripMine,
     only,
-    several,
 )
 from weft.schedule.nest import arrays_of
 from weft.schedule.privatize import privatize
@@ -40,11 +38,7 @@ def apply(
         how = only(schedule, KeepRow) or only(schedule, StripMine)
         if how is None:
             return cooperate(function, parallel, order[0], together)
-        arrays = arrays_of(function)
-        limits = {
-            function.args[arrays.index(step.array)]: step.bytes for step in several(schedule, Align)
-        }
-        return by_row(function, parallel, together, how, limits)
+        return by_row(function, parallel, together, how, limits_of(function, schedule))
     bound = bind(function, parallel, order, schedule)
     if own is not None:
         width = index if only(schedule, IndexWidth) is None else i32

@@ -21,6 +21,12 @@ from weft.schedule.vectorize import Neighbours
 from weft.values import frozen
 
 
+def limits_of(function: Function, schedule: Schedule) -> dict[Value, int]:
+    """The bytes of vectors that the rows of arguments are made of."""
+    args = dict(zip(arrays_of(function), function.args, strict=True))
+    return {args[step.array]: step.bytes for step in several(schedule, Align)}
+
+
 @frozen
 class Bound:
     """``stages`` run one after the other, each in every thread of a grid. Where there are several,
@@ -61,10 +67,7 @@ class _Nest(Threads):
         self.there: Value | None = None  # whether a thread of those has an iteration of its own
         self.kinds = Parallel(parallel).kinds
         self.place = function.body.ops.index(parallel)
-        arrays = arrays_of(function)
-        self.limits = {
-            function.args[arrays.index(step.array)]: step.bytes for step in several(schedule, Align)
-        }
+        self.limits = limits_of(function, schedule)
 
     def begin(self) -> Function:
         words = [("partials", MemRefType(i64, 1)), ("blocks", index)]

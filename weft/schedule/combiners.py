@@ -332,16 +332,12 @@ def _extreme(
     at = next(i for i in group if kinds[i].startswith("at."))
     order, _, predicate = kinds[k].partition(".")
     name = "arith.cmpf" if one[k].scalar.is_float else "arith.cmpi"
-    beyond = b.op(name, other[k], one[k], predicate=_strict(predicate))
+    beyond = b.op(name, other[k], one[k], predicate=predicate[:-1] + "t")
     same = b.op(name, other[k], one[k], predicate=_EQUAL[name])
     earlier = "slt" if order == "first" else "sgt"
     before = b.op("arith.cmpi", other[at], one[at], predicate=earlier)
     taken = b.op("arith.ori", beyond, b.op("arith.andi", same, before))
     return {i: b.op("arith.select", taken, other[i], one[i], type=one[i].type) for i in group}
-
-
-def _strict(predicate: str) -> str:
-    return predicate[:-1] + "t"
 
 
 def _mean(

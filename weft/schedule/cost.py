@@ -71,7 +71,8 @@ def footprint(
         memref, subscripts, _ = memory(op)
         if op.name == ("memref.load" if stores else "memref.store") or not count:
             continue
-        box = [_clipped(interval(v), n) for v, n in zip(subscripts, shapes[memref], strict=True)]
+        ranges = zip(map(interval, subscripts), shapes[memref], strict=True)
+        box = [(max(low, 0), min(high, n - 1)) for (low, high), n in ranges]
         most[memref] = most.get(memref, 0.0) + min(_volume(box), count)
         before = boxes.setdefault(memref, box)
         boxes[memref] = [(min(a, c), max(b, d)) for (a, b), (c, d) in zip(before, box, strict=True)]
@@ -79,10 +80,6 @@ def footprint(
         round(min(_volume(box), most[memref])) * memref.memref.element.bytes
         for memref, box in boxes.items()
     )
-
-
-def _clipped(found: Interval, size: int) -> Interval:
-    return max(found[0], 0), min(found[1], size - 1)
 
 
 def _volume(box: list[Interval]) -> int:

@@ -99,7 +99,6 @@ class Split:
 
 
 @frozen
-@frozen
 class Held:
     """The registers of a group hold a row, whose length is step ``value`` of the nest's program:
     ``usual`` elements in each thread, ``most`` where it is long. How many threads and vectors of

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import ScalarType, Type, i1, i32, index
 from weft.ir.views import If, accessed_by, constant_of, loop_of, memory
@@ -157,27 +158,26 @@ def narrow(
 
     The result is for code generation alone: subscripts and bounds of loops are not ``index``.
     """
-    types = [a.type for a in function.args]
-    result = Function(function.name, types, [a.name for a in function.args],
-                      dict(function.attrs), function.span)  # fmt: skip
-    _Narrowing(chosen, notes or {}).into(result, function)
-    return result
+    return _Narrowing(chosen, notes or {}).function(function)
 
 
-class _Narrowing:
+class _Narrowing(Rewriter):
     def __init__(self, chosen: frozenset[Value], notes: Mapping[Op, dict[str, Any]]) -> None:
+        super().__init__()
         self.chosen = chosen
         self.notes = notes
-        self.values: dict[Value, Value] = {}
-        self.ops: list[Op] = []
 
-    def into(self, result: Function, function: Function) -> None:
-        self.values.update(zip(function.args, result.args, strict=True))
-        self.ops = result.body.ops
-        for arg in function.args:
-            if arg in self.chosen:
-                self.values[arg] = self.cast(self.values[arg], i32)
-        self.block(function.body)
+    def function(self, function: Function) -> Function:
+        types, names = [a.type for a in function.args], [a.name for a in function.args]
+        new = Function(function.name, types, names, dict(function.attrs), function.span)
+        with self.at(new.body):
+            self.stand_for(function.args, new.args)
+            for arg in function.args:
+                if arg in self.chosen:
+                    self.replacement[arg] = self.cast(self.lookup(arg), i32)
+            for op in function.body.ops:
+                self.rewrite(op)
+        return new
 
     def type(self, value: Value) -> Type:
         return i32 if value in self.chosen else value.type
@@ -185,25 +185,17 @@ class _Narrowing:
     def get(self, value: Value, wanted: Type) -> Value:
         """The new ``value``, as an index of the wanted width if it is an index."""
         if value.type is not index:
-            return self.values[value]
+            return self.lookup(value)
         number = constant_of(value)
         if number is not None:
-            made = Op("arith.constant", [], [wanted], {"value": _wrapped(int(number), wanted)})
-            self.ops.append(made)
-            return made.result
-        new = self.values[value]
+            return self.op("arith.constant", type=wanted, value=_wrapped(int(number), wanted))
+        new = self.lookup(value)
         return new if new.type is wanted else self.cast(new, wanted)
 
     def cast(self, value: Value, wanted: Type) -> Value:
-        op = Op("arith.index_cast", [value], [wanted])
-        self.ops.append(op)
-        return op.result
+        return self.op("arith.index_cast", value, type=wanted)
 
-    def block(self, block: Block) -> None:
-        for op in block.ops:
-            self.op(op)
-
-    def op(self, op: Op) -> None:
+    def rewrite(self, op: Op) -> None:
         if op.name == "arith.constant" and op.result.type is index:
             return  # made where it is used
         wide = [v for v in op.operands if v.type is index]
@@ -236,32 +228,29 @@ class _Narrowing:
         operands = [self.get(v, t) for v, t in zip(op.operands, wanted, strict=True)]
         attrs = op.attrs | self.notes.get(op, {})
         new = Op(op.name, operands, results, attrs, span=op.span)
-        self.ops.append(new)
+        self.append(new)
         for region in op.regions:
-            new.regions.append(self.region(op, region))
+            new.regions.append(self.narrowed(op, region))
         for old, made in zip(op.results, new.results, strict=True):
-            self.values[old] = made
+            self.replacement[old] = made
             if old in self.chosen and made.type is not i32:
-                self.values[old] = self.cast(made, i32)
+                self.replacement[old] = self.cast(made, i32)
             elif old.type is index and old not in self.chosen and made.type is i32:
-                self.values[old] = self.cast(made, index)
+                self.replacement[old] = self.cast(made, index)
 
-    def region(self, op: Op, region: Block) -> Block:
+    def narrowed(self, op: Op, region: Block) -> Block:
         new = Block([self.type(v) for v in region.args])
-        for old, arg in zip(region.args, new.args, strict=True):
-            arg.name = old.name
-            self.values[old] = arg
-        saved, self.ops = self.ops, new.ops
-        if op.name == "scf.if":
-            for inner in region.ops[:-1]:
-                self.op(inner)
-            end = region.terminator
-            operands = [self.get(v, self.type(r))
-                        for v, r in zip(end.operands, op.results, strict=True)]  # fmt: skip
-            self.ops.append(Op(end.name, operands, (), dict(end.attrs), span=end.span))
-        else:
-            self.block(region)
-        self.ops = saved
+        self.stand_for(region.args, new.args)
+        with self.at(new):
+            *inside, end = region.ops
+            for inner in inside:
+                self.rewrite(inner)
+            if op.name == "scf.if":
+                pairs = zip(end.operands, op.results, strict=True)
+                operands = [self.get(v, self.type(r)) for v, r in pairs]
+                self.append(Op(end.name, operands, (), dict(end.attrs), span=end.span))
+            else:
+                self.rewrite(end)
         return new
 
 

@@ -10,8 +10,8 @@ from weft.codegen import cpu
 from weft.frontend.lower import lower
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
+from weft.index.bounds import check_negative
 from weft.index.describe import describe
-from weft.index.negative import check_negative
 from weft.index.races import check_races
 from weft.ir.core import Function
 from weft.ir.text import print_function

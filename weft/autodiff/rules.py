@@ -18,6 +18,10 @@ from weft.ir.core import Op, Value
 from weft.ir.types import ScalarType, compute_type
 
 
+def _binary(name: str) -> Callable[[Local, Value, Value], Value]:
+    return lambda d, x, y: d.builder.op(f"arith.{name}", x, y)
+
+
 class Local:
     """The neighbourhood of one operation, with short names for what rules are made of."""
 
@@ -36,17 +40,7 @@ class Local:
     def number(self, value: float) -> Value:
         return self.builder.constant(value, self.g.scalar)
 
-    def add(self, x: Value, y: Value) -> Value:
-        return self.builder.op("arith.addf", x, y)
-
-    def sub(self, x: Value, y: Value) -> Value:
-        return self.builder.op("arith.subf", x, y)
-
-    def mul(self, x: Value, y: Value) -> Value:
-        return self.builder.op("arith.mulf", x, y)
-
-    def div(self, x: Value, y: Value) -> Value:
-        return self.builder.op("arith.divf", x, y)
+    add, sub, mul, div = map(_binary, ("addf", "subf", "mulf", "divf"))
 
     def neg(self, x: Value) -> Value:
         return self.builder.op("arith.negf", x)

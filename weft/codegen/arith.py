@@ -18,12 +18,6 @@ Rule = Callable[[Emitter, Op, list[str]], Sequence[str]]
 RULES: dict[str, Rule] = {}
 
 
-def scalar(value: Value) -> ScalarType:
-    """The type of a value that is known to be a scalar."""
-    assert isinstance(value.type, ScalarType)
-    return value.type
-
-
 def rule(*names: str) -> Callable[[Rule], Rule]:
     def add(function: Rule) -> Rule:
         for name in names:
@@ -208,10 +202,11 @@ RULES["math.absi"] = _intrinsic("abs", "false")
 RULES["math.ctpop"] = _intrinsic("ctpop")
 
 
-@rule("arith.cmpi")
-def _cmpi(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+@rule("arith.cmpi", "arith.cmpf")
+def _compare(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     a, b = operands
-    return [e.inst(f"icmp {op.attrs['predicate']} {e.type(op.left.scalar)} {a}, {b}")]
+    instruction = "icmp" if op.name == "arith.cmpi" else "fcmp"
+    return [e.inst(f"{instruction} {op.attrs['predicate']} {e.type(op.left.scalar)} {a}, {b}")]
 
 
 @rule("arith.select")
@@ -255,12 +250,6 @@ def _negf(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return [e.inst(f"fneg {e.fast}{e.type(op.result.scalar)} {operands[0]}")]
 
 
-@rule("arith.cmpf")
-def _cmpf(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    a, b = operands
-    return [e.inst(f"fcmp {op.attrs['predicate']} {e.type(op.left.scalar)} {a}, {b}")]
-
-
 @rule("math.isnan")
 def _isnan(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     a = operands[0]
@@ -294,7 +283,7 @@ def _math(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 
 @rule("math.sigmoid")
 def _sigmoid(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    t = scalar(op.result)
+    t = op.result.scalar
     ty, one = e.type(t), e.literal(1.0, t)
     grown = e.target.math_call(e, "exp", t, [e.inst(f"fneg {ty} {operands[0]}")])
     return [e.inst(f"fdiv {ty} {one}, {e.inst(f'fadd {ty} {one}, {grown}')}")]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from weft.codegen import pool
 from weft.codegen.accumulations import accumulations
@@ -21,7 +22,7 @@ from weft.codegen.interface import Slot
 from weft.codegen.interrupt import clock, polled_loops, runs_once
 from weft.codegen.lanes import emit_tile, tile_of
 from weft.codegen.llvm import emit_block, emit_op, loop, rows_follow
-from weft.codegen.trips import trip_count
+from weft.ir import trips
 from weft.ir.builder import identity
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
@@ -460,3 +461,30 @@ def _known(e: Emitter, value: Value) -> bool:
         return False
     emit_op(e, op)
     return True
+
+
+class _Instructions:
+    """Integers of LLVM's type ``ty``, by their names."""
+
+    # The dividend of a trip count is never negative, and may need all bits.
+    _OPS: ClassVar = {"addi": "add", "subi": "sub nsw", "floordivsi": "udiv"}
+
+    def __init__(self, e: Emitter, ty: str) -> None:
+        self.e = e
+        self.ty = ty
+
+    def constant(self, value: str) -> int | None:
+        return None if value.startswith("%") else int(value)
+
+    def number(self, value: int) -> str:
+        return str(value)
+
+    def op(self, name: str, a: str, b: str) -> str:
+        if name == "maxsi":
+            return self.e.intrinsic(f"llvm.smax.{self.ty}", self.ty, (self.ty, a), (self.ty, b))
+        return self.e.inst(f"{self._OPS[name]} {self.ty} {a}, {b}")
+
+
+def trip_count(e: Emitter, lower: Value, upper: Value, step: Value, ty: str = "i64") -> str:
+    """How many iterations a loop with these bounds has."""
+    return trips.trip_count(_Instructions(e, ty), e.name(lower), e.name(upper), e.name(step))

@@ -1,10 +1,13 @@
-"""Is an access always in range? Proven from loop bounds, or with isl from conditions as well."""
+"""Is an access always in range? Proven from loop bounds, or with isl from conditions as well. Is
+a subscript negative in every iteration? Python counts it from the end, a loop does not: memory in
+front of an array would be read or written."""
 
 from __future__ import annotations
 
-from weft.index.access import Access, Extraction
+from weft.errors import KernelIndexError
+from weft.index.access import Access, Extraction, accesses
 from weft.index.budget import Budget
-from weft.index.expression import Dim, Poly, atom, number
+from weft.index.expression import Dim, Poly, atom, extreme, number
 from weft.index.meeting import inside
 from weft.index.relation import Text
 from weft.ir.core import Function, Op
@@ -53,3 +56,28 @@ def needless_checks(function: Function, *, isl: bool = True) -> set[Op]:
         for op, access in Extraction(function).bounds
         if in_range(access, access.subscripts[0], access.subscripts[1], isl=isl)
     }
+
+
+def check_negative(function: Function) -> None:
+    """Raises ``KernelIndexError`` for an access that no condition guards and whose subscript is
+    below 0 whatever the iteration is."""
+    for access in accesses(function):
+        for axis in range(len(access.subscripts) if not access.guards else 0):
+            if _most(access, axis) < 0:
+                name = access.memref.name or "an array"
+                raise KernelIndexError(
+                    f"subscript {axis} of `{name}` is negative in every iteration: only a literal "
+                    "is counted from the end", access.op.span,
+                    help=f"write {name}.shape[{axis}] in front of it",
+                )  # fmt: skip
+
+
+def _most(access: Access, axis: int) -> float:
+    """A bound of a subscript, infinite where none is known."""
+    subscript = access.subscripts[axis]
+    if subscript is None:
+        return float("inf")
+    ranges = [(loop.iv, loop.lower, loop.upper) for loop in reversed(access.loops)]
+    most = extreme(subscript, ranges, upwards=True)
+    number = None if most is None else most.constant
+    return float("inf") if number is None else number

@@ -25,7 +25,7 @@ from weft.errors import (
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import COMBINERS
 from weft.ir.scalar import SCALAR_RULES, bits_of, from_bits, literal, to_float, wrap
-from weft.ir.types import MemRefType, ScalarType, Type, bf16, f16
+from weft.ir.types import ScalarType, Type, bf16, f16
 
 _NUMPY: dict[str, tuple[str, ...]] = {
     "i1": ("bool",), "i8": ("int8", "uint8"), "i16": ("int16", "uint16"),
@@ -203,27 +203,23 @@ def _written(type: ScalarType, dtype: Any, value: Any) -> Any:
     return dtype.type(value)
 
 
-def _memref_type(op: Op, k: int) -> MemRefType:
-    return op.operands[k].memref
-
-
 # --- memory ------------------------------------------------------------------------------------
 
 
 def _load(m: Machine, op: Op, memref: Any, *subscripts: int) -> Any:
     at = m.element(op, memref, subscripts, writes=False)
-    return _read(_memref_type(op, 0).element, memref[at])
+    return _read(op.operands[0].memref.element, memref[at])
 
 
 def _store(m: Machine, op: Op, value: Any, memref: Any, *subscripts: int) -> tuple[()]:
     at = m.element(op, memref, subscripts, writes=True)
-    memref[at] = _written(_memref_type(op, 1).element, memref.dtype, value)
+    memref[at] = _written(op.operands[1].memref.element, memref.dtype, value)
     return ()
 
 
 def _atomic_rmw(m: Machine, op: Op, value: Any, memref: Any, *subscripts: int) -> Any:
     at = m.element(op, memref, subscripts, writes=not op.attrs["atomic"])
-    element, type = _memref_type(op, 1).element, op.result.type
+    element, type = op.operands[1].memref.element, op.result.type
     old = _widened(element, _read(element, memref[at]))
     new = _narrowed(element, combine(op.attrs["kind"], type, old, value))
     memref[at] = _written(element, memref.dtype, new)
@@ -232,7 +228,7 @@ def _atomic_rmw(m: Machine, op: Op, value: Any, memref: Any, *subscripts: int) -
 
 def _atomic_cas(m: Machine, op: Op, expected: Any, desired: Any, memref: Any, *subs: int) -> Any:
     at = m.element(op, memref, subs, writes=False)
-    element = _memref_type(op, 2).element
+    element = op.operands[2].memref.element
     old = _read(element, memref[at])
     # Equal means equal bits, as the processor compares: -0.0 is not 0.0, and a NaN is itself.
     if bits_of(old, element) == bits_of(_narrowed(element, expected), element):

@@ -80,22 +80,14 @@ def _operand(op: Op) -> Any:
 # --- integers ----------------------------------------------------------------------------------
 
 
-def _signed_int(function: Callable[[int, int], int]) -> Rule:
-    """Computes on mathematical integers, operands read as signed, then wraps."""
+def _whole(
+    function: Callable[[int, int], int], read: Callable[[int, ScalarType], int] = signed
+) -> Rule:
+    """Computes on mathematical integers, as ``read`` has the operands, then wraps."""
 
     def rule(op: Op, a: int, b: int) -> int:
         type = _result(op)
-        return wrap(function(signed(a, type), signed(b, type)), type)
-
-    return rule
-
-
-def _unsigned_int(function: Callable[[int, int], int]) -> Rule:
-    """Computes on mathematical integers, operands read as unsigned, then wraps."""
-
-    def rule(op: Op, a: int, b: int) -> int:
-        type = _result(op)
-        return wrap(function(unsigned(a, type), unsigned(b, type)), type)
+        return wrap(function(read(a, type), read(b, type)), type)
 
     return rule
 
@@ -136,22 +128,18 @@ def _cmpi(op: Op, a: int, b: int) -> bool:
 # --- floats ------------------------------------------------------------------------------------
 
 
-def _float(function: Callable[..., Any]) -> Rule:
+def _float(function: Callable[..., Any], of: Callable[[Any], Any] = lambda a: a) -> Rule:
     """Computes in the operands' own type: numpy's scalars do, with correct rounding."""
 
     def rule(op: Op, *operands: Any) -> Any:
-        return to_float(function(*operands), _result(op))
+        return to_float(function(*map(of, operands)), _result(op))
 
     return rule
 
 
 def _wide(function: Callable[..., Any]) -> Rule:
     """Computes in f64 and rounds to the result's type."""
-
-    def rule(op: Op, *operands: Any) -> Any:
-        return to_float(function(*map(np.float64, operands)), _result(op))
-
-    return rule
+    return _float(function, np.float64)
 
 
 def _maximum(a: Any, b: Any) -> Any:
@@ -225,10 +213,6 @@ def _fptoui(op: Op, a: Any) -> int:
     return _saturated(op, a, 0, (1 << _result(op).bits) - 1)
 
 
-def _int_to_float(value: int, type: ScalarType) -> Any:
-    return _nearest(Fraction(value), type)
-
-
 def literal(value: bool | int | float, type: Type) -> Any:
     """A literal of the IR as a value of the interpreter."""
     assert isinstance(type, ScalarType)
@@ -243,23 +227,23 @@ def _unary_library(name: str) -> Rule:
 
 SCALAR_RULES: dict[str, Rule] = {
     "arith.constant": lambda op: literal(op.attrs["value"], _result(op)),
-    "arith.addi": _signed_int(lambda a, b: a + b),
-    "arith.subi": _signed_int(lambda a, b: a - b),
-    "arith.muli": _signed_int(lambda a, b: a * b),
-    "arith.floordivsi": _signed_int(_or_zero(lambda a, b: a // b)),
-    "arith.divui": _unsigned_int(_or_zero(lambda a, b: a // b)),
-    "arith.remsi": _signed_int(_or_zero(_remsi)),
-    "arith.remui": _unsigned_int(_or_zero(lambda a, b: a % b)),
-    "arith.andi": _signed_int(lambda a, b: a & b),
-    "arith.ori": _signed_int(lambda a, b: a | b),
-    "arith.xori": _signed_int(lambda a, b: a ^ b),
+    "arith.addi": _whole(lambda a, b: a + b),
+    "arith.subi": _whole(lambda a, b: a - b),
+    "arith.muli": _whole(lambda a, b: a * b),
+    "arith.floordivsi": _whole(_or_zero(lambda a, b: a // b)),
+    "arith.divui": _whole(_or_zero(lambda a, b: a // b), unsigned),
+    "arith.remsi": _whole(_or_zero(_remsi)),
+    "arith.remui": _whole(_or_zero(lambda a, b: a % b), unsigned),
+    "arith.andi": _whole(lambda a, b: a & b),
+    "arith.ori": _whole(lambda a, b: a | b),
+    "arith.xori": _whole(lambda a, b: a ^ b),
     "arith.shli": _shift(lambda a, b: a << b, signed),
     "arith.shrsi": _shift(lambda a, b: a >> b, signed),
     "arith.shrui": _shift(lambda a, b: a >> b, unsigned),
-    "arith.minsi": _signed_int(min),
-    "arith.maxsi": _signed_int(max),
-    "arith.minui": _unsigned_int(min),
-    "arith.maxui": _unsigned_int(max),
+    "arith.minsi": _whole(min),
+    "arith.maxsi": _whole(max),
+    "arith.minui": _whole(min, unsigned),
+    "arith.maxui": _whole(max, unsigned),
     "arith.addf": _float(lambda a, b: a + b),
     "arith.subf": _float(lambda a, b: a - b),
     "arith.mulf": _float(lambda a, b: a * b),
@@ -277,8 +261,8 @@ SCALAR_RULES: dict[str, Rule] = {
     "arith.extui": lambda op, a: wrap(unsigned(a, _operand(op)), _result(op)),
     "arith.trunci": lambda op, a: wrap(int(a), _result(op)),
     "arith.index_cast": lambda op, a: wrap(signed(a, _operand(op)), _result(op)),
-    "arith.sitofp": lambda op, a: _int_to_float(signed(a, _operand(op)), _result(op)),
-    "arith.uitofp": lambda op, a: _int_to_float(unsigned(a, _operand(op)), _result(op)),
+    "arith.sitofp": lambda op, a: _nearest(Fraction(signed(a, _operand(op))), _result(op)),
+    "arith.uitofp": lambda op, a: _nearest(Fraction(unsigned(a, _operand(op))), _result(op)),
     "arith.fptosi": _fptosi,
     "arith.fptoui": _fptoui,
     "arith.extf": lambda op, a: to_float(a, _result(op)),

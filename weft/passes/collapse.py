@@ -8,8 +8,7 @@ from dataclasses import field, replace
 from weft.index.access import Access, Extraction, Loop
 from weft.index.budget import Budget
 from weft.index.expression import nonnegative
-from weft.index.pairs import pairs
-from weft.index.races import compatible, proven_apart
+from weft.index.races import compatible, pairs, proven_apart
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, below, defined, walk
 from weft.ir.ops import OPS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Generator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -298,6 +298,18 @@ class Rewriter(Builder):
         for op in old.ops[:-1]:
             self.rewrite(op)
         return [self.lookup(v) for v in old.terminator.operands]
+
+    def in_front(self, value: Value, inside: Collection[Value], known: dict[Value, Value]) -> Value:
+        """``value``, made by pure operations of values ``inside`` of what is rebuilt, computed in
+        front of that. ``known``: of some of these what they are there; the others are added."""
+        if value not in known:
+            op = value.op
+            if value not in inside or op is None:
+                return self.lookup(value)
+            for operand in op.operands:
+                self.in_front(operand, inside, known)
+            known[value] = self.copied(op, lambda v: known.get(v) or self.lookup(v)).result
+        return known[value]
 
     def _rebuild(self, old: Block, new: Block) -> None:
         for before, after in zip(old.args, new.args, strict=True):

@@ -291,7 +291,7 @@ class _Collapser(Rewriter):
         for loop in nest.moved:
             shape = nest.triangles.get(loop)
             widest = memo if shape is None else {shape.iv: self._end(axes[shape.iv], shape)}
-            axes[For(loop).index] = [self._outside(v, inside, widest) for v in For(loop).bounds]
+            axes[For(loop).index] = [self.in_front(v, inside, widest) for v in For(loop).bounds]
         order = list(axes)
         order.append(order.pop(nest.last))
         lowers, uppers, steps = map(list, zip(*(axes[iv] for iv in order), strict=True))
@@ -306,18 +306,6 @@ class _Collapser(Rewriter):
     def _end(self, box: Sequence[Value], shape: _Triangle) -> Value:
         """The index of the range ``box`` at which the loop is the longest."""
         return box[0] if shape.first else self.subi(box[1], self.index(1))
-
-    def _outside(self, value: Value, inside: Collection[Value], memo: dict[Value, Value]) -> Value:
-        """``value`` computed in front of the nest."""
-        if value not in inside:
-            return self.lookup(value)
-        if value not in memo:
-            op = value.op
-            assert op is not None
-            for operand in op.operands:
-                self._outside(operand, inside, memo)
-            memo[value] = self.copied(op, lambda v: memo.get(v) or self.lookup(v)).result
-        return memo[value]
 
     def _level(self, block: Block, nest: _Nest, depth: int) -> None:
         """The operations of ``block`` but for its terminator: it is where the loop ``depth`` of the

@@ -102,7 +102,7 @@ class _Splitter(Rewriter):
         self.axis = split.axis
         self.divisions = split.divisions
         self.split_index = parallel.body.args[split.axis]
-        self.inside = set(parallel.body.ops)
+        self.inside = {v for op in parallel.body.ops for v in op.results}
 
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if op is not self.loop:
@@ -131,7 +131,7 @@ class _Splitter(Rewriter):
         memo: dict[Value, Value] = {self.split_index: self.constant(0, index)}
         shortest = self.constant(SHORTEST, index)
         for division in self.divisions:
-            length = self._copy(division.right, memo)
+            length = self.in_front(division.right, self.inside, memo)
             enough = self.op("arith.cmpi", length, shortest, predicate="sge")
             long = enough if long is None else self.op("arith.andi", long, enough)
         assert long is not None
@@ -155,7 +155,7 @@ class _Splitter(Rewriter):
         division, *others = divisions
         begin, end = bounds
         memo = dict(memo)
-        start, length = (self._copy(v, memo) for v in division.operands)
+        start, length = (self.in_front(v, self.inside, memo) for v in division.operands)
         one = self.constant(1, index)
         first = self.op("arith.floordivsi", self.op("arith.addi", begin, start), length)
         top = self.op("arith.addi", self.op("arith.subi", end, one), start)
@@ -169,19 +169,6 @@ class _Splitter(Rewriter):
             run = self.op("arith.maxsi", low, begin), self.op("arith.minsi", high, end)
             self._runs(body, run, inner, others, {**memo, division.result: quotient})
             self.do("scf.yield")
-
-    def _copy(self, value: Value, memo: dict[Value, Value]) -> Value:
-        """``value`` computed in front of the loop."""
-        if value in memo:
-            return memo[value]
-        owner = value.op
-        if owner is None or owner not in self.inside:
-            return self.lookup(value)
-        operands = [self._copy(v, memo) for v in owner.operands]
-        copy = Op(owner.name, operands, [value.type], dict(owner.attrs), None, owner.span)
-        self.append(copy)
-        memo[value] = copy.result
-        return copy.result
 
     def _loop(
         self, body: Block, bounds: tuple[Value, Value], inner: list[tuple[Value, Value, Value]],

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
-
-import torch
 
 from weft import compiler
 from weft.autodiff.activity import read_and_written
@@ -19,6 +17,7 @@ from weft.ir.core import Function
 from weft.kernel import Kernel
 from weft.options import Options
 from weft.pytorch.fake import fake_launchers
+from weft.runtime.inspection import visited
 from weft.runtime.launch import Launcher
 from weft.schedule.choose import candidate
 from weft.schedule.grid import threads_of
@@ -102,24 +101,14 @@ def compile_for(
 def lowered_loops(kernel: Kernel, *args: Any, **kwargs: Any) -> list[Function]:
     """The IR of each device loop that a call with these arguments would launch, in order. Tensors
     may be on "meta"."""
-    loops: list[Function] = []
+    launchers = [Launcher(r, kernel.source, kernel.options) for r in kernel.parts.regions]
+
+    def lowered(launcher: Launcher, values: tuple[Any, ...]) -> Function:
+        specs = launcher.forms.specs(values)
+        return lower(launcher.region, specs, kernel.source, debug=kernel.options.debug).function
+
     fakes = fake_launchers(kernel)
-
-    def recording(k: int) -> Callable[..., Any]:
-        launcher = Launcher(kernel.parts.regions[k], kernel.source, kernel.options)
-
-        def launch(*values: Any) -> Any:
-            specs = launcher.forms.specs(launcher.forms.extended(values))
-            lowered = lower(launcher.region, specs, kernel.source, debug=kernel.options.debug)
-            loops.append(lowered.function)
-            return fakes[k](*values)
-
-        return launch
-
-    with torch.no_grad():
-        launchers = [recording(k) for k in range(len(kernel.parts.regions))]
-        kernel.parts.host(launchers, *args, **kwargs)
-    return loops
+    return visited(kernel.parts.host, launchers, fakes, args, kwargs, lowered)
 
 
 def _compiled(function: Function, target: str, options: Options, every_schedule: bool) -> GpuLoop:

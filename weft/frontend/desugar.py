@@ -142,116 +142,85 @@ def _with_flags(statements: list[ast.stmt], scope: _Loop) -> list[ast.stmt]:
     return [_set(f, False, at) for f in (scope.skip,) if f] + statements
 
 
-def _statements(body: list[ast.stmt], scope: _Loop, function: _Loop | None) -> list[ast.stmt]:
-    result: list[ast.stmt] = []
-    for k, node in enumerate(body):
-        rest = body[k + 1 :]
-        if isinstance(node, ast.Return):
-            assert function is not None
-            result += _result(node, function.valued)
-            if scope.in_loop:
-                result += [
-                    _set(_returned(function), True, node),
-                    _set(_broken(scope, node), True, node),
-                ]
-            return result
-        if isinstance(node, ast.Break):
-            result.append(_set(_broken(scope, node), True, node))
-            return result
-        if isinstance(node, ast.Continue):
-            return result
-        if isinstance(node, (ast.For, ast.While)):
-            result.append(_loop(node, scope, function))
-            if ast.Return in jumps(node):
-                return result + _after_return(rest, scope, function, node)
-            continue
-        if isinstance(node, ast.If) and jumps(node):
-            return result + _branch(node, rest, scope, function)
-        result.append(_quiet(node, scope, function))
-    return result
-
-
-def _quiet(node: ast.stmt, scope: _Loop, function: _Loop | None) -> ast.stmt:
-    """A statement that does not jump; loops inside it may."""
-    if not isinstance(node, ast.If):
-        return node
-    new = copy.copy(node)
-    new.body = _statements(node.body, scope, function)
-    new.orelse = _statements(node.orelse, scope, function)
-    return new
-
-
-def _branch(
-    node: ast.If, rest: list[ast.stmt], scope: _Loop, function: _Loop | None
+def _statements(
+    body: list[ast.stmt], scope: _Loop, function: _Loop | None, flag: str = ""
 ) -> list[ast.stmt]:
-    new = copy.copy(node)
-    if _always(node.body) or _always(node.orelse) or not rest:
-        new.body = _statements(node.body + ([] if _always(node.body) else rest), scope, function)
-        new.orelse = _statements(
-            node.orelse + ([] if _always(node.orelse) else rest), scope, function
-        )
-        new.body = new.body or [ast.copy_location(ast.Pass(), node)]
-        return [new]
-    # Some paths jump and some go on to `rest`: a flag tells.
-    flag = _skip(scope, function)
-    new.body = _flagged(node.body, flag, scope, function)
-    new.orelse = _flagged(node.orelse, flag, scope, function)
-    return [
-        new,
-        unless(
-            flag, _statements(rest, scope, function) or [ast.copy_location(ast.Pass(), node)], node
-        ),
-    ]
-
-
-def _flagged(
-    body: list[ast.stmt], flag: str, scope: _Loop, function: _Loop | None
-) -> list[ast.stmt]:
-    """``body`` with the flag set wherever it jumps."""
+    """``body`` without its jumps. ``flag``: what is set wherever it jumps, if anything is."""
     result: list[ast.stmt] = []
     for k, node in enumerate(body):
         rest = body[k + 1 :]
         if isinstance(node, (ast.Return, ast.Break, ast.Continue)):
-            return [*result, *_statements([node], scope, function), _set(flag, True, node)]
-        if isinstance(node, ast.If) and jumps(node):
-            new = copy.copy(node)
-            new.body = _flagged(node.body, flag, scope, function)
-            new.orelse = _flagged(node.orelse, flag, scope, function)
-            result.append(new)
-            if rest:
-                result.append(unless(flag, _flagged(rest, flag, scope, function), node))
-            return result
+            set_flag = [_set(flag, True, node)] if flag else []
+            return [*result, *_jump(node, scope, function), *set_flag]
         if isinstance(node, (ast.For, ast.While)):
             result.append(_loop(node, scope, function))
             if ast.Return in jumps(node):
-                assert function is not None
-                leave = [_set(flag, True, node)]
-                if scope.in_loop:
-                    leave.append(_set(_broken(scope, node), True, node))
-                returned = ast.Name(_returned(function), ast.Load())
-                result.append(placed(ast.If(returned, leave, []), node))
-                if rest:
-                    result.append(unless(flag, _flagged(rest, flag, scope, function), node))
-                return result
-            continue
-        result.append(_quiet(node, scope, function))
+                return result + _after_return(rest, scope, function, node, flag)
+        elif isinstance(node, ast.If) and jumps(node):
+            return result + _branch(node, rest, scope, function, flag)
+        elif isinstance(node, ast.If):  # loops inside of it may jump
+            result.append(_if(node, node.body, node.orelse, scope, function))
+        else:
+            result.append(node)
+    return result
+
+
+def _jump(
+    node: ast.Return | ast.Break | ast.Continue, scope: _Loop, function: _Loop | None
+) -> list[ast.stmt]:
+    """What a jump leaves to be done."""
+    if isinstance(node, ast.Return):
+        assert function is not None
+        result = _result(node, function.valued)
+        if scope.in_loop:
+            result.append(_set(_returned(function), True, node))
+            result.append(_set(_broken(scope), True, node))
+        return result
+    return [_set(_broken(scope), True, node)] if isinstance(node, ast.Break) else []
+
+
+def _if(
+    node: ast.If, body: list[ast.stmt], orelse: list[ast.stmt], scope: _Loop,
+    function: _Loop | None, flag: str = "",
+) -> ast.If:  # fmt: skip
+    """``node`` with other statements in its branches."""
+    new = copy.copy(node)
+    new.body = _statements(body, scope, function, flag) or [ast.copy_location(ast.Pass(), node)]
+    new.orelse = _statements(orelse, scope, function, flag)
+    return new
+
+
+def _branch(
+    node: ast.If, rest: list[ast.stmt], scope: _Loop, function: _Loop | None, flag: str
+) -> list[ast.stmt]:
+    """A branch that jumps, and what follows it."""
+    if not flag and (_always(node.body) or _always(node.orelse) or not rest):
+        body, orelse = (
+            side if _always(side) else [*side, *rest] for side in (node.body, node.orelse)
+        )
+        return [_if(node, body, orelse, scope, function)]
+    # Some paths jump and some go on to `rest`: a flag tells.
+    skip = flag or _skip(scope, function)
+    result: list[ast.stmt] = [_if(node, node.body, node.orelse, scope, function, skip)]
+    if rest:
+        after = _statements(rest, scope, function, flag) or [ast.copy_location(ast.Pass(), node)]
+        result.append(unless(skip, after, node))
     return result
 
 
 def _after_return(
-    rest: list[ast.stmt], scope: _Loop, function: _Loop | None, at: ast.AST
+    rest: list[ast.stmt], scope: _Loop, function: _Loop | None, at: ast.AST, flag: str
 ) -> list[ast.stmt]:
     """What follows a loop that may have returned from the function."""
     assert function is not None
-    flag = _returned(function)
+    returned = _returned(function)
+    flags = [*([flag] if flag else []), *([_broken(scope)] if scope.in_loop else [])]
+    leave = [_set(name, True, at) for name in flags]
     result: list[ast.stmt] = []
-    if scope.in_loop:
-        leave = placed(
-            ast.If(ast.Name(flag, ast.Load()), [_set(_broken(scope, at), True, at)], []), at
-        )
-        result.append(leave)
+    if leave:
+        result.append(placed(ast.If(ast.Name(returned, ast.Load()), leave, []), at))
     if rest:
-        result.append(unless(flag, _statements(rest, scope, function), at))
+        result.append(unless(flag or returned, _statements(rest, scope, function, flag), at))
     return result
 
 
@@ -264,7 +233,7 @@ def _loop(node: ast.For | ast.While, outer: _Loop, function: _Loop | None) -> as
     return new
 
 
-def _broken(scope: _Loop, at: ast.AST) -> str:
+def _broken(scope: _Loop) -> str:
     if not scope.broken:
         scope.broken = f".broken{next(scope.counter)}"
     return scope.broken

@@ -28,7 +28,6 @@ from weft.frontend.kinds import (
 )
 from weft.frontend.scope import dotted
 from weft.ir import types as ir
-from weft.ir.builder import Builder
 from weft.ir.core import Value
 
 MOST_UNROLLED_STORES = 64
@@ -124,11 +123,7 @@ def _subscript(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Spa
         value = b.op("arith.addi", end, b.constant(item.value, ir.index))
     else:
         value = cx.scalars.index(cx.read_scalar(item, span), span)
-    if cx.debug:
-        end = cx.scalars.index(extent(cx, tensor, axis), span)
-        b.span = span
-        b.do("weft.bounds", value, end, tensor=tensor.name, axis=axis)
-    return value
+    return _checked(cx, tensor, axis, value, span)
 
 
 def _clamped(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span) -> Value:
@@ -138,10 +133,15 @@ def _clamped(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span)
     index = Scalar(cx.scalars.index(cx.read_scalar(item, span), span), "int")
     low = cx.scalars.extreme("<", index, end, span)
     value = cx.scalars.index(cx.scalars.extreme(">", low, Static(0), span), span)
-    if cx.debug:  # of no elements, none is in range
+    return _checked(cx, tensor, axis, value, span)  # of no elements, none is in range
+
+
+def _checked(cx: Lowering, tensor: Tensor, axis: int, value: Value, span: Span) -> Value:
+    """A subscript, which debug mode checks."""
+    if cx.debug:
+        end = cx.scalars.index(extent(cx, tensor, axis), span)
         cx.builder.span = span
-        past = cx.scalars.index(extent(cx, tensor, axis), span)
-        cx.builder.do("weft.bounds", value, past, tensor=tensor.name, axis=axis)
+        cx.builder.do("weft.bounds", value, end, tensor=tensor.name, axis=axis)
     return value
 
 
@@ -149,25 +149,20 @@ def local_array(cx: Lowering, shape: tuple[int, ...], dtype: str) -> Tensor:
     """``weft.zeros(shape, dtype)``: a local array, filled with zeros."""
     b = cx.builder
     memref = b.alloca(STORAGE[dtype], shape)
-    _fill(b, memref, shape, b.constant(0, STORAGE[dtype]), [])
-    return Tensor(memref, dtype, "a local array", local=True, shape=shape)
+    zero = b.constant(0, STORAGE[dtype])
 
+    def fill(indices: list[Value]) -> None:
+        if len(indices) == len(shape):
+            b.store(zero, memref, indices)
+            return
+        for i in range(shape[len(indices)]):
+            fill([*indices, b.index(i)])
 
-def _fill(
-    b: Builder, memref: Value, shape: tuple[int, ...], zero: Value, indices: list[Value]
-) -> None:
-    k = len(indices)
-    if k == len(shape):
-        b.store(zero, memref, indices)
-    elif math.prod(shape) <= MOST_UNROLLED_STORES:
-        for i in range(shape[k]):
-            _fill(b, memref, shape, zero, [*indices, b.constant(i, ir.index)])
+    if math.prod(shape) <= MOST_UNROLLED_STORES:
+        fill([])
     else:
-        lower, upper, step = (b.constant(v, ir.index) for v in (0, shape[k], 1))
-        loop = b.for_(lower, upper, step)
-        with b.at(loop.body) as block:
-            _fill(b, memref, shape, zero, [*indices, *block.args])
-            b.do("scf.yield")
+        b.each_element(memref, lambda at: b.store(zero, memref, at))
+    return Tensor(memref, dtype, "a local array", local=True, shape=shape)
 
 
 # --- whole vectors and matrices -----------------------------------------------------------------
@@ -190,7 +185,7 @@ def load(cx: Lowering, part: Part, span: Span) -> Vec:
 def numbers(cx: Lowering, part: Part, x: Operand, span: Span) -> list[Operand]:
     """What is stored in each place of the element: the items of a vector, or one number in all."""
     if dtype_of(x) is not None:
-        return [x] * len(list(itertools.product(*map(range, part.tensor.element))))
+        return [x] * math.prod(part.tensor.element)
     made = aggregates.build(x, span)
     if made.shape != part.tensor.element:
         raise KernelTypeError(

@@ -75,9 +75,7 @@ class Array(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
     def __getitem__(self, index: Any) -> Any:
-        parts = subscripts(index)
-        if self.dim() == 0 and parts == (None,):
-            parts = ()
+        parts = self._parts(index)
         with quietly():
             plain = self.as_subclass(torch.Tensor)
             if len(parts) == self.dim() and all(map(is_number, parts)):
@@ -88,13 +86,16 @@ class Array(torch.Tensor):
             return plain[parts].as_subclass(type(self))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        parts = subscripts(index)
-        if self.dim() == 0 and parts == (None,):
-            parts = ()
+        parts = self._parts(index)
         if isinstance(value, Elementwise | list | tuple | np.ndarray):
             value = self._numbers(value, parts)
         with quietly(), torch.set_grad_enabled(torch.is_grad_enabled() and not self.is_leaf):
             self.as_subclass(torch.Tensor)[parts] = value
+
+    def _parts(self, index: Any) -> tuple[Any, ...]:
+        """The subscripts: none of an array of no dimensions, which is read as ``x[None]``."""
+        parts = subscripts(index)
+        return () if self.dim() == 0 and parts == (None,) else parts
 
     def _numbers(self, value: Any, parts: tuple[Any, ...]) -> torch.Tensor:
         """A vector, a list or a NumPy array as a tensor of this dtype, for ``self[parts]``."""

@@ -28,23 +28,29 @@ def user_frames(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def entries(error: BaseException) -> list[TracebackType]:
+    """The traceback of ``error``, the outermost frame first."""
+    found: list[TracebackType] = []
+    following = error.__traceback__
+    while following is not None:
+        found.append(following)
+        following = following.tb_next
+    return found
+
+
 def shorten(error: BaseException) -> None:
     """Takes weft's own frames out of the traceback of ``error``, and torch's that they called.
 
     A bare ``raise`` must follow: it adds no frame. What weft did not raise on purpose keeps all of
     its frames where it comes from weft's code: it is a mistake of weft's, to be reported.
     """
-    entries: list[TracebackType] = []
-    following = error.__traceback__
-    while following is not None:
-        entries.append(following)
-        following = following.tb_next
-    owners = list(map(_owner, entries))
+    found = entries(error)
+    owners = list(map(_owner, found))
     meant = isinstance(error, WeftError) and not isinstance(error, InternalError)
     if full_traceback() or not (meant or _user_is_last(owners)):
         return
     kept, before = [], ""
-    for entry, owner in zip(entries, owners, strict=True):
+    for entry, owner in zip(found, owners, strict=True):
         before = owner if owner != "torch" else before
         if before != "weft":
             kept.append(entry)

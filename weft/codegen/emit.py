@@ -276,6 +276,10 @@ class Emitter:
         args = ", ".join(f"{t} {value}" for t, value in operands)
         return self.inst(f"call {flags}{result} @{name}({args})")
 
+    def extreme(self, function: str, a: str, b: str, ty: str = "i64") -> str:
+        """``smin``, ``smax`` and the like of two integers."""
+        return self.intrinsic(f"llvm.{function}.{ty}", ty, (ty, a), (ty, b))
+
     def finish(self, header: str) -> None:
         """Adds ``header { entry: ... }`` with what was written to the module."""
         body = "\n".join(f"  {line}" if not line.endswith(":") else line for line in self.lines)

@@ -167,7 +167,7 @@ def in_strips(
 
     def strip(begin: str, carried: list[str]) -> Sequence[str]:
         end = e.inst(f"add nsw i64 {begin}, {STRIP}")
-        end = e.intrinsic("llvm.smin.i64", "i64", ("i64", end), ("i64", upper))
+        end = e.extreme("smin", end, upper)
         handed = run(begin, end, carried)
         poll(e, place, leave)
         return handed

@@ -518,9 +518,7 @@ class _lanes:
 
 
 def _pick(e: Emitter, function: str, a: str, b: str) -> str:
-    if a == b:
-        return a
-    return e.intrinsic(f"llvm.{function}.i64", "i64", ("i64", a), ("i64", b))
+    return a if a == b else e.extreme(function, a, b)
 
 
 def _suffix(ty: str) -> str:

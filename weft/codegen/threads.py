@@ -163,7 +163,7 @@ class CpuModule:
         frame = self._frame(e, total, partials, len(kinds), [*trips, *lengths])
         row = str((1 << 63) - 1)
         if len(trips) > 1:
-            row = e.intrinsic("llvm.smax.i64", "i64", ("i64", trips[-1]), ("i64", "1"))
+            row = e.extreme("smax", trips[-1], "1")
         e.declare(pool.DECLARATION)
         alone = "true" if self.cpu.prints else "false"
         chunks = e.inst(f"call i64 @{pool.RUN}(ptr {frame}, i64 {row}, double {work}, i1 {alone})")
@@ -296,8 +296,8 @@ class CpuModule:
             passed = "0"  # iterations of this depth in rows that come before this one
             if depth:  # no branches on "first row?": LLVM would write the loops twice for them
                 passed = e.inst(f"mul nsw i64 {prefix}, {trips[depth]}")
-                begin = _clamp(e, "smax", "0", e.inst(f"sub nsw i64 {begin}, {passed}"))
-                end = _clamp(e, "smin", trips[depth], e.inst(f"sub nsw i64 {end}, {passed}"))
+                begin = e.extreme("smax", "0", e.inst(f"sub nsw i64 {begin}, {passed}"))
+                end = e.extreme("smin", trips[depth], e.inst(f"sub nsw i64 {end}, {passed}"))
 
             def inside(count: str, values: list[str]) -> list[str]:
                 counts[depth] = count
@@ -419,10 +419,6 @@ def _prefixes(e: Emitter, flat: str, trips: list[str]) -> list[str]:
     return found
 
 
-def _clamp(e: Emitter, function: str, limit: str, value: str) -> str:
-    return e.intrinsic(f"llvm.{function}.i64", "i64", ("i64", limit), ("i64", value))
-
-
 def _cost(e: Emitter, block: Block) -> str:
     """A guess of the operations in a block, as a double that the code computes."""
     own, parts = 0.0, []
@@ -481,7 +477,7 @@ class _Instructions:
 
     def op(self, name: str, a: str, b: str) -> str:
         if name == "maxsi":
-            return self.e.intrinsic(f"llvm.smax.{self.ty}", self.ty, (self.ty, a), (self.ty, b))
+            return self.e.extreme("smax", a, b, self.ty)
         return self.e.inst(f"{self._OPS[name]} {self.ty} {a}, {b}")
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from weft.errors import KernelTypeError
+from weft.frames import entries
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.signature import check_layout
 
@@ -19,26 +19,19 @@ def explain(
 ) -> None:  # fmt: skip
     """Raises ``KernelTypeError`` where arguments do not fit the parameters, have a layout that the
     host part (whose code is ``host``) has no operation for, or lack what a loop reads of them."""
-    lines = [entry.tb_lineno for entry in _entries(error) if entry.tb_frame.f_code is host]
+    lines = [entry.tb_lineno for entry in entries(error) if entry.tb_frame.f_code is host]
     if isinstance(error, AttributeError):
-        last = [*_entries(error)][-1:]
+        last = entries(error)[-1:]
         if last and last[0].tb_frame.f_code is host:
             _missing(kernel, error, last[0].tb_lineno)
     elif isinstance(error, TypeError | NotImplementedError):
         if isinstance(error, NotImplementedError):
             _check_layouts(kernel, args, kwargs, error)
-        if len([*_entries(error)]) < 2:  # nothing was called
+        if len(entries(error)) < 2:  # nothing was called
             kernel.bind(args, kwargs)
     elif all(_loops(kernel, line) for line in lines):  # else it is the host part's own matter
         # PyTorch could not say what a tensor's strides are, on the way to a loop.
         _check_layouts(kernel, args, kwargs, None)
-
-
-def _entries(error: Exception) -> Iterator[types.TracebackType]:
-    entry = error.__traceback__
-    while entry is not None:
-        yield entry
-        entry = entry.tb_next
 
 
 def _loops(kernel: KernelLike, line: int) -> list[Launcher]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import weft
+from benchmarks.rows import cross_entropy
 from weft.pytorch import autograd
 
 
@@ -165,3 +166,12 @@ def test_a_loop_around_that_may_not_run(repeat):
         return out
 
     compared(lambda x: repeated(x, repeat), lambda x: x * x * repeat, torch.randn(5))
+
+
+def test_what_data_picks_is_added_behind_what_is_stored():
+    rows = torch.randn(5, 7)
+    target = torch.tensor([6, 0, 3, 3, 1])
+    compared(lambda x: cross_entropy(x, target),
+             lambda x: torch.nn.functional.cross_entropy(x, target, reduction="none"),
+             rows)  # fmt: skip
+    assert stored(cross_entropy) == {"d.x"}

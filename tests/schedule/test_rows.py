@@ -153,6 +153,22 @@ def gathered(x: torch.Tensor, at: torch.Tensor, out: torch.Tensor, h: torch.Tens
 
 
 @weft.kernel
+def behind(x: torch.Tensor, at: torch.Tensor, out: torch.Tensor, h: torch.Tensor) -> None:
+    """What stays in registers is stored, and then accessed in other ways."""
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            out[i, j] = x[i, j] * 0.5
+            s += x[i, j]
+        for j in range(x.shape[1]):
+            out[i, j] += s
+        out[i, (at[i, 0] + 3) % x.shape[1]] += out[i, x.shape[1] - 1]
+        h[i] = out[i, 2]
+        if s > 0:
+            out[i, 1] *= 2.0
+
+
+@weft.kernel
 def only_some(x: torch.Tensor, out: torch.Tensor, n: int) -> None:
     for i in range(out.shape[0]):
         s = 0.0
@@ -299,6 +315,9 @@ CALLS: dict[str, Callable[[int], tuple[Any, ...]]] = {
         gathered, torch.randn(5, n), torch.randint(0, 2, (5, n)), torch.full((5, n), 9.0),
         torch.randn(3),
     ),
+    "behind": lambda n: (
+        behind, torch.randn(5, n), torch.randint(0, 2, (5, n)), torch.zeros(5, n), torch.zeros(5)
+    ),
     "only_some": lambda n: (only_some, torch.randn(5, n - 2), torch.full((5, n), 9.0), n - 3),
     "branches": lambda n: (branches, torch.randn(5, n), torch.full((5, n), 9.0), 3),
     "picked": lambda n: (picked, torch.randn(5, n), torch.full((5, n), 9.0)),
@@ -405,3 +424,13 @@ def test_loops_without_rows_are_refused() -> None:
 def test_every_copy_is_known_as_what_it_comes_from() -> None:
     made = applied("keep_row(2, 2)")
     assert sum(op.name == "arith.mulf" for op in walk(made.body)) == 4
+
+
+@pytest.mark.parametrize("name", ["behind", "read_back", "in_place", "accumulated"])
+def test_who_reads_behind_the_loops_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads take turns in any order, and races between them are reported."""
+    monkeypatch.setattr(EmulatedCall, "interpreted", True)
+    torch.manual_seed(0)
+    kernel, *args = CALLS[name](34)
+    same(kernel, *args)
+    assert only(EmulatedCall.seen[-1], KeepRow)

@@ -151,6 +151,7 @@ def kept(kernel: weft.Kernel) -> tuple[set[str], set[str]]:
     rows = find(parallel, team.loops, keep=True)
     assert rows is not None
     stay = {row.memref.name for row in rows.kept if rows.loaded.get(row) is rows.around}
+    assert {row.memref.name for row in rows.ahead} <= {"x"}
     return {row.memref.name for row in rows.kept} - stay, stay
 
 

@@ -69,28 +69,34 @@ def split_loops(
     for op in walk(new.body):  # the gradient itself is the other loop's
         if op.name == "memref.dim" and op.operand is target:
             op.operands, op.attrs = [parts], {"axis": op.attrs["axis"] + 1}
-    return [new, added_up(function, name, element, rank, workspace)]
+    return [new, added_up(function, [name], element, rank, [workspace])]
 
 
 def added_up(
-    function: Function, name: str, element: ScalarType, rank: int, workspace: str
-) -> Function:
-    """The gradient ``name`` as the sum of the parts in ``workspace``, in their order."""
-    types: list[Type] = [MemRefType(element, rank), MemRefType(element, rank + 1)]
-    new = Function(f"{function.name}_{name.replace('.', '_')}_total", types, [name, workspace],
+    function: Function, names: Sequence[str], element: ScalarType, rank: int,
+    workspaces: Sequence[str],
+) -> Function:  # fmt: skip
+    """The gradients ``names``, of one shape, as the sums of the parts in ``workspaces``, in their
+    order."""
+    count = len(names)
+    types: list[Type] = [MemRefType(element, rank)] * count
+    types += [MemRefType(element, rank + 1)] * count
+    name = "_".join(names).replace(".", "_")
+    new = Function(f"{function.name}_{name}_total", types, [*names, *workspaces],
                    dict(function.attrs), function.span)  # fmt: skip
-    target, parts = new.args
+    targets, parts = new.args[:count], new.args[count:]
     b = Builder(new.body, function.span)
-    loop = _over(b, target)
+    loop = _over(b, targets[0])
     with b.at(loop.body) as block:
         zero, one = b.constant(0, index), b.constant(1, index)
-        count = b.op("memref.dim", parts, axis=0)
-        adding = b.for_(zero, count, one, [b.constant(0.0, element)])
+        chunks = b.op("memref.dim", parts[0], axis=0)
+        adding = b.for_(zero, chunks, one, [b.constant(0.0, element)] * count)
         with b.at(adding.body) as inner:
-            chunk, total = inner.args
-            part = b.load(parts, [chunk, *block.args])
-            b.do("scf.yield", b.op("arith.addf", total, part))
-        b.store(adding.result, target, block.args)
+            chunk, *totals = inner.args
+            each = [b.load(part, [chunk, *block.args]) for part in parts]
+            b.do("scf.yield", *(b.op("arith.addf", *two) for two in zip(totals, each, strict=True)))
+        for total, target in zip(adding.results, targets, strict=True):
+            b.store(total, target, block.args)
         b.do("scf.reduce")
     b.do("func.return")
     return new

@@ -70,6 +70,7 @@ class Form:
     stored: Collection[str] = ()
     private: Collection[str] = ()
     narrow: bool = False
+    alike: bool = False
 
 
 @mutable
@@ -95,6 +96,8 @@ def gather(
     loops undo."""
     function = clean(accumulate_after_loop(function, names))
     every = accesses(function)
+    if _data_last(function, _by_data(every, names)):
+        every = accesses(function)
     slicer = Slicer(function, form.wide)
     groups = {name: [a for a in every if a.memref.name == name] for name in names}
     plans = [_plan(name, group, slicer, form.sort) for name, group in groups.items() if group]
@@ -145,17 +148,39 @@ def gather(
         made.buffers.append(Buffer(entry.values, entry.element.name, parallel, extents))
     taken = {a.op for p in gathered for a in p.group}
     main = clean(_rest(function, taken, reduced, slicer, lists, stores))
-    for plan in plans:
-        if (workspace := copied.get(plan.name)) is not None:
-            made.buffers.append(
-                Buffer(workspace, plan.element.name, None, partial=plan.name, private=True)
-            )
-            loops.append(added_up(function, plan.name, plan.element, plan.rank, workspace))
+    apart = [p for p in plans if p.name in copied]
+    for plan in apart:
+        workspace = copied[plan.name]
+        made.buffers.append(
+            Buffer(workspace, plan.element.name, None, partial=plan.name, private=True)
+        )
+    for few in [apart] if form.alike and apart else [[plan] for plan in apart]:
+        names = [plan.name for plan in few]
+        parts = [copied[name] for name in names]
+        loops.append(added_up(function, names, few[0].element, few[0].rank, parts))
     main = clean(privatize(demote(main), copied)) if copied else main
     steps = [main] if has_effects(main) else []
     made.listed = [Listed(x.access.memref.name, x.places, x.values) for x in lists]
     made.steps = [_plain(step) for step in (*steps, *map(clean, loops))]
     return made
+
+
+def _by_data(every: Sequence[Access], names: Collection[str]) -> set[Op]:
+    """Accumulations outside of loops to elements of ``names`` that data picks, where there are
+    others before or behind whose elements are known."""
+    known = {a.memref for a in every if None not in a.subscripts}
+    return {a.op for a in every if a.memref in known and a.memref.name in names
+            and a.kind == "rmw" and not a.serial and None in a.subscripts}  # fmt: skip
+
+
+def _data_last(function: Function, ops: Collection[Op]) -> bool:
+    """Puts the accumulations ``ops`` at the end of their blocks: what goes to each element once may
+    then be stored before. Says whether there are any. ``function`` is changed in place."""
+    for block in blocks(function.body) if ops else ():
+        moved = [op for op in block.ops if op in ops]
+        others = [op for op in block.ops if op not in ops]
+        block.ops[:] = [*others[:-1], *moved, *others[-1:]]
+    return bool(ops)
 
 
 def additions(plans: Sequence[_Plan], slicer: Slicer) -> dict[str, Additions]:

@@ -38,6 +38,7 @@ def reverse(
     stored: Collection[str] = (),
     private: Collection[str] = (),
     narrow: bool = False,
+    alike: bool = False,
 ) -> Adjoint:
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
 
@@ -51,10 +52,11 @@ def reverse(
     accumulated atomically otherwise. ``sort``: what would be accumulated atomically is listed
     instead (``Adjoint.listed``). ``stored``: gradients of ``Adjoint.dense`` that are stored.
     ``private``: gradients of ``Adjoint.private`` that have private copies. ``narrow``: gradients
-    are in f16 or bf16 themselves where that is the same. Raises ``GradientError`` for what cannot
-    be reversed correctly.
+    are in f16 or bf16 themselves where that is the same. ``alike``: those with private copies have
+    one shape and dtype: one loop adds them up. Raises ``GradientError`` for what cannot be reversed
+    correctly.
     """
-    form = Form(split, wide, sort, stored, private, narrow)
+    form = Form(split, wide, sort, stored, private, narrow, alike)
     primal = Primal(function, wanted, kept)
     primal.check()
     return _Reversal(primal, lasting, checkpoints).run(form)

@@ -235,6 +235,9 @@ class _Sizes:
                                        strict=loop.options.strict_math)  # fmt: skip
             if copies:
                 form["private"] = frozenset(copies)
+                each = [self.env[name] for name in copies]
+                if len(each) > 1 and len({(x.shape, x.dtype) for x in each}) == 1:
+                    form["alike"] = True
             if sizes.dense:
                 form["stored"] = sizes.dense
             if loop.halves:

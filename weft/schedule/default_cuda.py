@@ -288,7 +288,8 @@ def _by_row(
         for width in (rows.width, 1):
             fits = (
                 *(MultipleOf(step_of(v), width) for v in rows.uppers if width > 1),
-                Held(step_of(rows.uppers[0]), width, usual, most) if kind is KeepRow
+                Held(step_of(rows.uppers[0]), width, usual, most, rows.around is not None)
+                if kind is KeepRow
                 else Long(width, usual),
             )  # fmt: skip
             steps = Cooperate(loops, THREADS), kind(width, max(usual // width, 1))

@@ -102,12 +102,14 @@ class Split:
 class Held:
     """The registers of a group hold a row, whose length is step ``value`` of the nest's program:
     ``usual`` elements in each thread, ``most`` where it is long. How many threads and vectors of
-    ``width`` that takes, the sizes of a call say."""
+    ``width`` that takes, the sizes of a call say. ``turns``: a group has one row after
+    the other."""
 
     value: int
     width: int
     usual: int
     most: int
+    turns: bool = False
 
 
 @frozen
@@ -243,6 +245,7 @@ def sharing(guard: Held | Long, sizes: Sizes) -> tuple[int, int]:
     low, high = sizes.values[guard.value]
     if low != high:
         return 0, 0
+    rows *= 1 + guard.turns  # which keep a group busy: it needs no more threads for that
     return grid.in_registers(low, rows, guard.width, guard.usual, guard.most)
 
 

@@ -30,6 +30,9 @@ Place = tuple[Value, Value]
 VECTOR_BYTES = 16  # the longest load and store
 _BYTES = 64  # of each array, that a thread usually loads at once
 _WORDS = 96  # 32-bit registers of a thread for what is kept, at most
+_OFTEN = (
+    3  # combinations in a turn, from which on it is worth registers to load the next one's rows
+)
 _ROOM = 24  # of 64, above which the rest is tight
 _REFUSED = ("scf.for", "scf.while", "memref.alloca", "weft.")
 _MOST_OPS = 2048  # operations of all loops in the copies of one thread
@@ -49,12 +52,15 @@ class Rows:
     serial loop that they stand in. ``kept``: rows in registers, with the last loop that stores to
     each. ``loaded``: those of them whose elements are read before they are written, with the loop
     that they are loaded before. Of both, that is ``around`` for a row that stays from turn to
-    turn."""
+    turn. ``behind``: arrays that are accessed in other ways behind the loops. ``ahead``: rows that
+    are loaded a turn ahead: nobody writes them."""
 
     loops: dict[Op, dict[Op, Row]] = field(default_factory=dict)
     around: Op | None = None
     kept: dict[Row, Op | None] = field(default_factory=dict)
     loaded: dict[Row, Op] = field(default_factory=dict)
+    behind: set[Value] = field(default_factory=set)
+    ahead: list[Row] = field(default_factory=list)
 
     @property
     def arrays(self) -> dict[int, Value]:
@@ -83,7 +89,7 @@ class Rows:
     @property
     def words(self) -> int:
         """32-bit registers of a thread for each element that it has at a time."""
-        words = sum(map(_words, self.loaded))
+        words = sum(map(_words, [*self.loaded, *self.ahead]))
         loops = list(self.loops)
         for row, last in self.kept.items():
             first = next(op for op in loops if row in self.loops[op].values())
@@ -114,7 +120,9 @@ def crowded(parallel: Op, how: KeepRow | StripMine) -> bool:
     """Whether what a thread has of rows leaves it so few registers of 64 that an assembler would
     take more, for it does not know how many blocks wait for each other's loads."""
     rows = find(parallel, shared(parallel), keep=isinstance(how, KeepRow))
-    return rows is not None and rows.words * how.width * how.vectors > _ROOM
+    if rows is None or rows.ahead:  # whose registers are what matters
+        return False
+    return rows.words * how.width * how.vectors > _ROOM
 
 
 def shared(parallel: Op) -> dict[Op, tuple[str, ...]]:
@@ -132,18 +140,18 @@ def find(parallel: Op, loops: Mapping[Op, tuple[str, ...]], *, keep: bool) -> Ro
     ``keep``: only loops of one block that have the same row, of which some array is kept."""
     if not keep:
         return _found(parallel, loops, [*walk(parallel.body)], one=False)
-    rows = _found(parallel, loops, parallel.body.ops)
-    if rows is not None and _keep(parallel, rows):
-        return rows
     serial = [op for op in parallel.body.ops if op.name == "scf.for" and op not in loops]
-    for around in serial:
-        rows = _found(parallel, loops, around.body.ops)
+    each: list[Rows] = []
+    for around in (None, *serial):
+        block = parallel.body if around is None else around.body
+        rows = _found(parallel, loops, block.ops)
         if rows is None:
             continue
         rows.around = around
         lasting = _keep(parallel, rows) and around in rows.kept.values()
-        return rows if lasting or (rows.kept and len(rows.loops) > 1) else None
-    return None
+        if rows.kept and (around is None or lasting or len(rows.loops) > 1):
+            each.append(rows)
+    return max(each, key=lambda rows: len(rows.loops), default=None)
 
 
 def _found(
@@ -244,12 +252,24 @@ def _keep(parallel: Op, rows: Rows) -> bool:
                 rows.kept[row], rows.loaded[row] = around if written else None, around
                 continue
             before = set()
-        if inside & {*row.outer} - known or (written and others - before):
+        last = body.index(places[-1][0]) + 1
+        after = {inner for op in body[last:] for inner in below(op)} if around is None else set()
+        if inside & {*row.outer} - known or (written and others - before - after):
             continue
+        if written and others & after:
+            rows.behind.add(row.memref)
         stores = [loop for loop, op in places if op.name == "memref.store"]
         rows.kept[row] = stores[-1] if stores else None
         if places[0][1].name == "memref.load":
             rows.loaded[row] = load_at
+        if (
+            around is not None
+            and not written
+            and inside & {*row.outer} <= same | {For(around).index}
+        ):
+            rows.ahead.append(row)
+    if sum(len(op.results) > 0 for op in rows.loops) < _OFTEN:
+        rows.ahead.clear()
     return bool(rows.kept)
 
 
@@ -299,8 +319,8 @@ class _ByRow(Members):
             self.elements[row][self.turn] = self.lookup(memory(op)[2][0])
 
     def waits(self, op: Op) -> bool:
-        """What is kept is not in memory: nobody waits for it."""
-        kept = {row.memref for row in self.rows.kept}
+        """What is kept is not in memory: nobody waits for it, but to access it behind the loops."""
+        kept = {row.memref for row in self.rows.kept} - self.rows.behind
         return super().waits(op) and not (op in self.rows.loops and {*written(op)} <= kept)
 
     def prepared(self, op: Op) -> Callable[[], list[Value]]:
@@ -316,7 +336,7 @@ class _ByRow(Members):
         if isinstance(self.how, KeepRow):
             places = self.places(begin, upper)
             for row, loop in self.rows.loaded.items():
-                if op is loop:
+                if op is loop and row not in self.rows.ahead:
                     self.elements[row] = self.loaded(row, places)
             return self.strip(op, places, self.none(op))
         size = self.number(self.round * self.how.vectors, upper)
@@ -338,8 +358,10 @@ class _ByRow(Members):
         return self.serial(op) if op is self.rows.around else super().entered(op, _)
 
     def serial(self, op: Op) -> Sequence[Value]:
-        """The loop around those that go by rows, with what stays from turn to turn."""
-        lasting = [row for row, loop in self.rows.kept.items() if loop is op]
+        """The loop around those that go by rows, with what stays from turn to turn, and with what
+        the next one reads on its way."""
+        carried_on = [row for row, loop in self.rows.kept.items() if loop is op]
+        lasting = [*carried_on, *self.rows.ahead]
         upper = self.lookup(self.rows.uppers[0])
         member = self.to(self.member, upper.type, unsigned=True)
         places = self.places(self.mul(member, self.number(self.how.width, upper)), upper)
@@ -353,16 +375,26 @@ class _ByRow(Members):
                 self.elements[row] = list(values[count + k * each :][:each])
             return list(values[:count])
 
-        def turn(iv: Value, carried: list[Value]) -> list[Value]:
-            found = self.inline(op.body, [iv, *split(carried)])
-            return [*found, *(v for row in lasting for v in self.elements[row])]
+        lower, end, step = (self.lookup(v) for v in For(op).bounds)
 
-        ends = [self.lookup(v) for v in (For(op).lower, For(op).upper, For(op).step)]
-        inits += [v for row in lasting for v in self.elements[row]]
-        found = split(self.loop(*ends, inits, turn, unroll=1))
+        def of_turn(iv: Value) -> list[Value]:
+            self.replacement[For(op).index] = iv
+            there = self.compare("slt", iv, end)
+            both = [(place, self.op("arith.andi", there, own)) for place, own in places]
+            return [v for row in self.rows.ahead for v in self.loaded(row, both)]
+
+        def turn(iv: Value, carried: list[Value]) -> list[Value]:
+            inits = split(carried)
+            ready = of_turn(self.add(iv, step, "nsw")) if self.rows.ahead else []
+            found = self.inline(op.body, [iv, *inits])
+            return [*found, *(v for row in carried_on for v in self.elements[row]), *ready]
+
+        inits += [v for row in carried_on for v in self.elements[row]]
+        inits += of_turn(lower) if self.rows.ahead else []
+        found = split(self.loop(lower, end, step, inits, turn, unroll=1))
         for k, (place, there) in enumerate(places):
             part = range(k * self.how.width, (k + 1) * self.how.width)
-            self.branch(there, lambda p=part, at=place: self.stored(lasting, p, at))
+            self.branch(there, lambda p=part, at=place: self.stored(carried_on, p, at))
         return found
 
     @property

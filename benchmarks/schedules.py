@@ -43,6 +43,11 @@ TEXTS = (
     Text("causal_conv", "cuda", "unroll_jam(b, 4); unroll_jam(t, 4, stride=32)"),
     Text("causal_conv", "cuda", "unroll_jam(b, 8); unroll_jam(t, 4, stride=32)"),
     Text("causal_conv", "cuda", "unroll_jam(b, 4); unroll_jam(t, 8, stride=32)"),
+    Text(
+        "causal_conv",
+        "cuda",
+        "unroll_jam(b, 8); unroll_jam(t, 8); register_window(u, 4); bind(b, y); block(8, 4)",
+    ),
     Text("causal_conv", "cuda", "cooperate((u), 32)", same_bits=False),
     Text("softmax", "cuda", "index_width(32)"),
     Text("softmax", "cuda", "cooperate((j, j_, j__), 32)", same_bits=False),

@@ -21,7 +21,7 @@ from weft.ir.text import parse_function, print_function, same
 from weft.ir.types import MemRefType
 from weft.ir.verify import verify
 from weft.schedule.bind import Bound
-from weft.schedule.language import Cooperate, Schedule, only
+from weft.schedule.language import Cooperate, Reverse, Schedule, only
 
 WORDS: dict[int, int] = {}  # of the memory, by its address, that blocks leave words in
 _BYTES = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
@@ -32,7 +32,8 @@ def functions(
 ) -> dict[str, Interpreted]:
     """What a kernel's module has by name. ``kinds``: the combiners of its reductions."""
     slots = argument_slots(original)
-    kept = None if kinds or only(schedule, Cooperate) or _ordered(original) else original
+    sums = kinds or only(schedule, Cooperate) or only(schedule, Reverse)  # have another order
+    kept = None if sums or _ordered(original) else original
     names = stage_names(name, len(bound.stages))
     return {
         name: Interpreted(function, slots, kept)

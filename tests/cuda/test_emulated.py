@@ -30,19 +30,23 @@ from tests.fuzz import generate, nests, rows
 from weft.ir.core import Function, Op
 from weft.ir.views import is_constant
 from weft.schedule import cooperative_loops, default_cuda, grid, guards
+from weft.schedule.asked_cuda import CUDA_RULES
 from weft.schedule.choose import Candidate, Choice
-from weft.schedule.guards import Busy, FewLeft
+from weft.schedule.guards import Busy, FewLeft, Turns, Whole
 from weft.schedule.language import (
     Cooperate,
     Cover,
     IndexWidth,
+    RegisterWindow,
+    Reverse,
     SplitReduction,
     UnrollJam,
     Vectorize,
     only,
 )
-from weft.schedule.nest import axes_of
-from weft.schedule.shared_loads import UnrollJamCandidates
+from weft.schedule.legal import legal
+from weft.schedule.nest import LoopNest, axes_of
+from weft.schedule.shared_loads import UnrollJamCandidates, WindowTile
 
 COUNT = int(os.environ.get("WEFT_FUZZ_CUDA", "5"))
 
@@ -65,7 +69,7 @@ CHANGES: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] 
     "few threads": (without(Cover), few), "one at a time": (without(Vectorize), None),
     "in step": (None, None), "in teams": (None, None), "in large teams": (None, None),
     "in columns": (None, None), "in parts": (None, None), "rows in registers": (None, None),
-    "rows in strips": (None, None),
+    "rows in strips": (None, None), "in windows": (None, None),
 }  # fmt: skip
 
 
@@ -86,16 +90,37 @@ def every_jam(function: Function, parallel: Op, fastest: int) -> UnrollJamCandid
     })  # fmt: skip
 
 
+def every_window(function: Function, parallel: Op, *, strict: bool) -> list[WindowTile]:
+    """Neighbours along the last index that allows it, loops backwards that may go so, and windows
+    of all loops that have them, whether or not that pays."""
+    nest = LoopNest(function, parallel, strict)
+    order = tuple(reversed(range(len(nest.axes))))
+    steps: list[Any] = []
+    found = [name for name, loop in nest.serial.items()
+             if legal(nest, RegisterWindow(name, 4), (), CUDA_RULES) is None]  # fmt: skip
+    for step in (*map(Reverse, found), *(UnrollJam(nest.axes[k], 4) for k in order[:2]),
+                 *(RegisterWindow(name, 4) for name in found)):  # fmt: skip
+        if legal(nest, step, (*steps, step), CUDA_RULES) is None:
+            steps.append(step)
+    return [WindowTile(nest.serial[found[0]], order, (), tuple(steps))] if found else []
+
+
 @pytest.fixture(params=CHANGES)
 def change(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     EmulatedCall.allowed, EmulatedCall.change = CHANGES[request.param]
     EmulatedCall.seen.clear()
-    if request.param == "in step":
-        monkeypatch.setattr(default_cuda, "unroll_jam_candidates", every_jam)
+    if request.param in ("in step", "in windows"):
+        if request.param == "in step":
+            monkeypatch.setattr(default_cuda, "unroll_jam_candidates", every_jam)
+        monkeypatch.setattr(
+            default_cuda,
+            "window_tiles",
+            every_window if request.param == "in windows" else lambda *_, **__: [],
+        )
         asked = guards._of_trips
 
         def pays(guard: Any, *args: Any) -> bool:
-            return isinstance(guard, FewLeft | Busy) or asked(guard, *args)
+            return isinstance(guard, FewLeft | Busy | Turns | Whole) or asked(guard, *args)
 
         monkeypatch.setattr(guards, "_of_trips", pays)
     if request.param in ("in teams", "in large teams", "rows in registers", "rows in strips"):

@@ -30,6 +30,7 @@ from weft.schedule.language import (
     IndexWidth,
     KeepRow,
     Prefetch,
+    RegisterWindow,
     Stage,
     UnrollJam,
     only,
@@ -93,7 +94,7 @@ def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
             jammed = only(schedule, UnrollJam) is not None
             again = jammed and only(schedule, Cover) is None
             ahead = only(schedule, Prefetch) is not None  # 32 words and the next 32
-            kept = only(schedule, KeepRow) is not None
+            kept = only(schedule, KeepRow) or only(schedule, RegisterWindow)
             assert use.registers <= (128 if again or ahead or kept else 96)
             # Addresses of 64 bits with strides, and several sums in step: ptxas would rather
             # spill a few words than use more registers; and more of them where the threads of a

@@ -40,6 +40,12 @@ def text_for(random: Random, nest: LoopNest) -> str:
             + f"; unroll(({shared}))" * (loop not in shared and random.random() < 0.5)
             for loop in loops[:3]
         ),
+        *(
+            f"{pick(('', f'reverse({loop}); '))}unroll_jam({pick(axes)}, {pick((2, 4))}); "
+            f"register_window({loop}, {pick((2, 3, 4, 8))})"
+            for loop in loops
+        ),
+        *(f"reverse({loop})" for loop in random.sample(loops, bool(loops))),
         f"cooperate(({shared}), {pick((2, 8, 32, 64))}); "
         f"{pick(('keep_row', 'strip_mine'))}({pick((1, 2, 4, 8))}, {pick((1, 2, 5))})",
     ]

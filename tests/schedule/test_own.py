@@ -47,7 +47,9 @@ def test_its_text_is_read_back() -> None:
         ScheduleError, match="`reverse_blocks\\(3\\)`: reverse_blocks takes 0 values"
     ):
         parse("reverse_blocks(3)")
-    with pytest.raises(ScheduleError, match=r"stage, keep_row, strip_mine, reverse_blocks$"):
+    with pytest.raises(
+        ScheduleError, match=r"strip_mine, register_window, reverse, reverse_blocks$"
+    ):
         parse("reverse_all()")
 
 

@@ -68,11 +68,14 @@ def test_jammed_iterations_load_less() -> None:
     args = meta(64, 512), meta(32, 64, 512), 0.1
     rows = {row.schedule: row for row in causal_conv.causal_conv.schedules(*args, device="cuda")}
     alone = next(r for s, r in rows.items() if "unroll_jam" not in s)
-    both = next(r for s, r in rows.items() if s.count("unroll_jam") == 2)
+    both = next(r for s, r in rows.items() if "stride=32" in s and s.count("unroll_jam") == 2)
+    sliding = next(r for s, r in rows.items() if "register_window" in s)
     assert both.operations == alone.operations
     assert alone.accessed is not None
     assert both.accessed is not None
+    assert sliding.accessed is not None
     assert 3 < alone.accessed / both.accessed <= 4, "of 16 iterations, each load serves 4"
+    assert 12 < alone.accessed / sliding.accessed <= 128 / 9, "of 64, nine loads serve all"
 
 
 def test_loops_that_data_ends_count_once() -> None:

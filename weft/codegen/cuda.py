@@ -19,7 +19,7 @@ from weft.ir.types import MemRefType
 from weft.ir.views import For, Parallel, is_constant, memory
 from weft.ir.writes import loaded
 from weft.ir.writes import written as written_memrefs
-from weft.schedule import asked_cuda
+from weft.schedule import asked_cuda, register_window
 from weft.schedule.choose import Candidate, candidate
 from weft.schedule.cooperative_loops import Team, find, marked
 from weft.schedule.default_cuda import Divisible, Picks, picks
@@ -27,12 +27,15 @@ from weft.schedule.default_cuda import candidates as schedules
 from weft.schedule.divisibility import Common, common
 from weft.schedule.index_width import Program, candidates, divisions, narrow
 from weft.schedule.language import (
+    Align,
     Bind,
     Cooperate,
     FastDivision,
     IndexWidth,
     Prefetch,
     Privatize,
+    RegisterWindow,
+    Reverse,
     Schedule,
     SplitReduction,
     Stage,
@@ -47,6 +50,7 @@ from weft.schedule.language import (
 from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of, loops_of
 from weft.schedule.own import OwnStep
 from weft.schedule.prefetch import serial_steps
+from weft.schedule.reverse import reverse
 from weft.schedule.rows import VECTOR_BYTES
 from weft.schedule.stage import stage
 from weft.schedule.unroll_jam import unroll_jam
@@ -92,7 +96,7 @@ def analyse(
             (program.of(low), program.of(high), program.of(step))
             for low, high, step in Parallel(parallel).axes
         ]
-        found = picks(function, parallel)
+        found = picks(function, parallel, strict=strict_math)
         if not found.asked:
             team = find(function, parallel, found.order[0], strict=strict_math)
     lengths = team.lengths if team is not None else []
@@ -127,7 +131,8 @@ def analyse(
             ))
             for name, op in loops_of(parallel).items() if op in splits
         ))  # fmt: skip
-    made = (*first, *schedules(parallel, nest, found, team, divisible, program.of))
+    loop = LoopNest(function, parallel, strict_math) if parallel is not None else None
+    made = (*first, *schedules(loop, nest, found, team, divisible, program.of))
     tables = Tables(function)
     return Facts(
         symbol_of(function.name), argument_slots(function), tables.described(),
@@ -210,6 +215,9 @@ def scheduled(
             notes |= {op: notes[op] | {"even": "whole"} for op in shared.whole}
         function = narrow(function, chosen, notes)
     parallel = outermost(function, noalias=noalias)
+    if parallel is not None and (reversed_ := several(schedule, Reverse)):
+        serial = loops_of(parallel)
+        function, parallel = reverse(function, parallel, {serial[r.loop] for r in reversed_})
     unrolled, pipelined = only(schedule, Unroll), several(schedule, Prefetch)
     names, staged = unrolled.loops if unrolled else (), only(schedule, Stage)
     if parallel is not None and staged is not None:
@@ -224,6 +232,10 @@ def scheduled(
             function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
         elif isinstance(step, OwnStep):
             function, parallel = step.apply(function, parallel)
+    if parallel is not None and only(schedule, RegisterWindow) is not None:
+        names = arrays_of(function)
+        limits = {function.args[names.index(a.array)]: a.bytes for a in several(schedule, Align)}
+        function, parallel = register_window.register_window(function, parallel, limits)
     return GridEmitter(
         function, parallel, order, schedule, strict_math=strict_math, noalias=noalias,
         divisors=len(divisors),
@@ -231,7 +243,12 @@ def scheduled(
 
 
 def _marked(loop: LoopNest, schedule: Schedule) -> Function:
-    """The function, in which what threads share is marked. Raises ``ScheduleError``."""
+    """The function, in which what threads share is marked, and loops with a register window are.
+    Raises ``ScheduleError``."""
+    if kept := several(schedule, RegisterWindow):
+        return register_window.marked(
+            loop.function, {loop.serial[step.loop]: step.turns for step in kept}
+        )
     together = only(schedule, Cooperate)
     if together is None:
         return loop.function

@@ -26,6 +26,7 @@ from weft.schedule.language import (
     FastDivision,
     IndexWidth,
     KeepRow,
+    RegisterWindow,
     Schedule,
     Stage,
     StreamingStores,
@@ -80,6 +81,8 @@ class GridEmitter:
         if threads == MOST_MEMBERS // 2 and parallel is not None and by_row is not None:
             # One loads its row while another one computes; where registers are few, so do more.
             traits += ' "nvvm.minctasm"="2"' * crowded(parallel, by_row)
+        if only(schedule, RegisterWindow) is not None:  # in 128 registers of a thread
+            traits += f' "nvvm.minctasm"="{max(2 * THREADS // threads, 1)}"'
         self.traits = self.module.attribute(traits)
 
     def emit(self) -> str:

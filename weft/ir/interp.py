@@ -119,9 +119,11 @@ class Machine:
                     f"subscript {subscript} is out of range for axis {axis} of size {extent}",
                     op.span,
                 )
-        if self.loops:
+        align = op.attrs.get("align", 1)
+        if self.loops or align > 1:
             pairs = zip(subscripts, memref.strides, strict=True)
             address = memref.__array_interface__["data"][0] + sum(s * t for s, t in pairs)
+            assert address % align == 0, f"{subscripts} is not at a multiple of {align} bytes"
             for loop in self.loops:
                 loop.touch(op, address, writes)
         return tuple(subscripts)

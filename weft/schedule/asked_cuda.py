@@ -14,7 +14,7 @@ from weft.index.access import Access, accesses
 from weft.ir.core import Op, Value, walk
 from weft.ir.views import Parallel, is_constant
 from weft.schedule.choose import Candidate
-from weft.schedule.cooperative_loops import Team, asked
+from weft.schedule.cooperative_loops import Team, asked, ordered
 from weft.schedule.default_cuda import MOST_COPIES, Divisible, Picks, in_rows, nest_steps, shift
 from weft.schedule.grid import MOST_MEMBERS, MOST_PARTS, THREADS, WARP
 from weft.schedule.guards import (
@@ -43,6 +43,8 @@ from weft.schedule.language import (
     Persist,
     Prefetch,
     Privatize,
+    RegisterWindow,
+    Reverse,
     Schedule,
     SplitReduction,
     Stage,
@@ -59,12 +61,17 @@ from weft.schedule.language import (
 from weft.schedule.legal import RULES, Rule, beside, check, listed
 from weft.schedule.nest import LoopNest, Nest, Refusal
 from weft.schedule.own import OwnStep
+from weft.schedule.register_window import whole_vectors
 from weft.schedule.rows import VECTOR_BYTES, Rows, find
 from weft.schedule.stage import MOST_BYTES, bytes_of, done_once
 from weft.schedule.stage import rows_of as staged_rows
 
 _MOST_BLOCKS = 2**31 - 1
 _MOST_SPLIT = 1 << 20  # iterations that leave a word for each block that shares them
+_INNER = (
+    Privatize, UnrollJam, OwnStep, Vectorize, Prefetch, Unroll, Stage, Reverse,
+    RegisterWindow,
+)  # fmt: skip
 _MOST_OPS = 8 * MOST_COPIES  # operations in the unrolled neighbours of one thread
 
 
@@ -131,6 +138,10 @@ def _access_span(nest: LoopNest) -> Any:
 
 def _align(nest: LoopNest, step: Align, schedule: Schedule) -> Refusal | None:
     vector, memref = _vectors(schedule), nest.array(step.array)
+    if only(schedule, RegisterWindow) is not None:
+        if step in whole_vectors(nest, schedule, lambda _: 0)[0]:
+            return None
+        return Refusal(f"no window loads `{step.array}` in whole vectors of {step.bytes} bytes")
     if vector is None:
         return Refusal("vectors are aligned, and there is no vectorize(...)")
     if step.bytes not in (2, 4, 8, VECTOR_BYTES):
@@ -146,6 +157,12 @@ def _align(nest: LoopNest, step: Align, schedule: Schedule) -> Refusal | None:
 def _vectors(schedule: Schedule) -> Vectorize | KeepRow | StripMine | None:
     """The step by which threads have vectors."""
     return only(schedule, Vectorize) or only(schedule, KeepRow) or only(schedule, StripMine)
+
+
+def _reverse(nest: LoopNest, step: Reverse, schedule: Schedule) -> Refusal | None:
+    loop = nest.serial[step.loop]
+    reason = ordered(nest.function, loop, strict=nest.strict)
+    return Refusal(reason, loop.span) if reason is not None else beside(step, schedule, Stage)
 
 
 def _cooperate(nest: LoopNest, step: Cooperate, schedule: Schedule) -> Refusal | None:
@@ -241,7 +258,7 @@ def team(nest: LoopNest, step: Cooperate) -> Team | str:
 
 CUDA_RULES: dict[type[Any], Rule] = RULES | {
     Vectorize: _vectorize, Align: _align, Cooperate: _cooperate, SplitReduction: _cooperate,
-    KeepRow: _by_row, StripMine: _by_row, Stage: _stage,
+    KeepRow: _by_row, StripMine: _by_row, Stage: _stage, Reverse: _reverse,
 }  # fmt: skip
 
 
@@ -259,17 +276,14 @@ def candidates(
     _go_together(loop, given)
     given = tuple(map(_completed(loop, found), given))
     order = _order(loop, given, found)
-    inner: list[Any] = [
-        step for step in given
-        if isinstance(step, Privatize | UnrollJam | OwnStep | Vectorize | Prefetch | Unroll | Stage)
-    ]  # fmt: skip
+    inner: list[Any] = [step for step in given if isinstance(step, _INNER)]
     for kind in (Cooperate, KeepRow, StripMine):
         inner += several(given, kind)
     streaming = several(given, StreamingStores)
     rest = (*_block(loop, given, found, order), *several(given, Persist))
     made: list[Candidate] = []
     for widths, fits in _widths(given, nest):
-        for aligns, whole in _aligns(loop, given, divisible):
+        for aligns, whole in _aligns(loop, given, divisible, step_of):
             for cover, covered in _covers(loop, given):
                 steps = (*widths, *inner, *aligns, *cover, *streaming, *rest)
                 if not made:
@@ -360,10 +374,13 @@ def _widths(given: Schedule, nest: Nest) -> Iterator[tuple[tuple[Step, ...], tup
 
 
 def _aligns(
-    loop: LoopNest, given: Schedule, divisible: Divisible | None
+    loop: LoopNest, given: Schedule, divisible: Divisible | None, step_of: Callable[[Value], int]
 ) -> Iterator[tuple[Sequence[Align], Sequence[Guard]]]:
     vector, said = _vectors(given), several(given, Align)
-    found = said
+    found, multiples = said, list[MultipleOf]()
+    if only(given, RegisterWindow) is not None:
+        found, multiples = whole_vectors(loop, given, step_of)
+        found = said or found
     if isinstance(vector, KeepRow | StripMine):
         together = only(given, Cooperate)
         rows = rows_of(loop, together, keep=isinstance(vector, KeepRow)) if together else None
@@ -381,7 +398,7 @@ def _aligns(
             for name, arg in zip(loop.arrays, loop.function.args, strict=True)
             if arg in units and vector.width > 1
         ]
-    yield found, [Aligned(align.array, align.bytes) for align in found]
+    yield found, [*(Aligned(align.array, align.bytes) for align in found), *multiples]
     if found and not said and divisible is None:
         yield (), ()
 

@@ -119,6 +119,14 @@ def find(function: Function, parallel: Op, fastest: int, *, strict: bool) -> Tea
     return team if team.pays or team.split(body) else None
 
 
+def ordered(function: Function, loop: Op, *, strict: bool) -> str | None:
+    """Why turns of ``loop`` have an order; None where they may go in any."""
+    search = _Search({access.op: access for access in accesses(function)}, strict)
+    if any(kind is not None and is_joint(kind) for kind in combiners(loop).kinds):
+        return f"what `{For(loop).index.name}` carries goes by the numbers of its turns"
+    return search.refusal(loop)
+
+
 def marked(function: Function, team: Team) -> Function:
     """A copy of ``function``, in which operations of the team have these attributes: "team", the
     combiners of a loop, () for a store; "ordered" where others of the team wait for it; "turns" for

@@ -45,6 +45,8 @@ from weft.schedule.guards import (
     Positive,
     Reciprocals,
     Split,
+    Turns,
+    Whole,
 )
 from weft.schedule.language import (
     Align,
@@ -59,6 +61,7 @@ from weft.schedule.language import (
     Persist,
     Prefetch,
     Privatize,
+    RegisterWindow,
     SplitReduction,
     Stage,
     Step,
@@ -66,12 +69,19 @@ from weft.schedule.language import (
     StripMine,
     Unroll,
     Vectorize,
+    only,
 )
 from weft.schedule.legal import private_kind
 from weft.schedule.nest import LoopNest, Nest, loops_of
 from weft.schedule.prefetch import ahead
+from weft.schedule.register_window import whole_vectors
 from weft.schedule.rows import VECTOR_BYTES, find
-from weft.schedule.shared_loads import UnrollJamCandidates, unroll_jam_candidates
+from weft.schedule.shared_loads import (
+    UnrollJamCandidates,
+    WindowTile,
+    unroll_jam_candidates,
+    window_tiles,
+)
 from weft.schedule.stage import bytes_of, rows_of
 from weft.schedule.unroll import for_registers, size_of
 from weft.values import frozen
@@ -85,6 +95,8 @@ _MOST_STAGED, _LEAST_STAGED = 40 << 10, 64  # bytes: of shared memory; that a tu
 _THREADS_STAGED = 128  # of a block that stages, at most
 _MOST_TURNS = 6144  # operations in the turns of a loop before which others are staged
 _IDLE = 1024  # threads for each multiprocessor, from which on others run while one waits
+_TILED = 8, 4  # threads of a block along the indices of a tile
+_LEAST_CHUNKS = 8  # of turns that become one, in the longest loop
 _BUSY = 1024  # threads for each multiprocessor, below which none takes several iterations
 
 
@@ -132,10 +144,12 @@ class Picks:
     idle: int
     unrolled: tuple[Unroll, ...]
     staged: tuple[Stage, ...]
+    tiles: Sequence[WindowTile] = ()
 
 
-def picks(function: Function, parallel: Op) -> Picks:
-    """What the accesses of ``parallel``, the function's outermost loop, ask for."""
+def picks(function: Function, parallel: Op, *, strict: bool = False) -> Picks:
+    """What the accesses of ``parallel``, the function's outermost loop, ask for. ``strict``: sums
+    keep their order."""
     ivs = Parallel(parallel).indices
     found = [
         a for a in accesses(function) if any(loop.iv in ivs for loop in a.loops) and not a.local
@@ -159,35 +173,47 @@ def picks(function: Function, parallel: Op) -> Picks:
                  _streamed(function, found) if streamed else (),
                  *_ahead(function, parallel, written_out),
                  (Unroll(written_out),) if written_out else (),
-                 () if asked else _staged(function, parallel, fastest, written_out))  # fmt: skip
+                 () if asked else _staged(function, parallel, fastest, written_out),
+                 [] if alone else window_tiles(function, parallel, strict=strict))  # fmt: skip
 
 
 # -- candidates
 
 
 def candidates(
-    parallel: Op | None, nest: Nest, found: Picks | None, team: Team | None,
+    loop: LoopNest | None, nest: Nest, found: Picks | None, team: Team | None,
     divisible: Divisible | None, step_of: Callable[[Value], int],
 ) -> Iterator[Candidate]:  # fmt: skip
     """All forms that calls may take, those that a call prefers first. ``step_of``: of the nest's
     program."""
-    if parallel is None or found is None:
+    if loop is None or found is None:
         yield Candidate((Fits32(),), (IndexWidth(32),))
         yield Candidate((), ())
         return
+    parallel = loop.parallel
     forms = [*_together(parallel, team), *_alone(nest, found, None)]
     by_row = () if team is None or not team.pays else _by_row(parallel, nest, team, step_of)
-    narrow = [*by_row, *_together(parallel, team), *_alone(nest, found, divisible)]
+    tiles = _in_tiles(loop, found, step_of)
+    narrow = [*by_row, *_together(parallel, team), *tiles, *_alone(nest, found, divisible)]
     width, placed = IndexWidth(32), nest_steps(nest.axes, found)
     if nest.divisions:
         for guards, steps in narrow:
             given = (Fits32(), Reciprocals(), *guards)
-            yield Candidate(given, (width, FastDivision(), *steps, *placed))
+            here = () if only(steps, Bind) else placed
+            yield Candidate(given, (width, FastDivision(), *steps, *here))
     for guards, steps in narrow:
-        yield Candidate((Fits32(), *guards), (width, *steps, *placed))
+        here = () if only(steps, Bind) else placed
+        yield Candidate((Fits32(), *guards), (width, *steps, *here))
     for guards, steps in forms:
         if not any(isinstance(step, StreamingStores | Prefetch | Stage) for step in steps):
             yield Candidate(guards, (*steps, *placed))
+
+
+def _placed(axes: Sequence[str], block: tuple[int, int]) -> list[Step]:
+    """``axes`` on the grid, that along x first."""
+    steps: list[Step] = [Bind(axes[0], "x")]
+    steps += [Bind(name, "y") for name in axes[1:2]]
+    return [*steps, *(Bind(name, "z") for name in axes[2:]), Block(*block)]
 
 
 Form = tuple[tuple[Guard, ...], tuple[Step, ...]]
@@ -195,15 +221,29 @@ Form = tuple[tuple[Guard, ...], tuple[Step, ...]]
 
 def nest_steps(axes: Sequence[str], found: Picks) -> tuple[Step, ...]:
     """How iterations go onto the grid: the same in all candidates."""
-    steps: list[Step] = [Bind(axes[found.order[0]], "x")]
-    steps += [Bind(axes[k], "y") for k in found.order[1:2]]
-    steps += [Bind(axes[k], "z") for k in found.order[2:]]
-    steps.append(Block(*found.block))
+    steps = _placed([axes[k] for k in found.order], found.block)
     if found.asked:
         steps.append(BlockDim(found.asked))
     if found.block == _SQUARE:
         steps.append(Persist(_LASTING))
     return tuple(steps)
+
+
+def _in_tiles(loop: LoopNest, found: Picks, step_of: Callable[[Value], int]) -> Iterator[Form]:
+    """Forms in which a thread has neighbours whose rows slide: a warp has several along the first
+    two indices, so that its threads have nearly the same turns, and few rows."""
+    for tile in found.tiles:
+        names = [loop.axes[k] for k in tile.order]
+        lower, upper, _ = For(tile.loop).bounds
+        turns = max(step.turns for step in tile.steps if isinstance(step, RegisterWindow))
+        guards = (
+            *(Whole(name, n) for name, n in zip(names, tile.copies, strict=False)),
+            Busy(_BUSY), Turns(step_of(lower), step_of(upper), _LEAST_CHUNKS * turns),
+        )  # fmt: skip
+        aligns, multiples = whole_vectors(loop, tile.steps, step_of)
+        whole = (*(Aligned(align.array, align.bytes) for align in aligns), *multiples)
+        steps = (*tile.steps, *aligns, Cover(), *_placed(names, _TILED))
+        yield (*whole, *guards, Covered()), steps
 
 
 def _alone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[Form]:

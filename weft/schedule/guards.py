@@ -63,6 +63,14 @@ class FewLeft:
 
 
 @frozen
+class Whole:
+    """The iterations along ``axis`` are whole groups of ``length``."""
+
+    axis: str
+    length: int
+
+
+@frozen
 class Busy:
     """Each multiprocessor still gets so many threads."""
 
@@ -122,6 +130,16 @@ class Long:
 
 
 @frozen
+class Turns:
+    """A serial loop from step ``lower`` to step ``upper`` of the nest's program has so many turns,
+    in some iteration."""
+
+    lower: int
+    upper: int
+    count: int
+
+
+@frozen
 class AtMost:
     """Step ``value`` of the nest's program is no more than ``number``."""
 
@@ -164,9 +182,10 @@ class Covered:
 
 
 Guard = (
-    Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Busy | Idle
-    | Grouped | Columns | Split | Held | Long | AtMost | FewElements | FitsShared | KnownTrips
-    | LargerThanCache | Covered
+    Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Whole
+    | Busy | Idle
+    | Grouped | Columns | Split | Held | Long | Turns | AtMost | FewElements | FitsShared
+    | KnownTrips | LargerThanCache | Covered
 )  # fmt: skip
 GUARDS: tuple[type[Any], ...] = get_args(Guard)
 
@@ -208,10 +227,14 @@ def _of_trips(
         case FewLeft(axis, length):
             n = trips[axis]
             return 4 * (n // length * length) >= 3 * n > 0
+        case Whole(axis, length):
+            return trips[axis] % length == 0 < trips[axis]
         case Busy(threads):
             return math.prod(grid.along(schedule, sizes)) >= threads * machine.processors
         case Idle(threads):
             return math.prod(grid.along(schedule, sizes)) < threads * machine.processors
+        case Turns(lower, upper, count):
+            return sizes.values[upper][1] - sizes.values[lower][0] >= count
         case Grouped(threads):
             members, _ = grid.group(sizes.lengths, total)
             members = members if members <= grid.WARP else max(members, grid.SEVERAL)
@@ -281,11 +304,13 @@ def reason(
         case MultipleOf(value, _) | Positive(value) | AtMost(value, _):
             low, high = sizes.values[value]
             return f"that is {low}" if low == high else "that is not known"
+        case Turns(lower, upper, _):
+            return f"there are {sizes.values[upper][1] - sizes.values[lower][0]}"
         case LargerThanCache():
             return "the cache holds them, or much else is read"
         case _ if many:
             return "trip counts are known on the GPU only"
-        case AtLeast(axis, _) | FewLeft(axis, _):
+        case AtLeast(axis, _) | FewLeft(axis, _) | Whole(axis, _):
             return f"there are {trips[axis]}"
         case Busy(_) | Idle(_):
             threads = math.prod(grid.along(schedule, sizes))

@@ -148,6 +148,22 @@ class Stage:
 
 
 @frozen
+class Reverse:
+    """Turns of the serial ``loop`` go from the last to the first."""
+
+    loop: str
+
+
+@frozen
+class RegisterWindow:
+    """What the next turn of the serial ``loop`` reads again stays in registers; ``turns`` of it
+    become one."""
+
+    loop: str
+    turns: int
+
+
+@frozen
 class Cooperate:
     """``threads`` have an iteration together and share its loops ``loops``: the lanes of a warp, or
     a whole block of at most so many threads. ``columns``: so many such groups stand side by side in
@@ -188,7 +204,7 @@ class StripMine:
 Step = (
     IndexWidth | FastDivision | UnrollJam | Vectorize | Align | Bind | Block | BlockDim | Persist
     | Cover | Privatize | StreamingStores | Cooperate | SplitReduction | Prefetch
-    | Unroll | Stage | KeepRow | StripMine
+    | Unroll | Stage | KeepRow | StripMine | RegisterWindow | Reverse
 )  # fmt: skip
 Schedule = tuple[Step, ...]
 
@@ -227,11 +243,13 @@ def brief(schedule: Schedule) -> str:
                 words.append(f"ahead{steps}")
             case Stage(steps=steps, threads=threads):
                 words.append(f"stage{steps}x{threads}")
+            case RegisterWindow(turns=turns):
+                words.append(f"window{turns}")
             case Cooperate(threads=threads, columns=columns):
                 words.append(f"columns{columns}" if columns else f"team{threads}")
             case KeepRow(width=width, vectors=vectors) | StripMine(width=width, vectors=vectors):
                 words.append(f"{_name(type(step)).split('_')[0]}{width}x{vectors}")
-            case Cover() | FastDivision() | Privatize() | StreamingStores() | Unroll():
+            case Cover() | FastDivision() | Privatize() | Reverse() | StreamingStores() | Unroll():
                 words.append(_name(type(step)).split("_")[0])
             case _:
                 pass

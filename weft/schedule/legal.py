@@ -26,7 +26,9 @@ from weft.schedule.language import (
     Persist,
     Prefetch,
     Privatize,
+    RegisterWindow,
     Schedule,
+    Stage,
     StreamingStores,
     Unroll,
     UnrollJam,
@@ -38,10 +40,12 @@ from weft.schedule.language import (
 from weft.schedule.nest import LoopNest, Refusal
 from weft.schedule.own import OwnStep
 from weft.schedule.prefetch import ahead
+from weft.schedule.register_window import windows
 from weft.schedule.unroll import MOST_TURNS, turns
 
 THREADS = 1024  # of a block, at most, and 64 along z
 _COPIES = 64  # iterations of a thread, at most
+_MOST_TURNS, _MOST_OPS = 32, 8192  # that become one, and operations of them for all iterations
 _CHECKS = ("weft.assert", "weft.bounds", "weft.touch", "weft.print")
 # What shared memory accumulates by one instruction.
 COMBINERS = ("addi", "addf", "maxsi", "minsi", "maxui", "minui", "andi", "ori", "xori")
@@ -255,6 +259,31 @@ def _unroll(nest: LoopNest, step: Unroll, schedule: Schedule) -> Refusal | None:
     return beside(step, schedule, UnrollJam, Cooperate)
 
 
+def _register_window(nest: LoopNest, step: RegisterWindow, schedule: Schedule) -> Refusal | None:
+    loop = nest.serial[step.loop]
+    if not 2 <= step.turns <= _MOST_TURNS:
+        return Refusal(f"2 to {_MOST_TURNS} turns become one")
+    if not is_constant(For(loop).step, 1):
+        return Refusal(f"turns of `{step.loop}` do not go by 1", loop.span)
+    if any(op.name in ("scf.for", "scf.while") or op.name in _CHECKS for op in walk(loop.body)):
+        return Refusal(f"`{step.loop}` has a loop or a check inside", loop.span)
+    if not windows(nest.function, loop, {}):
+        return Refusal(
+            f"`{step.loop}` loads no row element by element", loop.span,
+            "a load in every turn, of an array that is not written, from the next place each time",
+        )  # fmt: skip
+    copies = math.prod(jam.copies for jam in several(schedule, UnrollJam))
+    if step.turns * copies * len(loop.body.ops) > _MOST_OPS:
+        return Refusal(f"{step.turns} turns of {copies} iterations are too many operations")
+    if (found := beside(step, schedule, Cooperate, Vectorize, Stage)) is not None:
+        return found
+    if any(other.loop == step.loop for other in several(schedule, Prefetch)) or any(
+        step.loop in other.loops for other in several(schedule, Unroll)
+    ):
+        return Refusal(f"`{step.loop}` is loaded ahead or written out", loop.span, "leave one out")
+    return None
+
+
 def private_kind(nest: LoopNest, memref: Any) -> tuple[str] | str | Op:
     """The combiner that iterations accumulate into ``memref`` by; why there is none that shared
     memory has; or the operation that does something else."""
@@ -281,5 +310,5 @@ def private_kind(nest: LoopNest, memref: Any) -> tuple[str] | str | Op:
 RULES: dict[type[Any], Rule] = {
     UnrollJam: _unroll_jam, Bind: _bind, Block: _block, BlockDim: _block_dim, Persist: _persist,
     Cover: _cover, StreamingStores: _streaming, Privatize: _privatize, Prefetch: _prefetch,
-    Unroll: _unroll,
+    Unroll: _unroll, RegisterWindow: _register_window,
 }  # fmt: skip

@@ -11,12 +11,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
+from weft.index.access import Extraction
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.types import MemRefType
+from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import For, If, Parallel, is_constant, memory
+from weft.schedule.cooperative_loops import ordered
 from weft.schedule.grid import WARP
-from weft.schedule.language import UnrollJam
-from weft.schedule.nest import axes_of, is_plain
+from weft.schedule.language import RegisterWindow, Reverse, UnrollJam
+from weft.schedule.nest import axes_of, is_plain, loops_of
+from weft.schedule.register_window import windows
 from weft.schedule.unroll_jam import variation
 from weft.schedule.variation import Variation
 from weft.values import frozen
@@ -25,6 +28,11 @@ COPIES = 4  # along one index
 MOST_OPS = 320  # in the innermost loops, for all iterations of a thread
 _WORTH = 0.65  # of the loads have to be left, at most, for another axis to be taken
 _STEEPEST = 1  # how much the bounds of a serial loop may change from iteration to iteration
+
+# Iterations of a thread along the index of the neighbours and along another one, and turns that
+# become one.
+TILES = (8, 8, 4), (8, 4, 8)
+MOST_TILE = 128  # words that a turn computes, for all iterations of a thread
 
 _LIGHT = {"math.fma", "math.absf", "math.absi", "math.isnan", "math.isinf"}
 
@@ -63,16 +71,82 @@ class UnrollJamCandidates:
         return copies <= self.most and self.cost(taken) < _WORTH * self.cost(taken[:-1])
 
 
+@frozen
+class WindowTile:
+    """Iterations of a thread where the elements that one reads are its neighbour's a turn of
+    ``loop`` later. ``order``: the parallel dimensions, that of the neighbours first. ``steps``:
+    what makes the tile, with as many iterations as ``copies`` says along the first dimensions."""
+
+    loop: Op
+    order: tuple[int, ...]
+    copies: tuple[int, ...]
+    steps: tuple[Reverse | UnrollJam | RegisterWindow, ...]
+
+
+def window_tiles(function: Function, parallel: Op, *, strict: bool) -> list[WindowTile]:
+    """What may pay for the iterations of ``parallel``, the best first. ``strict``: sums keep their
+    order."""
+    innermost = _innermost(function, parallel)
+    found = Extraction(function)
+    if len(innermost) != 1 or len(loops_of(parallel)) > 1:
+        return []
+    (loop,) = innermost
+    rows = [row.loads for row in windows(function, loop, {}, found)]
+    loads = [op for op in walk(loop.body) if op.name == "memref.load"]
+    if not all(any(op in row for row in rows) for op in loads):
+        return []
+    along = [variation(function, parallel, axis) for axis in range(Parallel(parallel).dims)]
+    indices = Parallel(parallel).indices
+    fit = [axis for axis, step in enumerate(Parallel(parallel).steps)
+           if is_constant(step, 1) and _even(parallel, along[axis])]  # fmt: skip
+    slides = {axis: {op for op in loads if _next_to(op, indices[axis], found)} for axis in fit}
+    first = next((axis for axis in fit if slides[axis] and all(
+        op in slides[axis] or along[axis].common(op) for op in loads)), None)  # fmt: skip
+    if first is None:
+        return []
+    beside = [axis for axis in fit if axis != first and all(map(along[axis].common, slides[first]))]
+    if not beside:
+        return []
+    names = axes_of(parallel)
+    name = next(name for name, op in loops_of(parallel).items() if op is loop)
+    later = _begins_later(loop, indices[first], found)
+    if later and ordered(function, loop, strict=strict) is not None:
+        return []
+    order = (first, beside[-1])
+    order += tuple(k for k in reversed(range(len(names))) if k not in order)
+    made = [v.type for op in loop.body.ops if op.name != "memref.load" for v in op.results]
+    size = sum(-(-t.bytes // 4) for t in made if isinstance(t, ScalarType) and t.is_float)
+    return [
+        WindowTile(loop, order, tuple(copies), (
+            *((Reverse(name),) if later else ()),
+            *(UnrollJam(names[k], n) for k, n in zip(order[1::-1], copies[::-1], strict=True)),
+            RegisterWindow(name, turns),
+        ))
+        for *copies, turns in TILES if size * math.prod(copies) <= MOST_TILE
+    ]  # fmt: skip
+
+
+def _next_to(load: Op, index: Value, found: Extraction) -> bool:
+    """Whether neighbours along ``index`` load neighbours in a row."""
+    *outer, last = map(found.poly, memory(load)[1])
+    in_row = not any(poly is None or poly.mentions(index) for poly in outer)
+    return in_row and last is not None and last.slope(index) in (1, -1)
+
+
+def _begins_later(loop: Op, index: Value, found: Extraction) -> bool:
+    """Whether neighbours along ``index`` begin ``loop`` one after the other, and end it
+    together."""
+    lower, upper = found.poly(For(loop).lower), found.poly(For(loop).upper)
+    if lower is None or upper is None:
+        return False
+    return lower.mentions(index) and not upper.mentions(index)
+
+
 def unroll_jam_candidates(function: Function, parallel: Op, fastest: int) -> UnrollJamCandidates:
     """What may pay for the iterations of ``parallel``, indices that no serial loop's bounds depend
     on first. ``fastest``: the index along neighbouring threads, whose iterations in one thread are
     a warp apart, so that neighbouring threads still read neighbouring elements."""
-    body = parallel.body
-    if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
-        return UnrollJamCandidates()
-    if not all(is_plain(op) and _is_light(op) for op in walk(body)):
-        return UnrollJamCandidates()
-    innermost = [op.body for op in walk(body) if op.name == "scf.for" and _last(op)]
+    innermost = [op.body for op in _innermost(function, parallel)]
     loads = [op for block in innermost for op in block.ops if _moves(op, block)]
     if not loads:
         return UnrollJamCandidates()
@@ -92,6 +166,17 @@ def unroll_jam_candidates(function: Function, parallel: Op, fastest: int) -> Unr
     size = sum(len(block.ops) for block in innermost)
     unshared = {jam: own for *_, jam, own in found}
     return UnrollJamCandidates(unshared, len(loads), MOST_OPS // size)
+
+
+def _innermost(function: Function, parallel: Op) -> list[Op]:
+    """The innermost loops of iterations that a thread may have several of; none where it may
+    not."""
+    body = parallel.body
+    if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
+        return []
+    if not all(is_plain(op) and _is_light(op) for op in walk(body)):
+        return []
+    return [op for op in walk(body) if op.name == "scf.for" and _last(op)]
 
 
 def _last(loop: Op) -> bool:

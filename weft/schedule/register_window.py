@@ -1,0 +1,318 @@
+"""Register window: elements that turns of a serial loop read again stay in registers.
+
+Turn u reads ``w[a + u]`` to ``w[a + u + 7]``, the next one the same but for one element: seven of
+them are carried over, and one is loaded (scalar replacement: Callahan, Carr, Kennedy 1990). As many
+turns become one, so that no element has to move from one register to the next, and so that new
+elements are loaded side by side, as whole vectors where a call's addresses allow. What is left of
+the turns follows one by one. The order of all that is computed is what it was, and so is every bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import field
+
+from weft.index.access import Extraction
+from weft.index.expression import Dim, Poly, atom
+from weft.ir.builder import Rewriter
+from weft.ir.core import Block, Function, Op, Value, slice_of, walk
+from weft.ir.ops import OPS
+from weft.ir.views import For, Parallel, memory
+from weft.ir.writes import written
+from weft.schedule.guards import MultipleOf
+from weft.schedule.language import (
+    Align,
+    RegisterWindow,
+    Reverse,
+    Schedule,
+    UnrollJam,
+    several,
+)
+from weft.schedule.nest import LoopNest
+from weft.schedule.rows import VECTOR_BYTES
+from weft.values import mutable
+
+MARK = "window"  # attribute of a loop: so many turns become one
+
+
+@mutable
+class Window:
+    """What a loop loads of one row, element by element along its index: turn ``u`` loads elements
+    ``sign * u + d`` behind a place that the loop does not change, for each ``d`` in ``loads``.
+    ``behind``: by how many elements that place is behind a multiple of ``width``, the length of a
+    vector, in the first turn; ``ahead``: so many elements are loaded before their turn, so that
+    vectors are whole. ``values``: the elements that are in registers, by ``d`` of the first of the
+    turns that become one."""
+
+    sign: int
+    width: int
+    behind: int
+    loads: dict[Op, int]
+    ahead: int = 0
+    values: dict[int, Value] = field(default_factory=dict[int, Value])
+
+    @property
+    def first(self) -> Op:
+        return next(iter(self.loads))
+
+    def carried(self) -> list[int]:
+        """The elements that are in registers when the first of the turns begins."""
+        low, high = min(self.loads.values()), max(self.loads.values())
+        if self.sign > 0:
+            return list(range(low, high + self.ahead))
+        return list(range(low + 1 - self.ahead, high + 1))
+
+    def align(self, turns: int) -> None:
+        """Chooses ``ahead``."""
+        if turns % self.width:
+            self.width = 1
+        edge = max(self.loads.values()) if self.sign > 0 else min(self.loads.values()) + 1
+        self.ahead = -self.sign * (edge + self.behind) % self.width
+
+    def vector(self, element: int) -> range:
+        """The elements that are loaded together with this one."""
+        first = element - (element + self.behind) % self.width
+        return range(first, first + self.width)
+
+
+def marked(function: Function, loops: Mapping[Op, int]) -> Function:
+    """A copy of ``function``, in which the loops say how many turns become one."""
+
+    def around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        if op not in loops:
+            return None
+        made = rewriter.copy(op)
+        made.attrs[MARK] = loops[op]
+        rewriter.region(op.body, made.body)
+        return rewriter.append(made).results
+
+    return Rewriter(lambda op, rewriter: None, around).function(function)
+
+
+def windows(
+    function: Function, loop: Op, limits: Mapping[Value, int], found: Extraction | None = None
+) -> list[Window]:
+    """What ``loop`` loads in every turn, from the next place of a row each time. ``limits``: of
+    arguments that are loaded in whole vectors, their bytes."""
+    found = found or Extraction(function)
+    iv, begin = For(loop).index, found.poly(For(loop).lower)
+    changed, numbers = written(function), {*function.args}
+    rows: dict[tuple[Value, int, tuple[Poly, ...]], Window] = {}
+    for op in loop.body.ops:
+        if op.name != "memref.load":
+            continue
+        memref, subscripts, _ = memory(op)
+        polys = [poly for v in subscripts if (poly := found.poly(v)) is not None]
+        exempt = memref in changed or (changed and not function.attrs.get("noalias", True))
+        if memref not in function.args or exempt or not 0 < len(polys) == len(subscripts):
+            continue
+        *outer, last = polys
+        sign = last.slope(iv)
+        known = all(slice_of(v, loop.body, _pure) is not None for v in subscripts)
+        if sign not in (1, -1) or not known or any(poly.mentions(iv) for poly in outer):
+            continue
+        place = last - atom(iv).scaled(sign)
+        key = memref, sign, (*outer, place - Poly({(): place.offset} if place.offset else {}))
+        if key not in rows:
+            width = limits.get(memref, 0) // memref.memref.element.bytes
+            first = place + begin.scaled(sign) if begin is not None and width > 1 else None
+            behind = None if first is None else _behind(first, width, numbers)
+            start = (1, 0) if behind is None else (width, (behind[0] - place.offset) % width)
+            rows[key] = Window(sign, *start, {})
+        rows[key].loads[op] = place.offset
+    return [part for row in rows.values() for part in _parts(row, loop.attrs.get(MARK, 1))]
+
+
+def _behind(place: Poly, width: int, numbers: Set[Value]) -> tuple[int, list[Value | Dim]] | None:
+    """How far ``place`` is behind a multiple of ``width`` if sizes and ``numbers`` are multiples,
+    and which of these that takes; None where it depends on something else."""
+    needed: list[Value | Dim] = []
+    for monomial, factor in place.terms.items():
+        if monomial and factor % width:
+            known = [a for a in monomial if isinstance(a, Dim) or a in numbers]
+            if not known:
+                return None
+            needed.append(known[0])  # type: ignore[arg-type]
+    return place.offset % width, needed
+
+
+def _parts(row: Window, turns: int) -> list[Window]:
+    """``row``, cut where elements are so far apart that turns which become one share none."""
+    found: list[Window] = []
+    for op, place in sorted(row.loads.items(), key=lambda item: item[1]):
+        if not found or place - max(found[-1].loads.values()) > turns:
+            found.append(Window(row.sign, row.width, row.behind, {}))
+        found[-1].loads[op] = place
+    for part in found:
+        part.align(turns)
+    return found
+
+
+def whole_vectors(
+    nest: LoopNest, schedule: Schedule, step_of: Callable[[Value], int]
+) -> tuple[list[Align], list[MultipleOf]]:
+    """The arrays of which windows load whole vectors, and the sizes and numbers that must be
+    multiples of these for that. ``step_of``: of the nest's program."""
+    function, parallel = nest.function, nest.parallel
+    found, numbers = Extraction(function), {*function.args}
+    jams = {nest.index(jam.axis): jam.copies for jam in several(schedule, UnrollJam)
+            if jam.stride == 1}  # fmt: skip
+    axes = zip(Parallel(parallel).indices, Parallel(parallel).axes, strict=True)
+    begins = {iv: found.poly(axis[0]) for iv, axis in axes}
+    sizes = {Dim(op.operand, op.attrs["axis"]): op.result
+             for op in walk(function.body) if op.name == "memref.dim"}  # fmt: skip
+    arrays: dict[str, Align] = {}
+    multiples: dict[MultipleOf, None] = {}
+    for step in several(schedule, RegisterWindow):
+        loop = For(nest.serial[step.loop])
+        # Where the first turn is.
+        begin = found.poly(loop.upper if Reverse(step.loop) in schedule else loop.lower)
+        for row in windows(function, loop.op, {}, found):
+            memref, subscripts, _ = memory(row.first)
+            width = VECTOR_BYTES // memref.memref.element.bytes
+            place = found.poly(subscripts[-1])
+            whole = width > 1 and step.turns % width == 0 and memref.memref.row_major
+            if not whole or place is None or begin is None:
+                continue
+            at: dict[Value | Dim, Poly | None] = {loop.index: begin}
+            # Where the first of a thread's neighbours is.
+            first: dict[Value | Dim, Poly | None] = {
+                iv: low for iv, low in begins.items() if jams.get(iv, 1) % width == 0
+            }
+            asked = _behind(place.substitute(at.get).substitute(first.get), width, numbers)
+            if asked is not None:
+                name = nest.arrays[function.args.index(memref)]
+                arrays[name] = Align(name, VECTOR_BYTES)
+                multiples |= {
+                    MultipleOf(step_of(v if isinstance(v, Value) else sizes[v]), width): None
+                    for v in asked[1]
+                }
+    return list(arrays.values()), list(multiples)
+
+
+def register_window(
+    function: Function, parallel: Op, limits: Mapping[Value, int]
+) -> tuple[Function, Op]:
+    """``function``, in which turns of the marked loops of ``parallel`` became one, and its loop
+    that was ``parallel``. ``limits``: of arguments that are loaded in whole vectors, their
+    bytes."""
+    work = _Windows(function, limits)
+    place = function.body.ops.index(parallel)
+    made = work.function(function)
+    return made, made.body.ops[place]
+
+
+class _Windows(Rewriter):
+    def __init__(self, function: Function, limits: Mapping[Value, int]) -> None:
+        super().__init__(lambda op, rewriter: None, self._around)
+        self.old, self.limits = function, limits
+        self.found = Extraction(function)
+
+    def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        if MARK not in op.attrs:
+            return None
+        if "unroll" not in op.attrs:
+            return self._together(op, op.attrs[MARK])
+        made = self.copy(op)  # of those that unroll-and-jam left, one that runs rarely
+        del made.attrs[MARK]
+        self.region(op.body, made.body)
+        return self.append(made).results
+
+    def _together(self, op: Op, turns: int) -> list[Value]:
+        loop = For(op)
+        rows = windows(self.old, op, self.limits, self.found)
+        lower, upper, step = map(self.lookup, loop.bounds)
+        none = self.number(0, lower)
+        many = self.number(turns, lower)
+        later = self.number(max([0, *(row.ahead for row in rows)]), lower)
+        left = self.subi(self.trip_count(lower, upper, step), later)
+        whole = self.op("arith.floordivsi", self.op("arith.maxsi", left, none), many)
+        end = self.addi(lower, self.muli(whole, many))
+        some = self.op("arith.cmpi", lower, end, predicate="slt")
+        kept = [(row, element) for row in rows for element in row.carried()]
+        begin = self._first(op, some, lower, kept)
+        main = self.for_(lower, end, many, [*map(self.lookup, loop.inits), *begin])
+        main.attrs |= {"unroll": 1}
+        main.regions = [block := Block([lower.type, *(v.type for v in main.results)])]
+        position, *values = block.args
+        position.name = loop.index.name
+        carried, buffer = values[: len(loop.inits)], values[len(loop.inits) :]
+        for (row, element), value in zip(kept, buffer, strict=True):
+            row.values[element] = value
+        of = {load: row for row in rows for load in row.loads}
+
+        def body() -> list[Value]:
+            places = {row: self._place(row, op, position) for row in rows}
+            ends = carried
+            for turn in range(turns):
+                index = self.addi(position, self.number(turn, lower)) if turn else position
+                self.replacement.update(zip(op.body.args, [index, *ends], strict=True))
+                for inner in op.body.ops[:-1]:
+                    if inner in of:
+                        value = self._element(of[inner], inner, turn, places[of[inner]])
+                        self.replacement[inner.result] = value
+                    else:
+                        self.rewrite(inner)
+                ends = [self.lookup(v) for v in loop.yielded]
+            return [*ends, *(row.values[element + row.sign * turns] for row, element in kept)]
+
+        self.fill(block, body)
+        results = main.results[: len(loop.inits)]
+        rest = self.for_(end, upper, step, results)
+        rest.attrs |= {"unroll": 1, "rare": True}
+        rest.regions = [Block([lower.type, *(v.type for v in results)])]
+        self.region(op.body, rest.body)
+        return list(rest.results)
+
+    def _first(
+        self, op: Op, some: Value, lower: Value, kept: Sequence[tuple[Window, int]]
+    ) -> list[Value]:
+        """The elements that are in registers before the first turn."""
+        types = [row.first.result.scalar for row, _ in kept]
+
+        def loaded() -> list[Value]:
+            places = {row: self._place(row, op, lower) for row, _ in kept}
+            return [self._load(row, k, places[row]) for row, k in kept]
+
+        def nothing() -> list[Value]:
+            return [self.constant(0, t) for t in types]
+
+        return self.either(some, loaded, nothing, types) if types else []
+
+    def _place(self, row: Window, op: Op, position: Value) -> list[Value]:
+        """The subscripts of the first load of a row where the turn is at ``position``."""
+        _, subscripts, _ = memory(row.first)
+        needed = {o for v in subscripts for o in slice_of(v, op.body, _pure) or ()}
+        self.replacement[op.body.args[0]] = position
+        for inner in op.body.ops:
+            if inner in needed:
+                self.rewrite(inner)
+        return [self.lookup(v) for v in subscripts]
+
+    def _load(self, row: Window, element: int, place: Sequence[Value]) -> Value:
+        """Loads an element. ``place``: subscripts of the first load of the row."""
+        memref, behind = self.lookup(memory(row.first)[0]), element - row.loads[row.first]
+        *outer, last = place
+        if not memref.memref.row_major and behind:
+            last = self.addi(last, self.number(behind, last))
+        made = Op(
+            "memref.load", [memref, *outer, last], [row.first.result.type], span=row.first.span
+        )
+        if memref.memref.row_major and behind:
+            made.attrs["offset"] = behind
+        if row.width > 1:
+            lane = (element + row.behind) % row.width * memref.memref.element.bytes
+            made.attrs["align"] = lane & -lane if lane else row.width * memref.memref.element.bytes
+        return self.append(made).result
+
+    def _element(self, row: Window, load: Op, turn: int, place: Sequence[Value]) -> Value:
+        """What ``load`` gives in a turn."""
+        element = row.loads[load] + row.sign * turn
+        if element not in row.values:
+            for k in row.vector(element):
+                row.values[k] = self._load(row, k, place)
+        return row.values[element]
+
+
+def _pure(op: Op) -> bool:
+    return OPS[op.name].pure

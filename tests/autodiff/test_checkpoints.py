@@ -1,6 +1,7 @@
 """Long loops keep what they carry at checkpoints only."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -20,6 +21,17 @@ def draw(*shape):
 @pytest.fixture
 def always(monkeypatch):
     """Checkpoints even where the tape would be small. Gives the workspaces of each launch."""
+    return _always(monkeypatch)
+
+
+@pytest.fixture
+def chunks(monkeypatch):
+    """The same in chunks of four iterations, as on a GPU."""
+    monkeypatch.setitem(workspaces.CHUNK, "cpu", 4)
+    return _always(monkeypatch)
+
+
+def _always(monkeypatch):
     monkeypatch.setattr(workspaces, "_SHORT", 0)
     monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
     monkeypatch.setattr(workspaces, "REMEMBERED", 0)
@@ -97,6 +109,22 @@ def states(x, a):
     return out
 
 
+@weft.kernel
+def flags(x):
+    """What is carried is a number, an integer and a truth value."""
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        h = 0.5
+        count = 0
+        on = False
+        for t in range(x.shape[1]):
+            h = h * x[i, t] + count if on else math.sin(h) - x[i, t]
+            on = x[i, t] > 0.2
+            count += 2 if on else 1
+            out[i, t] = h * h
+    return out
+
+
 CASES = {
     "product": lambda: (k.product, draw(3, 11)),
     "newton": lambda: (k.newton, draw(3).abs() + 0.5),
@@ -109,6 +137,7 @@ CASES = {
     "no trips": lambda: (strided, draw(2, 3), 7, 2),
     "collatz": lambda: (collatz, draw(5), torch.tensor([1, 2, 7, 12, 27])),
     "triangle": lambda: (triangle, draw(2, 7)),
+    "flags": lambda: (flags, draw(2, 11)),
 }
 
 
@@ -121,6 +150,44 @@ def test_gradients_with_checkpoints(name, always):
             a.requires_grad_()
     assert gradcheck(lambda *a: kernel(*a), args)
     assert any(n.startswith("segment") for made in always for n in made)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_in_chunks(name, chunks):
+    torch.manual_seed(2)
+    kernel, *args = CASES[name]()
+    for a in args:
+        if isinstance(a, torch.Tensor) and a.is_floating_point():
+            a.requires_grad_()
+    assert gradcheck(lambda *a: kernel(*a), args)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 5, 15, 16, 17])
+@pytest.mark.parametrize("kernel", [states, flags], ids=["states", "flags"])
+def test_chunks_and_a_rest(kernel, turns, chunks):
+    """The same gradients, bit by bit, as from a tape of every turn."""
+    args = [draw(3, turns), *([draw(3)] if kernel is states else [])]
+    leaves = [a.requires_grad_() for a in args]
+    g = torch.randn_like(kernel(*leaves))
+    found = torch.autograd.grad(weft.kernel(kernel.function)(*leaves), leaves, g)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workspaces.Workspaces, "tape_bytes", 0)
+        expected = torch.autograd.grad(weft.kernel(kernel.function)(*leaves), leaves, g)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+
+
+def test_a_chunk_is_written_out(chunks):
+    """What a whole chunk carries is in no array, and each element of a gradient is stored."""
+    kernel, *args = weft.kernel(states.function), draw(2, 17), draw(2)
+    x, a = (v.requires_grad_() for v in args)
+    kernel(x, a).sum().backward()
+    text = kernel.backward.inspect(x, a)
+    assert "and of the segments of the loop at line" in text
+    assert text.count("{turns = 4}") == 2  # loops through chunks, forwards and backwards
+    assert text.count("memref.alloca") == 1  # of the rest
+    assert len(re.findall(r"memref.store .*%d.x\[", text)) == 4 + 1
+    assert not re.findall(r"atomic_rmw addf .*%d.x\[", text)
 
 
 @pytest.mark.parametrize("trips", [0, 1, 2, 3, 4, 15, 16, 17, 99_999])

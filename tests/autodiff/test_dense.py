@@ -1,5 +1,7 @@
 """Gradients whose first accumulations are stores, to memory that was not set to zero."""
 
+import math
+
 import pytest
 import torch
 
@@ -175,3 +177,82 @@ def test_what_data_picks_is_added_behind_what_is_stored():
              lambda x: torch.nn.functional.cross_entropy(x, target, reduction="none"),
              rows)  # fmt: skip
     assert stored(cross_entropy) == {"d.x"}
+
+
+@weft.kernel
+def decayed(x, y):
+    """Backwards through its serial loop, and read at two places of a turn."""
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        s = 0.3
+        for t in range(x.shape[1]):
+            s = math.sin(s) * x[i, t] + y[i, t]
+            if s > 0:
+                s = s * y[i, t]
+            out[i, t] = s
+    return out
+
+
+def torch_decayed(x, y):
+    s, out = x.new_full(x.shape[:1], 0.3), []
+    for t in range(x.shape[1]):
+        s = torch.sin(s) * x[:, t] + y[:, t]
+        s = torch.where(s > 0, s * y[:, t], s)
+        out.append(s)
+    return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 1), (0, 4)])
+def test_a_loop_that_goes_backwards_stores(shape):
+    kernel = weft.kernel(decayed.function)
+    compared(kernel, torch_decayed, torch.randn(shape), torch.randn(shape))
+    assert "d.x" in stored(kernel)
+
+
+def test_turns_that_leave_elements_out_leave_zeros():
+    @weft.kernel
+    def most(x):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            s = 0.3
+            for t in range(x.shape[1] - 1):
+                s = math.sin(s) * x[i, t]
+            out[i, 0] = s
+            for t in range(1, x.shape[1]):
+                out[i, t] = 0.0
+        return out
+
+    def torch_most(x):
+        s = x.new_full(x.shape[:1], 0.3)
+        for t in range(x.shape[1] - 1):
+            s = torch.sin(s) * x[:, t]
+        return torch.cat([s[:, None], torch.zeros_like(x[:, 1:])], 1)
+
+    compared(most, torch_most, torch.randn(3, 6))
+    assert stored(most) == set()
+
+
+def test_one_of_two_loops_that_read_an_element_stores_it():
+    @weft.kernel
+    def again(x):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            s = 0.3
+            for t in range(x.shape[1]):
+                s = math.sin(s) * x[i, t]
+            for t in range(x.shape[1]):
+                s = math.cos(s) + x[i, t]
+                out[i, t] = s
+        return out
+
+    def torch_again(x):
+        s, out = x.new_full(x.shape[:1], 0.3), []
+        for t in range(x.shape[1]):
+            s = torch.sin(s) * x[:, t]
+        for t in range(x.shape[1]):
+            s = torch.cos(s) + x[:, t]
+            out.append(s)
+        return torch.stack(out, 1)
+
+    compared(again, torch_again, torch.randn(3, 6))
+    assert stored(again) == {"d.x"}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.fuzz.gradients import check_gradients, check_second
 from tests.fuzz.histories import check_history
 from tests.fuzz.ties import check_ties
+from weft.pytorch import workspaces
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "24"))
 PARTS = max(COUNT // 50, 4)  # so that several processes take part, and none is long
@@ -44,6 +45,17 @@ def test_derivatives_of_random_kernels_are_differences_of_the_python(part: int) 
     count = -(-COUNT // PARTS)
     found = outcomes(check_gradients, count)
     assert found["compared"] > 0.5 * count, found  # the rest is refused by name, or rough
+
+
+@pytest.mark.parametrize("part", range(FEWER))
+def test_gradients_in_chunks(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU where tapes are long: three turns of a serial loop at a time."""
+    monkeypatch.setitem(workspaces.CHUNK, "cpu", 3)
+    monkeypatch.setattr(workspaces, "_SHORT", 0)
+    monkeypatch.setattr(workspaces, "REMEMBERED", 0)
+    monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+    count = max(COUNT // 4 // FEWER, 4)
+    assert outcomes(check_gradients, count)["compared"] > 0.5 * count
 
 
 @pytest.mark.parametrize("part", range(PARTS))  # some take ten seconds

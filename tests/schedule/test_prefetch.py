@@ -17,7 +17,8 @@ from weft.ir.core import Function, Op, walk
 from weft.ir.parse import parse_function
 from weft.ir.text import print_function
 from weft.ir.verify import verify
-from weft.schedule.language import Prefetch, only, parse, show
+from weft.pytorch import workspaces
+from weft.schedule.language import Prefetch, only, parse, several, show
 from weft.schedule.machine import GpuMachine
 from weft.schedule.prefetch import ahead, serial_steps
 
@@ -71,7 +72,7 @@ def test_the_loop_carries_what_the_next_turns_load() -> None:
     assert "(f32, f32, f32, f32, f32, f32, f32, f32, f32)" in print_function(function)
 
 
-@pytest.mark.parametrize("steps", [2, 3, 4, 8])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 8, 9, 17, 127])
 def test_bits_are_kept(n: int, steps: int) -> None:
     rng = np.random.default_rng(n)
@@ -129,6 +130,16 @@ def test_what_may_be_loaded_ahead(name: str) -> None:
         torch.testing.assert_close(counted, counts)
 
 
+def test_a_gradient_in_chunks_loads_the_next_one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(workspaces.CHUNK, "cpu", 4)
+    monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+    args = [a.requires_grad_() for a in wkv.inputs(2, 18, 5)]
+    kernel, machine = weft.kernel(wkv.wkv.function), GpuMachine(132, 50 << 20)
+    rows = kernel.backward.schedules(*args, device="cuda", machine=machine).taken
+    found = [several(parse(row.schedule), Prefetch) for row in rows]
+    assert [Prefetch("k0", 1), Prefetch("k3", 1)] in found  # not in the loops of the rest
+
+
 def test_many_threads_do_something_else_while_one_waits() -> None:
     def taken(batch: int) -> Prefetch | None:
         shape = (batch, 8, 4096)
@@ -141,7 +152,7 @@ def test_many_threads_do_something_else_while_one_waits() -> None:
 
 
 REFUSED = {
-    "prefetch(t, 1)": "what is loaded ahead is 2 to 64 turns",
+    "prefetch(t, 0)": "what is loaded ahead is 1 to 64 turns",
     "prefetch(u, 4)": "there is no loop `u`",
     "prefetch(t, 4); prefetch(t, 8)": "`prefetch(t, 4)` says that already",
     "prefetch(t, 4); unroll_jam(b, 2)": "it does not go with `unroll_jam(b, 2)`",

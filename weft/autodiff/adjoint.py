@@ -18,15 +18,19 @@ Part = Literal["all", "starts", "segment"]
 class Extent:
     """How many numbers a tape has in its time dimension, for the loop ``op`` of the primal: one for
     each of ``all`` its iterations; or one for each iteration of a ``segment`` of about the square
-    root of them, and one for the ``starts`` of segments."""
+    root of them, and one for the ``starts`` of segments. ``chunk``: how many iterations each
+    segment has instead, if not 0; what is left of them is one more."""
 
     op: Op
     part: Part = "all"
+    chunk: int = 0
 
     def length(self, trips: int) -> int:
         """``trips``: the most iterations of the loop, and for a ``scf.while`` one more."""
         if self.part == "all":
             return trips
+        if self.chunk:
+            return trips // self.chunk + 1
         if self.part == "segment":
             return segment_length(trips)
         last = self.op.name == "scf.while"  # a place for the last evaluation of the condition
@@ -43,10 +47,10 @@ class Buffer:
     """A workspace: as large as the parallel loop ``parallel`` (a single element
     if that is None), then ``extents``, then
     ``shape``. Its contents need not be defined. ``element`` is the name of the scalar type.
-    ``interleaved``: ``extents`` come first, so that neighbouring iterations are neighbours in it.
-    ``partial``: instead, for each chunk of a sum that is split, or of the loop, as large as the
-    gradient of that name. ``private``: it is a private copy. ``of``: the argument whose elements,
-    which are overwritten later, it keeps."""
+    ``interleaved``: ``extents`` and ``shape`` come first, so that neighbouring iterations are
+    neighbours in it. ``partial``: instead, for each chunk of a sum that is split, or of the loop,
+    as large as the gradient of that name. ``private``: it is a private copy. ``of``: the argument
+    whose elements, which are overwritten later, it keeps."""
 
     name: str
     element: str

@@ -41,7 +41,8 @@ class Adjoints:
 
     ``of``: those of values, as far as the sweep backwards got; zero where there is none.
     ``frozen``: values whose adjoints are known, and not added to. ``shadow``: the array of the
-    adjoints of an array's elements.
+    adjoints of an array's elements. ``loads``: of loads from arguments, how many accumulations were
+    made; these have the load's place here as their attribute "of".
     """
 
     def __init__(self, new: Recomputation) -> None:
@@ -50,6 +51,7 @@ class Adjoints:
         self.of: dict[Value, Value] = {}
         self.frozen: set[Value] = set()
         self.shadow: dict[Value, Value] = {}
+        self.loads: dict[Op, int] = {}
         for memref, name in zip(self.primal.function.args, self.primal.names, strict=True):
             if memref in self.primal.activity.arrays:
                 type = MemRefType(compute_type(memref.memref.element), memref.memref.rank)
@@ -98,6 +100,8 @@ class Adjoints:
         at = self.new.values(subscripts)
         if memref in self.primal.function.args:
             self.b.atomic_rmw("addf", g, shadow, at)
+            self.loads[op] = self.loads.get(op, 0) + 1
+            self.b.block.ops[-1].attrs["of"] = [*self.loads].index(op)
         else:
             self.b.store(self.b.op("arith.addf", self.b.load(shadow, at), g), shadow, at)
 

@@ -7,6 +7,10 @@ first; each is carried out from its start with a tape of S entries, which all of
 then reversed. The price is that the loop is carried out once more (Griewank, "Achieving logarithmic
 growth of temporal and spatial complexity in reverse automatic differentiation", 1992, with one
 level of checkpoints). S is an argument of the adjoint, because a tape is sized when it is launched.
+
+Where a machine has many registers, a loop that carries some numbers goes in chunks of a few
+iterations instead, and a rest. What a chunk carries is kept in local arrays, and its loops are
+written out, so that these are registers (``write_out.py``).
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from weft.ir.types import index
 from weft.ir.views import For, While
 from weft.ir.writes import written
 
+WRITTEN_OUT = "written_out"  # the attribute of loops through a chunk
 # Reverses an iteration: from the adjoints that the one after it hands on to those that it does.
 Reverse = Callable[[Sequence[Value]], Sequence[Value]]
 
@@ -37,11 +42,12 @@ class Loops:
         self.undone: list[Op] = []
 
     # --- forwards ---------------------------------------------------------------------------------
-    def taped(self, block: Block, later: Sequence[Op] = ()) -> None:
+    def taped(self, block: Block, later: Sequence[Op] = (), of: Op | None = None) -> None:
         """Carries out ``block`` again, without its terminator, as the sweep backwards will follow:
         the loops directly in it write down what they carry. ``later``: what is carried out after
-        it, before that sweep."""
-        copies: dict[Value, Value] = {}
+        it, before that sweep. ``of``: the loop of which this is an iteration, that begins with what
+        was read from its tape."""
+        copies = {} if of is None else self.tapes.starts(of)
         for k, op in enumerate(block.ops[:-1]):
             if op.name in SCOPES:
                 self.tapes.snapshot(op, [*block.ops[k + 1 :], *later], copies)
@@ -49,6 +55,8 @@ class Loops:
                 copies.pop(memref, None)
             self.b.span = op.span
             match op.name:
+                case "scf.for" if self.tapes.in_chunks(op):
+                    self._chunks_of(op)
                 case "scf.for" if op in self.tapes.checkpoints:
                     self._segments_of(op)
                 case "scf.for":
@@ -85,6 +93,45 @@ class Loops:
             self.b.do("scf.yield", *self._segment(op, *self._ends(op, number, n), carried, None))
         self.new.stand(op.results, loop.results)
 
+    def _chunks_of(self, op: Op) -> None:
+        """A ``scf.for`` that keeps the starts of its chunks, and of the rest."""
+        inits = self.new.values(For(op).inits)
+        tape = self.tapes.of(op, For(op).carried)
+        whole, rest = self._whole(self.b.trip_bound(*self.new.values(For(op).bounds)))
+
+        def chunk(number: Value, count: Value, carried: Sequence[Value]) -> Sequence[Value]:
+            self.new.stand(For(op).carried, carried)
+            self.tapes.write(tape, number)
+            return self._carried_out(op, number, count, carried, None)
+
+        loop = self.b.for_(self.b.index(0), whole, self.b.index(1), inits)
+        loop.attrs["turns"] = self.tapes.chunk
+        with self.b.at(loop.body) as block:
+            number, *carried = block.args
+            self.b.do("scf.yield", *chunk(number, self.b.index(self.tapes.chunk), carried))
+        self.new.stand(op.results, chunk(whole, rest, loop.results))
+
+    def _whole(self, n: Value) -> tuple[Value, Value]:
+        """How many whole chunks ``n`` iterations are, and how many iterations are left."""
+        size = self.b.index(self.tapes.chunk)
+        whole = self.b.op("arith.floordivsi", n, size)
+        return whole, self.b.subi(n, self.b.muli(whole, size))
+
+    def _carried_out(
+        self, op: Op, number: Value, count: Value, inits: Sequence[Value], tape: Tape | None
+    ) -> Sequence[Value]:
+        """``count`` iterations of the chunk ``number``. Gives what is carried on."""
+        first = self.b.muli(number, self.b.index(self.tapes.chunk))
+        loop = self.b.for_(self.b.index(0), count, self.b.index(1), inits)
+        loop.attrs[WRITTEN_OUT] = True
+        with self.b.at(loop.body) as block:
+            place, *carried = block.args
+            self.new.stand(For(op).carried, carried)
+            if tape is not None:
+                self.tapes.write(tape, place)
+            self.b.do("scf.yield", *self.new.iteration(op, self.b.addi(first, place)))
+        return loop.results
+
     # --- backwards --------------------------------------------------------------------------------
     def last(self, op: Op) -> Value:
         """Lets what a ``scf.while`` carries be that of the last evaluation of its condition. Gives
@@ -103,6 +150,8 @@ class Loops:
         place. The last one, the first to be reversed, is given ``starts``. Gives what the first one
         hands on.
         """
+        if self.tapes.in_chunks(op):
+            return self._backwards_in_chunks(op, n, starts, reverse)
         tape, zero = self.tapes[op], self.b.index(0)
         if tape.segment is None:
             return self._undoing(op, self._span(tape, zero, n, starts, reverse)).results
@@ -114,8 +163,34 @@ class Loops:
             self.tapes.read(tape, self._place(op, number))
             carried = [self.new.env[v] for v, _ in tape.values]
             self._segment(op, first, end, carried, tape.segment)
-            span = self._span(tape.segment, first, end, block.args[1:], reverse)
+            count = self.b.subi(end, first)
+            span = self._span(tape.segment, first, count, block.args[1:], reverse)
             self.b.do("scf.yield", *span.results)
+        return loop.results
+
+    def _backwards_in_chunks(
+        self, op: Op, n: Value, starts: Sequence[Value], reverse: Reverse
+    ) -> Sequence[Value]:
+        """The same in chunks: the rest first, then those before it."""
+        whole, rest = self._whole(n)
+
+        def chunk(number: Value, count: Value, handed: Sequence[Value]) -> Sequence[Value]:
+            self.tapes.read(self.tapes[op], number)
+            carried = [self.new.env[v] for v, _ in self.tapes[op].values]
+            tape = self.tapes.of_chunk(op)
+            self._carried_out(op, number, count, carried, tape)
+            first = self.b.muli(number, self.b.index(self.tapes.chunk))
+            span = self._span(tape, first, count, handed, reverse)
+            span.attrs[WRITTEN_OUT] = True
+            return span.results
+
+        starts = chunk(whole, rest, starts)
+        loop = self.b.for_(self.b.index(0), whole, self.b.index(1), starts)
+        loop.attrs["turns"] = self.tapes.chunk
+        with self.b.at(loop.body) as block:
+            number = self._from_end(whole, block.args[0])
+            size = self.b.index(self.tapes.chunk)
+            self.b.do("scf.yield", *chunk(number, size, block.args[1:]))
         return loop.results
 
     def forwards(self, op: Op, starts: Sequence[Value], reverse: Reverse) -> Sequence[Value]:
@@ -134,10 +209,10 @@ class Loops:
         return loop.results
 
     def _span(
-        self, tape: Tape, first: Value, end: Value, starts: Sequence[Value], reverse: Reverse
+        self, tape: Tape, first: Value, count: Value, starts: Sequence[Value], reverse: Reverse
     ) -> Op:
-        """A loop through iterations ``end - 1`` to ``first``; ``tape`` begins with ``first``."""
-        count = self.b.subi(end, first)
+        """A loop through ``count`` iterations, from the last to ``first``; ``tape`` begins with
+        ``first``."""
         loop = self.b.for_(self.b.index(0), count, self.b.index(1), starts)
         with self.b.at(loop.body) as block:
             place = self._from_end(count, block.args[0])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from weft.autodiff.fibre import same_sizes
 from weft.index.access import Access
@@ -19,6 +20,39 @@ class Dense:
 
     first: frozenset[Op]
     equal: tuple[tuple[Poly, Poly], ...]
+
+
+@frozen
+class Whole:
+    """The loads of the primal that read each element once, if the expressions of each pair of
+    ``equal`` are equal, and before whose turn backwards nothing is accumulated into it: so that
+    the accumulations that stand for them may store. ``first``: of each the attribute "of" and how
+    many accumulations there are."""
+
+    first: Mapping[int, int]
+    equal: tuple[tuple[Poly, Poly], ...]
+
+    def of(self, group: Sequence[Access]) -> Dense | None:
+        """The same of the accumulations ``group``, if all of them are still there."""
+        found = [a.op for a in group if a.op.attrs.get("of") in self.first]
+        there = Counter(op.attrs["of"] for op in found)
+        return Dense(frozenset(found), self.equal) if there == self.first else None
+
+
+def whole(
+    loads: Mapping[Op, int], every: Sequence[Access], memref: Value,
+    moved: Callable[[Value | Dim], Poly], known: Collection[Value],
+) -> Whole | None:  # fmt: skip
+    """What is known of the gradient of ``memref`` from the accesses ``every`` of the primal, in
+    whatever order the adjoint goes through the turns of its loops. ``loads``: those that have
+    accumulations, and how many. ``moved``: what stands for an argument or extent of the primal."""
+    group = [a for a in reversed(every) if a.memref is memref and a.op in loads]
+    found = dense(group, known) if group else None
+    if found is None:
+        return None
+    places = {op: k for k, op in enumerate(loads)}
+    equal = tuple((a.substitute(moved), b.substitute(moved)) for a, b in found.equal)
+    return Whole({places[op]: loads[op] for op in found.first}, equal)
 
 
 def dense(group: Sequence[Access], known: Collection[Value]) -> Dense | None:

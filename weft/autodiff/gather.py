@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 
 from weft.autodiff.accumulate_after_loop import accumulate_after_loop
 from weft.autodiff.adjoint import Additions, Buffer, Extent, Listed
 from weft.autodiff.affine_pieces import affine_pieces
 from weft.autodiff.clean import clean, has_effects
-from weft.autodiff.dense import dense
+from weft.autodiff.dense import Whole, dense
 from weft.autodiff.elements import added_up, element_loop, longest, split_loops
 from weft.autodiff.fibre import Fibre, NotAffine, fibre
 from weft.autodiff.privatize import privatize
@@ -89,11 +89,12 @@ class Gathered:
 
 
 def gather(
-    function: Function, names: Sequence[str], parallel: Op, undone: Sequence[Op], form: Form
-) -> Gathered:
+    function: Function, names: Sequence[str], parallel: Op, undone: Sequence[Op], form: Form,
+    whole: Mapping[str, Whole],
+) -> Gathered:  # fmt: skip
     """Takes the accumulations into the arguments ``names`` out of ``function`` where that makes
     them deterministic. ``parallel`` is the primal's loop, ``undone`` those that its sequential
-    loops undo."""
+    loops undo. ``whole``: what the primal says of gradients by name."""
     function = clean(accumulate_after_loop(function, names))
     every = accesses(function)
     if _data_last(function, _by_data(every, names)):
@@ -105,6 +106,8 @@ def gather(
     stores: set[Op] = set()
     for plan in plans:
         found = dense(plan.group, function.args) if plan.form == "plain" else None
+        if found is None and plan.form == "plain" and plan.name in whole:
+            found = whole[plan.name].of(plan.group)
         if found is not None:
             made.dense[plan.name] = found.equal
             stores |= found.first if plan.name in form.stored else set()
@@ -241,6 +244,7 @@ def _plain(function: Function) -> Function:
     """``function`` without the notes that only this module reads. It is changed in place."""
     for op in walk(function.body):
         op.attrs.pop("undoes", None)
+        op.attrs.pop("of", None)
     return function
 
 

@@ -48,7 +48,7 @@ class Primal:
             for k, (op, which) in enumerate(self.contents.items()) if which == "tape"
         }  # fmt: skip
         self._parents = parents(function.body) if self.versions else {}
-        self._accesses = [a for a in every if a.local]
+        self.accesses = every
         self._owned: dict[Op, list[Value]] = {}
 
     def name(self, memref: Value) -> str:
@@ -102,7 +102,7 @@ class Primal:
 
     def _owns(self, op: Op, memref: Value, inside: Collection[Value]) -> bool:
         iv = op.body.args[0]
-        mine = [a.subscripts for a in self._accesses if a.memref is memref and iv in a.serial]
+        mine = [a.subscripts for a in self.accesses if a.memref is memref and iv in a.serial]
         return any(
             poly is not None and poly.slope(iv) and all(other == poly for other in axis)
             and not any(leaf in inside for leaf in poly.leaves() if leaf is not iv)

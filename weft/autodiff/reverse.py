@@ -7,6 +7,7 @@ from collections.abc import Collection
 from weft.autodiff.adjoint import Adjoint, Buffer, Extent
 from weft.autodiff.adjoints import Adjoints
 from weft.autodiff.checkpoints import Loops
+from weft.autodiff.dense import Whole, whole
 from weft.autodiff.gather import Form, gather
 from weft.autodiff.lengths import lengths
 from weft.autodiff.names import before_name, work_name
@@ -16,8 +17,10 @@ from weft.autodiff.recompute import Recomputation
 from weft.autodiff.sweep import Sweep
 from weft.autodiff.tape import Tapes
 from weft.autodiff.totals import Totals
+from weft.autodiff.write_out import write_out
 from weft.errors import GradientError
-from weft.ir.core import Function, Op
+from weft.index.expression import Dim, Poly, atom
+from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType, compute_type
 from weft.ir.views import Parallel
 
@@ -39,6 +42,7 @@ def reverse(
     private: Collection[str] = (),
     narrow: bool = False,
     alike: bool = False,
+    chunk: int = 0,
 ) -> Adjoint:
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
 
@@ -53,20 +57,23 @@ def reverse(
     instead (``Adjoint.listed``). ``stored``: gradients of ``Adjoint.dense`` that are stored.
     ``private``: gradients of ``Adjoint.private`` that have private copies. ``narrow``: gradients
     are in f16 or bf16 themselves where that is the same. ``alike``: those with private copies have
-    one shape and dtype: one loop adds them up. Raises ``GradientError`` for what cannot be reversed
-    correctly.
+    one shape and dtype: one loop adds them up. ``chunk``: how many iterations are written out of
+    those of ``checkpoints`` that carry some numbers, if not 0 (see ``Tapes``). Raises
+    ``GradientError`` for what cannot be reversed correctly.
     """
     form = Form(split, wide, sort, stored, private, narrow, alike)
     primal = Primal(function, wanted, kept)
     primal.check()
-    return _Reversal(primal, lasting, checkpoints).run(form)
+    return _Reversal(primal, lasting, checkpoints, chunk).run(form)
 
 
 class _Reversal:
     """The whole, from its parts: a function ``new`` that carries the primal out again with
     ``tapes``, and goes backwards through it."""
 
-    def __init__(self, primal: Primal, lasting: bool, checkpoints: Collection[Op]) -> None:
+    def __init__(
+        self, primal: Primal, lasting: bool, checkpoints: Collection[Op], chunk: int
+    ) -> None:
         self.primal = primal
         self.lasting = lasting
         self.buffers: list[Buffer] = []
@@ -75,7 +82,7 @@ class _Reversal:
             if which == "before":
                 memref = array_of(op)
                 new.argument(before_name(primal.name(memref)), memref.type)
-        self.tapes = Tapes(new, self.buffers, lasting, checkpoints)
+        self.tapes = Tapes(new, self.buffers, lasting, checkpoints, chunk)
         self.loops = Loops(new, self.tapes)
         self.adjoints = Adjoints(new)
         self.sweep = Sweep(new, self.tapes, self.loops, self.adjoints)
@@ -90,8 +97,8 @@ class _Reversal:
         main = self.new.finished()
         names = [v.name for m, v in self.adjoints.shadow.items()
                  if m in primal.asked and m not in primal.written]  # fmt: skip
-        gathered = gather(main, names, primal.parallel, self.loops.undone, form)
-        steps = [*self.totals.first, *gathered.steps]
+        gathered = gather(main, names, primal.parallel, self.loops.undone, form, self._whole())
+        steps = [*self.totals.first, *map(write_out, gathered.steps)]
         used = {a.name for step in steps for a in step.args}
         recorded = [op for op, name in primal.versions.items() if name in used]
         if recorded:
@@ -119,6 +126,21 @@ class _Reversal:
         """The types of the elements that gradients of f16 and bf16 are of."""
         shadows = ((v.name, m.memref.element) for m, v in self.adjoints.shadow.items())
         return {name: own for name, own in shadows if compute_type(own) is not own}
+
+    def _whole(self) -> dict[str, Whole]:
+        """The gradients that loads of the primal accumulate into element by element."""
+        primal, shadow, env = self.primal, self.adjoints.shadow, self.new.env
+
+        def moved(leaf: Value | Dim) -> Poly:
+            if isinstance(leaf, Value):
+                return atom(env[leaf])
+            return atom(Dim(shadow.get(leaf.memref) or env[leaf.memref], leaf.axis))
+
+        found = {
+            v.name: whole(self.adjoints.loads, primal.accesses, m, moved, primal.function.args)
+            for m, v in shadow.items() if m in primal.asked and m not in primal.written
+        }  # fmt: skip
+        return {name: one for name, one in found.items() if one is not None}
 
     def _replay(self, recorded: Collection[Op]) -> Function:
         """Carries the loop out on copies of what it overwrites, and keeps what ``recorded`` find in

@@ -109,7 +109,7 @@ class Sweep:
         starts = [results[c] or adjoints.zero(c) for c in chain] + [adjoints[v] for v in outer]
 
         def reverse(handed: Sequence[Value]) -> list[Value]:
-            self.loops.taped(op.body)
+            self.loops.taped(op.body, of=op)
             with adjoints.scope(dict(zip(outer, handed[len(chain) :], strict=True)), sums):
                 for c, g in (*((c, results[c]) for c in sums), *zip(chain, handed, strict=False)):
                     adjoints.add(given[c], g)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 
 from weft.autodiff.adjoint import Buffer, Extent, Part
 from weft.autodiff.recompute import Recomputation
-from weft.ir.core import Op, Value
+from weft.ir.core import Op, Value, below
 from weft.ir.types import MemRefType, ScalarType, i64, index
 from weft.ir.writes import written
 
+_MOST_WRITTEN_OUT = 1024  # operations of a chunk, before it is reversed
+Place = Callable[[list[Value]], list[Value]]
+Copy = tuple[Value, Place]  # of an array: where, and the subscripts there of its elements
 SCOPES = ("scf.for", "scf.while", "scf.if")
 
 
@@ -19,11 +22,11 @@ class Tape:
 
     ``values`` and ``arrays``: each with its buffer. ``segment``: of a tape of checkpoints, the tape
     of the iterations between two of them. ``trips``: the number of iterations of a ``scf.while``,
-    known after it was carried out again.
+    known after it was carried out again. ``local``: its buffers are local arrays.
     """
 
-    def __init__(self, extent: Extent) -> None:
-        self.extent = extent
+    def __init__(self, extent: Extent, local: bool = False) -> None:
+        self.extent, self.local = extent, local
         self.values: list[tuple[Value, Value]] = []
         self.arrays: list[tuple[Value, Value]] = []
         self.trips: Value | None = None
@@ -34,22 +37,26 @@ class Tapes:
     """The tapes of the loops of ``new``, and snapshots of its local arrays.
 
     ``lasting``: no place is written twice, though the loop be carried out many times.
-    ``checkpoints``: loops that keep the starts of segments. ``around``: the extents of the loops
-    that are being reversed around this point, and the iteration of each.
+    ``checkpoints``: loops that keep the starts of segments. ``chunk``: how many iterations these
+    have where a loop carries some numbers only, if not 0: their tape is a local array then, and in
+    others neighbouring iterations of the parallel loop are neighbours, also of arrays. ``around``:
+    the extents of the loops that are being reversed around this point, and the iteration of each.
     """
 
     def __init__(
-        self, new: Recomputation, buffers: list[Buffer], lasting: bool, checkpoints: Collection[Op]
-    ) -> None:
+        self, new: Recomputation, buffers: list[Buffer], lasting: bool,
+        checkpoints: Collection[Op], chunk: int,
+    ) -> None:  # fmt: skip
         self.new, self.b, self.env = new, new.b, new.env
         self.buffers = buffers
         self.lasting = lasting
-        self.checkpoints = checkpoints
+        self.checkpoints, self.chunk = checkpoints, chunk
         self.interleaved = new.primal.interleaved
         self.around: list[tuple[Extent, Value]] = []
         self.segments: dict[Op, Value] = {}  # the argument that says how long segments are
         self._tapes: dict[Op, Tape] = {}
-        self._snapshots: dict[Op, list[tuple[Value, Value]]] = {}
+        self._snapshots: dict[Op, list[tuple[Value, Copy]]] = {}
+        self._read: dict[Op, dict[Value, Copy]] = {}
 
     def __getitem__(self, op: Op) -> Tape:
         return self._tapes[op]
@@ -59,6 +66,8 @@ class Tapes:
         tape = self._tapes.get(op)
         if tape is None and op not in self.checkpoints:
             tape = self._tapes[op] = self._made(op, "all", carried)
+        elif tape is None and self.in_chunks(op):
+            tape = self._tapes[op] = self._made(op, "starts", carried, self.chunk)
         elif tape is None:
             tape = self._tapes[op] = self._made(op, "starts", carried)
             tape.segment = self._made(op, "segment", carried)
@@ -66,8 +75,26 @@ class Tapes:
             self.segments[op] = self.new.argument(name, i64)
         return tape
 
-    def _made(self, op: Op, part: Part, carried: Sequence[Value]) -> Tape:
-        tape = Tape(Extent(op, part))
+    def in_chunks(self, op: Op) -> bool:
+        """Whether ``op`` is a loop whose segments are short enough to be written out."""
+        if not self.chunk or op not in self.checkpoints or op.name != "scf.for":
+            return False
+        body = list(below(op))
+        return len(body) * self.chunk <= _MOST_WRITTEN_OUT and not any(
+            o.name in ("scf.for", "scf.while", "memref.alloca") for o in body[1:]
+        ) and not self.new.primal.locals_stored(op)  # fmt: skip
+
+    def of_chunk(self, op: Op) -> Tape:
+        """A tape of one chunk of ``op``, in local arrays that are made here."""
+        tape = Tape(self._tapes[op].extent, local=True)
+        tape.values = [
+            (v, self.b.alloca(i64 if v.type is index else v.scalar, (self.chunk,)))
+            for v, _ in self._tapes[op].values
+        ]
+        return tape
+
+    def _made(self, op: Op, part: Part, carried: Sequence[Value], chunk: int = 0) -> Tape:
+        tape = Tape(Extent(op, part, chunk))
         tape.values = [(v, self._buffer(tape, v, v.scalar)) for v in carried]
         owned = self._owned(op)
         for memref in self.new.primal.locals_stored(op):
@@ -86,9 +113,10 @@ class Tapes:
         primal = self.new.primal
         name = f"tape{primal.order}.{len(self.buffers)}.{value.name or 'v'}"
         rank = len(self.new.indices) + len(around) + 1 + len(shape or ())
+        interleaved = self.interleaved and (shape is None or self.chunk > 0)
         self.buffers.append(
             Buffer(name, element.name, primal.parallel, (*around, tape.extent), shape or (),
-                   interleaved=self.interleaved and shape is None)
+                   interleaved=interleaved)
         )  # fmt: skip
         return self.new.argument(name, MemRefType(element, rank))
 
@@ -96,39 +124,51 @@ class Tapes:
     def write(self, tape: Tape, number: Value) -> None:
         for value, buffer in tape.values:
             given = self._cast(self.env[value], buffer.memref.element)
-            self.b.store(given, buffer, self._at(number))
+            self.b.store(given, buffer, self._at(tape, number))
         for memref, buffer in tape.arrays:
-            self._copy(memref, self.env[memref], (), buffer, self._at(number, array=True))
+            place = self._of_array(number)
+            self._copy(memref, self.env[memref], list, buffer, place)
 
     def read(self, tape: Tape, number: Value) -> None:
         for value, buffer in tape.values:
-            loaded = self.b.load(buffer, self._at(number))
+            loaded = self.b.load(buffer, self._at(tape, number))
             self.env[value] = self._cast(loaded, value.scalar)
+        found = self._read[tape.extent.op] = dict[Value, Copy]()
         for memref, buffer in tape.arrays:
-            self._copy(memref, buffer, self._at(number, array=True), self.env[memref], ())
+            place = self._of_array(number)
+            self._copy(memref, buffer, place, self.env[memref], list)
+            found[memref] = buffer, place
 
     def _cast(self, value: Value, type: ScalarType) -> Value:
         return value if value.type is type else self.b.op("arith.index_cast", value, type=type)
 
     def _copy(
-        self, like: Value, source: Value, first: Sequence[Value], target: Value,
-        place: Sequence[Value],
+        self, like: Value, source: Value, there: Place, target: Value, here: Place
     ) -> None:  # fmt: skip
-        """All elements of a local array as large as ``like``, behind the subscripts ``first`` and
-        ``place``."""
+        """All elements of a local array as large as ``like``. Where an element is in ``source`` and
+        ``target``, ``there`` and ``here`` say."""
 
         def element(at: list[Value]) -> None:
-            self.b.store(self.b.load(source, [*first, *at]), target, [*place, *at])
+            self.b.store(self.b.load(source, there(at)), target, here(at))
 
         self.b.each_element(like, element)
 
-    def _at(self, number: Value, *, array: bool = False) -> list[Value]:
+    def _at(self, tape: Tape, number: Value) -> list[Value]:
         """The place of ``number`` on a tape, after those of the loops around, where each of these
         has its own."""
+        if tape.local:
+            return [number]
         numbers = [k for _, k in self.around if self.lasting]
-        if self.interleaved and not array:
+        if self.interleaved:
             return [*numbers, number, *self.new.indices]
         return [*self.new.indices, *numbers, number]
+
+    def _of_array(self, number: Value) -> Place:
+        """The places of the elements of a local array on a tape."""
+        numbers = [*(k for _, k in self.around if self.lasting), number]
+        if self.interleaved and self.chunk:
+            return lambda at: [*numbers, *at, *self.new.indices]
+        return lambda at: [*self.new.indices, *numbers, *at]
 
     @contextmanager
     def inside(self, extent: Extent, number: Value) -> Generator[None]:
@@ -138,7 +178,7 @@ class Tapes:
         self.around.pop()
 
     # --- local arrays -----------------------------------------------------------------------------
-    def snapshot(self, op: Op, later: Sequence[Op], known: dict[Value, Value]) -> None:
+    def snapshot(self, op: Op, later: Sequence[Op], known: dict[Value, Copy]) -> None:
         """Copies the local arrays that ``op`` reads, and that it or ``later`` change before it is
         reversed. ``known``: copies of what is in arrays here, to which it adds."""
         read, primal = self.new.primal.locals_read(op), self.new.primal
@@ -147,9 +187,14 @@ class Tapes:
         copies = [memref for memref in read if memref in changed]
         for memref in copies:
             if memref not in known:
-                known[memref] = self.b.alloca(memref.memref.element, memref.memref.shape or ())
-                self._copy(memref, self.env[memref], (), known[memref], ())
+                copy = self.b.alloca(memref.memref.element, memref.memref.shape or ())
+                self._copy(memref, self.env[memref], list, copy, list)
+                known[memref] = copy, list
         self._snapshots[op] = [(memref, known[memref]) for memref in copies]
+
+    def starts(self, op: Op) -> dict[Value, Copy]:
+        """Of the arrays that were just read from the tape of ``op``, where they are on it."""
+        return dict(self._read.get(op, {}))
 
     def _owned(self, op: Op) -> list[Value]:
         """The arrays that are what they were before ``op`` where its iterations are reversed:
@@ -158,5 +203,5 @@ class Tapes:
 
     def restore(self, op: Op) -> None:
         """Lets local arrays be what they were before ``op``."""
-        for memref, copy in self._snapshots.get(op, ()):
-            self._copy(memref, copy, (), self.env[memref], ())
+        for memref, (copy, place) in self._snapshots.get(op, ()):
+            self._copy(memref, copy, place, self.env[memref], list)

@@ -228,6 +228,7 @@ class _Sizes:
             form["wide"] = False
             if not lasting:
                 form["checkpoints"] = sizes.long
+                form["chunk"] = workspaces.CHUNK.get(self.device.type, 0)
         copies: dict[str, int] = {}
         if self.plain:
             if "sort" not in form:
@@ -244,11 +245,15 @@ class _Sizes:
                 form["narrow"] = True
         if few := frozenset(sizes.few - copies.keys()):
             form["split"] = few
-        if form:
-            kept = frozenset(loop.written) - self.call.wanted
+        kept = frozenset(loop.written) - self.call.wanted
+        for _ in range(2 if form else 0):
             made = loop.reversed(self.call.wanted, kept, lasting=lasting, **form)
             sizes = self._workspaces(made, sizes.trips)
             sizes.copies = copies
+            unknown = made.adjoint.dense.keys() & form.get("stored", frozenset()) - sizes.dense
+            if not unknown:  # this form may ask for more than the first one to store
+                break
+            form["stored"] -= unknown
         self._check_versions(sizes)
         return made, sizes
 

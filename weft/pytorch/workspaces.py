@@ -19,6 +19,7 @@ from weft.values import mutable
 IR_DTYPES = {"i1": "bool"}
 # A loop of fewer iterations gains nothing from checkpoints.
 _SHORT = 16
+CHUNK = {"cuda": 8}  # iterations that a device has in registers, of a loop with checkpoints
 # A loop with fewer iterations than a device wants is one whose sums are worth splitting, if they
 # have some terms.
 _ITERATIONS = {"cuda": 1 << 22, "cpu": 256}
@@ -66,7 +67,9 @@ class Workspaces:
             return [chunks, *self.env[name].shape]
         time = [x.length(self.trips[x.op]) for x in buffer.extents]
         space = self.space if buffer.parallel else ()
-        return [*time, *space] if buffer.interleaved else [*space, *time, *buffer.shape]
+        if buffer.interleaved:
+            return [*time, *buffer.shape, *space]
+        return [*space, *time, *buffer.shape]
 
     @property
     def tape_bytes(self) -> int:

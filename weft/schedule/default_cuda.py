@@ -88,6 +88,7 @@ from weft.values import frozen
 
 MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
 _WORDS_AHEAD = 32  # that a thread has loaded ahead
+_WORDS_OF_SEVERAL = 64  # where its turns are several of the loop that it came from
 _TURNS_AHEAD, _LEAST_AHEAD = 16, 4  # of a loop, at most and at least
 _MOST_AHEAD = 2048  # operations in the unrolled turns of all loops
 _LONG = 48  # operations of a turn
@@ -366,16 +367,20 @@ def _ahead(
 ) -> tuple[tuple[Prefetch, ...], int]:
     """Of each serial loop that has no other loop in it, as many turns as registers hold, and as the
     code of all of them may have operations; threads for which that pays. Turns that are long take
-    registers of their own: fewer threads run at once."""
+    registers of their own: fewer threads run at once. A turn that is several is one step ahead."""
     found: list[Prefetch] = []
     left, idle = 0 if parallel.attrs["kinds"] else _MOST_AHEAD, _IDLE
     for name, loop in loops_of(parallel).items():
         body = list(walk(loop.body))
-        if name in unrolled or any(op.name in ("scf.for", "scf.while") for op in body):
+        several = loop.attrs.get("turns", 1)
+        inner = any(op.name in ("scf.for", "scf.while") for op in body)
+        if inner or name in unrolled or "rare" in loop.attrs:
             continue
         words = sum(-(-load.result.scalar.bytes // 4) for load in ahead(function, loop))
         steps = min(_WORDS_AHEAD // max(words, 1), left // len(body), _TURNS_AHEAD)
-        if words and steps >= _LEAST_AHEAD and is_constant(For(loop).step, 1):
+        if several > 1:
+            steps = int(words <= _WORDS_OF_SEVERAL and len(body) <= left)
+        if words and steps * several >= _LEAST_AHEAD and is_constant(For(loop).step, 1):
             found.append(Prefetch(name, 1 << steps.bit_length() - 1))
             left -= found[-1].steps * len(body)
             idle = min(idle, _IDLE if len(body) <= _LONG else _IDLE // 4)

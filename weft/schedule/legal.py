@@ -230,8 +230,8 @@ def _privatize(nest: LoopNest, step: Privatize, schedule: Schedule) -> Refusal |
 
 def _prefetch(nest: LoopNest, step: Prefetch, schedule: Schedule) -> Refusal | None:
     loop = nest.serial[step.loop]
-    if not 2 <= step.steps <= _COPIES:
-        return Refusal(f"what is loaded ahead is 2 to {_COPIES} turns")
+    if not 1 <= step.steps <= _COPIES:
+        return Refusal(f"what is loaded ahead is 1 to {_COPIES} turns")
     if not is_constant(For(loop).step, 1):
         return Refusal(f"turns of `{step.loop}` do not go by 1", loop.span)
     if not ahead(nest.function, loop):

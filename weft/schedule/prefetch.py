@@ -124,6 +124,8 @@ class Serial(Rewriter):
                 carried = self._turn(op, self._position(position, k), carried, loads, given)
             self.do("scf.yield", *carried, *later)
         left = main.results[: len(loop.inits)]
+        if steps == 1:  # all turns are whole
+            return list(left)
         rest = self.for_(end, upper, step, left)
         rest.attrs |= {"unroll": 1, "rare": True}
         rest.regions = [Block([lower.type, *(v.type for v in left)])]

@@ -16,7 +16,7 @@ from weft.schedule.nest import loops_of
 
 MOST_TURNS = 64
 _MOST_ELEMENTS = 128  # of local arrays in registers
-_MOST_OPS = 4096  # of all turns that are written out
+_MOST_OPS = 8192  # of all turns that are written out
 
 
 def written_out(op: Op, rewriter: Rewriter) -> list[Value]:

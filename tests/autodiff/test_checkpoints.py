@@ -184,6 +184,7 @@ def test_a_chunk_is_written_out(chunks):
     kernel(x, a).sum().backward()
     text = kernel.backward.inspect(x, a)
     assert "and of the segments of the loop at line" in text
+    assert re.search(r"segments of the loop at line \d+: 80 bytes\n", text)
     assert text.count("{turns = 4}") == 2  # loops through chunks, forwards and backwards
     assert text.count("memref.alloca") == 1  # of the rest
     assert len(re.findall(r"memref.store .*%d.x\[", text)) == 4 + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 import weft
 from tests.fuzz.check import function, shaped
+from tests.fuzz.recurrences import recurrent_kernel
 from tests.fuzz.smooth import SmoothKernel, smooth_kernel
 from weft.errors import GradientError
 
@@ -27,10 +28,15 @@ INTERPRETED = 0.15  # how often the derived loops are carried out by the interpr
 Tensors = tuple[torch.Tensor, ...]
 
 
-def check_gradients(random: Random) -> str:
+def check_recurrences(random: Random) -> str:
+    """The same of loops that carry local arrays."""
+    return check_gradients(random, recurrent_kernel)
+
+
+def check_gradients(random: Random, draw: Callable[[Random], SmoothKernel] = smooth_kernel) -> str:
     """Draws a kernel and compares its derivatives; AssertionError where they differ. Gives what
     became of it: "compared", "refused: <why>", or "rough" (it has no derivative here)."""
-    drawn = smooth_kernel(random)
+    drawn = draw(random)
     kernel = weft.kernel(function(drawn.text))
     exact = weft.kernel(function(in_float64(drawn)))
     floats, m = arguments(random, drawn)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.gradients import check_gradients, check_second
+from tests.fuzz.gradients import check_gradients, check_recurrences, check_second
 from tests.fuzz.histories import check_history
 from tests.fuzz.ties import check_ties
 from weft.pytorch import workspaces
@@ -48,6 +48,12 @@ def test_derivatives_of_random_kernels_are_differences_of_the_python(part: int) 
 
 
 @pytest.mark.parametrize("part", range(FEWER))
+def test_gradients_of_loops_that_carry_arrays(part: int) -> None:
+    count = max(COUNT // 4 // FEWER, 4)
+    assert outcomes(check_recurrences, count)["compared"] > 0.5 * count
+
+
+@pytest.mark.parametrize("part", range(FEWER))
 def test_gradients_in_chunks(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU where tapes are long: three turns of a serial loop at a time."""
     monkeypatch.setitem(workspaces.CHUNK, "cpu", 3)
@@ -55,7 +61,8 @@ def test_gradients_in_chunks(part: int, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(workspaces, "REMEMBERED", 0)
     monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
     count = max(COUNT // 4 // FEWER, 4)
-    assert outcomes(check_gradients, count)["compared"] > 0.5 * count
+    for check in (check_gradients, check_recurrences):
+        assert outcomes(check, -(-count // 2))["compared"] > 0.5 * count // 2
 
 
 @pytest.mark.parametrize("part", range(PARTS))  # some take ten seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal
 
@@ -159,11 +160,16 @@ class Adjoint:
         used = self.used
         return [w for w in self.workspaces if w.name in used]
 
-    def describe(self) -> str:
-        """For each gradient how it is accumulated, then the workspaces."""
+    def describe(self, bytes: Mapping[str, int] | None = None) -> str:
+        """For each gradient how it is accumulated, then the workspaces, with their sizes in a call
+        where these are given."""
         lines = [f"{name}: {note}" for name, note in self.notes.items()]
-        lines += [f"workspace {w.name}: {w.describe()}" for w in self.taped]
+        for w in self.taped:
+            size = f": {bytes[w.name]:,} bytes" if bytes and w.name in bytes else ""
+            lines.append(f"workspace {w.name}: {w.describe()}{size}")
         return "\n".join(lines)
 
-    def __str__(self) -> str:
-        return "\n".join([self.describe(), *map(print_function, self.steps)])
+    def text(self, bytes: Mapping[str, int] | None = None) -> str:
+        return "\n".join([self.describe(bytes), *map(print_function, self.steps)])
+
+    __str__ = text

@@ -149,6 +149,7 @@ class Launch(torch.autograd.Function):
         _check_deterministic(loop, made.adjoint)
         if plain:
             loop.launched = made.adjoint
+            loop.sizes = sizes.remembered() if made.measure is not None else sizes
         env |= sizes.make(ctx.device)
         for k, n in places.items():
             name, dtype = prefix + loop.names[k], ctx.dtypes[n]

@@ -111,9 +111,12 @@ class Backward(_Derived):
         gradient as IR, in the form that these sizes call for. Forward and backward are carried out
         on copies; every float tensor counts as wanted."""
         _differentiated(self.kernel.direct, args, kwargs)
-        texts = [f"=== gradient of the loop at line {line} ===\n{adjoint}"
-                 for line, loop in self.loops()
-                 for adjoint in ([loop.launched] if loop.launched else loop.adjoints)]  # fmt: skip
+        texts: list[str] = []
+        for line, loop in self.loops():
+            found = [a.text() for a in loop.adjoints]
+            if loop.launched and loop.sizes:
+                found = [loop.launched.text(loop.sizes.bytes())]
+            texts += [f"=== gradient of the loop at line {line} ===\n{text}" for text in found]
         return "\n\n".join(dict.fromkeys(texts))
 
     @user_frames

@@ -54,6 +54,7 @@ class Loop:
         memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
         self._adjoints: dict[Hashable, Reversed] = {}
         self.launched: Adjoint | None = None  # the last adjoint of which no derivative was asked
+        self.sizes: Workspaces | None = None  # of that one
         self.later = NEVER
         self._forwards: dict[frozenset[int], Forwarded] = {}
         self._lock = threading.RLock()

@@ -71,6 +71,10 @@ class Workspaces:
             return [*time, *buffer.shape, *space]
         return [*space, *time, *buffer.shape]
 
+    def bytes(self) -> dict[str, int]:
+        """How many bytes each workspace takes."""
+        return {w.name: self._bytes(w) for w in self.adjoint.taped}
+
     @property
     def tape_bytes(self) -> int:
         """How many bytes all tapes take."""

@@ -69,6 +69,9 @@ declare void @emulated_meeting(ptr, i32)
 """
 
 
+LANES = 0  # what a thread finds out of which lanes of its warp are beside it; -1: all of them
+
+
 def host_text(text: str) -> str:
     """The LLVM IR of a kernel for the host: each function takes a context as its first argument."""
     text = re.sub(r"define ptx_kernel void @(\w+)\(", r"define void @\1(ptr %context, ", text)
@@ -99,6 +102,8 @@ def host_text(text: str) -> str:
     text = text.replace(
         "call void @llvm.nvvm.bar.warp.sync(", "call void @emulated_meeting(ptr %context, "
     )
+    lanes = r'call i32 asm sideeffect "activemask[^"]*", "=r"\(\)( #\d+)?'
+    text = re.sub(lanes, f"add i32 {LANES}, 0", text)
     text = re.sub(r'asm "mul\.hi\.s32 [^"]*", "[^"]*"', "@emulated_mulhi", text)
     text = re.sub(r"declare .*@__nv_rsqrtf?\(.*\n", "", text)
     text = text.replace("@__nv_rsqrt", "@emulated_rsqrt").replace("@__nv_", "@")

@@ -99,8 +99,12 @@ def _mask(e: Emitter, width: int) -> str:
 
 
 def _shuffle(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    (value, place), t = operands, op.result.scalar
-    mode, width = op.attrs["mode"], op.attrs["width"]
+    value, place = operands
+    return [_handed(e, value, op.result.scalar, place, op.attrs["mode"], op.attrs["width"])]
+
+
+def _handed(e: Emitter, value: str, t: ScalarType, place: str, mode: str, width: int) -> str:
+    """What another one of ``width`` neighbouring lanes has in place of ``value``."""
     mask = _mask(e, width)
     bits = word(e, value, t) if t.bits == 64 or t.bits < 32 else ""
     name = {"xor": "bfly", "down": "down", "idx": "idx"}[mode]
@@ -114,15 +118,48 @@ def _shuffle(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     if t.bits == 32:
         raw = e.inst(f"bitcast float {value} to i32") if t.is_float else value
         other = one(raw)
-        return [e.inst(f"bitcast i32 {other} to float") if t.is_float else other]
+        return e.inst(f"bitcast i32 {other} to float") if t.is_float else other
     low = one(e.inst(f"trunc i64 {bits} to i32"))
     if t.bits < 32 and not t.is_float:
-        return [from_word(e, e.inst(f"sext i32 {low} to i64"), t)]
+        return from_word(e, e.inst(f"sext i32 {low} to i64"), t)
     high = one(e.inst(f"trunc i64 {e.inst(f'lshr i64 {bits}, 32')} to i32"))
     lifted = e.inst(f"zext i32 {high} to i64")
     upper, lower = e.inst(f"shl i64 {lifted}, 32"), e.inst(f"zext i32 {low} to i64")
-    whole = e.inst(f"or i64 {upper}, {lower}")
-    return [from_word(e, whole, t)]
+    return from_word(e, e.inst(f"or i64 {upper}, {lower}"), t)
+
+
+def _accumulated(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    """An atomic operation. Where lanes add to one element, and a whole warp does so at once, it
+    adds up what it has by shuffles, in a fixed order, and one lane adds that."""
+    if op not in _cuda(e).met:
+        return RULES["memref.atomic_rmw"](e, op, operands)
+    _, _, (value,) = e.access(op, operands)
+    t = op.result.scalar
+    ty = llvm_type(t)
+    together, apart, one, done = map(e.label, ("together", "apart", "one", "added"))
+    convergent = e.module.attribute("convergent nounwind")
+    lanes = e.inst(f'call i32 asm sideeffect "activemask.b32 $0;", "=r"() {convergent}')
+    # Along x a warp's threads may be those of several rows.
+    odd = e.inst(f"and i32 {_sreg(e, 'ntid.x')}, {WARP - 1}")
+    rows = e.inst(f"icmp eq i32 {odd}, 0")
+    whole = e.inst(f"and i1 {rows}, {e.inst(f'icmp eq i32 {lanes}, -1')}")
+    e.branch(whole, together, apart)
+    e.start(together)
+    total, offset = value, WARP // 2
+    while offset:
+        other = _handed(e, total, t, str(offset), "xor", WARP)
+        total, offset = e.inst(f"fadd {ty} {total}, {other}"), offset // 2
+    lane = e.inst(f"and i32 {_sreg(e, 'tid.x')}, {WARP - 1}")
+    e.branch(e.inst(f"icmp eq i32 {lane}, 0"), one, done)
+    e.start(one)
+    changed = [total if given == value else given for given in operands]
+    RULES["memref.atomic_rmw"](e, op, changed)
+    e.jump(done)
+    e.start(apart)
+    RULES["memref.atomic_rmw"](e, op, operands)
+    e.jump(done)
+    e.start(done)
+    return ["poison"]  # nobody asks what was there
 
 
 def _alloca(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
@@ -152,6 +189,7 @@ class CudaTarget:
         "arith.remf": _call("fmod"),  # frem would be x - y * trunc(x / y), which is not exact
         "math.rsqrt": _call("rsqrt"),
         "memref.alloca": _alloca,
+        "memref.atomic_rmw": _accumulated,
         "gpu.barrier": _barrier,
         "gpu.shuffle": _shuffle,
         **{f"gpu.{name}": _register for name in ("thread_id", "block_id", "block_dim", "grid_dim")},
@@ -164,6 +202,7 @@ class CudaTarget:
         self.leave = ""  # the label where a check that fails goes on
         self.functions: set[str] = set()
         self.reciprocals: list[tuple[str, str]] = []  # of divisors, by their numbers
+        self.met: set[Op] = set()  # additions to elements that neighbouring threads share
 
     def poll(self, e: Emitter, op: Op) -> None:
         """Nothing stops a GPU."""

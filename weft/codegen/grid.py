@@ -17,8 +17,10 @@ from weft.codegen.tables import Tables
 from weft.codegen.threads import argument_slots
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType, f64
+from weft.ir.views import Parallel
 from weft.ir.writes import written
 from weft.schedule.apply import apply
+from weft.schedule.bind import met
 from weft.schedule.grid import MOST_MEMBERS, THREADS, groups, is_exact, threads_of
 from weft.schedule.language import (
     Align,
@@ -65,6 +67,9 @@ class GridEmitter:
         for numbers in (tables.checks, tables.prints):
             numbers |= {new: numbers[old] for new, old in copies.items() if old in numbers}
         self.cuda = CudaTarget(tables)
+        if parallel is not None and not only(schedule, Cooperate):
+            shared = met(parallel, Parallel(parallel).indices[order[0]])
+            self.cuda.met = {new for new, old in copies.items() if old in shared}
         self.module = Module(accumulations={new for new, old in copies.items() if old in sums})
         self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)

@@ -367,7 +367,7 @@ def _ahead(
 ) -> tuple[tuple[Prefetch, ...], int]:
     """Of each serial loop that has no other loop in it, as many turns as registers hold, and as the
     code of all of them may have operations; threads for which that pays. Turns that are long take
-    registers of their own: fewer threads run at once. A turn that is several is one step ahead."""
+    registers of their own: fewer threads run at once. A turn that is several is loaded at least."""
     found: list[Prefetch] = []
     left, idle = 0 if parallel.attrs["kinds"] else _MOST_AHEAD, _IDLE
     for name, loop in loops_of(parallel).items():
@@ -377,9 +377,10 @@ def _ahead(
         if inner or name in unrolled or "rare" in loop.attrs:
             continue
         words = sum(-(-load.result.scalar.bytes // 4) for load in ahead(function, loop))
-        steps = min(_WORDS_AHEAD // max(words, 1), left // len(body), _TURNS_AHEAD)
-        if several > 1:
-            steps = int(words <= _WORDS_OF_SEVERAL and len(body) <= left)
+        most = _TURNS_AHEAD // several
+        steps = min(_WORDS_AHEAD // max(words, 1), left // len(body), most)
+        if several > 1 and words <= _WORDS_OF_SEVERAL and len(body) <= left:
+            steps = max(steps, 1)
         if words and steps * several >= _LEAST_AHEAD and is_constant(For(loop).step, 1):
             found.append(Prefetch(name, 1 << steps.bit_length() - 1))
             left -= found[-1].steps * len(body)

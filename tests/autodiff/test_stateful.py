@@ -9,6 +9,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import weft
+from benchmarks import recurrences
 from weft.pytorch import workspaces
 
 
@@ -191,6 +192,18 @@ def test_turns_that_have_elements_of_their_own_need_no_tape(name):
     tapes = [line for line in text.splitlines() if line.startswith("workspace tape")]
     assert len(tapes) == 1
     assert tapes[0].count("loop at line") == 1
+
+
+def test_loops_through_elements_have_no_segments(monkeypatch):
+    """They keep nothing but what sums over iterations would need, which is no tape."""
+    monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+    args = [(0.5 * torch.randn(1, 20, 1, 16)).requires_grad_() for _ in range(6)]
+    kernel = weft.kernel(recurrences.rwkv7.function)
+    kernel(*args, 16).sum().backward()
+    tapes = [line for line in kernel.backward.inspect(*args, 16).splitlines() if "tape" in line]
+    tapes = [line for line in tapes if line.startswith("workspace")]
+    assert len(tapes) == 2
+    assert all("segment" in line and line.count("loop at line") == 1 for line in tapes)
 
 
 def test_elements_that_other_turns_change_are_taped():

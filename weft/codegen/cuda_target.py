@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.codegen.arith import RULES, Rule, from_word, widen, word
-from weft.codegen.emit import Emitter, View, memory_type
+from weft.codegen.emit import Emitter, View, llvm_type, memory_type
 from weft.codegen.tables import Tables
 from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Op

@@ -94,8 +94,9 @@ class Workspaces:
 
     @property
     def long(self) -> frozenset[Op]:
-        """The sequential loops that are worth checkpoints."""
-        return frozenset(op for op, n in self.trips.items() if n >= _SHORT)
+        """The sequential loops that are worth checkpoints: what others have is no tape."""
+        tapes = (w for w in self.adjoint.taped if w.extents and w.name.startswith("tape"))
+        return frozenset(op for w in tapes if self.trips[op := w.extents[-1].op] >= _SHORT)
 
     @property
     def few(self) -> frozenset[str]:

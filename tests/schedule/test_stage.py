@@ -113,6 +113,30 @@ def test_it_is_chosen_where_threads_have_arrays_and_rows_are_long() -> None:
     assert taken(9, 16, 31) is None  # half of the threads would have nothing to do
 
 
+@weft.kernel
+def gathered(x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Each turn reads 16 numbers that neighbours read as well, and 8 of its own. ``x`` (T, 16),
+    ``own`` (8, T, N)."""
+    _, T, N = own.shape
+    out = own.new_empty((N,))
+    for i in range(N):
+        s = weft.zeros(16)
+        for t in range(T):
+            total = 0.0
+            for k in weft.static(range(8)):
+                total += own[k, t, i] * s[k]
+            for j in range(16):
+                s[j] = 0.5 * s[j] + x[t, j] * total
+        out[i] = s[0]
+    return out
+
+
+def test_registers_hold_what_is_loaded_ahead() -> None:
+    args = torch.empty((9, 16), device="meta"), torch.empty((8, 9, 64), device="meta")
+    (row,) = gathered.schedules(*args, device="cuda").taken
+    assert only(parse(row.schedule), Stage) == Stage("t", 2, 64)  # 3 turns of 8.25 words in 32
+
+
 # Bodies of a loop `for t in range(T)`, with a local array `s` and the parallel index `i`.
 BODIES = {
     "what the loop writes, too": "s[0] += x[t, 0]; out[i, t] = out[i, t] + s[0]",

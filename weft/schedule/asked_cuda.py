@@ -351,7 +351,7 @@ def _block(loop: LoopNest, given: Schedule, found: Picks, order: list[Bind]) -> 
     usual = [step for step in nest_steps(loop.axes, found) if not isinstance(step, Bind)]
     as_usual = [loop.axes[k] for k in found.order] == [bind.axis for bind in order]
     if block is None and sides is None and as_usual and not only(given, UnrollJam):
-        special = only(given, Vectorize) or only(given, Cooperate) or only(given, Persist)
+        special = any(only(given, kind) for kind in (Vectorize, Cooperate, Persist, Stage))
         yield from (s for s in usual if not (special and isinstance(s, Persist)))
         return
     steady = only(given, UnrollJam) is not None

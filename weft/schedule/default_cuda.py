@@ -400,11 +400,13 @@ def _staged(
     loops = loops_of(parallel)
     for name, loop in loops.items() if unrolled else ():
         rows, steps = rows_of(function, parallel, axis, loop), _TURNS_AHEAD
-        words = sum(row.width * len(row.loads) for row in rows)
+        staged = {op for row in rows for op in (*row.loads, *row.stands_for)}
+        words = sum(row.width * len(row.loads) for row in rows) / threads
+        words += sum(load not in staged for load in ahead(function, loop))
         size = size_of(loop.body, {loops[name] for name in unrolled})
         while steps > 1 and (
             bytes_of(rows, steps) > _MOST_STAGED or steps * size > _MOST_TURNS
-            or steps * words > _WORDS_AHEAD * threads
+            or steps * words > _WORDS_AHEAD
         ):  # fmt: skip
             steps //= 2
         if steps > 1 and (size := bytes_of(rows, 1) // 2) >= _LEAST_STAGED:

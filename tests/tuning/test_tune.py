@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import weft
+from tests.schedule.test_stage import state
 from tests.tuning.conftest import Stopwatch
 from weft.errors import KernelTypeError
 from weft.frontend.lower import Lowered
@@ -272,9 +274,8 @@ def test_an_empty_call_and_no_loop():
     assert str(table) == "no loop was launched"
 
 
-def test_candidates_for_a_gpu_are_legal_and_begin_with_its_own():
-    kernel = weft.kernel(correlate)
-    kernel(*given())
+def for_a_gpu(kernel: weft.Kernel) -> Callable[..., Any]:
+    """Compiles the loop of a kernel, which was called here, for a GPU, as schedules ask for."""
     (special,) = kernel.launchers[0].forms.compiled.values()
     lowered = Lowered(special.compiled.function, [], [], "")
 
@@ -282,12 +283,35 @@ def test_candidates_for_a_gpu_are_legal_and_begin_with_its_own():
         options = Options(cache=False, schedules=schedules)
         return build.compile_region(gpu.CUDA, None, None, {}, options, lowered=lowered)
 
-    own, names = made(), [arg.name for arg in special.compiled.function.args]
+    return made
+
+
+def block_of(made: Any, sizes: dict[str, tuple[int, ...]]) -> bytes:
+    """The argument block of a call with these sizes."""
+    names = [arg.name for arg in made.optimized.args]
+    words = [sizes[names[s.arg]][s.axis] if s.kind in ("size", "int") else 0 for s in made.slots]
+    return struct.pack(f"<{len(words)}q", *words)
+
+
+def test_more_turns_and_fewer_are_staged() -> None:
+    kernel = weft.kernel(state.function)
+    b, t, n, k = 2, 9, 64, 16
+    kernel(torch.rand(b, t, k), torch.rand(b, t, k), torch.rand(b, t, n), torch.rand(b, t), k)
+    own = for_a_gpu(kernel)()
+    sizes = {"w": (b, t, k), "k": (b, t, k), "v": (b, t, n), "out": (b, t, n), "g": (b, t)}
+    sizes |= {"B": (b,), "T": (t,), "N": (n,)}
+    texts = proposals(own, block_of(own, sizes))
+    assert {f"unroll((j, j_)); stage(t, {turns}, 64)" for turns in (8, 16, 32)} <= {*texts}
+
+
+def test_candidates_for_a_gpu_are_legal_and_begin_with_its_own():
+    kernel = weft.kernel(correlate)
+    kernel(*given())
+    made = for_a_gpu(kernel)
+    own = made()
 
     def block(n: int, m: int) -> bytes:
-        sizes = {"w": (m,), "x": (n, m), "out": (n, m), "n": (n,), "m": (m,)}
-        words = [sizes[names[s.arg]][s.axis] if s.kind in ("size", "int") else 0 for s in own.slots]
-        return struct.pack(f"<{len(words)}q", *words)
+        return block_of(own, {"w": (m,), "x": (n, m), "out": (n, m), "n": (n,), "m": (m,)})
 
     texts = proposals(own, block(8192, 512))
     assert "unroll_jam" in texts[0]

@@ -31,7 +31,9 @@ from weft.schedule.language import (
     Persist,
     Privatize,
     Schedule,
+    Stage,
     Step,
+    Unroll,
     UnrollJam,
     Vectorize,
     only,
@@ -47,7 +49,7 @@ _REGISTERS, _REGISTERS_GPU = 16, 64
 _BUSY = 1024  # threads for each multiprocessor
 _WARP = 32
 # Steps that say which iterations run where; the others follow from them and from the call.
-_TELLING = (UnrollJam, Vectorize, Cooperate, Privatize, Persist, BlockDim)
+_TELLING = (UnrollJam, Vectorize, Cooperate, Privatize, Persist, BlockDim, Unroll, Stage)
 
 
 def proposals(made: Made, block: bytes) -> list[str]:
@@ -204,6 +206,8 @@ def _changed(schedule: Schedule) -> Iterator[Schedule]:
                 others = [replace(step, copies=m) for m in (n // 2, 2 * n) if m >= max(width, 2)]
             case Cooperate(threads=n):
                 others = [replace(step, threads=m) for m in (n // 2, 2 * n)]
+            case Stage(steps=n):
+                others = [replace(step, steps=m) for m in (n // 2, 2 * n) if m > 1]
             case _:
                 pass
         for other in others:

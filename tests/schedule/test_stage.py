@@ -23,7 +23,7 @@ from weft.schedule.language import Stage, only, parse, show
 from weft.schedule.nest import loops_of as serial_of
 from weft.schedule.stage import rows_of
 
-COUNT = int(os.environ.get("WEFT_FUZZ_STAGED", "12"))
+COUNT = int(os.environ.get("WEFT_FUZZ_STAGED", "8"))
 
 
 @weft.kernel

@@ -197,5 +197,17 @@ def numbers(cx: Lowering, part: Part, x: Operand, span: Span) -> list[Operand]:
     return list(made.items)
 
 
+def stored(
+    cx: Lowering, part: Part, x: Operand, at: Span, span: Span
+) -> Iterator[tuple[Tensor, list[Value], Operand]]:
+    """Where each number of ``x`` goes when it is written to ``part``: an element, or all of one."""
+    if is_whole(part):
+        values = numbers(cx, part, x, span)
+        for place, value in zip(places(cx, part), values, strict=True):
+            yield part.tensor, place, value
+    else:
+        yield *whole(part, at), x
+
+
 def _size(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))

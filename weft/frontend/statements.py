@@ -83,13 +83,8 @@ def _accumulate(
     at = cx.span(node.target)
     part = elements.subscripted(cx, base, node.target.slice, at)
     operand = cx.expression(node.value)
-    if elements.is_whole(part):
-        values = elements.numbers(cx, part, operand, span)
-        for place, value in zip(elements.places(cx, part), values, strict=True):
-            _accumulate_one(cx, part.tensor, place, value, symbol, at, span)
-        return
-    tensor, indices = elements.whole(part, at)
-    _accumulate_one(cx, tensor, indices, operand, symbol, at, span)
+    for tensor, indices, item in elements.stored(cx, part, operand, at, span):
+        _accumulate_one(cx, tensor, indices, item, symbol, at, span)
 
 
 def _accumulate_one(
@@ -122,15 +117,10 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
     at = cx.span(target)
     if isinstance(base, (Tensor, Part)):
         part = elements.subscripted(cx, base, target.slice, at)
-        if elements.is_whole(part):
-            values = elements.numbers(cx, part, operand, span)
-            for place, value in zip(elements.places(cx, part), values, strict=True):
-                cx.store_element(part.tensor.memref, part.tensor.dtype, place, value, at)
-            return
-        tensor, indices = elements.whole(part, at)
-        value = cx.read_scalar(operand, span)
-        elements.check_fits(tensor, value, span)
-        cx.store_element(tensor.memref, tensor.dtype, indices, value, at)
+        for tensor, indices, item in elements.stored(cx, part, operand, at, span):
+            value = cx.read_scalar(item, span)
+            elements.check_fits(tensor, value, span)
+            cx.store_element(tensor.memref, tensor.dtype, indices, value, at)
     elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
         elements.refuse_outer(cx, target.value, at)
         new = aggregates.replace(cx, base, target.slice, operand, span)

@@ -30,7 +30,7 @@ from weft.pytorch.overwriting import Held, Referred
 from weft.pytorch.ownership import owned
 from weft.pytorch.references import REFERENCES
 from weft.pytorch.transforms import batching_error, is_batch
-from weft.pytorch.workspaces import IR_DTYPES, Workspaces, numbers
+from weft.pytorch.workspaces import Workspaces, numbers
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
@@ -432,8 +432,7 @@ def differentiate(
     results = []
     for argument in loop.function.args[len(values) :]:
         assert isinstance(argument.type, MemRefType)
-        name = argument.type.element.name
-        dtype = TORCH_DTYPES[IR_DTYPES.get(name, name)]
+        dtype = TORCH_DTYPES[argument.type.element.name]
         results.append(torch.empty((), dtype=dtype, device=device))
 
     def run(values: Sequence[Any]) -> None:

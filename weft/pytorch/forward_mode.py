@@ -108,7 +108,7 @@ class Along:
         device = next(v.device for v in self.values if isinstance(v, torch.Tensor))
         made = {}
         for w in tangent.workspaces:
-            dtype = TORCH_DTYPES[{"i1": "bool"}.get(w.element, w.element)]
+            dtype = TORCH_DTYPES[w.element]
             made[w.name] = torch.empty(space if w.parallel else (), dtype=dtype, device=device)
         return made
 

@@ -16,7 +16,6 @@ from weft.ir.core import Op, Value
 from weft.runtime.signature import TORCH_DTYPES
 from weft.values import mutable
 
-IR_DTYPES = {"i1": "bool"}
 # A loop of fewer iterations gains nothing from checkpoints.
 _SHORT = 16
 CHUNK = {"cuda": 8}  # iterations that a device has in registers, of a loop with checkpoints
@@ -90,7 +89,7 @@ class Workspaces:
         return found
 
     def _bytes(self, buffer: Buffer) -> int:
-        return math.prod(self.shape(buffer)) * _dtype(buffer).itemsize
+        return math.prod(self.shape(buffer)) * TORCH_DTYPES[buffer.element].itemsize
 
     @property
     def long(self) -> frozenset[Op]:
@@ -173,7 +172,7 @@ class Workspaces:
     def make(self, device: torch.device) -> dict[str, Any]:
         """The workspaces by name, their contents undefined, and the lengths of segments."""
         made: dict[str, Any] = {
-            w.name: torch.empty(self.shape(w), dtype=_dtype(w), device=device)
+            w.name: torch.empty(self.shape(w), dtype=TORCH_DTYPES[w.element], device=device)
             for w in self.adjoint.taped
         }
         for x in self.adjoint.listed:
@@ -209,10 +208,6 @@ def workspaces(
 
     pairs = enumerate(zip(lengths.loops, lengths.trips, strict=True))
     return Workspaces(adjoint, env, space, {op: length(poly, k) for k, (op, poly) in pairs})
-
-
-def _dtype(buffer: Buffer) -> torch.dtype:
-    return TORCH_DTYPES[IR_DTYPES.get(buffer.element, buffer.element)]
 
 
 def numbers(arguments: Sequence[Value], values: Sequence[Any]) -> dict[Value | Dim, int]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from weft.frontend.kinds import int_range
 from weft.frontend.scope import ABSENT
 from weft.frontend.specs import (
     CAPTURED_BITS,
@@ -294,10 +295,9 @@ def bounds(spec: Spec) -> tuple[int, int] | None:
     """The range that a strong integer has to be in (64 bits are checked by packing)."""
     if isinstance(spec, ScalarSpec) and spec.captured and spec.kind == "int":
         return 1 - (1 << CAPTURED_BITS), (1 << CAPTURED_BITS) - 1
-    if isinstance(spec, ScalarSpec) and spec.dtype in ("i8", "i16", "i32"):
-        bits = int(spec.dtype[1:]) - 1
-        return -(1 << bits), (1 << bits) - 1
-    return (0, 255) if isinstance(spec, ScalarSpec) and spec.dtype == "u8" else None
+    if isinstance(spec, ScalarSpec) and spec.dtype in ("i8", "i16", "i32", "u8"):
+        return int_range(spec.dtype)
+    return None
 
 
 def _types_of(value: Any) -> Any:

@@ -11,23 +11,18 @@ import numpy as np
 import torch
 
 from weft.errors import KernelTypeError, KernelValueError
+from weft.frontend.kinds import FLOATS, int_range
 from weft.frontend.parameters import Parameter, is_clamped
 from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import RegionArg
+from weft.lang import dtypes
 from weft.lang.numbers import Number
 from weft.lang.vectors import Backing
 from weft.source import Span
 
-DTYPES: dict[torch.dtype, str] = {
-    torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
-    torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
-    torch.uint8: "u8", torch.bool: "bool",
-}  # fmt: skip
-TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}
-_RANGES = {
-    "i8": (-(1 << 7), (1 << 7) - 1), "i16": (-(1 << 15), (1 << 15) - 1),
-    "i32": (-(1 << 31), (1 << 31) - 1), "i64": (-(1 << 63), (1 << 63) - 1), "u8": (0, 255),
-}  # fmt: skip
+DTYPES: dict[torch.dtype, str] = {d.torch: d.name for d in dtypes.DTYPES.values()}
+# By weft's names and the IR's.
+TORCH_DTYPES: dict[str, torch.dtype] = {n: d for d, n in DTYPES.items()} | {"i1": torch.bool}
 _DISPATCH = "__torch_dispatch__"  # by its name: torch's annotation of it cannot be bound
 _SCALARS = ("float", "int", "bool")
 _SYMBOLIC = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
@@ -204,9 +199,9 @@ def _check_kind(name: str, parameter: Parameter, value: Any, span: Span | None) 
 def _check_range(name: str, value: Any, dtype: str | None, span: Span | None) -> None:
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         return
-    low, high = _RANGES.get(dtype or "i64", _RANGES["i64"])
-    if dtype in ("f16", "bf16", "f32", "f64"):
+    if dtype in FLOATS:
         return
+    low, high = int_range(dtype or "i64")
     if not low <= value <= high:
         raise KernelValueError(
             f"`{name}` is {value}, which does not fit in {dtype or '64 bits'}", span,

@@ -102,7 +102,7 @@ def every_window(function: Function, parallel: Op, *, strict: bool) -> list[Wind
                  *(RegisterWindow(name, 4) for name in found)):  # fmt: skip
         if legal(nest, step, (*steps, step), CUDA_RULES) is None:
             steps.append(step)
-    return [WindowTile(nest.serial[found[0]], order, (), tuple(steps))] if found else []
+    return [WindowTile(nest.serial[found[0]], order, (), tuple(steps), (8, 4))] if found else []
 
 
 @pytest.fixture(params=CHANGES)

@@ -214,6 +214,6 @@ def test_weft_takes_tiles_of_neighbours_where_none_is_left_over() -> None:
 
     assert taken(32, 768) == RegisterWindow("u", 4)
     assert taken(36, 768) == RegisterWindow("u", 8)  # tiles of eight by four
+    assert taken(30, 768) == RegisterWindow("u", 16)  # eight, by themselves
     assert taken(32, 767) is None
     assert taken(32, 24) is None  # few turns
-    assert taken(6, 768) is None

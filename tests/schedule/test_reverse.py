@@ -69,6 +69,10 @@ def test_a_gradient_whose_loops_begin_later_goes_backwards() -> None:
     taken = [row.schedule for row in rows if row.taken]
     assert ["reverse(t)" in text for text in taken] == [False, True]
     assert "register_window(t, 4)" in taken[1]
+    (whole,) = (row.schedule for row in rows if "unroll_jam(i1, 8)" in row.schedule)
+    assert whole.startswith(
+        "index_width(32); reverse(t); unroll_jam(i1, 8); register_window(t, 16)"
+    )
     (loop,) = lowered_loops(causal_conv, *args, 0.1)
     for step in gradient_loops(loop):
         strict = optimize(step, strict_math=True, noalias=True, verify=False)

@@ -96,7 +96,6 @@ _MOST_STAGED, _LEAST_STAGED = 40 << 10, 64  # bytes: of shared memory; that a tu
 _THREADS_STAGED = 128  # of a block that stages, at most
 _MOST_TURNS = 6144  # operations in the turns of a loop before which others are staged
 _IDLE = 1024  # threads for each multiprocessor, from which on others run while one waits
-_TILED = 8, 4  # threads of a block along the indices of a tile
 _LEAST_CHUNKS = 8  # of turns that become one, in the longest loop
 _BUSY = 1024  # threads for each multiprocessor, below which none takes several iterations
 
@@ -243,7 +242,7 @@ def _in_tiles(loop: LoopNest, found: Picks, step_of: Callable[[Value], int]) -> 
         )  # fmt: skip
         aligns, multiples = whole_vectors(loop, tile.steps, step_of)
         whole = (*(Aligned(align.array, align.bytes) for align in aligns), *multiples)
-        steps = (*tile.steps, *aligns, Cover(), *_placed(names, _TILED))
+        steps = (*tile.steps, *aligns, Cover(), *_placed(names, tile.block))
         yield (*whole, *guards, Covered()), steps
 
 

@@ -29,9 +29,9 @@ MOST_OPS = 320  # in the innermost loops, for all iterations of a thread
 _WORTH = 0.65  # of the loads have to be left, at most, for another axis to be taken
 _STEEPEST = 1  # how much the bounds of a serial loop may change from iteration to iteration
 
-# Iterations of a thread along the index of the neighbours and along another one, and turns that
-# become one.
-TILES = (8, 8, 4), (8, 4, 8)
+# Iterations of a thread along the index of the neighbours and along another one, turns that become
+# one, and threads of a block: eight along the first index have nearly the same turns.
+TILES = ((8, 8), 4, (8, 4)), ((8, 4), 8, (8, 4)), ((8,), 16, (16, 2))
 MOST_TILE = 128  # words that a turn computes, for all iterations of a thread
 
 _LIGHT = {"math.fma", "math.absf", "math.absi", "math.isnan", "math.isinf"}
@@ -75,12 +75,14 @@ class UnrollJamCandidates:
 class WindowTile:
     """Iterations of a thread where the elements that one reads are its neighbour's a turn of
     ``loop`` later. ``order``: the parallel dimensions, that of the neighbours first. ``steps``:
-    what makes the tile, with as many iterations as ``copies`` says along the first dimensions."""
+    what makes the tile, with as many iterations as ``copies`` says along the first dimensions.
+    ``block``: threads of a block along the first two."""
 
     loop: Op
     order: tuple[int, ...]
     copies: tuple[int, ...]
     steps: tuple[Reverse | UnrollJam | RegisterWindow, ...]
+    block: tuple[int, int]
 
 
 def window_tiles(function: Function, parallel: Op, *, strict: bool) -> list[WindowTile]:
@@ -88,7 +90,7 @@ def window_tiles(function: Function, parallel: Op, *, strict: bool) -> list[Wind
     order."""
     innermost = _innermost(function, parallel)
     found = Extraction(function)
-    if len(innermost) != 1 or len(loops_of(parallel)) > 1:
+    if len(innermost) != 1:
         return []
     (loop,) = innermost
     rows = [row.loads for row in windows(function, loop, {}, found)]
@@ -105,24 +107,23 @@ def window_tiles(function: Function, parallel: Op, *, strict: bool) -> list[Wind
     if first is None:
         return []
     beside = [axis for axis in fit if axis != first and all(map(along[axis].common, slides[first]))]
-    if not beside:
-        return []
     names = axes_of(parallel)
     name = next(name for name, op in loops_of(parallel).items() if op is loop)
     later = _begins_later(loop, indices[first], found)
     if later and ordered(function, loop, strict=strict) is not None:
         return []
-    order = (first, beside[-1])
+    order = (first, *beside[-1:])
     order += tuple(k for k in reversed(range(len(names))) if k not in order)
     made = [v.type for op in loop.body.ops if op.name != "memref.load" for v in op.results]
     size = sum(-(-t.bytes // 4) for t in made if isinstance(t, ScalarType) and t.is_float)
     return [
-        WindowTile(loop, order, tuple(copies), (
+        WindowTile(loop, order, copies, (
             *((Reverse(name),) if later else ()),
-            *(UnrollJam(names[k], n) for k, n in zip(order[1::-1], copies[::-1], strict=True)),
+            *reversed([UnrollJam(names[k], n) for k, n in zip(order, copies, strict=False)]),
             RegisterWindow(name, turns),
-        ))
-        for *copies, turns in TILES if size * math.prod(copies) <= MOST_TILE
+        ), block)
+        for copies, turns, block in TILES
+        if len(copies) <= 1 + bool(beside) and size * math.prod(copies) <= MOST_TILE
     ]  # fmt: skip
 
 

@@ -92,3 +92,29 @@ def test_tapes_lie_as_the_loop_reads_its_inputs():
         tapes = [w for w in made.workspaces if w.name.startswith("tape")]
         assert tapes
         assert all(w.interleaved == interleaved for w in tapes)
+
+
+def test_loops_agree_which_of_equal_values_is_the_largest():
+    """Each loop computed the hyperbolic tangent again and rounded it in its own way: the largest
+    had the adjoint in one of them, what it was compared with in another; the gradient was twice."""
+
+    @weft.kernel
+    def kernel(x, y, n):
+        out = x.new_zeros(x.shape[0], x.shape[1])
+        for i, j in weft.ndrange(x.shape[0], x.shape[1]):
+            f = y[i, 0]
+            if x[i, j] < 1.0:
+                for _ in range(3):
+                    few = int(x[i, j] * 4 if abs(x[i, j]) < 99 else 7) % 11 % 3
+                    f += weft.math.tanh(weft.math.exp(-abs(y[i, n % y.shape[1]] * few)))
+                    other = weft.math.sin(x[x.shape[0] - 1 - i, j])
+                    out[i, j] = max(out[i, j], weft.math.tanh(min(other, f)))
+        return out
+
+    generator = torch.Generator().manual_seed(7)
+    x, y = (torch.randn(40, n, generator=generator, dtype=torch.float64) for n in (30, 4))
+    leaves = x.requires_grad_(), y.requires_grad_()
+    found = torch.autograd.grad(kernel(*leaves, 1).sum(), leaves)
+    expected = kernel.backward.interpret(x.detach(), y.detach(), 1)[:2]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)

@@ -112,6 +112,11 @@ class _Expressions:
         a = self.value(t)
         return a, a if self.rng.random() < 0.1 else self.value(t)
 
+    def signed(self, value: Value) -> Value:
+        """``value``, but 1 where it is NaN: nothing says which sign and which bits a NaN has."""
+        number = self.b.constant(1.0, value.type)
+        return self.b.op("arith.select", self.b.op("math.isnan", value), number, value)
+
     def node(self) -> Value:
         b, choice = self.b, self.rng.choice
         kind = self.rng.random()
@@ -142,8 +147,10 @@ class _Expressions:
         if kind < 0.6:
             return b.op(f"math.{choice(OF_ONE)}", self.value(t))
         if kind < 0.63:
-            more = choice((("copysign",), ("fma", self.value(t))))
-            return b.op(f"math.{more[0]}", *self.pair(t), *more[1:])
+            a, sign = self.pair(t)
+            if choice((True, False)):
+                return b.op("math.copysign", a, self.signed(sign))
+            return b.op("math.fma", a, sign, self.value(t))
         if kind < 0.73:
             t = choice((*INTEGERS, *FLOATS))
             name, predicates = ("cmpf", CMPF) if t.is_float else ("cmpi", CMPI)
@@ -151,7 +158,10 @@ class _Expressions:
         if kind < 0.8:
             return b.op("arith.select", self.value(i1), *self.pair(choice(TYPES)))
         name, source, target = choice(CASTS)
-        made = b.op(f"arith.{name}", self.value(source), type=target)
+        of = self.value(source)
+        if name == "bitcast" and source is f32 and getattr(of.owner, "name", "") != "arith.bitcast":
+            of = self.signed(of)
+        made = b.op(f"arith.{name}", of, type=target)
         on = [(n, t) for n, s, t in CASTS if s is target]
         if not on or kind < 0.88:
             return made

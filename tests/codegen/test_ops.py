@@ -9,11 +9,27 @@ import numpy as np
 import pytest
 import torch
 from compiled import Compiled, poisoned
-from samples import elementwise
+from samples import elementwise, parallel
 
 from weft.codegen import float32
+from weft.ir.builder import Builder
+from weft.ir.core import Value
 from weft.ir.ops import CMPF, CMPI
-from weft.ir.types import SCALARS, ScalarType, bf16, f16, f32, f64, i1, i8, i16, i32, i64, index
+from weft.ir.types import (
+    SCALARS,
+    MemRefType,
+    ScalarType,
+    bf16,
+    f16,
+    f32,
+    f64,
+    i1,
+    i8,
+    i16,
+    i32,
+    i64,
+    index,
+)  # fmt: skip
 from weft.schedule.machine import CpuMachine
 
 NUMPY = {
@@ -131,6 +147,39 @@ def test_float_arithmetic(op: str, t: ScalarType) -> None:
     with np.errstate(all="ignore"):
         expected = FLOAT_MEANING[op](a, b)
     np.testing.assert_array_equal(run(f"arith.{op}", [a, b], [t, t], t), expected)
+
+
+@pytest.mark.parametrize("t", [f32, f64], ids=str)
+@pytest.mark.parametrize("op", ["maxnumf", "minnumf"])
+def test_an_extremum_of_nan_and_what_llvm_knows_to_be_a_number(op: str, t: ScalarType) -> None:
+    """LLVM 22 gave NaN with AVX-512."""
+
+    def body(b: Builder, args: list[Value], at: list[Value]) -> None:
+        number = b.op("arith.sitofp", b.load(args[0], at), type=t)
+        b.store(b.op(f"arith.{op}", number, b.load(args[1], at)), args[2], at)
+
+    function = parallel([MemRefType(i8, 1), MemRefType(t, 1), MemRefType(t, 1)], 1, body)
+    numbers = np.arange(SIZE).astype(np.int8)
+    nan, out = np.full(SIZE, np.nan, NUMPY[t.name]), poisoned((SIZE,), NUMPY[t.name])
+    Compiled(function, strict_math=True)(numbers, nan, out)
+    np.testing.assert_array_equal(out, numbers.astype(out.dtype))
+
+
+def test_a_number_shifted_out_of_its_bits_divides_as_zero_does() -> None:
+    """LLVM 22 divided by ``3 << n`` in all lanes, and by 0 where n is 32 or more: SIGFPE. (With the
+    other stores vectors pay.)"""
+
+    def body(b: Builder, args: list[Value], at: list[Value]) -> None:
+        n = b.op("arith.extui", b.load(args[0], at), type=i32)
+        shifted = b.op("arith.shli", b.constant(3, i32), n)
+        for k, other in enumerate(args[2:]):
+            b.store(b.op("arith.xori", n, b.constant(k, i32)), other, at)
+        b.store(b.op("arith.divui", shifted, shifted), args[1], at)
+
+    function = parallel([MemRefType(i8, 1), *[MemRefType(i32, 1)] * 17], 1, body)
+    n, (out, *others) = np.arange(SIZE).astype(np.int8), poisoned((17, SIZE), np.int32)
+    Compiled(function)(n, out, *others)
+    np.testing.assert_array_equal(out, (n.view(np.uint8) < 32).astype(np.int32))
 
 
 @pytest.mark.parametrize("predicate", CMPF)

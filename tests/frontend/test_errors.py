@@ -623,6 +623,8 @@ def test_a_subscript_that_is_negative_in_every_iteration() -> None:
                 o[i] += x[i - 1]
             if i < 0:
                 o[i] += x[-i - 9]
+            for k in range(i * 6 % 3):  # none
+                o[i] += x[-k - 1]
 
     x, o = torch.arange(4.0), torch.zeros(4)
     for kernel, name, text in ((reverse, "o", "o[-i - 1]"), (inner, "x", "x[-k]")):

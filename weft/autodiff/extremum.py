@@ -36,13 +36,16 @@ def extremum(loop: Op, place: int) -> Extremum | None:
     *_, element, _ = found
     # Of the loop's arguments it is the index alone.
     carried = set(For(loop).carried)
-    slice = slice_of(element, loop.body, lambda op: _exact(op) and carried.isdisjoint(op.operands))
+    slice = slice_of(
+        element, loop.body, lambda op: is_exact(op) and carried.isdisjoint(op.operands)
+    )
     if element in carried or slice is None:
         return None
     return Extremum(For(loop).carried[place], element, tuple(slice), place)
 
 
-def _exact(op: Op) -> bool:
+def is_exact(op: Op) -> bool:
+    """Whether ``op`` gives the same bits wherever it is computed."""
     if op.name == "memref.load":
         return memory(op)[0].op is None  # a local array may have changed
     return op.name in _EXACT or all(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from weft.autodiff.extremum import is_exact
 from weft.autodiff.write import Writer
 from weft.errors import WeftError
 from weft.index.access import Access
@@ -25,7 +26,8 @@ class Slicer:
 
     Arithmetic and reads of arrays that ``function`` does not write are repeated there. Results of
     loops and of what is written are ``spilled``: ``function`` stores them to a workspace, one
-    number for each iteration of its parallel loop.
+    number for each iteration of its parallel loop. So are comparisons of rounded values: another
+    loop may round them in another way, and of two that are equal each loop would see another win.
     """
 
     def __init__(self, function: Function, wide: bool = False) -> None:
@@ -155,7 +157,25 @@ class Slicer:
             return all(
                 self._repeatable(o) or OPS[o.name].terminator for r in op.regions for o in walk(r)
             )
-        return OPS[op.name].pure
+        return OPS[op.name].pure and not self._is_close(op)
+
+    def _is_close(self, op: Op) -> bool:
+        """Whether ``op`` compares two floats of this iteration of which one is rounded."""
+        if op.name != "arith.cmpf" or any(self.is_fixed(v) for v in op.operands):
+            return False
+        return any(not is_exact(o) for v in op.operands for o in self._made_by(v))
+
+    def _made_by(self, value: Value) -> Iterator[Op]:
+        """The operations of an iteration that ``value`` is computed by, not behind loads."""
+        todo, seen = [value], set[Value]()
+        while todo:
+            v = todo.pop()
+            if v in seen or v.op is None or self.is_fixed(v):
+                continue
+            seen.add(v)
+            yield v.op
+            if v.op.name != "memref.load":
+                todo += inputs(v.op)
 
     # --- copying ----------------------------------------------------------------------------------
     def outside(self) -> list[Op]:

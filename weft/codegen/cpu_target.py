@@ -20,6 +20,7 @@ class CpuTarget:
     """What the rules ask of the machine: mathematics, checks and prints."""
 
     rules: Mapping[str, Rule] = {}
+    traps = True
 
     def __init__(self, function: Function, machine: CpuMachine | None = None) -> None:
         """Without a ``machine``, one that has no vectors."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weft.codegen.arith import RULES, Rule, from_word, widen, word
+from weft.codegen.arith import RULES, Rule, from_word, intrinsic, widen, word
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
 from weft.codegen.tables import Tables
 from weft.codegen.vectormath import FUNCTIONS
@@ -183,10 +183,12 @@ def _alloca(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 class CudaTarget:
     """What the rules ask of a GPU. ``functions`` collects the names that libdevice has to give."""
 
-    scales = False
+    traps = scales = False
     rules: Mapping[str, Rule] = {
         "arith.floordivsi": _divided,
         "arith.remf": _call("fmod"),  # frem would be x - y * trunc(x / y), which is not exact
+        "arith.maxnumf": intrinsic("maximumnum"),
+        "arith.minnumf": intrinsic("minimumnum"),
         "math.rsqrt": _call("rsqrt"),
         "memref.alloca": _alloca,
         "memref.atomic_rmw": _accumulated,

@@ -107,6 +107,11 @@ class Target(Protocol):
         ...
 
     @property
+    def traps(self) -> bool:
+        """Whether an integer division by zero ends the process."""
+        ...
+
+    @property
     def scales(self) -> bool:
         """Whether one instruction multiplies floats by powers of two."""
         ...

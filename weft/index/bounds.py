@@ -59,11 +59,11 @@ def needless_checks(function: Function, *, isl: bool = True) -> set[Op]:
 
 
 def check_negative(function: Function) -> None:
-    """Raises ``KernelIndexError`` for an access that no condition guards and whose subscript is
-    below 0 whatever the iteration is."""
+    """Raises ``KernelIndexError`` for an access that no condition guards, in no loop without
+    iterations, and whose subscript is below 0 whatever the iteration is."""
     for access in accesses(function):
         for axis in range(len(access.subscripts) if not access.guards else 0):
-            if _most(access, axis) < 0:
+            if _most(access, access.subscripts[axis]) < 0 and not _never(access):
                 name = access.memref.name or "an array"
                 raise KernelIndexError(
                     f"subscript {axis} of `{name}` is negative in every iteration: only a literal "
@@ -72,12 +72,20 @@ def check_negative(function: Function) -> None:
                 )  # fmt: skip
 
 
-def _most(access: Access, axis: int) -> float:
-    """A bound of a subscript, infinite where none is known."""
-    subscript = access.subscripts[axis]
-    if subscript is None:
+def _never(access: Access) -> bool:
+    """Whether a loop around it has no iterations, for all that is known of its bounds."""
+    return any(
+        loop.lower is not None and loop.upper is not None
+        and _most(access, loop.upper - loop.lower) <= 0
+        for loop in access.loops
+    )  # fmt: skip
+
+
+def _most(access: Access, expression: Poly | None) -> float:
+    """A bound of an expression, infinite where none is known."""
+    if expression is None:
         return float("inf")
     ranges = [(loop.iv, loop.lower, loop.upper) for loop in reversed(access.loops)]
-    most = extreme(subscript, ranges, upwards=True)
+    most = extreme(expression, ranges, upwards=True)
     number = None if most is None else most.constant
     return float("inf") if number is None else number

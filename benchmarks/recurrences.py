@@ -167,6 +167,22 @@ def row(name: str, kernel: weft.Kernel, *args: Any) -> None:
     print(f"| {name} | {times[0]:.4g} | {times[1]:.4g} |", flush=True)
 
 
+def gradient(kernel: weft.Kernel, reference: Callable[..., torch.Tensor], *args: Any) -> float:
+    """The time of the gradient with respect to all tensors; checked on two rows of the batch."""
+    tensors = [a.requires_grad_() for a in args if isinstance(a, torch.Tensor)]
+    rest = args[len(tensors) :]
+    y = kernel(*tensors, *rest)
+    grad = torch.randn_like(y)
+    made = timed(lambda: torch.autograd.grad(y, tensors, grad, retain_graph=True), 0.3)
+    small = [(a[:2, :40] if a.dim() > 1 else a).detach().requires_grad_() for a in tensors]
+    wide = [a.detach().double().requires_grad_() for a in small]
+    found = torch.autograd.grad(kernel(*small, *rest).sum(), small)
+    expected = torch.autograd.grad(reference(*wide, *rest).sum(), wide)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3)
+    return made
+
+
 def main() -> None:
     small = [a.cuda() for a in wkv.inputs(2, 77, 33)]
     check(wkv.wkv, wkv.torch_wkv, *small)
@@ -176,13 +192,14 @@ def main() -> None:
         check(gated_attention, torch_gated_attention, *gated_inputs(2, 41, 3, n, 72))
         check(mamba2, torch_mamba2, *mamba2_inputs(2, 41, 3, 72, n))
     print("| ms | weft | the loop as written |\n| --- | --- | --- |")
-    large = [a.cuda().requires_grad_() for a in wkv.inputs(32, 1024, 768)]
-    row("wkv (RWKV-4), B=32 T=1024 C=768", wkv.wkv, *[a.detach() for a in large])
-    grad = torch.randn(32, 1024, 768, device="cuda")
-    y = wkv.wkv(*large)
-    time = timed(lambda: torch.autograd.grad(y, large, grad, retain_graph=True), 0.3)
-    print(f"| its gradient | {time:.4g} | |", flush=True)
-    row("RWKV-7's state, B=8 T=1024 H=64 N=64", rwkv7, *rwkv7_inputs(8, 1024, 64, 64))
+    for name, kernel, reference, args in (
+        ("wkv (RWKV-4), B=32 T=1024 C=768", wkv.wkv, wkv.torch_wkv,
+         [a.cuda() for a in wkv.inputs(32, 1024, 768)]),
+        ("RWKV-7's state, B=8 T=1024 H=64 N=64", rwkv7, torch_rwkv7,
+         rwkv7_inputs(8, 1024, 64, 64)),
+    ):  # fmt: skip
+        row(name, kernel, *args)
+        print(f"| its gradient | {gradient(kernel, reference, *args):.4g} | |", flush=True)
     row("gated linear attention, B=8 T=1024 H=32 K=64 V=128", gated_attention,
         *gated_inputs(8, 1024, 32, 64, 128))  # fmt: skip
     for n in (16, 64):

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 
 import weft
@@ -240,3 +241,14 @@ def test_short_tapes_are_kept_whole(monkeypatch):
 def test_second_derivatives_keep_everything(always):
     x, a = draw(2, 9).requires_grad_(), draw(2).requires_grad_()
     assert gradgradcheck(lambda *args: states(*args), (x, a))
+
+
+def test_a_gpu_with_few_iterations_may_have_longer_tapes():
+    """Threads share a loop that is in one piece."""
+    with FakeTensorMode():
+        tensors = {"x": torch.empty(64, 1 << 20, device="cuda"), "n": 3}
+        on_cpu = {"x": torch.empty(64, 1 << 20)}
+    made = None
+    assert workspaces.Workspaces(made, tensors, [64], {}).afforded == 4 * 64 << 20
+    assert workspaces.Workspaces(made, tensors, [64, 1 << 20], {}).afforded == 0
+    assert workspaces.Workspaces(made, on_cpu, [64], {}).afforded == 0

@@ -61,6 +61,31 @@ define internal i32 @emulated_mulhi(i32 %a, i32 %b) {
   %r = trunc i64 %h to i32
   ret i32 %r
 }
+define internal i32 @emulated_up(ptr %context, i32 %mask, i32 %value, i32 %away) {
+  %x = call i32 @emulated_register(ptr %context, i32 0)
+  %y = call i32 @emulated_register(ptr %context, i32 1)
+  %sx = call i32 @emulated_register(ptr %context, i32 3)
+  %row = mul i32 %y, %sx
+  %number = add i32 %row, %x
+  %lane = and i32 %number, 31
+  %before = sub i32 %lane, %away
+  %none = icmp slt i32 %before, 0
+  %other = select i1 %none, i32 %lane, i32 %before
+  %offset = xor i32 %lane, %other
+  %taken = call i32 @emulated_exchange(ptr %context, i32 %mask, i32 %value, i32 %offset)
+  ret i32 %taken
+}
+define internal i32 @emulated_at(ptr %context, i32 %mask, i32 %value, i32 %place) {
+  %x = call i32 @emulated_register(ptr %context, i32 0)
+  %y = call i32 @emulated_register(ptr %context, i32 1)
+  %sx = call i32 @emulated_register(ptr %context, i32 3)
+  %row = mul i32 %y, %sx
+  %number = add i32 %row, %x
+  %lane = and i32 %number, 31
+  %offset = xor i32 %lane, %place
+  %taken = call i32 @emulated_exchange(ptr %context, i32 %mask, i32 %value, i32 %offset)
+  ret i32 %taken
+}
 declare float @llvm.sqrt.f32(float)
 declare double @llvm.sqrt.f64(double)
 declare void @emulated_barrier(ptr)
@@ -99,6 +124,12 @@ def host_text(text: str) -> str:
         r"call i32 @emulated_exchange(ptr %context, i32 \1, i32 \2, i32 \3)",
         text,
     )
+    for mode, name in (("up", "up"), ("idx", "at")):  # of whole warps
+        text = re.sub(
+            rf"call i32 @llvm\.nvvm\.shfl\.sync\.{mode}\.i32"
+            r"\(i32 (\S+), i32 (\S+), i32 (\S+), i32 \d+\)",
+            rf"call i32 @emulated_{name}(ptr %context, i32 \1, i32 \2, i32 \3)", text,
+        )  # fmt: skip
     text = text.replace(
         "call void @llvm.nvvm.bar.warp.sync(", "call void @emulated_meeting(ptr %context, "
     )

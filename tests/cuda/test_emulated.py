@@ -3,6 +3,7 @@ of schedule."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +27,7 @@ from examples import (
 )
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.fuzz import check as fuzz
-from tests.fuzz import generate, nests, rows
+from tests.fuzz import generate, nests, rows, scans
 from weft.ir.core import Function, Op
 from weft.ir.views import is_constant
 from weft.schedule import cooperative_loops, default_cuda, grid, guards
@@ -69,7 +70,7 @@ CHANGES: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] 
     "few threads": (without(Cover), few), "one at a time": (without(Vectorize), None),
     "in step": (None, None), "in teams": (None, None), "in large teams": (None, None),
     "in columns": (None, None), "in parts": (None, None), "rows in registers": (None, None),
-    "rows in strips": (None, None), "in windows": (None, None),
+    "rows in strips": (None, None), "in windows": (None, None), "scanned": (None, None),
 }  # fmt: skip
 
 
@@ -143,6 +144,9 @@ def change(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setattr(default_cuda, "ROW_THREADS", 32)
         monkeypatch.setattr(grid, "split", lambda schedule, sizes: (
             8 if only(schedule, SplitReduction).columns else 0, 3))  # fmt: skip
+    if request.param == "scanned":
+        sizes = itertools.cycle((32, 64))
+        monkeypatch.setattr(grid, "scanned", lambda *_, **__: next(sizes))
     yield request.param
     EmulatedCall.allowed = EmulatedCall.change = None
 
@@ -431,7 +435,7 @@ def interpreted() -> Iterator[None]:
     EmulatedCall.interpreted = False
 
 
-@pytest.mark.parametrize("draw", [generate.kernel, rows.kernel, nests.kernel])
+@pytest.mark.parametrize("draw", [generate.kernel, rows.kernel, nests.kernel, scans.kernel])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_ir_of_random_schedules(
     seed: int, draw: Callable[[Random], Any], change: str, interpreted: None
@@ -452,7 +456,7 @@ def test_the_ir_of_schedules(name: str, change: str, interpreted: None) -> None:
     assert EmulatedCall.seen
 
 
-@pytest.mark.parametrize("draw", [generate.kernel, rows.kernel, nests.kernel])
+@pytest.mark.parametrize("draw", [generate.kernel, rows.kernel, nests.kernel, scans.kernel])
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_random_kernels(seed: int, draw: Callable[[Random], Any], change: str) -> None:
     def call(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import nests, rows
+from tests.fuzz import nests, rows, scans
 from tests.fuzz.check import check
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "300"))
@@ -32,6 +32,12 @@ def test_random_kernels_mean_what_the_python_means(part: int, seed: int) -> None
 @given(seed=st.integers(0, 1 << 40))
 def test_random_kernels_over_rows(part: int, seed: int) -> None:
     check(Random(seed), draw=rows.kernel)
+
+
+@drawing
+@given(seed=st.integers(0, 1 << 40))
+def test_random_recurrences(part: int, seed: int) -> None:
+    check(Random(seed), draw=scans.kernel)
 
 
 @drawing

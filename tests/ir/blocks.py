@@ -170,9 +170,10 @@ class _Block:
             return ()
         _, (_, n) = self.at[number]
         width, place = op.attrs["width"], number - first
-        other = {"xor": place ^ n, "down": place + n, "idx": n}[op.attrs["mode"]]
-        if other >= width:
-            if op.attrs["mode"] != "down":
+        mode = op.attrs["mode"]
+        other = {"xor": place ^ n, "up": place - n, "down": place + n, "idx": n}[mode]
+        if not 0 <= other < width:
+            if mode not in ("up", "down"):
                 raise InternalError(f"gpu.shuffle: there is no lane {other} of {width}")
             other = place
         return self.at[first + other][1][0]

@@ -199,7 +199,7 @@ def test_a_loop_of_several_goes_by_its_number() -> None:
         ("gpu", "cover()", 0, "there is no device `gpu`", 'write "cpu" or "cuda"'),
         ("cuda", "jam(i)", 0, "there is no step `jam`: there are index_width, fast_division, "
          "unroll_jam, vectorize, align, bind, block, block_dim, persist, cover, privatize, "
-         "streaming_stores, cooperate, split_reduction, prefetch, unroll, stage, keep_row, "
+         "streaming_stores, cooperate, split_reduction, scan, prefetch, unroll, stage, keep_row, "
          "strip_mine, register_window, reverse", ""),
         ("cuda", "bind(i, w)", 0, "`bind(i, w)`: side is one of x, y, z", ""),
         ("cuda", "unroll_jam(i, j)", 0, "`unroll_jam(i, j)`: copies is a number", ""),

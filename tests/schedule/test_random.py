@@ -14,12 +14,12 @@ import torch
 import weft
 from tests.cuda.emulator import emulated
 from tests.fuzz import check as fuzz
-from tests.fuzz import generate, nests, rows, schedules, staged
+from tests.fuzz import generate, nests, rows, scans, schedules, staged
 from weft import compiler
 from weft.tools.cross import lowered_loops
 
 COUNT = int(os.environ.get("WEFT_FUZZ_SCHEDULES", "6"))
-DRAWS = [generate.kernel, rows.kernel, nests.kernel, staged.kernel]
+DRAWS = [generate.kernel, rows.kernel, nests.kernel, staged.kernel, scans.kernel]
 
 
 @pytest.mark.parametrize("draw", DRAWS)

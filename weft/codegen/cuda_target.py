@@ -107,9 +107,10 @@ def _handed(e: Emitter, value: str, t: ScalarType, place: str, mode: str, width:
     """What another one of ``width`` neighbouring lanes has in place of ``value``."""
     mask = _mask(e, width)
     bits = word(e, value, t) if t.bits == 64 or t.bits < 32 else ""
-    name = {"xor": "bfly", "down": "down", "idx": "idx"}[mode]
-    # Which bits of a lane's number are that of its neighbours, and its last place among these.
-    clamp = WARP - 1 if mode == "xor" else (WARP - width) << 8 | WARP - 1
+    name = "bfly" if mode == "xor" else mode
+    # Which bits of a lane's number are that of its neighbours, and its last place among these (its
+    # first one on the way up).
+    clamp = WARP - 1 if mode == "xor" else (WARP - width) << 8 | (WARP - 1) * (mode != "up")
 
     def one(part: str) -> str:
         pairs = [("i32", v) for v in (mask, part, place, str(clamp))]

@@ -29,6 +29,7 @@ from weft.schedule.language import (
     IndexWidth,
     KeepRow,
     RegisterWindow,
+    Scan,
     Schedule,
     Stage,
     StreamingStores,
@@ -88,6 +89,8 @@ class GridEmitter:
             traits += ' "nvvm.minctasm"="2"' * crowded(parallel, by_row)
         if only(schedule, RegisterWindow) is not None:  # in 128 registers of a thread
             traits += f' "nvvm.minctasm"="{max(2 * THREADS // threads, 1)}"'
+        if isinstance(together, Scan):
+            traits += ' "nvvm.minctasm"="1"'  # else fewer loads are on their way at a time
         self.traits = self.module.attribute(traits)
 
     def emit(self) -> str:

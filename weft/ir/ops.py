@@ -221,11 +221,11 @@ _row(
     "lanes of as many neighbours.",
     attrs=("width",), pure=False,
 )  # fmt: skip
-SHUFFLES = ("xor", "down", "idx")
+SHUFFLES = ("xor", "up", "down", "idx")
 _row(
     "gpu.shuffle", "T any", "T",
     "(value, n): the value of another lane among `width` neighbours: of that whose place is this "
-    "one's xor n, or n further on (its own beyond the last), or n.",
+    "one's xor n, or n before or further on (its own where there is none), or n.",
     attrs=("mode", "width"), pure=False,
 )  # fmt: skip
 

@@ -82,7 +82,7 @@ class _Walk:
                 return ALL
             case "gpu.shuffle" if op.attrs["mode"] == "idx":
                 return mask & ~(op.attrs["width"] - 1)
-            case "gpu.shuffle" if op.attrs["mode"] == "down":
+            case "gpu.shuffle" if op.attrs["mode"] in ("up", "down"):
                 return mask | (op.attrs["width"] - 1)
             case "arith.andi" | "arith.shrui" if _is_number(op.left):
                 bits = constant_of(op.right)

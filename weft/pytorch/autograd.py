@@ -225,7 +225,7 @@ class _Sizes:
         if torch.are_deterministic_algorithms_enabled():
             if any(note.startswith("atomic") for note in made.adjoint.notes.values()):
                 form["sort"] = True
-        elif sizes.tape_bytes > loop.options.tape_bytes:
+        elif sizes.tape_bytes > max(loop.options.tape_bytes, sizes.afforded):
             form["wide"] = False
             if not lasting:
                 form["checkpoints"] = sizes.long

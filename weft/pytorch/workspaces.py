@@ -24,6 +24,7 @@ CHUNK = {"cuda": 8}  # iterations that a device has in registers, of a loop with
 _ITERATIONS = {"cuda": 1 << 22, "cpu": 256}
 _LEAST_TERMS = 16
 VERSIONS = 1 << 30  # bytes that tapes of overwritten elements may take, if WEFT_TAPE_MB is not more
+_FEW = 4096  # iterations
 REMEMBERED = 64  # sizes of calls for which it is known what fits them
 # Private copies of a gradient are for the CPU. Atomic additions cost some times what it takes to
 # fill an element of a copy and to add it up; fewer of them are not worth the second launch.
@@ -78,6 +79,15 @@ class Workspaces:
     def tape_bytes(self) -> int:
         """How many bytes all tapes take."""
         return sum(self._bytes(w) for w in self.adjoint.taped if w.extents)
+
+    @property
+    def afforded(self) -> int:
+        """How many bytes they may take in any case: on a GPU as many as the largest tensor, where
+        iterations are few. Threads share a loop then, and segments are too short for that."""
+        tensors = [v for v in self.env.values() if isinstance(v, torch.Tensor)]
+        if math.prod(self.space) > _FEW or not any(t.is_cuda for t in tensors):
+            return 0
+        return max(t.nbytes for t in tensors)
 
     @property
     def versions(self) -> dict[str, int]:

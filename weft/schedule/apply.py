@@ -13,6 +13,7 @@ from weft.schedule.language import (
     IndexWidth,
     KeepRow,
     Privatize,
+    Scan,
     Schedule,
     SplitReduction,
     StripMine,
@@ -21,6 +22,7 @@ from weft.schedule.language import (
 from weft.schedule.nest import arrays_of
 from weft.schedule.privatize import privatize
 from weft.schedule.rows import by_row
+from weft.schedule.scan import scan
 from weft.schedule.split_reduction import split_reduction
 
 
@@ -36,9 +38,13 @@ def apply(
         return split_reduction(function, parallel, order[0], together)
     if together is not None:
         how = only(schedule, KeepRow) or only(schedule, StripMine)
-        if how is None:
+        if how is None and not isinstance(together, Scan):
             return cooperate(function, parallel, order[0], together)
-        return by_row(function, parallel, together, how, limits_of(function, schedule))
+        limits = limits_of(function, schedule)
+        if how is not None:
+            return by_row(function, parallel, together, how, limits)
+        assert isinstance(together, Scan)
+        return scan(function, parallel, together, limits)
     bound = bind(function, parallel, order, schedule)
     if own is not None:
         width = index if only(schedule, IndexWidth) is None else i32

@@ -45,6 +45,7 @@ from weft.schedule.language import (
     Privatize,
     RegisterWindow,
     Reverse,
+    Scan,
     Schedule,
     SplitReduction,
     Stage,
@@ -63,6 +64,7 @@ from weft.schedule.nest import LoopNest, Nest, Refusal
 from weft.schedule.own import OwnStep
 from weft.schedule.register_window import whole_vectors
 from weft.schedule.rows import VECTOR_BYTES, Rows, find
+from weft.schedule.scan import vectors
 from weft.schedule.stage import MOST_BYTES, bytes_of, done_once
 from weft.schedule.stage import rows_of as staged_rows
 
@@ -154,9 +156,10 @@ def _align(nest: LoopNest, step: Align, schedule: Schedule) -> Refusal | None:
     return None
 
 
-def _vectors(schedule: Schedule) -> Vectorize | KeepRow | StripMine | None:
+def _vectors(schedule: Schedule) -> Vectorize | KeepRow | StripMine | Scan | None:
     """The step by which threads have vectors."""
-    return only(schedule, Vectorize) or only(schedule, KeepRow) or only(schedule, StripMine)
+    kinds = (Vectorize, KeepRow, StripMine, Scan)
+    return next((step for kind in kinds if (step := only(schedule, kind)) is not None), None)
 
 
 def _reverse(nest: LoopNest, step: Reverse, schedule: Schedule) -> Refusal | None:
@@ -189,6 +192,28 @@ def _cooperate(nest: LoopNest, step: Cooperate, schedule: Schedule) -> Refusal |
         spans = [nest.serial[name].span for name in step.loops[:1]]
         return Refusal(found, spans[0] if spans else None, f"loops: {listed(nest.serial)}")
     return None
+
+
+def _scan(nest: LoopNest, step: Scan, schedule: Schedule) -> Refusal | None:
+    sizes = (step.width, step.turns)
+    if any(n < 1 or n & (n - 1) or n > 16 for n in sizes) or step.width > step.turns:
+        return Refusal("a thread has 1, 2, 4, 8 or 16 turns, by vectors of no more than these")
+    if step.threads < WARP:
+        return Refusal(f"a group that scans has whole warps: {WARP} threads or more")
+    if step.columns:
+        return Refusal("groups that scan do not stand side by side", None, "leave columns out")
+    if (found := _cooperate(nest, step, schedule)) is not None:
+        return found
+    size = max(sum(1 for _ in walk(op.body)) for op in scanned_by(nest, step))
+    if step.turns * size > _MOST_OPS:
+        return Refusal(f"{step.turns} turns of {size} operations are too many")
+    return beside(step, schedule, KeepRow, StripMine)
+
+
+def scanned_by(nest: LoopNest, step: Scan) -> list[Op]:
+    """The loops that are scanned."""
+    found = team(nest, step)
+    return [] if isinstance(found, str) else [op for op in found.loops if op in found.scans]
 
 
 def _by_row(nest: LoopNest, step: KeepRow | StripMine, schedule: Schedule) -> Refusal | None:
@@ -252,13 +277,13 @@ def team(nest: LoopNest, step: Cooperate) -> Team | str:
     loops = [nest.serial[name] for name in step.loops]
     return asked(
         nest.function, nest.parallel, loops, strict=nest.strict, columns=bool(step.columns),
-        split=isinstance(step, SplitReduction),
+        split=isinstance(step, SplitReduction), scan=isinstance(step, Scan),
     )  # fmt: skip
 
 
 CUDA_RULES: dict[type[Any], Rule] = RULES | {
     Vectorize: _vectorize, Align: _align, Cooperate: _cooperate, SplitReduction: _cooperate,
-    KeepRow: _by_row, StripMine: _by_row, Stage: _stage, Reverse: _reverse,
+    KeepRow: _by_row, StripMine: _by_row, Stage: _stage, Reverse: _reverse, Scan: _scan,
 }  # fmt: skip
 
 
@@ -389,6 +414,11 @@ def _aligns(
                 Align(loop.arrays[k], min(vector.width * arg.memref.element.bytes, VECTOR_BYTES))
                 for k, arg in rows.arrays.items()
             ]
+    elif isinstance(vector, Scan):
+        found = said or [
+            Align(loop.arrays[k], min(vector.width * arg.memref.element.bytes, VECTOR_BYTES))
+            for k, arg in vectors(scanned_by(loop, vector)).arrays.items() if vector.width > 1
+        ]  # fmt: skip
     elif vector is not None and divisible is not None:
         found = [Align(loop.arrays[k], n) for k, n in divisible.aligned]
     elif vector is not None and not said:
@@ -426,6 +456,9 @@ def _guards(
                 yield MultipleOf(step_of(upper), by_row.width)
             if isinstance(by_row, KeepRow):
                 yield AtMost(step_of(upper), together.threads * by_row.width * by_row.vectors)
+    if isinstance(by_row, Scan) and by_row.width > 1:
+        for value in vectors(scanned_by(loop, by_row)).multiples:
+            yield MultipleOf(step_of(value), by_row.width)
     for own in several(given, Privatize):
         yield FitsShared(own.array)
     if vector is not None and divisible is not None:

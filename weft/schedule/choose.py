@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.schedule.grid import Dims, grid
-from weft.schedule.guards import GUARDS, Aligned, Guard, Held, Long, holds, sharing
+from weft.schedule.guards import (
+    GUARDS,
+    Aligned,
+    Guard,
+    Held,
+    Long,
+    Scanned,
+    holds,
+    scanning,
+    sharing,
+)
 from weft.schedule.language import (
     Cooperate,
     KeepRow,
@@ -79,6 +89,8 @@ def fitted(found: Candidate, sizes: Sizes) -> Schedule:
     """The candidate's schedule, with as many threads and vectors for a row as a call asks for."""
     guard = only(found.guards, Held) or only(found.guards, Long)
     threads, vectors = (0, 0) if guard is None else sharing(guard, sizes)
+    if (scans := only(found.guards, Scanned)) is not None:
+        threads = scanning(scans, sizes)
 
     def fit(step: Step) -> Step:
         match step:

@@ -107,6 +107,17 @@ _SWAPPED = {"ogt": "olt", "olt": "ogt", "oge": "ole", "ole": "oge"} | {
 _FLOAT, _EQUAL = ("ogt", "olt", "oge", "ole"), {"arith.cmpf": "oeq", "arith.cmpi": "eq"}
 
 
+def exceeds(condition: Value, key: Value, arg: Value) -> str | None:
+    """The predicate by which ``key`` has to exceed ``arg`` for ``condition``."""
+    test = condition.op
+    if test is None or test.name not in _EQUAL or {*test.operands} != {key, arg}:
+        return None
+    predicate = test.attrs["predicate"]
+    predicate = _SWAPPED.get(predicate) if test.left is arg else predicate
+    fits = predicate in _SWAPPED and (test.name == "arith.cmpf") == (predicate in _FLOAT)
+    return predicate if fits and key.type is not i1 else None
+
+
 @mutable
 class Carried:
     """What a loop carries. ``kinds``: the combiner of each value, or None; then those of values
@@ -152,23 +163,17 @@ class _Joint:
 
     def extremum(self, found: Carried, k: int, arg: Value, end: Value) -> None:
         """Takes in a key that is kept by a comparison with itself, with what is kept beside it."""
-        choice = _choice(end)
-        test = choice[0].op if choice is not None else None
-        if choice is None or test is None or test not in self.body.ops:
+        chosen = choice(end)
+        test = chosen[0].op if chosen is not None else None
+        if chosen is None or test is None or test not in self.body.ops:
             return
-        condition, key, before = choice
-        if test.name not in _EQUAL or before is not arg or {*test.operands} != {key, arg}:
-            return
-        if key.type is i1:
-            return
-        predicate = test.attrs["predicate"]
-        predicate = _SWAPPED.get(predicate) if test.left is arg else predicate
-        if predicate not in _SWAPPED or (test.name == "arith.cmpf") != (predicate in _FLOAT):
+        condition, key, before = chosen
+        predicate = exceeds(condition, key, arg)
+        if before is not arg or predicate is None:
             return
         kept = {
-            i: choice for i, (other, _, last, _) in enumerate(self.rows)
-            if (choice := _choice(last)) is not None and choice[0] is condition
-            and choice[2] is other
+            i: of for i, (other, _, last, _) in enumerate(self.rows)
+            if (of := choice(last)) is not None and of[0] is condition and of[2] is other
         }  # fmt: skip
         choosers = {last.op for i, (_, _, last, _) in enumerate(self.rows) if i in kept and last.op}
         if not self.only(condition, *choosers) or not all(map(self.chooses, choosers)):
@@ -259,7 +264,7 @@ class _Joint:
 _CASTS = ("arith.index_cast", "arith.sitofp", "arith.extsi", "arith.extf")
 
 
-def _choice(value: Value) -> tuple[Value, Value, Value] | None:
+def choice(value: Value) -> tuple[Value, Value, Value] | None:
     """Condition and both values, where ``value`` is one of two."""
     op = value.op
     if op is None or op.name not in ("arith.select", "scf.if"):

@@ -23,6 +23,7 @@ from weft.ir.views import For, is_constant, memory, written_by
 from weft.ir.writes import loaded, written
 from weft.schedule.combiners import INEXACT, combiners, is_joint
 from weft.schedule.expose import exposed
+from weft.schedule.recurrences import Recurrences, recurrences
 from weft.values import mutable
 
 _REFUSED = {"memref.atomic_cas", "weft.assert", "weft.bounds", "weft.touch", "weft.print"}
@@ -35,7 +36,8 @@ class Team:
     ``columns``: neighbouring threads are not of one team, but have neighbouring iterations.
     ``pays``: whether one block does better than threads of their own. ``nests``: of loops that
     stand in others which only carry on what they carry, the loops from the outermost on; these are
-    combined once, behind it."""
+    combined once, behind it. ``scans``: those of them in which each turn asks for what was carried
+    so far."""
 
     loops: dict[Op, tuple[str, ...]] = field(default_factory=dict)
     single: set[Op] = field(default_factory=set)
@@ -43,6 +45,7 @@ class Team:
     columns: bool = False
     pays: bool = True
     nests: dict[Op, tuple[Op, ...]] = field(default_factory=dict)
+    scans: dict[Op, Recurrences] = field(default_factory=dict)
 
     def nest(self, op: Op) -> tuple[Op, ...]:
         """The loops from the one behind which a shared one is combined to that."""
@@ -51,7 +54,8 @@ class Team:
     def split(self, body: Block) -> bool:
         """Whether several blocks may share the loops: what an iteration of that ``body`` writes is
         not asked for in it, nor written twice."""
-        return bool(self.loops) and not self.ordered and self.met(body)
+        apart = not self.ordered and not self.scans
+        return bool(self.loops) and apart and self.met(body)
 
     def met(self, body: Block) -> bool:
         """Whether all threads of a block come by where they wait for each other."""
@@ -66,12 +70,12 @@ class Team:
 
 def asked(
     function: Function, parallel: Op, loops: Collection[Op], *, strict: bool, columns: bool,
-    split: bool = False,
+    split: bool = False, scan: bool = False,
 ) -> Team | str:  # fmt: skip
     """The team that shares ``loops`` (those that it may, if there are none), or why there is none,
     whether it pays or not. ``columns``: teams stand side by side. ``split``: they have several
     blocks."""
-    search = _Search({access.op: access for access in accesses(function)}, strict)
+    search = _Search({access.op: access for access in accesses(function)}, strict, scan)
     for loop in loops:
         if (reason := search.refusal(loop)) is not None:
             return reason
@@ -82,6 +86,8 @@ def asked(
     team = search.team
     if not team.loops:
         return "no loop may go in any order"
+    if scan and not team.scans:
+        return "no loop asks at every turn for what was carried so far: cooperate(...) shares them"
     if missing := [op for op in loops if op not in team.loops]:
         return f"`{For(missing[0]).index.name}` is in another loop that is shared"
     search.order(parallel.body)
@@ -108,12 +114,15 @@ def find(function: Function, parallel: Op, fastest: int, *, strict: bool) -> Tea
     body = parallel.body
     if not any(op.name == "scf.for" for op in walk(body)):
         return None
-    search = _Search({access.op: access for access in accesses(function)}, strict)
+    search = _Search({access.op: access for access in accesses(function)}, strict, True)
     if not search.uniform(body) or not search.team.loops:
         return None
     search.order(body)
     search.climb(body)
     team, gain = search.team, search.gain(body.args[fastest])
+    if team.scans:
+        team.pays = gain > 0
+        return team
     if gain <= 0:
         team.columns, team.pays = True, gain < 0 and team.met(body)
     return team if team.pays or team.split(body) else None
@@ -141,7 +150,7 @@ class _Marking(Rewriter):
 
     def carrying(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
         """A loop that has to carry more values than are asked for."""
-        more = combiners(op).more if op in self.team.loops else []
+        more = combiners(op).more if op in self.team.loops.keys() - self.team.scans.keys() else []
         if not more:
             return None
         loop = self.copy(op)
@@ -178,14 +187,19 @@ class _Marking(Rewriter):
             new.attrs["turns"] = team.loops[op]
         elif shared in team.loops or op in team.single:
             new.attrs["team"] = team.loops.get(shared, ())
+            if op in team.scans:
+                new.attrs["scan"] = team.scans[op].noted
             new.attrs["ordered"] = op in team.ordered
         return new
 
 
 class _Search:
-    def __init__(self, found: dict[Op, Access], strict: bool) -> None:
+    def __init__(
+        self, found: dict[Op, Access], strict: bool, scan: bool = False
+    ) -> None:  # fmt: skip
         self.found = found
         self.strict = strict
+        self.scan = scan  # whether loops may be shared in which turns ask for what was carried
         self.team = Team()
         self.local: set[Value] = set()
         self.wanted: Collection[Op] | None = None  # the loops to be shared, where that is asked for
@@ -198,10 +212,14 @@ class _Search:
             if op.name in _REFUSED or op.name == "scf.while":
                 return False
             if op.name == "scf.for":
-                kinds = self.shared(op) if self.wanted is None or op in self.wanted else None
+                wanted = self.wanted is None or op in self.wanted
+                kinds = self.shared(op) if wanted else None
                 inner = any(o.name == "scf.for" for o in walk(op.body))
                 if kinds is not None and (not inner or self.wanted or self.along(op)):
                     self.team.loops[op] = kinds
+                elif wanted and (carried := self.scanned(op)) is not None:
+                    self.team.loops[op] = ("scan",) * len(op.results)
+                    self.team.scans[op] = carried
                 elif not (inner or self.forced) or not self.uniform(op.body):
                     return False
             elif op.name == "scf.if":
@@ -228,6 +246,13 @@ class _Search:
             return None
         return tuple(k for k in kinds if k is not None) if self.apart(loop) else None
 
+    def scanned(self, loop: Op) -> Recurrences | None:
+        """What ``loop`` carries, where its turns may ask for that and it may be shared so."""
+        if not self.scan or None not in combiners(loop).kinds or self.refusal(loop) is not None:
+            return None
+        found = recurrences(loop, strict=self.strict)
+        return None if isinstance(found, str) else found
+
     def refusal(self, loop: Op) -> str | None:
         """Why iterations of ``loop`` have an order."""
         name, body = For(loop).index.name, loop.body
@@ -236,6 +261,11 @@ class _Search:
         if refused := next((op for op in walk(body) if op.name in _REFUSED), None):
             return f"the loop over `{name}` has {refused.name} inside"
         kinds = combiners(loop).kinds
+        if self.scan and None in kinds:
+            carried = recurrences(loop, strict=self.strict)
+            if isinstance(carried, str):
+                return carried
+            kinds = []
         for kind, (arg, _, _, result) in zip(kinds, For(loop).rows, strict=False):
             value = result.name or arg.name
             if kind is None:

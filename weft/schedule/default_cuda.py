@@ -8,7 +8,7 @@ whose guards hold (``schedule.choose``); code generation applies its steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from weft.index.access import Access, accesses
 from weft.index.expression import number
@@ -76,6 +76,7 @@ from weft.schedule.nest import LoopNest, Nest, loops_of
 from weft.schedule.prefetch import ahead
 from weft.schedule.register_window import whole_vectors
 from weft.schedule.rows import VECTOR_BYTES, find
+from weft.schedule.scan import scanned
 from weft.schedule.shared_loads import (
     UnrollJamCandidates,
     WindowTile,
@@ -191,10 +192,17 @@ def candidates(
         yield Candidate((), ())
         return
     parallel = loop.parallel
-    forms = [*_together(parallel, team), *_alone(nest, found, None)]
-    by_row = () if team is None or not team.pays else _by_row(parallel, nest, team, step_of)
+    by_row: Iterable[Form] = ()
+    if team is not None and team.scans:
+        names = tuple(name for name, op in loops_of(parallel).items() if op in team.loops)
+        together = list(scanned(names, team.scans, nest, step_of, pays=team.pays))
+    else:
+        together = list(_together(parallel, team))
+        if team is not None and team.pays:
+            by_row = _by_row(parallel, nest, team, step_of)
+    forms = [*together, *_alone(nest, found, None)]
     tiles = _in_tiles(loop, found, step_of)
-    narrow = [*by_row, *_together(parallel, team), *tiles, *_alone(nest, found, divisible)]
+    narrow = [*by_row, *together, *tiles, *_alone(nest, found, divisible)]
     width, placed = IndexWidth(32), nest_steps(nest.axes, found)
     if nest.divisions:
         for guards, steps in narrow:

@@ -14,6 +14,7 @@ from weft.schedule.language import (
     KeepRow,
     Persist,
     Privatize,
+    Scan,
     Schedule,
     SplitReduction,
     Stage,
@@ -49,6 +50,7 @@ ROW_THREADS = 256  # of one that has a single one
 MOST_PARTS = 1024  # of a loop that blocks share
 _SPLIT = 1 << 18  # threads of all parts of all iterations
 _TURNS = 32  # of a member of one block, above which several share the loop
+_SCANNING = 512  # threads of a group that scans, at most
 _WAVES = 4  # blocks for each multiprocessor, below which blocks are made smaller
 _LIMITS = (2**31 - 1, 65535, 65535)  # blocks of a grid
 Dims = tuple[int, int, int]
@@ -140,7 +142,7 @@ def limit(schedule: Schedule, most: int) -> int:
 
 def is_exact(schedule: Schedule) -> bool:
     """Whether a group has just the threads that ``Cooperate`` says."""
-    return only(schedule, KeepRow) is not None or only(schedule, StripMine) is not None
+    return any(only(schedule, kind) is not None for kind in (KeepRow, StripMine, Scan))
 
 
 def in_registers(length: int, rows: int, width: int, usual: int, most: int) -> tuple[int, int]:
@@ -181,6 +183,20 @@ def in_strips(
         return 0, 0
     vectors = -(-max(n or 0 for n in lengths) // (members * width))
     return members, max(min(vectors, usual // width), 1)
+
+
+def scanned(
+    lengths: Sequence[int | None], rows: int, turns: int, *, along: bool
+) -> int:  # fmt: skip
+    """Threads that scan the loops of an iteration together, each so many turns at a time; 0 if a
+    thread does better alone. ``along``: neighbouring turns are neighbours in memory, and
+    neighbouring iterations are not. A function of the sizes alone, as sums depend on it."""
+    longest = max((n or 0 for n in lengths), default=0)
+    shortest = _SHORTEST * turns if along else _SHORTEST * WARP
+    if None in lengths or longest < shortest or rows > (_LIMITS[0] if along else _FEW * WARP):
+        return 0
+    wanted = min(_AT_ONCE // max(rows, 1), -(-longest // turns), _SCANNING)
+    return max(_power(wanted + 1) // 2, WARP)
 
 
 def groups(members: int) -> int:

@@ -100,6 +100,15 @@ class Columns:
 
 
 @frozen
+class Scanned:
+    """Likewise, where each turn asks for what was carried so far, by threads of so many ``turns``.
+    How many threads, the sizes of a call say. ``along``: turns go along rows, iterations do not."""
+
+    turns: int
+    along: bool
+
+
+@frozen
 class Split:
     """Likewise, where several blocks share one."""
 
@@ -184,7 +193,8 @@ class Covered:
 Guard = (
     Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Whole
     | Busy | Idle
-    | Grouped | Columns | Split | Held | Long | Turns | AtMost | FewElements | FitsShared
+    | Grouped | Columns | Scanned | Split | Held | Long | Turns | AtMost | FewElements
+    | FitsShared
     | KnownTrips | LargerThanCache | Covered
 )  # fmt: skip
 GUARDS: tuple[type[Any], ...] = get_args(Guard)
@@ -241,6 +251,8 @@ def _of_trips(
             return members == threads
         case Held() | Long():
             return sharing(guard, sizes) != (0, 0)
+        case Scanned():
+            return scanning(guard, sizes) > 0
         case Columns(width):
             return grid.columns(sizes.lengths, grid.along(schedule, sizes))[0] == width
         case Split(width):
@@ -270,6 +282,12 @@ def sharing(guard: Held | Long, sizes: Sizes) -> tuple[int, int]:
         return 0, 0
     rows *= 1 + guard.turns  # which keep a group busy: it needs no more threads for that
     return grid.in_registers(low, rows, guard.width, guard.usual, guard.most)
+
+
+def scanning(guard: Scanned, sizes: Sizes) -> int:
+    """Threads that scan the loops of an iteration together; 0 if none do."""
+    rows = math.prod(n or 0 for n in sizes.trips)
+    return grid.scanned(sizes.lengths, rows, guard.turns, along=guard.along)
 
 
 def _small(array: str, sizes: Sizes) -> bool:
@@ -320,6 +338,8 @@ def reason(
             return _so_many(members)
         case Held() | Long():
             return "registers do not hold a row" if isinstance(guard, Held) else _so_many(0)
+        case Scanned():
+            return _so_many(0)
         case Columns(_):
             return _so_many(grid.columns(sizes.lengths, grid.along(schedule, sizes))[0])
         case Split(_):

@@ -184,6 +184,16 @@ class SplitReduction(Cooperate):
 
 
 @frozen
+class Scan(Cooperate):
+    """Likewise, of loops in which each turn asks for what the one before it carried: a thread has
+    ``turns`` neighbouring turns at a time, and what the threads carry through theirs is scanned.
+    ``width``: so many of them are all there, or none."""
+
+    width: int = 1
+    turns: int = 4
+
+
+@frozen
 class KeepRow:
     """Threads that cooperate go through rows by vectors of ``width`` neighbours, and each has its
     ``vectors`` of the whole row in registers, from the first loop to the last."""
@@ -203,7 +213,7 @@ class StripMine:
 
 Step = (
     IndexWidth | FastDivision | UnrollJam | Vectorize | Align | Bind | Block | BlockDim | Persist
-    | Cover | Privatize | StreamingStores | Cooperate | SplitReduction | Prefetch
+    | Cover | Privatize | StreamingStores | Cooperate | SplitReduction | Scan | Prefetch
     | Unroll | Stage | KeepRow | StripMine | RegisterWindow | Reverse
 )  # fmt: skip
 Schedule = tuple[Step, ...]
@@ -239,6 +249,8 @@ def brief(schedule: Schedule) -> str:
                 words.append(f"jam-{axis}")
             case SplitReduction(columns=columns):
                 words.append(f"split{columns}")
+            case Scan(threads=threads, width=width):
+                words.append(f"scan{threads}x{width}")
             case Prefetch(steps=steps):
                 words.append(f"ahead{steps}")
             case Stage(steps=steps, threads=threads):

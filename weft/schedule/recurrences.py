@@ -1,0 +1,253 @@
+"""Recurrences: what a serial loop carries and asks for at every turn, where the turns compose.
+
+A turn maps a carried value ``s`` to the next one. Maps of one family compose to one of that family,
+in any grouping: ``s + b``, ``s * b``, ``max(s, b)`` and their like, and ``a * s + b``, where ``a``
+and ``b`` do not depend on ``s``.
+"""
+
+from __future__ import annotations
+
+from weft.ir.core import Block, Op, Value, below, walk
+from weft.ir.types import f32, f64
+from weft.ir.views import For, If, accessed_by, written_by
+from weft.schedule.combiners import INEXACT, choice, combiners, exceeds, is_joint
+from weft.values import mutable
+
+LATE = -1  # as a carried value: what a turn stored before
+_LINEAR = {"arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.negf", "math.fma",
+           "arith.addi", "arith.subi", "arith.muli"}  # fmt: skip
+_COMBINED = ("mulf", "muli", "maximumf", "minimumf", "maxnumf", "minnumf", "maxsi", "minsi",
+             "maxui", "minui", "andi", "ori", "xori")  # fmt: skip
+_INEXACT = (*INEXACT, "sum", "affine")
+_REFUSED = ("scf.while", "memref.alloca")
+
+
+@mutable
+class Recurrences:
+    """Of what a loop carries: ``kinds``, the combiner of what is asked for behind the loop only;
+    ``families`` of the others, by place: "sum", "affine", a combiner, or the predicate by which a
+    value takes the place of another one; ``levels``: when each is known, as its maps may depend on
+    others. ``depends``: of each value in the loop, the places of what it depends on."""
+
+    kinds: list[str | None]
+    families: dict[int, str]
+    levels: dict[int, int]
+    depends: dict[Value, frozenset[int]]
+
+    @property
+    def noted(self) -> tuple[tuple[str | None, str, int], ...]:
+        """All but ``depends``, for ``recalled``."""
+        return tuple(
+            (kind, self.families.get(k, ""), self.levels.get(k, -1))
+            for k, kind in enumerate(self.kinds)
+        )
+
+    @property
+    def last(self) -> int:
+        return max(self.levels.values())
+
+    def stage(self, op: Op) -> int:
+        """The level from which on a turn may carry out ``op``; beyond the last level where that is
+        for what is known by then: it writes, or reads what it wrote."""
+        if any(written_by(inner) is not None for inner in below(op)):
+            return self.last + 1
+        own = {v for inner in below(op) for region in inner.regions for v in region.args}
+        found = {k for inner in below(op) for v in inner.operands if v not in own
+                 for k in self.depends.get(v, ())}  # fmt: skip
+        found |= {k for v in op.results for k in self.depends.get(v, ())}
+        return max((self.levels.get(k, self.last) + 1 for k in found), default=0)
+
+
+def recurrences(loop: Op, *, strict: bool = False) -> Recurrences | str:
+    """What ``loop`` carries, or why its turns do not compose. ``strict``: float sums keep their
+    order."""
+    name, rows = For(loop).index.name, For(loop).rows
+    if refused := next((op for op in walk(loop.body) if op.name in _REFUSED), None):
+        what = "a local array" if refused.name == "memref.alloca" else "a loop with a condition"
+        return f"the loop over `{name}` has {what} inside"
+    kinds = combiners(loop).kinds[: len(rows)]
+    if any(kind is not None and is_joint(kind) for kind in kinds):
+        return f"what is carried along `{name}` belongs together"
+    found = Recurrences(kinds, {}, {}, _depends(loop))
+    asked: dict[int, frozenset[int]] = {}
+    for k, (arg, _, end, result) in enumerate(rows):
+        value = result.name or arg.name
+        if kinds[k] is None:
+            family = _family(k, arg, end, found.depends)
+            if family is None:
+                return f"`{value}` is carried along `{name}` by no sum, extremum or affine map"
+            found.families[k] = family[0]
+            asked[k] = family[1]
+        rounds = arg.scalar.is_float and (kinds[k] or found.families[k]) in _INEXACT
+        if strict and rounds:
+            return f"strict_math keeps the order of `{value}` along `{name}`"
+    if not found.families:
+        return f"nothing that is carried along `{name}` is asked for at every turn"
+    while left := [k for k in asked if k not in found.levels]:
+        ready = [k for k in left if asked[k] <= found.levels.keys()]
+        if not ready:
+            value = rows[left[0]][3].name or rows[left[0]][0].name
+            return f"`{value}` depends on what depends on it, or on what its turn stored"
+        found.levels |= {
+            k: 1 + max((found.levels[other] for other in asked[k]), default=-1) for k in ready
+        }
+    return found
+
+
+def recalled(loop: Op) -> Recurrences:
+    """What was ``noted`` of a loop, which may have other types since."""
+    noted = dict(enumerate(loop.attrs["scan"]))
+    return Recurrences(
+        [kind for kind, _, _ in noted.values()],
+        {k: family for k, (_, family, _) in noted.items() if family},
+        {k: level for k, (_, family, level) in noted.items() if family},
+        _depends(loop),
+    )
+
+
+def _depends(loop: Op) -> dict[Value, frozenset[int]]:
+    """Of each value in ``loop``, which carried ones it depends on."""
+    found = {arg: frozenset({k}) for k, (arg, *_) in enumerate(For(loop).rows)}
+    stored: set[Value] = set()  # by what stands in front
+
+    def of(*values: Value) -> frozenset[int]:
+        return frozenset[int]().union(*(found.get(v, ()) for v in values))
+
+    def block(body: Block) -> None:
+        for op in body.ops:
+            here = of(*op.operands)
+            memref = accessed_by(op)
+            if memref is not None and memref in stored:
+                here |= {LATE}
+            if op.name == "scf.for":
+                inner = For(op)
+                stored.update(m for o in walk(op.body) if (m := written_by(o)) is not None)
+                found[inner.index] = of(*inner.bounds)
+                for arg, init, _, _ in inner.rows:
+                    found[arg] = of(init, *inner.bounds)
+                known: list[frozenset[int]] = []
+                while known != (known := [found[arg] for arg, *_ in inner.rows]):
+                    block(op.body)
+                    for arg, _, end, _ in inner.rows:
+                        found[arg] = of(arg, end)
+                for arg, _, _, result in inner.rows:
+                    found[result] = of(arg)
+                if not inner.rows:
+                    block(op.body)
+            elif op.name == "scf.if":
+                for region in op.regions:
+                    block(region)
+                for k, result in enumerate(op.results):
+                    found[result] = of(If(op).condition, *If(op).arms(k))
+            else:
+                found.update(dict.fromkeys(op.results, here))
+            if (memref := written_by(op)) is not None:
+                stored.add(memref)
+
+    block(loop.body)
+    return {value: places for value, places in found.items() if places}
+
+
+def _family(
+    k: int, arg: Value, end: Value, depends: dict[Value, frozenset[int]]
+) -> tuple[str, frozenset[int]] | None:
+    """The family of the maps from ``arg`` to ``end``, and what else these depend on."""
+    shape = _Shape(k, arg, depends)
+    slope = shape.linear(end)
+    if slope == 1:
+        return "sum", frozenset(shape.asked)
+    for kind in _COMBINED:
+        shape = _Shape(k, arg, depends)
+        if shape.combined(end, kind):
+            return kind, frozenset(shape.asked)
+    if (chosen := _taken(end, arg, depends, k)) is not None:
+        key, predicate = chosen
+        return predicate, depends.get(key, frozenset())
+    if slope is None or (arg.type not in (f32, f64) and arg.scalar.is_float):
+        return None
+    shape = _Shape(k, arg, depends)
+    shape.linear(end)
+    return "affine", frozenset(shape.asked)
+
+
+class _Shape:
+    """What a value is of ``arg``. ``asked``: the places of others that its maps depend on."""
+
+    def __init__(self, k: int, arg: Value, depends: dict[Value, frozenset[int]]) -> None:
+        self.k, self.arg, self.depends = k, arg, depends
+        self.asked: set[int] = set()
+
+    def free(self, value: Value) -> bool:
+        """Whether ``value`` is the same for every ``arg``."""
+        found = self.depends.get(value, frozenset())
+        if self.k in found:
+            return False
+        self.asked |= found
+        return True
+
+    def linear(self, value: Value) -> int | None:
+        """0 for a value that does not depend on ``arg``, 1 for ``arg`` plus one, 2 for another
+        affine map, None for all else."""
+        if value is self.arg:
+            return 1
+        if self.free(value):
+            return 0
+        op = value.op
+        if op is None:
+            return None
+        if (chosen := choice(value)) is not None:
+            condition, *arms = chosen
+            one, other = map(self.linear, arms)
+            if one is None or other is None or not self.free(condition):
+                return None
+            return one if one == other else 2
+        if op.name not in _LINEAR:
+            return None
+        parts = [self.linear(v) for v in op.operands]
+        if None in parts:
+            return None
+        one, other = parts[0], parts[-1]
+        match op.name.partition(".")[2]:
+            case "addf" | "addi":
+                return 1 if {one, other} == {0, 1} else 2
+            case "subf" | "subi":
+                return 1 if (one, other) == (1, 0) else 2
+            case "fma":
+                if parts[0] and parts[1]:
+                    return None
+                return other if not (parts[0] or parts[1]) else 2
+            case "divf":
+                return None if other else 2
+            case "negf":
+                return 2
+            case _:
+                return None if one and other else 2
+
+    def combined(self, value: Value, kind: str) -> bool:
+        """Whether ``value`` is ``arg`` combined with what does not depend on it, or left as it
+        is."""
+        if value is self.arg:
+            return True
+        op = value.op
+        if op is None or self.k not in self.depends.get(value, ()):
+            return False
+        if (chosen := choice(value)) is not None:
+            condition, *arms = chosen
+            return self.free(condition) and all(self.combined(v, kind) for v in arms)
+        if op.name != f"arith.{kind}" or op.left is op.right:
+            return False
+        chain = [v for v in op.operands if self.k in self.depends.get(v, ())]
+        return len(chain) == 1 and all(self.combined(v, kind) or self.free(v) for v in op.operands)
+
+
+def _taken(
+    value: Value, arg: Value, depends: dict[Value, frozenset[int]], k: int
+) -> tuple[Value, str] | None:
+    """What takes the place of ``arg`` where a comparison of both says so, and its predicate."""
+    if (chosen := choice(value)) is None:
+        return None
+    condition, key, before = chosen
+    predicate = exceeds(condition, key, arg)
+    if before is not arg or predicate is None or k in depends.get(key, ()):
+        return None
+    return key, predicate

@@ -9,10 +9,19 @@ import pytest
 import torch
 
 import weft
+from benchmarks import nests
 from examples import brick_wall, causal_conv, gallery, layer_norm
 from tests.cuda.emulator import EmulatedCall, emulated
 from weft.schedule.grid import covers, roomier, shape
-from weft.schedule.language import Block, BlockDim, FastDivision, Persist, Step, Vectorize, only
+from weft.schedule.language import (
+    Block,
+    BlockDim,
+    FastDivision,
+    Persist,
+    Step,
+    Vectorize,
+    only,
+)
 from weft.schedule.reciprocal import DIVIDEND, reciprocal
 
 
@@ -130,6 +139,7 @@ def test_sides_follow_from_what_a_kernel_reads() -> None:
         ((16, 16), gallery.transpose, meta(9, 8)),
         ((128, 1), causal_conv.causal_conv, meta(3, 17), meta(2, 3, 17), 0.1),
         ((64, 1), triangle, meta(9, 8, 8), meta(9, 8)),
+        ((32, 4), nests.covariance, meta(9, 8), meta(8, 8)),  # stored across, but not in the loop
         ((256, 1), scaled_rows, meta(9, 8), meta(9)),
         ((256, 1), brick_wall.brick_wall, tile, 20, 28, 2, 1, 5),
         ((256, 1), layer_norm.layer_norm, meta(9, 8), meta(8), meta(8), 1e-5),

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 import weft
+from benchmarks import nests
 from examples import causal_conv, gallery
 from tests.cuda.sizes import call_of
+from tests.cuda.test_emulated import same
+from weft import compiler
 from weft.ir import interp
 from weft.ir.core import Function, Op, walk
 from weft.ir.parse import parse_function
@@ -24,6 +27,7 @@ from weft.schedule.language import UnrollJam, several
 from weft.schedule.machine import GpuMachine
 from weft.schedule.shared_loads import UnrollJamCandidates
 from weft.schedule.unroll_jam import unroll_jam
+from weft.tools.cross import lowered_loops
 
 # out[i, j] = sum of a[i, k] * b[k, j] for k from max(j - 3, 0) to min(j + i, n)
 BAND = """
@@ -324,3 +328,96 @@ def test_what_is_left_of_trips() -> None:
     enough = [holds(FewLeft("i", 4), (), call_of(facts.nest, {"i": n, "j": 1}), GpuMachine())
               for n in (0, 3, 4, 5, 6, 7, 8, 11)]  # fmt: skip
     assert enough == [False, False, True, True, False, False, True, False]
+
+
+# -- branches that not all take
+
+
+@weft.kernel
+def corner(x, out):
+    """The condition keeps subscripts in range."""
+    n = x.shape[0]
+    for i, j in out:
+        if i + j < n:
+            s = 0.0
+            for k in range(x.shape[1]):
+                s += x[i + j, k]
+            out[i, j] = s
+
+
+@weft.kernel
+def off_diagonal(x, out):
+    """Stores in a loop, of what was read before; a loop in a loop; a branch."""
+    for i, j in out:
+        if i != j:
+            for k in range(x.shape[1]):
+                out[i, j] += x[i, k]
+                out[i, j] *= 0.5
+            s = 0.0
+            for k in range(x.shape[1]):
+                for q in range(2):
+                    s += x[j, k] * (q + 1)
+            if s > 0.0:
+                out[i, j] += s
+
+
+@weft.kernel
+def later_rows(x, out):
+    for i, j in out:
+        if i > 4 and (j % 3 == 1 or j < 2):
+            s = 0.0
+            for k in range(x.shape[1]):
+                s += x[i // (j % 3 + 1) % x.shape[0], k] + x[j % x.shape[0], k]
+            out[i, j] = s
+            out[i, j] /= i - 4
+
+
+@weft.kernel
+def own_bounds(x, out):
+    for i, j in out:
+        if j >= i:
+            s = 0.0
+            for k in range(min(j, x.shape[1])):
+                s += x[i % x.shape[0], k]
+            out[i, j] = s
+
+
+@weft.kernel
+def never(x, out):
+    for i, j in out:
+        if i + j < 0:
+            for k in range(x.shape[1]):
+                out[i, j] += x[i, k]
+
+
+@pytest.mark.parametrize(
+    "kernel", [corner, off_diagonal, later_rows, own_bounds, never, nests.covariance]
+)
+@pytest.mark.parametrize(
+    "how", ["unroll_jam(i, 4); unroll_jam(j, 4, stride=32)", "unroll_jam(j, 4, stride=32)",
+            "unroll_jam(i, 4)", "unroll_jam(j, 2); unroll_jam(i, 4, stride=32)"],
+)  # fmt: skip
+@pytest.mark.parametrize("n", [5, 37, 130])
+def test_iterations_that_do_nothing_store_nothing(kernel: weft.Kernel, how: str, n: int) -> None:
+    torch.manual_seed(n)
+    asked = weft.kernel(schedule={"cuda": how})(kernel.function)
+    x = torch.randint(-3, 4, (n, 7)).float()
+    same(asked, x.t().contiguous() if kernel is nests.covariance else x, torch.full((n, n), 9.0))
+
+
+def test_a_triangle_is_done_together_where_not_all_do_it() -> None:
+    x, out = meta(2048, 2048), meta(2048, 2048)
+    (row,) = nests.covariance.schedules(x, out, device="cuda").taken
+    assert "unroll_jam(i, 4); unroll_jam(j, 4, stride=32)" in row.schedule
+    text = print_function(jammed(nests.covariance, x, out))
+    assert text.count("scf.for") == 2, "all do it; some do"
+    assert print_function(jammed(own_bounds, x, out)).count("rare") > 0, "one by one"
+
+
+def jammed(kernel: weft.Kernel, *args: Any) -> Any:
+    (loop,) = lowered_loops(kernel, *args)
+    function = compiler.optimize(loop, strict_math=False, noalias=True, verify=True)
+    made, parallel = unroll_jam(function, only(function), 0, 4)
+    made, _ = unroll_jam(made, parallel, 1, 4, 32)
+    verify(made)
+    return made

@@ -457,10 +457,13 @@ def _sides(found: list[Access], ivs: list[Value]) -> tuple[int, int]:
     A line, so that a block is in one row; shorter if threads take different times, so that warps
     that are done make room. Where several rows read the same, that is once for a block of some
     rows. Where rows of one array are columns of another, a square block has both as whole sectors;
-    such blocks last, so that those which run at the same time are side by side in both arrays.
+    such blocks last, so that those which run at the same time are side by side in both arrays:
+    of the arrays in the innermost loops, which are accessed most often.
     """
     x, *outer = ivs
-    if outer and any(_across(access, x, outer[0]) for access in found):
+    deepest = max((len(access.serial) for access in found), default=0)
+    often = [access for access in found if len(access.serial) == deepest]
+    if outer and any(_across(access, x, outer[0]) for access in often):
         return _SQUARE
     if outer and (_meet(found, outer[0]) or any(_again(a, outer[0]) for a in found)):
         return 32, 4

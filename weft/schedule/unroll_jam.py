@@ -4,7 +4,8 @@ Iterations of a parallel loop do not depend on each other, so that any order of 
 will do in which each iteration keeps its own. Serial loops of the iterations become one loop. Where
 their bounds differ, each iteration first catches up with the last to begin, then all go on
 together, and at the end each does what is left of its own: the order within an iteration is what it
-was, and so is every bit of the result.
+was, and so is every bit of the result. Where some iterations do nothing, as below the diagonal of a
+triangle, they take the place of one that does something, and store nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.ir.builder import Builder
-from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.ops import OPS
 from weft.ir.types import Type
 from weft.ir.views import For, If, Parallel, is_constant
@@ -20,6 +21,7 @@ from weft.ir.writes import written
 from weft.schedule.variation import Variation
 
 _RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
+_MASKED = ("memref.load", "memref.store", "scf.for", "scf.if", "scf.yield")
 
 
 def unroll_jam(
@@ -61,6 +63,7 @@ class _Jamming:
         self.values = [dict(start) for _ in range(self.copies)]
         self.all = range(self.copies)
         self.outside = True  # of the parallel loop
+        self.masks: Sequence[Value] = ()  # of each iteration, whether it may store
 
     def run(self, function: Function, new: Function) -> Op:
         made = None
@@ -161,6 +164,10 @@ class _Jamming:
                     self._body([inner_op], self.all)
             build.append(Op("scf.yield", []))
         with build.at(If(branch).otherwise):
+            if (found := self._maskable(body)) is not None:
+                self._masked(*found, early, indices, upper)
+                build.append(Op("scf.yield", []))
+                return
             end = self.add(indices[-1], self.number(1, first))
             step = self.number(self.apart, first)
             rest = build.for_(first, self.least([end, upper]), step)
@@ -172,6 +179,55 @@ class _Jamming:
                     one_by_one = rest_op.attrs.get("whole")
                     self._body(If(rest_op).otherwise.ops[:-1] if one_by_one else [rest_op], [0])
                 build.append(Op("scf.yield", []))
+            build.append(Op("scf.yield", []))
+
+    def _maskable(self, body: Block) -> tuple[list[Op], Op] | None:
+        """What is computed before the branch that all of ``body`` is, and that branch, if it does
+        nothing but store, and its loops have the same bounds for all iterations."""
+        ops: list[Op] = []
+        for op in body.ops[:-1]:
+            ops += If(op).otherwise.ops[:-1] if op.attrs.get("whole") else [op]
+        if not ops or ops[-1].name != "scf.if" or ops[-1].results or not all(
+            OPS[op.name].pure and not op.regions for op in ops[:-1]
+        ):  # fmt: skip
+            return None
+        *before, branch = ops
+        inside = [*walk(If(branch).then)]
+        loops = [op for op in inside if op.name == "scf.for"]
+        plain = all(
+            not op.attrs.get("rare") and (op.name in _MASKED or OPS[op.name].pure)
+            and not (op.name == "scf.if" and op.results) for op in inside
+        )  # fmt: skip
+        same = loops and all(self.same(bound) for op in loops for bound in For(op).bounds)
+        return (before, branch) if plain and same and len(If(branch).otherwise.ops) == 1 else None
+
+    def _masked(
+        self, before: Sequence[Op], branch: Op, early: Sequence[Op], indices: Sequence[Value],
+        upper: Value,
+    ) -> None:  # fmt: skip
+        """All iterations together: those that are beyond the last one, or do not take the branch,
+        do what one does that takes it, but for its stores."""
+        build, iv = self.builder, self.parallel.body.args[self.axis]
+        self._body([op for op in before if op not in early], self.all)
+        masks: list[Value] = []
+        for k, index in enumerate(indices):
+            there = build.op("arith.cmpi", index, upper, predicate="slt")
+            masks.append(build.op("arith.andi", there, self.get(k, If(branch).condition)))
+        some, chosen = masks[-1], indices[-1]
+        for mask, index in zip(masks[-2::-1], indices[-2::-1], strict=True):
+            some = build.op("arith.ori", some, mask)
+            chosen = build.op("arith.select", mask, index, chosen, type=index.type)
+        made = build.if_(some)
+        with build.at(If(made).then):
+            for k, (mask, index) in enumerate(zip(masks, indices, strict=True)):
+                own = build.op("arith.select", mask, index, chosen, type=index.type)
+                self.put([k], iv, own)
+            self._body(before, self.all)
+            self.masks = masks
+            self._body(If(branch).then.ops[:-1], self.all)
+            self.masks = ()
+            build.append(Op("scf.yield", []))
+        with build.at(If(made).otherwise):
             build.append(Op("scf.yield", []))
 
     def _early(self, body: Block) -> tuple[list[Op], list[Op]]:
@@ -218,6 +274,16 @@ class _Jamming:
     def _alone(self, op: Op, lanes: Sequence[int]) -> None:
         """One copy of ``op``, for all of ``lanes``, as the first of them has its operands."""
         k = lanes[0]
+        if self.masks and any(inner.name == "memref.store" for inner in below(op)):
+            masks, self.masks = self.masks, ()
+            branch = self.builder.if_(masks[k])
+            for region, ops in zip(branch.regions, ([op], []), strict=True):
+                with self.builder.at(region):
+                    for inner in ops:
+                        self._alone(inner, lanes)
+                    self.builder.append(Op("scf.yield", []))
+            self.masks = masks
+            return
         operands = [self.get(k, v) for v in op.operands]
         types = [v.type for v in op.results]
         made = Op(op.name, operands, types, dict(op.attrs), [], op.span)
@@ -333,7 +399,8 @@ class _Jamming:
         block = Block([body.args[0].type, *types])
         step = self.get(lanes[0], For(op).step)
         operands = [low, high, step, *inits]
-        made = Op("scf.for", operands, types, {**op.attrs, **attrs}, [block], op.span)
+        few = {"unroll": 1} if self.masks else {}
+        made = Op("scf.for", operands, types, {**op.attrs, **attrs, **few}, [block], op.span)
         self.put(lanes, body.args[0], block.args[0])
         for (j, place), arg in zip(columns, block.args[1:], strict=True):
             self.put([lanes[place]] if own[j] else lanes, For(op).carried[j], arg)

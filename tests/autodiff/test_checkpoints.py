@@ -34,6 +34,7 @@ def chunks(monkeypatch):
 
 def _always(monkeypatch):
     monkeypatch.setattr(workspaces, "_SHORT", 0)
+    monkeypatch.setattr(workspaces, "_FEW", -1)  # no tape is afforded, on a GPU neither
     monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
     monkeypatch.setattr(workspaces, "REMEMBERED", 0)
     return record(monkeypatch)
@@ -178,6 +179,7 @@ def test_chunks_and_a_rest(kernel, turns, chunks):
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.cpu  # the text is of the form for it
 def test_a_chunk_is_written_out(chunks):
     """What a whole chunk carries is in no array, and each element of a gradient is stored."""
     kernel, *args = weft.kernel(states.function), draw(2, 17), draw(2)
@@ -247,7 +249,7 @@ def test_a_gpu_with_few_iterations_may_have_longer_tapes():
     """Threads share a loop that is in one piece."""
     with FakeTensorMode():
         tensors = {"x": torch.empty(64, 1 << 20, device="cuda"), "n": 3}
-        on_cpu = {"x": torch.empty(64, 1 << 20)}
+        on_cpu = {"x": torch.empty(64, 1 << 20, device="cpu")}
     made = None
     assert workspaces.Workspaces(made, tensors, [64], {}).afforded == 4 * 64 << 20
     assert workspaces.Workspaces(made, tensors, [64, 1 << 20], {}).afforded == 0

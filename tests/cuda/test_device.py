@@ -336,6 +336,24 @@ def test_columns_that_threads_have_together(rows: int, columns: int) -> None:
 
 
 @weft.kernel
+def magnitudes(x, out):
+    for i in range(x.shape[0]):
+        out[i] = int(abs(x[i])) % 3
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_the_magnitude_of_the_least_integer_is_itself(dtype: torch.dtype) -> None:
+    """What `weft.codegen.ptx.wrapping` is for: 16 bits, made wider."""
+    least = torch.iinfo(dtype).min
+    x = torch.tensor([least, least + 1, -7, -1, 0, 1, 5, -least - 1], dtype=dtype)
+    out = torch.full((8,), -99, dtype=torch.int64)
+    found = out.cuda()
+    magnitudes.function(x, out)
+    magnitudes(x.cuda(), found)
+    assert torch.equal(found.cpu(), out)
+
+
+@weft.kernel
 def extrema_of_negations(a, b, out, n: int):
     for i in range(out.shape[0]):
         out[i, 0] = min(min(a[i], -b[i]), 0)

@@ -94,6 +94,8 @@ def every_jam(function: Function, parallel: Op, fastest: int) -> UnrollJamCandid
 def every_window(function: Function, parallel: Op, *, strict: bool) -> list[WindowTile]:
     """Neighbours along the last index that allows it, loops backwards that may go so, and windows
     of all loops that have them, whether or not that pays."""
+    if parallel.attrs["kinds"]:
+        return []
     nest = LoopNest(function, parallel, strict)
     order = tuple(reversed(range(len(nest.axes))))
     steps: list[Any] = []

@@ -274,3 +274,22 @@ def test_no_negation_meets_extrema() -> None:
         "\tnot.b16 \t%rs2, %rs1;\n\tadd.s16 \t%rs2, %rs2, 1;\n"
         "\tnot.b32 \t%r2, %r1;\n\tadd.s32 \t%r2, %r2, 1;\n\tmax.s32 \t%r3, %r2, %r1;\n"
     )
+
+
+@weft.kernel
+def magnitudes(x, out):
+    for i in out:
+        out[i] = int(abs(x[i])) % 3
+
+
+def test_no_magnitude_of_16_bits_is_left_to_the_assembler() -> None:
+    """tests/cuda/test_device.py has the values."""
+    text = weft.compile_for("sm_90", magnitudes, empty(9, dtype=torch.int16), empty(9)).ptx
+    assert "abs.s16" not in text
+    assert "shr.s16" in text
+    if ptx.ptxas() is not None:
+        assert ptx.cubin(text, "sm_90")
+    assert ptx.wrapping("\tabs.s16 \t%rs2, %rs1;\n\tabs.s32 \t%r2, %r1;\n") == (
+        "\t{ .reg .b16 %sign, %other;\n\tshr.s16 %sign, %rs1, 15;\n\txor.b16 %other, %rs1, %sign;\n"
+        "\tsub.s16 %rs2, %other, %sign; }\n\tabs.s32 \t%r2, %r1;\n"
+    )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
 import numpy as np
 import pytest
+import torch
 
+import weft
+from tests.fuzz.check import function as function_of
 from tests.passes.texts import normal, result_of
 from weft.ir.builder import Builder
 from weft.ir.core import Function, walk
@@ -334,3 +338,29 @@ def test_the_extent_of_a_local_array_is_a_constant():
           func.return
         }""",
     )
+
+
+@pytest.mark.parametrize(("one", "two"), [*itertools.product(("<", "<=", ">", ">="), repeat=2)])
+def test_what_is_chosen_twice_where_it_is_nan(one: str, two: str) -> None:
+    """LLVM 22 takes ``min(0.5, min(x, 0.5))``, 0.5 where x is NaN, for ``min(x, 0.5)``."""
+    text = f"""
+def kernel(x, out):
+    for i in range(x.shape[0]):
+        out[i, 0] = min(0.5, min(x[i], 0.5))
+        out[i, 1] = max(0.0, max(x[i], 0.0))
+        b = x[i]
+        if 0.5 {one} x[i]:
+            b = 0.5
+        c = 0.5
+        if b {two} 0.5:
+            c = b
+        out[i, 2] = c
+        out[i, 3] = (-0.5 if -0.5 {one} x[i] else x[i]) if b {two} -0.5 else -0.5
+"""
+    plain = function_of(text)
+    x = torch.tensor([math.nan, 0.0, -0.0, 0.5, -0.5, 1.0, -1.0, math.inf, -math.inf] * 5)
+    expected, found = torch.zeros(45, 4), torch.full((45, 4), -99.0)
+    plain(x, expected)
+    weft.kernel(plain)(x, found)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found.signbit() | found.isnan(), expected.signbit() | expected.isnan())

@@ -206,17 +206,17 @@ RULES["math.ctpop"] = intrinsic("ctpop")
 
 
 def _number(name: str) -> Rule:
-    """``llvm.maximumnum`` and ``minimumnum``. LLVM 22 gives NaN with AVX-512 where it knows that
-    one operand is a number and the other is NaN; it knows nothing of what is behind a fence."""
+    """``llvm.maximumnum`` and ``minimumnum``. With AVX-512 LLVM 22 gives NaN where it knows that
+    one operand is a number and the other is NaN: where it may know that, the first is chosen."""
 
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-        t, emit = op.left.scalar, intrinsic(name)
-        fence = f"llvm.arithmetic.fence.{e.suffix(t)}"
-        hidden = [
-            e.intrinsic(fence, e.type(t), (e.type(t), operand)) if operand[0] == "%" else operand
-            for operand in operands
-        ]
-        return emit(e, op, hidden)
+        t = op.left.scalar
+        (found,) = intrinsic(name)(e, op, operands)
+        for known, (value, other) in zip(op.operands, (operands, operands[::-1]), strict=True):
+            if known.op is not None and known.op.name not in ("memref.load", "arith.constant"):
+                unordered = e.inst(f"fcmp uno {e.type(t)} {other}, {other}")
+                found = _select(e, unordered, t, value, found)
+        return [found]
 
     return emit
 

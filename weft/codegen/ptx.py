@@ -55,7 +55,7 @@ def optimized(text: str, arch: str, functions: Sequence[str] = ()) -> llvm.Modul
 
 def assemble(module: llvm.ModuleRef, arch: str) -> str:
     """The PTX of an optimised module."""
-    return complemented(machine(arch).emit_assembly(module))
+    return wrapping(complemented(machine(arch).emit_assembly(module)))
 
 
 _NEGATION = re.compile(r"\b(?:neg\.s(16|32)(\s+)(%\w+), |sub\.s(16|32)(\s+)(%\w+), 0, )(%\w+);")
@@ -74,6 +74,18 @@ def complemented(text: str) -> str:
         return f"not.b{bits}{space}{to}, {found[7]};\n\tadd.s{bits}{space}{to}, {to}, 1;"
 
     return _NEGATION.sub(other, text) if _EXTREMUM.search(text) else text
+
+
+_MAGNITUDE = re.compile(r"\babs\.s16\s+(%\w+), (%\w+);")
+
+
+def wrapping(text: str) -> str:
+    """PTX in which ``|x|`` of 16 bits is ``(x ^ s) - s``, s the sign: an H200 took that of -32768
+    for 32768 where it was made wider afterwards."""
+    return _MAGNITUDE.sub(
+        r"{ .reg .b16 %sign, %other;\n\tshr.s16 %sign, \2, 15;\n\txor.b16 %other, \2, %sign;\n"
+        r"\tsub.s16 \1, %other, %sign; }", text
+    )  # fmt: skip
 
 
 def streaming(text: str) -> str:

@@ -163,6 +163,21 @@ class If(View):
         return self.then.terminator.operands[place], self.otherwise.terminator.operands[place]
 
 
+class Select(View):
+    """``arith.select``."""
+
+    __slots__ = ()
+
+    condition, yes, no = _Operand(0), _Operand(1), _Operand(2)
+
+
+def condition_of(op: Op | None) -> Value | None:
+    """What an ``scf.if`` or ``arith.select`` goes by; None for other operations."""
+    if op is None or op.name not in ("scf.if", "arith.select"):
+        return None
+    return If(op).condition if op.name == "scf.if" else Select(op).condition
+
+
 class While(View):
     """``scf.while``."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from weft.ir.builder import Rewriter
 from weft.ir.core import Op, Value
 from weft.ir.types import ScalarType, i1, index
-from weft.ir.views import Number, constant_of
+from weft.ir.views import Number, Select, constant_of
 
 Rule = Callable[[Op, Number | None, Rewriter], Value | None]
 
@@ -182,6 +182,40 @@ def select_not(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     return rw.op("arith.select", inner.left, no, yes)
 
 
+def select_again(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
+    """Of y, the smaller of c and y (y if that is NaN), and c, the smaller (c if that is NaN) is the
+    smaller of y and c, c if y is NaN; likewise the larger. LLVM 22 says y for a constant c."""
+    outer = _chosen(op)
+    inner = None if outer is None else _chosen(_made_by(outer[1], "arith.select"))
+    if outer is None or inner is None:
+        return None
+    predicate, _, c = outer
+    before, first, y = inner
+    same = first is c or (constant_of(c) is not None and constant_of(first) == constant_of(c) != 0)
+    if not same or predicate[:2] != before[:2]:
+        return None
+    test = rw.op(
+        "arith.cmpf", y, c, predicate=predicate if before[2:] == "t" else predicate[:2] + "t"
+    )
+    return rw.op("arith.select", test, y, c)
+
+
+def _chosen(op: Op | None) -> tuple[str, Value, Value] | None:
+    """(ordered predicate, a, b) of a select that is a where a and b satisfy it, else b."""
+    if op is None:
+        return None
+    select = Select(op)
+    test = _made_by(select.condition, "arith.cmpf")
+    if test is None:
+        return None
+    predicate, yes, no = test.attrs["predicate"], select.yes, select.no
+    if predicate[0] == "u":
+        predicate, yes, no = _inverse_float_predicate(predicate), no, yes
+    if predicate[1:] not in ("lt", "le", "gt", "ge") or {yes, no} != {test.left, test.right}:
+        return None
+    return predicate if yes is test.left else "o" + _SWAPPED[predicate[1:]], yes, no
+
+
 # ---- floats -------------------------------------------------------------------------------------
 
 
@@ -345,7 +379,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "arith.minui": (same_gives_same,),
     "arith.maxui": (same_gives_same,),
     "arith.cmpi": (compare_same, compare_constant_left, compare_truth),
-    "arith.select": (select_known, select_not),
+    "arith.select": (select_known, select_not, select_again),
     "arith.addf": (add_minus_zero,),
     "arith.subf": (subtract_zero,),
     "arith.mulf": (right_one, minus_one),

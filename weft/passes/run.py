@@ -23,7 +23,7 @@ from weft.passes.keep import keep
 from weft.passes.promote import promote
 from weft.passes.reciprocal import reciprocal
 from weft.passes.runs import runs
-from weft.passes.simplify import simplify
+from weft.passes.simplify import choices, simplify
 from weft.passes.sink import sink
 from weft.passes.strength import strength
 
@@ -52,6 +52,7 @@ PIPELINE: list[Pass] = [
     cse,  # what came to the later loops
     reciprocal,  # division by what a loop does not change
     cse,  # reciprocals of one number
+    choices,  # of one number twice, which LLVM takes for one choice
     strength,  # only now, because index sets read divisions more easily than shifts
     dce,  # all that is left without a use
 ]

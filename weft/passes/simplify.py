@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.ir.builder import Rewriter, result_type
-from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.trips import NUMBERS, trip_count
 from weft.ir.types import ScalarType, Type
-from weft.ir.views import For, If, Number, constant_of
+from weft.ir.views import For, If, Number, condition_of, constant_of
 from weft.passes.algebra import RULES
 from weft.passes.constants import canonical, fold, key
+from weft.passes.cse import cse
 
 
 def simplify(function: Function) -> Function:
@@ -30,6 +31,38 @@ def simplify(function: Function) -> Function:
     the code generator has flags for that); unrolling; removing what is left unused (dce).
     """
     return _Simplifier().function(function)
+
+
+def choices(function: Function) -> Function:
+    """Choices that ``algebra.select_again`` is for, of ifs that have become selects meanwhile, are
+    simplified; other functions stay as they are.
+
+    Precondition: a verified function after ``cse``, which leaves ifs without operations.
+    Non-goals: choices through memory, loops and calls.
+    """
+    for op in walk(function.body):
+        test = _compared(op)
+        if test is not None and _chosen_before(test):
+            return simplify(cse(simplify(function)))
+    return function
+
+
+def _compared(op: Op | None) -> Op | None:
+    """The comparison of floats that an if or a select goes by."""
+    test = condition_of(op)
+    return (
+        test.op
+        if test is not None and test.op is not None and test.op.name == "arith.cmpf"
+        else None
+    )
+
+
+def _chosen_before(test: Op) -> bool:
+    """Whether one side of a comparison was chosen by another comparison with the other side."""
+    return any(
+        (before := _compared(made.op)) is not None and other in before.operands
+        for made, other in ((test.left, test.right), (test.right, test.left))
+    )
 
 
 class _Simplifier(Rewriter):

@@ -61,13 +61,17 @@ define internal i32 @emulated_mulhi(i32 %a, i32 %b) {
   %r = trunc i64 %h to i32
   ret i32 %r
 }
-define internal i32 @emulated_up(ptr %context, i32 %mask, i32 %value, i32 %away) {
+define internal i32 @emulated_lane(ptr %context) {
   %x = call i32 @emulated_register(ptr %context, i32 0)
   %y = call i32 @emulated_register(ptr %context, i32 1)
   %sx = call i32 @emulated_register(ptr %context, i32 3)
   %row = mul i32 %y, %sx
   %number = add i32 %row, %x
   %lane = and i32 %number, 31
+  ret i32 %lane
+}
+define internal i32 @emulated_up(ptr %context, i32 %mask, i32 %value, i32 %away) {
+  %lane = call i32 @emulated_lane(ptr %context)
   %before = sub i32 %lane, %away
   %none = icmp slt i32 %before, 0
   %other = select i1 %none, i32 %lane, i32 %before
@@ -76,12 +80,7 @@ define internal i32 @emulated_up(ptr %context, i32 %mask, i32 %value, i32 %away)
   ret i32 %taken
 }
 define internal i32 @emulated_at(ptr %context, i32 %mask, i32 %value, i32 %place) {
-  %x = call i32 @emulated_register(ptr %context, i32 0)
-  %y = call i32 @emulated_register(ptr %context, i32 1)
-  %sx = call i32 @emulated_register(ptr %context, i32 3)
-  %row = mul i32 %y, %sx
-  %number = add i32 %row, %x
-  %lane = and i32 %number, 31
+  %lane = call i32 @emulated_lane(ptr %context)
   %offset = xor i32 %lane, %place
   %taken = call i32 @emulated_exchange(ptr %context, i32 %mask, i32 %value, i32 %offset)
   ret i32 %taken

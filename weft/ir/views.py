@@ -171,6 +171,11 @@ class Select(View):
     condition, yes, no = _Operand(0), _Operand(1), _Operand(2)
 
 
+def made_by(value: Value, name: str) -> Op | None:
+    """The operation that made ``value``, if it is called ``name``."""
+    return value.op if value.op is not None and value.op.name == name else None
+
+
 def condition_of(op: Op | None) -> Value | None:
     """What an ``scf.if`` or ``arith.select`` goes by; None for other operations."""
     if op is None or op.name not in ("scf.if", "arith.select"):

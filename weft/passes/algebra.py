@@ -13,14 +13,9 @@ from collections.abc import Callable
 from weft.ir.builder import Rewriter
 from weft.ir.core import Op, Value
 from weft.ir.types import ScalarType, i1, index
-from weft.ir.views import Number, Select, constant_of
+from weft.ir.views import Number, Select, constant_of, made_by
 
 Rule = Callable[[Op, Number | None, Rewriter], Value | None]
-
-
-def _made_by(value: Value, name: str) -> Op | None:
-    """The operation that made ``value``, if it is called ``name``."""
-    return value.op if value.op is not None and value.op.name == name else None
 
 
 def _is_ones(number: Number | None, type: ScalarType) -> bool:
@@ -68,7 +63,7 @@ def ones_absorb(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
 
 def gather_constants(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """(x + 1) + 2 is x + 3; likewise of * (wrapping arithmetic is associative)."""
-    inner = _made_by(op.left, op.name) if right is not None else None
+    inner = made_by(op.left, op.name) if right is not None else None
     if inner is None:
         return None
     left = constant_of(inner.right)
@@ -89,7 +84,7 @@ def subtract_constant(op: Op, right: Number | None, rw: Rewriter) -> Value | Non
 
 def subtract_added(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """(x + y) - y is x, and (x + y) - x is y."""
-    inner = _made_by(op.left, "arith.addi")
+    inner = made_by(op.left, "arith.addi")
     if inner is not None and op.right in inner.operands:
         return inner.left if inner.right is op.right else inner.right
     return None
@@ -151,7 +146,7 @@ def compare_truth(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     predicate = op.attrs["predicate"]
     if right is None or right != 0 or predicate not in ("eq", "ne"):
         return None
-    inner = _made_by(op.left, "arith.extui")
+    inner = made_by(op.left, "arith.extui")
     truth = inner.operand if inner is not None else op.left
     if truth.type is not i1:
         return None
@@ -176,7 +171,7 @@ def select_known(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
 def select_not(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """select(not c, a, b) is select(c, b, a)."""
     condition, yes, no = op.operands
-    inner = _made_by(condition, "arith.xori")
+    inner = made_by(condition, "arith.xori")
     if inner is None or constant_of(inner.right) is not True:
         return None
     return rw.op("arith.select", inner.left, no, yes)
@@ -186,18 +181,16 @@ def select_again(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """Of y, the smaller of c and y (y if that is NaN), and c, the smaller (c if that is NaN) is the
     smaller of y and c, c if y is NaN; likewise the larger. LLVM 22 says y for a constant c."""
     outer = _chosen(op)
-    inner = None if outer is None else _chosen(_made_by(outer[1], "arith.select"))
+    inner = None if outer is None else _chosen(made_by(outer[1], "arith.select"))
     if outer is None or inner is None:
         return None
     predicate, _, c = outer
     before, first, y = inner
-    same = first is c or (constant_of(c) is not None and constant_of(first) == constant_of(c) != 0)
-    if not same or predicate[:2] != before[:2]:
+    if first is not c or predicate[:2] != before[:2]:
         return None
-    test = rw.op(
-        "arith.cmpf", y, c, predicate=predicate if before[2:] == "t" else predicate[:2] + "t"
-    )
-    return rw.op("arith.select", test, y, c)
+    if before[2:] == "e":  # an equal y was not chosen
+        predicate = before[:2] + "t"
+    return rw.op("arith.select", rw.op("arith.cmpf", y, c, predicate=predicate), y, c)
 
 
 def _chosen(op: Op | None) -> tuple[str, Value, Value] | None:
@@ -205,7 +198,7 @@ def _chosen(op: Op | None) -> tuple[str, Value, Value] | None:
     if op is None:
         return None
     select = Select(op)
-    test = _made_by(select.condition, "arith.cmpf")
+    test = made_by(select.condition, "arith.cmpf")
     if test is None:
         return None
     predicate, yes, no = test.attrs["predicate"], select.yes, select.no
@@ -252,16 +245,16 @@ def divide_by_power_of_two(op: Op, right: Number | None, rw: Rewriter) -> Value 
 
 def negated(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """-(-x) is x."""
-    inner = _made_by(op.operand, "arith.negf")
+    inner = made_by(op.operand, "arith.negf")
     return inner.operand if inner is not None else None
 
 
 def absolute(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """|-x| is |x|, ||x|| is |x|."""
-    inner = _made_by(op.operand, "arith.negf")
+    inner = made_by(op.operand, "arith.negf")
     if inner is not None:
         return rw.op("math.absf", inner.operand)
-    return op.operand if _made_by(op.operand, "math.absf") is not None else None
+    return op.operand if made_by(op.operand, "math.absf") is not None else None
 
 
 def power(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
@@ -309,7 +302,7 @@ _WIDENING = {
 
 def index_cast_twice(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """iN -> index -> iM is one cast, and nothing if N = M."""
-    inner = _made_by(op.operand, "arith.index_cast")
+    inner = made_by(op.operand, "arith.index_cast")
     if inner is None:
         return None
     source, target = inner.operand, op.result.scalar
@@ -325,7 +318,7 @@ def index_cast_twice(op: Op, right: Number | None, rw: Rewriter) -> Value | None
 
 def index_cast_of_extension(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """i8 -> i32 -> index, sign-extended twice, is i8 -> index."""
-    inner = _made_by(op.operand, "arith.extsi")
+    inner = made_by(op.operand, "arith.extsi")
     target = op.result.scalar
     if inner is None or target.kind != "index" or inner.operand.type is i1:
         return None

@@ -10,7 +10,7 @@ from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.trips import NUMBERS, trip_count
 from weft.ir.types import ScalarType, Type
-from weft.ir.views import For, If, Number, condition_of, constant_of
+from weft.ir.views import For, If, Number, condition_of, constant_of, made_by
 from weft.passes.algebra import RULES
 from weft.passes.constants import canonical, fold, key
 from weft.passes.cse import cse
@@ -50,11 +50,7 @@ def choices(function: Function) -> Function:
 def _compared(op: Op | None) -> Op | None:
     """The comparison of floats that an if or a select goes by."""
     test = condition_of(op)
-    return (
-        test.op
-        if test is not None and test.op is not None and test.op.name == "arith.cmpf"
-        else None
-    )
+    return None if test is None else made_by(test, "arith.cmpf")
 
 
 def _chosen_before(test: Op) -> bool:

@@ -88,12 +88,6 @@ class _Jamming:
         for k in lanes:
             self.values[k][old] = new
 
-    def number(self, value: int, like: Value) -> Value:
-        return self.builder.constant(value, like.scalar)
-
-    def add(self, a: Value, b: Value) -> Value:
-        return self.builder.op("arith.addi", a, b)
-
     def least(self, values: Sequence[Value], name: str = "arith.minsi") -> Value:
         found = values[0]
         for value in values[1:]:
@@ -107,11 +101,11 @@ class _Jamming:
         build = self.builder
         lowers, uppers, steps = ([self.get(0, v) for v in vs] for vs in Parallel(op).ranges)
         lower, upper = lowers[self.axis], uppers[self.axis]
-        zero, one = self.number(0, lower), self.number(1, lower)
+        zero, one = self.builder.number(0, lower), self.builder.number(1, lower)
         # Positions along the axis: as many as ``grid.left_over`` says.
-        count = build.trip_count(lower, upper, self.number(self.copies * self.apart, lower))
+        count = build.trip_count(lower, upper, self.builder.number(self.copies * self.apart, lower))
         if self.apart > 1:
-            count = build.op("arith.muli", count, self.number(self.apart, lower))
+            count = build.op("arith.muli", count, self.builder.number(self.apart, lower))
         lowers[self.axis], uppers[self.axis], steps[self.axis] = zero, count, one
         block = Block([a.type for a in op.body.args])
         operands = [*lowers, *uppers, *steps]
@@ -130,17 +124,17 @@ class _Jamming:
         build, body = self.builder, op.body
         iv = body.args[self.axis]
         if self.apart > 1:
-            warp = build.op("arith.floordivsi", place, self.number(self.apart, place))
+            warp = build.op("arith.floordivsi", place, self.builder.number(self.apart, place))
             skipped = build.op(
-                "arith.muli", warp, self.number(self.apart * (self.copies - 1), place)
+                "arith.muli", warp, self.builder.number(self.apart * (self.copies - 1), place)
             )
-            first = self.add(place, skipped)
+            first = self.builder.addi(place, skipped)
         else:
-            first = build.op("arith.muli", place, self.number(self.copies, place))
-        first = self.add(lower, first)
+            first = build.op("arith.muli", place, self.builder.number(self.copies, place))
+        first = self.builder.addi(lower, first)
         indices = [first]
         for k in range(1, self.copies):
-            indices.append(self.add(first, self.number(k * self.apart, first)))
+            indices.append(self.builder.addi(first, self.builder.number(k * self.apart, first)))
         for k, index in enumerate(indices):
             self.put([k], iv, index)
         early, taken = self._early(body)
@@ -168,8 +162,8 @@ class _Jamming:
                 self._masked(*found, early, indices, upper)
                 build.append(Op("scf.yield", []))
                 return
-            end = self.add(indices[-1], self.number(1, first))
-            step = self.number(self.apart, first)
+            end = self.builder.addi(indices[-1], self.builder.number(1, first))
+            step = self.builder.number(self.apart, first)
             rest = build.for_(first, self.least([end, upper]), step)
             rest.attrs |= _RARE
             rest.regions = [inner := Block([place.type])]

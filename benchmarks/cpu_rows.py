@@ -1,0 +1,351 @@
+"""Rows of the CPU beside what a person writes by hand: ``python -m benchmarks.cpu_rows [names]``.
+
+Peers are PyTorch, and ``by_hand.cpp`` compiled with ``c++ -O3 -march=native -fopenmp``. All calls of
+a row are timed in turn, many times, and the least time of each is shown: what others do on the
+machine makes times longer, not shorter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import weft
+from benchmarks import brick, causal_conv, rows
+from examples import brick_wall, grid_sample, layer_norm, softmax
+from examples.beside import passes, prepared
+
+Call = Callable[[], Any]
+Calls = dict[str, Call]  # "weft" first, then the peers; all give the same numbers
+Row = Callable[[], Calls]
+
+TABLE: dict[str, Row] = {}
+
+
+def row(name: str) -> Callable[[Row], Row]:
+    def note(make: Row) -> Row:
+        TABLE[name] = make
+        return make
+
+    return note
+
+
+# -- C++
+
+
+def by_hand() -> ctypes.CDLL:
+    """The functions of ``by_hand.cpp``."""
+    folder = Path(tempfile.mkdtemp())
+    options = ["-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC"]
+    source = Path(__file__).with_name("by_hand.cpp")
+    subprocess.run(["c++", *options, "-o", folder / "by_hand.so", source], check=True)
+    return ctypes.CDLL(str(folder / "by_hand.so"))
+
+
+def calling(name: str, *arguments: Any) -> Call:
+    """``name(*arguments)`` of the library, giving the last tensor."""
+    function = getattr(LIBRARY, name)
+
+    def word(a: Any) -> Any:
+        if isinstance(a, torch.Tensor):
+            return ctypes.c_void_p(a.data_ptr())
+        return ctypes.c_float(a) if isinstance(a, float) else ctypes.c_int64(a)
+
+    words = [word(a) for a in arguments]
+    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+
+    def call() -> Any:
+        function(*words)
+        return tensors[-1]
+
+    return call
+
+
+def calling_for_time(function: Callable[..., Any], *arguments: Any) -> Call:
+    """A call whose numbers are none of the row's."""
+
+    def call() -> None:
+        function(*arguments)
+
+    return call
+
+
+LIBRARY: Any = None
+
+
+# -- the convolution
+
+B, C, T = 8, 768, 768
+
+
+def _conv() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(C, T, generator=generator) / T**0.5
+    return w, torch.randn(B, C, T, generator=generator)
+
+
+@row("causal conv 8 x 768 x 768")
+def _() -> Calls:
+    (w, k), out, own = _conv(), torch.empty(B, C, T), torch.empty(B, C, T)
+    return {
+        "weft": lambda: causal_conv.causal_conv(w, k, 0.1, out) or out,
+        "C++": calling("conv", w, k, 0.1, own, B, C, T),
+    }
+
+
+@row("causal conv 8 x 768 x 768, backward")
+def _() -> Calls:
+    w, k = (a.requires_grad_() for a in _conv())
+    value = causal_conv.causal_conv_allocating(w, k, 0.1)
+    g = torch.randn(B, C, T)
+    gw, gk = torch.empty(C, T), torch.empty(B, C, T)
+    return {
+        "weft": lambda: torch.autograd.grad(value, (w, k), g, retain_graph=True)[1],
+        "C++": calling("conv_backward", w.detach(), k.detach(), g, gw, gk, B, C, T),
+    }
+
+
+# -- bricks
+
+
+@weft.kernel
+def spelled(image, tile, offset: int, ph: int, pw: int):
+    """The wall as Taichi spells it: the floor of a quotient of integers."""
+    for row, col in image:
+        x1, y1 = col - pw, image.shape[0] - 1 - row + ph
+        v: weft.i32 = weft.floor(y1 / tile.shape[0])
+        u: weft.i32 = weft.floor((x1 - v * offset) / tile.shape[1])
+        x2, y2 = x1 - u * tile.shape[1] - v * offset, y1 - v * tile.shape[0]
+        image[row, col] = tile[tile.shape[0] - 1 - y2, x2]
+
+
+def _wall(th: int, tw: int, h: int, w: int, *more: int, stream: bool, threads: int = 2) -> Calls:
+    generator = torch.Generator().manual_seed(0)
+    tile = torch.rand(th, tw, *more, generator=generator)
+    out, own, filled = (torch.empty(h, w, *more) for _ in range(3))
+    wide = more[0] if more else 1
+    kernel = brick.wall_rgb if more else brick.wall
+    calls = {
+        "weft": lambda: kernel(tile, out, tw // 2, 16, 24) or out,
+        "C++": calling("wall", tile, own, th, tw, h, w, wide, tw // 2, 16, 24, stream, threads),
+    }
+    return {**calls, "fill_": calling_for_time(filled.fill_, 1.0)}
+
+
+@row("brick wall 304 x 288")
+def _() -> Calls:
+    return _wall(48, 96, 304, 288, stream=False)
+
+
+@row("brick wall 3000 x 4000")
+def _() -> Calls:
+    return _wall(250, 400, 3000, 4000, stream=True)
+
+
+@row("brick wall 3000 x 4000 x 3")
+def _() -> Calls:
+    return _wall(250, 400, 3000, 4000, 3, stream=True)
+
+
+@row("brick wall 1080 x 1728 int32, Taichi's spelling")
+def _() -> Calls:
+    tile = brick_wall.brick(brick_wall.photograph(), 144, 288, mortar=6)
+    first, second = (torch.empty(1080, 1728, dtype=torch.int32) for _ in range(2))
+    size = brick_wall.image_height, brick_wall.image_width
+    wanted = brick_wall.brick_wall(tile, *size, 144, 36, 96)
+    own = torch.empty_like(wanted)
+    del second
+    return {
+        "weft": lambda: brick_wall.ti_pad(first, tile) or first,
+        "given": lambda: spelled(first, tile, 144, 36, 96) or first,
+        "//": lambda: brick.wall(tile, own, 144, 36, 96) or own,
+    }
+
+
+# -- rows and their gradients
+
+
+def _backward(function: Any, theirs: Any, arguments: tuple[Any, ...]) -> Calls:
+    mine, other = (passes(f, prepared(arguments))[1] for f in (function, theirs))
+    return {"weft": lambda: mine()[0], "torch": lambda: other()[0]}
+
+
+def _forward(function: Any, theirs: Any, arguments: tuple[Any, ...]) -> Calls:
+    return {"weft": lambda: function(*arguments), "torch": lambda: theirs(*arguments)}
+
+
+NORM = layer_norm.layer_norm, layer_norm.torch_layer_norm
+SOFTMAX = softmax.softmax, softmax.torch_softmax
+LOG_SUM_EXP = rows.log_sum_exp, lambda x: torch.logsumexp(x, 1)
+SAMPLE = grid_sample.grid_sample, grid_sample.torch_grid_sample
+
+TABLE["layer norm 4096 x 768"] = lambda: _forward(*NORM, layer_norm.inputs(4096, 768))
+TABLE["layer norm 4096 x 768, backward"] = lambda: _backward(*NORM, layer_norm.inputs(4096, 768))
+TABLE["softmax 1823 x 781"] = lambda: _forward(*SOFTMAX, softmax.inputs(1823, 781))
+TABLE["softmax 1823 x 781, backward"] = lambda: _backward(*SOFTMAX, softmax.inputs(1823, 781))
+TABLE["log-sum-exp 1823 x 781"] = lambda: _forward(*LOG_SUM_EXP, softmax.inputs(1823, 781))
+TABLE["log-sum-exp 1823 x 781, backward"] = lambda: _backward(
+    *LOG_SUM_EXP, softmax.inputs(1823, 781)
+)
+TABLE["grid sample 2 x 3 x 256 x 256"] = lambda: _forward(
+    *SAMPLE, grid_sample.inputs(2, 3, 256, 256)
+)
+TABLE["grid sample 2 x 3 x 256 x 256, backward"] = lambda: _backward(
+    *SAMPLE, grid_sample.inputs(2, 3, 256, 256)
+)
+
+
+# -- sums
+
+
+@weft.kernel
+def column_sums(x, s):
+    for j in range(x.shape[1]):
+        t = 0.0
+        for i in range(x.shape[0]):
+            t += x[i, j]
+        s[j] = t
+
+
+@weft.kernel
+def scattered_sums(x, s):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            s[j] += x[i, j]
+
+
+def _sums(n: int, m: int, kernel: Any) -> Calls:
+    x, s, own = torch.rand(n, m), torch.zeros(m), torch.zeros(m)
+
+    def mine() -> torch.Tensor:
+        kernel(x, s.zero_())
+        return s
+
+    return {"weft": mine, "torch": lambda: torch.sum(x, 0, out=own)}
+
+
+for _n, _m in ((4096, 4096), (1_000_000, 8), (1 << 22, 1)):
+    TABLE[f"sums of columns {_n} x {_m}"] = lambda n=_n, m=_m: _sums(n, m, column_sums)
+    TABLE[f"s[j] += x[i, j] {_n} x {_m}"] = lambda n=_n, m=_m: _sums(n, m, scattered_sums)
+
+
+# -- scatters and serial chains
+
+
+@weft.kernel
+def histogram(index, bins):
+    for i in range(index.shape[0]):
+        bins[index[i]] += 1.0
+
+
+def _histogram(n: int, m: int, threads: int) -> Calls:
+    index = torch.randint(0, m, (n,), generator=torch.Generator().manual_seed(0))
+    mine, own = torch.zeros(m), torch.zeros(m)
+
+    def by_weft() -> torch.Tensor:
+        histogram(index, mine.zero_())
+        return mine
+
+    theirs = calling("histogram", index, own, n, m, threads)
+    return {
+        "weft": by_weft,
+        "C++": lambda: own.zero_() is own and theirs(),
+        "bincount": lambda: torch.bincount(index, minlength=m),
+    }
+
+
+TABLE["histogram of 400,000, 1000 bins"] = lambda: _histogram(400_000, 1000, 2)
+TABLE["histogram of 400,000, 1000 bins, one thread"] = lambda: _histogram(400_000, 1000, 1)
+
+
+@weft.kernel
+def crc16(data, out):
+    for r in range(data.shape[0]):
+        crc: weft.i32 = 0xFFFF
+        for i in range(data.shape[1]):
+            value: weft.i32 = data[r, i]
+            for _ in range(8):
+                if (value & 1) ^ (crc & 1):
+                    crc = (crc >> 1) ^ 0x8408
+                else:
+                    crc >>= 1
+                value >>= 1
+        crc = ~crc & 0xFFFF
+        out[r] = ((crc << 8) | ((crc >> 8) & 0xFF)) & 0xFFFF
+
+
+def _crc(n: int, m: int) -> Calls:
+    data = torch.randint(0, 256, (n, m), dtype=torch.uint8)
+    out, own = torch.zeros(n, dtype=torch.int32), torch.zeros(n, dtype=torch.int32)
+    return {
+        "weft": lambda: crc16(data, out) or out,
+        "C++": calling("crc16", data, own, n, m),
+    }
+
+
+TABLE["crc16 of 100,000 bytes"] = lambda: _crc(1, 100_000)
+TABLE["crc16 of 64 x 10,000 bytes"] = lambda: _crc(64, 10_000)
+
+
+# -- timing
+
+
+def timed(calls: Calls, seconds: float) -> dict[str, float]:
+    """The least milliseconds of each call, in turn."""
+    best = dict.fromkeys(calls, float("inf"))
+    end = time.perf_counter() + seconds * len(calls)
+    while time.perf_counter() < end:
+        for name, call in calls.items():
+            for _ in range(3):
+                begin = time.perf_counter()
+                call()
+                best[name] = min(best[name], (time.perf_counter() - begin) * 1e3)
+    return best
+
+
+def agree(calls: Calls) -> Iterator[str]:
+    """The peers whose numbers are not weft's."""
+    mine = calls["weft"]().double().clone()
+    for name, call in calls.items():
+        theirs = call()
+        if theirs is not None:
+            scale = theirs.double().abs().max().item() or 1.0
+            if (theirs.double() - mine).abs().max().item() / scale > 1e-4:
+                yield name
+
+
+def main() -> None:
+    """Print the table."""
+    global LIBRARY
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="rows whose names contain one of these")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each call of a row")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    LIBRARY = by_hand()
+    print(f"{options.threads} threads, least of many, ms\n\n| row | weft | others | ratio |")
+    print("| --- | --- | --- | --- |")
+    for name, make in TABLE.items():
+        if options.names and not any(wanted in name for wanted in options.names):
+            continue
+        calls = make()
+        wrong = list(agree(calls))
+        assert not wrong, f"{name}: not the numbers of {wrong}"
+        best = timed(calls, options.seconds)
+        mine = best.pop("weft")
+        others = "; ".join(f"{peer} {ms:.3g}" for peer, ms in best.items())
+        print(f"| {name} | {mine:.3g} | {others} | {mine / min(best.values()):.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -63,9 +63,10 @@ def compile_cpu(
     whose text is not too long is taken. Raises ``ScheduleError`` where a schedule is not legal.
     """
     if schedule is not None:
-        default_cpu.check(function, schedule, host_cpu())
+        default_cpu.check(function, schedule, host_cpu(), strict=strict_math)
     with timing.stage("emit"):
-        tried = default_cpu.candidates(function, host_cpu()) if schedule is None else [schedule]
+        usual = default_cpu.candidates(function, host_cpu(), strict=strict_math)
+        tried = usual if schedule is None else [schedule]
         while True:
             kernel = scheduled(
                 function, tried.pop(0), host_cpu(), strict_math=strict_math, noalias=noalias

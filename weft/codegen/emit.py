@@ -93,6 +93,7 @@ class View:
     sizes: list[str]
     strides: list[str]  # in elements; empty where they follow from the sizes
     parallel: bool = True  # a tensor argument: accesses of different iterations do not conflict
+    private: bool = False  # nobody else accumulates into it: no atomics
 
 
 class Target(Protocol):

@@ -149,7 +149,7 @@ def _atomic_rmw(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     element = view.type.element
     pointer = address(e, view, indices)
     kind, value_type = op.attrs["kind"], op.result.scalar
-    if not op.attrs["atomic"]:
+    if view.private or not op.attrs["atomic"]:
         old = widen_element(e, element, value_type, load(e, view, pointer))
         reorder = op in e.module.accumulations
         new = combine(e, kind, value_type, old, value, reorder=reorder)

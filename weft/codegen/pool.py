@@ -19,6 +19,9 @@ CHUNK_COST = 32_768  # operations: about a microsecond or more, below which shar
 # Words of the frame that a kernel hands over, and that chunks read, too. What the kernel's own
 # chunks need follows. RECORD is a place that is not 0 after a failed check.
 SLOTS, SHARES, THREADS, CHUNKS, SIZE, TOTAL, PARTIALS, STOP, CHUNK, KINDS, RECORD, FIRST = range(12)
+MOST_COPIES = 64
+COPY_BYTES = 16 << 20  # of all copies
+ELEMENT_COST = 16  # operations of a chunk that pay for an element of a copy: cleared, and added
 _LINE = 8  # words of a cache line: the next chunk of each share has a line of its own
 
 # i64 (ptr frame, i64 row, double work, i1 alone): runs the loop, gives the number of chunks. It
@@ -26,8 +29,12 @@ _LINE = 8  # words of a cache line: the next chunk of each share has a line of i
 # RECORD. ``row``: chunks of more than so many iterations are made of whole rows. ``work``: a guess
 # of the operations in all. ``alone``: only the calling thread takes part.
 RUN = "weft.run"
+# i64 (double work, i64 elements, i64 bytes): how a loop accumulates into arrays of so much. 0: by
+# atomic operations; 1: plainly, alone; more: that many chunks, each into copies of its own, whose
+# number depends on the sizes alone where there are threads to share the work.
+COPIES = "weft.copies"
 # void (ptr slots, ptr frame, i64 begin, i64 end, ptr partial): what stands in CHUNK.
-EXPORTS = (RUN, interrupt.DUE)
+EXPORTS = (RUN, COPIES, interrupt.DUE)
 DECLARATION = f"declare i64 @{RUN}(ptr, i64, double, i1)"
 
 # Without OpenMP there is one thread.
@@ -145,6 +152,45 @@ here:
 }}
 """
 
+_COPIES = f"""
+define i64 @{COPIES}(double %work, i64 %elements, i64 %bytes) nounwind {{
+entry:
+  %wished = fmul double %work, {1 / CHUNK_COST!r}
+  %limited = call double @llvm.minnum.f64(double %wished, double {MOST_COPIES}.0)
+  %chunks = fptosi double %limited to i64
+  %one = icmp slt i64 %chunks, 2
+  br i1 %one, label %alone, label %several
+several:
+  %size = call i64 @llvm.smax.i64(i64 %bytes, i64 1)
+  %fit = udiv i64 {COPY_BYTES}, %size
+  %cost = uitofp i64 %elements to double
+  %each = fmul double %cost, {float(ELEMENT_COST)!r}
+  %pays = fdiv double %work, %each
+  %bounded = call double @llvm.minnum.f64(double %pays, double {MOST_COPIES}.0)
+  %paid = fptosi double %bounded to i64
+  %less = call i64 @llvm.smin.i64(i64 %fit, i64 %paid)
+  %count = call i64 @llvm.smin.i64(i64 %less, i64 %chunks)
+  %available32 = call i32 @omp_get_max_threads()
+  %available = sext i32 %available32 to i64
+  %inside = call i32 @omp_in_parallel()
+  %nested = icmp ne i32 %inside, 0
+  %threads = select i1 %nested, i64 1, i64 %available
+  %busy = call i64 @llvm.smin.i64(i64 %threads, i64 %chunks)
+  %wanted = call i64 @llvm.smax.i64(i64 %busy, i64 2)
+  %enough = icmp sge i64 %count, %wanted
+  br i1 %enough, label %private, label %other
+private:
+  ret i64 %count
+other:
+  %single = icmp slt i64 %threads, 2
+  br i1 %single, label %alone, label %atomic
+alone:
+  ret i64 1
+atomic:
+  ret i64 0
+}}
+"""
+
 # What a thread does: the chunks of its own share, then what is left of the others'. A share is the
 # same part of memory in every call, which stays in the caches of one core.
 _WORKER = f"""
@@ -219,5 +265,5 @@ declare double @llvm.minnum.f64(double, double)
 
 def text(machine: CpuMachine, *, openmp: bool) -> str:
     """The module's LLVM IR."""
-    own = interrupt.timed(_RUN + _WORKER + interrupt.TEXT, machine.clock)
+    own = interrupt.timed(_RUN + _COPIES + _WORKER + interrupt.TEXT, machine.clock)
     return own + (_OPENMP if openmp else _SERIAL)

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from weft.codegen import pool
+from weft.codegen import pool, private
 from weft.codegen.accumulations import accumulations
 from weft.codegen.arith import combine, from_word, word
 from weft.codegen.collapse import rows
@@ -80,6 +80,7 @@ class CpuModule:
         self.split = function.body.ops.index(self.parallel) if self.parallel else 0
         self.shared = _shared_values(function, self.parallel) if self.parallel else []
         self.tile = tile_of(self.parallel, schedule) if self.parallel else None
+        self.private = private.private_arrays(function, schedule)
         if self.parallel is not None and self.tile is None and runs_once(self.parallel):
             self.cpu.polled = polled_loops(self.parallel.body)
         self.traits = self.module.attribute(
@@ -88,8 +89,9 @@ class CpuModule:
     def emit(self) -> str:
         """The module's text."""
         if self.parallel is not None:
-            self._chunk(self.parallel)
-            self._body()
+            for alone in (False, True) if self.private else (False,):
+                self._chunk(self.parallel, alone=alone)
+                self._body(alone=alone)
         self._entry()
         return str(self.module)
 
@@ -155,23 +157,35 @@ class CpuModule:
         if lengths:
             total = _product(e, trips)
         kinds: tuple[str, ...] = op.attrs["kinds"]
-        partials = "null"
+        partials, body, words = "null", "@body", str(len(kinds))
+        alone = "true" if self.cpu.prints else "false"
+        way = None
+        if self.private:
+            way = private.way(e, list(self.private), work)
+            partials, body, words, work = way.memory, way.body, way.words, way.work
+            alone = e.inst(f"or i1 {alone}, {way.alone}")
         if kinds:
             partials = e.fresh("partials")
             words = pool.MAX_CHUNKS * len(kinds)
             e.allocas.append(f"{partials} = alloca [{words} x i64], align 64")
-        frame = self._frame(e, total, partials, len(kinds), [*trips, *lengths])
+        frame = self._frame(e, total, partials, (body, words), [*trips, *lengths])
         row = str((1 << 63) - 1)
         if len(trips) > 1:
             row = e.extreme("smax", trips[-1], "1")
         e.declare(pool.DECLARATION)
-        alone = "true" if self.cpu.prints else "false"
         chunks = e.inst(f"call i64 @{pool.RUN}(ptr {frame}, i64 {row}, double {work}, i1 {alone})")
         if kinds:
             self._combine(e, op, partials, chunks)
+        if way is not None:
+            ends = [_load(e, _load(e, frame, pool.RECORD, "ptr"), 0), _load(e, frame, pool.STOP)]
+            failed = e.inst(f"icmp ne i64 {e.inst(f'or i64 {ends[0]}, {ends[1]}')}, 0")
+            private.added(e, self.private, way, chunks, failed)
 
-    def _frame(self, e: Emitter, total: str, partials: str, kinds: int, own: list[str]) -> str:
-        """What the pool and the chunks are told: a block of words."""
+    def _frame(
+        self, e: Emitter, total: str, partials: str, chunk: tuple[str, str], own: list[str]
+    ) -> str:
+        """What the pool and the chunks are told: a block of words. ``chunk``: the function that
+        runs one, and the words of its own among the ``partials``."""
         frame = e.fresh("frame")
         size = pool.FIRST + len(own) + len(self.shared)
         e.allocas.append(f"{frame} = alloca [{size} x i64], align 64")
@@ -179,7 +193,7 @@ class CpuModule:
         words = {
             pool.SLOTS: ("ptr", "%slots"), pool.TOTAL: ("i64", total),
             pool.PARTIALS: ("ptr", partials), pool.STOP: ("i64", "0"),
-            pool.CHUNK: ("ptr", "@body"), pool.KINDS: ("i64", str(kinds)),
+            pool.CHUNK: ("ptr", chunk[0]), pool.KINDS: ("i64", chunk[1]),
             pool.RECORD: ("ptr", record),
         }  # fmt: skip
         words |= {k: ("i64", count) for k, count in enumerate(own, pool.FIRST)}
@@ -254,23 +268,32 @@ class CpuModule:
 
     # -- the body
 
-    def _body(self) -> None:
-        """What the pool calls: the chunk, with the tensors' memory."""
+    def _body(self, *, alone: bool) -> None:
+        """What the pool calls: the chunk, with the tensors' memory. ``alone``: with copies of its
+        own, where there are some."""
         e = self._emitter()
         pointers = [_load(e, "%slots", k, "ptr") for k in range(len(self.memrefs))]
+        if alone:
+            self._arguments(e, pointers)
+            own = private.cleared(e, self.private, "%partial")
+            pointers = [own.get(v, p) for v, p in zip(self.memrefs, pointers, strict=True)]
         pairs = [("ptr", "%slots"), ("ptr", "%frame"), ("i64", "%begin"), ("i64", "%end"),
                  ("ptr", "%partial"), *(("ptr", pointer) for pointer in pointers)]  # fmt: skip
-        e.line(f"call void @chunk({', '.join(f'{t} {v}' for t, v in pairs)})")
+        suffix = ".plain" if alone else ""
+        e.line(f"call void @chunk{suffix}({', '.join(f'{t} {v}' for t, v in pairs)})")
         e.line("ret void")
         arguments = "ptr %slots, ptr %frame, i64 %begin, i64 %end, ptr %partial"
-        e.finish(f"define internal void @body({arguments}) {self.traits}")
+        e.finish(f"define internal void @body{suffix}({arguments}) {self.traits}")
 
     # -- the chunk
 
-    def _chunk(self, op: Op) -> None:
+    def _chunk(self, op: Op, *, alone: bool) -> None:
+        """A range of iterations. ``alone``: nobody else accumulates into private arrays."""
         e = self._emitter()
         pointers = [f"%m{k}" for k in range(len(self.memrefs))]
         self._arguments(e, pointers)
+        for value in self.private if alone else ():
+            e.views[value].parallel, e.views[value].private = False, True
         dims = op.attrs["dims"]
         trips = [_load(e, "%frame", pool.FIRST + k) for k in range(dims)]
         e.line("%last = sub nsw i64 %end, 1")
@@ -326,7 +349,7 @@ class CpuModule:
         alias = "noalias " if self.noalias else ""
         memrefs = "".join(f", ptr {alias}{p}" for p in pointers)
         own = "ptr noalias readonly %slots, ptr noalias readonly %frame, i64 %begin, i64 %end"
-        signature = f"@chunk({own}, ptr noalias %partial{memrefs})"
+        signature = f"@chunk{'.plain' if alone else ''}({own}, ptr noalias %partial{memrefs})"
         self._finish(e, f"define internal void {signature} noinline")
 
     def _tile(

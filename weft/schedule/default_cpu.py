@@ -12,12 +12,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.errors import ScheduleError, Span
-from weft.ir.core import Block, Function, Op, walk
-from weft.ir.types import ScalarType, i1
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.types import MemRefType, ScalarType, bf16, f16, i1
 from weft.ir.views import For, Parallel, is_constant, memory
-from weft.schedule.language import Schedule, Step, UnrollJam, Vectorize, only, parse, show
+from weft.schedule.language import (
+    Privatize,
+    Schedule,
+    Step,
+    UnrollJam,
+    Vectorize,
+    only,
+    parse,
+    show,
+)
 from weft.schedule.machine import CpuMachine
-from weft.schedule.nest import axes_of, is_plain
+from weft.schedule.nest import arrays_of, axes_of, is_plain
 from weft.schedule.variation import Variation
 
 MOST = 8  # vectors side by side, and iterations along the other index, of a register tile
@@ -39,11 +48,51 @@ def outermost(function: Function) -> Op | None:
 # -- the picker
 
 
-def candidates(function: Function, machine: CpuMachine) -> list[Schedule]:
-    """The schedules to try, the best first. The last one has no steps: LLVM vectorises."""
+def candidates(
+    function: Function, machine: CpuMachine, *, strict: bool = False
+) -> list[Schedule]:
+    """The schedules to try, the best first. The last one has no tile: LLVM vectorises. ``strict``:
+    sums of floats keep their order."""
     parallel = outermost(function)
-    tile = _tile(function, parallel, machine) if parallel is not None else ()
-    return [tile, ()] if tile else [()]
+    if parallel is None:
+        return [()]
+    tile = _tile(function, parallel, machine)
+    names = arrays_of(function)
+    own = tuple(
+        Privatize(name) for name, array in zip(names, function.args, strict=True)
+        if combiner(function, array) and not _no_copies(function, parallel, array, strict=strict)
+    )  # fmt: skip
+    return [tile, own] if tile else [own]
+
+
+def combiner(function: Function, array: Value) -> str:
+    """What iterations combine with the elements of ``array`` atomically, if nothing else happens to
+    it; "" where that is not so."""
+    used = {v for op in walk(function.body) for v in op.operands}
+    kinds: set[str] = set()
+    for op in walk(function.body):
+        if array not in op.operands or op.name == "memref.dim":
+            continue
+        if op.name != "memref.atomic_rmw" or not op.attrs["atomic"] or op.result in used:
+            return ""
+        kinds.add(op.attrs["kind"])
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _no_copies(function: Function, parallel: Op, array: Value, *, strict: bool) -> str:
+    """Why chunks cannot have copies of ``array``, which iterations accumulate into."""
+    element = array.memref.element
+    if parallel.attrs["kinds"]:
+        return "the loop reduces into a scalar, too"
+    if array.memref.layout != "contiguous":
+        return "it is not contiguous"
+    if element in (f16, bf16, i1):
+        return f"copies of {element} would be combined with other roundings"
+    if strict and element.is_float:
+        return "strict_math keeps the order of sums"
+    if not function.attrs.get("noalias"):
+        return "the loop's arguments may overlap in memory"
+    return ""
 
 
 def _tile(function: Function, parallel: Op, machine: CpuMachine) -> Schedule:
@@ -112,20 +161,26 @@ def completed(text: str) -> Schedule:
 # -- legality
 
 
-def check(function: Function, schedule: Schedule, machine: CpuMachine) -> None:
+def check(
+    function: Function, schedule: Schedule, machine: CpuMachine, *, strict: bool = False
+) -> None:
     """Raises ``ScheduleError`` where ``function`` cannot run by ``schedule`` on this CPU.
 
     A register tile is one ``vectorize`` and at most one ``unroll_jam`` along another axis. Without
-    vectors there may be several ``unroll_jam``, of iterations next to each other or not.
+    vectors there may be several ``unroll_jam``, of iterations next to each other or not, and
+    ``privatize`` of arrays.
     """
     parallel = outermost(function)
     vector = only(schedule, Vectorize)
     axes = axes_of(parallel) if parallel is not None else ()
     taken: set[str] = set()
     for step in schedule:
+        if isinstance(step, Privatize):
+            _check_copies(function, step, schedule, strict=strict)
+            continue
         if not isinstance(step, UnrollJam | Vectorize):
             raise ScheduleError(f"`{show([step])}` is no step for a CPU",
-                                help="write unroll_jam(...) or vectorize(...)")  # fmt: skip
+                                help="write unroll_jam(...), vectorize(...) or privatize(...)")  # fmt: skip
         if parallel is None or step.axis not in axes:
             there = ", ".join(axes) or "none"
             raise _refused(step, f"the axes of the parallel loop are: {there}", parallel)
@@ -152,6 +207,23 @@ def check(function: Function, schedule: Schedule, machine: CpuMachine) -> None:
 def _refused(step: Step, why: str, op: Op | None) -> ScheduleError:
     span = op.span if op is not None else None
     return ScheduleError(f"`{show([step])}`: {why}", span if isinstance(span, Span) else None)
+
+
+def _check_copies(
+    function: Function, step: Privatize, schedule: Schedule, *, strict: bool
+) -> None:
+    parallel, named = outermost(function), dict(zip(arrays_of(function), function.args, strict=True))
+    array = named.get(step.array)
+    if parallel is None or array is None or not isinstance(array.type, MemRefType):
+        there = ", ".join(name for name, v in named.items() if isinstance(v.type, MemRefType))
+        raise _refused(step, f"the arrays are: {there or 'none'}", parallel)
+    if [*schedule].count(step) > 1 or only(schedule, Vectorize) is not None:
+        raise _refused(step, "a register tile has no copies, an array has them once", parallel)
+    if not combiner(function, array):
+        raise _refused(step, f"iterations do not only accumulate into `{step.array}`", parallel)
+    why = _no_copies(function, parallel, array, strict=strict)
+    if why:
+        raise _refused(step, why, parallel)
 
 
 def _check_rows(step: UnrollJam, schedule: Schedule, parallel: Op) -> None:

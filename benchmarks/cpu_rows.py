@@ -1,7 +1,7 @@
 """Rows of the CPU beside what a person writes by hand: ``python -m benchmarks.cpu_rows [names]``.
 
-Peers are PyTorch, and ``by_hand.cpp`` compiled with ``c++ -O3 -march=native -fopenmp``. All calls of
-a row are timed in turn, many times, and the least time of each is shown: what others do on the
+Peers are PyTorch, and ``by_hand.cpp``, compiled by ``c++ -O3 -march=native -fopenmp``. All calls
+of a row are timed in turn, many times, and the least time of each is shown: what others do on the
 machine makes times longer, not shorter.
 """
 

@@ -257,7 +257,7 @@ CONV = causal_conv()
     ("text", "message"),
     [
         ("bind(i0, x)", "`bind(i0, x)` is no step for a CPU\n"
-         "help: write unroll_jam(...) or vectorize(...)"),
+         "help: write unroll_jam(...), vectorize(...) or privatize(...)"),
         ("vectorize(u, 16, 16)",
          "`vectorize(u, 16, 16)`: the axes of the parallel loop are: i0, i1, i2"),
         ("unroll_jam(i2, 2); vectorize(i2, 16, 16)",

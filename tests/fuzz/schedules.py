@@ -103,6 +103,7 @@ def for_cpu(random: Random, function: Function) -> str | None:
             f"reverse={random.random() < 0.5})",
             f"unroll_jam({random.choice(axes)}, 2, stride={random.randint(1, 5)})",
         ]
+        steps += [f"privatize({name})" for name in nest.tensors]
         text = "; ".join(random.sample(steps, random.choice((1, 1, 2))))
         try:
             default_cpu.check(function, default_cpu.completed(text), host_cpu())

@@ -157,18 +157,18 @@ class CpuModule:
         if lengths:
             total = _product(e, trips)
         kinds: tuple[str, ...] = op.attrs["kinds"]
-        partials, body, words = "null", "@body", str(len(kinds))
+        partials, body, own = "null", "@body", str(len(kinds))
         alone = "true" if self.cpu.prints else "false"
         way = None
         if self.private:
             way = private.way(e, list(self.private), work)
-            partials, body, words, work = way.memory, way.body, way.words, way.work
+            partials, body, own, work = way.memory, way.body, way.words, way.work
             alone = e.inst(f"or i1 {alone}, {way.alone}")
         if kinds:
             partials = e.fresh("partials")
             words = pool.MAX_CHUNKS * len(kinds)
             e.allocas.append(f"{partials} = alloca [{words} x i64], align 64")
-        frame = self._frame(e, total, partials, (body, words), [*trips, *lengths])
+        frame = self._frame(e, total, partials, (body, own), [*trips, *lengths])
         row = str((1 << 63) - 1)
         if len(trips) > 1:
             row = e.extreme("smax", trips[-1], "1")

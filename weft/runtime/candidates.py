@@ -296,7 +296,8 @@ class _Call:
             )  # fmt: skip
 
         function = passed(False)
-        forms = [(function, schedule) for schedule in default_cpu.candidates(function, host_cpu())]
+        usual = default_cpu.candidates(function, host_cpu(), strict=strict)
+        forms = [(function, schedule) for schedule in usual]
         wanted = None if self.asked is None else default_cpu.completed(self.asked)
         if wanted is not None:  # of the loop as it is written
             forms.insert(0, (passed(True), wanted))

@@ -48,9 +48,7 @@ def outermost(function: Function) -> Op | None:
 # -- the picker
 
 
-def candidates(
-    function: Function, machine: CpuMachine, *, strict: bool = False
-) -> list[Schedule]:
+def candidates(function: Function, machine: CpuMachine, *, strict: bool = False) -> list[Schedule]:
     """The schedules to try, the best first. The last one has no tile: LLVM vectorises. ``strict``:
     sums of floats keep their order."""
     parallel = outermost(function)
@@ -179,8 +177,10 @@ def check(
             _check_copies(function, step, schedule, strict=strict)
             continue
         if not isinstance(step, UnrollJam | Vectorize):
-            raise ScheduleError(f"`{show([step])}` is no step for a CPU",
-                                help="write unroll_jam(...), vectorize(...) or privatize(...)")  # fmt: skip
+            raise ScheduleError(
+                f"`{show([step])}` is no step for a CPU",
+                help="write unroll_jam(...), vectorize(...) or privatize(...)",
+            )
         if parallel is None or step.axis not in axes:
             there = ", ".join(axes) or "none"
             raise _refused(step, f"the axes of the parallel loop are: {there}", parallel)
@@ -209,10 +209,11 @@ def _refused(step: Step, why: str, op: Op | None) -> ScheduleError:
     return ScheduleError(f"`{show([step])}`: {why}", span if isinstance(span, Span) else None)
 
 
-def _check_copies(
-    function: Function, step: Privatize, schedule: Schedule, *, strict: bool
-) -> None:
-    parallel, named = outermost(function), dict(zip(arrays_of(function), function.args, strict=True))
+def _check_copies(function: Function, step: Privatize, schedule: Schedule, *, strict: bool) -> None:
+    parallel, named = (
+        outermost(function),
+        dict(zip(arrays_of(function), function.args, strict=True)),
+    )
     array = named.get(step.array)
     if parallel is None or array is None or not isinstance(array.type, MemRefType):
         there = ", ".join(name for name, v in named.items() if isinstance(v.type, MemRefType))

@@ -75,7 +75,7 @@ def proposals(made: Made, block: bytes) -> list[str]:
             made.function, strict_math=job.options.strict_math, noalias=job.noalias, verify=False
         )
         parallel = default_cpu.outermost(function)
-        own = default_cpu.candidates(function, host_cpu())
+        own = default_cpu.candidates(function, host_cpu(), strict=job.options.strict_math)
         if parallel is not None:
             others = cpu_schedules(parallel, host_cpu())
     if parallel is None:

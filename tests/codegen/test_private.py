@@ -1,0 +1,175 @@
+"""Private copies on a CPU: the same sums, whatever way a call accumulates by, and legality."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from compiled import Compiled
+
+import weft
+from weft.codegen.machine import host_cpu
+from weft.ir.builder import Builder
+from weft.ir.core import Function
+from weft.ir.interp import run
+from weft.ir.types import MemRefType, ScalarType, f32, f64, i16, i32, i64, index
+from weft.schedule.default_cpu import candidates, check
+from weft.schedule.language import Privatize, ScheduleError, Vectorize, show
+
+KINDS = {
+    "addi": i32, "muli": i64, "maxsi": i16, "minsi": i32, "minui": i32, "ori": i64, "xori": i32,
+    "andi": i16, "addf": f64, "mulf": f32, "maximumf": f32, "minimumf": f64,
+}  # fmt: skip
+NUMPY = {i16: np.int16, i32: np.int32, i64: np.int64, f32: np.float32, f64: np.float64}
+
+
+def scatter(kind: str, element: ScalarType, rank: int = 1) -> Function:
+    """``bins[at[i], ...] = combined with values[i]``, and a second array of counts."""
+    types = [MemRefType(element, rank), MemRefType(i32, 1), MemRefType(i64, 1),
+             MemRefType(element, 1)]  # fmt: skip
+    function = Function("scatter", types, ["bins", "counts", "at", "values"], {"noalias": True})
+    b = Builder(function.body)
+    bins, counts, at, values = function.args
+    zero, one = b.constant(0, index), b.constant(1, index)
+    loop = b.parallel([zero], [b.op("memref.dim", at, axis=0)], [one])
+    with b.at(loop.body) as block:
+        (i,) = block.args
+        place = b.op("arith.index_cast", b.load(at, [i]), type=index)
+        b.atomic_rmw(kind, b.load(values, [i]), bins, [place] * rank)
+        b.atomic_rmw("addi", b.constant(1, i32), counts, [place])
+        b.do("scf.reduce")
+    b.do("func.return")
+    return function
+
+
+def arguments(element: ScalarType, count: int, bins: int, rank: int = 1) -> list[np.ndarray]:
+    rng = np.random.default_rng(count + bins)
+    kind = NUMPY[element]
+    values = rng.integers(-3, 3, count).astype(kind)
+    start = rng.integers(-9, 9, (bins,) * rank).astype(kind)
+    return [start, np.zeros(bins, np.int32), rng.integers(0, bins, count), values]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [0, 1, 400, 60_000])  # one chunk; copies
+def test_copies_make_what_atomic_operations_make(kind: str, count: int) -> None:
+    """Numbers are small integers, also as floats: no order of sums has another result."""
+    element, rank = KINDS[kind], 1 + count % 2
+    function = scatter(kind, element, rank)
+    (own,) = candidates(function, host_cpu())
+    assert show(own) == "privatize(bins); privatize(counts)"
+    results = []
+    for schedule in (own, ()):
+        args = arguments(element, count, 7, rank)
+        Compiled(function, schedule=schedule, noalias=True)(*args)
+        results.append(args)
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+    if count <= 400:
+        args = arguments(element, count, 7, rank)
+        run(copy.deepcopy(function), args)
+        np.testing.assert_array_equal(args[0], results[0][0])
+
+
+@weft.kernel
+def totals(x, s):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            s[j] += x[i, j]
+
+
+@pytest.mark.parametrize("shape", [(5000, 40), (1, 300_000), (300_000, 1), (40, 60_000), (0, 9)])
+def test_bits_do_not_depend_on_threads_where_there_are_copies(shape: tuple[int, int]) -> None:
+    x = torch.randn(shape)
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 1, 2):
+            torch.set_num_threads(threads)
+            s = torch.ones(shape[1])
+            totals(x, s)
+            results.append(s)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(results[0].double(), x.double().sum(0) + 1, rtol=1e-5, atol=1e-3)
+    if shape[0] >= 300:  # else the copies are too large for the work: atomic operations
+        assert torch.equal(results[0], results[1])
+        assert torch.equal(results[0], results[2])
+
+
+def test_what_nobody_adds_to_keeps_its_bits() -> None:
+    bins = torch.tensor([-0.0, 1.0, -0.0])
+    index = torch.ones(100_000, dtype=torch.int64)
+
+    @weft.kernel
+    def count(index, bins):
+        for i in range(index.shape[0]):
+            bins[index[i]] += 0.5
+
+    count(index, bins)
+    assert bins.tolist() == [0.0, 50_001.0, 0.0]
+    assert torch.signbit(bins).tolist() == [True, False, True]
+
+
+def test_a_failed_assertion_leaves_the_array_and_no_copies_are_added() -> None:
+    @weft.kernel
+    def checked(x, s):
+        for i in range(x.shape[0]):
+            assert x[i] >= 0, "negative"
+            s[i % 3] += 1.0
+
+    x = torch.ones(200_000)
+    x[150_000] = -1
+    with pytest.raises(AssertionError, match="negative"):
+        checked(x, torch.zeros(3))
+    s = torch.zeros(3)
+    checked(x.abs(), s)
+    assert s.sum() == 200_000
+
+
+def test_who_shares_memory_goes_without_copies() -> None:
+    memory = torch.arange(20_000.0)
+    expected = memory.clone()
+    for i in range(20_000):
+        expected[i // 10_000] += expected[i]
+
+    @weft.kernel
+    def into_itself(x, s):
+        for _ in range(1):
+            for i in range(x.shape[0]):
+                s[i // 10_000] += x[i]
+
+    into_itself(memory, memory[:2])
+    torch.testing.assert_close(memory, expected)
+
+
+def refusal(function: Function, *steps: Privatize | Vectorize, strict: bool = False) -> str:
+    with pytest.raises(ScheduleError) as error:
+        check(function, steps, host_cpu(), strict=strict)
+    return str(error.value).splitlines()[-1].split("error: ")[-1]
+
+
+def test_legality() -> None:
+    function = scatter("addf", f32)
+    own = Privatize("bins")
+    check(function, (own,), host_cpu())
+    assert candidates(function, host_cpu(), strict=True) == [(Privatize("counts"),)]
+    assert refusal(function, own, strict=True) == (
+        "`privatize(bins)`: strict_math keeps the order of sums"
+    )
+    assert refusal(function, own, own) == (
+        "`privatize(bins)`: a register tile has no copies, an array has them once"
+    )
+    assert refusal(function, Privatize("values")) == (
+        "`privatize(values)`: iterations do not only accumulate into `values`"
+    )
+    assert refusal(function, Privatize("other")) == (
+        "`privatize(other)`: the arrays are: bins, counts, at, values"
+    )
+    function.attrs["noalias"] = False
+    assert candidates(function, host_cpu()) == [()]
+    assert refusal(function, own) == (
+        "`privatize(bins)`: the loop's arguments may overlap in memory"
+    )

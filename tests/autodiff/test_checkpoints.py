@@ -21,14 +21,16 @@ def draw(*shape):
 
 @pytest.fixture
 def always(monkeypatch):
-    """Checkpoints even where the tape would be small. Gives the workspaces of each launch."""
+    """Checkpoints even where the tape would be small, and segments, on a GPU too. Gives the
+    workspaces of each launch."""
+    monkeypatch.setattr(workspaces, "CHUNK", {})
     return _always(monkeypatch)
 
 
 @pytest.fixture
 def chunks(monkeypatch):
     """The same in chunks of four iterations, as on a GPU."""
-    monkeypatch.setitem(workspaces.CHUNK, "cpu", 4)
+    monkeypatch.setattr(workspaces, "CHUNK", {"cpu": 4, "cuda": 4})
     return _always(monkeypatch)
 
 

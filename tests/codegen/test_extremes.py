@@ -158,15 +158,17 @@ class _Expressions:
         if kind < 0.8:
             return b.op("arith.select", self.value(i1), *self.pair(choice(TYPES)))
         name, source, target = choice(CASTS)
-        of = self.value(source)
-        if name == "bitcast" and source is f32 and getattr(of.owner, "name", "") != "arith.bitcast":
-            of = self.signed(of)
-        made = b.op(f"arith.{name}", of, type=target)
+        made = self.cast(name, self.value(source), target)
         on = [(n, t) for n, s, t in CASTS if s is target]
         if not on or kind < 0.88:
             return made
         name, target = choice(on)
-        return b.op(f"arith.{name}", made, type=target)
+        return self.cast(name, made, target)
+
+    def cast(self, name: str, of: Value, target: ScalarType) -> Value:
+        if name == "bitcast" and of.type is f32 and getattr(of.owner, "name", "") != "arith.bitcast":
+            of = self.signed(of)
+        return self.b.op(f"arith.{name}", of, type=target)
 
 
 def arguments(rng: random.Random) -> list[np.ndarray]:

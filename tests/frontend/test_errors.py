@@ -309,6 +309,27 @@ def test_two_combiners() -> None:
     )  # fmt: skip
 
 
+def test_a_time_loop_without_serial() -> None:
+    @weft.kernel
+    def f(x):
+        a, b = x.clone(), x.clone()
+        for _ in range(3):
+            c = torch.empty_like(x)
+            for i in range(x.shape[0]):
+                c[i] = a[i] + b[i]
+            b = a
+            a = c
+        return a
+
+    expect(
+        weft.KernelSyntaxError, lambda: f(torch.ones(3)),
+        "`b` comes from before the parallel loop and is assigned in it", "b = a", "b = a",
+        "only an accumulation may leave a parallel loop: `b += ...`, `b = max(b, ...)`; use another "
+        "name for a temporary, or `for ... in weft.serial(...)` where each iteration needs the one "
+        "before",
+    )  # fmt: skip
+
+
 def test_proven_race() -> None:
     @weft.kernel
     def f(x, out):

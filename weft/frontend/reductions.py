@@ -91,7 +91,8 @@ def combiner(body: list[ast.stmt], name: str, source: FunctionSource) -> str:
                     f"`{name}` comes from before the parallel loop and is assigned in it",
                     source.span(node),
                     help=f"only an accumulation may leave a parallel loop: `{name} += ...`, "
-                    f"`{name} = max({name}, ...)`; use another name for a temporary",
+                    f"`{name} = max({name}, ...)`; use another name for a temporary, or "
+                    "`for ... in weft.serial(...)` where each iteration needs the one before",
                 )  # fmt: skip
             found.setdefault(way, node)
             if any(_reads(part, name) for part in rest):

@@ -166,7 +166,8 @@ class _Expressions:
         return self.cast(name, made, target)
 
     def cast(self, name: str, of: Value, target: ScalarType) -> Value:
-        if name == "bitcast" and of.type is f32 and getattr(of.owner, "name", "") != "arith.bitcast":
+        again = getattr(of.owner, "name", "") == "arith.bitcast"
+        if name == "bitcast" and of.type is f32 and not again:
             of = self.signed(of)
         return self.b.op(f"arith.{name}", of, type=target)
 

@@ -324,9 +324,9 @@ def test_a_time_loop_without_serial() -> None:
     expect(
         weft.KernelSyntaxError, lambda: f(torch.ones(3)),
         "`b` comes from before the parallel loop and is assigned in it", "b = a", "b = a",
-        "only an accumulation may leave a parallel loop: `b += ...`, `b = max(b, ...)`; use another "
-        "name for a temporary, or `for ... in weft.serial(...)` where each iteration needs the one "
-        "before",
+        "only an accumulation may leave a parallel loop: `b += ...`, `b = max(b, ...)`; use "
+        "another name for a temporary, or `for ... in weft.serial(...)` where each iteration "
+        "needs the one before",
     )  # fmt: skip
 
 

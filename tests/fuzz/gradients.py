@@ -22,7 +22,7 @@ HALF = 5e-2  # of those of f16 and bf16, which have 8 to 11 bits
 # Where differences with two steps disagree by more than this, there is a branch in between or the
 # kernel amplifies without bound, and they say nothing.
 STABLE = 1e-3
-# A derivative beyond it belongs to values whose sines two steps do not follow, or is beyond float16.
+# A derivative beyond it belongs to values whose sines two steps do not follow; float16 ends.
 LARGE, LARGE_HALF = 1e10, 1e4
 
 INTERPRETED = 0.15  # how often the derived loops are carried out by the interpreter as well

@@ -129,3 +129,30 @@ def test_strict_math_divides():
     stages = exact.inspect(x, torch.empty_like(x))
     assert "after reciprocal" not in stages.text()
     assert "after reciprocal" in by_total.inspect(x, torch.empty_like(x)).text()
+
+
+CONSTANT = """
+func.func @f(%x: memref<?xf32>, %a: f32) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = "weft.dim"(%x) {axis = 0} : (memref<?xf32>) -> index
+  scf.for %j = %c0 to %n step %c1 {
+    %1 = memref.load %x[%j] : memref<?xf32>
+    %three = arith.constant 3.0 : f32
+    %2 = arith.divf %1, %three : f32
+    memref.store %2, %x[%j] : memref<?xf32>
+    scf.yield
+  }
+  func.return
+}
+"""
+
+
+def test_a_divisor_that_is_a_constant_of_the_loop():
+    once = reciprocal(parsed(CONSTANT))
+    verify(once)
+    assert same(reciprocal(once), once)
+    x = np.float32([1.0, 5.0, -7.5])
+    y = x.copy()
+    interp.run(once, [y, np.float32(0.0)])
+    np.testing.assert_array_equal(y, x / np.float32(3.0))

@@ -8,15 +8,15 @@ from weft.codegen import float32, interrupt, ranges
 from weft.codegen.arith import Rule, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.interface import word_shift
-from weft.codegen.tables import Tables
+from weft.codegen.tables import Reports, Tables
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
 from weft.ir.core import Function, Op, Value
-from weft.ir.types import ScalarType, f32
+from weft.ir.types import ScalarType, f32, i64
 from weft.ir.views import Touch, reported
 from weft.schedule.machine import CpuMachine
 
 
-class CpuTarget:
+class CpuTarget(Reports):
     """What the rules ask of the machine: mathematics, checks and prints."""
 
     rules: Mapping[str, Rule] = {}
@@ -25,10 +25,7 @@ class CpuTarget:
     def __init__(self, function: Function, machine: CpuMachine | None = None) -> None:
         """Without a ``machine``, one that has no vectors."""
         self.machine = machine or CpuMachine()
-        self.tables = Tables(function)
-        self.checks, self.prints = self.tables.checks, self.tables.prints
-        self.record = ""  # the error record's name in the function that is being written
-        self.leave = ""  # the label that ends it
+        super().__init__(Tables(function))
         self.shadows: dict[Value, tuple[str, str]] = {}  # likewise: see ``interface.Slot``
         self.polled: dict[Op, int] = {}  # see ``interrupt.polled_loops``
         self.clock = ""  # likewise, see ``interrupt.clock``
@@ -82,23 +79,7 @@ class CpuTarget:
 
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
         pairs = zip(reported(op), operands, strict=True)
-        words = [word(e, name, value.scalar) for value, name in pairs]
-        self.fail(e, op, ok, words[:15])  # the record holds 16 words
-
-    def fail(self, e: Emitter, op: Op, ok: str, words: Sequence[str]) -> None:
-        """Where ``ok`` is false: writes the record, unless another did, and leaves."""
-        good, bad, write = e.label("good"), e.label("bad"), e.label("record")
-        e.branch(ok, good, bad)
-        e.start(bad)
-        pair = e.inst(f"cmpxchg ptr {self.record}, i64 0, i64 {self.checks[op] + 1}"
-                      " monotonic monotonic")  # fmt: skip
-        e.branch(e.inst(f"extractvalue {{ i64, i1 }} {pair}, 1"), write, self.leave)
-        e.start(write)
-        for k, name in enumerate(words):
-            place = e.inst(f"getelementptr i64, ptr {self.record}, i64 {k + 1}")
-            e.line(f"store i64 {name}, ptr {place}")
-        e.jump(self.leave)
-        e.start(good)
+        self.fail(e, op, ok, [(word(e, name, value.scalar), i64) for value, name in pairs])
 
     def touch(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
         iteration, _, others = Touch(op).split(operands)
@@ -126,7 +107,9 @@ class CpuTarget:
             found = met(place, "false")
             none = e.inst(f"icmp eq i64 {other}, 0")
             other = e.inst(f"select i1 {none}, i64 {found}, i64 {other}")
-        self.fail(e, op, e.inst(f"icmp eq i64 {other}, 0"), [own, other, *others])
+        self.fail(
+            e, op, e.inst(f"icmp eq i64 {other}, 0"), [(w, i64) for w in (own, other, *others)]
+        )
 
     def print(self, e: Emitter, op: Op, operands: Sequence[str]) -> None:
         words = e.fresh("words")

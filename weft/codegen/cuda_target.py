@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.codegen.arith import RULES, Rule, from_word, intrinsic, widen, word
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
-from weft.codegen.tables import Tables
+from weft.codegen.tables import Reports, Tables
 from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Op
 from weft.ir.types import ScalarType, f32, f64, i1
@@ -181,7 +181,7 @@ def _alloca(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return [pointer]
 
 
-class CudaTarget:
+class CudaTarget(Reports):
     """What the rules ask of a GPU. ``functions`` collects the names that libdevice has to give."""
 
     traps = scales = False
@@ -199,10 +199,7 @@ class CudaTarget:
     }
 
     def __init__(self, tables: Tables) -> None:
-        self.tables = tables
-        self.checks, self.prints = tables.checks, tables.prints
-        self.record = ""  # the error record's name in the function that is being written
-        self.leave = ""  # the label where a check that fails goes on
+        super().__init__(tables)
         self.functions: set[str] = set()
         self.reciprocals: list[tuple[str, str]] = []  # of divisors, by their numbers
         self.met: set[Op] = set()  # additions to elements that neighbouring threads share
@@ -227,20 +224,8 @@ class CudaTarget:
 
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
         """The first thread that fails writes the record; each that fails leaves its iteration."""
-        good, bad, write = e.label("good"), e.label("bad"), e.label("record")
-        e.branch(ok, good, bad)
-        e.start(bad)
-        pair = e.inst(f"cmpxchg ptr {self.record}, i64 0, i64 {self.checks[op] + 1}"
-                      f" {e.ordering} monotonic")  # fmt: skip
-        e.branch(e.inst(f"extractvalue {{ i64, i1 }} {pair}, 1"), write, self.leave)
-        e.start(write)
-        for k, (value, name) in enumerate(zip(reported(op), operands, strict=True)):
-            if k >= 15:  # the record holds 16 words
-                break
-            place = e.inst(f"getelementptr i64, ptr {self.record}, i64 {k + 1}")
-            e.line(f"store i64 {word(e, name, value.scalar)}, ptr {place}")
-        e.jump(self.leave)
-        e.start(good)
+        pairs = zip(reported(op), operands, strict=True)
+        self.fail(e, op, ok, [(name, value.scalar) for value, name in pairs])
 
     def print(self, e: Emitter, op: Op, operands: Sequence[str]) -> None:
         """CUDA's printf: lines of the driver's buffer come out when the device is waited for."""

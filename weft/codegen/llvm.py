@@ -6,6 +6,7 @@ This module adds memory, control flow and effects to the scalar rules of ``arith
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from weft.codegen.arith import RULES, combine, narrow, note_range, rule, widen
@@ -116,12 +117,8 @@ def _dim(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
 def _alloca(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
     type = op.result.memref
     assert type.shape is not None
-    count = 1
-    for extent in type.shape:
-        count *= extent
-    pointer = e.fresh("local")
-    element = memory_type(type.element)
-    e.allocas.append(f"{pointer} = alloca [{count} x {element}], align 64")
+    pointer, element = e.fresh("local"), memory_type(type.element)
+    e.allocas.append(f"{pointer} = alloca [{math.prod(type.shape)} x {element}], align 64")
     e.views[op.result] = View(pointer, type, [str(n) for n in type.shape], [], parallel=False)
     return [pointer]
 
@@ -158,11 +155,8 @@ def _atomic_rmw(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     native = _FLOAT_ATOMICS if element.is_float else _INTEGER_ATOMICS
     if kind in native and element not in (f16, bf16, i1):
         ty, align = memory_type(element), element.bytes
-        return [
-            e.inst(
-                f"atomicrmw {native[kind]} ptr {pointer}, {ty} {value} {e.ordering}, align {align}"
-            )
-        ]
+        place = f"ptr {pointer}, {ty} {value} {e.ordering}, align {align}"
+        return [e.inst(f"atomicrmw {native[kind]} {place}")]
     return [_cmpxchg_loop(e, view, pointer, kind, value, value_type)]
 
 
@@ -309,23 +303,14 @@ def rows_follow(e: Emitter, memrefs: Sequence[Value], behind: int, trips: str, d
 
 def loop_body(e: Emitter, body: Block, names: Sequence[str]) -> list[str]:
     """One iteration: what it hands on to the next, for ``names`` of index and carried values."""
-    for value, name in zip(body.args, names, strict=True):
-        e.names[value] = name
+    e.names.update(zip(body.args, names, strict=True))
     return emit_block(e, body)
 
 
 def loop(
-    e: Emitter,
-    lower: str,
-    upper: str,
-    step: str,
-    inits: Sequence[str],
-    types: Sequence[str],
-    body: Callable[[str, list[str]], Sequence[str]],
-    *,
-    metadata: str = "",
-    type: str = "i64",
-) -> list[str]:
+    e: Emitter, lower: str, upper: str, step: str, inits: Sequence[str], types: Sequence[str],
+    body: Callable[[str, list[str]], Sequence[str]], *, metadata: str = "", type: str = "i64",
+) -> list[str]:  # fmt: skip
     """``for i in range(lower, upper, step)`` with carried values of LLVM types ``types``; gives the
     last ones. ``type`` is that of the index."""
     head, inside, out = e.label("for"), e.label("body"), e.label("end")
@@ -376,13 +361,10 @@ def _while(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     e.jump(head)
     e.start(head)
     phis = [e.phi(llvm_type(v.type)) for v in before.args]
-    for value, (name, _) in zip(before.args, phis, strict=True):
-        e.names[value] = name
-    condition, *handed = emit_block(e, before)
+    condition, *handed = loop_body(e, before, [name for name, _ in phis])
     e.branch(condition, inside, out)
     e.start(inside)
-    for value, name in zip(after.args, handed, strict=True):
-        e.names[value] = name
+    e.names.update(zip(after.args, handed, strict=True))
     e.target.poll(e, op)
     nexts = emit_block(e, after)
     for (_, slot), init, following in zip(phis, operands, nexts, strict=True):
@@ -410,15 +392,9 @@ def _parallel(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
             return nest(depth + 1, values)
 
         return loop(
-            e,
-            lowers[depth],
-            uppers[depth],
-            steps[depth],
-            carried,
-            [llvm_type(t) for t in types],
-            inner,
-            type=llvm_type(body.args[depth].type),
-        )
+            e, lowers[depth], uppers[depth], steps[depth], carried, [llvm_type(t) for t in types],
+            inner, type=llvm_type(body.args[depth].type),
+        )  # fmt: skip
 
     return nest(0, list(inits))
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.codegen.arith import word
+from weft.codegen.emit import Emitter
 from weft.codegen.interface import Check
 from weft.ir.core import Function, Op, Value, walk
+from weft.ir.types import ScalarType
 from weft.ir.views import Touch, reported
 
 
@@ -23,6 +26,31 @@ class Tables:
     def printed(self) -> tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]:
         """``CpuCode.prints``."""
         return tuple((tuple(op.attrs["parts"]), _kinds(op.operands)) for op in self.prints)
+
+
+class Reports:
+    """What a target knows of the checks and prints of the function that is being written."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.checks, self.prints = tables.checks, tables.prints
+        self.record = ""  # the error record's name
+        self.leave = ""  # the label where a check that fails goes on
+
+    def fail(self, e: Emitter, op: Op, ok: str, words: Sequence[tuple[str, ScalarType]]) -> None:
+        """Where ``ok`` is false: writes the record, unless another did, and leaves."""
+        good, bad, write = e.label("good"), e.label("bad"), e.label("record")
+        e.branch(ok, good, bad)
+        e.start(bad)
+        pair = e.inst(f"cmpxchg ptr {self.record}, i64 0, i64 {self.checks[op] + 1}"
+                      f" {e.ordering} monotonic")  # fmt: skip
+        e.branch(e.inst(f"extractvalue {{ i64, i1 }} {pair}, 1"), write, self.leave)
+        e.start(write)
+        for k, (name, type) in enumerate(words[:15]):  # the record holds 16 words
+            place = e.inst(f"getelementptr i64, ptr {self.record}, i64 {k + 1}")
+            e.line(f"store i64 {word(e, name, type)}, ptr {place}")
+        e.jump(self.leave)
+        e.start(good)
 
 
 def _numbered(function: Function, *names: str) -> dict[Op, int]:

@@ -24,9 +24,7 @@ from weft.frontend.kinds import (
 )
 from weft.ir.views import constant_of
 from weft.lang import elimination
-from weft.lang.vectors import CLOSED
-
-SWIZZLES = ("xyzw", "rgba", "stpq")
+from weft.lang.vectors import CLOSED, letters
 
 
 def rows(x: Vec) -> Iterator[Operand]:
@@ -42,14 +40,10 @@ def rows(x: Vec) -> Iterator[Operand]:
 def unpack(x: Operand, count: int, span: Span) -> list[Operand]:
     if isinstance(x, Static) and isinstance(x.value, (tuple, list)):
         x = static_tuple(x.value)
-    items: list[Operand] | None = None
-    if isinstance(x, Tup):
-        items = list(x.items)
-    elif isinstance(x, Vec):
-        items = list(rows(x))
-    if items is None:
+    if not isinstance(x, Tup | Vec):
         raise KernelTypeError(f"{describe(x)} cannot be unpacked into {count} names", span,
                               help="unpack a tuple or a vector of that length")  # fmt: skip
+    items = list(x.items if isinstance(x, Tup) else rows(x))
     if len(items) != count:
         raise KernelTypeError(
             f"{len(items)} values cannot be unpacked into {count} names",
@@ -166,10 +160,7 @@ def swizzle(x: Operand, name: str) -> list[int] | None:
     """The elements that ``x.name`` names, where ``x`` is a vector, or one of the host part."""
     shape = x.element if isinstance(x, Tensor) and x.backing else ()
     shape = x.shape if isinstance(x, Vec) else shape
-    for letters in SWIZZLES:
-        if len(shape) == 1 and all(c in letters[: shape[0]] for c in name):
-            return [letters.index(c) for c in name]
-    return None
+    return letters(name, shape[0]) if len(shape) == 1 else None
 
 
 def get_attribute(cx: Lowering, x: Vec, name: str, span: Span) -> Operand | None:
@@ -243,16 +234,12 @@ def replace(cx: Lowering, x: Vec, node: ast.expr, value: Operand, span: Span) ->
     positions = _positions(cx, x, node, span)
     width = x.shape[1] if len(x.shape) == 2 else 1
     row = isinstance(value, (Vec, Tup))
-    values = unpack(value, width, span) if row else [value]
+    values = unpack(value, width, span) if row else [value] * width
     items: list[Operand] = list(x.items)
     whole_row = len(x.shape) == 2 and len(positions) == 1
     for place in range(len(items)):
-        at = (
-            [place // width, place % width][: len(positions)]
-            if width > 1 or len(x.shape) == 2
-            else [place]
-        )
-        new = values[place % width] if whole_row and row else values[0]
+        at = (place // width, place % width) if len(x.shape) == 2 else (place,)
+        new = values[place % width if whole_row else 0]
         condition: Operand = Static(True)
         for position, k, extent in zip(positions, at, x.shape, strict=False):
             if isinstance(position, Static):
@@ -260,12 +247,11 @@ def replace(cx: Lowering, x: Vec, node: ast.expr, value: Operand, span: Span) ->
             else:
                 same = cx.scalars.compare("==", position, Static(k), span)
             condition = both(cx, condition, same, span)
-        if isinstance(condition, Static):
-            items[place] = new if condition.value else items[place]
-        else:
-            items[place] = cx.scalars.select(
-                cx.scalars.truth(condition, span), new, items[place], span
-            )
+        if not isinstance(condition, Static):
+            chosen = cx.scalars.truth(condition, span)
+            items[place] = cx.scalars.select(chosen, new, items[place], span)
+        elif condition.value:
+            items[place] = new
     return Vec(items, x.shape)  # type: ignore[arg-type]
 
 

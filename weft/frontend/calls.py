@@ -343,11 +343,8 @@ def _any(symbol: str) -> Handler:
         result: Operand = Static(symbol == "&")
         for item in _items(cx, node, arguments[0]):
             truth = cx.scalars.cast(cx.read_scalar(item, span), "bool", span)
-            result = (
-                truth
-                if isinstance(result, Static)
-                else cx.scalars.binary(symbol, result, truth, span)
-            )
+            first = isinstance(result, Static)
+            result = truth if first else cx.scalars.binary(symbol, result, truth, span)
         return result
 
     return handler

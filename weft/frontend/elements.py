@@ -26,7 +26,7 @@ from weft.frontend.kinds import (
     dtype_of,
     promote,
 )
-from weft.frontend.scope import dotted
+from weft.frontend.names import dotted
 from weft.ir import types as ir
 from weft.ir.core import Value
 

@@ -29,8 +29,8 @@ from weft.frontend.kinds import (
     join,
     kind_of,
 )
-from weft.frontend.names import is_known_module
-from weft.frontend.scope import ABSENT, Guard, dotted, place_of
+from weft.frontend.names import dotted, is_known_module
+from weft.frontend.scope import ABSENT, Guard, place_of
 from weft.frontend.specs import vector_entries
 from weft.ir.core import Block, Op, Value
 from weft.lang import names

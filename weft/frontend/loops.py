@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import casts, elements, expressions, statements
+from weft.frontend import casts, elements, expressions
 from weft.frontend.context import STATEMENTS, Lowering
 from weft.frontend.desugar import RETURN_VALUE, unless
 from weft.frontend.kinds import (
@@ -304,27 +304,42 @@ def _breakable(cx: Lowering, node: ast.For, spaces: tuple[Any, ...], flag: str) 
     """A loop that can be left: while index < upper and not flag."""
     (lower,), (upper,), (step,), bind = spaces
     b, span = cx.builder, cx.span(node)
-    carried = _carried(cx, node)
-    before = dict(cx.frame.env)
-    inits = [lower, *(v for n in carried for v in flatten(cx.frame.env[n]))]
-    op = b.while_(inits, [v.type for v in inits])
-    with b.at(While(op).before) as block:
-        args = block.args
-        _enter(cx, carried, args[1:])
+
+    def goes_on(args: Sequence[Value]) -> Value:
         more = b.op("arith.cmpi", args[0], upper, predicate="slt")
         broken = cx.scalars.truth(cx.frame.env[flag], span)
         going = b.op("arith.xori", broken, b.constant(True, ir.i1))
-        b.do("scf.condition", b.op("arith.andi", more, going), *args)
-    with b.at(While(op).after) as block:
-        args = block.args
+        return b.op("arith.andi", more, going)
+
+    def body(args: Sequence[Value]) -> list[Value]:
         args[0].name = target_names(node.target, 1)[0]
-        _enter(cx, carried, args[1:])
         cx.bind(node.target, bind([Scalar(args[0], "int")]), span)
         cx.block(node.body)
-        following = b.op("arith.addi", args[0], step)
-        b.do("scf.yield", following, *_leave(cx, carried, span))
+        return [b.op("arith.addi", args[0], step)]
+
+    _while(cx, node, [lower], goes_on, body)
+
+
+def _while(
+    cx: Lowering, node: ast.For | ast.While, own: list[Value],
+    goes_on: Callable[[Sequence[Value]], Value], body: Callable[[Sequence[Value]], list[Value]],
+) -> None:  # fmt: skip
+    """``scf.while`` that carries the values ``own``, and what ``node`` assigns. ``body`` gives what
+    ``own`` are next."""
+    b, count = cx.builder, len(own)
+    carried = _carried(cx, node)
+    before = dict(cx.frame.env)
+    inits = [*own, *(v for n in carried for v in flatten(cx.frame.env[n]))]
+    op = b.while_(inits, [v.type for v in inits])
+    with b.at(While(op).before) as block:
+        _enter(cx, carried, block.args[count:])
+        b.do("scf.condition", goes_on(block.args), *block.args)
+    with b.at(While(op).after) as block:
+        _enter(cx, carried, block.args[count:])
+        following = body(block.args)
+        b.do("scf.yield", *following, *_leave(cx, carried, cx.span(node)))
     _after(cx, node, before)
-    _enter(cx, carried, op.results[1:])
+    _enter(cx, carried, op.results[count:])
 
 
 def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
@@ -333,41 +348,25 @@ def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
     if flag:
         cx.assign(flag, Static(False), span)
     for item in items:
-        if not flag:
-            cx.bind(node.target, item, span)
-            cx.block(node.body)
-            continue
         cx.bind(node.target, item, span)
-        statements.branch(cx, unless(flag, node.body, node))
+        cx.block([unless(flag, node.body, node)] if flag else node.body)
 
 
 def while_loop(cx: Lowering, node: ast.While) -> None:
     _refuse_else(cx, node)
-    b, span = cx.builder, cx.span(node)
-    flag = getattr(node, "weft_break", "")
-    carried = _carried(cx, node)
-    before = dict(cx.frame.env)
-    inits = [v for n in carried for v in flatten(cx.frame.env[n])]
-    op = b.while_(inits, [v.type for v in inits])
-    with b.at(While(op).before) as block:
-        args = block.args
-        _enter(cx, carried, args)
-        if flag:
-            going = cx.scalars.negation(cx.frame.env[flag], span)
-            condition = expressions.choose(
-                cx, going, lambda: _as_bool(cx, expressions.test(cx, node.test), span),
-                lambda: Static(False), span,
-            )  # fmt: skip
-        else:
-            condition = expressions.test(cx, node.test)
-        b.do("scf.condition", cx.scalars.truth(condition, span), *args)
-    with b.at(While(op).after) as block:
-        args = block.args
-        _enter(cx, carried, args)
-        cx.block(node.body)
-        b.do("scf.yield", *_leave(cx, carried, span))
-    _after(cx, node, before)
-    _enter(cx, carried, op.results)
+    span, flag = cx.span(node), getattr(node, "weft_break", "")
+
+    def goes_on(_: Sequence[Value]) -> Value:
+        if not flag:
+            return cx.scalars.truth(expressions.test(cx, node.test), span)
+        going = cx.scalars.negation(cx.frame.env[flag], span)
+        condition = expressions.choose(
+            cx, going, lambda: _as_bool(cx, expressions.test(cx, node.test), span),
+            lambda: Static(False), span,
+        )  # fmt: skip
+        return cx.scalars.truth(condition, span)
+
+    _while(cx, node, [], goes_on, lambda _: cx.block(node.body) or [])
 
 
 def _as_bool(cx: Lowering, x: Scalar | Static, span: Span) -> Scalar | Static:

@@ -63,12 +63,10 @@ class Scope:
 
     def called(self, node: ast.expr, locals: frozenset[str] = frozenset()) -> str:
         """The name of the function that ``node`` (the ``func`` of a call) stands for, or ""."""
-        root = root_name(node)
-        if root is not None and root not in locals:
-            value = self.resolve(node)
-            if value is not MISSING:
-                return getattr(value, "__name__", "") or ""
-        return dotted(node).rpartition(".")[2] if root is not None else ""
+        value = self.resolve(node) if root_name(node) not in locals else MISSING
+        if value is not MISSING:
+            return getattr(value, "__name__", "") or ""
+        return dotted(node).rpartition(".")[2]
 
 
 def root_name(node: ast.AST) -> str | None:
@@ -79,13 +77,12 @@ def root_name(node: ast.AST) -> str | None:
 
 
 def dotted(node: ast.AST) -> str:
-    """``"a.b.c"`` of a dotted name."""
-    parts = []
+    """``"a.b.c"`` of a dotted name, else ""."""
+    parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
-    assert isinstance(node, ast.Name)
-    return ".".join([node.id, *reversed(parts)])
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def is_known(value: Any) -> bool:

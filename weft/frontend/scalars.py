@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from weft.errors import KernelTypeError, KernelValueError
@@ -73,22 +74,21 @@ class Scalars:
             )  # fmt: skip
         if symbol in ("<<", ">>", *_BITS):
             return self._bitwise(symbol, a, b, dtype, span)
-        if symbol == "/" and not is_float(dtype):
-            dtype = "float"
+        if symbol == "/":
+            dtype = dtype if is_float(dtype) else "float"
+            return Scalar(self._op("divf", a, b, dtype, span), dtype)
         if symbol in RING:
             suffix = "f" if is_float(dtype) else "i"
             return Scalar(self._op(RING[symbol] + suffix, a, b, dtype, span), dtype)
-        if symbol == "/":
-            return Scalar(self._op("divf", a, b, dtype, span), dtype)
         if symbol == "**":
             return self._power(a, b, dtype, span)
         if is_float(dtype):
             return self._float_divmod(symbol, a, b, dtype, span)
         return self._int_divmod(symbol, a, b, dtype, span)
 
-    def _op(self, name: str, a: Operand, b: Operand, dtype: str, span: Span) -> Value:
+    def _op(self, name: str, a: Operand, b: Operand, dtype: str, span: Span, **attrs: str) -> Value:
         x, y = self.cast(a, dtype, span).value, self.cast(b, dtype, span).value
-        return self.builder.op(f"arith.{name}", x, y)
+        return self.builder.op(f"arith.{name}", x, y, **attrs)
 
     def _bitwise(self, symbol: str, a: Operand, b: Operand, dtype: str, span: Span) -> Scalar:
         if is_float(dtype):
@@ -197,7 +197,7 @@ class Scalars:
         x, y = self.number(a, span, "the left operand"), self.number(b, span, "the right operand")
         dtype = promote(x, y)
         if is_float(dtype):
-            return self._predicate("cmpf", _ORDERED[symbol], a, b, dtype, span)
+            return Scalar(self._op("cmpf", a, b, dtype, span, predicate=_ORDERED[symbol]), "bool")
         # Compare in 64 bits where a Python int could lie outside the tensor's integer type.
         if x != y and not is_weak(dtype) and any(is_weak(d) for d in (x, y)):
             literal = next((v.value for v in (a, b) if isinstance(v, Static)), None)
@@ -205,13 +205,7 @@ class Scalars:
             if literal is None or not low <= literal <= high:
                 dtype = "int"
         predicate = (_UNSIGNED if dtype in ("u8", "bool") else _SIGNED)[symbol]
-        return self._predicate("cmpi", predicate, a, b, dtype, span)
-
-    def _predicate(
-        self, name: str, predicate: str, a: Operand, b: Operand, dtype: str, span: Span
-    ) -> Scalar:
-        x, y = self.cast(a, dtype, span).value, self.cast(b, dtype, span).value
-        return Scalar(self.builder.op(f"arith.{name}", x, y, predicate=predicate), "bool")
+        return Scalar(self._op("cmpi", a, b, dtype, span, predicate=predicate), "bool")
 
     def select(self, condition: Value, a: Operand, b: Operand, span: Span) -> Scalar:
         dtype = promote(self.number(a, span), self.number(b, span))
@@ -243,8 +237,7 @@ class Scalars:
         if isinstance(x, Static):
             return Static(-x.value)
         dtype = self.number(x, span)
-        if dtype == "bool":
-            dtype = "int"
+        dtype = "int" if dtype == "bool" else dtype
         value = self.cast(x, dtype, span).value
         if is_float(dtype):
             return Scalar(self.builder.op("arith.negf", value), dtype)
@@ -281,11 +274,8 @@ class Scalars:
 
     def function(self, name: str, arguments: list[Operand], span: Span) -> Scalar:
         """``math.<name>`` of the IR on floats; integers become the kernel's own float first."""
-        dtype = "bool"
-        for x in arguments:
-            dtype = promote(dtype, self.number(x, span))
-        if not is_float(dtype):
-            dtype = "float"
+        dtype = reduce(promote, [self.number(x, span) for x in arguments])
+        dtype = dtype if is_float(dtype) else "float"
         values = [self.cast(x, dtype, span).value for x in arguments]
         result = self.builder.op(f"math.{name}", *values)
         return Scalar(result, "bool" if result.type is ir.i1 else dtype)

@@ -190,14 +190,3 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
     for node in nodes:
         visit(node)
     return counts
-
-
-def dotted(node: ast.AST) -> str:
-    """``a.b.c`` as text, or "" if ``node`` is not a chain of attributes of a name."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return ""
-    return ".".join([node.id, *reversed(parts)])

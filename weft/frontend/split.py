@@ -204,13 +204,11 @@ class _Splitter:
                 yield from self._host_names(block)
 
     def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        return [self._statement(node) for node in body]
-
-    def _statement(self, node: ast.stmt) -> ast.stmt:
-        if self.is_region(node):
-            assert isinstance(node, ast.For)
-            return self._region(node)
-        return with_lists(node, self._block)
+        return [
+            self._region(node) if isinstance(node, ast.For) and self.is_region(node)
+            else with_lists(node, self._block)
+            for node in body
+        ]  # fmt: skip
 
     # --- one region -----------------------------------------------------------------------------
     def _region(self, node: ast.For) -> ast.stmt:
@@ -286,8 +284,9 @@ class _Splitter:
         if value is MISSING:
             return None  # an error if it is ever lowered: a static branch may leave it out
         if isinstance(value, types.ModuleType) and not is_known_module(value):
-            return self._module_constant(chain)
-        return None if is_known(value) else RegionArg(dotted(chain), chain, captured=True)
+            value = self.scope.resolve(chain)  # `config.N`: passed, so that a change is noticed
+        passed = value is not MISSING and not is_known(value)
+        return RegionArg(dotted(chain), chain, captured=True) if passed else None
 
     def _check_clamped(self, chain: ast.expr) -> None:
         """Refuses another name for a tensor whose subscripts clamp: those of the name would not."""
@@ -301,13 +300,6 @@ class _Splitter:
                     "does not clamp itself", self.source.span(chain),
                     help=f"use `{name}` in the loop, or a copy: {name}.clone()",
                 )  # fmt: skip
-
-    def _module_constant(self, chain: ast.expr) -> RegionArg | None:
-        """``config.N`` of a module of the user's: passed, so that a change is noticed."""
-        value = self.scope.resolve(chain)
-        if value is MISSING or is_known(value):
-            return None
-        return RegionArg(dotted(chain), chain, captured=True)
 
     def _returned(self, value: ast.expr) -> Returned:
         if isinstance(value, ast.Constant) and value.value is None:
@@ -364,10 +356,8 @@ class _ReadsAfter:
         reads = Reads()
         if isinstance(node, ast.stmt):
             reads.statement(node, frozenset())
-        elif isinstance(node, ast.withitem):
-            reads.expression(node.context_expr, frozenset())
         else:
-            reads.expression(node, frozenset())
+            reads.expression(getattr(node, "context_expr", node), frozenset())  # of a `with`
         for chain in reads.chains:
             self._refuse(chain, private)
         for name in bound_names(node):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 
 from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, casts, effects, elements, expressions, reductions
@@ -61,11 +62,9 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
         places = aggregates.swizzle(base, node.target.attr)
         if isinstance(base, Tensor) and places is not None:
             at, value = cx.span(node.target), cx.expression(node.value)
-            values = (
-                [value] * len(places)
-                if dtype_of(value)
-                else aggregates.unpack(value, len(places), span)
-            )
+            count = len(places)
+            each = dtype_of(value) is not None
+            values = [value] * count if each else aggregates.unpack(value, count, span)
             for place, item in zip(places, values, strict=True):
                 index = [cx.builder.constant(place, ir.index)]
                 _accumulate_one(cx, base, index, item, symbol, at, span)
@@ -163,8 +162,7 @@ def set_attribute(cx: Lowering, target: ast.Attribute, value: Operand, span: Spa
     base = elements.holder(cx, target.value)
     places = aggregates.swizzle(base, target.attr)
     if isinstance(base, Tensor) and places is not None:
-        values = [value] if len(places) == 1 else aggregates.unpack(value, len(places), span)
-        for place, item in zip(places, values, strict=True):
+        for place, item in _spread(places, value, span):
             elements.check_fits(base, item, span)
             index = [cx.builder.constant(place, ir.index)]
             cx.store_element(base.memref, base.dtype, index, item, cx.span(target))
@@ -177,11 +175,16 @@ def set_attribute(cx: Lowering, target: ast.Attribute, value: Operand, span: Spa
         )
     assert isinstance(base, Vec)
     elements.refuse_outer(cx, target.value, cx.span(target))
-    values = [value] if len(places) == 1 else aggregates.unpack(value, len(places), span)
     items = list(base.items)
-    for place, item in zip(places, values, strict=True):
+    for place, item in _spread(places, value, span):
         items[place] = item  # type: ignore[assignment]
     cx.assign(target.value.id, Vec(items, base.shape), span)
+
+
+def _spread(places: list[int], value: Operand, span: Span) -> Iterable[tuple[int, Operand]]:
+    """What goes to each of the places of a vector that are assigned ``value``."""
+    values = [value] if len(places) == 1 else aggregates.unpack(value, len(places), span)
+    return zip(places, values, strict=True)
 
 
 def evaluate(cx: Lowering, node: ast.Expr) -> None:

@@ -126,8 +126,8 @@ class Builder:
         return self.append(Op("scf.if", [condition], list(types), {}, [Block(), Block()]))
 
     def either(
-        self, condition: Value, yes: Callable[[], Sequence[Value]],
-        no: Callable[[], Sequence[Value]], types: Sequence[Type], **attrs: bool,
+        self, condition: Value, yes: Callable[[], Sequence[Value] | None],
+        no: Callable[[], Sequence[Value] | None], types: Sequence[Type] = (), **attrs: bool,
     ) -> list[Value]:  # fmt: skip
         """What ``yes`` makes where ``condition`` holds, else what ``no`` makes."""
         op = self.if_(condition, types)
@@ -136,10 +136,10 @@ class Builder:
             self.fill(region, side)
         return op.results
 
-    def fill(self, region: Block, body: Callable[[], Sequence[Value]]) -> None:
+    def fill(self, region: Block, body: Callable[[], Sequence[Value] | None]) -> None:
         """Builds an empty region, which hands on what ``body`` makes."""
         with self.at(region):
-            self.do("scf.yield", *body())
+            self.do("scf.yield", *(body() or ()))
 
     @contextmanager
     def when(self, condition: Value) -> Generator[None]:
@@ -159,10 +159,8 @@ class Builder:
         if not extents:
             body(list(at))
             return
-        loop = self.for_(self.index(0), extents[0](), self.index(1))
-        with self.at(loop.body) as block:
-            self.nest(extents[1:], body, [*at, block.args[0]])
-            self.do("scf.yield")
+        inner = self.for_(self.index(0), extents[0](), self.index(1)).body
+        self.fill(inner, lambda: self.nest(extents[1:], body, [*at, inner.args[0]]))
 
     def each_element(self, memref: Value, body: Callable[[list[Value]], object]) -> None:
         """``body`` for every subscript of a local array."""

@@ -56,7 +56,7 @@ def _sum(items: Iterable[Any]) -> Any:
     return reduce(operator.add, items)
 
 
-def _letters(name: str, size: int) -> list[int] | None:
+def letters(name: str, size: int) -> list[int] | None:
     """The positions that a swizzle such as ``xy`` names, or None if ``name`` is no swizzle."""
     for alphabet in SWIZZLES:
         if name and all(c in alphabet for c in name):
@@ -205,7 +205,7 @@ class Vector(_Values):
         self._items[operator.index(index)] = value
 
     def __getattr__(self, name: str) -> Any:
-        places = _letters(name, len(self._items))
+        places = letters(name, len(self._items))
         if places is None:
             raise AttributeError(f"a vector of {len(self._items)} elements has no {name!r}")
         if len(places) == 1:
@@ -213,7 +213,7 @@ class Vector(_Values):
         return Vector([self._items[k] for k in places])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        places = _letters(name, len(self._items))
+        places = letters(name, len(self._items))
         if places is None or len(set(places)) != len(places):
             raise AttributeError(f"{name!r} of a vector of {self.n} elements cannot be set")
         for place, item in zip(places, [value] if len(places) == 1 else value, strict=True):

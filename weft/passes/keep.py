@@ -45,14 +45,12 @@ class _Kept:
 
 
 def _first(function: Function) -> _Kept | None:
-    for block in blocks(function.body):
-        for group in siblings(block):
-            for k, last in enumerate(group):
-                for first in group[:k]:
-                    found = _kept(block, first, last, group)
-                    if found is not None:
-                        return found
-    return None
+    pairs = (
+        _kept(block, first, last, group)
+        for block in blocks(function.body) for group in siblings(block)
+        for k, last in enumerate(group) for first in group[:k]
+    )  # fmt: skip
+    return next((found for found in pairs if found is not None), None)
 
 
 def _kept(block: Block, first: int, last: int, group: Sequence[int]) -> _Kept | None:

@@ -41,7 +41,8 @@ def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         return None
     rewriter.span = op.span
     divisors = dict.fromkeys(o.right for o in found)
-    by = {y: _inverse(rewriter, rewriter.lookup(y)) for y in divisors}
+    made = {v for o in body.ops for v in o.results}  # of a constant in the loop: one in front of it
+    by = {y: _inverse(rewriter, rewriter.in_front(y, made, {})) for y in divisors}
     copy = rewriter.copy(op)
     old, new = op.body, copy.body
     rewriter.stand_for(old.args, new.args)

@@ -8,7 +8,7 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, slice_of, walk
 from weft.ir.ops import OPS
 from weft.ir.types import index
-from weft.ir.views import For, If, Parallel, constant_of, is_constant
+from weft.ir.views import For, Parallel, constant_of, is_constant
 from weft.schedule.variation import UNIFORM, Growth, Variation
 from weft.values import mutable
 
@@ -135,13 +135,9 @@ class _Splitter(Rewriter):
             enough = self.op("arith.cmpi", length, shortest, predicate="sge")
             long = enough if long is None else self.op("arith.andi", long, enough)
         assert long is not None
-        choice = self.if_(long)
-        with self.at(If(choice).then):
-            self._runs(body, (begin, end), inner, self.divisions, memo)
-            self.do("scf.yield")
-        with self.at(If(choice).otherwise):
-            self._loop(body, (begin, end), inner, {})
-            self.do("scf.yield")
+        bounds = begin, end
+        runs = lambda: self._runs(body, bounds, inner, self.divisions, memo)  # noqa: E731
+        self.either(long, runs, lambda: self._loop(body, bounds, inner, {}))
 
     def _runs(
         self, body: Block, bounds: tuple[Value, Value], inner: list[tuple[Value, Value, Value]],
@@ -190,8 +186,6 @@ class _Splitter(Rewriter):
             if depth == len(levels) - 1:
                 loop.attrs["independent"] = True
             self.stand_for([body.args[self.axis + depth]], [For(loop).index])
-            with self.at(loop.body):
-                level(depth + 1)
-                self.do("scf.yield")
+            self.fill(loop.body, lambda: level(depth + 1))
 
         level(0)

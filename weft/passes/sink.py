@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import combinations
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, slice_of
@@ -32,14 +33,12 @@ def sink(function: Function, dear: bool = False) -> Function:
 
 def _first(function: Function, dear: bool) -> tuple[Op, Op, list[Op], Op] | None:
     """(store, load, what computes the value, the later loop) of the first that can be sunk."""
-    for block in blocks(function.body):
-        for group in siblings(block):
-            for k, early in enumerate(group):
-                for late in group[k + 1 :]:
-                    found = _between(block, early, late, dear)
-                    if found is not None:
-                        return found
-    return None
+    pairs = (
+        _between(block, early, late, dear)
+        for block in blocks(function.body) for group in siblings(block)
+        for early, late in combinations(group, 2)
+    )  # fmt: skip
+    return next((found for found in pairs if found is not None), None)
 
 
 def _between(block: Block, early: int, late: int, dear: bool) -> tuple[Op, Op, list[Op], Op] | None:

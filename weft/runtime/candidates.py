@@ -343,14 +343,11 @@ class _Call:
         for k, text in enumerate(facts.candidates):
             schedule = fitted(candidate(text), sizes)
             first = k == taken
-            told = tuple(
-                GuardOfCall(show([g]), True) if holds(g, schedule, sizes, machine, most)
-                else GuardOfCall(
-                    show([g]), False,
-                    _named(g, facts) + reason(g, schedule, sizes, machine, most),
-                )
-                for g in candidate(text).guards
-            )  # fmt: skip
+            told: list[GuardOfCall] = []
+            for g in candidate(text).guards:
+                meets = holds(g, schedule, sizes, machine, most)
+                why = "" if meets else _named(g, facts) + reason(g, schedule, sizes, machine, most)
+                told.append(GuardOfCall(show([g]), meets, why))
             choice = choose([f"-> {show(schedule)}"], sizes, machine, most)
             made = cuda.scheduled(function, schedule, strict_math=strict, noalias=True)
             registers = None
@@ -358,9 +355,10 @@ class _Call:
                 code = cuda.compile_cuda(function, schedule, arch, strict_math=strict, noalias=True)
                 registers = ptx.usage(code.ptx, arch)[facts.symbol].registers
             rows.append(Row(
-                self.name, self.line, "cuda", show(schedule), told, self._origin(k < facts.asked),
-                first, spent.bytes, spent.operations, self._accessed(made.function, schedule),
-                spent.exact, choice.grid, choice.block, registers,
+                self.name, self.line, "cuda", show(schedule), tuple(told),
+                self._origin(k < facts.asked), first, spent.bytes, spent.operations,
+                self._accessed(made.function, schedule), spent.exact, choice.grid, choice.block,
+                registers,
             ))  # fmt: skip
         return rows
 

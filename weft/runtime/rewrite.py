@@ -23,15 +23,12 @@ _FUNCTION = "__weft_interpreted__"  # while it is compiled: no name that its bod
 
 
 class _Instrument(ast.NodeTransformer):
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+    def visit_Assign(self, node: ast.Assign | ast.NamedExpr) -> ast.AST:
         self.generic_visit(node)
         node.value = _copied(node.value)
         return node
 
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
-        self.generic_visit(node)
-        node.value = _copied(node.value)
-        return node
+    visit_NamedExpr = visit_Assign
 
     def visit_For(self, node: ast.For) -> ast.AST:
         self.generic_visit(node)

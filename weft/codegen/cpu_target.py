@@ -8,7 +8,7 @@ from weft.codegen import float32, interrupt, ranges
 from weft.codegen.arith import Rule, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.interface import word_shift
-from weft.codegen.tables import Reports, Tables
+from weft.codegen.tables import MOST_WORDS, Reports, Tables
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType, f32, i64
@@ -79,7 +79,9 @@ class CpuTarget(Reports):
 
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
         pairs = zip(reported(op), operands, strict=True)
-        self.fail(e, op, ok, [(word(e, name, value.scalar), i64) for value, name in pairs])
+        self.fail(
+            e, op, ok, [(word(e, name, value.scalar), i64) for value, name in pairs][:MOST_WORDS]
+        )
 
     def touch(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
         iteration, _, others = Touch(op).split(operands)

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.codegen.arith import RULES, Rule, from_word, intrinsic, widen, word
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
-from weft.codegen.tables import Reports, Tables
+from weft.codegen.tables import MOST_WORDS, Reports, Tables
 from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Op
 from weft.ir.types import ScalarType, f32, f64, i1
@@ -225,7 +225,7 @@ class CudaTarget(Reports):
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
         """The first thread that fails writes the record; each that fails leaves its iteration."""
         pairs = zip(reported(op), operands, strict=True)
-        self.fail(e, op, ok, [(name, value.scalar) for value, name in pairs])
+        self.fail(e, op, ok, [(name, value.scalar) for value, name in pairs][:MOST_WORDS])
 
     def print(self, e: Emitter, op: Op, operands: Sequence[str]) -> None:
         """CUDA's printf: lines of the driver's buffer come out when the device is waited for."""

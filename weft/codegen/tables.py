@@ -11,6 +11,8 @@ from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import ScalarType
 from weft.ir.views import Touch, reported
 
+MOST_WORDS = 15  # that a check reports: the record holds one more
+
 
 class Tables:
     """``checks`` and ``prints``: the operations, each with its number, which the code has."""
@@ -46,7 +48,7 @@ class Reports:
                       f" {e.ordering} monotonic")  # fmt: skip
         e.branch(e.inst(f"extractvalue {{ i64, i1 }} {pair}, 1"), write, self.leave)
         e.start(write)
-        for k, (name, type) in enumerate(words[:15]):  # the record holds 16 words
+        for k, (name, type) in enumerate(words):
             place = e.inst(f"getelementptr i64, ptr {self.record}, i64 {k + 1}")
             e.line(f"store i64 {word(e, name, type)}, ptr {place}")
         e.jump(self.leave)

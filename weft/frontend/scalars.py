@@ -86,7 +86,7 @@ class Scalars:
             return self._float_divmod(symbol, a, b, dtype, span)
         return self._int_divmod(symbol, a, b, dtype, span)
 
-    def _op(self, name: str, a: Operand, b: Operand, dtype: str, span: Span, **attrs: str) -> Value:
+    def _op(self, name: str, a: Operand, b: Operand, dtype: str, span: Span, **attrs: Any) -> Value:
         x, y = self.cast(a, dtype, span).value, self.cast(b, dtype, span).value
         return self.builder.op(f"arith.{name}", x, y, **attrs)
 

@@ -32,7 +32,7 @@ from weft.schedule import default_cpu
 from weft.schedule.choose import alignments, candidate, choose, fitted
 from weft.schedule.cost import Cost, Shapes, Work, cost
 from weft.schedule.grid import THREADS, Dims
-from weft.schedule.guards import AtMost, MultipleOf, Positive, holds, reason
+from weft.schedule.guards import AtMost, MultipleOf, Positive, judged
 from weft.schedule.intervals import evaluate
 from weft.schedule.language import KeepRow, Schedule, Vectorize, only, show
 from weft.schedule.machine import GpuMachine
@@ -345,9 +345,8 @@ class _Call:
             first = k == taken
             told: list[GuardOfCall] = []
             for g in candidate(text).guards:
-                meets = holds(g, schedule, sizes, machine, most)
-                why = "" if meets else _named(g, facts) + reason(g, schedule, sizes, machine, most)
-                told.append(GuardOfCall(show([g]), meets, why))
+                meets, why = judged(g, schedule, sizes, machine, most)
+                told.append(GuardOfCall(show([g]), meets, "" if meets else _named(g, facts) + why))
             choice = choose([f"-> {show(schedule)}"], sizes, machine, most)
             made = cuda.scheduled(function, schedule, strict_math=strict, noalias=True)
             registers = None

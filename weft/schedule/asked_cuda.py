@@ -6,7 +6,7 @@ The other rules are in ``schedule.legal``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -403,31 +403,27 @@ def _aligns(
 ) -> Iterator[tuple[Sequence[Align], Sequence[Guard]]]:
     vector, said = _vectors(given), several(given, Align)
     found, multiples = said, list[MultipleOf]()
+    whole: Mapping[int, Value] = {}
     if only(given, RegisterWindow) is not None:
         found, multiples = whole_vectors(loop, given, step_of)
         found = said or found
     if isinstance(vector, KeepRow | StripMine):
         together = only(given, Cooperate)
         rows = rows_of(loop, together, keep=isinstance(vector, KeepRow)) if together else None
-        if rows is not None and not said and vector.width > 1:
-            found = [
-                Align(loop.arrays[k], min(vector.width * arg.memref.element.bytes, VECTOR_BYTES))
-                for k, arg in rows.arrays.items()
-            ]
+        whole = rows.arrays if rows is not None else {}
     elif isinstance(vector, Scan):
-        found = said or [
-            Align(loop.arrays[k], min(vector.width * arg.memref.element.bytes, VECTOR_BYTES))
-            for k, arg in vectors(scanned_by(loop, vector)).arrays.items() if vector.width > 1
-        ]  # fmt: skip
+        whole = vectors(scanned_by(loop, vector)).arrays if vector.width > 1 else {}
     elif vector is not None and divisible is not None:
         found = [Align(loop.arrays[k], n) for k, n in divisible.aligned]
-    elif vector is not None and not said:
+    elif vector is not None:
         units = {access.memref for access in _units(loop, vector.axis)}
+        whole = {k: arg for k, arg in enumerate(loop.function.args) if arg in units}
+    if vector is not None and vector.width > 1 and not said:
         found = [
-            Align(name, min(vector.width * arg.memref.element.bytes, VECTOR_BYTES))
-            for name, arg in zip(loop.arrays, loop.function.args, strict=True)
-            if arg in units and vector.width > 1
-        ]
+            *found,
+            *(Align(loop.arrays[k], min(vector.width * arg.memref.element.bytes, VECTOR_BYTES))
+              for k, arg in whole.items()),
+        ]  # fmt: skip
     yield found, [*(Aligned(align.array, align.bytes) for align in found), *multiples]
     if found and not said and divisible is None:
         yield (), ()

@@ -6,7 +6,7 @@ import math
 from typing import Any, get_args
 
 from weft.schedule import grid
-from weft.schedule.intervals import fits
+from weft.schedule.intervals import Interval, fits
 from weft.schedule.language import Schedule
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
@@ -205,71 +205,91 @@ def holds(
 ) -> bool:
     """Whether a call of these sizes satisfies ``guard`` for ``schedule``, in blocks of at most
     ``most`` threads."""
+    return judged(guard, schedule, sizes, machine, most)[0]
+
+
+def judged(
+    guard: Guard, schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int = grid.THREADS
+) -> tuple[bool, str]:
+    """Whether it does, and why not where it does not."""
     match guard:
         case Fits32():
-            return sizes.fits_32
+            return sizes.fits_32, "an index or an offset needs more than 32 bits"
         case Reciprocals():
-            return bool(sizes.divisors)
+            none = "a divisor has no reciprocal, or what it divides is too large"
+            return bool(sizes.divisors), none
         case Aligned(array, bytes):
-            there = (array, bytes) in sizes.aligned
-            return there and sizes.arrays[array].rows_are_multiples_of(bytes)
+            if (array, bytes) not in sizes.aligned:
+                return False, "it begins elsewhere"
+            own = sizes.arrays[array]
+            row = "".join(map(str, own.sizes[-1:]))
+            return own.rows_are_multiples_of(bytes), f"its rows have {row} elements"
         case MultipleOf(value, number):
             low, high = sizes.values[value]
-            return low == high and fits((low, high)) and low % number == 0
+            whole = low == high and fits((low, high)) and low % number == 0
+            return whole, _is(sizes.values[value])
         case Positive(value):
-            return sizes.values[value][0] > 0
+            return sizes.values[value][0] > 0, _is(sizes.values[value])
         case AtMost(value, number):
-            return sizes.values[value][1] <= number
+            return sizes.values[value][1] <= number, _is(sizes.values[value])
+        case Turns(lower, upper, count):
+            turns = sizes.values[upper][1] - sizes.values[lower][0]
+            return turns >= count and None not in sizes.trips, f"there are {turns}"
         case LargerThanCache(arrays):
-            return _streams(arrays, sizes, machine.cache_bytes)
+            large = _streams(arrays, sizes, machine.cache_bytes)
+            return large, "the cache holds them, or much else is read"
+        case _ if None in sizes.trips:
+            return False, "trip counts are known on the GPU only"
         case _:
-            return None not in sizes.trips and _of_trips(guard, schedule, sizes, machine, most)
+            return _of_trips(guard, schedule, sizes, machine, most)
 
 
 def _of_trips(
     guard: Guard, schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int
-) -> bool:
+) -> tuple[bool, str]:
     trips = {axis: n or 0 for axis, n in zip(sizes.nest.axes, sizes.trips, strict=True)}
     total = math.prod(trips.values())
     match guard:
         case AtLeast(axis, count):
-            return trips[axis] >= count
+            return trips[axis] >= count, f"there are {trips[axis]}"
         case FewLeft(axis, length):
             n = trips[axis]
-            return 4 * (n // length * length) >= 3 * n > 0
+            return 4 * (n // length * length) >= 3 * n > 0, f"there are {n}"
         case Whole(axis, length):
-            return trips[axis] % length == 0 < trips[axis]
-        case Busy(threads):
-            return math.prod(grid.along(schedule, sizes)) >= threads * machine.processors
-        case Idle(threads):
-            return math.prod(grid.along(schedule, sizes)) < threads * machine.processors
-        case Turns(lower, upper, count):
-            return sizes.values[upper][1] - sizes.values[lower][0] >= count
+            return trips[axis] % length == 0 < trips[axis], f"there are {trips[axis]}"
+        case Busy(each) | Idle(each):
+            threads, processors = math.prod(grid.along(schedule, sizes)), machine.processors
+            busy = threads >= each * processors
+            told = f"{threads} threads on {processors} multiprocessors"
+            return busy == isinstance(guard, Busy), told
         case Grouped(threads):
-            members, _ = grid.group(sizes.lengths, total)
-            members = members if members <= grid.WARP else max(members, grid.SEVERAL)
-            return members == threads
-        case Held() | Long():
-            return sharing(guard, sizes) != (0, 0)
+            found, _ = grid.group(sizes.lengths, total)
+            members = found if found <= grid.WARP else max(found, grid.SEVERAL)
+            return members == threads, _so_many(found)
+        case Held():
+            return sharing(guard, sizes) != (0, 0), "registers do not hold a row"
+        case Long():
+            return sharing(guard, sizes) != (0, 0), _so_many(0)
         case Scanned():
-            return scanning(guard, sizes) > 0
+            return scanning(guard, sizes) > 0, _so_many(0)
         case Columns(width):
-            return grid.columns(sizes.lengths, grid.along(schedule, sizes))[0] == width
+            found, _ = grid.columns(sizes.lengths, grid.along(schedule, sizes))
+            return found == width, _so_many(found)
         case Split(width):
             found, parts = grid.split(schedule, sizes)
-            return parts > 1 and found == width
-        case FewElements(array):
-            return _small(array, sizes) and total >= max(16 * sizes.count(array), 1 << 14)
-        case FitsShared(array):
-            return _small(array, sizes)
+            told = f"groups would have {found}" if parts > 1 else "one block does as well"
+            return parts > 1 and found == width, told
+        case FewElements(array) | FitsShared(array):
+            count, bytes = sizes.count(array), sizes.count(array) * sizes.arrays[array].bytes
+            few = isinstance(guard, FitsShared) or total >= max(16 * count, 1 << 14)
+            return few and 0 < bytes <= grid.PRIVATE_BYTES, f"it has {bytes} bytes"
         case KnownTrips(limit):
-            return not limit or total <= limit
-        case Covered():
+            return not limit or total <= limit, f"there are {total} iterations"
+        case _:
             left, most = grid.along(schedule, sizes), grid.limit(schedule, most)
             found = grid.shape(schedule, left, few=False, processors=machine.processors, most=most)
-            return grid.covers(schedule, left, *found)
-        case _:
-            return False
+            covered = isinstance(guard, Covered) and grid.covers(schedule, left, *found)
+            return covered, "the grid has fewer threads"
 
 
 def sharing(guard: Held | Long, sizes: Sizes) -> tuple[int, int]:
@@ -290,10 +310,6 @@ def scanning(guard: Scanned, sizes: Sizes) -> int:
     return grid.scanned(sizes.lengths, rows, guard.turns, along=guard.along)
 
 
-def _small(array: str, sizes: Sizes) -> bool:
-    return 0 < sizes.count(array) * sizes.arrays[array].bytes <= grid.PRIVATE_BYTES
-
-
 def _streams(arrays: tuple[str, ...], sizes: Sizes, cache: int) -> bool:
     written = read = 0
     for name, array in sizes.arrays.items():
@@ -304,53 +320,9 @@ def _streams(arrays: tuple[str, ...], sizes: Sizes, cache: int) -> bool:
     return written > cache and 8 * read <= written
 
 
-def reason(
-    guard: Guard, schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int = grid.THREADS
-) -> str:
-    """Why a guard that does not hold does not."""
-    many = None in sizes.trips
-    trips = {axis: n or 0 for axis, n in zip(sizes.nest.axes, sizes.trips, strict=True)}
-    match guard:
-        case Fits32():
-            return "an index or an offset needs more than 32 bits"
-        case Reciprocals():
-            return "a divisor has no reciprocal, or what it divides is too large"
-        case Aligned(array, bytes):
-            there = (array, bytes) in sizes.aligned
-            what = f"its rows have {sizes.arrays[array].sizes[-1]} elements" if there else "it"
-            return f"{what}{'' if there else ' begins elsewhere'}"
-        case MultipleOf(value, _) | Positive(value) | AtMost(value, _):
-            low, high = sizes.values[value]
-            return f"that is {low}" if low == high else "that is not known"
-        case Turns(lower, upper, _):
-            return f"there are {sizes.values[upper][1] - sizes.values[lower][0]}"
-        case LargerThanCache():
-            return "the cache holds them, or much else is read"
-        case _ if many:
-            return "trip counts are known on the GPU only"
-        case AtLeast(axis, _) | FewLeft(axis, _) | Whole(axis, _):
-            return f"there are {trips[axis]}"
-        case Busy(_) | Idle(_):
-            threads = math.prod(grid.along(schedule, sizes))
-            return f"{threads} threads on {machine.processors} multiprocessors"
-        case Grouped(_):
-            members = grid.group(sizes.lengths, math.prod(trips.values()))[0]
-            return _so_many(members)
-        case Held() | Long():
-            return "registers do not hold a row" if isinstance(guard, Held) else _so_many(0)
-        case Scanned():
-            return _so_many(0)
-        case Columns(_):
-            return _so_many(grid.columns(sizes.lengths, grid.along(schedule, sizes))[0])
-        case Split(_):
-            width, parts = grid.split(schedule, sizes)
-            return f"groups would have {width}" if parts > 1 else "one block does as well"
-        case FewElements(array) | FitsShared(array):
-            return f"it has {sizes.count(array) * sizes.arrays[array].bytes} bytes"
-        case KnownTrips(_):
-            return f"there are {math.prod(trips.values())} iterations"
-        case _:
-            return "the grid has fewer threads"
+def _is(value: Interval) -> str:
+    low, high = value
+    return f"that is {low}" if low == high else "that is not known"
 
 
 def _so_many(threads: int) -> str:

@@ -180,16 +180,21 @@ def _made_in(block: Block) -> Iterator[Value]:
             yield from region.args
 
 
+def _by_memref(block: Block) -> dict[Value, list[Op]]:
+    """What accesses each memref in ``block``."""
+    found: dict[Value, list[Op]] = {}
+    for op in walk(block):
+        if (memref := accessed_by(op)) is not None:
+            found.setdefault(memref, []).append(op)
+    return found
+
+
 def _accesses(op: Op) -> dict[Op, Row]:
     """Loads and stores of the element at the loop's index, of arrays of which a turn of the loop
     touches no other that it writes."""
     iv, inside = For(op).index, {*_made_in(op.body)}
-    touched: dict[Value, list[Op]] = {}
-    for inner in walk(op.body):
-        if accessed_by(inner) is not None:
-            touched.setdefault(memory(inner)[0], []).append(inner)
     found: dict[Op, Row] = {}
-    for memref, several in touched.items():
+    for memref, several in _by_memref(op.body).items():
         rows = {o: row for o in several if (row := _row(o, iv, inside)) is not None}
         # One that is carried out in each turn shows that the element is there.
         sure = {row for o, row in rows.items() if o in op.body.ops}
@@ -233,10 +238,7 @@ def _keep(parallel: Op, rows: Rows) -> bool:
     first = next(iter(rows.loops))
     known |= {v for op in body[: body.index(first)] for v in op.results}
     known |= {*(around.body.args if around is not None else ())}
-    touched: dict[Value, list[Op]] = {}
-    for op in walk(parallel.body):
-        if accessed_by(op) is not None:
-            touched.setdefault(memory(op)[0], []).append(op)
+    touched = _by_memref(parallel.body)
     uses: dict[Row, list[tuple[Op, Op]]] = {}
     for loop, found in rows.loops.items():
         for op, row in found.items():

@@ -17,14 +17,18 @@ from weft.ir.core import Function
 from weft.ir.text import print_function
 from weft.ir.verify import verify as check
 from weft.options import Options
+from weft.passes.advance import advance
 from weft.passes.blocks import blocks
 from weft.passes.collapse import collapse
 from weft.passes.demote import demote
 from weft.passes.extrema import extrema
+from weft.passes.factor import factor
+from weft.passes.fuse import fuse
 from weft.passes.keep import keep
 from weft.passes.reciprocal import reciprocal
 from weft.passes.run import PIPELINE, Pass, run
 from weft.passes.runs import runs
+from weft.passes.sink import sink
 from weft.passes.touch import touch
 from weft.schedule import default_cpu
 from weft.schedule.choose import candidate
@@ -58,7 +62,8 @@ def optimize_for_cpu(
     """IR after the passes, for a CPU. The loop that a schedule is ``asked`` for is not cut up: its
     axes are those of the source. Raises ``RaceError``."""
     first = [touch] if debug else []
-    without = [*([extrema, reciprocal] if strict_math else []), *([runs, blocks] if asked else [])]
+    without = [factor, fuse, advance, *([extrema, reciprocal] if strict_math else []),
+               *([runs, blocks] if asked else [])]  # fmt: skip
     return _passed(function, first, without, {}, noalias=noalias, verify=verify, listener=listener)
 
 
@@ -68,15 +73,18 @@ def optimize(
 ) -> Function:  # fmt: skip
     """IR after the passes, for a GPU: its loops are not cut up. Loops that the schedule ``asked``
     for lets threads share stay loops. Raises ``RaceError``."""
-    without = [runs, blocks, keep, *([extrema, reciprocal] if strict_math else [])]
+    without = [runs, blocks, keep, *([extrema, factor, reciprocal] if strict_math else [])]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
 
     def collapsed(function: Function) -> Function:
         return collapse(function, shared, ragged=True)
 
-    collapsed.__name__ = collapse.__name__
-    return _passed(function, [], without, {collapse: collapsed}, noalias=noalias, verify=verify,
-                   listener=listener)  # fmt: skip
+    def sunk(function: Function) -> Function:
+        return sink(function, dear=True)  # memory is dearer there
+
+    collapsed.__name__, sunk.__name__ = collapse.__name__, sink.__name__
+    return _passed(function, [], without, {collapse: collapsed, sink: sunk}, noalias=noalias,
+                   verify=verify, listener=listener)  # fmt: skip
 
 
 def _passed(

@@ -9,6 +9,7 @@ from time import perf_counter
 from weft import timing
 from weft.ir.core import Function, walk
 from weft.ir.verify import verify as check
+from weft.passes.advance import advance
 from weft.passes.blocks import blocks
 from weft.passes.bounds import bounds
 from weft.passes.collapse import collapse
@@ -17,7 +18,9 @@ from weft.passes.dce import dce
 from weft.passes.demote import demote
 from weft.passes.expand import expand
 from weft.passes.extrema import extrema
+from weft.passes.factor import factor
 from weft.passes.forward import forward
+from weft.passes.fuse import fuse
 from weft.passes.hoist import hoist
 from weft.passes.keep import keep
 from weft.passes.promote import promote
@@ -46,9 +49,13 @@ PIPELINE: list[Pass] = [
     hoist,  # invariants out of loops
     extrema,  # running maxima that any order of iterations may compute
     cse,  # what met outside of the loops
+    factor,  # what a loop does not change, out of a derivative's sums
     sink,  # contributions to one element, from loop after loop, to the last of them
     keep,  # what several loops compute alike, in memory that is overwritten later
     sink,  # what was kept is not dear any more
+    dce,  # what was added up for nothing
+    fuse,  # loops of the same iterations
+    advance,  # loads behind loops that may be on their way meanwhile
     cse,  # what came to the later loops
     reciprocal,  # division by what a loop does not change
     cse,  # reciprocals of one number

@@ -1,0 +1,182 @@
+"""Sums of products with what a loop does not change: that factor is taken out of the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from weft.ir.builder import Rewriter
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.types import f32, f64
+from weft.ir.views import For, is_constant, made_by
+from weft.passes.siblings import Numbers, blocks, is_plain, siblings, touches
+from weft.values import frozen
+
+
+def factor(function: Function) -> Function:
+    """In a derivative, a sum of ``c * z``, ``z / c`` or ``-z``, where the loop does not change c, is c
+    times the sum of z, divided by c, or taken off: where a loop of the same iterations, in front of
+    it or the same, adds up z already; or where such a loop may add it up, as c need not be known.
+
+    So softmax's gradient adds up its exponentials and ``g * exp(x)``, and nothing else.
+    Precondition: a verified function after ``hoist`` and ``cse``. Not used with ``strict_math``: sums
+    are rounded otherwise. A function that a person wrote keeps its sums, some of which may overflow
+    where others do not; those of a derivative have no order that anybody wrote.
+    Non-goals: sums of f16 and bf16, which overflow early.
+    """
+    if not function.attrs.get("order") or not is_plain(function):
+        return function
+    while (found := _first(function)) is not None:
+        function = found.function(function)
+    return function
+
+
+@frozen
+class _Term:
+    """What an iteration adds to carried value ``place``: ``core``, with operations on it (name, other
+    operand), each with what the loop does not change."""
+
+    place: int
+    core: Value
+    by: tuple[tuple[str, Value | None], ...]
+
+
+def _first(function: Function) -> _Factored | None:
+    for block in blocks(function.body):
+        for group in siblings(block):
+            for n, place in enumerate(group):
+                loop = block.ops[place]
+                terms = _terms(loop)
+                known = _known(block, group[:n], place, terms)
+                cores = [t.core for t in terms]
+                moved = [t for t in terms if any(name != "arith.negf" for name, _ in t.by)]
+                if (known or len({*cores}) < len(cores)) or (n and moved):
+                    if known or moved or any(t.by for t in terms):
+                        return _Factored(loop, terms, known)
+    return None
+
+
+def _terms(loop: Op) -> list[_Term]:
+    """The sums of a loop."""
+    body = loop.body
+    inside = {*body.args, *(v for op in walk(body) for v in op.results)}
+    uses: dict[Value, int] = {}
+    for op in walk(body):
+        for value in op.operands:
+            uses[value] = uses.get(value, 0) + 1
+    found: list[_Term] = []
+    for k, (arg, _, end, _) in enumerate(For(loop).rows):
+        op = end.op
+        if op not in body.ops or end.type not in (f32, f64) or uses[end] > 1 or uses.get(arg) != 1:
+            continue
+        if op.name == "arith.addf" and arg in op.operands:
+            added, by = (op.right if op.left is arg else op.left), []
+        elif op.name == "arith.subf" and op.left is arg:
+            added, by = op.right, [("arith.negf", None)]
+        else:
+            continue
+        found.append(_Term(k, *_core(added, by, inside, body)))
+    return found
+
+
+def _core(
+    value: Value, by: list[tuple[str, Value | None]], inside: set[Value], body: Block
+) -> tuple[Value, tuple[tuple[str, Value | None], ...]]:
+    """What is left of ``value`` without factors from outside of the loop, and these."""
+    while (op := value.op) is not None and value in inside:
+        if op.name == "arith.negf":
+            value, more = op.operand, ("arith.negf", None)
+        elif op.name == "arith.addf" and op.left is op.right:
+            value, more = op.left, ("arith.addf", None)
+        elif op.name == "arith.mulf" and (op.left in inside) != (op.right in inside):
+            value, other = (op.left, op.right) if op.left in inside else (op.right, op.left)
+            more = "arith.mulf", other
+        elif op.name == "arith.divf" and op.right not in inside:
+            value, more = op.left, ("arith.divf", op.right)
+        elif op.name == "arith.mulf" and (found := _quotient(op, inside, body)) is not None:
+            value, more = found[0], ("arith.divf", found[1])
+        else:
+            break
+        by = [more, *by]
+    return value, tuple(by)
+
+
+def _quotient(op: Op, inside: set[Value], body: Block) -> tuple[Value, Value] | None:
+    """y * z and c of a product y * (z / c), if the loop has y * z, too."""
+    for y, other in (op.operands, op.operands[::-1]):
+        quotient = made_by(other, "arith.divf")
+        if quotient is None or quotient.right in inside:
+            continue
+        for same in body.ops:
+            if same.name == "arith.mulf" and {*same.operands} == {y, quotient.left}:
+                return same.result, quotient.right
+    return None
+
+
+def _known(
+    block: Block, others: Sequence[int], place: int, terms: Sequence[_Term]
+) -> dict[Value, Value]:
+    """Of cores of ``terms``, of the loop at ``place``, the sums that ``others`` in front have."""
+    found: dict[Value, Value] = {}
+    for early in others:
+        loop = block.ops[early]
+        sums: dict[Hashable, Value] = {
+            t.core: For(loop).rows[t.place][3] for t in _terms(loop)
+            if not t.by and is_constant(For(loop).inits[t.place], 0)
+        }  # fmt: skip
+        if not sums:
+            continue
+        span = block.ops[early : place + 1]
+        changed = {m for op in span for x, m in touches(op) if x.name != "memref.load"}
+        equal = Numbers(loop, lambda m, c=changed: m not in c).matched(block.ops[place])
+        for term in terms:
+            if (total := sums.get(equal.get(term.core))) is not None:
+                found.setdefault(term.core, total)
+    return found
+
+
+class _Factored(Rewriter):
+    """``terms`` of ``loop`` as sums of their cores, each from 0 on, of which ``known`` are there."""
+
+    def __init__(self, loop: Op, terms: Sequence[_Term], known: dict[Value, Value]) -> None:
+        super().__init__(around=self._around)
+        self.loop, self.terms, self.known = loop, terms, known
+
+    def _around(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
+        if op is not self.loop:
+            return None
+        view, by_place = For(op), {t.place: t for t in self.terms}
+        left = [k for k in range(len(op.results)) if k not in by_place]
+        cores = list(dict.fromkeys(t.core for t in self.terms if t.core not in self.known))
+        inits = [self.lookup(view.inits[k]) for k in left]
+        zeros = [self.constant(0.0, core.scalar) for core in cores]
+        loop = self.for_(*map(self.lookup, view.bounds), [*inits, *zeros])
+        loop.attrs, loop.span = dict(op.attrs), op.span
+        iv, *carried = loop.body.args
+        names = [view.index, *(view.carried[k] for k in left)]
+        for new, old in zip((iv, *carried), names, strict=False):
+            new.name = old.name
+            self.replacement[old] = new
+        made = {view.yielded[t.place].op for t in self.terms}
+
+        def body() -> list[Value]:
+            for inner in op.body.ops[:-1]:
+                if inner not in made:
+                    self.rewrite(inner)
+            ends = [self.lookup(view.yielded[k]) for k in left]
+            sums = zip(carried[len(left) :], cores, strict=True)
+            return [*ends, *(self.op("arith.addf", arg, self.lookup(core)) for arg, core in sums)]
+
+        self.fill(loop.body, body)
+        total = {core: self.lookup(value) for core, value in self.known.items()}
+        total |= dict(zip(cores, loop.results[len(left) :], strict=True))
+        results = dict(zip(left, loop.results, strict=False))
+        for k, term in by_place.items():
+            value = total[term.core]
+            for name, other in term.by:
+                operands = [] if name == "arith.negf" else [value if other is None else other]
+                value = self.op(name, value, *map(self.lookup, operands))
+            init = view.inits[k]
+            if not is_constant(init, 0):
+                value = self.op("arith.addf", self.lookup(init), value)
+            results[k] = value
+        return [results[k] for k in range(len(op.results))]

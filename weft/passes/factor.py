@@ -134,11 +134,18 @@ def _known(
     return found
 
 
+def _sign(value: Value) -> tuple[Value, bool]:
+    """What ``value`` is the negative of, or itself; and whether it is."""
+    op = made_by(value, "arith.negf")
+    return (value, False) if op is None else (op.operand, True)
+
+
 class _Factored(Rewriter):
     """``terms`` of ``loop`` as sums of their cores, each from 0 on, of which ``known`` are there."""
 
     def __init__(self, loop: Op, terms: Sequence[_Term], known: dict[Value, Value]) -> None:
-        super().__init__(around=self._around)
+        super().__init__(self._visit, self._around)
+        self.none: set[Value] = set()  # sums of which nothing is left
         self.loop, self.terms, self.known = loop, terms, known
 
     def _around(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
@@ -167,16 +174,43 @@ class _Factored(Rewriter):
             return [*ends, *(self.op("arith.addf", arg, self.lookup(core)) for arg, core in sums)]
 
         self.fill(loop.body, body)
-        total = {core: self.lookup(value) for core, value in self.known.items()}
-        total |= dict(zip(cores, loop.results[len(left) :], strict=True))
+        sums = dict(zip(cores, loop.results[len(left) :], strict=True))
         results = dict(zip(left, loop.results, strict=False))
-        for k, term in by_place.items():
-            value = total[term.core]
-            for name, other in term.by:
-                operands = [] if name == "arith.negf" else [value if other is None else other]
-                value = self.op(name, value, *map(self.lookup, operands))
-            init = view.inits[k]
-            if not is_constant(init, 0):
-                value = self.op("arith.addf", self.lookup(init), value)
-            results[k] = value
+        for term in self.terms:
+            results[term.place] = self.total(term, sums.get(term.core), view.inits[term.place])
         return [results[k] for k in range(len(op.results))]
+
+    def total(self, term: _Term, made: Value | None, init: Value) -> Value:
+        """What a carried value is in the end. ``made``: the sum of its core, if it is not known."""
+        value = self.known[term.core] if made is None else made
+        by, minus, old = [*term.by], False, made is None
+        if old and by and by[0][1] is not None and by[0][0] == "arith.mulf":
+            quotient, minus = _sign(by[0][1])
+            divided = made_by(quotient, "arith.divf")
+            if divided is not None and divided.right is value:  # s * (y / s)
+                value, by = divided.left, by[1:]
+            else:
+                minus = False
+        while by and by[0][0] == "arith.negf":
+            minus, by = not minus, by[1:]
+        first, less = _sign(init)
+        if old and not by and first is value and less != minus:
+            none = self.constant(0.0, value.scalar)
+            self.none.add(none)
+            return none
+        value = self.lookup(value)
+        value = self.op("arith.negf", value) if minus else value
+        for name, other in by:
+            operands = [] if name == "arith.negf" else [value if other is None else other]
+            value = self.op(name, value, *map(self.lookup, operands))
+        if is_constant(init, 0):
+            return value
+        return self.op("arith.addf", self.lookup(init), value)
+
+    def _visit(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
+        """What is made of nothing is nothing."""
+        if op.name in ("arith.divf", "arith.mulf", "arith.negf") and op.operands[0] in self.none:
+            return (op.operands[0],)
+        if op.name == "arith.select" and op.operands[1] in self.none:
+            return (op.operands[1],) if is_constant(op.operands[2], 0) else None
+        return None

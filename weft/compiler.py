@@ -34,6 +34,7 @@ from weft.schedule import default_cpu
 from weft.schedule.choose import candidate
 from weft.schedule.grid import threads_of
 from weft.schedule.language import Cooperate, parse, several, show
+from weft.schedule.nest import loops_of
 from weft.source import FunctionSource
 from weft.values import mutable
 
@@ -72,7 +73,8 @@ def optimize(
     listener: Callable[[str, Function], None] | None = None, asked: str | None = None,
 ) -> Function:  # fmt: skip
     """IR after the passes, for a GPU: its loops are not cut up. Loops that the schedule ``asked``
-    for lets threads share stay loops. Raises ``RaceError``."""
+    for lets threads share stay loops, and all that it names where it names one that would be fused
+    with others. Raises ``RaceError``."""
     without = [runs, blocks, keep, *([extrema, factor, reciprocal] if strict_math else [])]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
 
@@ -83,8 +85,15 @@ def optimize(
         return sink(function, dear=True)  # memory is dearer there
 
     collapsed.__name__, sunk.__name__ = collapse.__name__, sink.__name__
-    return _passed(function, [], without, {collapse: collapsed, sink: sunk}, noalias=noalias,
-                   verify=verify, listener=listener)  # fmt: skip
+    other: dict[Pass, Pass] = {collapse: collapsed, sink: sunk}
+    made = _passed(function, [], without, other, noalias=noalias, verify=verify, listener=listener)
+    steps = parse(asked or "")
+    named = {name for step in steps for name in (*getattr(step, "loops", ()),
+                                                 *[getattr(step, "loop", "")])} - {""}  # fmt: skip
+    if all(named <= {*loops_of(op)} for op in made.body.ops if op.name == "scf.parallel"):
+        return made
+    without += [factor, fuse]
+    return _passed(function, [], without, other, noalias=noalias, verify=verify, listener=listener)
 
 
 def _passed(

@@ -29,8 +29,8 @@ def advance(function: Function) -> Function:
 
 
 def _early(block: Block, constant: set[Value]) -> dict[Op, list[Op]]:
-    """What may stand in front of each loop of a block: of the first one loads, of the next one loads
-    at subscripts that were loaded there."""
+    """What may stand in front of each loop of a block: of the first one loads, of the next one
+    loads at subscripts that were loaded there."""
     loops = [op for op in block.ops if op.name == "scf.for"]
     if not loops:
         return {}

@@ -6,21 +6,23 @@ from collections.abc import Hashable, Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.ops import OPS
 from weft.ir.types import f32, f64
-from weft.ir.views import For, is_constant, made_by
+from weft.ir.views import For, Select, is_constant, made_by
 from weft.passes.siblings import Numbers, blocks, is_plain, siblings, touches
 from weft.values import frozen
 
 
 def factor(function: Function) -> Function:
-    """In a derivative, a sum of ``c * z``, ``z / c`` or ``-z``, where the loop does not change c, is c
-    times the sum of z, divided by c, or taken off: where a loop of the same iterations, in front of
-    it or the same, adds up z already; or where such a loop may add it up, as c need not be known.
+    """In a derivative, a sum of ``c * z``, ``z / c`` or ``-z``, where the loop does not change c,
+    is c times the sum of z, divided by c, or taken off: where a loop of the same iterations, in
+    front of it or the same, adds up z already; or where such a loop may do so, as c need not be
+    known. ``y`` less ``s * (y / s)`` is nothing then.
 
     So softmax's gradient adds up its exponentials and ``g * exp(x)``, and nothing else.
-    Precondition: a verified function after ``hoist`` and ``cse``. Not used with ``strict_math``: sums
-    are rounded otherwise. A function that a person wrote keeps its sums, some of which may overflow
-    where others do not; those of a derivative have no order that anybody wrote.
+    Precondition: a verified function after ``hoist`` and ``cse``. Not used with ``strict_math``:
+    sums are rounded otherwise. A function that a person wrote keeps its sums, some of which may
+    overflow where others do not; those of a derivative have no order that anybody wrote.
     Non-goals: sums of f16 and bf16, which overflow early.
     """
     if not function.attrs.get("order") or not is_plain(function):
@@ -30,43 +32,83 @@ def factor(function: Function) -> Function:
     return function
 
 
+class _Uses:
+    """Who uses each value, and what each operation is in."""
+
+    def __init__(self, function: Function) -> None:
+        self.of: dict[Value, list[Op]] = {}
+        self.around: dict[Op, Op | None] = {}
+        self.survey(function.body, None)
+
+    def survey(self, block: Block, around: Op | None) -> None:
+        for op in block.ops:
+            self.around[op] = around
+            for value in op.operands:
+                self.of.setdefault(value, []).append(op)
+            for region in op.regions:
+                self.survey(region, op)
+
+    def only_in(self, value: Value, bounds: tuple[Value, ...]) -> bool:
+        """Whether nobody asks for ``value`` where loops with these ``bounds`` have no turns."""
+
+        def inside(op: Op | None) -> bool:
+            while (op := self.around[op] if op is not None else None) is not None:
+                if op.name == "scf.for" and For(op).bounds == bounds:
+                    return True
+            return False
+
+        def alike(op: Op) -> bool:
+            if inside(op):
+                return True
+            results = op.results
+            if op.name == "scf.for" and For(op).bounds == bounds:
+                results = [
+                    v for v, init in zip(results, For(op).inits, strict=True) if init is value
+                ]
+            elif op.regions or not OPS[op.name].pure:
+                return False
+            return all(self.only_in(v, bounds) for v in results)
+
+        return all(map(alike, self.of.get(value, ())))
+
+
 @frozen
 class _Term:
-    """What an iteration adds to carried value ``place``: ``core``, with operations on it (name, other
-    operand), each with what the loop does not change."""
+    """What an iteration adds to carried value ``place``: ``core``, with operations on it (name,
+    other operand), each with what the loop does not change. ``sure``: the sum does not matter where
+    the loop has no turns."""
 
     place: int
     core: Value
     by: tuple[tuple[str, Value | None], ...]
+    sure: bool
 
 
 def _first(function: Function) -> _Factored | None:
+    uses = _Uses(function)
     for block in blocks(function.body):
         for group in siblings(block):
             for n, place in enumerate(group):
                 loop = block.ops[place]
-                terms = _terms(loop)
-                known = _known(block, group[:n], place, terms)
+                terms = _terms(loop, uses)
+                known = _known(block, group[:n], place, terms, uses)
                 cores = [t.core for t in terms]
                 moved = [t for t in terms if any(name != "arith.negf" for name, _ in t.by)]
-                if (known or len({*cores}) < len(cores)) or (n and moved):
-                    if known or moved or any(t.by for t in terms):
-                        return _Factored(loop, terms, known)
+                twice = len({*cores}) < len(cores) and any(t.by for t in terms)
+                if known or twice or (n and moved):
+                    return _Factored(loop, terms, known)
     return None
 
 
-def _terms(loop: Op) -> list[_Term]:
+def _terms(loop: Op, uses: _Uses) -> list[_Term]:
     """The sums of a loop."""
-    body = loop.body
+    body, bounds = loop.body, For(loop).bounds
     inside = {*body.args, *(v for op in walk(body) for v in op.results)}
-    uses: dict[Value, int] = {}
-    for op in walk(body):
-        for value in op.operands:
-            uses[value] = uses.get(value, 0) + 1
     found: list[_Term] = []
-    for k, (arg, _, end, _) in enumerate(For(loop).rows):
+    for k, (arg, _, end, last) in enumerate(For(loop).rows):
         op = end.op
-        if op not in body.ops or end.type not in (f32, f64) or uses[end] > 1 or uses.get(arg) != 1:
+        once = len(uses.of.get(end, ())) == len(uses.of.get(arg, ())) == 1
+        if op not in body.ops or end.type not in (f32, f64) or not once:
             continue
         if op.name == "arith.addf" and arg in op.operands:
             added, by = (op.right if op.left is arg else op.left), []
@@ -74,12 +116,13 @@ def _terms(loop: Op) -> list[_Term]:
             added, by = op.right, [("arith.negf", None)]
         else:
             continue
-        found.append(_Term(k, *_core(added, by, inside, body)))
+        sure = uses.only_in(last, bounds)
+        found.append(_Term(k, *_core(added, by, inside, body), sure))
     return found
 
 
 def _core(
-    value: Value, by: list[tuple[str, Value | None]], inside: set[Value], body: Block
+    value: Value, by: Sequence[tuple[str, Value | None]], inside: set[Value], body: Block
 ) -> tuple[Value, tuple[tuple[str, Value | None], ...]]:
     """What is left of ``value`` without factors from outside of the loop, and these."""
     while (op := value.op) is not None and value in inside:
@@ -102,7 +145,7 @@ def _core(
 
 def _quotient(op: Op, inside: set[Value], body: Block) -> tuple[Value, Value] | None:
     """y * z and c of a product y * (z / c), if the loop has y * z, too."""
-    for y, other in (op.operands, op.operands[::-1]):
+    for y, other in ((op.left, op.right), (op.right, op.left)):
         quotient = made_by(other, "arith.divf")
         if quotient is None or quotient.right in inside:
             continue
@@ -113,14 +156,14 @@ def _quotient(op: Op, inside: set[Value], body: Block) -> tuple[Value, Value] | 
 
 
 def _known(
-    block: Block, others: Sequence[int], place: int, terms: Sequence[_Term]
+    block: Block, others: Sequence[int], place: int, terms: Sequence[_Term], uses: _Uses
 ) -> dict[Value, Value]:
     """Of cores of ``terms``, of the loop at ``place``, the sums that ``others`` in front have."""
     found: dict[Value, Value] = {}
     for early in others:
         loop = block.ops[early]
         sums: dict[Hashable, Value] = {
-            t.core: For(loop).rows[t.place][3] for t in _terms(loop)
+            t.core: For(loop).rows[t.place][3] for t in _terms(loop, uses)
             if not t.by and is_constant(For(loop).inits[t.place], 0)
         }  # fmt: skip
         if not sums:
@@ -141,7 +184,8 @@ def _sign(value: Value) -> tuple[Value, bool]:
 
 
 class _Factored(Rewriter):
-    """``terms`` of ``loop`` as sums of their cores, each from 0 on, of which ``known`` are there."""
+    """``terms`` of ``loop`` as sums of their cores, each from 0 on. ``known``: those that are
+    there."""
 
     def __init__(self, loop: Op, terms: Sequence[_Term], known: dict[Value, Value]) -> None:
         super().__init__(self._visit, self._around)
@@ -156,7 +200,8 @@ class _Factored(Rewriter):
         cores = list(dict.fromkeys(t.core for t in self.terms if t.core not in self.known))
         inits = [self.lookup(view.inits[k]) for k in left]
         zeros = [self.constant(0.0, core.scalar) for core in cores]
-        loop = self.for_(*map(self.lookup, view.bounds), [*inits, *zeros])
+        lower, upper, step = map(self.lookup, view.bounds)
+        loop = self.for_(lower, upper, step, [*inits, *zeros])
         loop.attrs, loop.span = dict(op.attrs), op.span
         iv, *carried = loop.body.args
         names = [view.index, *(view.carried[k] for k in left)]
@@ -194,7 +239,7 @@ class _Factored(Rewriter):
         while by and by[0][0] == "arith.negf":
             minus, by = not minus, by[1:]
         first, less = _sign(init)
-        if old and not by and first is value and less != minus:
+        if old and not by and term.sure and first is value and less != minus:
             none = self.constant(0.0, value.scalar)
             self.none.add(none)
             return none
@@ -203,14 +248,21 @@ class _Factored(Rewriter):
         for name, other in by:
             operands = [] if name == "arith.negf" else [value if other is None else other]
             value = self.op(name, value, *map(self.lookup, operands))
+        if term.by and not term.sure:  # c may be anything where the loop has no turns
+            lower, upper, _ = map(self.lookup, For(self.loop).bounds)
+            some = self.op("arith.cmpi", lower, upper, predicate="slt")
+            none = self.constant(0.0, value.scalar)
+            value = self.op("arith.select", some, value, none, type=value.type)
         if is_constant(init, 0):
             return value
         return self.op("arith.addf", self.lookup(init), value)
 
     def _visit(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
         """What is made of nothing is nothing."""
-        if op.name in ("arith.divf", "arith.mulf", "arith.negf") and op.operands[0] in self.none:
-            return (op.operands[0],)
-        if op.name == "arith.select" and op.operands[1] in self.none:
-            return (op.operands[1],) if is_constant(op.operands[2], 0) else None
+        if op.name == "arith.negf" and op.operand in self.none:
+            return (op.operand,)
+        if op.name in ("arith.divf", "arith.mulf") and op.left in self.none:
+            return (op.left,)
+        if op.name == "arith.select" and Select(op).yes in self.none:
+            return (Select(op).yes,) if is_constant(Select(op).no, 0) else None
         return None

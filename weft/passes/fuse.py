@@ -8,7 +8,7 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.ops import OPS
 from weft.ir.views import For, constant_of, memory
-from weft.passes.siblings import blocks, is_plain, same_place, siblings, touches
+from weft.passes.siblings import Numbers, blocks, is_plain, same_place, siblings, touches
 from weft.schedule.combiners import combiners, is_joint
 
 
@@ -19,7 +19,7 @@ def fuse(function: Function) -> Function:
     Threads that share rows then combine what both loops carry at once, and wait once; a row that
     registers do not hold is read once less. Iterations of either may go in any order: a loop whose
     turns need each other stays alone. The bits of what is carried are as they were.
-    Precondition: a verified function after ``sink`` and ``cse``; arguments do not overlap.
+    Precondition: a verified function after ``sink``, ``cse`` and ``dce``; arguments do not overlap.
     Non-goals: loops with loops in them; loops from a number to a number, which are written out.
     """
     if not is_plain(function):
@@ -127,15 +127,27 @@ class _Fuser(Rewriter):
         first, last = (For(op) for op in self.loops)
         self.span = first.op.span
         inits = [self.lookup(v) for v in (*first.inits, *last.inits)]
-        loop = self.for_(*map(self.lookup, first.bounds), inits)
+        lower, upper, step = map(self.lookup, first.bounds)
+        loop = self.for_(lower, upper, step, inits)
         iv, *carried = loop.body.args
-        for new, old in zip((iv, *carried), (first.index, *first.carried, *last.carried), strict=True):
+        for new, old in zip(
+            (iv, *carried), (first.index, *first.carried, *last.carried), strict=True
+        ):
             new.name = old.name
         count = len(first.inits)
 
+        changed = {m for op in self.loops for x, m in touches(op) if x.name != "memref.load"}
+        equal = Numbers(first.op, lambda m: m not in changed).matched(last.op)
+
         def body() -> list[Value]:
             ends = self.inline(first.op.body, [iv, *carried[:count]])
-            return [*ends, *self.inline(last.op.body, [iv, *carried[count:]])]
+            self.stand_for([last.index, *last.carried], [iv, *carried[count:]])
+            for op in last.op.body.ops[:-1]:
+                if op.results and op.results[0] in equal:
+                    self.replacement[op.results[0]] = self.lookup(equal[op.results[0]])
+                else:
+                    self.rewrite(op)
+            return [*ends, *map(self.lookup, last.yielded)]
 
         self.fill(loop.body, body)
         self.stand_for([*first.op.results, *last.op.results], loop.results)

@@ -53,15 +53,14 @@ PIPELINE: list[Pass] = [
     sink,  # contributions to one element, from loop after loop, to the last of them
     keep,  # what several loops compute alike, in memory that is overwritten later
     sink,  # what was kept is not dear any more
-    dce,  # what was added up for nothing
-    fuse,  # loops of the same iterations
-    advance,  # loads behind loops that may be on their way meanwhile
     cse,  # what came to the later loops
     reciprocal,  # division by what a loop does not change
     cse,  # reciprocals of one number
     choices,  # of one number twice, which LLVM takes for one choice
     strength,  # only now, because index sets read divisions more easily than shifts
     dce,  # all that is left without a use
+    fuse,  # loops of the same iterations
+    advance,  # loads behind loops that may be on their way meanwhile
 ]
 
 

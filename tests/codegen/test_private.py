@@ -173,3 +173,14 @@ def test_legality() -> None:
     assert refusal(function, own) == (
         "`privatize(bins)`: the loop's arguments may overlap in memory"
     )
+
+
+def test_a_number_that_is_accumulated_has_no_copies() -> None:
+    @weft.kernel
+    def add(x, at, a: float):
+        for i in range(at.shape[0]):
+            x[at[i]] += a
+
+    x = torch.zeros(4, dtype=torch.float64)  # of the type of `a`, which nothing else uses
+    add(x, torch.tensor([1, 1, 3]), 0.5)
+    assert x.tolist() == [0.0, 1.0, 0.0, 0.5]

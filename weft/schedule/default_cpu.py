@@ -65,7 +65,9 @@ def candidates(function: Function, machine: CpuMachine, *, strict: bool = False)
 
 def combiner(function: Function, array: Value) -> str:
     """What iterations combine with the elements of ``array`` atomically, if nothing else happens to
-    it; "" where that is not so."""
+    it; "" where that is not so, and of a number."""
+    if not isinstance(array.type, MemRefType):
+        return ""
     used = {v for op in walk(function.body) for v in op.operands}
     kinds: set[str] = set()
     for op in walk(function.body):

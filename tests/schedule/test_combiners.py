@@ -236,7 +236,7 @@ def test_what_depends_on_the_order(function: Callable[..., Any]) -> None:
 
 TEXTS = ("split_reduction((), 32, parts=3)", "split_reduction((), 32, columns=4, parts=2)",
          "cooperate((), 8)", "cooperate((), 64, columns=8)")  # fmt: skip
-FUNCTIONS = [function for function, _ in FOUND] + [both_ends]
+FUNCTIONS = [weft.kernel(function) for function in (*(f for f, _ in FOUND), both_ends)]
 
 
 def some(length: int) -> torch.Tensor:
@@ -256,15 +256,15 @@ def some(length: int) -> torch.Tensor:
 def test_numbers_are_those_of_the_loop(text: str, interpreted: bool) -> None:
     EmulatedCall.interpreted = interpreted
     try:
-        for function in FUNCTIONS:
-            made = emulated(weft.kernel(schedule={"cuda": text})(function))
+        for kernel in FUNCTIONS:
+            made = emulated(weft.kernel(schedule={"cuda": text})(kernel.function))
             for length in (70,) if interpreted else (0, 1, 2, 300):
                 x = some(length)[: 2 if interpreted else None]
                 expected, out = torch.zeros(6, 4), torch.zeros(6, 4)
-                weft.kernel(function)(x, expected)
+                kernel(x, expected)
                 made(x, out)
                 assert only(EmulatedCall.seen[-1], Cooperate) is not None
-                exact = function in (place_of_largest, last_of_smallest)
+                exact = kernel.function in (place_of_largest, last_of_smallest)
                 torch.testing.assert_close(
                     out, expected, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-3,
                     equal_nan=True,

@@ -28,7 +28,8 @@ def text_for(random: Random, nest: LoopNest) -> str:
     shared = ", ".join(random.sample(loops, random.randint(0, len(loops))))
     sides = ", ".join(str(pick((1, 2, 8, 16, 32, 48))) for _ in axes[:3])
     large = [
-        f"unroll_jam({pick(axes)}, {pick((2, 3, 4, 8))}, stride={pick((1, 1, 2, 32))})",
+        f"unroll_jam({pick(axes)}, {pick((2, 3, 4, 8))}, stride={pick((1, 1, 2, 32))}, "
+        f"overlap={pick((0, 0, 0, 1, 2, 32))})",
         f"vectorize({pick(axes)}, {many}, {many * pick((1, 2, 4))}, stride={pick((1, 1, 32))}, "
         f"divisible={random.random() < 0.2})",
         f"cooperate(({shared}), {pick((2, 8, 32, 64, 256))}, columns={pick((0, 0, 2, 8, 32))})",
@@ -43,7 +44,8 @@ def text_for(random: Random, nest: LoopNest) -> str:
             for loop in loops[:3]
         ),
         *(
-            f"{pick(('', f'reverse({loop}); '))}unroll_jam({pick(axes)}, {pick((2, 4))}); "
+            f"{pick(('', f'reverse({loop}); '))}unroll_jam({pick(axes)}, {pick((2, 4))}, "
+            f"overlap={pick((0, 0, 1, 2))}); "
             f"register_window({loop}, {pick((2, 3, 4, 8))})"
             for loop in loops
         ),

@@ -148,6 +148,8 @@ TILES = {
     "unroll_jam(t, 8); register_window(u, 8)": ["w", "k"],
     "unroll_jam(t, 3, stride=2); register_window(u, 4)": ["k"],
     "register_window(u, 3)": [],
+    # A last tile that overlaps begins anywhere in w.
+    "unroll_jam(b, 2, overlap=2); unroll_jam(t, 4, overlap=1); register_window(u, 4)": ["k"],
 }
 
 
@@ -205,15 +207,20 @@ def test_its_text_is_read_back() -> None:
     assert show(parse("register_window(t, 8)")) == "register_window(t, 8)"
 
 
-def test_weft_takes_tiles_of_neighbours_where_none_is_left_over() -> None:
+def test_weft_takes_tiles_of_neighbours_of_which_the_last_may_overlap() -> None:
     def taken(batch: int, length: int) -> RegisterWindow | None:
         w, k = (torch.empty(s, device="meta") for s in ((256, length), (batch, 256, length)))
         machine = GpuMachine(16, 50 << 20)
         (row,) = causal_conv.schedules(w, k, 0.1, device="cuda", machine=machine).taken
+        assert ("overlap" in row.schedule) == (length % 8 > 0)
         return only(parse(row.schedule), RegisterWindow)
 
     assert taken(32, 768) == RegisterWindow("u", 4)
     assert taken(36, 768) == RegisterWindow("u", 8)  # tiles of eight by four
     assert taken(30, 768) == RegisterWindow("u", 16)  # eight, by themselves
-    assert taken(32, 767) is None
+    assert taken(32, 767) == RegisterWindow("u", 4)
+    assert taken(23, 1001) == RegisterWindow("u", 4)  # one batch of 24 is computed again
+    assert taken(9, 767) == RegisterWindow("u", 8)  # three of 12, not seven of 16
+    assert taken(7, 767) == RegisterWindow("u", 8)
+    assert taken(5, 767) == RegisterWindow("u", 16)  # not three of eight
     assert taken(32, 24) is None  # few turns

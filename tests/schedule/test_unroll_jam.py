@@ -100,6 +100,29 @@ def test_two_jams_keep_bits() -> None:
     assert len(loads) == 6, "four rows of one, two columns of the other"
 
 
+@pytest.mark.parametrize("how", [(0, 2, 1, 2), (1, 3, 1, 2), (1, 2, 3, 3), (0, 1, 1, 3)])
+@pytest.mark.parametrize("sizes", [(6, 6), (7, 8), (9, 17)])
+def test_groups_that_overlap_store_each_element_once(
+    how: tuple[int, int, int, int], sizes: tuple[int, int]
+) -> None:
+    function = parse_function(BAND)
+    m, n = sizes
+    shapes = ((m, n), (n, n), (m, n))
+    made, _ = unroll_jam(function, only(function), *how)
+    verify(made)
+    for old, new in zip(after(function, *shapes), after(made, *shapes), strict=True):
+        np.testing.assert_array_equal(old, new)
+    axis, copies, apart, group = how
+    positions = left_over(UnrollJam("i", copies, apart, group), sizes[axis])
+    assert positions * copies >= sizes[axis]
+    assert positions % group == 0
+    stored: list[str] = []
+    rng = np.random.default_rng(5)
+    memory = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    interp.run(made, memory, races=True, watch=lambda op, *_: stored.append(op.name))
+    assert stored.count("memref.store") == m * n
+
+
 def test_what_is_common_is_done_once() -> None:
     function = parse_function(
         BAND.replace("%1 = arith.addi %j, %i : index", "%1 = arith.addi %j, %c3 : index")

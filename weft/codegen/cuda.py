@@ -229,7 +229,8 @@ def scheduled(
             break
         if isinstance(step, UnrollJam):
             axis = axes.index(step.axis)
-            function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
+            how = step.copies, step.stride, step.overlap
+            function, parallel = unroll_jam(function, parallel, axis, *how)
         elif isinstance(step, OwnStep):
             function, parallel = step.apply(function, parallel)
     if parallel is not None and only(schedule, RegisterWindow) is not None:

@@ -462,6 +462,9 @@ def _guards(
         yield from (Positive(step) for step in divisible.divisors)
     for step in several(given, OwnStep):
         yield from step.guards()
+    for jam in several(given, UnrollJam):
+        if jam.overlap:
+            yield AtLeast(jam.axis, jam.copies * jam.overlap)
     if only(given, Stage) is not None:
         yield AtLeast(order[0].axis, 1)
     if together is not None:

@@ -194,6 +194,8 @@ def check(
             raise _refused(step, f"the loop over `{step.axis}` does not go by one", parallel)
         if isinstance(step, UnrollJam) and not 1 <= step.copies <= MOST:
             raise _refused(step, f"`copies` are 1 to {MOST} iterations", parallel)
+        if isinstance(step, UnrollJam) and step.overlap:
+            raise _refused(step, "only a GPU's groups of threads overlap", parallel)
         taken.add(step.axis)
         for op in walk(parallel.body):
             if op.name in _CALLS_OUT:

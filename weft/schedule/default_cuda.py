@@ -9,6 +9,7 @@ whose guards hold (``schedule.choose``); code generation applies its steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from weft.index.access import Access, accesses
 from weft.index.expression import number
@@ -42,6 +43,7 @@ from weft.schedule.guards import (
     LargerThanCache,
     Long,
     MultipleOf,
+    Overlapped,
     Positive,
     Reciprocals,
     Split,
@@ -68,6 +70,7 @@ from weft.schedule.language import (
     StreamingStores,
     StripMine,
     Unroll,
+    UnrollJam,
     Vectorize,
     only,
 )
@@ -85,6 +88,7 @@ from weft.schedule.shared_loads import (
 )
 from weft.schedule.stage import bytes_of, rows_of
 from weft.schedule.unroll import for_registers, size_of
+from weft.schedule.unroll_jam import repeatable
 from weft.values import frozen
 
 MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
@@ -239,19 +243,29 @@ def nest_steps(axes: Sequence[str], found: Picks) -> tuple[Step, ...]:
 
 def _in_tiles(loop: LoopNest, found: Picks, step_of: Callable[[Value], int]) -> Iterator[Form]:
     """Forms in which a thread has neighbours whose rows slide: a warp has several along the first
-    two indices, so that its threads have nearly the same turns, and few rows."""
-    for tile in found.tiles:
-        names = [loop.axes[k] for k in tile.order]
-        lower, upper, _ = For(tile.loop).bounds
-        turns = max(step.turns for step in tile.steps if isinstance(step, RegisterWindow))
-        guards = (
-            *(Whole(name, n) for name, n in zip(names, tile.copies, strict=False)),
-            Busy(_BUSY), Turns(step_of(lower), step_of(upper), _LEAST_CHUNKS * turns),
-        )  # fmt: skip
-        aligns, multiples = whole_vectors(loop, tile.steps, step_of)
-        whole = (*(Aligned(align.array, align.bytes) for align in aligns), *multiples)
-        steps = (*tile.steps, *aligns, Cover(), *_placed(names, tile.block))
-        yield (*whole, *guards, Covered()), steps
+    two indices, so that its threads have nearly the same turns, and few rows. First those for sizes
+    that tiles divide."""
+    for again in (False, True) if repeatable(loop.parallel) else (False,):
+        for tile in found.tiles:
+            names = [loop.axes[k] for k in tile.order]
+            lower, upper, _ = For(tile.loop).bounds
+            turns = max(step.turns for step in tile.steps if isinstance(step, RegisterWindow))
+            kind = Overlapped if again else Whole
+            guards = (
+                *(kind(name, n) for name, n in zip(names, tile.copies, strict=False)),
+                Busy(_BUSY), Turns(step_of(lower), step_of(upper), _LEAST_CHUNKS * turns),
+                Covered(),
+            )  # fmt: skip
+            tiled = tuple(
+                replace(step, overlap=1) if again and isinstance(step, UnrollJam) else step
+                for step in tile.steps
+            )
+            aligns, multiples = whole_vectors(loop, tiled, step_of)
+            placed = (Cover(), *_placed(names, tile.block))
+            whole = (*(Aligned(align.array, align.bytes) for align in aligns), *multiples)
+            yield (*whole, *guards), (*tiled, *aligns, *placed)
+            if again and aligns:
+                yield guards, (*tiled, *placed)
 
 
 def _alone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[Form]:

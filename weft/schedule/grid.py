@@ -130,7 +130,8 @@ def along(schedule: Schedule, sizes: Sizes) -> list[int]:
 
 def left_over(jam: UnrollJam, count: int) -> int:
     """How many iterations are left of so many."""
-    return trip_count(NUMBERS, 0, count, jam.copies * jam.stride) * jam.stride
+    near = max(jam.stride, jam.overlap)
+    return trip_count(NUMBERS, 0, count, jam.copies * near) * near
 
 
 def limit(schedule: Schedule, most: int) -> int:

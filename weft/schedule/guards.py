@@ -63,6 +63,15 @@ class FewLeft:
 
 
 @frozen
+class Overlapped:
+    """The iterations along ``axis`` fill a group of ``length``, and groups that are whole have few
+    twice: of all that they carry out, a quarter at most."""
+
+    axis: str
+    length: int
+
+
+@frozen
 class Whole:
     """The iterations along ``axis`` are whole groups of ``length``."""
 
@@ -191,7 +200,8 @@ class Covered:
 
 
 Guard = (
-    Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Whole
+    Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Overlapped
+    | Whole
     | Busy | Idle
     | Grouped | Columns | Scanned | Split | Held | Long | Turns | AtMost | FewElements
     | FitsShared
@@ -255,6 +265,10 @@ def _of_trips(
         case FewLeft(axis, length):
             n = trips[axis]
             return 4 * (n // length * length) >= 3 * n > 0, f"there are {n}"
+        case Overlapped(axis, length):
+            n = trips[axis]
+            few = n >= length and 3 * (-(-n // length) * length) <= 4 * n
+            return few, f"there are {n}"
         case Whole(axis, length):
             return trips[axis] % length == 0 < trips[axis], f"there are {trips[axis]}"
         case Busy(each) | Idle(each):

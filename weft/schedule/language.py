@@ -34,11 +34,13 @@ class FastDivision:
 @frozen
 class UnrollJam:
     """A thread computes ``copies`` iterations along ``axis``, ``stride`` from each other, and loads
-    elements that they share once."""
+    elements that they share once. ``overlap``: so many neighbours do so together, all of them
+    always: the last of these groups overlaps the one before it."""
 
     axis: str
     copies: int
     stride: int = 1
+    overlap: int = 0
 
 
 @frozen
@@ -245,8 +247,8 @@ def brief(schedule: Schedule) -> str:
         match step:
             case Vectorize(copies=copies, divisible=divisible):
                 words += [f"v{copies}", *["divisible"] * divisible]
-            case UnrollJam(axis=axis):
-                words.append(f"jam-{axis}")
+            case UnrollJam(axis=axis, overlap=overlap):
+                words.append(f"jam-{axis}" + "-overlap" * (overlap > 0))
             case SplitReduction(columns=columns):
                 words.append(f"split{columns}")
             case Scan(threads=threads, width=width):
@@ -256,7 +258,7 @@ def brief(schedule: Schedule) -> str:
             case Stage(steps=steps, threads=threads):
                 words.append(f"stage{steps}x{threads}")
             case RegisterWindow(turns=turns):
-                words.append(f"window{turns}")
+                words.append(f"window{turns}" + "-any" * (not only(schedule, Align)))
             case Cooperate(threads=threads, columns=columns):
                 words.append(f"columns{columns}" if columns else f"team{threads}")
             case KeepRow(width=width, vectors=vectors) | StripMine(width=width, vectors=vectors):

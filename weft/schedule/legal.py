@@ -42,6 +42,7 @@ from weft.schedule.own import OwnStep
 from weft.schedule.prefetch import ahead
 from weft.schedule.register_window import windows
 from weft.schedule.unroll import MOST_TURNS, turns
+from weft.schedule.unroll_jam import repeatable
 
 THREADS = 1024  # of a block, at most, and 64 along z
 _COPIES = 64  # iterations of a thread, at most
@@ -131,8 +132,15 @@ def _repeated(step: Any, schedule: Schedule) -> Refusal | None:
 
 def _unroll_jam(nest: LoopNest, step: UnrollJam, schedule: Schedule) -> Refusal | None:
     parallel = nest.parallel
-    if step.copies < 2 or step.stride < 1:
+    if step.copies < 2 - (step.overlap > 0) or step.stride < 1:
         return Refusal("a thread has two iterations or more, a stride of one or more")
+    if step.overlap and not (0 < step.overlap <= THREADS and step.stride in (1, step.overlap)):
+        return Refusal(f"groups of 1 to {THREADS} threads overlap, of which a stride is one")
+    if step.overlap and not repeatable(parallel):
+        return Refusal(
+            "an iteration that is carried out twice would do twice what is to be done once", None,
+            f"write unroll_jam({step.axis}, {step.copies})",
+        )  # fmt: skip
     copies = math.prod(jam.copies for jam in several(schedule, UnrollJam))
     if copies > _COPIES:
         return Refusal(f"a thread would have {copies} iterations: {_COPIES} are the most")

@@ -156,7 +156,7 @@ def whole_vectors(
     function, parallel = nest.function, nest.parallel
     found, numbers = Extraction(function), {*function.args}
     jams = {nest.index(jam.axis): jam.copies for jam in several(schedule, UnrollJam)
-            if jam.stride == 1}  # fmt: skip
+            if jam.stride == 1 and not jam.overlap}  # fmt: skip
     axes = zip(Parallel(parallel).indices, Parallel(parallel).axes, strict=True)
     begins = {iv: found.poly(axis[0]) for iv, axis in axes}
     sizes = {Dim(op.operand, op.attrs["axis"]): op.result

@@ -17,25 +17,28 @@ from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.ops import OPS
 from weft.ir.types import Type
 from weft.ir.views import For, If, Parallel, is_constant
-from weft.ir.writes import written
+from weft.ir.writes import loaded, written
 from weft.schedule.variation import Variation
 
 _RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
 _MASKED = ("memref.load", "memref.store", "scf.for", "scf.if", "scf.yield")
+TILE = "tile"  # attribute of a group's number, and of a position in it: the axis
 
 
 def unroll_jam(
-    function: Function, parallel: Op, axis: int, copies: int, stride: int = 1
+    function: Function, parallel: Op, axis: int, copies: int, stride: int = 1, overlap: int = 0
 ) -> tuple[Function, Op]:
     """``function``, in which an iteration of ``parallel``, one of its operations, does what
     ``copies`` along ``axis`` did, and the new parallel loop. These are ``stride`` from each other:
-    those between them belong to the neighbours of the thread that has them. The old one has step 1
-    along the axis, and reduces nothing; memrefs do not overlap if one of them is written."""
+    those between them belong to the neighbours of the thread that has them. ``overlap``: so many
+    neighbours are a group, and groups are whole: the last one begins earlier, and stores nothing of
+    what the one before it does. The old one has step 1 along the axis, and reduces nothing;
+    memrefs do not overlap if one of them is written."""
     new = Function(
         function.name, [a.type for a in function.args], [a.name for a in function.args],
         dict(function.attrs), function.span,
     )  # fmt: skip
-    work = _Jamming(function, parallel, (axis, copies, stride), new)
+    work = _Jamming(function, parallel, (axis, copies, stride, overlap), new)
     return new, work.run(function, new)
 
 
@@ -47,14 +50,24 @@ def variation(function: Function, parallel: Op, axis: int) -> Variation:
     )
 
 
+def repeatable(parallel: Op) -> bool:
+    """Whether an iteration of ``parallel`` may be carried out again where it stores nothing."""
+    inside = list(walk(parallel.body))
+    return not loaded(inside) & written(inside) and all(
+        (OPS[op.name].pure or op.name in _MASKED)
+        and not (op.results and any(inner.name == "memref.store" for inner in below(op)))
+        for op in inside[:-1]
+    )
+
+
 class _Jamming:
     """One function while it is rebuilt. ``values[k]`` has, for the k-th iteration, the new value
     of each old one; what all have in common is the same object in each."""
 
     def __init__(
-        self, function: Function, parallel: Op, how: tuple[int, int, int], new: Function
+        self, function: Function, parallel: Op, how: tuple[int, int, int, int], new: Function
     ) -> None:
-        self.axis, self.copies, self.apart = how
+        self.axis, self.copies, self.apart, self.group = how
         self.parallel = parallel
         self.along = variation(function, parallel, self.axis)
         self.same = self.along.uniform
@@ -64,6 +77,7 @@ class _Jamming:
         self.all = range(self.copies)
         self.outside = True  # of the parallel loop
         self.masks: Sequence[Value] = ()  # of each iteration, whether it may store
+        self.few = False  # such iterations are rare
 
     def run(self, function: Function, new: Function) -> Op:
         made = None
@@ -103,9 +117,10 @@ class _Jamming:
         lower, upper = lowers[self.axis], uppers[self.axis]
         zero, one = self.builder.number(0, lower), self.builder.number(1, lower)
         # Positions along the axis: as many as ``grid.left_over`` says.
-        count = build.trip_count(lower, upper, self.builder.number(self.copies * self.apart, lower))
-        if self.apart > 1:
-            count = build.op("arith.muli", count, self.builder.number(self.apart, lower))
+        near = max(self.apart, self.group)  # positions that belong together
+        count = build.trip_count(lower, upper, self.builder.number(self.copies * near, lower))
+        if near > 1:
+            count = build.op("arith.muli", count, self.builder.number(near, lower))
         lowers[self.axis], uppers[self.axis], steps[self.axis] = zero, count, one
         block = Block([a.type for a in op.body.args])
         operands = [*lowers, *uppers, *steps]
@@ -123,6 +138,9 @@ class _Jamming:
         """Those at ``place``: together if there are so many, else one by one."""
         build, body = self.builder, op.body
         iv = body.args[self.axis]
+        if self.group:
+            self._overlapping(body, place, lower, upper)
+            return
         if self.apart > 1:
             warp = build.op("arith.floordivsi", place, self.builder.number(self.apart, place))
             skipped = build.op(
@@ -132,11 +150,7 @@ class _Jamming:
         else:
             first = build.op("arith.muli", place, self.builder.number(self.copies, place))
         first = self.builder.addi(lower, first)
-        indices = [first]
-        for k in range(1, self.copies):
-            indices.append(self.builder.addi(first, self.builder.number(k * self.apart, first)))
-        for k, index in enumerate(indices):
-            self.put([k], iv, index)
+        indices = self._indices(iv, first)
         early, taken = self._early(body)
         self._body(early, self.all)
         whole = build.op("arith.cmpi", indices[-1], upper, predicate="slt")
@@ -174,6 +188,35 @@ class _Jamming:
                     self._body(If(rest_op).otherwise.ops[:-1] if one_by_one else [rest_op], [0])
                 build.append(Op("scf.yield", []))
             build.append(Op("scf.yield", []))
+
+    def _indices(self, iv: Value, first: Value) -> list[Value]:
+        """Those of the iterations from ``first`` on."""
+        build, found = self.builder, [first]
+        for k in range(1, self.copies):
+            found.append(build.addi(first, build.number(k * self.apart, first)))
+        for k, index in enumerate(found):
+            self.put([k], iv, index)
+        return found
+
+    def _overlapping(self, body: Block, place: Value, lower: Value, upper: Value) -> None:
+        """All iterations at ``place``. Those that the group before has, too, store nothing."""
+        build = self.builder
+        many, none = build.number(self.group, place), build.number(0, place)
+        group = build.op("arith.floordivsi", place, many)
+        thread = build.subi(place, build.muli(group, many))
+        for value in (group, thread):
+            assert value.op is not None
+            value.op.attrs[TILE] = self.axis
+        size = build.number(self.group * self.copies, place)
+        begin = build.addi(lower, build.muli(group, size))
+        far = build.op("arith.maxsi", build.subi(build.addi(begin, size), upper), none)
+        if self.apart == 1:
+            thread = build.muli(thread, build.number(self.copies, place))
+        first = build.addi(build.subi(begin, far), thread)
+        indices = self._indices(body.args[self.axis], first)
+        self.masks = [build.op("arith.cmpi", index, begin, predicate="sge") for index in indices]
+        self._body(body.ops[:-1], self.all)
+        self.masks = ()
 
     def _maskable(self, body: Block) -> tuple[list[Op], Op] | None:
         """What is computed before the branch that all of ``body`` is, and that branch, if it does
@@ -217,9 +260,9 @@ class _Jamming:
                 own = build.op("arith.select", mask, index, chosen, type=index.type)
                 self.put([k], iv, own)
             self._body(before, self.all)
-            self.masks = masks
+            self.masks, self.few = masks, True
             self._body(If(branch).then.ops[:-1], self.all)
-            self.masks = ()
+            self.masks, self.few = (), False
             build.append(Op("scf.yield", []))
         with build.at(If(made).otherwise):
             build.append(Op("scf.yield", []))
@@ -393,7 +436,7 @@ class _Jamming:
         block = Block([body.args[0].type, *types])
         step = self.get(lanes[0], For(op).step)
         operands = [low, high, step, *inits]
-        few = {"unroll": 1} if self.masks else {}
+        few = {"unroll": 1} if self.few else {}
         made = Op("scf.for", operands, types, {**op.attrs, **attrs, **few}, [block], op.span)
         self.put(lanes, body.args[0], block.args[0])
         for (j, place), arg in zip(columns, block.args[1:], strict=True):

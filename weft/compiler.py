@@ -30,6 +30,7 @@ from weft.passes.run import PIPELINE, Pass, run
 from weft.passes.runs import runs
 from weft.passes.sink import sink
 from weft.passes.touch import touch
+from weft.passes.widen import widen
 from weft.schedule import default_cpu
 from weft.schedule.choose import candidate
 from weft.schedule.grid import threads_of
@@ -75,7 +76,7 @@ def optimize(
     """IR after the passes, for a GPU: its loops are not cut up. Loops that the schedule ``asked``
     for lets threads share stay loops, and all that it names where it names one that would be fused
     with others. Raises ``RaceError``."""
-    without = [runs, blocks, keep, *([extrema, factor, reciprocal] if strict_math else [])]
+    without = [widen, runs, blocks, keep, *([extrema, factor, reciprocal] if strict_math else [])]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
 
     def collapsed(function: Function) -> Function:

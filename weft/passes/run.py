@@ -29,6 +29,7 @@ from weft.passes.runs import runs
 from weft.passes.simplify import choices, simplify
 from weft.passes.sink import sink
 from weft.passes.strength import strength
+from weft.passes.widen import widen
 
 log = logging.getLogger("weft.passes")
 
@@ -37,6 +38,7 @@ Pass = Callable[[Function], Function]
 # What every kernel goes through, from top to bottom.
 PIPELINE: list[Pass] = [
     simplify,  # constants and algebra
+    widen,  # subscripts through narrow integers and floats, which the next ones do not read
     cse,  # equal subscripts become one value, which the next passes compare by identity
     bounds,  # checks of debug mode that index sets prove needless
     demote,  # an accumulation that no two iterations share becomes an ordinary update

@@ -43,7 +43,7 @@ def evaluate(steps: Sequence[Step], slots: Callable[[int], Interval]) -> list[In
         if operation == "any" or (ANY in known and operation not in _TOLERANT):
             found.append(ANY)
             continue
-        low, high = _MEANING[str(operation)](*known)
+        low, high = MEANING[str(operation)](*known)
         found.append((low, high) if ANY[0] <= low and high <= ANY[1] else ANY)
     return found
 
@@ -82,7 +82,7 @@ def _shift(a: Interval, b: Interval, left: bool) -> Interval:
     return _hull([x << y if left else x >> y for x in a for y in b])
 
 
-_MEANING: dict[str, Callable[..., Interval]] = {
+MEANING: dict[str, Callable[..., Interval]] = {
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
     "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
     "mul": _corners(lambda x, y: x * y),

@@ -14,7 +14,7 @@ from weft.ir.builder import Builder
 from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType, ScalarType, bf16, f16, f32, f64, i32, i64, index
 from weft.schedule.default_cpu import candidates
-from weft.schedule.language import show
+from weft.schedule.language import parse, show
 from weft.schedule.machine import CpuMachine
 
 RNG = np.random.default_rng(17)
@@ -240,3 +240,64 @@ def test_integers_and_index_arithmetic() -> None:
     c = RNG.integers(-99, 99, (21, 75)).astype(np.int32)
     out = poisoned((7, 75), np.int32)
     compare(parallel([MemRefType(i32, 2)] * 3, 2, body, sizes_of=2), a, c, out)
+
+
+def guarded(nested: bool) -> Function:
+    """out[r, t] = factor[k] * sum of a[u, t] * x[r, u] over u >= t where r < n and t < m, with
+    k = r there; else a number and k = t. ``nested``: one comparison in the other."""
+
+    def body(b: Builder, args: list[Value], indices: list[Value]) -> None:
+        a, x, factor, n, m, out = args
+        r, t = indices
+        rows, columns = (b.op("arith.cmpi", v, end, predicate="slt")
+                         for v, end in ((r, n), (t, m)))  # fmt: skip
+
+        def choice(condition: Value, yes: Callable[[], list[Value]]) -> list[Value]:
+            made = b.if_(condition, [f32, index])
+            with b.at(made.regions[0]):
+                b.do("scf.yield", *yes())
+            with b.at(made.regions[1]):
+                b.do("scf.yield", b.constant(-2.0, f32), t)
+            return made.results
+
+        def total() -> list[Value]:
+            end = b.op("memref.dim", a, axis=0)
+            return [serial_sum(b, t, end, lambda u: product(
+                b, b.load(a, [u, t]), b.load(x, [r, u]))), r]  # fmt: skip
+
+        if nested:
+            value, k = choice(columns, lambda: choice(rows, total))
+        else:
+            value, k = choice(b.op("arith.andi", rows, columns), total)
+        b.store(product(b, value, b.load(factor, [k])), out, [r, t])
+
+    types = [MemRefType(f32, 2)] * 2 + [MemRefType(f32, 1), index, index, MemRefType(f32, 2)]
+    return parallel(types, 2, body, sizes_of=5)
+
+
+@pytest.mark.skipif(NO_TILES, reason="this CPU has no vectors that tiles can use")
+def test_comparisons_of_indices_do_not_keep_rows_from_sharing() -> None:
+    for width in (32, 64):
+        schedule, _ = candidates(guarded(nested=False), CpuMachine(width))
+        assert show(schedule) == f"unroll_jam(i0, 4); vectorize(i1, {width // 4}, {width})"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("lanes", [0, 8])  # as chosen; half as many lanes
+@pytest.mark.parametrize(("n", "m"), [(9, 150), (9, 70), (6, 150), (5, 67), (0, 150), (9, 0)])
+def test_whole_tiles_behind_a_comparison_have_no_masks(
+    nested: bool, lanes: int, n: int, m: int
+) -> None:
+    function = guarded(nested)
+    a = RNG.standard_normal((150, 150)).astype(np.float32)
+    x = RNG.standard_normal((9, 150)).astype(np.float32)
+    factor = RNG.standard_normal(150).astype(np.float32)
+    schedule = parse(f"unroll_jam(i0, 4); vectorize(i1, {lanes}, {4 * lanes})") if lanes else None
+    if NO_TILES and lanes:
+        return
+    out = poisoned(x.shape, np.float32)
+    Compiled(function, schedule=schedule)(a, x, factor, n, m, out)
+    total = np.array([[(a[t:, t] * x[r, t:]).sum() for t in range(150)] for r in range(9)])
+    expected = np.tile(-2.0 * factor, (9, 1))
+    expected[:n, :m] = (total * factor[:9, None])[:n, :m]
+    np.testing.assert_allclose(out, expected, rtol=2e-4, atol=1e-4)

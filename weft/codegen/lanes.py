@@ -9,7 +9,7 @@ part that all share without masks, and the ragged rest with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Set
 
 from weft.codegen.arith import RULES, note_range
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
@@ -35,10 +35,15 @@ class Tile:
         rows = only(schedule, UnrollJam)
         self.row = axes.index(rows.axis) if rows is not None else None
         self.rows = rows.copies if rows is not None else 1
+        self.down, self.along = self.variations(frozenset())
+
+    def variations(self, whole: Set[Op]) -> tuple[Variation, Variation]:
+        """Down the rows and along the columns, where all iterations take the first arm of the
+        branches ``whole``."""
         jammed = {} if self.row is None else {self.body.args[self.row]: 1}
-        self.down = Variation(self.body, jammed, masked=True)
+        down = Variation(self.body, jammed, masked=True, whole=whole)
         lane = {self.body.args[self.column]: -1 if self.reverse else 1}
-        self.along = Variation(self.body, lane, beside=self.down)
+        return down, Variation(self.body, lane, beside=down, whole=whole)
 
     @property
     def columns(self) -> int:
@@ -55,9 +60,9 @@ class VectorEmitter:
     """Writes the body of a parallel loop for ``jam`` x ``vectors`` x lanes iterations at once."""
 
     def __init__(self, e: Emitter, tile: Tile, jam: int) -> None:
-        self.e = e
-        self.slope, self.stride = tile.along.slope, tile.along.stride
-        self.shared = tile.down.uniform  # by the jammed iterations
+        self.e, self.tile = e, tile
+        self.whole: frozenset[Op] = frozenset()  # branches whose first arm all iterations take
+        self.vary(tile.down, tile.along)
         self.jam = jam
         self.vectors = tile.vectors
         self.width = tile.width
@@ -66,6 +71,12 @@ class VectorEmitter:
         self.mask: dict[Instance, str] | None = None  # None: every lane is active
         self.certain = True  # some lane of each jammed iteration is active here
         self.partial = False  # lanes are off that must keep what they carry
+
+    def vary(self, down: Variation, along: Variation) -> None:
+        """Goes by these from here on."""
+        self.slope, self.stride = along.slope, along.stride
+        self.shared = down.uniform  # by the jammed iterations
+        self.varying = down, along
 
     # -- instances
 
@@ -323,6 +334,47 @@ class VectorEmitter:
             e.jump(out)
             e.start(out)
             return
+        if loops and outer is None:
+            self.together(op, yes)
+            return
+        self.apart(op, yes)
+
+    def together(self, op: Op, yes: dict[Instance, str]) -> None:
+        """A choice that makes values: where all lanes take the first arm, it has no masks."""
+        e, then = self.e, If(op).then
+        whole, rest, join = e.label("all"), e.label("rest"), e.label("join")
+        e.branch(self.across_all("and", yes), whole, rest)
+        places = [(r, v, at) for r, v in zip(op.results, then.terminator.operands, strict=True)
+                  for at in self.copies(r)]  # fmt: skip
+        alike = {r for r in op.results if self.slope(r) == 0}
+        splats, varying, certain = dict(self.splats), self.varying, self.whole
+        e.start(whole)
+        self.whole |= {op}
+        self.vary(*self.tile.variations(self.whole))
+        self.block(then)
+        ends = [[(self.name if r in alike else self.vector)(v, at) for r, v, at in places]]
+        blocks = [e.block]
+        e.jump(join)
+        self.splats, self.whole = dict(splats), certain
+        self.vary(*varying)
+        e.start(rest)
+        self.apart(op, yes)
+        ends.append([self.names[r][at] for r, _, at in places])
+        blocks.append(e.block)
+        e.jump(join)
+        self.splats = splats
+        e.start(join)
+        phis = [e.phi(self.type(r)) for r, _, _ in places]
+        for (_, slot), *values in zip(phis, *ends, strict=True):
+            e.fill(slot, *zip(values, blocks, strict=True))
+        for (r, _, at), (name, _) in zip(places, phis, strict=True):
+            self.names[r] = {**(self.names[r] if at != self.copies(r)[0] else {}), at: name}
+
+    def apart(self, op: Op, yes: dict[Instance, str]) -> None:
+        """Both arms, with masks, and a choice between their values."""
+        e, condition, everywhere = self.e, If(op).condition, self.instances()
+        kind, outer = f"<{self.width} x i1>", self.mask
+        certain, partial = self.certain, self.partial
         self.certain, self.partial = False, True
         arms: list[dict[Value, dict[Instance, str]]] = []
         for number, region in enumerate(op.regions):
@@ -369,15 +421,15 @@ class VectorEmitter:
         high_min, high_max = self.extremes(upper)
         if self.mask is not None:  # with no active lane an extreme is neutral: then no part runs
             if ragged_low:
-                low_max = _pick(self.e, "smax", low_max, low_min)
+                low_max = pick(self.e, "smax", low_max, low_min)
             if ragged_high:
-                high_min = _pick(self.e, "smin", high_min, high_max)
+                high_min = pick(self.e, "smin", high_min, high_max)
         if ragged_low:
-            end = _pick(self.e, "smin", low_max, high_max)
+            end = pick(self.e, "smin", low_max, high_max)
             state = self.part(op, low_min, end, state, masked=True)
         state = self.part(op, low_max, high_min, state, masked=False)
         if ragged_high:
-            begin = _pick(self.e, "smax", low_max, high_min)
+            begin = pick(self.e, "smax", low_max, high_min)
             state = self.part(op, begin, high_max, state, masked=True)
         names = iter(state)
         for arg, result in zip(carried, op.results, strict=True):
@@ -404,8 +456,8 @@ class VectorEmitter:
                 reach = stride * (self.width * self.vectors - 1)
                 last = self.e.inst(f"add nsw i64 {first}, {reach}")
                 low, high = (first, last) if stride >= 0 else (last, first)
-            least = low if not least else _pick(self.e, "smin", least, low)
-            most = high if not most else _pick(self.e, "smax", most, high)
+            least = low if not least else pick(self.e, "smin", least, low)
+            most = high if not most else pick(self.e, "smax", most, high)
         return least, most
 
     def across(self, bound: Value, at: Instance, function: str) -> str:
@@ -497,7 +549,7 @@ class VectorEmitter:
         # In 32 bits, which makes narrower vectors: the distance to lane 0's bound, kept small.
         limit = abs(stride) * self.width * self.vectors + 1
         distance = e.inst(f"sub nsw i64 {induction}, {self.name(bound, at)}")
-        distance = _pick(e, "smax", _pick(e, "smin", distance, str(limit)), str(-limit))
+        distance = pick(e, "smax", pick(e, "smin", distance, str(limit)), str(-limit))
         narrow = self.splat(e.inst(f"trunc i64 {distance} to i32"), "i32")
         return e.inst(
             f"icmp {predicate} <{self.width} x i32> {narrow}, {self.ramp(stride, at, 'i32')}"
@@ -517,82 +569,10 @@ class _lanes:
         self.e.lanes = 1
 
 
-def _pick(e: Emitter, function: str, a: str, b: str) -> str:
+def pick(e: Emitter, function: str, a: str, b: str) -> str:
     return a if a == b else e.extreme(function, a, b)
 
 
 def _suffix(ty: str) -> str:
     """What an intrinsic's name says of a type."""
     return {"float": "f32", "double": "f64", "half": "f16"}.get(ty, ty)
-
-
-def emit_tile(
-    e: Emitter,
-    tile: Tile,
-    lengths: tuple[str, str],
-    origins: tuple[str, str],
-    index: Callable[[Value, str], str],
-) -> None:
-    """Writes the code of one tile, whole or at an edge.
-
-    ``origins`` are the tile's first iterations along its rows' and its columns' index, ``lengths``
-    the numbers of iterations there; ``index(value, count)`` gives the parallel index ``value`` at
-    iteration ``count``.
-    """
-    row, column = origins
-    rows, columns = lengths
-    full, edge, out = e.label("full"), e.label("edge"), e.label("tiled")
-    end = e.inst(f"add nsw i64 {column}, {tile.columns}")
-    fits = e.inst(f"icmp sle i64 {end}, {columns}")
-    whole = fits
-    if tile.rows > 1:
-        last_row = e.inst(f"add nsw i64 {row}, {tile.rows}")
-        whole = e.inst(f"and i1 {fits}, {e.inst(f'icmp sle i64 {last_row}, {rows}')}")
-    e.branch(whole, full, edge)
-    e.start(full)
-    _fill(e, tile, tile.rows, origins, index, "")
-    e.jump(out)
-    e.start(edge)
-    row_end = _pick(e, "smin", e.inst(f"add nsw i64 {row}, {tile.rows}"), rows)
-    stop = _pick(e, "smin", end, columns)
-
-    def one_row(at: str, _: list[str]) -> list[str]:
-        _fill(e, tile, 1, (at, column), index, stop)
-        return []
-
-    loop(e, row, row_end, "1", [], [], one_row)
-    e.jump(out)
-    e.start(out)
-
-
-def _fill(
-    e: Emitter,
-    tile: Tile,
-    jam: int,
-    origins: tuple[str, str],
-    index: Callable[[Value, str], str],
-    stop: str,
-) -> None:
-    """Writes ``jam`` rows of a tile from ``origins``; where ``stop`` is given, only the columns
-    before it, with a mask."""
-    row, column = origins
-    lanes = VectorEmitter(e, tile, jam)
-    if tile.row is not None:
-        value = tile.body.args[tile.row]
-        lanes.bind(
-            value, {(j, 0): index(value, e.inst(f"add nsw i64 {row}, {j}")) for j in range(jam)}
-        )
-    value = tile.body.args[tile.column]
-    first = tile.columns - 1 if tile.reverse else 0
-    lanes.bind(value, {(0, 0): index(value, e.inst(f"add nsw i64 {column}, {first}"))})
-    if stop:
-        stride = -1 if tile.reverse else 1
-        left = e.inst(f"trunc i64 {e.inst(f'sub nsw i64 {stop}, {column}')} to i32")
-        splat = lanes.splat(left, "i32")
-        kind = f"<{tile.width} x i32>"
-        masks = {}
-        for m in range(tile.vectors):
-            ramp = lanes.ramp(stride, (0, m), "i32", first)
-            masks[(0, m)] = e.inst(f"icmp slt {kind} {ramp}, {splat}")
-        lanes.mask = {(j, m): masks[(0, m)] for j in range(jam) for m in range(tile.vectors)}
-    lanes.block(tile.body)

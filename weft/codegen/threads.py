@@ -20,8 +20,9 @@ from weft.codegen.cpu_target import CpuTarget
 from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symbol_of
 from weft.codegen.interface import Slot
 from weft.codegen.interrupt import clock, polled_loops, runs_once
-from weft.codegen.lanes import emit_tile, tile_of
+from weft.codegen.lanes import tile_of
 from weft.codegen.llvm import emit_block, emit_op, loop, rows_follow
+from weft.codegen.tiles import emit_tile
 from weft.ir import trips
 from weft.ir.builder import identity
 from weft.ir.core import Block, Function, Op, Value, walk

@@ -57,11 +57,11 @@ class _Widening(Rewriter):
         new = super().copy(op)
         if op.name in ("scf.for", "scf.parallel"):
             loop = loop_of(new)
-            for block_arg, bounds in zip(new.regions[0].args, loop.axes, strict=False):
+            for iv, bounds in zip(loop.indices, loop.axes, strict=True):
                 ends = [self._number(v) for v in bounds]
                 low, high, step = (n.interval if n else ANY for n in ends)
                 if ANY not in (low, high) and step[0] > 0:
-                    self.numbers[block_arg] = _Number((low[0], max(low[0], high[1] - 1)), block_arg)
+                    self.numbers[iv] = _Number((low[0], max(low[0], high[1] - 1)), iv)
         return new
 
     def _visit(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:

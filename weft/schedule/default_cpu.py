@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from weft.errors import ScheduleError, Span
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.types import MemRefType, ScalarType, bf16, f16, i1
-from weft.ir.views import For, Parallel, is_constant, memory
+from weft.ir.types import MemRefType, ScalarType, bf16, f16, i1, index
+from weft.ir.views import For, If, Parallel, is_constant, memory
 from weft.schedule.language import (
     Privatize,
     Schedule,
@@ -126,14 +126,31 @@ def _shared_axis(parallel: Op, loops: list[Op], vectors: list[Op]) -> int | None
     """The outer index, if there is one, that most loads of whole vectors do not depend on, and
     that leaves the bounds of loops as they are."""
     best, best_shared = None, 0
+    guards = {op for op in walk(parallel.body) if op.name == "scf.if" and _is_guard(op)}
     for axis, step in enumerate(Parallel(parallel).steps[:-1]):
         if not is_constant(step, 1):
             continue
-        along = Variation(parallel.body, {parallel.body.args[axis]: 1}, masked=True)
+        along = Variation(parallel.body, {parallel.body.args[axis]: 1}, masked=True,
+                          whole=guards)  # fmt: skip
         shared = sum(along.uniform(*access.operands) for access in vectors)
         if shared > best_shared and all(along.uniform(*For(loop).bounds) for loop in loops):
             best, best_shared = axis, shared
     return best
+
+
+def _is_guard(op: Op) -> bool:
+    """Whether a branch goes by comparisons of indices and numbers: nearly all iterations of a
+    gradient's loop take its first arm, which asks whether there is an iteration."""
+    open_ = [If(op).condition]
+    while open_:
+        asked = open_.pop().op
+        if asked is None or asked.name not in ("arith.andi", "arith.cmpi"):
+            return False
+        if asked.name == "arith.andi":
+            open_ += asked.operands
+        elif asked.left.type is not index:
+            return False
+    return True
 
 
 def _is_access(op: Op) -> bool:

@@ -53,16 +53,18 @@ class Variation:
     def __init__(
         self, body: Block, indices: Mapping[Value, int | None], *,
         changing: Set[Value] = frozenset(), masked: bool = False, beside: Variation | None = None,
-        exact: tuple[Type, ...] = (index, i64),
+        exact: tuple[Type, ...] = (index, i64), whole: Set[Op] = frozenset(),
         rule: Callable[[Variation, Op], Growth | None] | None = None,
     ) -> None:  # fmt: skip
         """``changing``: memory of which one element may hold different numbers for different
         iterations. ``masked``: what is computed inside of divergent loops and branches varies, but
         for constants and sizes. ``beside``: the variation along another index, where what diverges
         does so here too. ``exact``: types of integers that do not wrap around, besides those of
-        ``indices``. ``rule``: the growth of an operation's results where it is not the usual."""
+        ``indices``. ``whole``: branches whose first arm all iterations take. ``rule``: the growth
+        of an operation's results where it is not the usual."""
         self.divergent: set[Op] = set()
         self._changing, self._masked, self._beside = changing, masked, beside
+        self._whole = whole
         self._exact, self._rule = (*exact, *(value.type for value in indices)), rule
         self._growth = {
             value: VARYING if step is None else Growth(step, step)
@@ -151,7 +153,7 @@ class Variation:
                 self._note([row[0], row[3]], VARYING)
 
     def _diverges(self, op: Op, on: list[Value] | tuple[Value, ...], *, divergent: bool) -> bool:
-        if divergent or not self.uniform(*on):
+        if divergent or (op not in self._whole and not self.uniform(*on)):
             self.divergent.add(op)
         beside = self._beside is not None and op.name == "scf.for" and op in self._beside.divergent
         return beside or op in self.divergent

@@ -84,8 +84,12 @@ class CpuModule:
         self.private = private.private_arrays(function, schedule)
         if self.parallel is not None and self.tile is None and runs_once(self.parallel):
             self.cpu.polled = polled_loops(self.parallel.body)
+        # Runs (see ``passes/runs.py``) are short: memcpy for each costs more than it saves.
+        runs = any("independent" in op.attrs for op in walk(function.body))
         self.traits = self.module.attribute(
-            'nounwind "prefer-vector-width"="512" "no-trapping-math"="true"')  # fmt: skip
+            'nounwind "prefer-vector-width"="512" "no-trapping-math"="true"'
+            + (' "no-builtin-memcpy"' if runs else "")
+        )
 
     def emit(self) -> str:
         """The module's text."""

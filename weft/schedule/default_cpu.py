@@ -105,21 +105,39 @@ def _tile(function: Function, parallel: Op, machine: CpuMachine) -> Schedule:
     inside = [op for loop in loops for op in walk(loop.body) if _is_access(op)]
     along = Variation(body, {body.args[-1]: 1})
     strides = [along.stride(op) for op in inside]
-    if any(stride not in (0, 1, -1) for stride in strides) or not any(strides):
+    if not any(stride in (1, -1) for stride in strides):
         return ()
-    sums = max(len(loop.results) for loop in loops)
-    vectors = 4 if sums == 1 else 2 if sums == 2 else 1
-    vector = Vectorize(
-        axes[-1], lanes, lanes * vectors, reverse=strides.count(-1) > strides.count(1)
-    )
-    row = _shared_axis(parallel, loops, [op for op, s in zip(inside, strides, strict=True) if s])
-    jams = () if row is None else (UnrollJam(axes[row], 2 if sums > 2 else 4),)
-    steps = (*jams, vector)
+    if any(stride not in (0, 1, -1) for stride in strides):
+        pays = machine.vector_bytes == 64 and _gathers_pay(loops, strides, along, body)
+        steps = (Vectorize(axes[-1], lanes, lanes),) if pays else ()
+    else:
+        sums = max(len(loop.results) for loop in loops)
+        vectors = 4 if sums == 1 else 2 if sums == 2 else 1
+        vector = Vectorize(
+            axes[-1], lanes, lanes * vectors, reverse=strides.count(-1) > strides.count(1)
+        )
+        moving = [op for op, s in zip(inside, strides, strict=True) if s]
+        row = _shared_axis(parallel, loops, moving)
+        jams = () if row is None else (UnrollJam(axes[row], 2 if sums > 2 else 4),)
+        steps = (*jams, vector)
     try:
         check(function, steps, machine)
     except ScheduleError:
         return ()
     return steps
+
+
+def _gathers_pay(loops: list[Op], strides: list[int | None], along: Variation, body: Block) -> bool:
+    """Whether lanes that load elements anywhere are better than what LLVM makes of the serial
+    loops: these have no rows of their own to load, and what is stored are rows of the lanes."""
+    for loop in loops:
+        turns = Variation(body, {For(loop).index: 1})
+        inside = [op for op in walk(loop.body) if _is_access(op)]
+        if any(turns.stride(op) in (1, -1) for op in inside):
+            return False
+        if any(op.name == "memref.store" and along.stride(op) not in (1, -1) for op in inside):
+            return False
+    return True
 
 
 def _shared_axis(parallel: Op, loops: list[Op], vectors: list[Op]) -> int | None:

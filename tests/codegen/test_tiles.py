@@ -301,3 +301,40 @@ def test_whole_tiles_behind_a_comparison_have_no_masks(
     expected = np.tile(-2.0 * factor, (9, 1))
     expected[:n, :m] = (total * factor[:9, None])[:n, :m]
     np.testing.assert_allclose(out, expected, rtol=2e-4, atol=1e-4)
+
+
+def gathering(contiguous: bool) -> Function:
+    """out[i, j] = sum of x[k, n[j]] over k, or of x[n[j], k], whose turns are a row of memory."""
+
+    def body(b: Builder, args: list[Value], indices: list[Value]) -> None:
+        x, n, out = args
+        i, j = indices
+        place = b.op("arith.index_cast", b.load(n, [j]), type=index)
+
+        def term(k: Value) -> Value:
+            value = b.load(x, [place, k] if contiguous else [k, place])
+            inside = b.op("arith.cmpi", place, i, predicate="sgt")
+            made = b.if_(inside, [f32])
+            with b.at(made.regions[0]):
+                b.do("scf.yield", product(b, value, b.load(x, [i, place])))
+            with b.at(made.regions[1]):
+                b.do("scf.yield", value)
+            b.store(made.result, out, [i, j])
+            return made.result
+
+        total = serial_sum(b, b.constant(0, index), b.op("memref.dim", x, axis=0), term)
+        b.store(total, out, [i, j])
+
+    types = [MemRefType(f32, 2), MemRefType(i32, 1), MemRefType(f32, 2)]
+    return parallel(types, 2, body, sizes_of=2)
+
+
+def test_lanes_gather_where_turns_have_no_rows_of_their_own() -> None:
+    steps, _ = candidates(gathering(contiguous=False), CpuMachine(64))
+    assert show(steps) == "vectorize(i1, 16, 16)"
+    assert candidates(gathering(contiguous=True), CpuMachine(64)) == [()]
+    assert candidates(gathering(contiguous=False), CpuMachine(32)) == [()]  # slow there
+    if host_cpu().vector_bytes == 64:
+        x = RNG.standard_normal((70, 70)).astype(np.float32)
+        n = RNG.integers(0, 70, 53).astype(np.int32)
+        compare(gathering(contiguous=False), x, n, poisoned((9, 53), np.float32))

@@ -10,6 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import weft
 from benchmarks import recurrences
+from weft.autodiff import state as states
 from weft.pytorch import workspaces
 
 
@@ -161,9 +162,14 @@ def given(name, turns):
     return kernel, [a.requires_grad_() if isinstance(a, torch.Tensor) else a for a in args]
 
 
-@pytest.fixture(params=["tapes", "checkpoints"])
+@pytest.fixture(params=["tapes", "checkpoints", "columns"])
 def form(request, monkeypatch):
-    if request.param == "checkpoints":
+    if request.param == "columns":
+        monkeypatch.setattr(workspaces, "CHUNK", {"cpu": 3})
+        monkeypatch.setattr(workspaces, "_ROWS_TOGETHER", (3, 2))
+        monkeypatch.setattr(workspaces, "_ROOM", 1 << 60)
+        monkeypatch.setattr(states, "_LEAST", 1)
+    if request.param != "tapes":
         monkeypatch.setattr(workspaces, "_SHORT", 0)
         monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
         monkeypatch.setattr(workspaces, "REMEMBERED", 0)

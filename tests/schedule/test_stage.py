@@ -61,12 +61,12 @@ def lowered(kernel: weft.Kernel, *args: Any) -> tuple[Function, Op]:
 
 def test_what_depends_on_the_turn_alone_is_computed_once() -> None:
     function, parallel = lowered(state, *inputs(3, 4, 5))
-    found = rows_of(function, parallel, 1, serial_of(parallel)["t"])
+    found = rows_of(function, parallel, 1, serial_of(parallel)["t"], 32)
     assert sorted((row.root.name, row.width, len(row.stands_for)) for row in found) == [
         ("math.exp", 4, 1),  # not w, which nothing else asks for
         ("memref.load", 1, 1), ("memref.load", 4, 2),  # g; k in both loops
     ]  # fmt: skip
-    assert rows_of(function, parallel, 0, serial_of(parallel)["t"]) == []  # b tells rows apart
+    assert rows_of(function, parallel, 0, serial_of(parallel)["t"], 32) == []  # b tells rows apart
 
 
 @pytest.fixture
@@ -145,11 +145,11 @@ BODIES = {
     "a place that data picks": "s[1] += x[int(s[0]) % 3, 0]; out[i, t] = s[1]",
 }
 REFUSED = {
-    "stage(t, 3, 64)": "turns are a power of two, 2 to 64, threads 32 to 1024",
-    "stage(t, 8, 16)": "turns are a power of two, 2 to 64, threads 32 to 1024",
+    "stage(t, 3, 64)": "turns are a power of two, 1 to 64, threads 32 to 1024",
+    "stage(t, 8, 16)": "turns are a power of two, 1 to 64, threads 32 to 1024",
     "stage(j, 8, 64)": "no turn of `j` loads what neighbours along `i` load too",
     "stage(t, 8, 64); bind(b, x)": "no turn of `t` loads what neighbours along `b` load too",
-    "stage(t, 8, 64); stage(j, 8, 64)": "one loop is staged",
+    "stage(t, 8, 64); stage(j, 8, 32)": "blocks have one number of threads",
     "stage(t, 8, 64); unroll_jam(i, 2)": "it does not go with `unroll_jam(i, 2)`",
     "stage(t, 8, 64); cooperate((j), 32)": "it does not go with `cooperate((j), 32)`",
     "stage(u, 8, 64)": "there is no loop `u`",
@@ -175,7 +175,7 @@ def test_what_is_not_staged(name: str) -> None:
         f"        s = weft.zeros(4)\n        for t in range(out.shape[1]):\n{lines}\n"
     ))  # fmt: skip
     function, parallel = lowered(kernel, torch.rand(9, 9), torch.rand(3, 5))
-    assert rows_of(function, parallel, 0, serial_of(parallel)["t"]) == []
+    assert rows_of(function, parallel, 0, serial_of(parallel)["t"], 32) == []
 
 
 @weft.kernel

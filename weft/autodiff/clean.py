@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-from weft.ir.builder import Rewriter
-from weft.ir.core import Function, Op, Value, walk
-from weft.ir.views import written_by
-from weft.ir.writes import loaded, written
+from weft.ir.core import Function, walk
+from weft.ir.writes import written
 from weft.passes.cse import cse
 from weft.passes.dce import dce
 from weft.passes.simplify import simplify
 
 
 def clean(function: Function) -> Function:
-    """``function`` simplified, without tapes that are never read and without unused arguments.
+    """``function`` simplified, without tapes of which nothing that matters is read, and without
+    unused arguments.
 
     Arguments whose names begin with "tape" or "work." are workspaces of ``function`` alone: nobody
     looks at them afterwards.
     """
     function = cse(simplify(function))
-    while True:
-        function = dce(function)
-        unread = _unread(function)
-        if not unread:
-            break
-        function = _without_stores(function, unread)
-    return without_unused(dce(simplify(function)))
-
-
-def _unread(function: Function) -> set[str]:
-    """The tapes that are written and never read."""
     tapes = {a for a in function.args if a.name.startswith(("tape", "work."))}
-    return {a.name for a in (written(function) & tapes) - loaded(function)}
-
-
-def _without_stores(function: Function, names: set[str]) -> Function:
-    def visit(op: Op, rewriter: Rewriter) -> list[Value] | None:
-        memref = written_by(op)
-        if memref is None or memref.name not in names:
-            return None
-        return [rewriter.constant(0, r.type) for r in op.results]  # type: ignore[arg-type]
-
-    return Rewriter(visit).function(function)
+    return without_unused(dce(simplify(dce(function, tapes))))
 
 
 def without_unused(function: Function) -> Function:

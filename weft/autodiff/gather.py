@@ -71,6 +71,7 @@ class Form:
     private: Collection[str] = ()
     narrow: bool = False
     alike: bool = False
+    atomic: bool = False
 
 
 @mutable
@@ -101,7 +102,7 @@ def gather(
         every = accesses(function)
     slicer = Slicer(function, form.wide)
     groups = {name: [a for a in every if a.memref.name == name] for name in names}
-    plans = [_plan(name, group, slicer, form.sort) for name, group in groups.items() if group]
+    plans = [_plan(name, group, slicer, form) for name, group in groups.items() if group]
     made = Gathered([], {})
     stores: set[Op] = set()
     for plan in plans:
@@ -282,7 +283,7 @@ class _List:
         r.store(value, values, at)
 
 
-def _plan(name: str, group: list[Access], slicer: Slicer, sort: bool) -> _Plan:
+def _plan(name: str, group: list[Access], slicer: Slicer, form: Form) -> _Plan:
     if any(a.kind != "rmw" for a in group):
         return _Plan(name, "atomic", "as the loop writes it")
     budget = Budget()
@@ -293,13 +294,15 @@ def _plan(name: str, group: list[Access], slicer: Slicer, sort: bool) -> _Plan:
         not a.serial and not a.guards for a in group
     ):
         return _Plan(name, "reduce", "parallel reduction", group)
+    if form.atomic:
+        return _Plan(name, "atomic", "atomic", group)
     try:
         found = [(piece, fibre(piece)) for a in group for piece in affine_pieces(a)]
         for access, one in found:
             slicer.check(access)
             slicer.check_symbols(one.symbols())
     except (NotAffine, Unavailable) as error:
-        if sort and all(slicer.undoing(slicer.parents[a.op]) is not None for a in group):
+        if form.sort and all(slicer.undoing(slicer.parents[a.op]) is not None for a in group):
             return _Plan(name, "listed", f"sorted ({error})", group)
         return _Plan(name, "atomic", f"atomic ({error})", group)
     return _Plan(name, "gather", "gather", group, found)

@@ -43,6 +43,7 @@ def reverse(
     narrow: bool = False,
     alike: bool = False,
     chunk: int = 0,
+    atomic: bool = False,
 ) -> Adjoint:
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
 
@@ -58,10 +59,11 @@ def reverse(
     ``private``: gradients of ``Adjoint.private`` that have private copies. ``narrow``: gradients
     are in f16 or bf16 themselves where that is the same. ``alike``: those with private copies have
     one shape and dtype: one loop adds them up. ``chunk``: how many iterations are written out of
-    those of ``checkpoints`` that carry some numbers, if not 0 (see ``Tapes``). Raises
-    ``GradientError`` for what cannot be reversed correctly.
+    those of ``checkpoints`` that carry some numbers, if not 0 (see ``Tapes``). ``atomic``: no sums
+    have loops of their own, over the elements of a gradient. Raises ``GradientError`` for what
+    cannot be reversed correctly.
     """
-    form = Form(split, wide, sort, stored, private, narrow, alike)
+    form = Form(split, wide, sort, stored, private, narrow, alike, atomic)
     primal = Primal(function, wanted, kept)
     primal.check()
     return _Reversal(primal, lasting, checkpoints, chunk).run(form)

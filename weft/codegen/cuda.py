@@ -219,8 +219,8 @@ def scheduled(
         serial = loops_of(parallel)
         function, parallel = reverse(function, parallel, {serial[r.loop] for r in reversed_})
     unrolled, pipelined = only(schedule, Unroll), several(schedule, Prefetch)
-    names, staged = unrolled.loops if unrolled else (), only(schedule, Stage)
-    if parallel is not None and staged is not None:
+    names, staged = unrolled.loops if unrolled else (), several(schedule, Stage)
+    if parallel is not None and staged:
         function, parallel = stage(function, parallel, order[0], names, staged)
     elif parallel is not None and (unrolled or pipelined):
         function, parallel = serial_steps(function, parallel, names, pipelined)

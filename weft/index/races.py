@@ -161,7 +161,20 @@ def proven_apart(a: Access, b: Access, budget: Budget) -> bool:
         return False  # nested parallel loops
     if apart(a, b):
         return True
+    if a is b and _wherever(a):
+        return False
     return not meet_somewhere(a, b) and budget.proves_empty(meetings(a, b, Text()))
+
+
+def _wherever(access: Access) -> bool:
+    """Whether it is the same for all of several iterations along a parallel index."""
+    used = {leaf for poly in access.polys() for leaf in poly.leaves()}
+    lengths = [None if loop.lower is None or loop.upper is None else (loop.upper - loop.lower)
+               for loop in access.loops if loop.parallel and loop.iv not in used]  # fmt: skip
+    return None not in access.subscripts and any(
+        length is not None and (length.constant is None or length.constant > 1)
+        for length in lengths
+    )
 
 
 def _decidable(a: Access, b: Access) -> bool:

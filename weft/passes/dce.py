@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,18 +16,18 @@ from weft.passes.memory import is_local
 _KEPT = ("scf.parallel", "scf.while")
 
 
-def dce(function: Function) -> Function:
+def dce(function: Function, own: Collection[Value] = ()) -> Function:
     """Removes what has no effect and gives nothing that is used.
 
-    Precondition: a verified function.
+    Precondition: a verified function. ``own``: its arguments at which nobody looks afterwards.
     Removed are: operations without effects, loads and local arrays that are not used; stores to and
-    atomics on local arrays that are never read; values that a ``scf.for`` carries for themselves
-    only; unused results of ``scf.if``, ``scf.for`` and ``scf.parallel``; ifs and for loops in which
-    nothing is left. Gives ``function`` itself if all of it is alive.
+    atomics on local arrays, and ``own``, that are never read; values that a ``scf.for`` carries for
+    themselves only; unused results of ``scf.if``, ``scf.for`` and ``scf.parallel``; ifs and for
+    loops in which nothing is left. Gives ``function`` itself if all of it is alive.
     Non-goals: removing a ``scf.while`` (it may not end) or a ``scf.parallel``; stores to arguments
     that are overwritten later.
     """
-    alive = _Alive(function)
+    alive = _Alive(function, own)
     if alive.is_everything():
         return function
     return _Sweep(alive).function(function)
@@ -36,11 +36,12 @@ def dce(function: Function) -> Function:
 class _Alive:
     """The operations and values of a function that matter, found from its effects backwards."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, own: Collection[Value]) -> None:
+        self.own = own
         self.ops: set[Op] = set()
         self.values: set[Value] = set()
         self.parent: dict[Op | Block, Op | None] = {function.body: None}
-        # What writes each local array: alive as soon as the array is read.
+        # What writes each array of its own: alive as soon as the array is read.
         self.writers: dict[Value, list[Op]] = {}
         self.removable = 0  # operations that could die
         self.optional: list[Value] = []  # results of operations with regions that could
@@ -76,8 +77,8 @@ class _Alive:
                     self.todo += op.operands
             else:
                 self.parent[op] = parent
-                target = _local_target(op)
-                if target is None:
+                target = written_by(op)  # is that all that it writes?
+                if target is None or not (is_local(target) or target in self.own):
                     effects.append(op)
                 else:
                     self.writers.setdefault(target, []).append(op)
@@ -105,15 +106,14 @@ class _Alive:
             return
         self.values.add(value)
         owner = value.owner
+        for op in self.writers.pop(value, ()):
+            self._mark_effect(op)
         if isinstance(owner, Block):
             op = self.parent[owner]
             if op is not None and op.name == "scf.for" and value is not owner.args[0]:
                 self._mark_carried(op, owner.args.index(value) - 1)
             return
         assert owner is not None
-        if owner.name == "memref.alloca":
-            for op in self.writers.pop(value, ()):
-                self._mark_effect(op)
         if owner.regions:
             self._mark_region_result(owner, owner.results.index(value))
         else:
@@ -135,12 +135,6 @@ class _Alive:
         loop = For(op)
         self.todo += loop.carried[position], loop.inits[position]
         self.todo += loop.yielded[position], op.results[position]
-
-
-def _local_target(op: Op) -> Value | None:
-    """The local array that is all that ``op`` writes."""
-    memref = written_by(op)
-    return memref if memref is not None and is_local(memref) else None
 
 
 class _Sweep(Rewriter):

@@ -50,7 +50,7 @@ def _decisions(function: Function) -> dict[Op, bool]:
         for access in group:
             if access.kind == "rmw" and access.op.attrs["atomic"]:
                 alone = loop is None or access.local
-                plain = alone or all(proven_apart(access, b, budget) for b in group)
+                plain = alone or all(proven_apart(access, b, budget) for b in (access, *group))
                 decisions[access.op] = plain
                 if log.isEnabledFor(logging.DEBUG):
                     how = "plain" if plain else "atomic"

@@ -230,6 +230,8 @@ class _Sizes:
             if not lasting:
                 form["checkpoints"] = sizes.long
                 form["chunk"] = workspaces.CHUNK.get(self.device.type, 0)
+                if self.plain and form["chunk"]:
+                    form["rows"] = sizes.rows
         copies: dict[str, int] = {}
         if self.plain:
             if "sort" not in form:
@@ -247,14 +249,20 @@ class _Sizes:
         if few := frozenset(sizes.few - copies.keys()):
             form["split"] = few
         kept = frozenset(loop.written) - self.call.wanted
-        for _ in range(2 if form else 0):
+        for _ in range(4 if form else 0):
             made = loop.reversed(self.call.wanted, kept, lasting=lasting, **form)
             sizes = self._workspaces(made, sizes.trips)
             sizes.copies = copies
-            unknown = made.adjoint.dense.keys() & form.get("stored", frozenset()) - sizes.dense
-            if not unknown:  # this form may ask for more than the first one to store
+            if form.get("rows") and sizes.too_long:
+                del form["rows"]
+                continue
+            # This form may ask for more than the first one to store, or find more that it can.
+            stored = form.get("stored", frozenset())
+            better = stored - (made.adjoint.dense.keys() - sizes.dense)
+            better |= sizes.dense if self.plain else frozenset()
+            if better == stored:
                 break
-            form["stored"] -= unknown
+            form["stored"] = better
         self._check_versions(sizes)
         return made, sizes
 

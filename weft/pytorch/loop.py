@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from weft.autodiff.adjoint import Adjoint
+from weft.autodiff.columns import by_columns
 from weft.autodiff.forward_mode import forward_mode
 from weft.autodiff.jvp import Tangent
 from weft.autodiff.memory import contents
@@ -98,13 +99,16 @@ class Loop:
     def reversed(self, wanted: frozenset[int], kept: frozenset[int], **form: Any) -> Reversed:
         """The adjoint in the form that the keywords of ``reverse`` say. The lasting form is the
         usual one where no tape is written over."""
-        lasting = form.pop("lasting", False)
+        lasting, rows = form.pop("lasting", False), form.get("rows", 0)
         key = wanted, kept, tuple(sorted(form.items()))
         with self._lock:
             found = self._adjoints.get((*key, lasting))
             if found is None:
                 with rarely_collected:
-                    adjoint = reverse(self.function, wanted, kept, lasting=lasting, **form)
+                    adjoint = by_columns(self.function, wanted, kept, **form) if rows else None
+                    form.pop("rows", None)
+                    if adjoint is None:
+                        adjoint = reverse(self.function, wanted, kept, lasting=lasting, **form)
                 found = self._adjoints[*key, lasting] = Reversed(adjoint, self.derived)
                 if not any(w.extents for w in adjoint.taped):
                     self._adjoints[*key, True] = found

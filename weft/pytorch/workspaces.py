@@ -25,6 +25,10 @@ _ITERATIONS = {"cuda": 1 << 22, "cpu": 256}
 _LEAST_TERMS = 16
 VERSIONS = 1 << 30  # bytes that tapes of overwritten elements may take, if WEFT_TAPE_MB is not more
 _FEW = 4096  # iterations
+# Rows of a state whose sums over rows one thread has; and how many times as long as the largest
+# tensor their tapes may be: the chunks of a state are its number of elements by ``CHUNK``.
+_ROWS_TOGETHER = (64, 32, 16, 8)
+_ROOM = 32
 REMEMBERED = 64  # sizes of calls for which it is known what fits them
 # Private copies of a gradient are for the CPU. Atomic additions cost some times what it takes to
 # fill an element of a copy and to add it up; fewer of them are not worth the second launch.
@@ -88,6 +92,18 @@ class Workspaces:
         if math.prod(self.space) > _FEW or not any(t.is_cuda for t in tensors):
             return 0
         return max(t.nbytes for t in tensors)
+
+    @property
+    def rows(self) -> int:
+        """How many iterations along the last parallel index go together, where these are rows of a
+        state; 0 where they cannot."""
+        return next((n for n in _ROWS_TOGETHER if self.space[-1] % n == 0), 0)
+
+    @property
+    def too_long(self) -> bool:
+        """Whether all tapes are longer than even what makes a gradient much faster may be."""
+        tensors = [v for v in self.env.values() if isinstance(v, torch.Tensor)]
+        return self.tape_bytes > _ROOM * max((t.nbytes for t in tensors), default=0)
 
     @property
     def versions(self) -> dict[str, int]:

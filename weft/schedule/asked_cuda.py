@@ -240,27 +240,33 @@ def _by_row(nest: LoopNest, step: KeepRow | StripMine, schedule: Schedule) -> Re
 
 def _stage(nest: LoopNest, step: Stage, schedule: Schedule) -> Refusal | None:
     loop, axis = nest.serial[step.loop], several(schedule, Bind)[0].axis
-    for count, least, most in ((step.steps, 2, 64), (step.threads, WARP, MOST_MEMBERS)):
+    for count, least, most in ((step.steps, 1, 64), (step.threads, WARP, MOST_MEMBERS)):
         if not least <= count <= most or count & (count - 1):
-            return Refusal(f"turns are a power of two, 2 to 64, threads {WARP} to {MOST_MEMBERS}")
-    if len(several(schedule, Stage)) > 1:
-        return Refusal("one loop is staged", loop.span, "leave one of them out")
+            return Refusal(f"turns are a power of two, 1 to 64, threads {WARP} to {MOST_MEMBERS}")
+    steps = several(schedule, Stage)
+    if any(other.threads != step.threads for other in steps):
+        return Refusal("blocks have one number of threads", loop.span)
     if nest.parallel.attrs["kinds"]:
         return Refusal("the loop reduces into a scalar, by all threads")
-    refused = done_once(nest.parallel)
+    refused = done_once(nest.parallel, nest.axes.index(axis), step.threads)
     if refused is not None:
         return Refusal(
             f"threads beyond the last iteration along `{axis}` would do what is to be done once",
             refused.span, "take the assertion, print or atomic update out of the loop",
         )  # fmt: skip
-    found = staged_rows(nest.function, nest.parallel, nest.axes.index(axis), loop)
+    found = staged_rows(nest.function, nest.parallel, nest.axes.index(axis), loop, step.threads)
     if not found:
         return Refusal(
             f"no turn of `{step.loop}` loads what neighbours along `{axis}` load too", loop.span,
             "a loop by 1 directly in an iteration, whose bounds neighbours share, and in each turn "
             "loads, at places that neighbours share, from what the loop does not write",
         )  # fmt: skip
-    if (size := bytes_of(found, step.steps)) > MOST_BYTES:
+    size = sum(
+        bytes_of(staged_rows(nest.function, nest.parallel, nest.axes.index(axis),
+                             nest.serial[other.loop], other.threads), other.steps)
+        for other in steps if other.loop in nest.serial
+    )  # fmt: skip
+    if size > MOST_BYTES:
         return Refusal(f"it takes {size} bytes of shared memory, {MOST_BYTES} are there", loop.span)
     return beside(step, schedule, UnrollJam, Vectorize, Cooperate, Privatize, Prefetch, BlockDim,
                   Persist)  # fmt: skip

@@ -86,8 +86,8 @@ from weft.schedule.shared_loads import (
     unroll_jam_candidates,
     window_tiles,
 )
-from weft.schedule.stage import bytes_of, rows_of
-from weft.schedule.unroll import for_registers, size_of
+from weft.schedule.stage import staged
+from weft.schedule.unroll import for_registers
 from weft.schedule.unroll_jam import repeatable
 from weft.values import frozen
 
@@ -97,9 +97,6 @@ _WORDS_OF_SEVERAL = 64  # where its turns are several of the loop that it came f
 _TURNS_AHEAD, _LEAST_AHEAD = 16, 4  # of a loop, at most and at least
 _MOST_AHEAD = 2048  # operations in the unrolled turns of all loops
 _LONG = 48  # operations of a turn
-_MOST_STAGED, _LEAST_STAGED = 40 << 10, 64  # bytes: of shared memory; that a turn stages
-_THREADS_STAGED = 128  # of a block that stages, at most
-_MOST_TURNS = 6144  # operations in the turns of a loop before which others are staged
 _IDLE = 1024  # threads for each multiprocessor, from which on others run while one waits
 _LEAST_CHUNKS = 8  # of turns that become one, in the longest loop
 _BUSY = 1024  # threads for each multiprocessor, below which none takes several iterations
@@ -135,8 +132,8 @@ class Picks:
     asks for instead. ``private``: the argument that blocks accumulate into copies of, or -1.
     ``streamed``: the arguments that are written, if none of them is read. ``ahead``: what serial
     loops may load before its turn, where each multiprocessor gets fewer threads than ``idle``.
-    ``unrolled``: the loops that would keep local arrays in memory. ``staged``: the loop whose turns
-    read much that neighbours read too, where there are such arrays."""
+    ``unrolled``: the loops that would keep local arrays in memory. ``staged``: the loops whose
+    turns read much that neighbours read too, where there are such arrays or turns are several."""
 
     order: tuple[int, ...]
     vector: Vector
@@ -178,7 +175,7 @@ def picks(function: Function, parallel: Op, *, strict: bool = False) -> Picks:
                  _streamed(function, found) if streamed else (),
                  *_ahead(function, parallel, written_out),
                  (Unroll(written_out),) if written_out else (),
-                 () if asked else _staged(function, parallel, fastest, written_out),
+                 () if asked else staged(function, parallel, fastest, written_out),
                  [] if alone else window_tiles(function, parallel, strict=strict))  # fmt: skip
 
 
@@ -284,9 +281,9 @@ def _lone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[For
         guards = tuple(FewLeft(jam.axis, jam.copies * jam.stride) for jam in steps)
         yield (*guards, Busy(_BUSY), Covered()), (*steps, Cover())
         yield (*guards, Busy(_BUSY)), steps
-    for step in found.staged:
-        enough = AtLeast(nest.axes[found.order[0]], step.threads // 2)
-        yield (enough, Covered()), (step, Cover())
+    if found.staged:
+        enough = AtLeast(nest.axes[found.order[0]], found.staged[0].threads // 2)
+        yield (enough, Covered()), (*found.staged, Cover())
     if found.ahead:
         yield (Idle(found.idle), Covered()), (*found.ahead, Cover())
     vector, x = found.vector, nest.axes[found.order[0]]
@@ -407,32 +404,6 @@ def _ahead(
             left -= found[-1].steps * len(body)
             idle = min(idle, _IDLE if len(body) <= _LONG else _IDLE // 4)
     return tuple(found), idle
-
-
-def _staged(
-    function: Function, parallel: Op, axis: int, unrolled: Sequence[str]
-) -> tuple[Stage, ...]:
-    """The loop whose turns have most bytes that all threads of a block read: each of them would
-    read these by itself, and threads that have arrays in registers are too few to wait for it."""
-    lower, upper, _ = map(constant_of, Parallel(parallel).axes[axis])
-    count = WARP * 2 if lower is None or upper is None else int(upper - lower)
-    threads = min(max(1 << (count - 1).bit_length(), WARP), _THREADS_STAGED)
-    found: list[tuple[int, Stage]] = []
-    loops = loops_of(parallel)
-    for name, loop in loops.items() if unrolled else ():
-        rows, steps = rows_of(function, parallel, axis, loop), _TURNS_AHEAD
-        staged = {op for row in rows for op in (*row.loads, *row.stands_for)}
-        words = sum(row.width * len(row.loads) for row in rows) / threads
-        words += sum(load not in staged for load in ahead(function, loop))
-        size = size_of(loop.body, {loops[name] for name in unrolled})
-        while steps > 1 and (
-            bytes_of(rows, steps) > _MOST_STAGED or steps * size > _MOST_TURNS
-            or steps * words > _WORDS_AHEAD
-        ):  # fmt: skip
-            steps //= 2
-        if steps > 1 and (size := bytes_of(rows, 1) // 2) >= _LEAST_STAGED:
-            found.append((size, Stage(name, steps, threads)))
-    return tuple(step for _, step in sorted(found, key=lambda each: -each[0])[:1])
 
 
 def _streamed(function: Function, found: list[Access]) -> tuple[int, ...]:

@@ -20,11 +20,12 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i1, i32, i64, index
-from weft.ir.views import For, constant_of, memory
+from weft.ir.views import For, Parallel, constant_of, memory
+from weft.schedule.grid import WARP
 from weft.schedule.language import Stage
 from weft.schedule.nest import loops_of
 from weft.schedule.prefetch import Serial, ahead
-from weft.schedule.unroll import turns
+from weft.schedule.unroll import size_of, turns
 from weft.schedule.variation import Variation
 from weft.values import mutable
 
@@ -32,13 +33,19 @@ MOST_BYTES = 48 << 10  # of shared memory that a block has without asking
 _VECTOR = 16  # bytes that rows begin at multiples of
 _HEAVY = {"arith.divf", "arith.remf", "arith.extf"}  # besides mathematics: computed once a block
 
+_MOST_STAGED, _LEAST_STAGED = 40 << 10, 64  # bytes: of shared memory; that a turn stages
+_THREADS_STAGED = 128  # of a block that stages, at most
+_MOST_TURNS = 6144  # operations in the turns of a loop before which others are staged
+_MOST_STEPS, _MOST_WORDS = 16, 32  # turns that are staged, and words of them that a thread loads
+_WORDS_STAGED = 96  # the same of chunks of turns: there are too few threads for more registers
+
 
 @mutable
 class Row:
     """Values that a turn computes at all turns of the loops ``loops`` in it, the outermost first,
     and stages: by ``loads``, for which ``first`` computes subscripts, and ``then``. ``stands_for``:
     the operations whose results these are, with such loops of their own. ``offset``: of the row's
-    first element among those of its type that a turn stages."""
+    first element among those of its type that a turn stages; ``stride``: to the next one."""
 
     root: Op
     loops: tuple[Op, ...]
@@ -47,6 +54,7 @@ class Row:
     then: list[Op]
     stands_for: dict[Op, tuple[Op, ...]]
     offset: int = 0
+    stride: int = 1
 
     @property
     def element(self) -> ScalarType:
@@ -57,29 +65,35 @@ class Row:
         return math.prod(map(turns, self.loops))
 
 
-def rows_of(function: Function, parallel: Op, axis: int, loop: Op) -> list[Row]:
+def rows_of(function: Function, parallel: Op, axis: int, loop: Op, threads: int) -> list[Row]:
     """What ``loop``, directly in an iteration, may stage where neighbours along ``axis`` are the
-    threads of a block."""
+    ``threads`` of a block."""
     everything = list(walk(function.body))
     written = writes.written(everything)
     apart = function.attrs.get("noalias", True) or not written
     if not apart or loop not in parallel.body.ops or constant_of(For(loop).step) != 1:
         return []
-    if parallel.attrs["kinds"] or done_once(parallel) is not None:
+    if parallel.attrs["kinds"] or done_once(parallel, axis, threads) is not None:
         return []
     own = {op.result for op in everything if op.name == "memref.alloca"}
-    if writes.loaded(parallel) & written - own:  # threads that do an iteration once more
-        return []
+    if writes.loaded(parallel) & written - own and not _exact(parallel, axis, threads):
+        return []  # because of threads that do an iteration once more
     along = Variation(parallel.body, {parallel.body.args[axis]: 1}, changing=written | own)
     if not along.uniform(*For(loop).bounds):
         return []
     return _Finder(loop, along, written | own).rows()
 
 
-def done_once(parallel: Op) -> Op | None:
+def done_once(parallel: Op, axis: int, threads: int) -> Op | None:
     """What a thread beyond the last iteration, which carries that out once more, must not do."""
-    found = (op for op in walk(parallel.body) if op.name.startswith(("weft.", "memref.atomic")))
-    return next(found, None)
+    some = ("weft.",) if _exact(parallel, axis, threads) else ("weft.", "memref.atomic")
+    return next((op for op in walk(parallel.body) if op.name.startswith(some)), None)
+
+
+def _exact(parallel: Op, axis: int, threads: int) -> bool:
+    """Whether no block has threads beyond the last iteration."""
+    lower, upper, _ = map(constant_of, Parallel(parallel).axes[axis])
+    return lower is not None and upper is not None and int(upper - lower) % threads == 0
 
 
 def bytes_of(rows: Sequence[Row], steps: int) -> int:
@@ -88,12 +102,23 @@ def bytes_of(rows: Sequence[Row], steps: int) -> int:
 
 
 def _laid_out(rows: Sequence[Row]) -> dict[ScalarType, int]:
-    """Elements of each type that a turn stages. Rows get their places."""
+    """Elements of each type that a turn stages. Rows get their places: one after the other, or side
+    by side where turns of a loop that stays one read all of them: as vectors."""
     sizes: dict[ScalarType, int] = {}
+    beside: dict[tuple[ScalarType, int], list[Row]] = {}
     for row in rows:
-        row.offset = sizes.get(row.element, 0)
         aligned = max(_VECTOR // row.element.bytes, 1)
+        if any("unroll" in inner.attrs for inner in row.loops):
+            beside.setdefault((row.element, row.width), []).append(row)
+            continue
+        row.offset = sizes.get(row.element, 0)
         sizes[row.element] = row.offset + -(-row.width // aligned) * aligned
+    for (element, width), few in beside.items():
+        aligned, first = max(_VECTOR // element.bytes, 1), sizes.get(element, 0)
+        stride = (-(-len(few) // aligned) | 1) * aligned  # without conflicts where it is filled
+        for k, row in enumerate(few):
+            row.offset, row.stride = first + k, stride
+        sizes[element] = first + width * stride
     return sizes
 
 
@@ -209,43 +234,88 @@ def _home(block: Block, around: tuple[Op, ...]) -> Iterator[tuple[Op, tuple[Op, 
             yield from _home(op.body, (*around, op))
 
 
+def staged(
+    function: Function, parallel: Op, axis: int, unrolled: Sequence[str]
+) -> tuple[Stage, ...]:
+    """The loops whose turns read what all threads of a block read: each of them would read these by
+    itself, and threads that have arrays in registers are too few to wait for it."""
+    lower, upper, _ = map(constant_of, Parallel(parallel).axes[axis])
+    count = WARP * 2 if lower is None or upper is None else int(upper - lower)
+    threads = min(max(1 << (count - 1).bit_length(), WARP), _THREADS_STAGED)
+    found: list[Stage] = []
+    loops, left = loops_of(parallel), _MOST_STAGED
+    for name, loop in loops.items():
+        several = loop.attrs.get("turns", 1)
+        if "rare" in loop.attrs or not (unrolled or several > 1):
+            continue
+        least, most = (2, _MOST_WORDS) if several == 1 else (1, _WORDS_STAGED)
+        rows, steps = rows_of(function, parallel, axis, loop, threads), _MOST_STEPS
+        taken = {op for row in rows for op in (*row.loads, *row.stands_for)}
+        words = sum(row.width * len(row.loads) for row in rows) / threads
+        words += sum(load not in taken for load in ahead(function, loop))
+        size = size_of(loop.body, {loops[name] for name in unrolled})
+        while steps >= least and (
+            bytes_of(rows, steps) > left or steps * size > _MOST_TURNS
+            or steps * words > most
+        ):  # fmt: skip
+            steps //= 2
+        if steps >= least and bytes_of(rows, 1) // 2 >= _LEAST_STAGED:
+            found.append(Stage(name, steps, threads))
+            left -= bytes_of(rows, steps)
+    return tuple(found)
+
+
 # -- the rewrite
 
 
 def stage(
-    function: Function, parallel: Op, axis: int, unrolled: Sequence[str], step: Stage
+    function: Function, parallel: Op, axis: int, unrolled: Sequence[str], steps: Sequence[Stage]
 ) -> tuple[Function, Op]:
-    """``function`` after ``step``, in which the loops ``unrolled`` are written out, for blocks of
+    """``function`` after ``steps``, in which the loops ``unrolled`` are written out, for blocks of
     threads along ``axis``; and its loop that was ``parallel``. All of it is legal."""
-    work = _Staging(function, parallel, axis, unrolled, step)
+    work = _Staging(function, parallel, axis, unrolled, steps)
     made = work.function(function)
     made.body.ops[:0] = work.front.ops
     return made, next(op for op in made.body.ops if op.name == "scf.parallel")
 
 
 class _Staging(Serial):
-    """``front``: what stands before the loop over iterations. ``base``: where the elements begin
-    of the turn that is written ``turn`` turns later."""
+    """``front``: what stands before the loop over iterations. ``step``, ``rows``, ``slots``,
+    ``rings``, ``own``: of the ``loop`` that is being staged. ``base``: where the elements begin of
+    the turn that is written ``turn`` turns later."""
+
+    loop: Op
+    step: Stage
+    rows: list[Row]
+    slots: dict[ScalarType, int]
+    rings: dict[ScalarType, Value]
+    own: list[Op]
 
     def __init__(
-        self, function: Function, parallel: Op, axis: int, unrolled: Sequence[str], step: Stage
-    ) -> None:
+        self, function: Function, parallel: Op, axis: int, unrolled: Sequence[str],
+        steps: Sequence[Stage],
+    ) -> None:  # fmt: skip
         serial = loops_of(parallel)
         super().__init__(function, {serial[name] for name in unrolled}, {})
-        self.loop, self.step = serial[step.loop], step
-        self.rows = rows_of(function, parallel, axis, self.loop)
+        self.asked = {serial[step.loop]: step for step in steps}
+        self.found = {loop: rows_of(function, parallel, axis, loop, step.threads)
+                        for loop, step in self.asked.items()}  # fmt: skip
         self.front = Block()
         self.filling, self.turn = False, 0
         self.base: dict[ScalarType, Value] = {}
-        self.stands_for = {op: (row, at) for row in self.rows for op, at in row.stands_for.items()}
-        self.dead = _unused(self.loop, self.stands_for)
-        self.own = [load for load in ahead(function, self.loop)
+        self.stands_for = {op: (row, at) for rows in self.found.values() for row in rows
+                           for op, at in row.stands_for.items()}  # fmt: skip
+        self.dead = set().union(*(_unused(loop, self.stands_for) for loop in self.asked))
+
+    def _enter(self, loop: Op) -> None:
+        self.loop, self.step, self.rows = loop, self.asked[loop], self.found[loop]
+        self.own = [load for load in ahead(self.old, loop)
                     if load not in self.dead and load not in self.stands_for]  # fmt: skip
         with self.at(self.front):
             self.slots = _laid_out(self.rows)
             self.rings = {
                 element: self.op("memref.alloca", type=MemRefType(
-                    element, 1, "contiguous", (2 * step.steps * size,), "shared"
+                    element, 1, "contiguous", (2 * self.step.steps * size,), "shared"
                 ))
                 for element, size in self.slots.items()
             }  # fmt: skip
@@ -257,7 +327,7 @@ class _Staging(Serial):
             super().rewrite(op)
 
     def entered(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        return self._staged(op) if op is self.loop else super().entered(op, rewriter)
+        return self._staged(op) if op in self.asked else super().entered(op, rewriter)
 
     def copy(self, op: Op) -> Op:
         if self.filling or op not in self.stands_for:
@@ -267,7 +337,7 @@ class _Staging(Serial):
     def _read(self, op: Op) -> Op:
         """A load of what ``op`` computes."""
         row, loops = self.stands_for[op]
-        base, stride = self.base[row.element], 1
+        base, stride = self.base[row.element], row.stride
         place, known = base, row.offset + self.turn * self.slots[row.element]
         for inner in reversed(loops):
             number, first = self.lookup(For(inner).index), constant_of(For(inner).lower)
@@ -280,7 +350,7 @@ class _Staging(Serial):
                 place = self.addi(place, far)
             stride *= turns(inner)
         attrs: dict[str, int] = {"offset": known}
-        if place is base:  # rows begin at whole vectors: so does what is in them
+        if place is base or row.stride > 1:  # what is in whole vectors begins at some
             behind = known * row.element.bytes | _VECTOR
             attrs["align"] = behind & -behind
         ring = self.rings[row.element]
@@ -292,6 +362,7 @@ class _Staging(Serial):
     # -- the loop
 
     def _staged(self, op: Op) -> list[Value]:
+        self._enter(op)
         loop, steps, own = For(op), self.step.steps, self.own
         lower, upper, step = map(self.lookup, loop.bounds)
         self.lower, self.upper = lower, upper
@@ -329,6 +400,8 @@ class _Staging(Serial):
                 carried = self._turn(op, self._behind(position, self.turn), carried, own, mine)
             self.do("scf.yield", *carried, *later)
         left, self.turn = main.results[: len(inits)], 0
+        if steps == 1:  # all turns are whole
+            return left
         self._fill(main.results[len(inits) :][: len(waiting)], end)
         rest = self.for_(end, upper, step, left)
         rest.attrs |= {"unroll": 1, "rare": True}
@@ -400,7 +473,10 @@ class _Staging(Serial):
                     self._computed(row, row.then, position, place)
                     value, base = self.lookup(row.root.result), self.base[row.element]
                     behind = self.muli(turn, self.number(self.slots[row.element], turn))
-                    at = self.addi(self.addi(base, behind), place)
+                    far = place
+                    if row.stride > 1:
+                        far = self.muli(place, self.number(row.stride, place))
+                    at = self.addi(self.addi(base, behind), far)
                     self.store(value, self.rings[row.element], [at]).attrs["offset"] = row.offset
         self.do("gpu.barrier", width=0)
 

@@ -38,7 +38,7 @@ def turns(loop: Op) -> int:
 def for_registers(parallel: Op) -> tuple[str, ...]:
     """The loops that keep local arrays in memory, if writing them out keeps these in registers."""
     names = {For(op).index: (name, op) for name, op in loops_of(parallel).items()
-             if 0 < turns(op) <= MOST_TURNS}  # fmt: skip
+             if 0 < turns(op) <= MOST_TURNS and "unroll" not in op.attrs}  # fmt: skip
     arrays = [op.result for op in walk(parallel.body) if op.name == "memref.alloca"]
     inner = list(walk(parallel.body))
     found: dict[Op, str] = {}

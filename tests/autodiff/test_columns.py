@@ -1,0 +1,172 @@
+"""Gradients of what rows of a state share: sums over rows, by threads that have columns."""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+import weft
+from benchmarks import recurrences
+from tests.cuda import emulator
+from tests.fuzz.check import function
+from tests.fuzz.states import state_kernel
+from weft.autodiff.activity import read_and_written
+from weft.autodiff.columns import by_columns
+from weft.autodiff.state import state_of
+from weft.pytorch import workspaces
+from weft.schedule.language import Stage, several
+from weft.tools.cross import lowered_loops
+
+COUNT = int(os.environ.get("WEFT_FUZZ_STATES", "6"))
+
+
+@pytest.fixture
+def columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspaces, "_SHORT", 0)
+    monkeypatch.setattr(workspaces, "CHUNK", {"cpu": 4})
+    monkeypatch.setattr(workspaces, "REMEMBERED", 0)
+    monkeypatch.setattr(workspaces, "_ROOM", 1 << 60)
+    monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+
+
+def arguments(time: int) -> list[torch.Tensor]:
+    shapes = ((2, time, 8), (2, time, 8), (2, time, 8), (2, 8), (2, time, 8, 8), (time,), (8,))
+    return [torch.randn(s, dtype=torch.float64).requires_grad_() for s in shapes]
+
+
+@pytest.mark.parametrize("seed", range(COUNT))
+def test_random_states(seed: int, columns: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both forms say the same; and whoever is not eligible has the usual one."""
+    random = Random(seed)
+    text = state_kernel(random)
+    torch.manual_seed(seed)
+    args = arguments(random.choice((1, 3, 4, 9)))
+    results = weft.kernel(function(text))(*args)
+    weights = [torch.randn_like(r) for r in results]
+    found = torch.autograd.grad(results, args, weights, allow_unused=True)
+    monkeypatch.setattr(workspaces, "CHUNK", {})
+    results = weft.kernel(function(text))(*args)
+    expected = torch.autograd.grad(results, args, weights, allow_unused=True)
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None), text
+        if a is not None:
+            torch.testing.assert_close(a, b, msg=lambda m: f"{m}\n{text}")
+
+
+@weft.kernel
+def states(x, k, s0, last):
+    """A state that begins as ``s0`` and ends in ``last``."""
+    out = torch.empty_like(x)
+    for b, i in weft.ndrange(x.shape[0], x.shape[2]):
+        s = weft.zeros((8,), weft.f64)
+        for j in range(8):
+            s[j] = s0[b, i, j] * k[b, 0, j]
+        for t in range(x.shape[1]):
+            y = 0.0
+            for j in range(8):
+                y += s[j] * k[b, t, j]
+            z = 0.0
+            for j in range(8):
+                s[j] = weft.math.sin(s[j]) + y * k[b, t, j] * x[b, t, i]
+                z += s[j] * s[j]
+            out[b, t, i] = z * y
+        for j in range(8):
+            last[b, i, j] = 2.0 * s[j]
+    return out
+
+
+@pytest.mark.parametrize("turns", [1, 6])
+def test_a_state_that_is_given_and_handed_on(turns: int, columns: None) -> None:
+    args = [torch.rand(2, turns, 8), torch.rand(2, turns, 8), torch.rand(2, 8, 8)]
+    args = [a.double().requires_grad_() for a in args]
+
+    def call(x: torch.Tensor, k: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        last = torch.empty_like(s)
+        return states(x, k, s, last), last
+
+    (loop,) = lowered_loops(states, *args, torch.empty_like(args[2]))
+    wanted, written = read_and_written(loop)
+    state = state_of(loop, written)
+    assert state is not None
+    assert by_columns(loop, wanted, written, rows=8, checkpoints=[state.loop], chunk=4) is not None
+    assert gradcheck(call, args)
+
+
+def test_what_the_loops_are(columns: None) -> None:
+    """The sums, their adjoints by rows, and the rest by columns: a thread adds up what rows do."""
+    args = [(0.5 * torch.randn(1, 9, 2, 8)).requires_grad_() for _ in range(6)]
+    kernel = weft.kernel(recurrences.rwkv7.function)
+    kernel(*args, 8).sum().backward()
+    text = kernel.backward.inspect(*args, 8)
+    head = text.split("func.func")[0]
+    assert [line.split("(")[0] for line in text.splitlines() if line.startswith("func.func")] == [
+        "func.func @rwkv7_0_sums", "func.func @rwkv7_0_ports_adjoint",
+        "func.func @rwkv7_0_elements_adjoint",
+    ]  # fmt: skip
+    assert "d.w: atomic, of the sums over 8 rows each" in head
+    assert "d.v: plain store" in head
+    assert [line.split(":")[0] for line in head.splitlines() if line.startswith("workspace")] == [
+        "workspace tape1.0.v.rwkv7_0_elements", "workspace d.sum.0.known", "workspace kept.0.known",
+    ]  # fmt: skip
+    sums, rows, elements = text.split("func.func")[1:]
+    assert "alloca() : memref<8xf32>" in sums
+    assert "%tape" not in rows  # the state itself is not needed for its adjoint
+    assert "sum.0.known[" in rows
+    assert "scf.parallel (%n, %h, %j)" in elements
+
+
+TURNS = {  # of the loop through elements
+    "s[j] += k[b, t, j]\ny += s[j]": True,
+    "s[j] = s[(j + 1) % 8] + k[b, t, j]\ny += s[j]": False,
+    "if k[b, t, j] > 0.5:\n s[j] += k[b, t, j]\ny += s[j]": False,
+    "y = y * (s[j] + k[b, t, j])": False,
+    "s[j] += k[b, t, j]\ny += s[j]\ns[j] += y": False,
+    "s[j] += k[b, t, j] * out[b, t, i]\ny += s[j]": False,
+}
+
+
+@pytest.mark.parametrize("turn", TURNS)
+def test_what_has_columns(turn: str) -> None:
+    body = "\n".join("    " + line for line in turn.splitlines())
+    text = f"""def kernel(x, k):
+ out = torch.zeros_like(x)
+ for b, i in weft.ndrange(x.shape[0], x.shape[2]):
+  s = weft.zeros((8,), weft.f64)
+  for t in range(x.shape[1]):
+   y = x[b, t, i]
+   for j in range(8):
+{body}
+   out[b, t, i] = y
+ return out
+"""
+    (loop,) = lowered_loops(weft.kernel(function(text)), *arguments(3)[:2])
+    _, written = read_and_written(loop)
+    assert (state_of(loop, written) is not None) == TURNS[turn]
+
+
+def test_tapes_have_a_bound(columns: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspaces, "_ROOM", 1)
+    args = [(0.5 * torch.randn(1, 9, 2, 8)).requires_grad_() for _ in range(6)]
+    kernel = weft.kernel(recurrences.rwkv7.function)
+    kernel(*args, 8).sum().backward()
+    assert "elements" not in kernel.backward.inspect(*args, 8)
+
+
+@pytest.mark.parametrize("turns", [9])
+def test_on_a_gpu(turns: int, columns: None) -> None:
+    """With the rows that threads share in shared memory."""
+    torch.manual_seed(turns)
+    shapes = ((1, turns, 2, 32),) * 2, ((1, turns, 2, 16), (1, turns, 2, 32))
+    args = [torch.randn(s).requires_grad_() for some in shapes for s in some]
+    wide = [a.detach().double().requires_grad_() for a in args]
+    y = recurrences.torch_gated_attention(*wide, 32)
+    grad = torch.randn_like(y)
+    emulator.EmulatedCall.seen.clear()
+    found = emulator.gradients(recurrences.gated_attention, *args, 32, grad=grad.float())
+    for a, b in zip(found, torch.autograd.grad(y, wide, grad), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+    assert len(several(emulator.EmulatedCall.seen[-1], Stage)) == 2

@@ -1,0 +1,135 @@
+"""Gradients of what all rows of a state share: a thread has a column of it.
+
+Iterations along one parallel index, the *rows*, each carry local arrays through a sequential loop,
+and what that loop reads for an element of these, all rows read. Each row then adds to the gradient
+of it in every turn, and threads with a row each meet there all the time. But elements of a row only
+meet in sums: where these are known (one number for each row and turn), each element is a recurrence
+of its own. So the adjoint is several functions:
+
+* what the sums are (``known_sums``), and what their adjoints are (``with_ports``): the adjoint of
+  the loop by rows, in which each sum has an input of its own added to it;
+* the gradients of what rows share: from a loop over rows *and* elements (``by_element``) that is
+  reversed like any other loop, in chunks, and whose rows then go inside of the chunks
+  (``rows_inside.py``): a thread has the sums over rows in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from weft.autodiff.activity import read_and_written
+from weft.autodiff.adjoint import Adjoint, Buffer, Extent
+from weft.autodiff.clean import clean
+from weft.autodiff.lengths import lengths
+from weft.autodiff.names import adjoint_prefix, before_name, work_name
+from weft.autodiff.primal import Primal
+from weft.autodiff.reverse import reverse
+from weft.autodiff.rows_inside import rows_inside
+from weft.autodiff.state import State, by_element, known_sums, state_of, with_ports
+from weft.ir.builder import Rewriter
+from weft.ir.core import Function, Op, Value, below
+from weft.ir.views import memory
+from weft.passes.hoist import hoist
+
+
+def by_columns(
+    function: Function, wanted: Collection[int], kept: Collection[int], *, rows: int,
+    checkpoints: Collection[Op] = (), stored: Collection[str] = (), chunk: int = 0, **_: Any,
+) -> Adjoint | None:  # fmt: skip
+    """The adjoint in which the gradients of what rows of a state share have loops of their own, for
+    ``rows`` at a time, of which there is a multiple; None where there is no such state. The rest:
+    see ``reverse``."""
+    state = (
+        state_of(function, kept) if {*wanted}.isdisjoint(read_and_written(function)[1]) else None
+    )
+    shared = state.shared(wanted) if state and state.loop in checkpoints else frozenset[int]()
+    if state is None or not shared:
+        return None
+    elements, turns = by_element(state)
+    ports = [k for k, a in enumerate(elements.args) if a.name.startswith("sum.")]
+    made = reverse(elements, shared, [*kept, *ports], checkpoints=[turns], chunk=chunk, atomic=True)
+    alone = all(w.interleaved and [x.op for x in w.extents] == [turns] for w in made.workspaces)
+    if len(made.steps) != 1 or not alone:
+        return None
+    primal = Primal(function, wanted, kept)
+    buffers = [
+        Buffer(f"{w.name}.{elements.name}", w.element, primal.parallel,
+               tuple(Extent(state.loop, x.part, x.chunk) for x in w.extents), (state.width,))
+        for w in made.workspaces
+    ]  # fmt: skip
+    renamed = {w.name: x.name for w, x in zip(made.workspaces, buffers, strict=True)}
+    step = rows_inside(made.steps[0], state.row, rows, made.notes, renamed)
+    for a in step.args:
+        a.name = renamed.get(a.name, a.name)
+    given = {a.name for a in step.args}
+    prefix = adjoint_prefix(function)
+    sums = {prefix + state.port(v): v for v in state.sums} | {state.known(v): v for v in state.sums}
+    by_row = _by_row(state, frozenset(wanted) - shared, kept, stored, chunk, given & sums.keys())
+    if by_row is None:
+        return None
+    given |= {a.name for s in by_row.steps for a in s.args}
+    buffers += [
+        Buffer(name, value.scalar.name, primal.parallel, (Extent(state.loop),), interleaved=True)
+        for name, value in sums.items() if name in given
+    ]  # fmt: skip
+    known = {state.known(v) for v in state.sums} & given
+    first = [known_sums(state, known)] if known else []
+    buffers += by_row.workspaces
+    return Adjoint(
+        function, tuple(primal.names), (*first, *by_row.steps, step), tuple(buffers),
+        by_row.segments, lengths(primal, [state.loop]),
+        by_row.notes | dict.fromkeys(made.notes, f"atomic, of the sums over {rows} rows each"),
+        defined=by_row.defined, dense=by_row.dense,
+        copies={work_name(name): before_name(name) for name in primal.names},
+    )  # fmt: skip
+
+
+def _by_row(
+    state: State, wanted: Collection[int], kept: Collection[int], stored: Collection[str],
+    chunk: int, sums: Collection[str],
+) -> Adjoint | None:  # fmt: skip
+    """The adjoint of the loop by rows, that stores the adjoints of ``sums``; its workspaces as of
+    the state's loop. None where it would have to accumulate these."""
+    function = hoist(with_ports(state))  # what all elements read is read once
+    prefix, args = adjoint_prefix(function), function.args
+    ports = [k for k, a in enumerate(args) if prefix + a.name in sums]
+    names = {prefix + args[k].name for k in ports}
+    form: dict[str, Any] = {"wide": False, "stored": {*stored, *names}}
+    asked = {*wanted, *ports}
+    if not asked:
+        return Adjoint(state.function, (), (), (), (), None)
+    made = reverse(function, asked, kept, **form)
+    (parallel,) = (op for op in function.body.ops if op.name == "scf.parallel")
+    (loop,) = (op for op in parallel.body.ops if any(o.regions for o in below(op) if o is not op))
+    if any(w.extents for w in made.workspaces):
+        made = reverse(function, asked, kept, checkpoints=[loop], chunk=chunk, **form)
+    made.steps = tuple(map(_without_ports, made.steps))
+    extents = [x.op for w in made.workspaces for x in w.extents]
+    if not names <= made.defined or any(op is not loop for op in extents):
+        return None
+    for w in made.workspaces:
+        if w.parallel is not None:
+            w.parallel = state.parallel
+        w.extents = tuple(Extent(state.loop, x.part, x.chunk) for x in w.extents)
+    made.segments = tuple((name, state.loop) for name, _ in made.segments)
+    made.notes = {name: note for name, note in made.notes.items() if name not in names}
+    made.dense = {name: pairs for name, pairs in made.dense.items() if name not in names}
+    made.defined -= names
+    return made
+
+
+def _without_ports(function: Function) -> Function:
+    """``function``, where ports are known to add nothing."""
+
+    def visit(op: Op, _: Rewriter) -> list[Value] | None:
+        port = op.right.op if op.name == "arith.addf" else None
+        if (
+            port is None
+            or port.name != "memref.load"
+            or not memory(port)[0].name.startswith("sum.")
+        ):
+            return None
+        return [op.left]
+
+    return clean(Rewriter(visit).function(function))

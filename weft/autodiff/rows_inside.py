@@ -1,0 +1,284 @@
+"""One index of a parallel loop goes inside of its sequential loops: loop interchange.
+
+``for row: for chunk: ...`` becomes ``for chunk: for row: ...``, with what a row carries from chunk
+to chunk in a local array that has a place for each row. What all rows add to is then added up in
+registers, and what all rows need is computed once. Iterations of the parallel loop do not depend on
+each other, and what each does stays in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from weft.autodiff.accumulate_after_loop import accumulate_after_loop
+from weft.autodiff.clean import clean
+from weft.ir.builder import Builder
+from weft.ir.core import Block, Function, Op, Value, below, defined
+from weft.ir.ops import OPS
+from weft.ir.types import index
+from weft.ir.views import For, Parallel, constant_of, memory
+from weft.ir.writes import written
+
+_UNROLLED, _SHORT = 2, 96  # rows at a time; twice as many where they have few operations
+_AHEAD = 4  # rows of which tapes are read ahead
+
+
+def rows_inside(
+    function: Function, row: int, rows: int, names: Collection[str], taped: Collection[str]
+) -> Function:
+    """``function`` with the parallel index ``row``, of ``rows`` at a time, inside of the loops in
+    its iteration whose bounds are alike for all rows; the parallel loop begins at 0 and goes by 1.
+    ``names``: gradients, which nothing reads. ``taped``: tapes by time, then by iterations: time
+    comes before the last index from here on."""
+    return clean(accumulate_after_loop(_Inside(function, row, rows, taped).made(), names))
+
+
+class _Inside:
+    """``common``: what stands for values that all rows share. ``mine``: for those of the row whose
+    operations are being built. ``arrays``: where the values are that a row has kept for later."""
+
+    def __init__(self, function: Function, row: int, rows: int, taped: Collection[str]) -> None:
+        self.old, self.row, self.rows, self.taped = function, row, rows, taped
+        self.parallel = next(op for op in function.body.ops if op.name == "scf.parallel")
+        self.written = written(function)
+        self.new = Function(function.name, [a.type for a in function.args],
+                            [a.name for a in function.args], dict(function.attrs),
+                            function.span)  # fmt: skip
+        self.b = Builder(self.new.body, function.span)
+        self.common: dict[Value, Value] = dict(zip(function.args, self.new.args, strict=True))
+        self.mine: dict[Value, Value] = {}
+        self.arrays: dict[Value, Value] = {}
+        self.front: Builder | None = None
+
+    def made(self) -> Function:
+        for op in self.old.body.ops:
+            if op is self.parallel:
+                self._parallel(op)
+            else:
+                self._alike(op, self.b)
+        return self.new
+
+    def _alike(self, op: Op, b: Builder) -> None:
+        copy = b.copied(op, self.common.__getitem__)
+        for before, after in zip(op.results, copy.results, strict=True):
+            after.name = before.name
+            self.common[before] = after
+
+    def _parallel(self, op: Op) -> None:
+        view, b = Parallel(op), self.b
+        lowers, uppers, steps = ([self.common[v] for v in side] for side in view.ranges)
+        alone = constant_of(view.uppers[self.row]) == self.rows
+        if alone:
+            for side in (lowers, uppers, steps):
+                del side[self.row]
+        else:
+            uppers[self.row] = b.op("arith.floordivsi", uppers[self.row], b.index(self.rows))
+        loop = b.parallel(lowers, uppers, steps)
+        with b.at(loop.body) as block:
+            indices, old = [*block.args], [*view.indices]
+            mine = old.pop(self.row)
+            self.first = b.index(0) if alone else b.muli(indices[self.row], b.index(self.rows))
+            if not alone:
+                indices.pop(self.row).name = mine.name
+            for before, after in zip(old, indices, strict=True):
+                after.name = before.name
+                self.common[before] = after
+            self.front = Builder(Block(), op.span)
+            self._groups(op)
+            block.ops[:0] = self.front.block.ops
+            b.do("scf.reduce")
+
+    # -- the iteration, loop by loop, and what is between them
+
+    def _groups(self, op: Op) -> None:
+        groups: list[list[Op]] = [[]]
+        for o in op.body.ops[:-1]:
+            if o.name == "memref.alloca":
+                assert self.front is not None
+                self._alike(o, self.front)
+            elif o.name == "scf.for" and "rare" not in o.attrs:
+                groups += [[o], []]
+            else:
+                groups[-1].append(o)
+        for k, group in enumerate(groups):
+            later = {v for g in groups[k + 1 :] for v in _used(g)}
+            if k % 2:
+                self._loop(group[0], later)
+            else:
+                kept = [v for o in group for v in o.results if v in later]
+                self._rows(group, {}, {v: v for v in kept}, self.b.block)
+
+    def _loop(self, op: Op, later: Collection[Value]) -> None:
+        loop, b = For(op), self.b
+        starts = dict(zip(loop.carried, loop.inits, strict=True))
+        self._rows([], {}, starts, b.block)
+        lower, upper, step = map(self._shared, loop.bounds)
+        made = b.for_(lower, upper, step)
+        made.attrs = {k: v for k, v in op.attrs.items() if k != "undoes"}
+        with b.at(made.body) as block:
+            self.common[loop.index] = block.args[0]
+            block.args[0].name = loop.index.name
+            ends = dict(zip(loop.carried, op.body.terminator.operands, strict=True))
+            self._rows(op.body.ops[:-1], starts, ends, block)
+            b.do("scf.yield")
+        for carried, result in zip(loop.carried, op.results, strict=True):
+            if result in later:
+                self.arrays[result] = self.arrays[carried]
+
+    def _shared(self, value: Value) -> Value:
+        """What stands for a value that all rows share."""
+        if value not in self.common:
+            assert value.op is not None
+            for operand in value.op.operands:
+                self._shared(operand)
+            self._alike(value.op, self.b)
+        return self.common[value]
+
+    def _rows(
+        self, ops: Sequence[Op], carried: Collection[Value], kept: dict[Value, Value],
+        outer: Block,
+    ) -> None:  # fmt: skip
+        """A loop through the rows, each of which carries out ``ops`` and keeps what is in ``kept``
+        for the values there. ``carried``: those that it has kept for itself."""
+        b, mine = self.b, Parallel(self.parallel).indices[self.row]
+        before, self.mine = self.mine, {}
+        unrolled = _UNROLLED * 2 if len(ops) < _SHORT else _UNROLLED
+        rows = Op("scf.for", [b.index(0), b.index(self.rows), b.index(1)], (),
+                  {"unroll": unrolled}, [Block([index])], self.old.span)  # fmt: skip
+        self.ahead = self._read_ahead(ops, rows)
+        with b.at(rows.body) as block:
+            place = block.args[0]
+            place.name = mine.name
+            self.mine[mine] = b.addi(self.first, place)
+            for v in (*carried, *_used(ops), *kept.values()):
+                if v in self.arrays and v not in self.mine:
+                    self.mine[v] = b.load(self.arrays[v], [place])
+            own = {r for o in ops for x in (o, *below(o)) for r in x.results}
+            own |= defined([r for o in ops for r in o.regions])
+            for v in (*_used(ops), *kept.values()):
+                if v not in own:
+                    self._again(v)
+            for op in ops:
+                self._op(op, Builder(outer, op.span))
+            given = [(v, self._at(value)) for v, value in kept.items()]
+            for v, value in given:
+                if v not in self.common:
+                    b.store(value, self._array(v), [place])
+            later = [v for waiting in self.ahead.values() for v in waiting[1:]]
+            b.do("scf.yield", *later)
+        if any(not OPS[op.name].pure and op.name != "memref.load" for op in rows.body.ops[:-1]):
+            with b.at(outer):
+                rows.operands += self._first_rows(mine)
+            outer.ops.append(rows)
+        self.mine = before
+
+    # -- tapes, whose elements no other thread reads: they come from far away
+
+    def _read_ahead(self, ops: Sequence[Op], rows: Op) -> dict[Op, list[Value]]:
+        """For the loads of ``ops`` that may be carried out for later rows, what ``rows`` carries of
+        them, the next row's value first."""
+        mine, here = Parallel(self.parallel).indices[self.row], {*ops}
+        found: dict[Op, list[Value]] = {}
+
+        def alike(value: Value) -> bool:
+            op = value.op
+            return value in self.common or (
+                op in here and OPS[op.name].pure and not op.regions and all(map(alike, op.operands))
+            )
+
+        for op in ops:
+            if op.name != "memref.load" or memory(op)[0].name not in self.taped:
+                continue
+            stored = any(memory(op)[0] in written(o) for o in ops)
+            if stored or not all(v is mine or alike(v) for v in memory(op)[1]):
+                continue
+            found[op] = [Value(op.result.type, op.result.name, rows.body) for _ in range(_AHEAD)]
+        rows.body.args += (v for waiting in found.values() for v in waiting)
+        rows.results += (Value(v.type, "", rows) for waiting in found.values() for v in waiting)
+        return found
+
+    def _first_rows(self, mine: Value) -> list[Value]:
+        found: list[Value] = []
+        for op in self.ahead:
+            for k in range(_AHEAD):
+                self.mine[mine] = self.b.addi(self.first, self.b.index(min(k, self.rows - 1)))
+                found.append(self.b.append(self._copy(op)).result)
+        return found
+
+    def _row_later(self, op: Op) -> None:
+        """Carries the load ``op`` out for a later row, and takes what was loaded for this one."""
+        b, mine, waiting = self.b, Parallel(self.parallel).indices[self.row], self.ahead[op]
+        here = self.mine[mine]
+        last = b.addi(self.first, b.index(self.rows - 1))
+        self.mine[mine] = b.op("arith.minsi", b.addi(here, b.index(_AHEAD)), last)
+        waiting.append(b.append(self._copy(op)).result)
+        self.mine[mine] = here
+        self.mine[op.result] = waiting[0]
+
+    def _array(self, value: Value) -> Value:
+        if value not in self.arrays:
+            assert self.front is not None
+            self.arrays[value] = self.front.alloca(value.scalar, (self.rows,))
+        return self.arrays[value]
+
+    def _at(self, value: Value) -> Value:
+        return self.mine.get(value) or self.common[value]
+
+    def _again(self, value: Value) -> None:
+        """Computes in this row what an earlier part of the iteration did."""
+        if value in self.mine or value in self.common:
+            return
+        op = value.op
+        assert op is not None
+        assert OPS[op.name].pure, op.name
+        for operand in op.operands:
+            self._again(operand)
+        self.mine[value] = self.b.copied(op, self._at).result
+
+    # -- operations
+
+    def _op(self, op: Op, outer: Builder) -> None:
+        """Carries out ``op`` in the row; in front of all rows if it is alike for these."""
+        b = self.b
+        b.span = op.span
+        plain = not op.regions and (OPS[op.name].pure or op.name == "memref.load")
+        reads = memory(op)[0] if op.name == "memref.load" else None
+        if (
+            plain and reads not in self.written and reads not in self.arrays.values()
+            and len(op.results) == 1 and all(v in self.common for v in op.operands)
+            and (reads is None or reads in self.old.args)
+        ):  # fmt: skip
+            self._alike(op, outer)
+            return
+        if op in self.ahead:
+            self._row_later(op)
+            return
+        copy = b.append(self._copy(op))
+        for before, after in zip(op.regions, copy.regions, strict=True):
+            self._region(before, after)
+        self.mine.update(zip(op.results, copy.results, strict=True))
+
+    def _region(self, before: Block, after: Block) -> None:
+        self.mine.update(zip(before.args, after.args, strict=True))
+        with self.b.at(after):
+            for op in before.ops:
+                copy = self.b.append(self._copy(op))
+                for old, new in zip(op.regions, copy.regions, strict=True):
+                    self._region(old, new)
+                self.mine.update(zip(op.results, copy.results, strict=True))
+
+    def _copy(self, op: Op) -> Op:
+        operands = [self._at(v) for v in op.operands]
+        if op.name in ("memref.load", "memref.store") and memory(op)[0].name in self.taped:
+            time, *rest, last = operands[-memory(op)[0].memref.rank :]
+            operands[-memory(op)[0].memref.rank :] = [*rest, time, last]
+        regions = [Block([a.type for a in r.args]) for r in op.regions]
+        copy = Op(op.name, operands, [r.type for r in op.results], dict(op.attrs), regions,
+                  op.span)  # fmt: skip
+        for before, after in zip(op.results, copy.results, strict=True):
+            after.name = before.name
+        return copy
+
+
+def _used(ops: Sequence[Op]) -> set[Value]:
+    return {v for op in ops for x in (op, *below(op)) for v in x.operands}

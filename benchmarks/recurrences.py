@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.recurrences`` compares each kernel with PyTorch in float64, a step of time at
 once, on a part of the batch, and prints medians of event-timed launches: weft's own choice, and the
-loop as it is written (``index_width(32)``).
+loop as it is written (``index_width(32)``). Sums and affine maps along rows are compared, and timed
+with their gradients, beside ``torch.cumsum``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,30 @@ def decayed(x: torch.Tensor, a: float) -> torch.Tensor:
         for t in range(x.shape[0]):
             s = a * s + x[t, c]
             out[t, c] = s
+    return out
+
+
+@weft.kernel
+def summed(x: torch.Tensor) -> torch.Tensor:
+    """The sums of a row (N, T) up to each element."""
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        s = 0.0
+        for t in range(x.shape[1]):
+            s += x[i, t]
+            out[i, t] = s
+    return out
+
+
+@weft.kernel
+def mapped(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """s = a s + x along each row (N, T)."""
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        s = 0.0
+        for t in range(x.shape[1]):
+            s = a[i, t] * s + x[i, t]
+            out[i, t] = s
     return out
 
 
@@ -183,6 +208,24 @@ def gradient(kernel: weft.Kernel, reference: Callable[..., torch.Tensor], *args:
     return made
 
 
+def along_rows(rows: int, length: int) -> None:
+    x, a = torch.rand(2, rows, length, device="cuda").unbind()
+    for kernel, args in ((summed, [x - 0.5]), (mapped, [x - 0.5, a])):
+        expected = kernel(*(t.double().cpu()[:, : 1 << 16] for t in args))
+        torch.testing.assert_close(
+            kernel(*args)[:, : 1 << 16].double().cpu(), expected, rtol=1e-4, atol=1e-3
+        )
+        given = [t.requires_grad_() for t in args]
+        y = kernel(*given)
+        times = [
+            timed(lambda k=kernel, g=given: k(*(t.detach() for t in g)), 0.2),
+            timed(lambda y=y, g=given: torch.autograd.grad(y, g, x, retain_graph=True), 0.2),
+        ]
+        name = f"{kernel.__name__} along rows, {rows} x {length}"
+        print(f"| {name}, forward / backward | {times[0]:.4g} / {times[1]:.4g} | |", flush=True)
+    print(f"| torch.cumsum | {timed(lambda: x.cumsum(1), 0.2):.4g} | |", flush=True)
+
+
 def main() -> None:
     small = [a.cuda() for a in wkv.inputs(2, 77, 33)]
     check(wkv.wkv, wkv.torch_wkv, *small)
@@ -212,6 +255,8 @@ def main() -> None:
             torch.randn(shape, device="cuda"),
             0.9,
         )
+    for sizes in ((512, 65536), (1, 1 << 22), (1, 1 << 25)):
+        along_rows(*sizes)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ class Buffer:
     ``interleaved``: ``extents`` and ``shape`` come first, so that neighbouring iterations are
     neighbours in it. ``partial``: instead, for each chunk of a sum that is split, or of the loop,
     as large as the gradient of that name. ``private``: it is a private copy. ``of``: the argument
-    whose elements, which are overwritten later, it keeps."""
+    whose elements, which are overwritten later, it keeps. ``dims``: it has these of the parallel
+    loop's indices only, by place."""
 
     name: str
     element: str
@@ -62,6 +63,7 @@ class Buffer:
     partial: str = ""
     private: bool = False
     of: str = ""
+    dims: tuple[int, ...] | None = None
 
     def describe(self) -> str:
         """How large it is, in words."""
@@ -90,6 +92,29 @@ class Listed:
     gradient: str
     places: str
     values: str
+
+
+@frozen
+class Sorted:
+    """The iterations of a loop, to be sorted by their ``keys`` before a step that takes their
+    ``order``: a key is the number of a row along ``axes`` of ``gradient`` (-1: of none), in that
+    order they are from ``starts`` of it to ``starts`` of the next one (both i64)."""
+
+    gradient: str
+    name: str
+    axes: tuple[int, ...]
+
+    @property
+    def keys(self) -> str:
+        return f"keys.{self.name}"
+
+    @property
+    def order(self) -> str:
+        return f"order.{self.name}"
+
+    @property
+    def starts(self) -> str:
+        return f"starts.{self.name}"
 
 
 @frozen
@@ -126,8 +151,9 @@ class Adjoint:
     loop between two checkpoints (an i64). ``notes`` say of each gradient how it is accumulated.
     ``sums``: of those in gather form, how many iterations of its outermost loop each element's sum
     has at most, in scalar arguments and extents of the steps. ``listed``: what is to be added to
-    gradients after the steps. ``defined``: the gradients all of whose elements the steps write; the
-    others are zero before. ``dense``: those that would be among them, by stores in place of
+    gradients after the steps, ``sorted`` what is to be sorted between them.
+    ``defined``: the gradients all of whose elements the steps write; the others are zero before.
+    ``dense``: those that would be among them, by stores in place of
     accumulations, where the expressions of all pairs are equal. ``private``: those that may be
     accumulated in private copies. Their expressions are like those of ``sums``. ``copies``: the
     arguments that are to be fresh copies at each launch, with what they are copies of.
@@ -143,6 +169,7 @@ class Adjoint:
     notes: dict[str, str] = field(default_factory=dict)
     sums: dict[str, Poly] = field(default_factory=dict)
     listed: tuple[Listed, ...] = ()
+    sorted: tuple[Sorted, ...] = ()
     defined: frozenset[str] = frozenset()
     dense: dict[str, tuple[tuple[Poly, Poly], ...]] = field(default_factory=dict)
     private: dict[str, Additions] = field(default_factory=dict)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.autodiff.fibre import Fibre
+from weft.autodiff.segments import Segments, keys_loop, segment_sum
 from weft.autodiff.slices import Slicer
 from weft.autodiff.write import Writer
 from weft.index.access import Access
 from weft.index.expression import ONE, ZERO, Dim, Poly, atom, extreme
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import MemRefType, ScalarType, Type, index
+from weft.ir.types import MemRefType, ScalarType, Type, i64, index
 
-Found = Sequence[tuple[Access, Fibre]]
+Found = Sequence[tuple[Access, Fibre | Segments]]
 Bounds = Callable[[Value, Value], tuple[Value, Value]]
 
 
@@ -26,12 +27,24 @@ def element_loop(function: Function, name: str, found: Found, slicer: Slicer) ->
         total = b.constant(0.0, _element(target))
         for access, fibre in found:
             writer = Writer(b, dict(outside))
+            if isinstance(fibre, Segments):
+                tables = [Value(MemRefType(i64, 1), name, new.body)
+                          for name in (fibre.names.order, fibre.names.starts)]  # fmt: skip
+                new.body.args += tables
+                total = segment_sum(writer, fibre, block.args, total, slicer, kept, *tables)
+                continue
             writer.values.update(zip(fibre.element, block.args, strict=True))
             total = _sum(writer, access, fibre, total, slicer, kept, lambda low, end: (low, end))
         b.store(total, target, block.args[:rank])
         b.do("scf.reduce")
     b.do("func.return")
     return new
+
+
+def keys_of(function: Function, found: Segments, slicer: Slicer) -> Function:
+    """The function that writes the keys of ``found``."""
+    new, outside, _ = _function(function, found.names.name, slicer)
+    return keys_loop(new, outside, found, slicer)
 
 
 def split_loops(
@@ -60,6 +73,7 @@ def split_loops(
             return first, b.op("arith.minsi", b.addi(first, size), end)
 
         for access, fibre in found:
+            assert isinstance(fibre, Fibre)  # as `longest` knows
             writer = Writer(b, dict(outside))
             writer.values.update(zip(fibre.element, place, strict=True))
             total = _sum(writer, access, fibre, total, slicer, kept, bounds)
@@ -107,7 +121,7 @@ def longest(found: Found) -> Poly | None:
     function; None where a sum has no loop, or that is not known."""
     ends: list[Poly] = []
     for access, fibre in found:
-        if not fibre.loops:
+        if isinstance(fibre, Segments) or not fibre.loops:
             return None
         _, lowers, uppers = fibre.loops[0]
         extents = [Dim(access.memref, axis) for axis in range(len(fibre.element))]

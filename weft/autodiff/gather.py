@@ -13,15 +13,17 @@ import functools
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
+from typing import Any
 
 from weft.autodiff.accumulate_after_loop import accumulate_after_loop
-from weft.autodiff.adjoint import Additions, Buffer, Extent, Listed
+from weft.autodiff.adjoint import Additions, Buffer, Extent, Listed, Sorted
 from weft.autodiff.affine_pieces import affine_pieces
 from weft.autodiff.clean import clean, has_effects
 from weft.autodiff.dense import Whole, dense
-from weft.autodiff.elements import added_up, element_loop, longest, split_loops
-from weft.autodiff.fibre import Fibre, NotAffine, fibre
+from weft.autodiff.elements import Found, added_up, element_loop, keys_of, longest, split_loops
+from weft.autodiff.fibre import NotAffine, fibre
 from weft.autodiff.privatize import privatize
+from weft.autodiff.segments import Segments, segments
 from weft.autodiff.slices import Slicer, Unavailable
 from weft.index.access import Access, accesses
 from weft.index.budget import Budget
@@ -45,7 +47,7 @@ class _Plan:
     form: str  # "plain", "reduce", "gather", "listed", "atomic" or "private"
     note: str
     group: list[Access] = field(default_factory=list)
-    found: list[tuple[Access, Fibre]] = field(default_factory=list)
+    found: Found = ()
 
     @property
     def element(self) -> ScalarType:
@@ -67,6 +69,7 @@ class Form:
     split: Collection[str] = ()
     wide: bool = True
     sort: bool = False
+    segments: Collection[str] = ()
     stored: Collection[str] = ()
     private: Collection[str] = ()
     narrow: bool = False
@@ -84,6 +87,7 @@ class Gathered:
     buffers: list[Buffer] = field(default_factory=list)
     sums: dict[str, Poly] = field(default_factory=dict)
     listed: list[Listed] = field(default_factory=list)
+    sorted: list[Sorted] = field(default_factory=list)
     defined: set[str] = field(default_factory=set)
     dense: dict[str, tuple[tuple[Poly, Poly], ...]] = field(default_factory=dict)
     private: dict[str, Additions] = field(default_factory=dict)
@@ -138,6 +142,11 @@ def gather(
             made.buffers.append(Buffer(workspace, plan.element.name, None, partial=plan.name))
         else:
             loops.append(element_loop(function, plan.name, plan.found, slicer))
+    keys: list[Function] = []
+    for found in (f for p in gathered for _, f in p.found if isinstance(f, Segments)):
+        keys.append(clean(keys_of(function, found, slicer)))
+        made.buffers.append(found.buffer(parallel))
+        made.sorted.append(found.names)
     for k, value in enumerate(slicer.spilled):
         element = slicer.element(value)
         time = [Extent(undone[op.attrs["undoes"]]) for op in slicer.loops(value)]
@@ -165,7 +174,7 @@ def gather(
     main = clean(privatize(demote(main), copied)) if copied else main
     steps = [main] if has_effects(main) else []
     made.listed = [Listed(x.access.memref.name, x.places, x.values) for x in lists]
-    made.steps = [_plain(step) for step in (*steps, *map(clean, loops))]
+    made.steps = [_plain(step) for step in (*keys, *steps, *map(clean, loops))]
     return made
 
 
@@ -302,10 +311,27 @@ def _plan(name: str, group: list[Access], slicer: Slicer, form: Form) -> _Plan:
             slicer.check(access)
             slicer.check_symbols(one.symbols())
     except (NotAffine, Unavailable) as error:
+        found = _segmented(name, group, slicer) if form.sort and name in form.segments else None
+        if found is not None:
+            return _Plan(name, "gather", f"sorted by rows ({error})", group, found)
         if form.sort and all(slicer.undoing(slicer.parents[a.op]) is not None for a in group):
             return _Plan(name, "listed", f"sorted ({error})", group)
         return _Plan(name, "atomic", f"atomic ({error})", group)
     return _Plan(name, "gather", "gather", group, found)
+
+
+def _segmented(name: str, group: list[Access], slicer: Slicer) -> Found | None:
+    """What is summed for each element, where data picks rows; None where no loop of its own can."""
+    found: list[tuple[Access, Any]] = []
+    try:
+        for k, access in enumerate(group):
+            one = segments(access, slicer, f"{name}.{k}.{slicer.function.name}")
+            if one is None:
+                return None
+            found.append((access, one))
+    except Unavailable:
+        return None
+    return found
 
 
 def _rest(

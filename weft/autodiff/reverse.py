@@ -38,6 +38,7 @@ def reverse(
     split: Collection[str] = (),
     wide: bool = True,
     sort: bool = False,
+    segments: Collection[str] = (),
     stored: Collection[str] = (),
     private: Collection[str] = (),
     narrow: bool = False,
@@ -55,15 +56,17 @@ def reverse(
     ``Adjoint.sums``, whose sums are computed in chunks. ``wide``: a sum may have a workspace of the
     size of the whole iteration space where it needs what a sequential loop carries; it is
     accumulated atomically otherwise. ``sort``: what would be accumulated atomically is listed
-    instead (``Adjoint.listed``). ``stored``: gradients of ``Adjoint.dense`` that are stored.
-    ``private``: gradients of ``Adjoint.private`` that have private copies. ``narrow``: gradients
+    instead (``Adjoint.listed``), or, in ``segments``, summed for each element over the iterations
+    that data picks for its row (``Adjoint.sorted``), where these can be known.
+    ``stored``: gradients of ``Adjoint.dense`` that are stored. ``private``: gradients of
+    ``Adjoint.private`` that have private copies. ``narrow``: gradients
     are in f16 or bf16 themselves where that is the same. ``alike``: those with private copies have
     one shape and dtype: one loop adds them up. ``chunk``: how many iterations are written out of
     those of ``checkpoints`` that carry some numbers, if not 0 (see ``Tapes``). ``atomic``: no sums
     have loops of their own, over the elements of a gradient. Raises ``GradientError`` for what
     cannot be reversed correctly.
     """
-    form = Form(split, wide, sort, stored, private, narrow, alike, atomic)
+    form = Form(split, wide, sort, segments, stored, private, narrow, alike, atomic)
     primal = Primal(function, wanted, kept)
     primal.check()
     return _Reversal(primal, lasting, checkpoints, chunk).run(form)
@@ -119,8 +122,8 @@ class _Reversal:
         return Adjoint(
             primal.function, tuple(primal.names), tuple(steps), tuple(workspaces), tuple(segments),
             lengths(primal, list(loops)) if workspaces else None,
-            gathered.notes, gathered.sums, tuple(gathered.listed), frozenset(gathered.defined),
-            gathered.dense, gathered.private,
+            gathered.notes, gathered.sums, tuple(gathered.listed), tuple(gathered.sorted),
+            frozenset(gathered.defined), gathered.dense, gathered.private,
             {work_name(name): before_name(name) for name in primal.names}, narrowed,
         )  # fmt: skip
 

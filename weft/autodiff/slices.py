@@ -198,18 +198,35 @@ class Slicer:
             rewriter.rewrite(op)
             values.update((v, rewriter.lookup(v)) for v in op.results)
 
+    def repeated(self, values: Iterable[Value]) -> set[Value] | None:
+        """All that is needed to compute ``values``; None where that is in a workspace."""
+        found = {v for value in values for v in self._needed(value)}
+        return None if any(map(self._spills, found)) else found
+
+    def copied(self, value: Value, w: Writer, kept: Sequence[Value]) -> Value:
+        """``value``, where ``w`` knows what it is computed from; ``kept``: the workspaces."""
+        return self._copy(value, w, kept)
+
     def copy(
         self, access: Access, w: Writer, kept: Sequence[Value], use: Callable[[Value], Value],
         otherwise: Value,
     ) -> Value:  # fmt: skip
         """``use(value)`` where ``access`` is carried out, ``otherwise`` where a condition around it
         does not hold."""
+        made = lambda: use(self._copy(_accumulated(access), w, kept))  # noqa: E731
+        return self.under(access, w, kept, made, otherwise)
+
+    def under(
+        self, access: Access, w: Writer, kept: Sequence[Value], make: Callable[[], Value],
+        otherwise: Value,
+    ) -> Value:  # fmt: skip
+        """What ``make`` makes where ``access`` is carried out."""
         conditions = [(op, inner) for op, inner in reversed(self._around(access.op))
                       if op.name == "scf.if"]  # fmt: skip
 
         def inside(k: int) -> Value:
             if k == len(conditions):
-                return use(self._copy(_accumulated(access), w, kept))
+                return make()
             op, inner = conditions[k]
             test = self._copy(If(op).condition, w, kept)
             branch = If(w.b.if_(test, [otherwise.type]))

@@ -8,6 +8,7 @@ launch launches the steps of its adjoint, in the same way: hence second derivati
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,7 @@ from weft.runtime.signature import TORCH_DTYPES
 from weft.values import mutable
 
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_MANY = 1 << 14  # elements of a gradient, from which on each may have a thread that sums it
 
 
 @mutable
@@ -162,6 +164,9 @@ class Launch(torch.autograd.Function):
                 make = torch.empty if name in made.adjoint.defined else torch.zeros
                 env[name] = make(ctx.shapes[n], dtype=wide, device=ctx.device)
         for step in made.steps:
+            for x in made.adjoint.sorted:
+                if x.order in step.names and x.order not in env:
+                    env[x.order], env[x.starts] = _sorted(env[x.keys], env[x.gradient], x.axes)
             values = made.values(step, env)
             if plain:
                 step.run(values)
@@ -183,6 +188,18 @@ def _added(gradient: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -
     sums = values.new_zeros(gradient.numel() + 1)  # the last element is what -1 stands for
     sums = sums.index_put((places.flatten(),), values.flatten(), accumulate=True)
     return gradient + sums[:-1].view_as(gradient)
+
+
+def _sorted(
+    keys: torch.Tensor, gradient: torch.Tensor, axes: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places of ``keys``, row numbers along ``axes`` of ``gradient``, in their order; where
+    in it each row begins, and where the last one ends."""
+    rows = math.prod(gradient.shape[axis] for axis in axes)
+    if rows < 1 << 31:  # fewer bits are sorted sooner
+        keys = keys.int()
+    keys, order = torch.sort(keys.flatten(), stable=True)
+    return order, torch.searchsorted(keys, torch.arange(rows + 1, device=keys.device).to(keys))
 
 
 @mutable
@@ -225,6 +242,12 @@ class _Sizes:
         if torch.are_deterministic_algorithms_enabled():
             if any(note.startswith("atomic") for note in made.adjoint.notes.values()):
                 form["sort"] = True
+                if self.plain:
+                    form["segments"] = frozenset(
+                        name
+                        for name, note in made.adjoint.notes.items()
+                        if note.startswith("atomic") and self.env[name].numel() >= _MANY
+                    )
         elif sizes.tape_bytes > max(loop.options.tape_bytes, sizes.afforded):
             form["wide"] = False
             if not lasting:

@@ -71,6 +71,8 @@ class Workspaces:
             return [chunks, *self.env[name].shape]
         time = [x.length(self.trips[x.op]) for x in buffer.extents]
         space = self.space if buffer.parallel else ()
+        if buffer.dims is not None:
+            space = [space[k] for k in buffer.dims]
         if buffer.interleaved:
             return [*time, *buffer.shape, *space]
         return [*space, *time, *buffer.shape]

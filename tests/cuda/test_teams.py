@@ -290,6 +290,32 @@ def test_a_value_that_decays_is_a_scan() -> None:
     assert kinds(decayed, meta(4, 9), meta(4), strict=True) is None
 
 
+@weft.kernel
+def segments(x, order, starts, out):
+    for r, j in weft.ndrange(out.shape[0], out.shape[1]):
+        s = 0.0
+        for k in range(int(starts[r]), int(starts[r + 1])):
+            s += x[int(order[k]), j]
+        out[r, j] = s
+
+
+@weft.kernel
+def sparse_product(x, column, starts, out):
+    for r in range(out.shape[0]):
+        s = 0.0
+        for k in range(int(starts[r]), int(starts[r + 1])):
+            s += x[int(column[k])]
+        out[r] = s
+
+
+def test_neighbours_that_begin_at_one_index_of_data_stay_alone() -> None:
+    """They read the same table at every turn, and rows side by side; rows that begin at indices of
+    their own do not."""
+    tables = meta(64, dtype=torch.int64), meta(5, dtype=torch.int64)
+    assert kinds(segments, meta(64, 9), *tables, meta(4, 9)) is None
+    assert kinds(sparse_product, meta(64), *tables, meta(4)) == [("addf",)]
+
+
 def test_threads_that_read_neighbours_anyway_stay_alone() -> None:
     for kernel, *args in (
         (col_sums, meta(4, 9), meta(9)),

@@ -36,6 +36,7 @@ from weft.schedule.language import (
     Privatize,
     RegisterWindow,
     Reverse,
+    Scan,
     Schedule,
     SplitReduction,
     Stage,
@@ -113,7 +114,9 @@ def analyse(
     divisible = _divisible(function, parallel, *usual, program) if usual else None
     first: tuple[Candidate, ...] = ()
     splits: dict[Op, Team] = {}
-    if parallel is not None and team is not None and team.split(parallel.body):
+    if parallel is not None and team is not None and (
+        team.split(parallel.body) or team.parted(parallel.body)
+    ):  # fmt: skip
         splits = dict.fromkeys(team.loops, team)
     if asked is not None and parallel is not None and found is not None:
         loop = LoopNest(function, parallel, strict_math)
@@ -121,7 +124,7 @@ def analyse(
         shared = asked_cuda.shared_loops(loop, first)
         ends = [program.of(For(op).upper) for op in shared]
         nest = replace(nest, shared_ends=tuple(sorted({*ends})))
-        split = only(first[0].schedule, SplitReduction)
+        split = only(first[0].schedule, SplitReduction) or only(first[0].schedule, Scan)
         if split is not None and isinstance(asked_for := asked_cuda.team(loop, split), Team):
             splits |= dict.fromkeys(asked_for.loops, asked_for)
     if parallel is not None and splits:

@@ -52,10 +52,26 @@ class AcrossThreads(TurnMaps):
         self, places: Sequence[int], carry: list[Value], phase: Value
     ) -> tuple[list[Value], list[Value]]:
         """What is carried up to the thread's turns, and behind the chunk."""
-        totals = [self.total(k) for k in places]
+        totals = self.in_order(places, [self.total(k) for k in places])
+        before, wholes = self.exclusive(places, totals), self.of_warps(totals, phase)
+        starts, behind = self.reached(places, carry, before, wholes)
+        exact = self.exact(places, carry, wholes)
+        if not exact:
+            return starts, behind
+        both = self.either(
+            self.finite(exact), lambda: [*starts, *behind],
+            lambda: self.one_by_one(places, carry), [v.type for v in carry] * 2,
+        )  # fmt: skip
+        return both[: len(carry)], both[len(carry) :]
+
+    def lane_and_warp(self) -> tuple[Value, Value]:
         thread, _ = self.thread()
         lane = self.op("arith.andi", thread, self.constant(WARP - 1, i32))
-        warp = self.op("arith.shrui", thread, self.constant(5, i32))
+        return lane, self.op("arith.shrui", thread, self.constant(5, i32))
+
+    def in_order(self, places: Sequence[int], totals: list[list[Value]]) -> list[list[Value]]:
+        """Of each lane, the maps ``totals`` of all lanes of its warp up to itself, composed."""
+        lane, _ = self.lane_and_warp()
         away = 1
         while away < WARP:
             reached = self.compare("sge", lane, self.constant(away, i32))
@@ -65,12 +81,24 @@ class AcrossThreads(TurnMaps):
                 for k, other, t in zip(places, others, totals, strict=True)
             ]
             away *= 2
+        return totals
+
+    def exclusive(self, places: Sequence[int], totals: list[list[Value]]) -> list[list[Value]]:
+        """What the lane in front has by ``in_order``."""
+        lane, _ = self.lane_and_warp()
         begins = self.compare("eq", lane, self.constant(0, i32))
-        before = [
+        return [
             self.chosen(begins, self.identity(k), self.shuffled("up", self.constant(1, i32), t))
             for k, t in zip(places, totals, strict=True)
         ]
-        wholes = self.of_warps(totals, lane, warp, phase)
+
+    def reached(
+        self, places: Sequence[int], carry: Sequence[Value], before: list[list[Value]],
+        wholes: list[list[list[Value]]],
+    ) -> tuple[list[Value], list[Value]]:  # fmt: skip
+        """What ``carry`` is up to the thread's turns, and behind those of all warps: ``before`` are
+        the maps of the turns in front of its own in its warp, ``wholes`` those of each warp."""
+        _, warp = self.lane_and_warp()
         behind, reach = list(carry), list(carry)
         for w, parts in enumerate(wholes):
             if w:
@@ -80,18 +108,17 @@ class AcrossThreads(TurnMaps):
                 self.applied(k, part, v) for k, part, v in zip(places, parts, behind, strict=True)
             ]
         starts = [self.applied(k, m, v) for k, m, v in zip(places, before, reach, strict=True)]
-        exact = [
+        return starts, behind
+
+    def exact(
+        self, places: Sequence[int], carry: Sequence[Value], wholes: list[list[list[Value]]]
+    ) -> list[Value]:
+        """What must be finite for composed maps to do as the turns one by one."""
+        return [
             v for n, k in enumerate(places) if self.found.families[k] in ("affine", "mulf")
             and carry[n].scalar.is_float
             for v in (carry[n], *(v for parts in wholes for v in parts[n]))
         ]  # fmt: skip
-        if not exact:
-            return starts, behind
-        both = self.either(
-            self.finite(exact), lambda: [*starts, *behind],
-            lambda: self.one_by_one(places, carry, lane, warp), [v.type for v in carry] * 2,
-        )  # fmt: skip
-        return both[: len(carry)], both[len(carry) :]
 
     def total(self, k: int) -> list[Value]:
         """The map of all of the thread's turns, one after the other."""
@@ -129,14 +156,13 @@ class AcrossThreads(TurnMaps):
     def shuffled(self, mode: str, place: Value, values: Sequence[Value]) -> list[Value]:
         return [self.op("gpu.shuffle", v, place, mode=mode, width=WARP) for v in values]
 
-    def of_warps(
-        self, totals: list[list[Value]], lane: Value, warp: Value, phase: Value
-    ) -> list[list[list[Value]]]:
+    def of_warps(self, totals: list[list[Value]], phase: Value) -> list[list[list[Value]]]:
         """Of each warp of the group, the maps of all of its turns. ``phase``: of the two places in
         shared memory the one whose turn it is, so that nobody waits to write the other."""
         if not self.several:
             last = self.constant(WARP - 1, i32)
             return [[self.shuffled("idx", last, t) for t in totals]]
+        lane, warp = self.lane_and_warp()
         flat = [v for t in totals for v in t]
         count = len(flat) * self.warps
         words = self.shared(self.word, self.places[-1])
@@ -189,11 +215,9 @@ class AcrossThreads(TurnMaps):
         assert ok is not None
         return ok
 
-    def one_by_one(
-        self, places: Sequence[int], carry: list[Value], lane: Value, warp: Value
-    ) -> list[Value]:
+    def one_by_one(self, places: Sequence[int], carry: list[Value]) -> list[Value]:
         """As ``across``: what is carried goes from thread to thread, through the turns of each."""
-        one, zero = self.constant(1, i32), self.constant(0, i32)
+        (lane, warp), one, zero = self.lane_and_warp(), self.constant(1, i32), self.constant(0, i32)
         many = len(carry)
         behind = self.places[self.level + 1] - 2 * many
         words = self.shared(self.word, self.places[-1]) if self.several else None

@@ -24,6 +24,7 @@ from weft.schedule.privatize import privatize
 from weft.schedule.rows import by_row
 from weft.schedule.scan import scan
 from weft.schedule.split_reduction import split_reduction
+from weft.schedule.split_scan import split_scan
 
 
 def apply(
@@ -44,7 +45,8 @@ def apply(
         if how is not None:
             return by_row(function, parallel, together, how, limits)
         assert isinstance(together, Scan)
-        return scan(function, parallel, together, limits)
+        rewrite = scan if together.parts == 1 else split_scan
+        return rewrite(function, parallel, together, limits)
     bound = bind(function, parallel, order, schedule)
     if own is not None:
         width = index if only(schedule, IndexWidth) is None else i32

@@ -204,6 +204,16 @@ def _scan(nest: LoopNest, step: Scan, schedule: Schedule) -> Refusal | None:
         return Refusal("groups that scan do not stand side by side", None, "leave columns out")
     if (found := _cooperate(nest, step, schedule)) is not None:
         return found
+    if step.parts != 1:
+        together = team(nest, step)
+        if isinstance(together, str) or not together.parted(nest.parallel.body):
+            return Refusal(
+                "blocks scan loops that are in no other loop or branch, whose values do not depend "
+                "on each other; only stores to other arrays come behind them", None,
+                "leave parts out",
+            )  # fmt: skip
+        if not 0 <= step.parts <= MOST_PARTS or step.threads <= WARP:
+            return Refusal(f"{MOST_PARTS} blocks of several warps scan an iteration, at most")
     size = max(sum(1 for _ in walk(op.body)) for op in scanned_by(nest, step))
     if step.turns * size > _MOST_OPS:
         return Refusal(f"{step.turns} turns of {size} operations are too many")

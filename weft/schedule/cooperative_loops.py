@@ -24,6 +24,7 @@ from weft.ir.writes import loaded, written
 from weft.schedule.combiners import INEXACT, combiners, is_joint
 from weft.schedule.expose import exposed
 from weft.schedule.recurrences import Recurrences, recurrences
+from weft.schedule.variation import Variation
 from weft.values import mutable
 
 _REFUSED = {"memref.atomic_cas", "weft.assert", "weft.bounds", "weft.touch", "weft.print"}
@@ -56,6 +57,21 @@ class Team:
         not asked for in it, nor written twice."""
         apart = not self.ordered and not self.scans
         return bool(self.loops) and apart and self.met(body)
+
+    def parted(self, body: Block) -> bool:
+        """Whether several blocks may scan the loops, one loop after the other: an iteration with
+        that ``body`` has nothing else that is not done anew, but stores behind all of them."""
+        around = [op for op in body.ops[:-1] if op not in self.loops]
+        touched = {v for op in (*self.loops, *self.single) for v in written(op)}
+        return (
+            bool(self.scans) and self.loops.keys() == self.scans.keys() <= {*body.ops}
+            and not self.ordered & self.single
+            and all(each.last == 0 and len(each.families) == len(each.kinds)
+                    for each in self.scans.values())
+            and all(op in self.single or (OPS[op.name].pure and not op.regions)
+                    or (op.name == "memref.load" and memory(op)[0] not in touched)
+                    for op in around)
+        )  # fmt: skip
 
     def met(self, body: Block) -> bool:
         """Whether all threads of a block come by where they wait for each other."""
@@ -314,14 +330,16 @@ class _Search:
     def gain(self, fastest: Value) -> int:
         """Accesses that members do as neighbours and threads of their own do not, less those where
         it is the other way round; 0 too where neither does."""
-        total = 0
+        total, block = 0, fastest.owner
+        assert isinstance(block, Block)
+        along = Variation(block, {fastest: 1})
         for loop in self.team.loops:
-            iv = For(loop).index
+            iv, same = For(loop).index, along.uniform(For(loop).lower)
             for op in walk(loop.body):
                 access = self.found.get(op)
                 if access is None or None in access.subscripts or access.local:
                     continue
-                alone = _apart(access, iv, fastest)
+                alone = _apart(access, iv, fastest, same)
                 team = _neighbours(access, iv) or not any(iv in leaves for leaves in _all(access))
                 total += (not alone and _neighbours(access, iv)) - (alone and not team)
         return total
@@ -377,12 +395,12 @@ def _neighbours(access: Access, iv: Value) -> bool:
     return access.stride(iv) in (1, -1) and in_row
 
 
-def _apart(access: Access, iv: Value, fastest: Value) -> bool:
+def _apart(access: Access, iv: Value, fastest: Value, same: bool) -> bool:
     """Whether threads that are neighbours along ``fastest`` access one element, or neighbours, at
-    the same turn of the loop over ``iv``."""
+    the same turn of the loop over ``iv``. ``same``: that loop begins at one index for them."""
     (loop,) = (loop for loop in access.loops if loop.iv is iv)
     mentioned = any(iv in leaves for leaves in _all(access))
-    if mentioned and loop.lower is None:
+    if mentioned and loop.lower is None and not same:
         return False
     *outer, last = access.subscripts
     begin = {iv: _arm(loop.lower, fastest)} if mentioned and loop.lower is not None else {}

@@ -196,7 +196,8 @@ def candidates(
     by_row: Iterable[Form] = ()
     if team is not None and team.scans:
         names = tuple(name for name, op in loops_of(parallel).items() if op in team.loops)
-        together = list(scanned(names, team.scans, nest, step_of, pays=team.pays))
+        parted = team.parted(parallel.body)
+        together = list(scanned(names, team.scans, nest, step_of, pays=team.pays, parted=parted))
     else:
         together = list(_together(parallel, team))
         if team is not None and team.pays:

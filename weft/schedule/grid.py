@@ -49,6 +49,8 @@ SPLIT_THREADS = 512  # of a block that has iterations side by side together with
 ROW_THREADS = 256  # of one that has a single one
 MOST_PARTS = 1024  # of a loop that blocks share
 _SPLIT = 1 << 18  # threads of all parts of all iterations
+_LEAST_PARTS = 8  # of loops that blocks scan together: turns are read twice
+SCAN_WORDS = 4  # for each part and value: a map of two numbers, what is carried up to it and behind
 _TURNS = 32  # of a member of one block, above which several share the loop
 _SCANNING = 512  # threads of a group that scans, at most
 _WAVES = 4  # blocks for each multiprocessor, below which blocks are made smaller
@@ -72,6 +74,9 @@ def grid(schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int) -> tu
         parts = together.parts or max(split(schedule, sizes)[1], 2)
         members = together.threads // width
         return (-(-trips[0] // width) * math.prod(trips[1:]), parts, 1), (width, members, 1)
+    if isinstance(together, Scan) and together.parts != 1:
+        parts = together.parts or max(scan_parts(schedule, sizes), 2)
+        return (math.prod(trips), parts, 1), (together.threads, 1, 1)
     if together is not None and together.columns:
         width, members = columns(sizes.lengths, trips)
         each = together.threads // together.columns
@@ -110,6 +115,10 @@ class Left:
 def left_by(schedule: Schedule, blocks: Dims, block: Dims, sizes: Sizes) -> Left | None:
     """What a grid leaves; None where nothing comes behind it."""
     step, kinds = only(schedule, SplitReduction), len(sizes.nest.kinds)
+    scans = only(schedule, Scan)
+    if scans is not None and scans.parts != 1:
+        carried = sum(count for name, count, _ in sizes.nest.splits if name in scans.loops)
+        return Left(blocks[1], SCAN_WORDS * carried * math.prod(blocks), (blocks, block))
     if step is not None:
         carried = [count for name, count, _ in sizes.nest.splits if name in step.loops]
         words = blocks[1] * sum(carried) * math.prod(along(schedule, sizes))
@@ -198,6 +207,20 @@ def scanned(
         return 0
     wanted = min(_AT_ONCE // max(rows, 1), -(-longest // turns), _SCANNING)
     return max(_power(wanted + 1) // 2, WARP)
+
+
+def scan_parts(schedule: Schedule, sizes: Sizes) -> int:
+    """How many blocks scan the loops of an iteration together; 1 if one does as well. A function of
+    the sizes alone, as sums depend on it."""
+    step = only(schedule, Scan)
+    assert step is not None
+    lengths, rows = sizes.spans(step.loops), math.prod(along(schedule, sizes))
+    if None in lengths:
+        return 1
+    chunks = max((n or 0 for n in lengths), default=0) // (step.threads * step.turns)
+    parts = min(_SPLIT // (step.threads * max(rows, 1)), chunks // 2, MOST_PARTS)
+    # Blocks that have whole rows keep more of the machine busy, the more rows there are.
+    return parts if parts >= _LEAST_PARTS and chunks >= 2 * _LEAST_PARTS + rows // 2 else 1
 
 
 def groups(members: int) -> int:

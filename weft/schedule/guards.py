@@ -118,6 +118,11 @@ class Scanned:
 
 
 @frozen
+class ScanSplit:
+    """Likewise, where several blocks scan one."""
+
+
+@frozen
 class Split:
     """Likewise, where several blocks share one."""
 
@@ -203,7 +208,7 @@ Guard = (
     Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Overlapped
     | Whole
     | Busy | Idle
-    | Grouped | Columns | Scanned | Split | Held | Long | Turns | AtMost | FewElements
+    | Grouped | Columns | Scanned | ScanSplit | Split | Held | Long | Turns | AtMost | FewElements
     | FitsShared
     | KnownTrips | LargerThanCache | Covered
 )  # fmt: skip
@@ -286,6 +291,8 @@ def _of_trips(
             return sharing(guard, sizes) != (0, 0), _so_many(0)
         case Scanned():
             return scanning(guard, sizes) > 0, _so_many(0)
+        case ScanSplit():
+            return grid.scan_parts(schedule, sizes) > 1, "one block does as well"
         case Columns(width):
             found, _ = grid.columns(sizes.lengths, grid.along(schedule, sizes))
             return found == width, _so_many(found)

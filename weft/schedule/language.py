@@ -189,10 +189,12 @@ class SplitReduction(Cooperate):
 class Scan(Cooperate):
     """Likewise, of loops in which each turn asks for what the one before it carried: a thread has
     ``turns`` neighbouring turns at a time, and what the threads carry through theirs is scanned.
-    ``width``: so many of them are all there, or none."""
+    ``width``: so many of them are all there, or none. ``parts``: so many blocks have an iteration
+    together (0: as the sizes of a call ask for), each those turns, in three launches for a loop."""
 
     width: int = 1
     turns: int = 4
+    parts: int = 1
 
 
 @frozen
@@ -251,8 +253,8 @@ def brief(schedule: Schedule) -> str:
                 words.append(f"jam-{axis}" + "-overlap" * (overlap > 0))
             case SplitReduction(columns=columns):
                 words.append(f"split{columns}")
-            case Scan(threads=threads, width=width):
-                words.append(f"scan{threads}x{width}")
+            case Scan(threads=threads, width=width, parts=parts):
+                words.append(f"{'' if parts == 1 else 'split-'}scan{threads}x{width}")
             case Prefetch(steps=steps):
                 words.append(f"ahead{steps}")
             case Stage(steps=steps, threads=threads):

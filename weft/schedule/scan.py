@@ -20,7 +20,7 @@ from weft.ir.views import For, constant_of, is_constant, memory
 from weft.schedule.across_threads import AcrossThreads
 from weft.schedule.bind import Bound
 from weft.schedule.grid import SEVERAL
-from weft.schedule.guards import Aligned, Guard, MultipleOf, Scanned
+from weft.schedule.guards import Aligned, Guard, MultipleOf, Scanned, ScanSplit
 from weft.schedule.language import Align, Scan, Step
 from weft.schedule.nest import Nest
 from weft.schedule.prefetch import ahead
@@ -35,7 +35,7 @@ def scan(
     function: Function, parallel: Op, step: Scan, limits: Mapping[Value, int]
 ) -> Bound:  # fmt: skip
     """As ``cooperate``. ``limits``: of arrays that are accessed in whole vectors, their bytes."""
-    members = _Scanning(function, parallel, step, limits)
+    members = Scanning(function, parallel, step, limits)
     made = members.start(step.threads)
     members.all(0)
     return Bound((made,), members.copies)
@@ -119,34 +119,37 @@ def _row(last: Value, iv: Value) -> Row | None:
 
 def scanned(
     names: tuple[str, ...], loops: Collection[Op], nest: Nest, step_of: Callable[[Value], int], *,
-    pays: bool,
+    pays: bool, parted: bool,
 ) -> Iterator[tuple[tuple[Guard, ...], tuple[Step, ...]]]:  # fmt: skip
     """Forms in which several threads have an iteration together, and scan what its loops carry: by
     vectors, or not: bits do not depend on which. ``names``: of all loops that threads
-    share, of which ``loops`` are scanned. ``pays``: as of a team."""
+    share, of which ``loops`` are scanned. ``pays``, ``parted``: as of a team."""
     found = vectors(loops)
     size = max(sum(1 for _ in walk(op.body)) for op in loops)
     turns = max(found.width, _TURNS)
     while turns > 1 and turns * size > _MOST_OPS:
         turns //= 2
-    guard, width = Scanned(turns, pays), min(found.width, turns)
+    width = min(found.width, turns)
+    whole: tuple[Guard, ...] = ()
+    steps: tuple[Step, ...] = ()
     if width > 1:
         aligned = [
             (nest.arrays[k], min(width * array.memref.element.bytes, VECTOR_BYTES))
             for k, array in found.arrays.items()
         ]
-        yield (
-            (*(MultipleOf(step_of(v), width) for v in found.multiples), guard,
-             *(Aligned(*n) for n in aligned)),
-            (Scan(names, SEVERAL, width=width, turns=turns), *(Align(*n) for n in aligned)),
-        )  # fmt: skip
-    yield (guard,), (Scan(names, SEVERAL, turns=turns),)
+        whole = (*(MultipleOf(step_of(v), width) for v in found.multiples),
+                 *(Aligned(*n) for n in aligned))  # fmt: skip
+        steps = tuple(Align(*n) for n in aligned)
+    for guard, parts in ((ScanSplit(), 0), (Scanned(turns, pays), 1))[not parted :]:
+        if width > 1:
+            yield (*whole, guard), (Scan(names, SEVERAL, 0, width, turns, parts), *steps)
+        yield (guard,), (Scan(names, SEVERAL, 0, 1, turns, parts),)
 
 
 # -- the rewrite
 
 
-class _Scanning(AcrossThreads):
+class Scanning(AcrossThreads):
     """``along``: the rows of the loop at hand. ``loads``: those ahead of their turns."""
 
     along: dict[Op, Row]
@@ -185,19 +188,7 @@ class _Scanning(AcrossThreads):
             init if kind is None else self.neutral([kind], [init.scalar])[0]
             for kind, init in zip(kinds, inits, strict=True)
         ]
-        member = self.to(self.member, lower.type, unsigned=True)
-        mine = self.mul(member, self.number(self.turns_of, lower))
-        size = self.number(self.count * self.turns_of, lower)
-        given = self.loaded(self.add(lower, mine, "nsw"), upper)
-
-        def chunk(base: Value, carried: list[Value]) -> list[Value]:
-            first = self.add(base, mine, "nsw")
-            after = self.loaded(self.add(first, size, "nsw"), upper)
-            ends = self.chunk(first, upper, carried)
-            return [*ends, *after, self.op("arith.xori", carried[-1], self.constant(1, i32))]
-
-        none = self.constant(0, i32)
-        ends = [*self.loop(lower, upper, size, [*starts, *given, none], chunk, unroll=1)]
+        ends = [*self.run(lower, upper, starts)]
         sums = [k for k, kind in enumerate(kinds) if kind is not None]
         if sums:
             names = [kind for kind in kinds if kind is not None]
@@ -206,7 +197,25 @@ class _Scanning(AcrossThreads):
                 sums, self.pairs(names, [inits[k] for k in sums], parts), strict=True
             ):
                 ends[k] = whole
-        return ends[: len(kinds)]
+        return ends
+
+    def run(self, lower: Value, upper: Value, starts: Sequence[Value]) -> list[Value]:
+        """What turns from ``lower`` to ``upper`` make of ``starts``."""
+        count = len(starts)
+        member = self.to(self.member, lower.type, unsigned=True)
+        mine = self.mul(member, self.number(self.turns_of, lower))
+        size = self.number(self.count * self.turns_of, lower)
+        given = self.loaded(self.add(lower, mine, "nsw"), upper)
+
+        def chunk(base: Value, carried: list[Value]) -> list[Value]:
+            first = self.add(base, mine, "nsw")
+            after = self.loaded(self.add(first, size, "nsw"), upper)
+            self.open(first, upper, carried[count:-1])
+            ends = self.chunk(carried[:count], carried[-1])
+            return [*ends, *after, self.op("arith.xori", carried[-1], self.constant(1, i32))]
+
+        none = self.constant(0, i32)
+        return self.loop(lower, upper, size, [*starts, *given, none], chunk, unroll=1)[:count]
 
     def turn_at(self, first: Value, turn: int) -> Value:
         return self.add(first, self.number(turn, first), "nsw") if turn else first
@@ -275,25 +284,26 @@ class _Scanning(AcrossThreads):
 
     # -- a chunk
 
-    def chunk(self, first: Value, upper: Value, carried: list[Value]) -> list[Value]:
-        """What is carried behind the chunk, whose first turn of the thread is ``first``."""
-        found, body, count = self.found, self.serial.body, len(self.loads)
-        self.within = self.inside(first, upper)
-        given = carried[len(found.kinds) :]
+    def open(self, first: Value, upper: Value, given: Sequence[Value]) -> None:
+        """Begins a chunk, whose first turn of the thread is ``first``."""
+        self.within, count = self.inside(first, upper), len(self.loads)
         self.maps = [
             {For(self.serial).index: self.turn_at(first, e)}
             | {load.result: given[e * count + k] for k, load in enumerate(self.loads)}
             for e in range(self.turns_of)
         ]  # fmt: skip
+
+    def chunk(self, carried: Sequence[Value], phase: Value) -> list[Value]:
+        """What is carried behind the chunk."""
+        found, body = self.found, self.serial.body
         left = [op for op in body.ops[:-1] if op not in self.loads]
-        state = carried[: len(found.kinds)]
-        ends = list(state)
+        state, ends = list(carried), list(carried)
         for self.level in range(found.last + 1):
             ops = [op for op in left if found.stage(op) <= self.level]
             self.early(ops)
             left = [op for op in left if op not in ops]
             places = [k for k, level in found.levels.items() if level == self.level]
-            starts, wholes = self.across(places, [state[k] for k in places], carried[-1])
+            starts, wholes = self.across(places, [state[k] for k in places], phase)
             for k, start, whole in zip(places, starts, wholes, strict=True):
                 state[k], ends[k] = start, whole
                 if self.level < found.last:

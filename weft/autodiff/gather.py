@@ -142,11 +142,7 @@ def gather(
             made.buffers.append(Buffer(workspace, plan.element.name, None, partial=plan.name))
         else:
             loops.append(element_loop(function, plan.name, plan.found, slicer))
-    keys: list[Function] = []
-    for found in (f for p in gathered for _, f in p.found if isinstance(f, Segments)):
-        keys.append(clean(keys_of(function, found, slicer)))
-        made.buffers.append(found.buffer(parallel))
-        made.sorted.append(found.names)
+    keys = _keys(made, function, [f for p in gathered for _, f in p.found], slicer, parallel)
     for k, value in enumerate(slicer.spilled):
         element = slicer.element(value)
         time = [Extent(undone[op.attrs["undoes"]]) for op in slicer.loops(value)]
@@ -176,6 +172,16 @@ def gather(
     made.listed = [Listed(x.access.memref.name, x.places, x.values) for x in lists]
     made.steps = [_plain(step) for step in (*keys, *steps, *map(clean, loops))]
     return made
+
+
+def _keys(
+    made: Gathered, function: Function, found: Sequence[object], slicer: Slicer, parallel: Op
+) -> list[Function]:
+    """The functions that write what is to be sorted, which ``made`` then says."""
+    sums = [each for each in found if isinstance(each, Segments)]
+    made.buffers += [each.buffer(parallel) for each in sums]
+    made.sorted = [each.names for each in sums]
+    return [clean(keys_of(function, each, slicer)) for each in sums]
 
 
 def _by_data(every: Sequence[Access], names: Collection[str]) -> set[Op]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from weft.autodiff.fibre import Fibre
 from weft.autodiff.segments import Segments, keys_loop, segment_sum
-from weft.autodiff.slices import Slicer
+from weft.autodiff.slices import Slicer, accumulated
 from weft.autodiff.write import Writer
 from weft.index.access import Access
 from weft.index.expression import ONE, ZERO, Dim, Poly, atom, extreme
@@ -180,7 +180,11 @@ def _sum(
     def value(total: Value) -> Value:
         for iv, poly in found.solved.items():
             w.values[iv] = w.poly(poly)
-        return slicer.copy(access, w, kept, lambda v: w.b.op("arith.addf", total, v), total)
+
+        def added() -> Value:
+            return w.b.op("arith.addf", total, slicer.copied(accumulated(access), w, kept))
+
+        return slicer.under(access, w, kept, added, total)
 
     def nest(k: int, total: Value) -> Value:
         if k == len(found.loops):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.autodiff.adjoint import Buffer, Sorted
-from weft.autodiff.slices import Slicer
+from weft.autodiff.slices import Slicer, accumulated
 from weft.autodiff.write import Writer
 from weft.index.access import Access
 from weft.index.expression import atom
@@ -123,7 +123,7 @@ def segment_sum(
                 number = b.op("arith.floordivsi", place, count)
                 place = b.subi(place, b.muli(number, count))
             w.values[parallel.indices[k]] = b.addi(low, b.muli(place, step))
-        added = slicer.copied(memory(found.access.op)[2][0], w, kept)
+        added = slicer.copied(accumulated(found.access), w, kept)
         b.do("scf.yield", b.op("arith.addf", block.args[1], added))
     return loop.result
 

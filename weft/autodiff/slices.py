@@ -89,7 +89,7 @@ class Slicer:
 
     def check(self, access: Access) -> None:
         """Raises ``Unavailable`` where what ``access`` accumulates cannot be had elsewhere."""
-        self._check(_accumulated(access))
+        self._check(accumulated(access))
         for op, _ in self._around(access.op):
             if op.name == "scf.if":
                 self._check(If(op).condition)
@@ -203,24 +203,12 @@ class Slicer:
         found = {v for value in values for v in self._needed(value)}
         return None if any(map(self._spills, found)) else found
 
-    def copied(self, value: Value, w: Writer, kept: Sequence[Value]) -> Value:
-        """``value``, where ``w`` knows what it is computed from; ``kept``: the workspaces."""
-        return self._copy(value, w, kept)
-
-    def copy(
-        self, access: Access, w: Writer, kept: Sequence[Value], use: Callable[[Value], Value],
-        otherwise: Value,
-    ) -> Value:  # fmt: skip
-        """``use(value)`` where ``access`` is carried out, ``otherwise`` where a condition around it
-        does not hold."""
-        made = lambda: use(self._copy(_accumulated(access), w, kept))  # noqa: E731
-        return self.under(access, w, kept, made, otherwise)
-
     def under(
         self, access: Access, w: Writer, kept: Sequence[Value], make: Callable[[], Value],
         otherwise: Value,
     ) -> Value:  # fmt: skip
-        """What ``make`` makes where ``access`` is carried out."""
+        """What ``make`` makes where ``access`` is carried out, ``otherwise`` where a condition
+        around it does not hold."""
         conditions = [(op, inner) for op, inner in reversed(self._around(access.op))
                       if op.name == "scf.if"]  # fmt: skip
 
@@ -228,7 +216,7 @@ class Slicer:
             if k == len(conditions):
                 return make()
             op, inner = conditions[k]
-            test = self._copy(If(op).condition, w, kept)
+            test = self.copied(If(op).condition, w, kept)
             branch = If(w.b.if_(test, [otherwise.type]))
             mine, other = branch.then, branch.otherwise
             if inner not in If(op).then.ops:
@@ -244,7 +232,8 @@ class Slicer:
 
         return inside(0)
 
-    def _copy(self, value: Value, w: Writer, kept: Sequence[Value]) -> Value:
+    def copied(self, value: Value, w: Writer, kept: Sequence[Value]) -> Value:
+        """``value``, where ``w`` knows what it is computed from; ``kept``: the workspaces."""
         known = w.values.get(value)
         if known is not None:
             return known
@@ -252,7 +241,7 @@ class Slicer:
         if self._spills(value):
             if value not in self.spilled:
                 raise AssertionError("spilled values are collected first")
-            at = self.indices(w.b, self.loops(value), lambda v: self._copy(v, w, kept))
+            at = self.indices(w.b, self.loops(value), lambda v: self.copied(v, w, kept))
             result = w.b.load(kept[self.spilled.index(value)], at)
             if result.type is not value.type:
                 result = w.b.op("arith.index_cast", result, type=value.type)
@@ -261,12 +250,12 @@ class Slicer:
         assert owner is not None
         if owner.regions:
             rewriter = Rewriter()
-            rewriter.replacement = {v: self._copy(v, w, kept) for v in inputs(owner)}
+            rewriter.replacement = {v: self.copied(v, w, kept) for v in inputs(owner)}
             rewriter.block = w.b.block
             rewriter.rewrite(owner)
             w.values.update((r, rewriter.lookup(r)) for r in owner.results)
             return w.values[value]
-        copy = w.b.copied(owner, lambda v: self._copy(v, w, kept))
+        copy = w.b.copied(owner, lambda v: self.copied(v, w, kept))
         w.values.update(zip(owner.results, copy.results, strict=True))
         return w.values[value]
 
@@ -277,12 +266,13 @@ class Slicer:
     def kept_for(self, access: Access) -> list[Value]:
         """What ``copy`` of this access needs from workspaces."""
         roots = [
-            _accumulated(access),
+            accumulated(access),
             *(If(op).condition for op, _ in self._around(access.op) if op.name == "scf.if"),
         ]
         return [v for root in roots for v in self._needed(root) if self._spills(v)]
 
 
-def _accumulated(access: Access) -> Value:
+def accumulated(access: Access) -> Value:
+    """What an accumulation adds."""
     _, _, (value,) = memory(access.op)
     return value

@@ -105,6 +105,16 @@ def test_gradients_by_rows(function: Callable[..., Any], rows: bool) -> None:
     assert torch.autograd.grad(kernel(w, ids[:0]).sum(), w)[0].eq(0).all()
 
 
+def test_whole_rows_have_no_conditions() -> None:
+    """A gradient is as large as what it is the gradient of."""
+    for function, conditions in ((embedding, False), (of_pairs, True)):
+        kernel, ids = weft.kernel(function), torch.randint(0, 4, (7, 2))
+        kernel(torch.randn(4, 5, requires_grad=True), ids).sum().backward()
+        texts = [str(a) for s in kernel.specializations if s.derived for a in s.derived.adjoints]
+        (text,) = {t for t in texts if "sorted by rows" in t}
+        assert ("arith.select" in text) == conditions
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_order_is_that_of_the_iterations(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.autodiff.adjoint import Buffer, Sorted
+from weft.autodiff.fibre import same_sizes
 from weft.autodiff.slices import Slicer, accumulated
 from weft.autodiff.write import Writer
 from weft.index.access import Access
-from weft.index.expression import atom
+from weft.index.expression import ZERO, Dim, atom
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType, i64, index
@@ -25,12 +26,14 @@ from weft.values import frozen
 @frozen
 class Segments:
     """The sums of ``access``. ``plain``: of the gradient's axes, those whose subscripts are indices
-    of the parallel loop, with these; ``keyed`` are the others. ``dims``: those indices of
-    the loop, by place, that are not among them."""
+    of the parallel loop, with these; ``keyed`` are the others. ``part``: those of ``plain`` along
+    which the loop has some elements only. ``dims``: those indices of the loop, by place, that are
+    not in ``plain``."""
 
     access: Access
     plain: dict[int, Value]
     keyed: tuple[int, ...]
+    part: frozenset[int]
     dims: tuple[int, ...]
     names: Sorted
 
@@ -63,7 +66,14 @@ def segments(access: Access, slicer: Slicer, name: str) -> Segments | None:
     if not plain or not dims:
         return None
     keyed = tuple(axis for axis in range(memref.memref.rank) if axis not in plain)
-    return Segments(access, plain, keyed, dims, Sorted(memref.name, name, keyed))
+    ranges, same = {iv: ends for iv, *ends in access.ranges()}, same_sizes(access)
+    part = frozenset(
+        axis
+        for axis, iv in plain.items()
+        for low, high in [ranges[iv]]
+        if low != ZERO or high is None or high.substitute(same) != atom(Dim(memref, axis))
+    )
+    return Segments(access, plain, keyed, part, dims, Sorted(memref.name, name, keyed))
 
 
 def keys_loop(
@@ -107,7 +117,7 @@ def segment_sum(
     begin, end = (_loaded(b, starts, at) for at in (row, b.addi(row, one)))
     for axis, iv in found.plain.items():
         low, high, _ = (w.values.get(v, v) for v in parallel.axes[parallel.indices.index(iv)])
-        for bound, predicate in ((low, "sge"), (high, "slt")):
+        for bound, predicate in ((low, "sge"), (high, "slt")) if axis in found.part else ():
             if not is_constant(bound, 0):
                 there = b.op("arith.cmpi", element[axis], bound, predicate=predicate)
                 end = b.op("arith.select", there, end, begin, type=index)

@@ -143,6 +143,29 @@ def test_bricks_as_taichi_spells_them_are_runs() -> None:
     assert torch.equal(out, tile[3 - (y - v * 4), (col - 5 - v * 3) % 17])
 
 
+@pytest.mark.parametrize("rounded", [math.floor, math.ceil, math.trunc, int, weft.i64])
+def test_quotients_of_pythons_integers_are_exact(rounded) -> None:
+    @weft.kernel
+    def quotients(out, n: int, m: int):
+        for i in range(3):
+            out[0, i] = rounded((n + i) / m)
+            out[1, i] = rounded((n - i) / 3)
+            out[2, i] = rounded((i - n) / 4.0)
+            out[3, i] = weft.i32(weft.math.floor((n % 1000000007 + i) / 7))
+
+    given = random.Random(2)
+    for _ in range(50):
+        n, m = given.randint(-(1 << 45), 1 << 45), given.choice((1, -1)) * given.randint(1, 1 << 20)
+        out = torch.zeros(4, 3, dtype=torch.int64)
+        quotients(out, n, m)
+        whole = int if rounded is weft.i64 else rounded
+        assert out.tolist() == [
+            [whole((n + i) / m) for i in range(3)], [whole((n - i) / 3) for i in range(3)],
+            [whole((i - n) / 4.0) for i in range(3)],
+            [(n % 1000000007 + i) // 7 for i in range(3)],
+        ]  # fmt: skip
+
+
 def test_the_floor_of_pythons_integers_is_exact() -> None:
     @weft.kernel
     def floors(out, n: int, m: int):

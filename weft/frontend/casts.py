@@ -11,7 +11,10 @@ from weft.errors import KernelTypeError, KernelValueError, Span
 from weft.frontend import aggregates
 from weft.frontend.context import Lowering
 from weft.frontend.conversions import shown
-from weft.frontend.kinds import Operand, Static, Tup, Vec, describe
+from weft.frontend.kinds import Operand, Scalar, Static, Tup, Vec, describe
+from weft.ir.core import Value
+from weft.ir.types import index
+from weft.ir.views import constant_of, made_by
 from weft.lang.dtypes import DTYPES, as_dtype
 from weft.lang.vectors import MatrixType, VectorType
 
@@ -64,7 +67,50 @@ def cast(cx: Lowering, x: Operand, dtype: Any, span: Span) -> Operand:
                 f"{name}({shown(number.value)}): {error}", span,
                 help="write the number that is meant, or math.inf",
             ) from None  # fmt: skip
-    return cx.scalars.cast_exactly(number, name, span)
+    exact = _whole(cx, number) if name in ("int", "i32", "i64") else None
+    return cx.scalars.cast_exactly(exact or number, name, span)
+
+
+def _whole(cx: Lowering, x: Operand) -> Scalar | None:
+    """``quotient`` of a number that is made an integer: rounded before, or not."""
+    if isinstance(x, Scalar):
+        for name in ("floor", "ceil", "trunc"):
+            rounded = made_by(x.value, f"math.{name}")
+            if rounded is not None:
+                return quotient(cx, name, Scalar(rounded.operand, x.dtype))
+    return quotient(cx, "trunc", x)
+
+
+def quotient(cx: Lowering, name: str, x: Operand) -> Scalar | None:
+    """The floor, ceil or trunc of ``x`` if it is i / j of Python's integers, which Python rounds
+    in float64: exactly, without the rounding of the kernel's own float."""
+    if not isinstance(x, Scalar) or x.dtype != "float":
+        return None
+    divided = made_by(x.value, "arith.divf")
+    i, j = (_integer(cx, v) for v in divided.operands) if divided is not None else (None, None)
+    if i is None or j is None:
+        return None
+    b, zero = cx.builder, cx.builder.constant(0, index)
+    found = b.op("arith.floordivsi", i, j)
+    if name != "floor":
+        rest = b.op("arith.subi", i, b.op("arith.muli", found, j))
+        more = b.op("arith.cmpi", rest, zero, predicate="ne")
+        if name == "trunc":
+            negative = b.op("arith.cmpi", found, zero, predicate="slt")
+            more = b.op("arith.andi", more, negative)
+        found = b.op("arith.addi", found, b.op("arith.select", more, b.constant(1, index), zero))
+    return Scalar(found, "int")
+
+
+def _integer(cx: Lowering, value: Value) -> Value | None:
+    """The index that ``value``, a float, was made of, or that is written."""
+    number = constant_of(value)
+    if number is not None:
+        whole = abs(number) < 1 << 53 and number == int(number) != 0
+        return cx.builder.constant(int(number), index) if whole else None
+    made = made_by(value, "arith.sitofp")
+    cast = made_by(made.operand, "arith.index_cast") if made is not None else None
+    return cast.operand if cast is not None and cast.operand.type is index else None
 
 
 def static_items(x: Operand) -> list[Operand] | None:

@@ -7,13 +7,10 @@ from collections.abc import Callable
 
 from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, expressions
-from weft.frontend.casts import Handler, static_items
+from weft.frontend.casts import Handler, quotient, static_items
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import Operand, Scalar, Static, Tensor, Vec, is_float, is_int, promote
 from weft.frontend.signatures import argument
-from weft.ir import types as ir
-from weft.ir.core import Value
-from weft.ir.views import constant_of, made_by
 
 
 def _each(f: Callable[[Lowering, list[Operand], Span], Operand]) -> Handler:
@@ -52,35 +49,13 @@ def _rounding(name: str, to_int: bool) -> Handler:
         dtype = cx.scalars.number(a[0], span)
         if not is_float(dtype):
             return cx.scalars.cast(a[0], "int", span) if dtype == "bool" else a[0]
-        if name == "floor" and to_int and isinstance(a[0], Scalar):
-            pair = _quotient(cx, a[0])
-            if pair is not None:
-                return Scalar(cx.builder.op("arith.floordivsi", *pair), "int")
+        exact = quotient(cx, name, a[0]) if to_int else None
+        if exact is not None:
+            return exact
         rounded = cx.scalars.function(name, a, span)
         return cx.scalars.cast(rounded, "int", span) if to_int else rounded
 
     return _each(f)
-
-
-def _quotient(cx: Lowering, x: Scalar) -> tuple[Value, Value] | None:
-    """The integers i and j where ``x`` is i / j of Python's integers, whose floor Python gives
-    without the rounding of the kernel's own float."""
-    divided = made_by(x.value, "arith.divf")
-    if divided is None or x.dtype != "float":
-        return None
-    i, j = (_integer(cx, v) for v in divided.operands)
-    return None if i is None or j is None else (i, j)
-
-
-def _integer(cx: Lowering, value: Value) -> Value | None:
-    """The index that ``value``, a float, was made of, or that is written."""
-    number = constant_of(value)
-    if number is not None:
-        whole = abs(number) < 1 << 53 and number == int(number) != 0
-        return cx.builder.constant(int(number), ir.index) if whole else None
-    made = made_by(value, "arith.sitofp")
-    cast = made_by(made.operand, "arith.index_cast") if made is not None else None
-    return cast.operand if cast is not None and cast.operand.type is ir.index else None
 
 
 def _round_int(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:

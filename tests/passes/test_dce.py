@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.passes.texts import normal, result_of
+from tests.passes.texts import normal, parsed, result_of
+from weft.ir.core import walk
 from weft.ir.text import parse_function
 from weft.passes.dce import dce
 
@@ -190,3 +191,28 @@ def test_a_function_that_is_all_alive_is_given_back():
           func.return
         }""")
     assert dce(function) is function
+
+
+def test_a_workspace_that_is_read_for_itself_alone() -> None:
+    """What nobody looks at afterwards goes, however it is handed on."""
+    text = """
+func.func @f(%n: index, %x: memref<?xf32>, %tape: memref<?xf32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  scf.parallel (%i) = (%c0) to (%n) step (%c1) {
+    %v = memref.load %tape[%i] : memref<?xf32>
+    %w = arith.addf %v, %v : f32
+    memref.store %w, %tape[%i] : memref<?xf32>
+    memref.store %KEPT, %x[%i] : memref<?xf32>
+    scf.reduce
+  }
+  func.return
+}"""
+    for kept, stores in (("one", 1), ("v", 2)):
+        source = text.replace("%KEPT", f"%{kept}").replace(
+            "%c1 =", "%one = arith.constant 1.0 : f32\n  %c1 =", 1
+        )
+        function = parsed(source)
+        (tape,) = (a for a in function.args if a.name == "tape")
+        found = dce(function, [tape])
+        assert sum(op.name == "memref.store" for op in walk(found.body)) == stores

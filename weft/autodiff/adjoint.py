@@ -49,7 +49,8 @@ class Buffer:
     if that is None), then ``extents``, then
     ``shape``. Its contents need not be defined. ``element`` is the name of the scalar type.
     ``interleaved``: ``extents`` and ``shape`` come first, so that neighbouring iterations are
-    neighbours in it. ``partial``: instead, for each chunk of a sum that is split, or of the loop,
+    neighbours in it; ``by_element``: ``extents`` alone do, so that the elements of an iteration
+    are. ``partial``: instead, for each chunk of a sum that is split, or of the loop,
     as large as the gradient of that name. ``private``: it is a private copy. ``of``: the argument
     whose elements, which are overwritten later, it keeps. ``dims``: it has these of the parallel
     loop's indices only, by place."""
@@ -60,6 +61,7 @@ class Buffer:
     extents: tuple[Extent, ...] = ()
     shape: tuple[int, ...] = ()
     interleaved: bool = False
+    by_element: bool = False
     partial: str = ""
     private: bool = False
     of: str = ""

@@ -55,7 +55,8 @@ def by_columns(
     primal = Primal(function, wanted, kept)
     buffers = [
         Buffer(f"{w.name}.{elements.name}", w.element, primal.parallel,
-               tuple(Extent(state.loop, x.part, x.chunk) for x in w.extents), (state.width,))
+               tuple(Extent(state.loop, x.part, x.chunk) for x in w.extents), (state.width,),
+               by_element=True)
         for w in made.workspaces
     ]  # fmt: skip
     renamed = {w.name: x.name for w, x in zip(made.workspaces, buffers, strict=True)}

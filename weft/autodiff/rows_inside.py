@@ -8,12 +8,13 @@ each other, and what each does stays in its order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from weft.autodiff.accumulate_after_loop import accumulate_after_loop
 from weft.autodiff.clean import clean
-from weft.ir.builder import Builder
-from weft.ir.core import Block, Function, Op, Value, below, defined
+from weft.ir.builder import Builder, Rewriter
+from weft.ir.core import Block, Function, Op, Value, below, defined, walk
 from weft.ir.ops import OPS
 from weft.ir.types import index
 from weft.ir.views import For, Parallel, constant_of, memory
@@ -28,9 +29,9 @@ def rows_inside(
 ) -> Function:
     """``function`` with the parallel index ``row``, of ``rows`` at a time, inside of the loops in
     its iteration whose bounds are alike for all rows; the parallel loop begins at 0 and goes by 1.
-    ``names``: gradients, which nothing reads. ``taped``: tapes by time, then by iterations: time
-    comes before the last index from here on."""
-    return clean(accumulate_after_loop(_Inside(function, row, rows, taped).made(), names))
+    ``names``: gradients, which nothing reads. ``taped``: tapes."""
+    made = accumulate_after_loop(_Inside(function, row, rows, taped).made(), names)
+    return clean(_factored(clean(made)))
 
 
 class _Inside:
@@ -145,12 +146,14 @@ class _Inside:
         unrolled = _UNROLLED * 2 if len(ops) < _SHORT else _UNROLLED
         rows = Op("scf.for", [b.index(0), b.index(self.rows), b.index(1)], (),
                   {"unroll": unrolled}, [Block([index])], self.old.span)  # fmt: skip
-        self.ahead = self._read_ahead(ops, rows)
+        self.ahead = self._read_ahead(carried, ops, rows)
         with b.at(rows.body) as block:
-            place = block.args[0]
+            place = self.place = block.args[0]
             place.name = mine.name
             self.mine[mine] = b.addi(self.first, place)
-            for v in (*carried, *_used(ops), *kept.values()):
+            for v in carried:
+                self.mine[v] = self._row_later(v, place)
+            for v in (*_used(ops), *kept.values()):
                 if v in self.arrays and v not in self.mine:
                     self.mine[v] = b.load(self.arrays[v], [place])
             own = {r for o in ops for x in (o, *below(o)) for r in x.results}
@@ -168,17 +171,19 @@ class _Inside:
             b.do("scf.yield", *later)
         if any(not OPS[op.name].pure and op.name != "memref.load" for op in rows.body.ops[:-1]):
             with b.at(outer):
-                rows.operands += self._first_rows(mine)
+                places = [b.index(min(k, self.rows - 1)) for k in range(_AHEAD)]
+                rows.operands += (self._read(key, p) for key in self.ahead for p in places)
             outer.ops.append(rows)
         self.mine = before
 
-    # -- tapes, whose elements no other thread reads: they come from far away
+    # -- what no other thread reads, and so comes from far away: tapes, and what rows have kept
 
-    def _read_ahead(self, ops: Sequence[Op], rows: Op) -> dict[Op, list[Value]]:
-        """For the loads of ``ops`` that may be carried out for later rows, what ``rows`` carries of
-        them, the next row's value first."""
+    def _read_ahead(
+        self, carried: Collection[Value], ops: Sequence[Op], rows: Op
+    ) -> dict[Op | Value, list[Value]]:
+        """For ``carried``, and the loads of ``ops`` that may be carried out for later rows, what
+        ``rows`` carries of them, this row's value first."""
         mine, here = Parallel(self.parallel).indices[self.row], {*ops}
-        found: dict[Op, list[Value]] = {}
 
         def alike(value: Value) -> bool:
             op = value.op
@@ -186,34 +191,38 @@ class _Inside:
                 op in here and OPS[op.name].pure and not op.regions and all(map(alike, op.operands))
             )
 
+        found: dict[Op | Value, list[Value]] = {v: [] for v in carried}
         for op in ops:
             if op.name != "memref.load" or memory(op)[0].name not in self.taped:
                 continue
             stored = any(memory(op)[0] in written(o) for o in ops)
-            if stored or not all(v is mine or alike(v) for v in memory(op)[1]):
-                continue
-            found[op] = [Value(op.result.type, op.result.name, rows.body) for _ in range(_AHEAD)]
-        rows.body.args += (v for waiting in found.values() for v in waiting)
-        rows.results += (Value(v.type, "", rows) for waiting in found.values() for v in waiting)
+            if not stored and all(v is mine or alike(v) for v in memory(op)[1]):
+                found[op] = []
+        for key, waiting in found.items():
+            value = key if isinstance(key, Value) else key.result
+            waiting += (Value(value.type, value.name, rows.body) for _ in range(_AHEAD))
+            rows.body.args += waiting
+            rows.results += (Value(value.type, "", rows) for _ in waiting)
         return found
 
-    def _first_rows(self, mine: Value) -> list[Value]:
-        found: list[Value] = []
-        for op in self.ahead:
-            for k in range(_AHEAD):
-                self.mine[mine] = self.b.addi(self.first, self.b.index(min(k, self.rows - 1)))
-                found.append(self.b.append(self._copy(op)).result)
-        return found
+    def _read(self, key: Op | Value, place: Value) -> Value:
+        """What the row at ``place`` reads."""
+        if isinstance(key, Value):
+            return self.b.load(self.arrays[key], [place])
+        mine = Parallel(self.parallel).indices[self.row]
+        here = self.mine.get(mine)
+        self.mine[mine] = self.b.addi(self.first, place)
+        made = self.b.append(self._copy(key)).result
+        if here is not None:
+            self.mine[mine] = here
+        return made
 
-    def _row_later(self, op: Op) -> None:
-        """Carries the load ``op`` out for a later row, and takes what was loaded for this one."""
-        b, mine, waiting = self.b, Parallel(self.parallel).indices[self.row], self.ahead[op]
-        here = self.mine[mine]
-        last = b.addi(self.first, b.index(self.rows - 1))
-        self.mine[mine] = b.op("arith.minsi", b.addi(here, b.index(_AHEAD)), last)
-        waiting.append(b.append(self._copy(op)).result)
-        self.mine[mine] = here
-        self.mine[op.result] = waiting[0]
+    def _row_later(self, key: Op | Value, place: Value) -> Value:
+        """Reads what ``key`` says for a later row; gives what was read for the one at ``place``."""
+        b, waiting = self.b, self.ahead[key]
+        later = b.op("arith.minsi", b.addi(place, b.index(_AHEAD)), b.index(self.rows - 1))
+        waiting.append(self._read(key, later))
+        return waiting[0]
 
     def _array(self, value: Value) -> Value:
         if value not in self.arrays:
@@ -251,7 +260,7 @@ class _Inside:
             self._alike(op, outer)
             return
         if op in self.ahead:
-            self._row_later(op)
+            self.mine[op.result] = self._row_later(op, self.place)
             return
         copy = b.append(self._copy(op))
         for before, after in zip(op.regions, copy.regions, strict=True):
@@ -269,9 +278,6 @@ class _Inside:
 
     def _copy(self, op: Op) -> Op:
         operands = [self._at(v) for v in op.operands]
-        if op.name in ("memref.load", "memref.store") and memory(op)[0].name in self.taped:
-            time, *rest, last = operands[-memory(op)[0].memref.rank :]
-            operands[-memory(op)[0].memref.rank :] = [*rest, time, last]
         regions = [Block([a.type for a in r.args]) for r in op.regions]
         copy = Op(op.name, operands, [r.type for r in op.results], dict(op.attrs), regions,
                   op.span)  # fmt: skip
@@ -282,3 +288,48 @@ class _Inside:
 
 def _used(ops: Sequence[Op]) -> set[Value]:
     return {v for op in ops for x in (op, *below(op)) for v in x.operands}
+
+
+def _factored(function: Function) -> Function:
+    """Of the sums that loops through rows carry, of products with what all rows share: the product
+    with the sum."""
+
+    def visit(op: Op, r: Rewriter) -> list[Value] | None:
+        if op.name != "scf.for" or "unroll" not in op.attrs or not op.results:
+            return None
+        inside, sums = defined([op.body]), For(op)
+        used = Counter(v for o in walk(op.body) for v in o.operands)
+        found = [
+            _factors(carried, given, inside, used) if constant_of(init) == 0.0 else []
+            for carried, init, given in zip(sums.carried, sums.inits, sums.yielded, strict=True)
+        ]
+        if not any(found):
+            return None
+        r.append(op)
+        results: list[Value] = []
+        for value, factors in zip(op.results, found, strict=True):
+            for o in reversed(factors):
+                others = [v for v in o.operands if v not in inside]
+                value = r.op(o.name, value, *others)
+            results.append(value)
+        return results
+
+    return Rewriter(visit).function(function)
+
+
+def _factors(
+    carried: Value, given: Value, inside: Collection[Value], used: Mapping[Value, int]
+) -> list[Op]:
+    """Takes off what is added to ``carried`` what it is multiplied by last, where that is not
+    ``inside`` of the loop; the operations that did so, the last one first."""
+    add = given.op
+    if add is None or add.name != "arith.addf" or add.left is not carried:
+        return []
+    found: list[Op] = []
+    while (product := add.right.op) is not None and used[add.right] == 1:
+        mine = [v for v in product.operands if v in inside]
+        if product.name not in ("arith.mulf", "arith.negf") or len(mine) != 1:
+            break
+        found.append(product)
+        add.operands = [carried, *mine]
+    return found

@@ -253,7 +253,7 @@ class _Sizes:
             if not lasting:
                 form["checkpoints"] = sizes.long
                 form["chunk"] = workspaces.CHUNK.get(self.device.type, 0)
-                if self.plain and form["chunk"]:
+                if self.plain and form["chunk"] and not loop.options.strict_math:
                     form["rows"] = sizes.rows
         copies: dict[str, int] = {}
         if self.plain:

@@ -73,6 +73,8 @@ class Workspaces:
         space = self.space if buffer.parallel else ()
         if buffer.dims is not None:
             space = [space[k] for k in buffer.dims]
+        if buffer.by_element:
+            return [*time, *space, *buffer.shape]
         if buffer.interleaved:
             return [*time, *buffer.shape, *space]
         return [*space, *time, *buffer.shape]

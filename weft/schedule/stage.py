@@ -249,7 +249,8 @@ def staged(
         if "rare" in loop.attrs or not (unrolled or several > 1):
             continue
         least, most = (2, _MOST_WORDS) if several == 1 else (1, _WORDS_STAGED)
-        rows, steps = rows_of(function, parallel, axis, loop, threads), _MOST_STEPS
+        rows = rows_of(function, parallel, axis, loop, threads)
+        steps = _MOST_STEPS if several == 1 else 1
         taken = {op for row in rows for op in (*row.loads, *row.stands_for)}
         words = sum(row.width * len(row.loads) for row in rows) / threads
         words += sum(load not in taken for load in ahead(function, loop))

@@ -18,18 +18,18 @@ from weft.ir.text import print_function
 from weft.ir.verify import verify as check
 from weft.options import Options
 from weft.passes.advance import advance
-from weft.passes.blocks import blocks
 from weft.passes.collapse import collapse
-from weft.passes.demote import demote
-from weft.passes.extrema import extrema
 from weft.passes.factor import factor
 from weft.passes.fuse import fuse
-from weft.passes.keep import keep
+from weft.passes.merge_updates import merge_updates
+from weft.passes.race_checks import race_checks
+from weft.passes.reassociate_extrema import reassociate_extrema
 from weft.passes.reciprocal import reciprocal
+from weft.passes.relax_atomics import relax_atomics
+from weft.passes.reuse_output_as_scratch import reuse_output_as_scratch
 from weft.passes.run import PIPELINE, Pass, run
-from weft.passes.runs import runs
-from weft.passes.sink import sink
-from weft.passes.touch import touch
+from weft.passes.split_quotients import split_quotients
+from weft.passes.tile import tile
 from weft.passes.widen import widen
 from weft.schedule import default_cpu
 from weft.schedule.choose import candidate
@@ -63,9 +63,9 @@ def optimize_for_cpu(
 ) -> Function:  # fmt: skip
     """IR after the passes, for a CPU. The loop that a schedule is ``asked`` for is not cut up: its
     axes are those of the source. Raises ``RaceError``."""
-    first = [touch] if debug else []
-    without = [factor, fuse, advance, *([extrema, reciprocal] if strict_math else []),
-               *([runs, blocks] if asked else [])]  # fmt: skip
+    first = [race_checks] if debug else []
+    without = [factor, fuse, advance, *([reassociate_extrema, reciprocal] if strict_math else []),
+               *([split_quotients, tile] if asked else [])]  # fmt: skip
     return _passed(function, first, without, {}, noalias=noalias, verify=verify, listener=listener)
 
 
@@ -76,17 +76,18 @@ def optimize(
     """IR after the passes, for a GPU: its loops are not cut up. Loops that the schedule ``asked``
     for lets threads share stay loops, and all that it names where it names one that would be fused
     with others. Raises ``RaceError``."""
-    without = [widen, runs, blocks, keep, *([extrema, factor, reciprocal] if strict_math else [])]
+    reordered = [reassociate_extrema, factor, reciprocal] if strict_math else []
+    without = [widen, split_quotients, tile, reuse_output_as_scratch, *reordered]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
 
     def collapsed(function: Function) -> Function:
         return collapse(function, shared, ragged=True)
 
-    def sunk(function: Function) -> Function:
-        return sink(function, dear=True)  # memory is dearer there
+    def merged(function: Function) -> Function:
+        return merge_updates(function, expensive=True)  # memory costs more there
 
-    collapsed.__name__, sunk.__name__ = collapse.__name__, sink.__name__
-    other: dict[Pass, Pass] = {collapse: collapsed, sink: sunk}
+    collapsed.__name__, merged.__name__ = collapse.__name__, merge_updates.__name__
+    other: dict[Pass, Pass] = {collapse: collapsed, merge_updates: merged}
     made = _passed(function, [], without, other, noalias=noalias, verify=verify, listener=listener)
     steps = parse(asked or "")
     named = {name for step in steps for name in (*getattr(step, "loops", ()),
@@ -108,7 +109,7 @@ def _passed(
         check_races(function)
     function.attrs["noalias"] = noalias
     # Where buffers overlap, accumulations into two of them may meet: they stay atomic.
-    left_out = without if noalias else [*without, demote]
+    left_out = without if noalias else [*without, relax_atomics]
     passes = [*first, *(other.get(p, p) for p in PIPELINE if p not in left_out)]
     return run(function, passes, verify=verify, listener=listener)
 

@@ -11,7 +11,7 @@ from weft.index.bounds import always_in_range, needless_checks
 from weft.index.relation import relation_text
 from weft.ir.core import Function, walk
 from weft.passes.bounds import bounds
-from weft.passes.demote import demote
+from weft.passes.relax_atomics import relax_atomics
 
 
 def causal_conv() -> Make:
@@ -103,7 +103,7 @@ def demoted(*subscripts: str) -> list[bool]:
         k.add(k.out, *(eval(text, {}, names) for text in subscripts))
     function = k.done()
     assert atomics(function) == [True]
-    changed = demote(function)
+    changed = relax_atomics(function)
     assert atomics(function) == [True]  # the old function is untouched
     return atomics(changed)
 
@@ -130,9 +130,9 @@ def test_another_accumulation_keeps_it_atomic() -> None:
     with k.parallel(i=k.n) as i:
         k.add(k.out, i)
         k.add(k.out, 2 * i)
-    assert atomics(demote(k.done())) == [True, True]
+    assert atomics(relax_atomics(k.done())) == [True, True]
 
 
 def test_nothing_to_do_gives_the_function_back() -> None:
     function = causal_conv().function
-    assert demote(function) is function
+    assert relax_atomics(function) is function

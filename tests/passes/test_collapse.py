@@ -17,7 +17,7 @@ from weft.ir import interp
 from weft.ir.core import Function
 from weft.ir.verify import verify
 from weft.passes.collapse import collapse
-from weft.passes.demote import demote
+from weft.passes.relax_atomics import relax_atomics
 from weft.schedule.default_cpu import outermost
 from weft.schedule.nest import axes_of, loops_of
 from weft.tools.cross import lowered_loops
@@ -216,7 +216,7 @@ def lowered(body: str, head: str = "    for i in range(n):") -> Function:
         weft.kernel(function(text)), *tensors, torch.empty(8, 8, dtype=torch.int64)
     )
     found.attrs["noalias"] = True
-    return demote(found)
+    return relax_atomics(found)
 
 
 @pytest.mark.parametrize("name", NESTS)
@@ -259,7 +259,7 @@ def test_means_the_same_in_any_order_and_has_no_races(seed: int) -> None:
     kernel = weft.kernel(function(drawn.text))
     (before,) = lowered_loops(kernel, *tensors.values(), 4, 0.75)
     before.attrs["noalias"] = True
-    after = collapse(demote(before), ragged=bool(seed % 2))
+    after = collapse(relax_atomics(before), ragged=bool(seed % 2))
     verify(after)
     outcomes: list[list[Any]] = []
     for made, races in ((before, False), (after, True)):

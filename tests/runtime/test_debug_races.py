@@ -270,14 +270,14 @@ def test_what_is_proven_or_local_costs_nothing():
             other[i] = x[i]
             out[idx[i]] = other[i]
 
-    assert "weft.touch" not in str(smooth.inspect(torch.ones(5), torch.zeros(5)))
+    assert "weft.check_race" not in str(smooth.inspect(torch.ones(5), torch.zeros(5)))
     args = torch.ones(3), torch.arange(3), torch.zeros(3), torch.zeros(3)
     shown = mixed.inspect(*args)
-    assert shown["ir after touch"].count("weft.touch") == 1
-    assert '"weft.touch"(%out,' in shown["ir after touch"]
+    assert shown["ir after race_checks"].count("weft.check_race") == 1
+    assert '"weft.check_race"(%out,' in shown["ir after race_checks"]
     assert "weft_met" in shown["llvm"]
     plain = weft.kernel(mixed.function).inspect(*args)
-    assert "weft.touch" not in str(plain)
+    assert "weft.check_race" not in str(plain)
 
 
 def test_functions_that_are_called_and_five_dimensions():

@@ -324,7 +324,7 @@ def test_axes_are_those_of_the_source_where_the_usual_schedule_cuts_a_loop_up(te
     x, y = torch.randn(70, 50), torch.randn(50, 70)
     kernel = weft.kernel(schedule={"cpu": text})(transposed.function)
     torch.testing.assert_close(kernel(x, y), x.t() + y, rtol=0, atol=0)
-    assert "%block" in transposed.inspect(x, y)["ir after blocks"]
+    assert "%block" in transposed.inspect(x, y)["ir after tile"]
 
 
 def test_a_cpu_refuses_what_it_has_no_form_for() -> None:

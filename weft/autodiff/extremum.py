@@ -9,7 +9,7 @@ from __future__ import annotations
 from weft.ir.core import Op, Value, slice_of
 from weft.ir.types import ScalarType
 from weft.ir.views import For, memory
-from weft.passes.extrema import running_extremum
+from weft.passes.reassociate_extrema import running_extremum
 from weft.values import mutable
 
 # What gives the same bits wherever it is computed: no rounding, so no fused or other rounding.

@@ -33,8 +33,8 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, i64, index
 from weft.ir.views import For, memory
-from weft.passes.demote import demote
-from weft.passes.siblings import blocks
+from weft.passes.relax_atomics import relax_atomics
+from weft.passes.same_range_loops import walk_blocks
 from weft.schedule.cooperative_loops import find
 from weft.values import frozen, mutable
 
@@ -167,7 +167,7 @@ def gather(
         names = [plan.name for plan in few]
         parts = [copied[name] for name in names]
         loops.append(added_up(function, names, few[0].element, few[0].rank, parts))
-    main = clean(privatize(demote(main), copied)) if copied else main
+    main = clean(privatize(relax_atomics(main), copied)) if copied else main
     steps = [main] if has_effects(main) else []
     made.listed = [Listed(x.access.memref.name, x.places, x.values) for x in lists]
     made.steps = [_plain(step) for step in (*keys, *steps, *map(clean, loops))]
@@ -195,7 +195,7 @@ def _by_data(every: Sequence[Access], names: Collection[str]) -> set[Op]:
 def _data_last(function: Function, ops: Collection[Op]) -> bool:
     """Puts the accumulations ``ops`` at the end of their blocks: what goes to each element once may
     then be stored before. Says whether there are any. ``function`` is changed in place."""
-    for block in blocks(function.body) if ops else ():
+    for block in walk_blocks(function.body) if ops else ():
         moved = [op for op in block.ops if op in ops]
         others = [op for op in block.ops if op not in ops]
         block.ops[:] = [*others[:-1], *moved, *others[-1:]]
@@ -424,7 +424,7 @@ def _store_spill(r: Rewriter, new: Function, value: Value, place: Value, slicer:
     if isinstance(owner, Block):
         owner.ops[:0] = made.ops
         return
-    for block in blocks(new.body):
+    for block in walk_blocks(new.body):
         if owner in block.ops:
             after = block.ops.index(owner) + 1
             block.ops[after:after] = made.ops

@@ -14,8 +14,8 @@ from typing import Literal
 
 from weft.index.access import Access, accesses
 from weft.index.budget import Budget
+from weft.index.disjoint import aligned
 from weft.index.expression import Poly
-from weft.index.meeting import aligned
 from weft.index.races import proven_apart
 from weft.index.relation import Text
 from weft.ir.core import Function, Op, Value, below, walk

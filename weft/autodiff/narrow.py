@@ -13,9 +13,9 @@ from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import accessed_by, memory
 from weft.passes.cse import cse
-from weft.passes.demote import demote
-from weft.passes.expand import expand
-from weft.passes.sink import sink
+from weft.passes.lower_updates import lower_updates
+from weft.passes.merge_updates import merge_updates
+from weft.passes.relax_atomics import relax_atomics
 
 
 def narrow(
@@ -35,7 +35,7 @@ def _gathered(step: Function, names: Collection[str]) -> Function:
     several = [name for name in names if len(_kinds(step, name)) > 1]
     if not several:
         return step
-    made = sink(cse(expand(demote(step))), dear=True)
+    made = merge_updates(cse(lower_updates(relax_atomics(step))), expensive=True)
     return made if any(_kinds(made, name) == {"memref.store"} for name in several) else step
 
 

@@ -22,8 +22,8 @@ def privatize(function: Function, copies: Mapping[str, str]) -> Function:
     names that are the values, of one more dimension, in front: the number of the copy.
 
     Precondition: one parallel loop, without reductions; it only accumulates into these arguments.
-    What its iterations add to other arguments is atomic only where they may meet (``demote``): the
-    loop over chunks hides that they do not.
+    What its iterations add to other arguments is atomic only where they may meet
+    (``relax_atomics``): the loop over chunks hides that they do not.
     """
     types = [_with_copies(a, copies) for a in function.args]
     names = [copies.get(a.name, a.name) for a in function.args]

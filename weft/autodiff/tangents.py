@@ -25,7 +25,7 @@ from weft.ir.views import For, If, While, memory
 from weft.ir.writes import written
 from weft.passes.cse import cse
 from weft.passes.dce import dce
-from weft.passes.demote import demote
+from weft.passes.relax_atomics import relax_atomics
 from weft.passes.simplify import simplify
 
 _CASTS = ("arith.extf", "arith.truncf")
@@ -36,7 +36,7 @@ class Walk(ABC):
 
     def __init__(self, function: Function, wanted: Collection[int]) -> None:
         # An accumulation in which no two iterations meet is an ordinary update, and has tangents.
-        self.primal = demote(function)
+        self.primal = relax_atomics(function)
         args = self.primal.args
         self.names = unique_names(self.primal)
         self.activity = activity(self.primal, [args[k] for k in wanted])

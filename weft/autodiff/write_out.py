@@ -9,7 +9,7 @@ from weft.autodiff.clean import clean
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
 from weft.passes.cse import cse
-from weft.passes.forward import forward
+from weft.passes.forward_stores import forward_stores
 from weft.passes.simplify import simplify
 from weft.schedule.unroll import turns, written_out
 
@@ -29,4 +29,4 @@ def write_out(function: Function) -> Function:
         return written_out(op, rewriter) if op in chunks else None
 
     function = Rewriter(lambda op, rewriter: None, around).function(function)
-    return clean(forward(cse(simplify(function))))
+    return clean(forward_stores(cse(simplify(function))))

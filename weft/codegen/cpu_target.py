@@ -12,7 +12,7 @@ from weft.codegen.tables import MOST_WORDS, Reports, Tables
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType, f32, i64
-from weft.ir.views import Touch, reported
+from weft.ir.views import CheckRace, reported
 from weft.schedule.machine import CpuMachine
 
 
@@ -83,10 +83,10 @@ class CpuTarget(Reports):
             e, op, ok, [(word(e, name, value.scalar), i64) for value, name in pairs][:MOST_WORDS]
         )
 
-    def touch(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
-        iteration, _, others = Touch(op).split(operands)
-        shadow, shift = self.shadows[Touch(op).memref]
-        begin = e.views[Touch(op).memref].pointer
+    def check_race(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
+        iteration, _, others = CheckRace(op).split(operands)
+        shadow, shift = self.shadows[CheckRace(op).memref]
+        begin = e.views[CheckRace(op).memref].pointer
         ends = [e.inst(f"ptrtoint ptr {p} to i64") for p in (pointer, begin)]
         cell = e.inst(f"lshr i64 {e.inst(f'sub i64 {ends[0]}, {ends[1]}')}, {shift}")
         cell = e.inst(f"mul i64 {cell}, {op.attrs['words']}")

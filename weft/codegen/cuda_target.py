@@ -210,7 +210,7 @@ class CudaTarget(Reports):
     def strip(self, e: Emitter, op: Op, upper: str, run: Any) -> None:
         """Loops run in one piece."""
 
-    def touch(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
+    def check_race(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
         raise AssertionError("races are looked for on the CPU")
 
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:

@@ -125,8 +125,8 @@ class Target(Protocol):
         """Emits ``weft.print``."""
         ...
 
-    def touch(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
-        """Emits ``weft.touch`` of the element at ``pointer``."""
+    def check_race(self, e: Emitter, op: Op, pointer: str, operands: Sequence[str]) -> None:
+        """Emits ``weft.check_race`` of the element at ``pointer``."""
         ...
 
     def poll(self, e: Emitter, op: Op) -> None:

@@ -23,8 +23,9 @@ class Slot:
 
 @frozen
 class Check:
-    """A weft.assert, weft.bounds or weft.touch: record[0] == 1 + its position in ``CpuCode.checks``
-    says that it failed. ``values`` are the kinds ("int", "float", "bool") of record[1:].
+    """A weft.assert, weft.bounds or weft.check_race: record[0] == 1 + its position in
+    ``CpuCode.checks`` says that it failed. ``values`` are the kinds ("int", "float", "bool") of
+    record[1:].
 
     ``kind`` "race": ``message`` is what the access does, ``axis`` the number of subscripts,
     ``tensor`` "grouped" where the loop's indices are a vector. The record has the words of this

@@ -16,7 +16,7 @@ from weft.codegen.interrupt import STRIP
 from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, bf16, f16, i1
-from weft.ir.views import For, Parallel, Touch, memory
+from weft.ir.views import CheckRace, For, Parallel, memory
 
 
 def emit_block(e: Emitter, block: Block) -> list[str]:
@@ -237,7 +237,7 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     if For(op).lower in e.bits:
         e.bits[body.args[0]] = INDEX_BITS
     metadata = ""
-    if op.attrs.get("independent"):  # iterations of what was a parallel loop: see passes/runs.py
+    if op.attrs.get("independent"):  # iterations of what was a parallel loop: split_quotients.py
         group = e.module.node("!{}")
         accesses = e.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}')
         metadata = e.module.node(f"!{{{{self}}, {accesses}}}")
@@ -428,12 +428,12 @@ def _bounds(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return ()
 
 
-@rule("weft.touch")
-def _touch(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    touch = Touch(op)
-    view = e.views[touch.memref]
-    pointer = address(e, view, touch.split(operands)[1])
-    e.target.touch(e, op, pointer, operands)
+@rule("weft.check_race")
+def _check_race(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    check = CheckRace(op)
+    view = e.views[check.memref]
+    pointer = address(e, view, check.split(operands)[1])
+    e.target.check_race(e, op, pointer, operands)
     return ()
 
 

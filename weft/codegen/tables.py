@@ -9,7 +9,7 @@ from weft.codegen.emit import Emitter
 from weft.codegen.interface import Check
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import ScalarType
-from weft.ir.views import Touch, reported
+from weft.ir.views import CheckRace, reported
 
 MOST_WORDS = 15  # that a check reports: the record holds one more
 
@@ -18,7 +18,7 @@ class Tables:
     """``checks`` and ``prints``: the operations, each with its number, which the code has."""
 
     def __init__(self, function: Function) -> None:
-        self.checks = _numbered(function, "weft.assert", "weft.bounds", "weft.touch")
+        self.checks = _numbered(function, "weft.assert", "weft.bounds", "weft.check_race")
         self.prints = _numbered(function, "weft.print")
 
     def described(self) -> tuple[Check, ...]:
@@ -67,7 +67,7 @@ def _kinds(values: Sequence[Value]) -> tuple[str, ...]:
 
 
 def _check(op: Op) -> Check:
-    if op.name == "weft.touch":
+    if op.name == "weft.check_race":
         return _race_check(op)
     return Check(
         op.name.removeprefix("weft."), str(op.attrs.get("message", "")),
@@ -79,7 +79,7 @@ def _check(op: Op) -> Check:
 def _race_check(op: Op) -> Check:
     form = "grouped" if op.attrs["grouped"] else ""
     values = ("int",) * len(op.operands)  # two words instead of the memref and the iteration
-    return Check("race", op.attrs["kind"], form, Touch(op).rank, values, _span(op))
+    return Check("race", op.attrs["kind"], form, CheckRace(op).rank, values, _span(op))
 
 
 def _span(op: Op) -> tuple[str, int, int, int, int, str, str] | None:

@@ -28,7 +28,7 @@ from weft.ir.builder import identity
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, index
-from weft.ir.views import For, Parallel, Touch
+from weft.ir.views import CheckRace, For, Parallel
 from weft.schedule.default_cpu import outermost
 from weft.schedule.language import Schedule
 from weft.schedule.machine import CpuMachine
@@ -47,10 +47,10 @@ def argument_slots(function: Function) -> tuple[Slot, ...]:
         slots += [Slot("size", k, axis) for axis in range(type.rank)]
         slots += [Slot("stride", k, axis) for axis in range(_stored_strides(type))]
     slots.append(Slot("record", -1))
-    touches = {Touch(op).memref: op.attrs["words"] for op in walk(function.body)
-               if op.name == "weft.touch"}  # fmt: skip
+    watched = {CheckRace(op).memref: op.attrs["words"] for op in walk(function.body)
+               if op.name == "weft.check_race"}  # fmt: skip
     for k, _ in memrefs:
-        words = touches.get(function.args[k])
+        words = watched.get(function.args[k])
         if words is not None:
             slots += [Slot("shadow", k, words), Slot("shift", k)]
     return tuple(slots)
@@ -84,7 +84,7 @@ class CpuModule:
         self.private = private.private_arrays(function, schedule)
         if self.parallel is not None and self.tile is None and runs_once(self.parallel):
             self.cpu.polled = polled_loops(self.parallel.body)
-        # Runs (see ``passes/runs.py``) are short: memcpy for each costs more than it saves.
+        # Runs (``passes/split_quotients.py``) are short: memcpy for each costs more than it saves.
         runs = any("independent" in op.attrs for op in walk(function.body))
         self.traits = self.module.attribute(
             'nounwind "prefer-vector-width"="512" "no-trapping-math"="true"'

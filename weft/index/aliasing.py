@@ -1,7 +1,7 @@
 """Memory that several subscripts reach: views of one storage, and views that overlap themselves.
 
 Everything here is about one call: extents, strides and addresses are numbers. An access becomes one
-to a single dimension, the address, so that the questions asked of subscripts (``meeting.py``,
+to a single dimension, the address, so that the questions asked of subscripts (``disjoint.py``,
 ``relation.py``) are asked of memory.
 """
 

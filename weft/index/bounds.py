@@ -7,8 +7,8 @@ from __future__ import annotations
 from weft.errors import KernelIndexError
 from weft.index.access import Access, Extraction, accesses
 from weft.index.budget import Budget
+from weft.index.disjoint import inside
 from weft.index.expression import Dim, Poly, atom, extreme, number
-from weft.index.meeting import inside
 from weft.index.relation import Text
 from weft.ir.core import Function, Op
 

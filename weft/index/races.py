@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 from weft.errors import RaceError
 from weft.index.access import Access, accesses
 from weft.index.budget import EMPTY, PAIRS, SUBSET, Budget
+from weft.index.disjoint import overlap_in_trial, provably_disjoint, split, varies
 from weft.index.expression import Dim, Floor, Poly, evaluate, number
-from weft.index.meeting import apart, meet_somewhere, split, varies
 from weft.index.relation import Text, meetings
 from weft.ir.core import Function, Value
 from weft.values import frozen
@@ -159,11 +159,11 @@ def proven_apart(a: Access, b: Access, budget: Budget) -> bool:
     """Proves, with isl if need be, that different iterations never meet through ``a`` and ``b``."""
     if a.parallel != b.parallel:
         return False  # nested parallel loops
-    if apart(a, b):
+    if provably_disjoint(a, b):
         return True
     if a is b and _wherever(a):
         return False
-    return not meet_somewhere(a, b) and budget.proves_empty(meetings(a, b, Text()))
+    return not overlap_in_trial(a, b) and budget.proves_empty(meetings(a, b, Text()))
 
 
 def _wherever(access: Access) -> bool:
@@ -386,8 +386,8 @@ def pairs(group: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
     touch one element.
 
     Of accesses that are alike in all that counts, the first stands for all. Left out are pairs with
-    different numbers at one place of the subscripts, which `meeting.aligned` finds as well, but one
-    pair at a time.
+    different numbers at one place of the subscripts, which `disjoint.aligned` finds as well, but
+    one pair at a time.
     """
     alike: dict[object, Access] = {}
     for a in group:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from weft.index.access import Access, Loop
+from weft.index.disjoint import aligned, varies
 from weft.index.expression import (
     Atom,
     Both,
@@ -27,7 +28,6 @@ from weft.index.expression import (
     negate,
     show,
 )
-from weft.index.meeting import aligned, varies
 from weft.ir.core import Value
 
 if TYPE_CHECKING:

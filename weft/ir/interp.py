@@ -86,7 +86,7 @@ class Machine:
         self.loops: list[Touches] = []
         # Local arrays stay alive to the end: an address is never used for two of them.
         self.locals: list[np.ndarray[Any, Any]] = []
-        # What weft.touch noted: by address and place, an iteration.
+        # What weft.check_race noted: by address and place, an iteration.
         self.noted: dict[int, dict[int, int]] = {}
         # Of a thread in a grid: its place, by operation and dimension, and its block's arrays.
         self.registers: dict[tuple[str, str], int] = {}
@@ -355,7 +355,7 @@ def _bounds(m: Machine, op: Op, subscript: int, extent: int) -> tuple[()]:
     return ()
 
 
-def _touch(m: Machine, op: Op, memref: Any, iteration: int, *rest: int) -> tuple[()]:
+def _check_race(m: Machine, op: Op, memref: Any, iteration: int, *rest: int) -> tuple[()]:
     pairs = zip(rest, memref.strides, strict=False)
     address = memref.__array_interface__["data"][0] + sum(s * t for s, t in pairs)
     noted = m.noted.setdefault(address, {})
@@ -409,6 +409,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "gpu.shuffle": _wait,
     "weft.assert": _assert,
     "weft.bounds": _bounds,
-    "weft.touch": _touch,
+    "weft.check_race": _check_race,
     "weft.print": _print,
 }

@@ -243,7 +243,7 @@ _row(
     attrs=("tensor", "axis"), pure=False,
 )  # fmt: skip
 _row(
-    "weft.touch", "memref index...", "",
+    "weft.check_race", "memref index...", "",
     "(memref, iteration, subscripts, then first value, step and count of each parallel index): "
     "stops the kernel where this iteration and another may not both do with the element what they "
     "do (debug mode). An element has `words` words for what iterations note: those of one `kind` "

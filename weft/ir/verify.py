@@ -379,7 +379,7 @@ def _bounds(c: _Checker, op: Op) -> None:
     c.check(op, isinstance(op.attrs["axis"], int), "`axis` must be a number")
 
 
-def _touch(c: _Checker, op: Op) -> None:
+def _check_race(c: _Checker, op: Op) -> None:
     type = op.operands[0].memref
     count = len(op.operands) - 2 - type.rank
     c.check(op, count >= 3 and count % 3 == 0, f"{len(op.operands)} operands for rank {type.rank}")
@@ -437,6 +437,6 @@ _RULES: dict[str, Rule] = {
     "gpu.shuffle": _shuffle,
     "weft.assert": _assert,
     "weft.bounds": _bounds,
-    "weft.touch": _touch,
+    "weft.check_race": _check_race,
     "weft.print": _print,
 }

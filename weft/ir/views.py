@@ -251,8 +251,8 @@ def redirected(op: Op, memref: Value) -> None:
     op.operands[MEMREF_AT[op.name]] = memref
 
 
-class Touch(View):
-    """``weft.touch``."""
+class CheckRace(View):
+    """``weft.check_race``."""
 
     __slots__ = ()
 

@@ -6,7 +6,7 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.views import memory
-from weft.passes.siblings import blocks, is_plain, touches
+from weft.passes.same_range_loops import may_reuse_memory, touches, walk_blocks
 
 _MOST = 4  # loads of a block, each of which takes a register meanwhile
 
@@ -19,11 +19,11 @@ def advance(function: Function) -> Function:
     Precondition: a verified function after ``cse``; arguments do not overlap.
     Non-goals: loads in branches, which may not be carried out.
     """
-    if not is_plain(function):
+    if not may_reuse_memory(function):
         return function
     written = {m for op in function.body.ops for x, m in touches(op) if x.name != "memref.load"}
     constant = {*function.args} - written
-    plan = {loop: moved for block in blocks(function.body)
+    plan = {loop: moved for block in walk_blocks(function.body)
             for loop, moved in _early(block, constant).items()}  # fmt: skip
     return _Advance(plan).function(function) if plan else function
 

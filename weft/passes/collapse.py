@@ -25,7 +25,8 @@ LONG, SHORT = 32, 8
 
 # What stops the kernel or is seen outside of it: when, and how often, has to stay.
 _ORDERED = {
-    "weft.assert", "weft.bounds", "weft.touch", "weft.print", "memref.atomic_cas", "scf.parallel",
+    "weft.assert", "weft.bounds", "weft.check_race", "weft.print", "memref.atomic_cas",
+    "scf.parallel",
 }  # fmt: skip
 
 
@@ -124,7 +125,7 @@ class _Nest:
                     known.add(For(loop).index)
         if not ragged:
             self.moved = [op for op in self.moved if op not in self.triangles or self._works(op)]
-        if self._dear():
+        if self._expensive():
             self.moved = []
         indices = [*self.parallel.body.args, *(For(loop).index for loop in self.moved)]
         scores = [_score(every, iv) for iv in indices]
@@ -135,7 +136,7 @@ class _Nest:
         deeper = self.loops[self.loops.index(loop) + 1 :]
         return any(op not in self.moved for op in deeper) or _computes_a_loop(self.loops[-1].body)
 
-    def _dear(self) -> bool:
+    def _expensive(self) -> bool:
         """Whether the iterations of the moved loops repeat more than pays."""
         blocks = [self.parallel.body, *(loop.body for loop in self.loops)]
         serial = _computes_a_loop(blocks.pop())

@@ -9,7 +9,13 @@ from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import f32, f64
 from weft.ir.views import For, Select, is_constant, made_by
-from weft.passes.siblings import Numbers, blocks, is_plain, siblings, touches
+from weft.passes.same_range_loops import (
+    ValueNumbers,
+    may_reuse_memory,
+    same_range_loops,
+    touches,
+    walk_blocks,
+)
 from weft.values import frozen
 
 
@@ -25,7 +31,7 @@ def factor(function: Function) -> Function:
     overflow where others do not; those of a derivative have no order that anybody wrote.
     Non-goals: sums of f16 and bf16, which overflow early.
     """
-    if not function.attrs.get("order") or not is_plain(function):
+    if not function.attrs.get("order") or not may_reuse_memory(function):
         return function
     while (found := _first(function)) is not None:
         function = found.function(function)
@@ -86,8 +92,8 @@ class _Term:
 
 def _first(function: Function) -> _Factored | None:
     uses = _Uses(function)
-    for block in blocks(function.body):
-        for group in siblings(block):
+    for block in walk_blocks(function.body):
+        for group in same_range_loops(block):
             for n, place in enumerate(group):
                 loop = block.ops[place]
                 terms = _terms(loop, uses)
@@ -170,7 +176,7 @@ def _known(
             continue
         span = block.ops[early : place + 1]
         changed = {m for op in span for x, m in touches(op) if x.name != "memref.load"}
-        equal = Numbers(loop, lambda m, c=changed: m not in c).matched(block.ops[place])
+        equal = ValueNumbers(loop, lambda m, c=changed: m not in c).matched(block.ops[place])
         for term in terms:
             if (total := sums.get(equal.get(term.core))) is not None:
                 found.setdefault(term.core, total)

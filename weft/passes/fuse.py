@@ -8,7 +8,14 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.ops import OPS
 from weft.ir.views import For, constant_of, memory
-from weft.passes.siblings import Numbers, blocks, is_plain, same_place, siblings, touches
+from weft.passes.same_range_loops import (
+    ValueNumbers,
+    may_reuse_memory,
+    same_place,
+    same_range_loops,
+    touches,
+    walk_blocks,
+)
 from weft.schedule.combiners import combiners, is_joint
 
 
@@ -19,10 +26,11 @@ def fuse(function: Function) -> Function:
     Threads that share rows then combine what both loops carry at once, and wait once; a row that
     registers do not hold is read once less. Iterations of either may go in any order: a loop whose
     turns need each other stays alone. The bits of what is carried are as they were.
-    Precondition: a verified function after ``sink``, ``cse`` and ``dce``; arguments do not overlap.
+    Precondition: a verified function after ``merge_updates``, ``cse`` and ``dce``; arguments do not
+    overlap.
     Non-goals: loops with loops in them; loops from a number to a number, which are written out.
     """
-    if not is_plain(function):
+    if not may_reuse_memory(function):
         return function
     while (found := _first(function)) is not None:
         function = found.function(function)
@@ -30,8 +38,8 @@ def fuse(function: Function) -> Function:
 
 
 def _first(function: Function) -> _Fuser | None:
-    for block in blocks(function.body):
-        for group in siblings(block):
+    for block in walk_blocks(function.body):
+        for group in same_range_loops(block):
             group = [k for k in group if _may(block.ops[k])]
             for n, late in enumerate(group):
                 for early in group[:n]:
@@ -137,7 +145,7 @@ class _Fuser(Rewriter):
         count = len(first.inits)
 
         changed = {m for op in self.loops for x, m in touches(op) if x.name != "memref.load"}
-        equal = Numbers(first.op, lambda m: m not in changed).matched(last.op)
+        equal = ValueNumbers(first.op, lambda m: m not in changed).matched(last.op)
 
         def body() -> list[Value]:
             ends = self.inline(first.op.body, [iv, *carried[:count]])

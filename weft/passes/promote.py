@@ -26,8 +26,8 @@ def promote(function: Function) -> Function:
     Nothing is loaded or stored where the loop would not have stored: unless it is known to run, or
     there is a store to the element in front of it, both depend on its bounds.
 
-    Precondition: a verified function after ``expand``, best after ``cse`` (subscripts are the same
-    if they are the same SSA values) and ``collapse``.
+    Precondition: a verified function after ``lower_updates``, best after ``cse`` (subscripts are
+    the same if they are the same SSA values) and ``collapse``.
     Non-goals: local arrays (LLVM keeps them in registers); elements of f16 and bf16, which are
     rounded in memory; elements that only some iterations store to; loops that may stop the kernel.
     """

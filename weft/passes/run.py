@@ -10,25 +10,25 @@ from weft import timing
 from weft.ir.core import Function, walk
 from weft.ir.verify import verify as check
 from weft.passes.advance import advance
-from weft.passes.blocks import blocks
 from weft.passes.bounds import bounds
 from weft.passes.collapse import collapse
 from weft.passes.cse import cse
 from weft.passes.dce import dce
-from weft.passes.demote import demote
-from weft.passes.expand import expand
-from weft.passes.extrema import extrema
 from weft.passes.factor import factor
-from weft.passes.forward import forward
+from weft.passes.forward_stores import forward_stores
 from weft.passes.fuse import fuse
 from weft.passes.hoist import hoist
-from weft.passes.keep import keep
+from weft.passes.lower_updates import lower_updates
+from weft.passes.merge_updates import merge_updates
 from weft.passes.promote import promote
+from weft.passes.reassociate_extrema import reassociate_extrema
 from weft.passes.reciprocal import reciprocal
-from weft.passes.runs import runs
+from weft.passes.relax_atomics import relax_atomics
+from weft.passes.reuse_output_as_scratch import reuse_output_as_scratch
 from weft.passes.simplify import choices, simplify
-from weft.passes.sink import sink
+from weft.passes.split_quotients import split_quotients
 from weft.passes.strength import strength
+from weft.passes.tile import tile
 from weft.passes.widen import widen
 
 log = logging.getLogger("weft.passes")
@@ -41,20 +41,20 @@ PIPELINE: list[Pass] = [
     widen,  # subscripts through narrow integers and floats, which the next ones do not read
     cse,  # equal subscripts become one value, which the next passes compare by identity
     bounds,  # checks of debug mode that index sets prove needless
-    demote,  # an accumulation that no two iterations share becomes an ordinary update
-    expand,  # which is a load, an operation and a store
+    relax_atomics,  # an accumulation that no two iterations share becomes an ordinary update
+    lower_updates,  # which is a load, an operation and a store
     collapse,  # loops in loops become more dimensions of the parallel loop
     promote,  # elements that loops update become values that they carry
-    forward,  # loads of what was just stored or loaded
-    runs,  # loops split where an integer division keeps its value
-    blocks,  # transpositions block by block
+    forward_stores,  # loads of what was just stored or loaded
+    split_quotients,  # loops split where an integer division keeps its value
+    tile,  # transpositions block by block
     hoist,  # invariants out of loops
-    extrema,  # running maxima that any order of iterations may compute
+    reassociate_extrema,  # running maxima that any order of iterations may compute
     cse,  # what met outside of the loops
     factor,  # what a loop does not change, out of a derivative's sums
-    sink,  # contributions to one element, from loop after loop, to the last of them
-    keep,  # what several loops compute alike, in memory that is overwritten later
-    sink,  # what was kept is not dear any more
+    merge_updates,  # contributions to one element, from loop after loop, to the last of them
+    reuse_output_as_scratch,  # what loops compute alike, in memory that is overwritten later
+    merge_updates,  # what is kept there is not expensive any more
     cse,  # what came to the later loops
     reciprocal,  # division by what a loop does not change
     cse,  # reciprocals of one number
@@ -86,7 +86,7 @@ def run(
         if logging_on:
             took = (perf_counter() - begin) * 1e3
             counts = [sum(1 for _ in walk(f.body)) for f in (before, function)]
-            log.debug("%s: %-8s %7.3f ms, %d -> %d operations", function.name, name, took, *counts)
+            log.debug("%s: %-23s %7.3f ms, %d -> %d operations", function.name, name, took, *counts)
         if verify:
             check(function)
         if listener is not None:

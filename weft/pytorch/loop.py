@@ -22,7 +22,7 @@ from weft.ir.views import accessed_by
 from weft.ir.writes import written
 from weft.options import Options
 from weft.passes.collapse import collapse
-from weft.passes.forward import forward as forwarded_loads
+from weft.passes.forward_stores import forward_stores
 from weft.pytorch.workspaces import Workspaces
 from weft.runtime.function import CompiledFunction
 from weft.settings import rarely_collected
@@ -47,7 +47,7 @@ class Loop:
         function.attrs = {**function.attrs, "noalias": True}
         self.run = make(function) if make else CompiledFunction(function, options)
         # Loops in loops that are a box need no tapes, nor does a load of what was just stored.
-        function = forwarded_loads(collapse(function))
+        function = forward_stores(collapse(function))
         self.function = function
         self.options = options
         self.make = make

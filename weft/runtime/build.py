@@ -292,7 +292,7 @@ class Compiled(Made):
         code = self.code
         call = code.call_holding_gil if brief else code.call
         if self.header.checks:
-            from weft.runtime.shadow import checked  # assertions, and debug mode
+            from weft.runtime.race_shadow import checked  # assertions, and debug mode
 
             sizes = [(extent(t), t.element_size()) for t in tensors]
             return checked(call, self.slots, self.header.checks, sizes, error), None

@@ -27,7 +27,7 @@ from weft.schedule.recurrences import Recurrences, recurrences
 from weft.schedule.variation import Variation
 from weft.values import mutable
 
-_REFUSED = {"memref.atomic_cas", "weft.assert", "weft.bounds", "weft.touch", "weft.print"}
+_REFUSED = {"memref.atomic_cas", "weft.assert", "weft.bounds", "weft.check_race", "weft.print"}
 
 
 @mutable

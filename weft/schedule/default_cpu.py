@@ -36,7 +36,7 @@ _INSTRUCTIONS = {
     "math.absf", "math.absi", "math.ceil", "math.copysign", "math.ctpop", "math.floor", "math.fma",
     "math.isinf", "math.isnan", "math.roundeven", "math.rsqrt", "math.sqrt", "math.trunc",
 }  # fmt: skip
-_CALLS_OUT = ("weft.assert", "weft.bounds", "weft.touch", "weft.print")
+_CALLS_OUT = ("weft.assert", "weft.bounds", "weft.check_race", "weft.print")
 
 
 def outermost(function: Function) -> Op | None:

@@ -47,7 +47,7 @@ from weft.schedule.unroll_jam import repeatable
 THREADS = 1024  # of a block, at most, and 64 along z
 _COPIES = 64  # iterations of a thread, at most
 _MOST_TURNS, _MOST_OPS = 32, 8192  # that become one, and operations of them for all iterations
-_CHECKS = ("weft.assert", "weft.bounds", "weft.touch", "weft.print")
+_CHECKS = ("weft.assert", "weft.bounds", "weft.check_race", "weft.print")
 # What shared memory accumulates by one instruction.
 COMBINERS = ("addi", "addf", "maxsi", "minsi", "maxui", "minui", "andi", "ori", "xori")
 

@@ -21,7 +21,7 @@ from weft.schedule.nest import loops_of
 from weft.schedule.unroll import written_out
 from weft.schedule.variation import Variation
 
-_ORDERED = ("weft.assert", "weft.bounds", "weft.touch", "weft.print", "memref.alloca")
+_ORDERED = ("weft.assert", "weft.bounds", "weft.check_race", "weft.print", "memref.alloca")
 
 
 def serial_steps(

@@ -12,15 +12,15 @@ from weft.passes.constants import identity
 # What takes many times longer than an addition.
 _CHEAP = {"math.absf", "math.absi", "math.floor", "math.ceil", "math.trunc", "math.roundeven",
           "math.copysign", "math.fma", "math.isnan", "math.isinf", "math.ctpop"}  # fmt: skip
-_DEAR = {"arith.remf", "arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui"}
+_EXPENSIVE = {"arith.remf", "arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui"}
 
 
-def is_dear(op: Op, body: Block) -> bool:
+def is_expensive(op: Op, body: Block) -> bool:
     """Whether ``op``, in the ``body`` of a loop, is worth a load from a cache to avoid. A division
     by what does not change in the loop is not (see ``reciprocal``)."""
     if op.name == "arith.divf":
         return op.right in body.args or op.right.op in body.ops
-    return op.name in _DEAR or (op.name.startswith("math.") and op.name not in _CHEAP)
+    return op.name in _EXPENSIVE or (op.name.startswith("math.") and op.name not in _CHEAP)
 
 
 def touches(op: Op) -> Iterator[tuple[Op, Value]]:
@@ -30,15 +30,15 @@ def touches(op: Op) -> Iterator[tuple[Op, Value]]:
             yield inner, memref
 
 
-def blocks(block: Block) -> Iterator[Block]:
+def walk_blocks(block: Block) -> Iterator[Block]:
     """``block`` and all blocks in it."""
     yield block
     for op in block.ops:
         for region in op.regions:
-            yield from blocks(region)
+            yield from walk_blocks(region)
 
 
-def siblings(block: Block) -> list[list[int]]:
+def same_range_loops(block: Block) -> list[list[int]]:
     """The places in ``block`` of loops that have the same bounds and step, in groups of two or
     more."""
     groups: dict[Hashable, list[int]] = {}
@@ -48,7 +48,7 @@ def siblings(block: Block) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def is_plain(function: Function) -> bool:
+def may_reuse_memory(function: Function) -> bool:
     """Whether memory may be used in other ways than the loops say: arguments do not overlap, and
     nothing checks or prints on the way."""
     return bool(function.attrs.get("noalias")) and not any(
@@ -64,7 +64,7 @@ def same_place(at: Sequence[Value], iv: Value, other: Sequence[Value], other_iv:
     )
 
 
-class Numbers:
+class ValueNumbers:
     """What one loop computes of what another does: equal values of iterations with one number.
 
     ``constant(memref)`` says whether nothing writes ``memref`` from one loop to the other.

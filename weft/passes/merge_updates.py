@@ -9,39 +9,50 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, slice_of
 from weft.ir.ops import OPS
 from weft.ir.views import For, memory
-from weft.passes.siblings import Numbers, blocks, is_dear, is_plain, same_place, siblings, touches
+from weft.passes.same_range_loops import (
+    ValueNumbers,
+    is_expensive,
+    may_reuse_memory,
+    same_place,
+    same_range_loops,
+    touches,
+    walk_blocks,
+)
 
 _LONGEST = 16  # operations that are computed again in place of a load
 
 
-def sink(function: Function, dear: bool = False) -> Function:
+def merge_updates(function: Function, expensive: bool = False) -> Function:
     """Where a loop stores an element that a later loop of the same iterations reads, changes and
     stores, the later loop computes the value itself, and the first one does not store it.
 
     That is what gradients are: contributions to one element, from one loop after the other. The
     last loop then has them all. What is computed again is arithmetic and loads of what nobody
-    writes; functions like ``exp`` only if the later loop has them anyway, or these may be ``dear``.
-    Precondition: a verified function after ``expand`` and ``cse``; arguments do not overlap.
+    writes; functions like ``exp`` only if the later loop has them anyway, or these may be
+    ``expensive``.
+    Precondition: a verified function after ``lower_updates`` and ``cse``; arguments do not overlap.
     Non-goals: elements that anything else touches; values that loops carry.
     """
-    if not is_plain(function) or not any(siblings(b) for b in blocks(function.body)):
+    if not may_reuse_memory(function):
         return function
-    while (found := _first(function, dear)) is not None:
+    while (found := _first(function, expensive)) is not None:
         function = _Sinker(*found).function(function)
     return function
 
 
-def _first(function: Function, dear: bool) -> tuple[Op, Op, list[Op], Op] | None:
+def _first(function: Function, expensive: bool) -> tuple[Op, Op, list[Op], Op] | None:
     """(store, load, what computes the value, the later loop) of the first that can be sunk."""
     pairs = (
-        _between(block, early, late, dear)
-        for block in blocks(function.body) for group in siblings(block)
+        _between(block, early, late, expensive)
+        for block in walk_blocks(function.body) for group in same_range_loops(block)
         for early, late in combinations(group, 2)
     )  # fmt: skip
     return next((found for found in pairs if found is not None), None)
 
 
-def _between(block: Block, early: int, late: int, dear: bool) -> tuple[Op, Op, list[Op], Op] | None:
+def _between(
+    block: Block, early: int, late: int, expensive: bool
+) -> tuple[Op, Op, list[Op], Op] | None:
     first, last = block.ops[early], block.ops[late]
     ops = first.body.ops
     for store in ops:
@@ -69,9 +80,11 @@ def _between(block: Block, early: int, late: int, dear: bool) -> tuple[Op, Op, l
         needed = _needed(value, first, changed)
         if needed is None:
             continue
-        there = set(Numbers(last, lambda m, c=changed: m not in c).matched(first))
+        there = set(ValueNumbers(last, lambda m, c=changed: m not in c).matched(first))
         again = [o for o in needed if o.result not in there]
-        if len(again) <= _LONGEST and (dear or not any(is_dear(o, first.body) for o in again)):
+        if len(again) <= _LONGEST and (
+            expensive or not any(is_expensive(o, first.body) for o in again)
+        ):
             return store, later[0], needed, last
     return None
 

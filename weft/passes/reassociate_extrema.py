@@ -19,7 +19,7 @@ _COMBINERS = {
 _MIRRORED = {"ogt": "olt", "oge": "ole", "olt": "ogt", "ole": "oge"}
 
 
-def extrema(function: Function) -> Function:
+def reassociate_extrema(function: Function) -> Function:
     """``m = x if x > m else m``, carried through a ``scf.for``, becomes a ``maxnumf`` reduction
     that starts at minus infinity; the value from before the loop is compared with its result.
 

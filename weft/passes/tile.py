@@ -14,7 +14,7 @@ HEIGHT = 32  # iterations of the outer index in a block: of float32, two lines o
 WIDTH = 32  # iterations of the innermost index in a block
 
 
-def blocks(function: Function) -> Function:
+def tile(function: Function) -> Function:
     """A parallel loop whose last two indices are i and j, and that accesses ``[j, i]`` in one place
     and ``[i, j]`` in another (a transposition), is run in blocks of ``HEIGHT`` times ``WIDTH``
     iterations: what one iteration brings into the cache, others use before it is evicted. Strided

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.passes.texts import normal, result_of
-from weft.passes.expand import expand
-from weft.passes.forward import forward
+from weft.passes.forward_stores import forward_stores
+from weft.passes.lower_updates import lower_updates
 
 HEAD = "\nfunc.func @f(%x: memref<?xf32>, %h: memref<?xf16>, %n: memref<?xi32>, %i: index) {"
 FOUR = "%v = arith.constant 4.0 : f32\n"
@@ -44,7 +44,7 @@ def rmw(memref: str, type: str, kind: str, value: str = "%v", atomic: bool = Fal
     (rmw("h", "f16", "addf"), rmw("h", "f16", "addf")),
 ])  # fmt: skip
 def test_text(before: str, after: str) -> None:
-    assert result_of([expand], text(before)) == normal(text(after))
+    assert result_of([lower_updates], text(before)) == normal(text(after))
 
 
 def test_a_second_update_needs_no_second_load() -> None:
@@ -54,4 +54,4 @@ def test_a_second_update_needs_no_second_load() -> None:
         memref.store %p, %x[%i] : memref<?xf32>
         %0 = arith.addf %p, %v : f32
         memref.store %0, %x[%i] : memref<?xf32>"""
-    assert result_of([expand, forward], text(twice)) == normal(text(after))
+    assert result_of([lower_updates, forward_stores], text(twice)) == normal(text(after))

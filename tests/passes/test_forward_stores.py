@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.passes.texts import result_of
-from weft.passes.forward import forward
+from weft.passes.forward_stores import forward_stores
 
 
 def loads(body: str, attributes: str = "") -> int:
@@ -22,7 +22,7 @@ def loads(body: str, attributes: str = "") -> int:
           {lines}
           func.return
         }}"""
-    return result_of([forward], text).count("memref.load")
+    return result_of([forward_stores], text).count("memref.load")
 
 
 def store(memref: str, subscript: str, value: str = "%a") -> str:
@@ -74,7 +74,7 @@ def test_noalias_separates_arguments():
 
 def test_the_value_is_the_one_stored_last():
     text = result_of(
-        [forward],
+        [forward_stores],
         """
         func.func @f(%m: memref<?xf32>, %x: index, %a: f32, %b: f32) {
           memref.store %a, %m[%x] : memref<?xf32>

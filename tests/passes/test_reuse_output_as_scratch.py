@@ -10,8 +10,8 @@ import weft
 from tests.passes.texts import normal, parsed, result_of
 from weft.ir import interp
 from weft.ir.core import walk
-from weft.passes.keep import keep
-from weft.passes.sink import sink
+from weft.passes.merge_updates import merge_updates
+from weft.passes.reuse_output_as_scratch import reuse_output_as_scratch
 
 FRAME = """
 func.func @f(%x: memref<?xf32>, %y: memref<?xf32>, %n: index) attributes {{noalias = {noalias}}} {{
@@ -109,13 +109,13 @@ def same_meaning(step, body: str) -> None:
 
 
 def test_what_is_dear_is_kept_in_what_is_overwritten():
-    assert after(keep, EXP_TWICE) == text(EXP_ONCE)
-    same_meaning(keep, EXP_TWICE)
+    assert after(reuse_output_as_scratch, EXP_TWICE) == text(EXP_ONCE)
+    same_meaning(reuse_output_as_scratch, EXP_TWICE)
 
 
 def test_the_last_of_several_loops_computes_the_sum():
-    assert after(sink, ADDED) == text(AT_ONCE)
-    same_meaning(sink, ADDED)
+    assert after(merge_updates, ADDED) == text(AT_ONCE)
+    same_meaning(merge_updates, ADDED)
 
 
 LEFT_BY_KEEP = {
@@ -153,7 +153,7 @@ LEFT_BY_KEEP = {
 @pytest.mark.parametrize("why", LEFT_BY_KEEP)
 def test_keep_leaves(why):
     body, noalias = LEFT_BY_KEEP[why]
-    assert after(keep, body, noalias) == text(body, noalias)
+    assert after(reuse_output_as_scratch, body, noalias) == text(body, noalias)
 
 
 CHANGED = "memref.store %zero, %x[%c0] : memref<?xf32>"
@@ -182,14 +182,14 @@ LEFT_BY_SINK = {
 @pytest.mark.parametrize("why", LEFT_BY_SINK)
 def test_sink_leaves(why):
     body, noalias = LEFT_BY_SINK[why]
-    assert after(sink, body, noalias) == text(body, noalias)
+    assert after(merge_updates, body, noalias) == text(body, noalias)
 
 
 def test_what_a_loop_carries_is_not_computed_again():
     carrying = "  %s = scf.for %j = %c0 to %n step %c1 iter_args(%a = %zero) -> (f32) {"
     body = ADDED.replace("  scf.for %j = %c0 to %n step %c1 {", carrying)
     body = body.replace("%1, %1", "%1, %a").replace("scf.yield", "scf.yield %2 : f32", 1)
-    assert after(sink, body) == text(body)
+    assert after(merge_updates, body) == text(body)
 
 
 @weft.kernel

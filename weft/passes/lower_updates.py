@@ -1,7 +1,7 @@
 """Ordinary updates as a load, an operation and a store, which other passes know.
 
-Precondition: ``demote`` has said which updates are ordinary. Non-goals: elements whose arithmetic
-is carried out in another type (f16), and updates that are atomic.
+Precondition: ``relax_atomics`` has said which updates are ordinary. Non-goals: elements whose
+arithmetic is carried out in another type (f16), and updates that are atomic.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from weft.ir.types import compute_type
 from weft.ir.views import memory
 
 
-def expand(function: Function) -> Function:
+def lower_updates(function: Function) -> Function:
     """Replaces every ``memref.atomic_rmw`` that is not atomic."""
     if not any(map(_is_ordinary, walk(function.body))):
         return function

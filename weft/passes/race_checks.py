@@ -19,10 +19,10 @@ log = logging.getLogger("weft.races")
 _WORDS = {"add": "+=", "mul": "*=", "and": "&=", "ori": "|=", "xor": "^="}
 
 
-def touch(function: Function) -> Function:
-    """Puts a ``weft.touch`` in front of each access whose iteration may meet another one's on the
-    element, as far as index sets know. What they prove apart costs nothing; local arrays belong to
-    their iteration.
+def race_checks(function: Function) -> Function:
+    """Puts a ``weft.check_race`` in front of each access whose iteration may meet another one's on
+    the element, as far as index sets know. What they prove apart costs nothing; local arrays belong
+    to their iteration.
 
     Where memory may overlap (no ``noalias``), accesses of different arrays may meet, and each one
     is watched if anything is written.
@@ -136,7 +136,7 @@ class _Toucher(Rewriter):
             for place in self.places[kind]
         )
         self.do(
-            "weft.touch", memref, self.iteration, *subscripts, *self.space, kind=own,
+            "weft.check_race", memref, self.iteration, *subscripts, *self.space, kind=own,
             words=self.words, own=self.places[own], against=against,
             grouped=bool(self.loop.attrs.get("grouped")),
         )  # fmt: skip

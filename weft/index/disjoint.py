@@ -1,7 +1,7 @@
 """Can two different iterations meet on one element? What can be said without isl, in microseconds.
 
-``apart`` proves that they cannot: equal subscripts force the parallel indices to be equal.
-``meet_somewhere`` finds, by trying small sizes, that a proof is not to be had.
+``provably_disjoint`` proves that they cannot: equal subscripts force the parallel indices to be
+equal. ``overlap_in_trial`` finds, by trying small sizes, that a proof is not to be had.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.ir.core import Value
 
 Ranges = list[tuple[Value, Poly | None, Poly | None]]
 
-# All sizes and arguments that ``meet_somewhere`` does not know are taken to be this.
+# All sizes and arguments that ``overlap_in_trial`` does not know are taken to be this.
 TRIAL_SIZE = 3
 TRIAL_POINTS = 600
 
@@ -117,7 +117,7 @@ def _invariant(poly: Poly, access: Access) -> bool:
     return not any(varies(atom, indices) for atom in poly.atoms())
 
 
-def apart(a: Access, b: Access) -> bool:
+def provably_disjoint(a: Access, b: Access) -> bool:
     """Proves that ``a`` in one iteration and ``b`` in another never touch the same element.
 
     Iterations differ in a parallel index. Both accesses are in the same parallel loop. False means
@@ -175,7 +175,7 @@ def _is_fixed(atom: Atom, fixed: set[Atom], indices: set[Value]) -> bool:
 # ----------------------------------------------------------------------------------------- trials
 
 
-def meet_somewhere(a: Access, b: Access) -> bool:
+def overlap_in_trial(a: Access, b: Access) -> bool:
     """Whether two different iterations meet in a small trial run.
 
     Unknown conditions count as true, unknown subscripts as equal to everything. So True means that

@@ -1,9 +1,9 @@
 """Calls of compiled code that checks itself: the error record, and the words for race checks.
 
-Where index sets cannot tell whether iterations meet (see ``passes/touch.py``), the code notes in
-words of their own, for each element, which iterations have read, written or updated it. These words
-are made anew for each launch. Arguments whose memory overlaps share them, by address: an element is
-known by where it begins, as in ``kernel.interpret``.
+Where index sets cannot tell whether iterations meet (see ``passes/race_checks.py``), the code notes
+in words of their own, for each element, which iterations have read, written or updated it. These
+words are made anew for each launch. Arguments whose memory overlaps share them, by address: an
+element is known by where it begins, as in ``kernel.interpret``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def checked(
 
 
 def race_error(checks: Sequence[Check], values: list[int]) -> RaceError:
-    """The error that the record of a ``weft.touch`` stands for."""
+    """The error that the record of a ``weft.check_race`` stands for."""
     shift = word_shift(len(checks))
     sides = sorted(values[:2])
     own = checks[values[0] & ((1 << shift) - 1)]

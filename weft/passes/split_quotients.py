@@ -18,7 +18,7 @@ NARROW_BLOCK = 1024  # ... and where each of them is a loop over further indices
 DEEPEST = 3  # divisions that a loop is split for
 
 
-def runs(function: Function) -> Function:
+def split_quotients(function: Function) -> Function:
     """``q = (j + s) // d`` with a parallel index j becomes a loop over the values of q, inside it
     one over the run of j that gives q. Subscripts such as ``(j + s) - q * d`` are then contiguous
     in the inner loop: gathers become plain loads. The parallel index j becomes one that counts
@@ -136,8 +136,8 @@ class _Splitter(Rewriter):
             long = enough if long is None else self.op("arith.andi", long, enough)
         assert long is not None
         bounds = begin, end
-        runs = lambda: self._runs(body, bounds, inner, self.divisions, memo)  # noqa: E731
-        self.either(long, runs, lambda: self._loop(body, bounds, inner, {}))
+        split = lambda: self._runs(body, bounds, inner, self.divisions, memo)  # noqa: E731
+        self.either(long, split, lambda: self._loop(body, bounds, inner, {}))
 
     def _runs(
         self, body: Block, bounds: tuple[Value, Value], inner: list[tuple[Value, Value, Value]],

@@ -13,7 +13,7 @@ from weft.ir import interp
 from weft.ir.core import walk
 from weft.ir.text import parse_function
 from weft.ir.verify import verify
-from weft.passes.extrema import extrema
+from weft.passes.reassociate_extrema import reassociate_extrema
 
 TEXT = """
 func.func @running(%x: memref<?xf32>, %out: memref<f32>, %start: f32) {{
@@ -38,7 +38,7 @@ VALUES = [[], [1.0], [math.nan], [1.0, math.nan, -3.0, 2.0], [math.inf, 5.0], [-
 @pytest.mark.parametrize("start", [0.5, -math.inf, math.inf, math.nan])
 def test_means_the_same(compare: str, values: list[float], start: float) -> None:
     before = parse_function(TEXT.format(compare=compare))
-    after = extrema(before)
+    after = reassociate_extrema(before)
     verify(after)
     assert any(op.name in ("arith.maxnumf", "arith.minnumf") for op in walk(after.body))
     found, expected = np.full((), 7, np.float32), np.full((), 7, np.float32)
@@ -53,7 +53,7 @@ def test_leaves_other_uses_alone() -> None:
         "scf.yield %next", "memref.store %m, %out[] : memref<f32>\n    scf.yield %next"
     )
     before = parse_function(text)
-    assert not any(op.name == "arith.maxnumf" for op in walk(extrema(before).body))
+    assert not any(op.name == "arith.maxnumf" for op in walk(reassociate_extrema(before).body))
 
 
 @pytest.mark.parametrize("n", [0, 1, 17, 127, 1000])

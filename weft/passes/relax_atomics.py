@@ -17,7 +17,7 @@ from weft.ir.core import Function, Op, Value, walk
 log = logging.getLogger("weft.races")
 
 
-def demote(function: Function) -> Function:
+def relax_atomics(function: Function) -> Function:
     """Sets ``atomic`` to False on every ``memref.atomic_rmw`` that is proven not to need it."""
     decisions = _decisions(function)
     if not any(decisions.values()):

@@ -12,8 +12,8 @@ import weft
 from tests.passes.texts import normal, parsed, result_of
 from weft.ir import interp
 from weft.ir.verify import verify
-from weft.passes import blocks as blocks_module
-from weft.passes.blocks import blocks
+from weft.passes import tile as blocks_module
+from weft.passes.tile import tile
 
 TRANSPOSE = """
 func.func @transpose(%x: memref<?x?xf32>, %out: memref<?x?xf32>, %n: index, %m: index) {
@@ -66,13 +66,13 @@ def test_text() -> None:
         numbers: dict[str, str] = {}
         return re.sub(r"%\w+", lambda m: numbers.setdefault(m[0], f"%{len(numbers)}"), text)
 
-    assert anonymous(result_of([blocks], TRANSPOSE)) == anonymous(normal(IN_BLOCKS))
+    assert anonymous(result_of([tile], TRANSPOSE)) == anonymous(normal(IN_BLOCKS))
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (4, 3), (5, 4), (9, 13)])
 def test_means_the_same(shape: tuple[int, int]) -> None:
-    after = blocks(parsed(TRANSPOSE))
+    after = tile(parsed(TRANSPOSE))
     verify(after)
     x = np.random.default_rng(1).random(shape, np.float32)
     out = np.full((shape[1], shape[0]), np.nan, np.float32)
@@ -91,14 +91,14 @@ def test_means_the_same(shape: tuple[int, int]) -> None:
 def test_leaves_other_loops(old: str, new: str) -> None:
     assert old in TRANSPOSE
     before = parsed(TRANSPOSE.replace(old, new))
-    assert blocks(before) is before
+    assert tile(before) is before
 
 
 def test_takes_strided_operands() -> None:
     text = TRANSPOSE.replace("%x: memref<?x?xf32>", f"%x: {STRIDED}")
     text = text.replace("%x[%j, %i] : memref<?x?xf32>", f"%x[%i, %j] : {STRIDED}")
     before = parsed(text)
-    assert blocks(before) is not before
+    assert tile(before) is not before
 
 
 def test_compiled() -> None:

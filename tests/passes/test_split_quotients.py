@@ -11,8 +11,8 @@ from weft.ir import interp
 from weft.ir.core import Function, Op, walk
 from weft.ir.text import parse_function
 from weft.ir.verify import verify
-from weft.passes import runs as runs_module
-from weft.passes.runs import runs
+from weft.passes import split_quotients as runs_module
+from weft.passes.split_quotients import split_quotients
 
 TILES = """
 func.func @tiles(
@@ -97,7 +97,7 @@ def run(function: Function, d: int, m: int, s: int, *channels: int) -> np.ndarra
 
 
 def after(text: str) -> Function:
-    function = runs(parse_function(text))
+    function = split_quotients(parse_function(text))
     verify(function)
     return function
 
@@ -157,13 +157,13 @@ def test_two_divisions_make_loops_in_each_other() -> None:
 def test_leaves_what_has_no_runs(old: str, new: str) -> None:
     assert old in TILES
     before = parse_function(TILES.replace(old, new))
-    assert runs(before) is before
+    assert split_quotients(before) is before
 
 
 def test_leaves_what_depends_on_an_index_inside() -> None:
     text = CHANNELS.replace("%moved = arith.subi %j, %s", "%moved = arith.subi %j, %k")
     before = parse_function(text)
-    assert runs(before) is before
+    assert split_quotients(before) is before
 
 
 def test_compiled() -> None:

@@ -15,8 +15,8 @@ from weft.errors import RaceError
 from weft.ir.interp import Machine
 from weft.ir.interp import run as interpret
 from weft.ir.ops import OPS
+from weft.passes.race_checks import race_checks
 from weft.passes.run import PIPELINE, run
-from weft.passes.touch import touch
 
 SCATTER = """
 func.func @f(%x: memref<?xf32>, %idx: memref<?xindex>, %out: memref<?xf32>) attributes {noalias = true} {
@@ -53,7 +53,7 @@ func.func @f(%a: index, %b: index, %idx: memref<?xindex>, %out: memref<?xf32>) a
 
 
 def test_what_may_meet_is_watched_and_what_is_proven_is_not():
-    assert result_of([touch], SCATTER) == normal("""
+    assert result_of([race_checks], SCATTER) == normal("""
 func.func @f(%x: memref<?xf32>, %idx: memref<?xindex>, %out: memref<?xf32>) attributes {noalias = true} {
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
@@ -63,9 +63,9 @@ func.func @f(%x: memref<?xf32>, %idx: memref<?xindex>, %out: memref<?xf32>) attr
   scf.parallel (%i) = (%c0) to (%n) step (%c1) {
     %k = memref.load %idx[%i] : memref<?xindex>
     %v = memref.load %x[%i] : memref<?xf32>
-    "weft.touch"(%out, %i, %k, %c0, %c1, %1) {against = [1, 2], grouped = false, kind = "writes", own = [0], words = 3} : (memref<?xf32>, index, index, index, index, index) -> ()
+    "weft.check_race"(%out, %i, %k, %c0, %c1, %1) {against = [1, 2], grouped = false, kind = "writes", own = [0], words = 3} : (memref<?xf32>, index, index, index, index, index) -> ()
     memref.store %v, %out[%k] : memref<?xf32>
-    "weft.touch"(%out, %i, %i, %c0, %c1, %1) {against = [0], grouped = false, kind = "reads", own = [1, 2], words = 3} : (memref<?xf32>, index, index, index, index, index) -> ()
+    "weft.check_race"(%out, %i, %i, %c0, %c1, %1) {against = [0], grouped = false, kind = "reads", own = [1, 2], words = 3} : (memref<?xf32>, index, index, index, index, index) -> ()
     %w = memref.load %out[%i] : memref<?xf32>
     memref.store %w, %x[%i] : memref<?xf32>
     scf.reduce
@@ -76,7 +76,10 @@ func.func @f(%x: memref<?xf32>, %idx: memref<?xindex>, %out: memref<?xf32>) attr
 
 
 def test_iterations_are_numbered_from_bounds_and_steps():
-    for touched in (touch(parsed(BOX)), run(parsed(BOX), [touch, *PIPELINE], verify=True)):
+    for touched in (
+        race_checks(parsed(BOX)),
+        run(parsed(BOX), [race_checks, *PIPELINE], verify=True),
+    ):
         idx, out = np.arange(9), np.zeros(9, np.float32)
         interpret(touched, [2, 9, idx, out])
         idx[2] = idx[8]  # the first and the third row
@@ -89,16 +92,16 @@ def test_memory_that_may_overlap_is_watched_throughout(noalias):
     function = parsed(SCATTER.replace("noalias = true", f"noalias = {str(noalias).lower()}"))
     x, idx = np.arange(4, dtype=np.float32), np.array([3, 1, 2, 0])
     out = np.zeros(4, np.float32)
-    watched = next(op for op in touch(function).body.ops if op.regions).regions[0]
-    assert sum(op.name == "weft.touch" for op in watched.ops) == (2 if noalias else 5)
+    watched = next(op for op in race_checks(function).body.ops if op.regions).regions[0]
+    assert sum(op.name == "weft.check_race" for op in watched.ops) == (2 if noalias else 5)
     with pytest.raises(RaceError, match="iterations 0 and 3 meet where the latter"):
-        interpret(touch(function), [x, idx, out])
+        interpret(race_checks(function), [x, idx, out])
 
 
 def test_without_a_race_nothing_changes():
     x, idx = np.arange(4, dtype=np.float32), np.arange(4)
     out = np.zeros(4, np.float32)
-    interpret(touch(parsed(SCATTER)), [x, idx, out])
+    interpret(race_checks(parsed(SCATTER)), [x, idx, out])
     assert out.tolist() == [0, 1, 2, 3]
 
 
@@ -127,7 +130,7 @@ def races(function, seed, alias):
 def test_every_race_that_the_interpreter_sees_is_found(seed, alias, noalias):
     function = random_function(seed)
     function.attrs["noalias"] = noalias and not alias
-    for passes in ([touch], [touch, *PIPELINE]):
+    for passes in ([race_checks], [race_checks, *PIPELINE]):
         touched = run(function, passes, verify=True)
         try:
             found = outcome(touched, seed, alias)
@@ -138,6 +141,6 @@ def test_every_race_that_the_interpreter_sees_is_found(seed, alias, noalias):
 
 
 def test_the_pass_states_what_others_state():
-    assert "Precondition:" in (touch.__doc__ or "")
-    assert "Non-goals:" in (touch.__doc__ or "")
-    assert not OPS["weft.touch"].pure
+    assert "Precondition:" in (race_checks.__doc__ or "")
+    assert "Non-goals:" in (race_checks.__doc__ or "")
+    assert not OPS["weft.check_race"].pure

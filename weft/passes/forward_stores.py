@@ -10,7 +10,7 @@ from weft.ir.views import memory, written_by
 from weft.passes.memory import may_alias, subscripts_differ, writes
 
 
-def forward(function: Function) -> Function:
+def forward_stores(function: Function) -> Function:
     """Replaces loads of elements whose value is known from a store or load before.
 
     Precondition: a verified function, best after simplify and cse (subscripts are the same if they

@@ -7,21 +7,28 @@ from collections.abc import Sequence
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.views import For, memory
-from weft.passes.siblings import Numbers, blocks, is_dear, is_plain, siblings, touches
+from weft.passes.same_range_loops import (
+    ValueNumbers,
+    is_expensive,
+    may_reuse_memory,
+    same_range_loops,
+    touches,
+    walk_blocks,
+)
 from weft.values import frozen
 
 
-def keep(function: Function) -> Function:
-    """Where loops of the same iterations, one after the other, compute the same dear value (an
+def reuse_output_as_scratch(function: Function) -> Function:
+    """Where loops of the same iterations, one after the other, compute the same expensive value (an
     ``exp``), and the last of them stores to an element for each iteration, the first one stores the
     value there, and the others load it.
 
     Nobody can see it: iterations that look at the element meanwhile would race with the store that
     is there already.
-    Precondition: a verified function after ``cse`` and ``sink``; arguments do not overlap.
+    Precondition: a verified function after ``cse`` and ``merge_updates``; arguments do not overlap.
     Non-goals: elements that are not next to each other; memory of its own for such values.
     """
-    if not is_plain(function):
+    if not may_reuse_memory(function):
         return function
     for _ in range(8):
         found = _first(function)
@@ -47,7 +54,7 @@ class _Kept:
 def _first(function: Function) -> _Kept | None:
     pairs = (
         _kept(block, first, last, group)
-        for block in blocks(function.body) for group in siblings(block)
+        for block in walk_blocks(function.body) for group in same_range_loops(block)
         for k, last in enumerate(group) for first in group[:k]
     )  # fmt: skip
     return next((found for found in pairs if found is not None), None)
@@ -57,7 +64,7 @@ def _kept(block: Block, first: int, last: int, group: Sequence[int]) -> _Kept | 
     early, late = block.ops[first], block.ops[last]
     span = block.ops[first : last + 1]
     changed = {m for o in span for x, m in touches(o) if x.name != "memref.load"}
-    numbers = Numbers(early, lambda m: m not in changed)
+    numbers = ValueNumbers(early, lambda m: m not in changed)
     ops, iv = early.body.ops, For(early).index
     for store in late.body.ops:
         if store.name != "memref.store":
@@ -76,7 +83,7 @@ def _kept(block: Block, first: int, last: int, group: Sequence[int]) -> _Kept | 
         equal = numbers.matched(late)
         values = set(equal.values())
         made = [o for o in ops if len(o.results) == 1 and o.result in values
-                and o.result.type is type.element and is_dear(o, early.body)]  # fmt: skip
+                and o.result.type is type.element and is_expensive(o, early.body)]  # fmt: skip
         if not made:
             continue
         maker = made[-1]

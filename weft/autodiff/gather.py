@@ -402,10 +402,7 @@ def _rest(
         return copy.results[:count]
 
     rewriter = Rewriter(visit, around=around)
-    rewriter.replacement.update(zip(function.args, new.args, strict=False))
-    rewriter.block = new.body
-    for op in function.body.ops:
-        rewriter.rewrite(op)
+    rewriter.into(function, new)
     for value, place in zip(slicer.spilled, new.args[len(function.args) :], strict=False):
         _store_spill(rewriter, new, value, place, slicer)
     return new

@@ -65,9 +65,4 @@ def _narrowed(step: Function, elements: Mapping[str, ScalarType]) -> Function:
     changed = {a for a in new.args if a.name in elements}
     if not changed:
         return step
-    rewriter = Rewriter(visit)
-    rewriter.replacement.update(zip(step.args, new.args, strict=True))
-    rewriter.block = new.body
-    for op in step.body.ops:
-        rewriter.rewrite(op)
-    return new
+    return Rewriter(visit).into(step, new)

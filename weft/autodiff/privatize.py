@@ -57,12 +57,7 @@ def privatize(function: Function, copies: Mapping[str, str]) -> Function:
             r.do("scf.reduce")
         return ()
 
-    rewriter = Rewriter(visit, around=around)
-    rewriter.replacement.update(zip(function.args, new.args, strict=True))
-    rewriter.block = new.body
-    for op in function.body.ops:
-        rewriter.rewrite(op)
-    return new
+    return Rewriter(visit, around=around).into(function, new)
 
 
 def _with_copies(argument: Value, copies: Mapping[str, str]) -> Type:

@@ -261,7 +261,14 @@ class Rewriter(Builder):
     def function(self, function: Function) -> Function:
         types, names = [a.type for a in function.args], [a.name for a in function.args]
         new = Function(function.name, types, names, dict(function.attrs), function.span)
-        self._rebuild(function.body, new.body)
+        return self.into(function, new)
+
+    def into(self, function: Function, new: Function) -> Function:
+        """Rebuilds ``function`` as ``new``, which has arguments like its own first."""
+        self.replacement.update(zip(function.args, new.args, strict=False))
+        self.block = new.body
+        for op in function.body.ops:
+            self.rewrite(op)
         return new
 
     def copy(self, op: Op) -> Op:
@@ -284,7 +291,13 @@ class Rewriter(Builder):
     def region(self, old: Block, new: Block) -> None:
         """Rebuilds the old block ``old`` into the empty block ``new``."""
         self.depth += 1
-        self._rebuild(old, new)
+        for before, after in zip(old.args, new.args, strict=True):
+            after.name = before.name
+            self.replacement[before] = after
+        saved, self.block = self.block, new
+        for op in old.ops:
+            self.rewrite(op)
+        self.block = saved
         self.depth -= 1
 
     def inline(self, old: Block, args: Sequence[Value]) -> list[Value]:
@@ -308,15 +321,6 @@ class Rewriter(Builder):
                 self.in_front(operand, inside, known)
             known[value] = self.copied(op, lambda v: known.get(v) or self.lookup(v)).result
         return known[value]
-
-    def _rebuild(self, old: Block, new: Block) -> None:
-        for before, after in zip(old.args, new.args, strict=True):
-            after.name = before.name
-            self.replacement[before] = after
-        saved, self.block = self.block, new
-        for op in old.ops:
-            self.rewrite(op)
-        self.block = saved
 
     def rewrite(self, op: Op) -> None:
         """Rebuilds one old operation at the end of the current block."""

@@ -42,21 +42,9 @@ def _row(name: str, operands: str, results: str, doc: str = "", **traits: object
 # Predicates, MLIR's spelling. Floats: o.. is false when an operand is NaN, u.. is true.
 CMPI = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
 CMPF = (
-    "oeq",
-    "one",
-    "olt",
-    "ole",
-    "ogt",
-    "oge",
-    "ord",
-    "ueq",
-    "une",
-    "ult",
-    "ule",
-    "ugt",
-    "uge",
-    "uno",
-)
+    "oeq", "one", "olt", "ole", "ogt", "oge", "ord",
+    "ueq", "une", "ult", "ule", "ugt", "uge", "uno",
+)  # fmt: skip
 
 # Combiners of scf.parallel reductions and of memref.atomic_rmw: the arith operation of that name.
 COMBINERS = (
@@ -142,13 +130,11 @@ _row(
     attrs=("kind", "atomic"), pure=False,
 )  # fmt: skip
 _row(
-    "memref.atomic_cas",
-    "any any memref index...",
-    "?",
+    "memref.atomic_cas", "any any memref index...", "?",
     "(expected, desired): writes desired where the element equals expected, gives the element "
     "before",
     pure=False,
-)
+)  # fmt: skip
 _row("memref.dim", "memref", "index", "the extent of one dimension", attrs=("axis",))
 _row(
     "memref.alloca", "index...", "?",
@@ -160,49 +146,36 @@ _row(
 _row("memref.flatten", "memref", "?", "the elements of a contiguous memref in one row")
 
 _row(
-    "scf.parallel",
-    "index... any...",
-    "?",
+    "scf.parallel", "index... any...", "?",
     "Iterations in any order or at once. Operands: `dims` lower bounds, `dims` upper bounds, "
     "`dims` steps (positive), one initial value for each reduction. Block arguments: the indices. "
     "Ends with scf.reduce, whose operands are what the iteration contributes (the combiner's "
     "identity if nothing). Result k is the combination by `kinds[k]` of the initial value and all "
     "contributions.",
-    attrs=("dims", "kinds"),
-    regions=1,
-    pure=False,
-)
+    attrs=("dims", "kinds"), regions=1, pure=False,
+)  # fmt: skip
 _row("scf.reduce", "any...", "", "ends scf.parallel", terminator=True, pure=False)
 _row(
-    "scf.for",
-    "index index index any...",
-    "?",
+    "scf.for", "index index index any...", "?",
     "(lower, upper, step, initial values). Block arguments: the index, the carried values. Ends "
     "with scf.yield of the next carried values. Step is positive. Results: the last carried "
     "values. With `independent` the iterations are those of a parallel loop: none meets another.",
-    regions=1,
-    pure=False,
-)
+    regions=1, pure=False,
+)  # fmt: skip
 _row("scf.if", "i1", "?", "then and else regions, each ends with scf.yield", regions=2, pure=False)
 _row(
-    "scf.while",
-    "any...",
-    "?",
+    "scf.while", "any...", "?",
     "Region 0 takes the carried values and ends with scf.condition(go on?, values); region 1 takes "
     "these values and ends with scf.yield of the next carried ones. Results: the values of the "
     "last scf.condition.",
-    regions=2,
-    pure=False,
-)
+    regions=2, pure=False,
+)  # fmt: skip
 _row("scf.condition", "i1 any...", "", "ends region 0 of scf.while", terminator=True, pure=False)
 _row(
-    "scf.yield",
-    "any...",
-    "",
+    "scf.yield", "any...", "",
     "ends the regions of for, if and region 1 of while",
-    terminator=True,
-    pure=False,
-)
+    terminator=True, pure=False,
+)  # fmt: skip
 _row("func.return", "", "", "ends a function", terminator=True, pure=False)
 
 # What each thread of a grid knows, and how those of a block wait for each other: only where the
@@ -230,13 +203,10 @@ _row(
 )  # fmt: skip
 
 _row(
-    "weft.assert",
-    "i1 any...",
-    "",
+    "weft.assert", "i1 any...", "",
     "stops the kernel with `message` if false",
-    attrs=("message",),
-    pure=False,
-)
+    attrs=("message",), pure=False,
+)  # fmt: skip
 _row(
     "weft.bounds", "index index", "",
     "(subscript, extent): stops the kernel unless 0 <= subscript < extent (debug mode)",

@@ -19,7 +19,6 @@ from weft.autodiff.adjoint import Adjoint
 from weft.autodiff.names import adjoint_prefix, before_name
 from weft.errors import GradientError
 from weft.frames import user_frames
-from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import Spec
 from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType, compute_type
@@ -516,11 +515,7 @@ def _extended(
         results = _extended(launcher, tensors, call)
         put_back(launcher.region, args, tensors)
         return results
-    while True:
-        try:
-            return call(launcher.forms.extended(args))
-        except RegionChanged as change:
-            launcher.forms.change(change)
+    return launcher.forms.retried(args, call)
 
 
 def _loop_of(

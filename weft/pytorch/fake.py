@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from weft.errors import KernelValueError, warn
-from weft.frontend.kinds import RegionChanged
 from weft.frontend.lower import Lowered, lower
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import RegionArg
@@ -51,13 +50,7 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
             empty = [torch.empty_like(t) if isinstance(t, torch.Tensor) else t for t in tensors]
             put_back(region, args, empty)
             args = tensors
-        found: Lowered | None = None
-        while found is None:
-            args = launcher.forms.extended(args)
-            try:
-                found = lowered(args)
-            except RegionChanged as change:
-                launcher.forms.change(change)
+        args, found = launcher.forms.retried(args, lambda given: (given, lowered(given)))
         tensors = [v for v in args if isinstance(v, torch.Tensor)]
         if operator and fakes_need_order(found.function, tensors):
             warn(

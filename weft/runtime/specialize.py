@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +30,7 @@ from weft.values import mutable
 
 log = logging.getLogger("weft.specialize")
 
+T = TypeVar("T")
 MANY = 64  # specialisations of a loop, of which a warning says why
 
 
@@ -134,6 +135,14 @@ class Forms:
             assert arg.read is not None
             args = (*args, arg.read(args))
         return args
+
+    def retried(self, args: tuple[Any, ...], call: Callable[[tuple[Any, ...]], T]) -> T:
+        """``call`` of the arguments and what called functions reach, which it may have to find."""
+        while True:
+            try:
+                return call(self.extended(args))
+            except RegionChanged as change:
+                self.change(change)
 
     def change(self, change: RegionChanged) -> None:
         """What the frontend asks for before it can lower the region."""

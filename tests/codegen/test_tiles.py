@@ -338,3 +338,30 @@ def test_lanes_gather_where_turns_have_no_rows_of_their_own() -> None:
         x = RNG.standard_normal((70, 70)).astype(np.float32)
         n = RNG.integers(0, 70, 53).astype(np.int32)
         compare(gathering(contiguous=False), x, n, poisoned((9, 53), np.float32))
+
+
+@pytest.mark.parametrize(
+    "columns", [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 63, 64, 130]
+)
+@pytest.mark.parametrize("element", [f32, f64], ids=str)
+def test_sums_of_few_columns(element: ScalarType, columns: int) -> None:
+    """out[j] = the sum of exp(x[i, j]) and that of its squares, for any number of columns."""
+
+    def body(b: Builder, args: list[Value], indices: list[Value]) -> None:
+        x, squares, out = args
+        (j,) = indices
+        zero, rows = b.constant(0, index), b.op("memref.dim", x, axis=0)
+        total = serial_sum(b, zero, rows, lambda i: b.op("math.exp", b.load(x, [i, j])), element)
+        again = serial_sum(
+            b, zero, rows, lambda i: product(b, b.load(x, [i, j]), b.load(x, [i, j])), element
+        )
+        b.store(again, squares, [j])
+        b.store(total, out, [j])
+
+    types = [MemRefType(element, 2), MemRefType(element, 1), MemRefType(element, 1)]
+    kind = element.name.replace("f", "float")
+    x = RNG.standard_normal((37, columns)).astype(kind)
+    squares, out = poisoned((columns,), kind), poisoned((columns,), kind)
+    Compiled(parallel(types, 1, body, sizes_of=2))(x, squares, out)
+    np.testing.assert_allclose(out, np.exp(x.astype(np.float64)).sum(0), rtol=2e-6)
+    np.testing.assert_allclose(squares, (x.astype(np.float64) ** 2).sum(0), rtol=2e-6)

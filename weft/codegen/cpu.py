@@ -28,7 +28,8 @@ MOST_TILED = 8_000
 
 @frozen
 class CpuCode:
-    """A compiled kernel. ``prints`` holds (parts, kinds of the values) of each weft.print."""
+    """A compiled kernel. ``prints`` holds (parts, kinds of the values) of each weft.print.
+    ``simplified``: LLVM vectorised nothing."""
 
     llvm: str
     object: bytes
@@ -37,6 +38,7 @@ class CpuCode:
     checks: tuple[Check, ...]
     prints: tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]
     schedule: Schedule
+    simplified: bool
 
     @property
     def tiled(self) -> bool:
@@ -45,11 +47,11 @@ class CpuCode:
 
     def optimized(self) -> str:
         """The LLVM IR after optimisation."""
-        return str(_optimize(self.llvm, tiled=self.tiled))
+        return str(_optimize(self.llvm, simplified=self.simplified))
 
     def assembly(self) -> str:
         """The machine code, as assembly."""
-        return machine().emit_assembly(_optimize(self.llvm, tiled=self.tiled))
+        return machine().emit_assembly(_optimize(self.llvm, simplified=self.simplified))
 
 
 def compile_cpu(
@@ -75,11 +77,11 @@ def compile_cpu(
             if not tried or text.count("\n") <= MOST_TILED:
                 break
     with timing.stage("llvm"):
-        tiled = kernel.tile is not None
-        code = machine().emit_object(_optimize(text, tiled=tiled))
+        simplified = kernel.tile is not None and not kernel.tile.alone
+        code = machine().emit_object(_optimize(text, simplified=simplified))
     return CpuCode(
         text, code, kernel.symbol, argument_slots(function), kernel.cpu.tables.described(),
-        kernel.cpu.tables.printed(), kernel.schedule,
+        kernel.cpu.tables.printed(), kernel.schedule, simplified,
     )  # fmt: skip
 
 
@@ -99,16 +101,16 @@ def scheduled(
 # -- LLVM's side
 
 
-def _optimize(text: str, *, tiled: bool) -> llvm.ModuleRef:
-    """Tiles are vectors already: they need LLVM's simplifications, not its vectorisers. Loops
-    with more than ``MOST_VECTORISED`` instructions are not vectorised either."""
+def _optimize(text: str, *, simplified: bool) -> llvm.ModuleRef:
+    """Tiles are vectors already: where there is nothing else, they need LLVM's simplifications, not
+    its vectorisers. Loops with more than ``MOST_VECTORISED`` instructions go without these, too."""
     module = llvm.parse_assembly(text)
     module.triple = machine().triple
     module.data_layout = str(machine().target_data)
-    options = llvm.create_pipeline_tuning_options(speed_level=1 if tiled else 2)
+    options = llvm.create_pipeline_tuning_options(speed_level=1 if simplified else 2)
     options.loop_vectorization = longest_block(text) <= MOST_VECTORISED
     builder = llvm.create_pass_builder(machine(), options)
-    if tiled:
+    if simplified:
         passes = builder.getFunctionPassManager()
         for function in module.functions:
             if not function.is_declaration:

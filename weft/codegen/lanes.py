@@ -22,6 +22,7 @@ from weft.schedule.nest import axes_of
 from weft.schedule.variation import Variation
 
 Instance = tuple[int, int]  # (jammed iteration, vector)
+SMALL = 16  # operations of an iteration
 
 
 class Tile:
@@ -35,6 +36,8 @@ class Tile:
         rows = only(schedule, UnrollJam)
         self.row = axes.index(rows.axis) if rows is not None else None
         self.rows = rows.copies if rows is not None else 1
+        # Such loops may have few iterations; code for these is compiled where it is little.
+        self.alone = len(axes) == 1 and not self.reverse and _is_small(self.body)
         self.down, self.along = self.variations(frozenset())
 
     def variations(self, whole: Set[Op]) -> tuple[Variation, Variation]:
@@ -50,6 +53,10 @@ class Tile:
         return self.width * self.vectors
 
 
+def _is_small(body: Block) -> bool:
+    return sum(1 for op in walk(body) if op.name != "arith.constant") <= SMALL
+
+
 def tile_of(parallel: Op, schedule: Schedule) -> Tile | None:
     """The register tile that a schedule asks for."""
     vector = only(schedule, Vectorize)
@@ -59,13 +66,13 @@ def tile_of(parallel: Op, schedule: Schedule) -> Tile | None:
 class VectorEmitter:
     """Writes the body of a parallel loop for ``jam`` x ``vectors`` x lanes iterations at once."""
 
-    def __init__(self, e: Emitter, tile: Tile, jam: int) -> None:
+    def __init__(self, e: Emitter, tile: Tile, jam: int, vectors: int, width: int) -> None:
         self.e, self.tile = e, tile
         self.whole: frozenset[Op] = frozenset()  # branches whose first arm all iterations take
         self.vary(tile.down, tile.along)
         self.jam = jam
-        self.vectors = tile.vectors
-        self.width = tile.width
+        self.vectors = vectors
+        self.width = width
         self.names: dict[Value, dict[Instance, str]] = {}
         self.splats: dict[tuple[str, str], str] = {}  # of the enclosing blocks
         self.mask: dict[Instance, str] | None = None  # None: every lane is active

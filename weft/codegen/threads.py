@@ -367,7 +367,7 @@ class CpuModule:
         row = "0"
         if tile.row is not None:
             row = e.inst(f"mul nsw i64 {counts[tile.row]}, {tile.rows}")
-        emit_tile(e, tile, sides, (row, column), index)
+        emit_tile(e, tile, self.cpu.machine, sides, (row, column), index)
 
     def _index(self, e: Emitter, value: Value, count: str, lower: Value, step: Value) -> str:
         """The parallel index ``value`` at an iteration: lower + count * step."""

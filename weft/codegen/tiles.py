@@ -6,13 +6,16 @@ from collections.abc import Callable
 
 from weft.codegen.emit import Emitter
 from weft.codegen.lanes import Tile, VectorEmitter, pick
-from weft.codegen.llvm import loop
-from weft.ir.core import Value
+from weft.codegen.llvm import emit_block, loop
+from weft.ir.core import Value, walk
+from weft.schedule.default_cpu import fits_lanes
+from weft.schedule.machine import CpuMachine
 
 
 def emit_tile(
     e: Emitter,
     tile: Tile,
+    machine: CpuMachine,
     lengths: tuple[str, str],
     origins: tuple[str, str],
     index: Callable[[Value, str], str],
@@ -39,6 +42,8 @@ def emit_tile(
     e.start(edge)
     row_end = pick(e, "smin", e.inst(f"add nsw i64 {row}, {tile.rows}"), rows)
     stop = pick(e, "smin", end, columns)
+    if tile.alone:
+        _narrow(e, tile, machine, origins, columns, index, out)
 
     def one_row(at: str, _: list[str]) -> list[str]:
         _fill(e, tile, 1, (at, column), index, stop)
@@ -49,6 +54,46 @@ def emit_tile(
     e.start(out)
 
 
+FEW = 4  # iterations, below which lanes are worse than what LLVM makes of the loops inside
+
+
+def _narrow(
+    e: Emitter, tile: Tile, machine: CpuMachine, origins: tuple[str, str], columns: str,
+    index: Callable[[Value, str], str], out: str,
+) -> None:  # fmt: skip
+    """The columns that are left where these are one vector at most: of a sum of few columns each
+    vector that is loaded counts. Goes on behind it where there are more."""
+    column = origins[1]
+    left = e.inst(f"sub nsw i64 {columns}, {column}")
+    few, asked, part, more = (e.label(s) for s in ("few", "asked", "part", "more"))
+    e.branch(e.inst(f"icmp slt i64 {columns}, {FEW}"), few, asked)
+    e.start(few)
+    lane = tile.body.args[tile.column]
+
+    def scalar(count: str, _: list[str]) -> list[str]:
+        e.names[lane] = index(lane, count)
+        emit_block(e, tile.body)
+        return []
+
+    loop(e, column, columns, "1", [], [], scalar)
+    del e.names[lane]
+    e.jump(out)
+    e.start(asked)
+    for width in (tile.width, tile.width // 2):
+        if width > 1 and all(fits_lanes(op, width, machine) for op in walk(tile.body)):
+            one, other = e.label("one"), e.label("other")
+            e.branch(e.inst(f"icmp eq i64 {left}, {width}"), one, other)
+            e.start(one)
+            _fill(e, tile, 1, origins, index, "", sides=(1, width))
+            e.jump(out)
+            e.start(other)
+    e.branch(e.inst(f"icmp slt i64 {left}, {tile.width}"), part, more)
+    e.start(part)
+    _fill(e, tile, 1, origins, index, columns, sides=(1, tile.width))
+    e.jump(out)
+    e.start(more)
+
+
 def _fill(
     e: Emitter,
     tile: Tile,
@@ -56,11 +101,15 @@ def _fill(
     origins: tuple[str, str],
     index: Callable[[Value, str], str],
     stop: str,
+    *,
+    sides: tuple[int, int] | None = None,
 ) -> None:
     """Writes ``jam`` rows of a tile from ``origins``; where ``stop`` is given, only the columns
-    before it, with a mask."""
+    before it, with a mask. ``sides``: so many vectors, of so many lanes, in place of
+    the tile's."""
     row, column = origins
-    lanes = VectorEmitter(e, tile, jam)
+    vectors, width = sides or (tile.vectors, tile.width)
+    lanes = VectorEmitter(e, tile, jam, vectors, width)
     if tile.row is not None:
         value = tile.body.args[tile.row]
         lanes.bind(
@@ -73,10 +122,10 @@ def _fill(
         stride = -1 if tile.reverse else 1
         left = e.inst(f"trunc i64 {e.inst(f'sub nsw i64 {stop}, {column}')} to i32")
         splat = lanes.splat(left, "i32")
-        kind = f"<{tile.width} x i32>"
+        kind = f"<{width} x i32>"
         masks = {}
-        for m in range(tile.vectors):
+        for m in range(vectors):
             ramp = lanes.ramp(stride, (0, m), "i32", first)
             masks[(0, m)] = e.inst(f"icmp slt {kind} {ramp}, {splat}")
-        lanes.mask = {(j, m): masks[(0, m)] for j in range(jam) for m in range(tile.vectors)}
+        lanes.mask = {(j, m): masks[(0, m)] for j in range(jam) for m in range(vectors)}
     lanes.block(tile.body)

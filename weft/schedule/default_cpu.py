@@ -286,11 +286,12 @@ def _check_vectors(
     if step.copies % step.width or step.copies > MOST * step.width:
         raise _refused(step, f"`copies` are one to {MOST} vectors of {step.width}", parallel)
     for op in walk(body):
-        if not _fits_lanes(op, step.width, machine):
+        if not fits_lanes(op, step.width, machine):
             raise _refused(step, f"`{op.name}` has no form for vectors here", op)
 
 
-def _fits_lanes(op: Op, width: int, machine: CpuMachine) -> bool:
+def fits_lanes(op: Op, width: int, machine: CpuMachine) -> bool:
+    """Whether there are vectors of ``width`` numbers for ``op``."""
     if _is_access(op):
         memref, subscripts, _ = memory(op)
         return bool(subscripts) and memref.memref.element is not i1

@@ -227,3 +227,14 @@ def test_random_kernels(seed: int) -> None:
 
 def test_its_text_is_read_back() -> None:
     assert show(parse("stage(t, 16, 64)")) == "stage(t, 16, 64)"
+
+
+def test_threads_with_small_arrays_have_128_registers() -> None:
+    """ptxas would take fewer, and load what is used again; large arrays need more."""
+    for size, blocks in ((16, ".minnctapersm 8"), (64, "")):
+        args = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in inputs(512, size, 96)]
+        text = weft.compile_for("sm_90", state, *args).ptx
+        text = text if isinstance(text, str) else "".join(text)
+        assert ".maxntid 64" in text
+        assert (".minnctapersm" in text) == bool(blocks)
+        assert blocks in text

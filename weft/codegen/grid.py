@@ -6,6 +6,7 @@ gets its arguments, and is written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from weft.codegen.accumulations import accumulations
@@ -15,7 +16,7 @@ from weft.codegen.emit import Emitter, Module, View, symbol_of
 from weft.codegen.llvm import emit_block
 from weft.codegen.tables import Tables
 from weft.codegen.threads import argument_slots
-from weft.ir.core import Function, Op, Value
+from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, f64
 from weft.ir.views import Parallel
 from weft.ir.writes import written
@@ -40,11 +41,19 @@ from weft.schedule.language import (
 from weft.schedule.nest import arrays_of
 from weft.schedule.rows import crowded
 
+_FEW_WORDS = 32  # in a thread's local arrays, beside as many that it computes with
+
 
 def stage_names(symbol: str, count: int) -> list[str]:
     """The names of a kernel's stages, the first of which has its own."""
     between = [f"{symbol}_{k}" for k in range(1, count - 1)]
     return [symbol, *between, *[f"{symbol}_finish"] * (count > 1)]
+
+
+def _in_arrays(function: Function) -> int:
+    """Words in the local arrays of a thread."""
+    own = (op.result.memref for op in walk(function.body) if op.name == "memref.alloca")
+    return sum(math.prod(m.shape or ()) * m.element.bytes // 4 for m in own if m.space != "shared")
 
 
 class GridEmitter:
@@ -87,7 +96,8 @@ class GridEmitter:
         if threads == MOST_MEMBERS // 2 and parallel is not None and by_row is not None:
             # One loads its row while another one computes; where registers are few, so do more.
             traits += ' "nvvm.minctasm"="2"' * crowded(parallel, by_row)
-        if only(schedule, RegisterWindow) is not None:  # in 128 registers of a thread
+        few = len(several(schedule, Stage)) == 1 and _in_arrays(function) <= _FEW_WORDS
+        if few or only(schedule, RegisterWindow) is not None:  # in 128 registers of a thread
             traits += f' "nvvm.minctasm"="{max(2 * THREADS // threads, 1)}"'
         if isinstance(together, Scan):
             traits += ' "nvvm.minctasm"="1"'  # else fewer loads are on their way at a time

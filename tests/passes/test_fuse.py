@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from benchmarks.rows import cross_entropy, log_sum_exp
 from examples.layer_norm import layer_norm
 from examples.softmax import softmax
 from tests.cuda.emulator import gradients
+from tests.fuzz.check import function as written
 from tests.passes.texts import normal, parsed, result_of
 from weft import compiler
 from weft.ir import interp
 from weft.ir.core import Function, walk
+from weft.ir.types import MemRefType
 from weft.passes.advance import advance
 from weft.passes.cse import cse
 from weft.passes.dce import dce
@@ -316,3 +319,66 @@ def test_a_schedule_that_names_a_loop_finds_it():
     assert "cooperate((j), " in str(usual.schedule)
     (mine,) = moments.schedule("cuda", "cooperate((j, k), 32)").schedules(x, device="cuda").taken
     assert "cooperate((j, k), 32)" in str(mine.schedule)
+
+
+# -- random gradients of rows
+
+
+def drawn(random: Random) -> str:
+    """A kernel along rows, some of which are empty: sums of products with what loops before gave,
+    exponentials, quotients."""
+    spans = ("cols", "cols", "n, cols", "n", "min(i, cols)")
+    known, lines = ["0.7"], []
+
+    def element() -> str:
+        factor = random.choice(known)
+        return random.choice(("x[i, k]", "w[k]", "x[i, k] * w[k]", f"math.exp(x[i, k] - {factor})"))
+
+    def term() -> str:
+        text = element()
+        for _ in range(random.randrange(3)):
+            form = random.choice(("({} * {c})", "({} / {c})", "({} - {c})", "({} * {e})", "(-{})"))
+            text = form.format(text, c=random.choice(known), e=element())
+        return text
+
+    for q in range(random.randint(2, 4)):
+        lines += [f"s{q} = {random.choice(('0.0', '0.0', known[-1]))}",
+                  f"for k in range({random.choice(spans)}):",
+                  f"    s{q} {random.choice(('+=', '-='))} {term()}"]  # fmt: skip
+        known += [f"s{q}", random.choice((f"(s{q} / cols)", f"(1.0 / (2.0 + s{q} * s{q}))"))]
+    lines += ["for k in range(cols):", f"    out[i, k] = {term()}"]
+    return "\n".join([
+        "import math, torch", "def kernel(x, w, n: int):", "    rows, cols = x.shape",
+        "    out = torch.empty_like(x)", "    for i in range(rows):",
+        *(f"        {line}" for line in lines), "    return out\n",
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_gradients_keep_their_meaning(seed):
+    wide = [torch.empty(s, dtype=torch.float64, device="meta") for s in ((3, 4), (4,))]
+    (loop,) = lowered_loops(weft.kernel(written(drawn(Random(seed)))), *wide, 2)
+    steps = gradient_loops(loop)
+    assert steps
+
+    def gradients(rows: int, cols: int, n: int, change: bool) -> list[np.ndarray]:
+        rng = np.random.default_rng(seed)
+        shapes = {"x": (rows, cols), "w": (cols,), "d.out": (rows, cols)}
+        given = {name: rng.standard_normal(shape) + 0.5 for name, shape in shapes.items()}
+        given |= {f"d.{name}": np.zeros(shapes[name]) for name in "xw"}
+        numbers = {"rows": rows, "cols": cols, "n": n}
+        for step in steps:
+            if change:
+                step = compiler.optimize(step, strict_math=False, noalias=True, verify=True)
+            for arg in step.args:  # what is kept of each row
+                if isinstance(arg.type, MemRefType) and arg.name not in given:
+                    given[arg.name] = np.zeros((rows, cols)[: arg.memref.rank])
+            interp.run(step, [numbers[a.name] if a.name in numbers else given[a.name]
+                              for a in step.args])  # fmt: skip
+        return [given["d.x"], given["d.w"]]
+
+    for sizes in ((3, 4, 2), (4, 3, 0), (2, 0, 0)):
+        for before, after in zip(gradients(*sizes, False), gradients(*sizes, True), strict=True):
+            ok = np.isfinite(before)
+            most = max(np.abs(before[ok]).max(initial=1.0), 1.0)
+            np.testing.assert_allclose(after[ok], before[ok], rtol=1e-7, atol=1e-10 * most)

@@ -274,6 +274,9 @@ def test_threads_and_vectors_follow_from_the_sizes() -> None:
     assert held(8192, 8192) == (512, 4)
     assert held(4096, 4096) == (256, 4)
     assert held(1024, 4096) == (32, 8), "a warp waits for no other"
+    assert held(512, 1024) == (32, 4)
+    assert held(781, 1823, 1) == (32, 32)
+    assert grid.in_registers(781, 1823, 1, 16, 28) == (64, 16)
     assert held(128, 65_536) == (8, 4)
     assert held(16, 1) == held(16, 1 << 20) == (8, 1)
     assert held(12, 5) == (0, 0), "short"
@@ -346,7 +349,7 @@ def test_values(name: str, length: int) -> None:
 
 @pytest.mark.parametrize("kernel", [softmax.softmax, log_sum_exp])
 def test_values_of_long_rows(kernel: weft.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "in_registers", lambda *_: (0, 0))
+    monkeypatch.setattr(grid, "in_registers", lambda *_, **__: (0, 0))
     monkeypatch.setattr(grid, "in_strips", lambda *_: (64, 2))
     for length in (16, 1001, 4100):
         same(kernel, torch.randn(2, length))

@@ -155,17 +155,21 @@ def is_exact(schedule: Schedule) -> bool:
     return any(only(schedule, kind) is not None for kind in (KeepRow, StripMine, Scan))
 
 
-def in_registers(length: int, rows: int, width: int, usual: int, most: int) -> tuple[int, int]:
+def in_registers(
+    length: int, rows: int, width: int, usual: int, most: int, *, lone: bool = True
+) -> tuple[int, int]:
     """Threads that have a row of so many elements in registers together, and vectors of each, if
-    there are so many rows; (0, 0) if that is too much, or a thread does better alone. A function of
-    the sizes alone, as sums depend on it."""
+    there are so many rows; (0, 0) if that is too much, or a thread does better alone. ``lone``: a
+    group has one row. A function of the sizes alone, as sums depend on it."""
     if length < _SHORTEST or length % width:
         return 0, 0
     vectors = length // width
     members = max(_power(-(-vectors * width // usual)), LEAST_MEMBERS)
-    if WARP < members <= 2 * WARP and -(-vectors // WARP) * width <= most:
+    in_warp = _rounded(-(-vectors // WARP)) * width
+    if WARP < members <= 2 * WARP and in_warp <= min(most, _MOST_KEPT):
         members = WARP  # nobody waits for other warps
-    wanted = min(_power(_AT_ONCE // max(rows, 1) + 1) // 2, _power(length // 4), MOST_MEMBERS)
+    enough = _AT_ONCE // 4 if members == WARP and lone else _AT_ONCE
+    wanted = min(_power(enough // max(rows, 1) + 1) // 2, _power(length // 4), MOST_MEMBERS)
     members = max(min(members, MOST_MEMBERS), wanted)
     for threads in (members, members // 2):
         each = _rounded(-(-vectors // threads))

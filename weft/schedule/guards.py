@@ -322,7 +322,7 @@ def sharing(guard: Held | Long, sizes: Sizes) -> tuple[int, int]:
     if low != high:
         return 0, 0
     rows *= 1 + guard.turns  # which keep a group busy: it needs no more threads for that
-    return grid.in_registers(low, rows, guard.width, guard.usual, guard.most)
+    return grid.in_registers(low, rows, guard.width, guard.usual, guard.most, lone=not guard.turns)
 
 
 def scanning(guard: Scanned, sizes: Sizes) -> int:

@@ -112,7 +112,17 @@ def host_text(text: str) -> str:
         text = text.replace(
             f"call i32 {call}", f"call i32 @emulated_register(ptr %context, i32 {k})"
         )
+    for name, other in (("nclusterid.x", "nctaid.x"), ("clusterid.x", "ctaid.x")):
+        k = _REGISTERS.index(other)  # the blocks of a cluster are one
+        text = text.replace(f"call i32 @llvm.nvvm.read.ptx.sreg.{name}()",
+                            f"call i32 @emulated_register(ptr %context, i32 {k})")  # fmt: skip
+    text = text.replace("call i32 @llvm.nvvm.read.ptx.sreg.cluster.ctarank()", "add i32 0, 0")
+    text = re.sub(r"call ptr @llvm\.nvvm\.mapa\(ptr (\S+), i32 0\)", r"bitcast ptr \1 to ptr", text)
     text = re.sub(r"declare .*@llvm\.nvvm\..*\n", "", text)
+    text = re.sub(r".*@llvm\.nvvm\.barrier\.cluster\.arrive.*\n", "", text)
+    text = text.replace(
+        "@llvm.nvvm.barrier.cluster.wait.aligned()", "@emulated_barrier(ptr %context)"
+    )
     text = re.sub(
         r"call void @llvm\.nvvm\.barrier\S*\(i32 0\)",
         "call void @emulated_barrier(ptr %context)",
@@ -149,6 +159,8 @@ class Function:
 
     def __init__(self, text: str, name: str) -> None:
         libraries.load()
+        found = re.search(r'"nvvm\.cluster_dim"="(\d+),1,1"', text)
+        self.blocks = int(found[1]) if found is not None else 1  # of a cluster
         self.waits = (
             re.search(r"emulated_(barrier|exchange|meeting)\(ptr %context", text) is not None
         )
@@ -162,7 +174,8 @@ class Function:
 
     def run(self, grid: tuple[int, ...], block: tuple[int, ...], data: bytes) -> None:
         """All threads of a grid."""
-        fibers.run(self.address, grid, block, data, waits=self.waits)
+        fibers.run(self.address, *interpreted.joined(grid, block, self.blocks), data,
+                   waits=self.waits)  # fmt: skip
 
 
 class Emulated(gpu.GpuCompiled):

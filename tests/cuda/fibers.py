@@ -21,6 +21,7 @@ from weft.codegen.machine import machine
 # each), number, whether it has ended, and what it hands to others; its ucontext; its stack.
 NUMBER, ENDED, VALUE, UCONTEXT, STACK, BYTES = 48, 52, 56, 1024, 8192, 131_072
 _WARP, _GROUPS = 32, 64  # lanes of a warp, and the most groups of them that wait together
+_MOST = 8192  # threads of a block, or of a cluster
 
 NAMES = ("emulated_barrier", "emulated_exchange", "emulated_meeting", "emulated_grid")
 PROBLEMS = {
@@ -42,7 +43,7 @@ _TEXT = f"""
 @arguments = internal global ptr null
 @scheduler = internal global [8192 x i8] zeroinitializer, align 64
 @barrier = internal global %point zeroinitializer
-@groups = internal global [32 x [{_GROUPS} x %point]] zeroinitializer
+@groups = internal global [{_MOST // _WARP} x [{_GROUPS} x %point]] zeroinitializer
 
 declare i32 @getcontext(ptr)
 declare void @makecontext(ptr, ptr, i32, ...)
@@ -157,7 +158,7 @@ overflow:
   call void @fail(ptr %thread, i32 4)
   ret void
 test:
-  %place = getelementptr [32 x [{_GROUPS} x %point]], ptr @groups, i32 0, i32 %warp, i32 %k
+  %place = getelementptr [{_GROUPS} x %point], ptr @groups, i32 %warp, i32 %k
   %there = load i32, ptr %place
   %free = icmp eq i32 %there, 0
   %same = icmp eq i32 %there, %mask
@@ -262,7 +263,7 @@ plain.run:
 
 fibers:
   call void @llvm.memset.p0.i64(ptr @barrier, i8 0, i64 12, i1 false)
-  call void @llvm.memset.p0.i64(ptr @groups, i8 0, i64 {32 * _GROUPS * 12}, i1 false)
+  call void @llvm.memset.p0.i64(ptr @groups, i8 0, i64 {_MOST // _WARP * _GROUPS * 12}, i1 false)
   br label %prepare
 prepare:
   %f = phi i32 [ 0, %fibers ], [ %f.next, %make ]
@@ -363,7 +364,7 @@ def addresses() -> dict[str, int]:
 
 @functools.cache
 def _memory() -> tuple[mmap.mmap, int]:
-    memory = mmap.mmap(-1, 1024 * BYTES)  # as much of it as is touched
+    memory = mmap.mmap(-1, _MOST * BYTES)  # as much of it as is touched
     return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 

@@ -19,8 +19,10 @@ from weft.ir.core import Function, walk
 from weft.ir.interp import run
 from weft.ir.text import parse_function, print_function, same
 from weft.ir.types import MemRefType
+from weft.ir.uniform import GROUP
 from weft.ir.verify import verify
 from weft.schedule.bind import Bound
+from weft.schedule.grid import cluster
 from weft.schedule.language import Cooperate, Reverse, Schedule, only
 
 WORDS: dict[int, int] = {}  # of the memory, by its address, that blocks leave words in
@@ -52,6 +54,13 @@ def _ordered(function: Function) -> bool:
     )  # fmt: skip
 
 
+def joined(
+    grid: tuple[int, ...], block: tuple[int, ...], blocks: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A grid of clusters of so many ``blocks`` as one of blocks that are as large."""
+    return (grid[0] // blocks, *grid[1:]), (block[0] * blocks, *block[1:])
+
+
 @dataclass
 class Interpreted:
     """One function of a kernel. ``original``: the IR that it was made of, where bits are kept."""
@@ -69,6 +78,7 @@ class Interpreted:
         """All threads of a grid, in a random order."""
         args = self.arguments(data)
         copies = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
+        grid, block = joined(grid, block, cluster(self.function.attrs[GROUP]))
         seed = sum(data)
         launch(self.function, args, grid, block, races=True, order="random", seed=seed)  # type: ignore[arg-type]
         if self.original is None:

@@ -13,7 +13,7 @@ from weft.codegen.vectormath import FUNCTIONS
 from weft.ir.core import Op
 from weft.ir.types import ScalarType, f32, f64, i1
 from weft.ir.views import reported
-from weft.schedule.grid import WARP
+from weft.schedule.grid import WARP, cluster
 
 SHARED = "weft_private"  # memory of a block whose size the launch gives
 ORDERING = 'syncscope("device") monotonic'
@@ -72,6 +72,8 @@ def _block_number(e: Emitter) -> str:
 
 def _register(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
     side, name = op.attrs["dimension"], op.name.removeprefix("gpu.")
+    if (threads := _cuda(e).group) and side in ("x", "linear"):
+        return [_in_cluster(e, name, threads)]
     if side != "linear":
         short = {"thread_id": "tid", "block_dim": "ntid", "block_id": "ctaid", "grid_dim": "nctaid"}
         return [_sreg(e, f"{short[name]}.{side}")]
@@ -80,10 +82,25 @@ def _register(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
     return [_in_block(e)[name == "block_dim"]]
 
 
+def _in_cluster(e: Emitter, name: str, threads: int) -> str:
+    """A register where blocks of so many threads, all of them along x, are as one."""
+    if name in ("block_id", "grid_dim"):
+        return _sreg(e, "clusterid.x" if name == "block_id" else "nclusterid.x")
+    if name == "block_dim":
+        return str(threads)
+    size, place = threads // cluster(threads), _sreg(e, "cluster.ctarank")
+    before = e.inst(f"mul nuw nsw i32 {place}, {size}")
+    return e.inst(f"add nuw nsw i32 {before}, {_sreg(e, 'tid.x')}")
+
+
 def _barrier(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
     if width := op.attrs["width"]:
         e.declare("declare void @llvm.nvvm.bar.warp.sync(i32)")
         e.line(f"call void @llvm.nvvm.bar.warp.sync(i32 {_mask(e, width)})")
+    elif _cuda(e).group:
+        for half in ("arrive", "wait"):
+            e.declare(f"declare void @llvm.nvvm.barrier.cluster.{half}.aligned()")
+            e.line(f"call void @llvm.nvvm.barrier.cluster.{half}.aligned()")
     else:
         e.declare("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
         e.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
@@ -176,6 +193,8 @@ def _alloca(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         array = f"[{math.prod(type.shape)} x {memory_type(type.element)}]"
         e.declare(f"@{name} = internal addrspace(3) global {array} undef, align 16")
     pointer = e.inst(f"addrspacecast ptr addrspace(3) @{name} to ptr")
+    if _cuda(e).group:  # that of the first block
+        pointer = e.intrinsic("llvm.nvvm.mapa", "ptr", ("ptr", pointer), ("i32", "0"))
     sizes = [str(n) for n in type.shape] if type.shape is not None else operands
     e.views[op.result] = View(pointer, type, sizes, [], parallel=False)
     return [pointer]
@@ -202,6 +221,7 @@ class CudaTarget(Reports):
         super().__init__(tables)
         self.functions: set[str] = set()
         self.reciprocals: list[tuple[str, str]] = []  # of divisors, by their numbers
+        self.group = 0  # threads of a cluster, where its blocks are as one
         self.met: set[Op] = set()  # additions to elements that neighbouring threads share
 
     def poll(self, e: Emitter, op: Op) -> None:

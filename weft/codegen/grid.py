@@ -22,7 +22,7 @@ from weft.ir.views import Parallel
 from weft.ir.writes import written
 from weft.schedule.apply import apply
 from weft.schedule.bind import met
-from weft.schedule.grid import MOST_MEMBERS, THREADS, groups, is_exact, threads_of
+from weft.schedule.grid import MOST_MEMBERS, THREADS, cluster, groups, is_exact, threads_of
 from weft.schedule.language import (
     Align,
     Cooperate,
@@ -91,7 +91,11 @@ class GridEmitter:
             threads = threads_of(schedule)
         if together is not None and is_exact(schedule):
             threads = together.threads * groups(together.threads)
-        traits = f'nounwind "nvvm.maxntid"="{threads}"'
+        blocks = cluster(together.threads) if together is not None else 1
+        traits = f'nounwind "nvvm.maxntid"="{threads // blocks}"'
+        if together is not None and blocks > 1:
+            self.cuda.group = together.threads
+            traits += f' "nvvm.cluster_dim"="{blocks},1,1"'
         by_row = only(schedule, KeepRow) or only(schedule, StripMine)
         if threads == MOST_MEMBERS // 2 and parallel is not None and by_row is not None:
             # One loads its row while another one computes; where registers are few, so do more.

@@ -16,11 +16,12 @@ from weft.ir.views import Parallel, is_constant
 from weft.schedule.choose import Candidate
 from weft.schedule.cooperative_loops import Team, asked, ordered
 from weft.schedule.default_cuda import MOST_COPIES, Divisible, Picks, in_rows, nest_steps, shift
-from weft.schedule.grid import MOST_MEMBERS, MOST_PARTS, THREADS, WARP
+from weft.schedule.grid import MOST_CLUSTERED, MOST_MEMBERS, MOST_PARTS, THREADS, WARP
 from weft.schedule.guards import (
     Aligned,
     AtLeast,
     AtMost,
+    Clusters,
     Covered,
     Fits32,
     FitsShared,
@@ -170,8 +171,9 @@ def _reverse(nest: LoopNest, step: Reverse, schedule: Schedule) -> Refusal | Non
 
 def _cooperate(nest: LoopNest, step: Cooperate, schedule: Schedule) -> Refusal | None:
     threads, columns = step.threads, step.columns
-    if threads < 2 or threads > MOST_MEMBERS or threads & (threads - 1):
-        return Refusal(f"a group has a power of two of threads, 2 to {MOST_MEMBERS}")
+    most = MOST_MEMBERS if only(schedule, KeepRow) is None else MOST_CLUSTERED
+    if threads < 2 or threads > most or threads & (threads - 1):
+        return Refusal(f"a group has a power of two of threads, 2 to {most}")
     split = isinstance(step, SplitReduction)
     if split and not (0 <= columns <= WARP <= threads and not columns & (columns - 1)):
         return Refusal(f"columns are a power of two up to {WARP}, a block has a warp or more")
@@ -461,6 +463,8 @@ def _guards(
 ) -> Iterator[Guard]:  # fmt: skip
     """What a call must satisfy for the steps that are given."""
     vector, by_row, together = only(given, Vectorize), _vectors(given), only(given, Cooperate)
+    if together is not None and together.threads > MOST_MEMBERS:
+        yield Clusters()
     if together is not None and isinstance(by_row, KeepRow | StripMine):
         rows = rows_of(loop, together, keep=isinstance(by_row, KeepRow))
         for upper in rows.uppers if rows is not None else ():

@@ -20,6 +20,7 @@ from weft.schedule.choose import Candidate
 from weft.schedule.cooperative_loops import Team
 from weft.schedule.grid import (
     LEAST_MEMBERS,
+    MOST_CLUSTERED,
     MOST_MEMBERS,
     ROW_THREADS,
     SEVERAL,
@@ -31,6 +32,7 @@ from weft.schedule.guards import (
     Aligned,
     AtLeast,
     Busy,
+    Clusters,
     Columns,
     Covered,
     FewElements,
@@ -338,9 +340,9 @@ def _by_row(
     vectors: of whole rows in registers, or of one strip after the other. How elements are dealt out
     does not depend on alignment, as sums do on it."""
     loops = tuple(name for name, op in loops_of(parallel).items() if op in team.loops)
-    for kind in (KeepRow, StripMine):
+    for kind, cluster in ((KeepRow, False), (KeepRow, True), (StripMine, False)):
         rows = None if team.columns else find(parallel, team.loops, keep=kind is KeepRow)
-        if rows is None:
+        if rows is None or (cluster and rows.around is not None):
             continue
         usual, most = rows.most
         names = [(nest.arrays[k], min(rows.width * _bytes(array), VECTOR_BYTES))
@@ -348,11 +350,13 @@ def _by_row(
         for width in (rows.width, 1):
             fits = (
                 *(MultipleOf(step_of(v), width) for v in rows.uppers if width > 1),
-                Held(step_of(rows.uppers[0]), width, usual, most, rows.around is not None)
+                Held(step_of(rows.uppers[0]), width, usual, most, rows.around is not None, cluster)
                 if kind is KeepRow
                 else Long(width, usual),
+                *[Clusters()] * cluster,
             )  # fmt: skip
-            steps = Cooperate(loops, THREADS), kind(width, max(usual // width, 1))
+            threads = MOST_CLUSTERED if cluster else THREADS
+            steps = Cooperate(loops, threads), kind(width, max(usual // width, 1))
             if width > 1:
                 yield (
                     (*fits, *(Aligned(*n) for n in names)),

@@ -32,6 +32,7 @@ from weft.values import frozen
 THREADS = 256  # of a block, at most, where nobody asks for more
 WARP = 32
 SEVERAL = 512  # as ``Cooperate.threads``: a block of whole warps, of no more threads
+MOST_CLUSTERED = 8192  # threads of a group of several blocks
 MOST_MEMBERS, LEAST_MEMBERS = 1024, 8  # of a group; eight numbers of four bytes are read at once
 UNKNOWN = 1024  # blocks, where the trip counts are known on the GPU only
 PRIVATE_BYTES = 16384  # of shared memory for a block's own copy of what it accumulates into
@@ -39,6 +40,8 @@ _SMALL = 8192  # iterations of a reduction that one block does alone
 _TOGETHER = 1 << 20  # threads of all groups, where there are not more iterations
 _AT_ONCE = 1 << 17  # threads that are to have rows in registers, where rows are few
 _MOST_KEPT = 32  # elements of a row in a thread's registers
+_USUAL_KEPT = 16  # where several blocks have the row
+_CLUSTER = 8  # blocks that reach each other's shared memory, at most
 _FEW = 32  # that many times fewer iterations, for groups that stand side by side
 _SHORTEST = 16  # the longest loop of a group is not shorter
 LEAST_TURNS = 8  # iterations of that loop that each member has, at least
@@ -89,6 +92,8 @@ def grid(schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int) -> tu
             members = together.threads
         members = min(members, together.threads)
         rows = groups(members)
+        if (blocks := cluster(members)) > 1:
+            return (math.prod(trips) * blocks, 1, 1), (members // blocks, 1, 1)
         return (-(-math.prod(trips) // rows), 1, 1), (members, rows, 1)
     kinds = sizes.nest.kinds
     few = bool(kinds) or only(schedule, Privatize) is not None
@@ -179,6 +184,23 @@ def in_registers(
         if each * width <= held and threads >= LEAST_MEMBERS and blocks <= _LIMITS[0]:
             return threads, each
     return 0, 0
+
+
+def in_cluster(length: int, rows: int, width: int, most: int) -> tuple[int, int]:
+    """Likewise, threads of several blocks, and vectors of each; (0, 0) if a block has registers
+    enough, or they have not."""
+    members = max(_power(-(-length // _USUAL_KEPT)), 2 * MOST_MEMBERS)
+    each = _rounded(-(-(length // width) // members))
+    if length % width or members > MOST_CLUSTERED or rows * cluster(members) > _LIMITS[0]:
+        return 0, 0
+    if members * rows < _AT_ONCE // 2:  # more blocks do better (see ``split``)
+        return 0, 0
+    return (members, each) if each * width <= most // 3 else (0, 0)
+
+
+def cluster(threads: int) -> int:
+    """Blocks that a group of so many threads has."""
+    return 1 if threads <= MOST_MEMBERS else min(threads // SEVERAL, _CLUSTER)
 
 
 def _rounded(n: int) -> int:

@@ -134,13 +134,19 @@ class Held:
     """The registers of a group hold a row, whose length is step ``value`` of the nest's program:
     ``usual`` elements in each thread, ``most`` where it is long. How many threads and vectors of
     ``width`` that takes, the sizes of a call say. ``turns``: a group has one row after
-    the other."""
+    the other. ``cluster``: the group is several blocks, which reach each other's shared memory."""
 
     value: int
     width: int
     usual: int
     most: int
     turns: bool = False
+    cluster: bool = False
+
+
+@frozen
+class Clusters:
+    """Blocks of a cluster reach each other's shared memory."""
 
 
 @frozen
@@ -208,7 +214,8 @@ Guard = (
     Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Overlapped
     | Whole
     | Busy | Idle
-    | Grouped | Columns | Scanned | ScanSplit | Split | Held | Long | Turns | AtMost | FewElements
+    | Grouped | Columns | Scanned | ScanSplit | Split | Held | Clusters | Long | Turns | AtMost
+    | FewElements
     | FitsShared
     | KnownTrips | LargerThanCache | Covered
 )  # fmt: skip
@@ -253,6 +260,8 @@ def judged(
         case LargerThanCache(arrays):
             large = _streams(arrays, sizes, machine.cache_bytes)
             return large, "the cache holds them, or much else is read"
+        case Clusters():
+            return machine.clusters, "blocks of this GPU do not reach each other's shared memory"
         case _ if None in sizes.trips:
             return False, "trip counts are known on the GPU only"
         case _:
@@ -321,6 +330,8 @@ def sharing(guard: Held | Long, sizes: Sizes) -> tuple[int, int]:
     low, high = sizes.values[guard.value]
     if low != high:
         return 0, 0
+    if guard.cluster:
+        return grid.in_cluster(low, rows, guard.width, guard.most)
     rows *= 1 + guard.turns  # which keep a group busy: it needs no more threads for that
     return grid.in_registers(low, rows, guard.width, guard.usual, guard.most, lone=not guard.turns)
 

@@ -32,8 +32,9 @@ class CpuMachine:
 
 @frozen
 class GpuMachine:
-    """An NVIDIA GPU: its multiprocessors, and the bytes of its second-level cache. (An H100's,
-    where no GPU is here to be asked.)"""
+    """An NVIDIA GPU: its multiprocessors, the bytes of its second-level cache, and whether blocks
+    of a cluster reach each other's shared memory. (An H100's, where no GPU is here to be asked.)"""
 
     processors: int = 128
     cache_bytes: int = 50 << 20
+    clusters: bool = True

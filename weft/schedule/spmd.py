@@ -204,8 +204,8 @@ class Threads(Places):
         where that is known; they then meet once, and the words in shared memory from ``place`` on
         are not for what is combined next."""
         least = max(columns, 1)  # how far those that are combined are from each other in a warp
-        types = [v.scalar for v in values]
-        words = self.shared(self.word, place + WARP * least * len(values))
+        types, most = [v.scalar for v in values], max(warps, WARP) * least
+        words = self.shared(self.word, place + most * len(values))
         values = self.in_warp(kinds, values, WARP, least)
         thread, threads = self.thread()
         lane = self.op("arith.andi", thread, self.constant(WARP - 1, i32))
@@ -216,7 +216,7 @@ class Threads(Places):
         first = place
 
         def row_of(k: int, place: Value) -> Value:
-            return self.add(place, self.constant(first + WARP * least * k, i32))
+            return self.add(place, self.constant(first + most * k, i32))
 
         def hand() -> None:
             for k, value in enumerate(values):
@@ -229,8 +229,12 @@ class Threads(Places):
         self.branch(self.compare("ult", lane, self.constant(least, i32)), hand)
         self.barrier()
         if warps:
-            mine = self.op("arith.andi", thread, self.constant(warps - 1, i32))
-            return self.in_warp(kinds, taken(mine), warps)
+            lanes = min(warps, WARP)
+            mine = self.op("arith.andi", thread, self.constant(lanes - 1, i32))
+            parts = taken(mine)
+            for k in range(lanes, warps, lanes):
+                parts = self.pairs(kinds, parts, taken(self.add(mine, self.constant(k, i32))))
+            return self.in_warp(kinds, parts, lanes)
         none = self.neutral(kinds, types)
         count = self.op("arith.shrui", threads, five)
         if columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from weft.runtime.inspection import visited
 from weft.runtime.launch import Launcher
 from weft.schedule.choose import candidate
 from weft.schedule.grid import threads_of
+from weft.schedule.guards import Clusters
 from weft.schedule.language import Schedule, brief
 from weft.values import frozen
 
@@ -117,9 +119,12 @@ def _compiled(function: Function, target: str, options: Options, every_schedule:
         function, strict_math=options.strict_math, noalias=True, verify=options.verify, asked=asked
     )
     facts = cuda.analyse(optimized, noalias=True, strict_math=options.strict_math, asked=asked)
-    wanted = [cuda.usual(facts)]
+    able = int(re.findall(r"\d+", target)[0]) >= 90
+    found = [
+        c.schedule for c in map(candidate, facts.candidates) if able or Clusters() not in c.guards
+    ]
+    wanted = [usual if (usual := cuda.usual(facts)) in found else found[0]]
     if every_schedule:
-        found = (candidate(text).schedule for text in facts.candidates)
         wanted += [schedule for schedule in found if schedule != wanted[0]]
     codes = tuple(
         cuda.compile_cuda(optimized, schedule, target,

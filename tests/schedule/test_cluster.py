@@ -1,0 +1,104 @@
+"""Rows that the registers of several blocks hold: clusters, whose blocks are as one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from benchmarks.rows import log_sum_exp
+from examples.softmax import softmax
+from tests.cuda.emulator import EmulatedCall, emulated, gradients
+from weft.codegen import ptx
+from weft.errors import ScheduleError
+from weft.schedule.grid import cluster, in_cluster
+from weft.schedule.guards import Clusters
+from weft.schedule.language import Cooperate, KeepRow, StripMine, only, parse
+from weft.schedule.machine import GpuMachine
+
+
+def test_how_many_blocks_a_row_takes():
+    assert [cluster(n) for n in (32, 1024, 2048, 4096, 8192)] == [1, 1, 4, 8, 8]
+    assert in_cluster(131_072, 64, 4, 48) == (8192, 4)
+    assert in_cluster(100_003, 64, 1, 48) == (8192, 16)
+    assert in_cluster(40_000, 1024, 4, 48) == (4096, 3)
+    assert in_cluster(40_000, 1024, 4, 32) == (0, 0)  # too few registers
+    assert in_cluster(131_073, 64, 4, 48) == in_cluster(300_000, 64, 4, 96) == (0, 0)
+    assert in_cluster(131_072, 4, 4, 48) == (0, 0)  # further blocks do better
+
+
+def meta(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, device="meta")
+
+
+def test_long_rows_are_kept_by_clusters_where_there_are_any():
+    def schedule(kernel: weft.Kernel, *shape: int, clusters: bool = True):
+        machine = GpuMachine(132, 50 << 20, clusters)
+        (row,) = kernel.schedules(meta(*shape), device="cuda", machine=machine).taken
+        return row
+
+    row = schedule(softmax, 64, 131_072)
+    assert only(parse(row.schedule), Cooperate).threads == 8192
+    assert (row.grid, row.block) == ((512, 1, 1), (1024, 1, 1))
+    assert row.accessed == row.bytes  # each element is read once
+    without = parse(schedule(softmax, 64, 131_072, clusters=False).schedule)
+    assert only(without, Cooperate).threads == 1024
+    assert only(without, StripMine) is not None
+    few = parse(schedule(softmax, 8192, 8192).schedule)
+    assert (only(few, Cooperate).threads, only(few, KeepRow)) == (512, KeepRow(4, 4))
+
+
+@pytest.mark.parametrize("kernel", [softmax, log_sum_exp], ids=lambda k: k.__name__)
+def test_values_and_gradients(kernel, monkeypatch):
+    def allowed(found):
+        return Clusters() in found.guards or not found.guards
+
+    torch.manual_seed(3)
+    monkeypatch.setattr("weft.schedule.grid._AT_ONCE", 2)
+    x = torch.randn(1, 1030, requires_grad=True)
+    other = {"softmax": lambda x: x.softmax(1), "log_sum_exp": lambda x: x.logsumexp(1)}
+    wide = x.detach().double().requires_grad_()
+    expected = other[kernel.__name__](wide)
+    grad = torch.randn(expected.shape)
+    monkeypatch.setattr(EmulatedCall, "allowed", staticmethod(allowed))
+    EmulatedCall.seen.clear()
+    torch.testing.assert_close(emulated(kernel)(x.detach()), expected.float())
+    (found,) = gradients(kernel, x, grad=grad)
+    assert [only(s, Cooperate).threads for s in EmulatedCall.seen[-2:]] == [2048, 2048]
+    (reference,) = torch.autograd.grad(expected, wide, grad.double())
+    torch.testing.assert_close(found, reference.float())
+
+
+def test_blocks_wait_for_each_other():
+    kernel = weft.kernel(softmax.function).schedule("cuda", "cooperate((), 4096); keep_row(4, 2)")
+    (loop,) = weft.compile_for("sm_90", kernel, meta(9, 64))
+    text = loop.ptx
+    assert ".maxntid 512" in text
+    assert ".reqnctapercluster 8, 1, 1" in text
+    assert "bar.sync" not in text
+    # Before the first word is handed over, after each of two, and behind the last.
+    assert text.count("barrier.cluster.wait") == 4
+    if ptx.ptxas() is not None:
+        assert ptx.usage(text, "sm_90")["weft_softmax_0"].spill_loads == 0
+
+
+def test_gpus_without_clusters_do_without():
+    codes = weft.compile_for("sm_80", softmax, meta(9, 64), every_schedule=True).loops[0].codes
+    assert not any("cluster" in code.ptx for code in codes)
+    kernel = weft.kernel(softmax.function).schedule("cuda", "cooperate((), 4096); keep_row(4, 2)")
+    assert "cluster" not in weft.compile_for("sm_80", kernel, meta(9, 64)).ptx
+
+
+def test_too_many_threads_are_refused():
+    def refused(text: str) -> str:
+        kernel = weft.kernel(softmax.function).schedule("cuda", text)
+        with pytest.raises(ScheduleError) as error:
+            weft.compile_for("sm_90", kernel, meta(9, 64))
+        return str(error.value).splitlines()[0].partition(": `")[2]
+
+    assert refused("cooperate((), 2048)") == (
+        "cooperate((j, j_, j__), 2048)`: a group has a power of two of threads, 2 to 1024"
+    )
+    assert refused("cooperate((), 16384); keep_row(4, 4)") == (
+        "cooperate((j, j_, j__), 16384)`: a group has a power of two of threads, 2 to 8192"
+    )

@@ -76,8 +76,9 @@ def test_blocks_wait_for_each_other():
     assert ".maxntid 512" in text
     assert ".reqnctapercluster 8, 1, 1" in text
     assert "bar.sync" not in text
-    # Before the first word is handed over, after each of two, and behind the last.
-    assert text.count("barrier.cluster.wait") == 4
+    # Before the first word is handed over, in front of and behind the warp that combines twice, and
+    # behind the last.
+    assert text.count("barrier.cluster.wait") == 6
     if ptx.ptxas() is not None:
         assert ptx.usage(text, "sm_90")["weft_softmax_0"].spill_loads == 0
 

@@ -228,13 +228,28 @@ class Threads(Places):
 
         self.branch(self.compare("ult", lane, self.constant(least, i32)), hand)
         self.barrier()
+        if warps > WARP:  # of several blocks: one warp goes through memory that is far from others
+            zero = self.constant(0, i32)
+
+            def combine() -> None:
+                parts = taken(lane)
+                for k in range(WARP, warps, WARP):
+                    parts = self.pairs(kinds, parts, taken(self.add(lane, self.constant(k, i32))))
+                totals = self.in_warp(kinds, parts, WARP)
+
+                def put() -> None:
+                    for k, value in enumerate(totals):
+                        self.store(to_word(self, value, self.word), words, [row_of(k, zero)])
+
+                self.branch(self.compare("eq", lane, zero), put)
+
+            first_warp = self.compare("eq", self.op("arith.shrui", thread, five), zero)
+            self.branch(first_warp, combine)
+            self.barrier()
+            return taken(zero)
         if warps:
-            lanes = min(warps, WARP)
-            mine = self.op("arith.andi", thread, self.constant(lanes - 1, i32))
-            parts = taken(mine)
-            for k in range(lanes, warps, lanes):
-                parts = self.pairs(kinds, parts, taken(self.add(mine, self.constant(k, i32))))
-            return self.in_warp(kinds, parts, lanes)
+            mine = self.op("arith.andi", thread, self.constant(warps - 1, i32))
+            return self.in_warp(kinds, taken(mine), warps)
         none = self.neutral(kinds, types)
         count = self.op("arith.shrui", threads, five)
         if columns:

@@ -21,7 +21,7 @@ from weft.codegen.machine import machine
 # each), number, whether it has ended, and what it hands to others; its ucontext; its stack.
 NUMBER, ENDED, VALUE, UCONTEXT, STACK, BYTES = 48, 52, 56, 1024, 8192, 131_072
 _WARP, _GROUPS = 32, 64  # lanes of a warp, and the most groups of them that wait together
-_MOST = 8192  # threads of a block, or of a cluster
+_MOST = 4096  # threads of a block, or of a cluster
 
 NAMES = ("emulated_barrier", "emulated_exchange", "emulated_meeting", "emulated_grid")
 PROBLEMS = {

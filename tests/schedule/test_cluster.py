@@ -18,13 +18,14 @@ from weft.schedule.machine import GpuMachine
 
 
 def test_how_many_blocks_a_row_takes():
-    assert [cluster(n) for n in (32, 1024, 2048, 4096, 8192)] == [1, 1, 4, 8, 8]
-    assert in_cluster(131_072, 64, 4, 48) == (8192, 4)
-    assert in_cluster(100_003, 64, 1, 48) == (8192, 16)
-    assert in_cluster(40_000, 1024, 4, 48) == (4096, 3)
-    assert in_cluster(40_000, 1024, 4, 32) == (0, 0)  # too few registers
-    assert in_cluster(131_073, 64, 4, 48) == in_cluster(300_000, 64, 4, 96) == (0, 0)
-    assert in_cluster(131_072, 4, 4, 48) == (0, 0)  # further blocks do better
+    assert [cluster(n) for n in (32, 1024, 2048, 4096)] == [1, 1, 4, 8]
+    assert in_cluster(131_072, 64, 4, 48, 64) == (4096, 8)
+    assert in_cluster(40_000, 32, 4, 48, 64) == (2048, 6)
+    assert in_cluster(20_480, 4, 4, 96, 16) == (2048, 3)
+    assert in_cluster(131_072, 65, 4, 48, 64) == (0, 0)  # each processor has a row
+    assert in_cluster(131_072, 3, 4, 48, 64) == (0, 0)  # more blocks do better
+    assert in_cluster(131_072, 64, 4, 24, 64) == (0, 0)  # too few registers
+    assert in_cluster(131_076, 64, 4, 48, 64) == in_cluster(40_001, 64, 4, 96, 64) == (0, 0)
 
 
 def meta(*shape: int) -> torch.Tensor:
@@ -38,12 +39,14 @@ def test_long_rows_are_kept_by_clusters_where_there_are_any():
         return row
 
     row = schedule(softmax, 64, 131_072)
-    assert only(parse(row.schedule), Cooperate).threads == 8192
-    assert (row.grid, row.block) == ((512, 1, 1), (1024, 1, 1))
+    assert only(parse(row.schedule), Cooperate).threads == 4096
+    assert (row.grid, row.block) == ((512, 1, 1), (512, 1, 1))
     assert row.accessed == row.bytes  # each element is read once
     without = parse(schedule(softmax, 64, 131_072, clusters=False).schedule)
     assert only(without, Cooperate).threads == 1024
     assert only(without, StripMine) is not None
+    assert only(parse(schedule(log_sum_exp, 64, 131_072).schedule), StripMine) is not None
+    assert only(parse(schedule(log_sum_exp, 16, 131_072).schedule), Cooperate).threads == 4096
     few = parse(schedule(softmax, 8192, 8192).schedule)
     assert (only(few, Cooperate).threads, only(few, KeepRow)) == (512, KeepRow(4, 4))
 
@@ -54,8 +57,8 @@ def test_values_and_gradients(kernel, monkeypatch):
         return Clusters() in found.guards or not found.guards
 
     torch.manual_seed(3)
-    monkeypatch.setattr("weft.schedule.grid._AT_ONCE", 2)
-    x = torch.randn(1, 1030, requires_grad=True)
+    monkeypatch.setattr("weft.schedule.grid._LEAST_CLUSTERS", 1)
+    x = torch.randn(1, 1032, requires_grad=True)
     other = {"softmax": lambda x: x.softmax(1), "log_sum_exp": lambda x: x.logsumexp(1)}
     wide = x.detach().double().requires_grad_()
     expected = other[kernel.__name__](wide)
@@ -100,6 +103,6 @@ def test_too_many_threads_are_refused():
     assert refused("cooperate((), 2048)") == (
         "cooperate((j, j_, j__), 2048)`: a group has a power of two of threads, 2 to 1024"
     )
-    assert refused("cooperate((), 16384); keep_row(4, 4)") == (
-        "cooperate((j, j_, j__), 16384)`: a group has a power of two of threads, 2 to 8192"
+    assert refused("cooperate((), 8192); keep_row(4, 4)") == (
+        "cooperate((j, j_, j__), 8192)`: a group has a power of two of threads, 2 to 4096"
     )

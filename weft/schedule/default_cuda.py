@@ -101,6 +101,7 @@ _MOST_AHEAD = 2048  # operations in the unrolled turns of all loops
 _LONG = 48  # operations of a turn
 _IDLE = 1024  # threads for each multiprocessor, from which on others run while one waits
 _LEAST_CHUNKS = 8  # of turns that become one, in the longest loop
+_CLUSTERS = 64  # rows, at most, that clusters have
 _BUSY = 1024  # threads for each multiprocessor, below which none takes several iterations
 
 
@@ -340,11 +341,16 @@ def _by_row(
     vectors: of whole rows in registers, or of one strip after the other. How elements are dealt out
     does not depend on alignment, as sums do on it."""
     loops = tuple(name for name, op in loops_of(parallel).items() if op in team.loops)
-    for kind, cluster in ((KeepRow, False), (KeepRow, True), (StripMine, False)):
+    for kind, several in ((KeepRow, False), (KeepRow, True), (StripMine, False)):
         rows = None if team.columns else find(parallel, team.loops, keep=kind is KeepRow)
-        if rows is None or (cluster and rows.around is not None):
+        if rows is None or (several and (rows.around is not None or rows.width == 1)):
             continue
         usual, most = rows.most
+        cluster = 0
+        if several:  # waiting for other blocks pays for reading memory less, or for idle processors
+            times = {op: 1.0 for found in rows.loops.values() for op in found}
+            far = rows.spared(times) >= 2 * max(map(_bytes, rows.arrays.values()))
+            cluster = _CLUSTERS if far else _CLUSTERS // 4
         names = [(nest.arrays[k], min(rows.width * _bytes(array), VECTOR_BYTES))
                  for k, array in rows.arrays.items()]  # fmt: skip
         for width in (rows.width, 1):
@@ -353,15 +359,17 @@ def _by_row(
                 Held(step_of(rows.uppers[0]), width, usual, most, rows.around is not None, cluster)
                 if kind is KeepRow
                 else Long(width, usual),
-                *[Clusters()] * cluster,
+                *[Clusters()] * several,
             )  # fmt: skip
-            threads = MOST_CLUSTERED if cluster else THREADS
+            threads = MOST_CLUSTERED if several else THREADS
             steps = Cooperate(loops, threads), kind(width, max(usual // width, 1))
             if width > 1:
                 yield (
                     (*fits, *(Aligned(*n) for n in names)),
                     (*steps, *(Align(*n) for n in names)),
                 )
+            if several:  # others would wait for loads of single elements
+                break
             yield fits, steps
 
 

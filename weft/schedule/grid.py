@@ -32,16 +32,16 @@ from weft.values import frozen
 THREADS = 256  # of a block, at most, where nobody asks for more
 WARP = 32
 SEVERAL = 512  # as ``Cooperate.threads``: a block of whole warps, of no more threads
-MOST_CLUSTERED = 8192  # threads of a group of several blocks
+MOST_CLUSTERED = 4096  # threads of a group of several blocks
 MOST_MEMBERS, LEAST_MEMBERS = 1024, 8  # of a group; eight numbers of four bytes are read at once
 UNKNOWN = 1024  # blocks, where the trip counts are known on the GPU only
 PRIVATE_BYTES = 16384  # of shared memory for a block's own copy of what it accumulates into
+_FAR = 1 << 15  # elements of a row that many blocks would not find in caches again
 _SMALL = 8192  # iterations of a reduction that one block does alone
 _TOGETHER = 1 << 20  # threads of all groups, where there are not more iterations
 _AT_ONCE = 1 << 17  # threads that are to have rows in registers, where rows are few
 _MOST_KEPT = 32  # elements of a row in a thread's registers
-_USUAL_KEPT = 16  # where several blocks have the row
-_CLUSTER = 8  # blocks that reach each other's shared memory, at most
+_LEAST_CLUSTERS = 4
 _FEW = 32  # that many times fewer iterations, for groups that stand side by side
 _SHORTEST = 16  # the longest loop of a group is not shorter
 LEAST_TURNS = 8  # iterations of that loop that each member has, at least
@@ -186,21 +186,20 @@ def in_registers(
     return 0, 0
 
 
-def in_cluster(length: int, rows: int, width: int, most: int) -> tuple[int, int]:
-    """Likewise, threads of several blocks, and vectors of each; (0, 0) if a block has registers
-    enough, or they have not."""
-    members = max(_power(-(-length // _USUAL_KEPT)), 2 * MOST_MEMBERS)
+def in_cluster(length: int, rows: int, width: int, most: int, limit: int) -> tuple[int, int]:
+    """Likewise, threads of several blocks, and vectors of each; (0, 0) if they are too few for
+    that, or there are more rows than the ``limit``, which keep all multiprocessors busy, or so few
+    that more blocks do better (see ``split``)."""
+    members = max(_power(-(-length // _MOST_KEPT)), 2 * MOST_MEMBERS)
     each = _rounded(-(-(length // width) // members))
-    if length % width or members > MOST_CLUSTERED or rows * cluster(members) > _LIMITS[0]:
+    if length % width or members > MOST_CLUSTERED or not _LEAST_CLUSTERS <= rows <= limit:
         return 0, 0
-    if members * rows < _AT_ONCE // 2:  # more blocks do better (see ``split``)
-        return 0, 0
-    return (members, each) if each * width <= most // 3 else (0, 0)
+    return (members, each) if each * width <= min(most, _MOST_KEPT) else (0, 0)
 
 
 def cluster(threads: int) -> int:
     """Blocks that a group of so many threads has."""
-    return 1 if threads <= MOST_MEMBERS else min(threads // SEVERAL, _CLUSTER)
+    return 1 if threads <= MOST_MEMBERS else threads // SEVERAL
 
 
 def _rounded(n: int) -> int:
@@ -217,6 +216,8 @@ def in_strips(
     members, _ = group(lengths, rows)
     if members == 0 or None in lengths or members * rows < _AT_ONCE // 2:
         return 0, 0
+    if max(n or 0 for n in lengths) >= _FAR:  # few rows at once, so that caches hold them
+        members = MOST_MEMBERS
     vectors = -(-max(n or 0 for n in lengths) // (members * width))
     return members, max(min(vectors, usual // width), 1)
 

@@ -134,14 +134,15 @@ class Held:
     """The registers of a group hold a row, whose length is step ``value`` of the nest's program:
     ``usual`` elements in each thread, ``most`` where it is long. How many threads and vectors of
     ``width`` that takes, the sizes of a call say. ``turns``: a group has one row after
-    the other. ``cluster``: the group is several blocks, which reach each other's shared memory."""
+    the other. ``cluster``: the group is several blocks, which reach each other's shared memory,
+    where there are no more rows than that."""
 
     value: int
     width: int
     usual: int
     most: int
     turns: bool = False
-    cluster: bool = False
+    cluster: int = 0
 
 
 @frozen
@@ -331,7 +332,7 @@ def sharing(guard: Held | Long, sizes: Sizes) -> tuple[int, int]:
     if low != high:
         return 0, 0
     if guard.cluster:
-        return grid.in_cluster(low, rows, guard.width, guard.most)
+        return grid.in_cluster(low, rows, guard.width, guard.most, guard.cluster)
     rows *= 1 + guard.turns  # which keep a group busy: it needs no more threads for that
     return grid.in_registers(low, rows, guard.width, guard.usual, guard.most, lone=not guard.turns)
 

@@ -22,7 +22,6 @@ LONG_CLASSES = {
     "schedule/unroll_jam.py:_Jamming",
     "codegen/lanes.py:VectorEmitter",
     "codegen/threads.py:CpuModule",
-    "frontend/mutation.py:Mutations",
     "kernel.py:Kernel",
 }
 

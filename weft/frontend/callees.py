@@ -1,5 +1,6 @@
 """What a call may call, where it is not named by where it is defined: objects from around a
-function by the local names, tuples, dicts and attributes that may hold them."""
+function by the local names, tuples, dicts and attributes that may hold them. What is known of
+local names at a statement."""
 
 from __future__ import annotations
 
@@ -9,19 +10,22 @@ import inspect
 import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-from weft.frontend.names import MISSING, is_known
+from weft.frontend.names import MISSING, Scope, arguments, is_known
 from weft.lang import names
+from weft.values import mutable
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false
 # Objects by what tells them apart. Expressions and nested functions of the text stand for what
 # they make: lambdas, methods of tensors, calls of functools.partial.
 Objects = dict[Any, Any]
+NONE: frozenset[str] = frozenset()
 Bound = list[tuple[str, list[ast.expr]]]  # arguments of a call by parameter
 
 _CONTAINERS = (tuple, list, set, frozenset, dict)
@@ -149,9 +153,8 @@ def bound_arguments(node: ast.Call, function: Callable[..., Any]) -> Bound:
     """The arguments of a call by the names of the function's parameters; where some are unpacked,
     each parameter may be any argument."""
     signature = inspect.signature(function, follow_wrapped=False)
-    arguments = [*node.args, *(k.value for k in node.keywords)]
     if any(isinstance(a, ast.Starred) for a in node.args) or any(not k.arg for k in node.keywords):
-        return [(name, arguments) for name in signature.parameters]
+        return [(name, arguments(node)) for name in signature.parameters]
     bound = signature.bind(*node.args, **{str(k.arg): k.value for k in node.keywords}).arguments
     found: Bound = []
     for name, value in bound.items():
@@ -163,3 +166,35 @@ def bound_arguments(node: ast.Call, function: Callable[..., Any]) -> Bound:
         if parameter.name not in bound and parameter.default is not parameter.empty:
             found.append((parameter.name, [ast.Constant(parameter.default)]))
     return found
+
+
+@mutable
+class State:
+    """What is known at the statement that is looked at."""
+
+    scope: Scope
+    active: frozenset[Any]
+    device: bool  # in a device loop: `s += x` on a name makes a new value
+    now: dict[str, frozenset[str]]  # what each name may alias here, and, below, anywhere
+    held: dict[str, Objects]  # what may be called, or hold it
+    captured: frozenset[str]  # names from around the function, with aliases
+    closed: frozenset[str]  # names that inner functions read
+    names_out: bool  # the text has the word "out", as an argument or a key
+    aliases: dict[str, frozenset[str]]
+    containers: set[str] = field(default_factory=set)  # names of lists, dicts and the like
+    written: set[str] = field(default_factory=set)
+    repeated: bool = False  # in statements that may run more than once, or in part
+    applying: list[ast.AST] = field(default_factory=list)
+
+    def is_local(self, name: str) -> bool:
+        return name in self.held or (name in self.now and name not in self.captured)
+
+    def put(self, name: str, roots: frozenset[str], found: Objects) -> None:
+        if self.repeated or name in self.closed:
+            roots |= self.now.get(name, NONE)
+        self.now[name] = roots
+        self.aliases[name] = self.aliases.get(name, NONE) | roots
+        self.held[name] = self.held.get(name, {}) | found
+
+    def snapshot(self) -> Any:
+        return dict(self.now), set(self.written), {n: set(held) for n, held in self.held.items()}

@@ -13,9 +13,11 @@ from typing import Any
 
 from weft.errors import SourceUnavailableError
 from weft.frontend.callees import (
+    NONE,
     STORING_METHODS,
     Bound,
     Objects,
+    State,
     applied,
     attributes,
     bound_arguments,
@@ -29,7 +31,15 @@ from weft.frontend.callees import (
     stores,
     union,
 )
-from weft.frontend.names import MISSING, Scope, bound_names, is_known, parameter_names, root_name
+from weft.frontend.names import (
+    MISSING,
+    Scope,
+    arguments,
+    bound_names,
+    is_known,
+    parameter_names,
+    root_name,
+)
 from weft.lang.vectors import Matrix, Vector
 from weft.source import enclosed_function, read_function
 
@@ -57,43 +67,22 @@ HANDING_ON = (vars, getattr, next, iter, sorted, functools.reduce)
 _HOLDING = ("append", "extend", "insert", "add", "update", "setdefault", "appendleft")
 _MAKING = (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _REPEATING = (ast.For, ast.While, ast.Try, ast.TryStar, ast.Match)
-_NONE: frozenset[str] = frozenset()
 
 
-class Mutations:
-    """Collects, over any number of passes over the same statements, what each local may alias and
-    which parameters are written."""
+class Values:
+    """What expressions may be: the parameters that share memory with them, what may be called."""
 
-    def __init__(
-        self, scope: Scope, parameters: list[str], regions: Container[ast.AST],
-        active: frozenset[Any], device: bool, given: dict[str, Objects],
-    ) -> None:  # fmt: skip
-        self.scope = scope
-        self.parameters = parameters
-        # What each name may alias at the statement that is looked at, and at any.
-        self.now: dict[str, frozenset[str]] = {name: frozenset({name}) for name in parameters}
-        self.aliases = dict(self.now)
-        self.held: dict[str, Objects] = dict(given)  # what may be called, or hold it
-        self.containers: set[str] = set()  # names of lists, dicts and the like
-        self.written: set[str] = set()
-        self.captured: frozenset[str] = frozenset()  # names from around the function, with aliases
-        self.closed: frozenset[str] = frozenset()  # names that inner functions read
-        self.names_out = False  # the text has the word "out", as an argument or a key
-        self.regions = regions
-        self.active = active
-        self.device = device  # in a device loop: `s += x` on a name makes a new value
-        self.repeated = False  # in statements that may run more than once, or in part
-        self.applying: list[ast.AST] = []
+    def __init__(self, at: State, statements: Mutations) -> None:
+        self.at, self.statements = at, statements
         self.made: dict[ast.AST, ast.expr] = {}
 
-    # --- what an expression may be ---------------------------------------------------------------
     def roots(self, node: ast.expr | None) -> frozenset[str]:
         """The parameters whose memory the value of ``node`` may share."""
         match node:
             case ast.Name(id=name):
-                return self.now.get(name, _NONE)
+                return self.at.now.get(name, NONE)
             case ast.Attribute(attr=attr, value=value):
-                return _NONE if attr in PLAIN_ATTRIBUTES else self.roots(value)
+                return NONE if attr in PLAIN_ATTRIBUTES else self.roots(value)
             case ast.Subscript(value=value) | ast.Starred(value=value):
                 return self.roots(value)
             case ast.NamedExpr(value=value) | ast.Await(value=value):
@@ -101,29 +90,29 @@ class Mutations:
             case ast.IfExp(body=a, orelse=b):
                 return self.roots(a) | self.roots(b)
             case ast.BoolOp(values=values) | ast.Tuple(elts=values) | ast.List(elts=values):
-                return _NONE.union(*map(self.roots, values))
+                return NONE.union(*map(self.roots, values))
             case ast.Dict(values=values) | ast.Set(elts=values):
-                return _NONE.union(*map(self.roots, values))
+                return NONE.union(*map(self.roots, values))
             case ast.ListComp(elt=value) | ast.SetComp(elt=value) | ast.GeneratorExp(elt=value):
-                self._generate(node)
+                self.statements.generate(node)
                 return self.roots(value)
             case ast.DictComp(value=value):
-                self._generate(node)
+                self.statements.generate(node)
                 return self.roots(value)
             case ast.Lambda():
-                return self._apply(node, ast.Call(node, [], []))  # what it gives when it is called
+                return self.apply(node, ast.Call(node, [], []))  # what it gives when it is called
             case ast.Call(func=func):
-                called = _NONE if isinstance(func, ast.Attribute) else self.roots(func)
+                called = NONE if isinstance(func, ast.Attribute) else self.roots(func)
                 return called | self._call_roots(node, func)
             case _:
-                return _NONE
+                return NONE
 
     def objects(self, node: ast.expr | None) -> Objects:
         """What the value of ``node`` may be, or hold, that may be called: as far as is known."""
         match node:
             case ast.Name(id=name):
-                return self.held.get(name, {}) if self._is_local(name) else known(
-                    self.scope.lookup(name)
+                return self.at.held.get(name, {}) if self.at.is_local(name) else known(
+                    self.at.scope.lookup(name)
                 )  # fmt: skip
             case ast.Constant(value=value):
                 return known(value)
@@ -142,13 +131,13 @@ class Mutations:
                 return union(map(self.objects, values))
             case ast.Lambda():
                 return {node: node}
-            case ast.Call(func=func, args=args, keywords=keywords):
+            case ast.Call(func=func, args=args):
                 callees = self.objects(func).values()
                 if any(c is functools.partial for c in callees):
                     return {node: node}
                 if any(c is getattr for c in callees) and len(args) > 1:
                     return self._getattr(node)
-                given = [*args, *(k.value for k in keywords)]
+                given = arguments(node)
                 return union(items(self.objects(a)) for a in given) if given else {}
             case _:
                 return {}
@@ -162,14 +151,10 @@ class Mutations:
             case _:
                 return {}
 
-    def _is_local(self, name: str) -> bool:
-        return name in self.held or (name in self.now and name not in self.captured)
-
     def _call_roots(self, node: ast.Call, func: ast.expr) -> frozenset[str]:
-        arguments = [*node.args, *(k.value for k in node.keywords)]
-        all_roots = _NONE.union(*map(self.roots, arguments))
+        all_roots = NONE.union(*map(self.roots, arguments(node)))
         callees = list(self.objects(func).values())
-        return _NONE.union(*(self._result(node, c, all_roots) for c in callees or [MISSING]))
+        return NONE.union(*(self._result(node, c, all_roots) for c in callees or [MISSING]))
 
     def _result(self, node: ast.Call, callee: Any, all_roots: frozenset[str]) -> frozenset[str]:
         """What a call of ``callee`` gives may share memory with. ``all_roots``: its arguments."""
@@ -178,9 +163,9 @@ class Mutations:
         match function:
             case ast.Attribute(value=value, attr=attr):
                 returns_receiver = attr in VIEWS or _is_in_place(attr)
-                return self.roots(value) | all_roots if returns_receiver else _NONE
+                return self.roots(value) | all_roots if returns_receiver else NONE
             case ast.Lambda() | ast.FunctionDef():
-                return self._apply(function, node)
+                return self.apply(function, node)
             case ast.Call():
                 return self._call_roots(partial_call(function, node), function.args[0])
             case functools.partial():
@@ -191,15 +176,19 @@ class Mutations:
             case _:
                 pass
         if isinstance(function, type) and issubclass(function, Vector | Matrix):
-            return _NONE  # their elements are values
+            return NONE  # their elements are values
         if any(function is builtin for builtin in HANDING_ON):
             return all_roots
         if (function is max or function is min) and len(node.args) == 1:
             return all_roots  # one of a list
         name = getattr(function, "__name__", name)
         if is_known(function) and function is not MISSING and not isinstance(function, type):
-            return all_roots if name in VIEWS or name.endswith("_") else _NONE
-        if isinstance(function, types.FunctionType) and function not in self.active and all_roots:
+            return all_roots if name in VIEWS or name.endswith("_") else NONE
+        if (
+            isinstance(function, types.FunctionType)
+            and function not in self.at.active
+            and all_roots
+        ):
             return self._returned_roots(node, function, all_roots)
         return all_roots
 
@@ -210,162 +199,76 @@ class Mutations:
         inner = enclosed_function(function)
         try:
             bound = bound_arguments(node, inner)
-            names = _returned(inner, self.device, self.active, self._given(bound))
+            names = _returned(inner, self.at.device, self.at.active, self.given(bound))
         except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
             return all_roots
-        return _NONE.union(
+        return NONE.union(
             *(self.roots(item) for name, given in bound for item in given if name in names)
         )
 
-    # --- statements ------------------------------------------------------------------------------
-    def writes(self, node: ast.AST) -> frozenset[str]:
-        """What the statement or expression ``node`` writes to, once ``run`` knows the aliases."""
-        before, self.written = self.written, set()
-        self._walk(node)
-        found, self.written = frozenset(self.written), before
-        return found
+    def apply(self, function: ast.Lambda | ast.FunctionDef, node: ast.Call) -> frozenset[str]:
+        """A call of a function of this text; gives what its result may share memory with."""
+        if function in self.at.applying:
+            return NONE
+        a = function.args
+        names = parameter_names(a)
+        everything = arguments(node)
+        by_place = len(node.args) <= len([*a.posonlyargs, *a.args]) and not any(
+            isinstance(v, ast.Starred) for v in node.args
+        )
+        bound = {name: (NONE.union(*map(self.roots, everything)),
+                        union(map(self.objects, everything))) for name in names}  # fmt: skip
+        if by_place and all(k.arg in names for k in node.keywords):
+            given = dict(zip(names, node.args, strict=False))
+            given |= {str(k.arg): k.value for k in node.keywords}
+            bound = {n: (self.roots(given.get(n)), self.objects(given.get(n))) for n in names}
+        now, held, repeated = self.at.now, self.at.held, self.at.repeated
+        self.at.now = now | {name: roots for name, (roots, _) in bound.items()}
+        self.at.held = held | {name: found for name, (_, found) in bound.items()}
+        self.at.applying.append(function)
+        self.at.repeated = True
+        if isinstance(function, ast.Lambda):
+            self.statements.walk(function.body)
+            roots = self.roots(function.body)
+        else:
+            self.statements.block(function.body)
+            roots = NONE.union(*map(self.roots, _returns(function)))
+        self.at.applying.pop()
+        self.at.now, self.at.held, self.at.repeated = now, held, repeated
+        return roots
 
-    def run(self, body: list[ast.stmt]) -> None:
-        self._block(body)
-        # From here on a statement may be asked about: a name is all that it ever is.
-        self.now, self.repeated = self.aliases, True
+    def given(self, bound: Bound) -> dict[str, Objects]:
+        """What a function may call of what it is given: not what only this text can tell."""
+        return {
+            name: {key: v for a in given for key, v in self.objects(a).items()
+                   if not isinstance(v, ast.AST)}
+            for name, given in bound
+        }  # fmt: skip
 
-    def _block(self, body: Iterable[ast.AST]) -> None:
-        for node in body:
-            self._walk(node)
-
-    def _walk(self, node: ast.AST) -> None:
-        match node:
-            case ast.If(test=test, body=body, orelse=orelse):
-                self._walk(test)
-                before = self.now
-                self.now = dict(before)
-                self._block(body)
-                then, self.now = self.now, dict(before)
-                self._block(orelse)
-                for name, roots in then.items():
-                    self.now[name] = self.now.get(name, _NONE) | roots
-            case ast.Lambda():
-                self._apply(node, ast.Call(node, [], []))
-            case ast.FunctionDef(name=name):
-                self._set(name, _NONE, {node: node})
-                self._apply(node, ast.Call(ast.Name(name, ast.Load()), [], []))
-            case _ if isinstance(node, _REPEATING) and not self.repeated:
-                self.repeated = True
-                before: Any = None
-                while before != (state := self._state()):
-                    before = state
-                    self._parts(node)
-                self.repeated = False
-            case _:
-                self._parts(node)
-
-    def _state(self) -> Any:
-        return dict(self.now), set(self.written), {n: set(held) for n, held in self.held.items()}
-
-    def _parts(self, node: ast.AST) -> None:
-        """Walks what ``node`` is made of: expressions, what it does with them, statements."""
-        outside = self.device
-        self.device = outside or node in self.regions
-        later: list[ast.AST] = []
-        made = isinstance(node, _MADE_IN)  # after what generates
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, _BLOCKS) or (made and not isinstance(child, ast.comprehension)):
-                later.append(child)
-            elif not isinstance(child, _PLAIN):
-                self._walk(child)
-        self._visit(node)
-        self._block(later)
-        self.device = outside
-
-    def _visit(self, node: ast.AST) -> None:
-        match node:
-            case ast.Assign(targets=targets, value=value):
-                for target in targets:
-                    self._assign(target, value)
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self._assign(target, value)
-            case ast.NamedExpr(target=target, value=value):
-                self._assign(target, value)
-            case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
-                self._assign(target, value, of=True)
-            case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
-                self._assign(target, value)
-            case ast.AugAssign(target=target):
-                if not (self.device and isinstance(target, ast.Name)):
-                    self.written |= self.roots(target)
-            case ast.Delete(targets=targets):
-                for target in targets:
-                    if isinstance(target, ast.Subscript):
-                        self.written |= self.roots(target)
-            case ast.Call():
-                self._call(node)
-            case _:
-                pass
-
-    def _generate(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
-        for generator in node.generators:
-            self._assign(generator.target, generator.iter, of=True)
-
-    def _assign(self, target: ast.expr, value: ast.expr, of: bool = False) -> None:
-        """``target = value``; ``of``: ``target`` is one of the items of ``value``."""
-        match target:
-            case ast.Tuple(elts=elts) | ast.List(elts=elts):
-                values = value.elts if isinstance(value, ast.Tuple | ast.List) and not of else ()
-                starred = any(isinstance(e, ast.Starred) for e in elts)
-                one_each = len(values) == len(elts) and not starred
-                before, after = self.now, dict(self.now)
-                for k, item in enumerate(elts):  # at once: `a, b = b, a`
-                    self.now = dict(before)
-                    self._assign(item, values[k] if one_each else value, of=not one_each)
-                    after |= {n: r for n, r in self.now.items() if r != before.get(n)}
-                self.now = after
-            case ast.Name(id=name):
-                found = self.objects(value)
-                self._set(name, self.roots(value), items(found) if of else found)
-                makes = isinstance(value, ast.Call) and any(
-                    isinstance(c, type) and not issubclass(c, Vector | Matrix)
-                    for c in self.objects(value.func).values()
-                )
-                if makes or isinstance(value, _MAKING):
-                    self.containers.add(name)
-            case ast.Starred(value=inner):
-                self._assign(inner, value, of)
-            case ast.Subscript(value=place) | ast.Attribute(value=place):
-                root = root_name(place)
-                if root in self.containers and isinstance(place, ast.Name):
-                    self._hold(place, [value])
-                elif not self.device or ast.Subscript in (type(target), type(place)):
-                    self.written |= self.roots(place)  # `x[i] = value`, `x[i].field = value`
-                    if root in self.captured:  # `module.held = value`
-                        self.written.add(root)
-            case _:
-                pass
-
-    def _set(self, name: str, roots: frozenset[str], found: Objects) -> None:
-        if self.repeated or name in self.closed:
-            roots |= self.now.get(name, _NONE)
-        self.now[name] = roots
-        self.aliases[name] = self.aliases.get(name, _NONE) | roots
-        self.held[name] = self.held.get(name, {}) | found
-
-    def _hold(self, place: ast.Name, values: Iterable[ast.expr]) -> None:
+    def hold(self, place: ast.Name, values: Iterable[ast.expr]) -> None:
         """The list, dict or object ``place`` gets ``values``."""
         for value in values:
-            self._set(place.id, self.roots(place) | self.roots(value), self.objects(value))
+            self.at.put(place.id, self.roots(place) | self.roots(value), self.objects(value))
 
-    # --- calls -----------------------------------------------------------------------------------
-    def _call(self, node: ast.Call) -> None:
+
+class Calls:
+    """What calls write to."""
+
+    def __init__(self, at: State, values: Values) -> None:
+        self.at, self.values = at, values
+        self.roots, self.objects = values.roots, values.objects
+
+    def call(self, node: ast.Call) -> None:
         for keyword in node.keywords:
             if keyword.arg == "out" or (keyword.arg is None and self._has_out(keyword.value)):
-                self.written |= self.roots(keyword.value)
+                self.at.written |= self.roots(keyword.value)
         for callee in list(self.objects(node.func).values()) or [MISSING]:
             self._calls(node, callee)
 
     def _has_out(self, mapping: ast.expr) -> bool:
         """Whether ``**mapping`` may have an item "out"."""
         if not isinstance(mapping, ast.Dict):
-            return isinstance(mapping, ast.Call | ast.Name) and self.names_out
+            return isinstance(mapping, ast.Call | ast.Name) and self.at.names_out
         return any(isinstance(k, ast.Constant) and k.value == "out" for k in mapping.keys)
 
     def _calls(self, node: ast.Call, callee: Any) -> None:
@@ -376,9 +279,9 @@ class Mutations:
             case ast.Attribute(value=value, attr=attr):
                 self._method(node, value, attr)
             case ast.Lambda() | ast.FunctionDef():
-                self._apply(function, node)
+                self.values.apply(function, node)
             case ast.Call():
-                self._call(partial_call(function, node))
+                self.call(partial_call(function, node))
             case functools.partial():
                 self._calls(applied(node, function.args, function.keywords), function.func)
             case types.MethodType():
@@ -394,31 +297,31 @@ class Mutations:
 
     def _method(self, node: ast.Call, receiver: ast.expr, name: str) -> None:
         """A call of a method of a tensor, or of a list, dict or other object."""
-        if isinstance(receiver, ast.Name) and receiver.id in self.containers and name in _HOLDING:
-            self._hold(receiver, [*node.args, *(k.value for k in node.keywords)])
-        captured = self.roots(receiver) & self.captured if name in _HOLDING else _NONE
+        if name in _HOLDING:
+            if isinstance(receiver, ast.Name) and receiver.id in self.at.containers:
+                self.values.hold(receiver, arguments(node))
+            self.at.written |= self.roots(receiver) & self.at.captured
         stores = name in ("fill", "from_numpy", "from_torch", "copy_from")
         if stores or _is_in_place(name) or name in STORING_METHODS:
-            self.written |= self.roots(receiver)
-        self.written |= captured
+            self.at.written |= self.roots(receiver)
 
     def _library_call(self, node: ast.Call, function: Any, name: str) -> None:
         """A call of a function that says by its schema or by its name what it writes to."""
-        arguments = [*node.args, *(k.value for k in node.keywords)]
+        everything = arguments(node)
         for schema in schemas(function):
             for k, argument in enumerate(schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     given = [key.value for key in node.keywords if key.arg == argument.name]
                     for value in [*node.args[k : k + 1], *given]:
-                        self.written |= self.roots(value)
+                        self.at.written |= self.roots(value)
         flag = inplace(function, node)
         if not schemas(function) and (stores(function, name) or self._is_true(flag)):
-            for value in arguments[:1]:
-                self.written |= self.roots(value)
-        for argument in arguments:  # what `map` and the like are given is called with the rest
+            for value in everything[:1]:
+                self.at.written |= self.roots(value)
+        for argument in everything:  # what `map` and the like are given is called with the rest
             for inner in functions(self.objects(argument)):
                 if not isinstance(argument, ast.Constant):
-                    rest: list[ast.expr] = [a for a in arguments if a is not argument]
+                    rest: list[ast.expr] = [a for a in everything if a is not argument]
                     self._calls(ast.Call(ast.Constant(inner), rest, []), inner)
 
     def _is_true(self, node: ast.expr | None) -> bool:
@@ -434,77 +337,168 @@ class Mutations:
             case _:
                 return True
 
-    def _apply(self, function: ast.Lambda | ast.FunctionDef, node: ast.Call) -> frozenset[str]:
-        """A call of a function of this text; gives what its result may share memory with."""
-        if function in self.applying:
-            return _NONE
-        a = function.args
-        names = parameter_names(a)
-        arguments = [*node.args, *(k.value for k in node.keywords)]
-        by_place = len(node.args) <= len([*a.posonlyargs, *a.args]) and not any(
-            isinstance(v, ast.Starred) for v in node.args
-        )
-        bound = {name: (_NONE.union(*map(self.roots, arguments)),
-                        union(map(self.objects, arguments))) for name in names}  # fmt: skip
-        if by_place and all(k.arg in names for k in node.keywords):
-            given = dict(zip(names, node.args, strict=False))
-            given |= {str(k.arg): k.value for k in node.keywords}
-            bound = {n: (self.roots(given.get(n)), self.objects(given.get(n))) for n in names}
-        now, held, repeated = self.now, self.held, self.repeated
-        self.now = now | {name: roots for name, (roots, _) in bound.items()}
-        self.held = held | {name: found for name, (_, found) in bound.items()}
-        self.applying.append(function)
-        self.repeated = True
-        if isinstance(function, ast.Lambda):
-            self._walk(function.body)
-            roots = self.roots(function.body)
-        else:
-            self._block(function.body)
-            roots = _NONE.union(*map(self.roots, _returns(function)))
-        self.applying.pop()
-        self.now, self.held, self.repeated = now, held, repeated
-        return roots
-
-    def _given(self, bound: Bound) -> dict[str, Objects]:
-        """What a function may call of what it is given: not what only this text can tell."""
-        return {
-            name: {key: v for a in arguments for key, v in self.objects(a).items()
-                   if not isinstance(v, ast.AST)}
-            for name, arguments in bound
-        }  # fmt: skip
-
     def _user_call(self, node: ast.Call, function: Any) -> None:
         """A call of a function that is written in Python, or of another kernel."""
-        arguments = [*node.args, *(k.value for k in node.keywords)]
-        if not any(self.roots(a) for a in arguments):
+        everything = arguments(node)
+        if not any(self.roots(a) for a in everything):
             return
-        for argument in arguments:  # a function of this text is called with any of the rest
+        for argument in everything:  # a function of this text is called with any of the rest
             for inner in self.objects(argument).values():
                 if isinstance(inner, ast.AST):
-                    rest: list[ast.expr] = [a for a in arguments if a is not argument]
+                    rest: list[ast.expr] = [a for a in everything if a is not argument]
                     self._calls(ast.Call(argument, [ast.Starred(ast.Tuple(rest))], []), inner)
         inner = enclosed_function(function)
         try:
             bound = bound_arguments(node, inner)
-            names = _written(inner, self.device, self.active, self._given(bound))
+            names = _written(inner, self.at.device, self.at.active, self.values.given(bound))
         except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
             self._library_call(node, function, inner.__name__)
             return
         for name, given in bound:
             if name in names:
-                self.written |= _NONE.union(*map(self.roots, given))
+                self.at.written |= NONE.union(*map(self.roots, given))
+
+
+class Mutations:
+    """Collects, over any number of passes over the same statements, what each local may alias and
+    which parameters are written. ``regions`` are device loops."""
+
+    def __init__(self, at: State, regions: Container[ast.AST]) -> None:
+        self.at, self.regions = at, regions
+        self.values = Values(at, self)
+        self.calls = Calls(at, self.values)
+        self.roots, self.objects = self.values.roots, self.values.objects
+
+    @property
+    def written(self) -> frozenset[str]:
+        return frozenset(self.at.written)
+
+    def writes(self, node: ast.AST) -> frozenset[str]:
+        """What the statement or expression ``node`` writes to, once ``run`` knows the aliases."""
+        before, self.at.written = self.at.written, set()
+        self.walk(node)
+        found, self.at.written = self.written, before
+        return found
+
+    def run(self, body: list[ast.stmt]) -> None:
+        self.block(body)
+        # From here on a statement may be asked about: a name is all that it ever is.
+        self.at.now, self.at.repeated = self.at.aliases, True
+
+    def block(self, body: Iterable[ast.AST]) -> None:
+        for node in body:
+            self.walk(node)
+
+    def walk(self, node: ast.AST) -> None:
+        match node:
+            case ast.If(test=test, body=body, orelse=orelse):
+                self.walk(test)
+                before = self.at.now
+                self.at.now = dict(before)
+                self.block(body)
+                then, self.at.now = self.at.now, dict(before)
+                self.block(orelse)
+                for name, roots in then.items():
+                    self.at.now[name] = self.at.now.get(name, NONE) | roots
+            case ast.Lambda():
+                self.values.apply(node, ast.Call(node, [], []))
+            case ast.FunctionDef(name=name):
+                self.at.put(name, NONE, {node: node})
+                self.values.apply(node, ast.Call(ast.Name(name, ast.Load()), [], []))
+            case _ if isinstance(node, _REPEATING) and not self.at.repeated:
+                self.at.repeated = True
+                before: Any = None
+                while before != (state := self.at.snapshot()):
+                    before = state
+                    self._parts(node)
+                self.at.repeated = False
+            case _:
+                self._parts(node)
+
+    def _parts(self, node: ast.AST) -> None:
+        """Walks what ``node`` is made of: expressions, what it does with them, statements."""
+        outside = self.at.device
+        self.at.device = outside or node in self.regions
+        later: list[ast.AST] = []
+        made = isinstance(node, _MADE_IN)  # after what generates
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, _BLOCKS) or (made and not isinstance(child, ast.comprehension)):
+                later.append(child)
+            elif not isinstance(child, _PLAIN):
+                self.walk(child)
+        self._visit(node)
+        self.block(later)
+        self.at.device = outside
+
+    def _visit(self, node: ast.AST) -> None:
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    self._assign(target, value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._assign(target, value)
+            case ast.NamedExpr(target=target, value=value):
+                self._assign(target, value)
+            case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+                self._assign(target, value, of=True)
+            case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
+                self._assign(target, value)
+            case ast.AugAssign(target=target):
+                if not (self.at.device and isinstance(target, ast.Name)):
+                    self.at.written |= self.roots(target)
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    if isinstance(target, ast.Subscript):
+                        self.at.written |= self.roots(target)
+            case ast.Call():
+                self.calls.call(node)
+            case _:
+                pass
+
+    def generate(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        for generator in node.generators:
+            self._assign(generator.target, generator.iter, of=True)
+
+    def _assign(self, target: ast.expr, value: ast.expr, of: bool = False) -> None:
+        """``target = value``; ``of``: ``target`` is one of the items of ``value``."""
+        match target:
+            case ast.Tuple(elts=elts) | ast.List(elts=elts):
+                values = value.elts if isinstance(value, ast.Tuple | ast.List) and not of else ()
+                starred = any(isinstance(e, ast.Starred) for e in elts)
+                one_each = len(values) == len(elts) and not starred
+                before, after = self.at.now, dict(self.at.now)
+                for k, item in enumerate(elts):  # at once: `a, b = b, a`
+                    self.at.now = dict(before)
+                    self._assign(item, values[k] if one_each else value, of=not one_each)
+                    after |= {n: r for n, r in self.at.now.items() if r != before.get(n)}
+                self.at.now = after
+            case ast.Name(id=name):
+                found = self.objects(value)
+                self.at.put(name, self.roots(value), items(found) if of else found)
+                makes = isinstance(value, ast.Call) and any(
+                    isinstance(c, type) and not issubclass(c, Vector | Matrix)
+                    for c in self.objects(value.func).values()
+                )
+                if makes or isinstance(value, _MAKING):
+                    self.at.containers.add(name)
+            case ast.Starred(value=inner):
+                self._assign(inner, value, of)
+            case ast.Subscript(value=place) | ast.Attribute(value=place):
+                root = root_name(place)
+                if root in self.at.containers and isinstance(place, ast.Name):
+                    self.values.hold(place, [value])
+                elif not self.at.device or ast.Subscript in (type(target), type(place)):
+                    self.at.written |= self.roots(place)  # `x[i] = value`, `x[i].field = value`
+                    if root in self.at.captured:  # `module.held = value`
+                        self.at.written.add(root)
+            case _:
+                pass
 
 
 _BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 _PLAIN = (
-    ast.Name,
-    ast.Constant,
-    ast.expr_context,
-    ast.operator,
-    ast.unaryop,
-    ast.cmpop,
-    ast.boolop,
-)
+    ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop,
+)  # fmt: skip
 _MADE_IN = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
 
@@ -520,7 +514,7 @@ def _written(
     if function in active:
         return frozenset()
     tree, scope = read_function(function).tree, Scope.of(function)
-    return frozenset(_found(tree, scope, (), active | {function}, device, given=given).written)
+    return _found(tree, scope, (), active | {function}, device, given=given).written
 
 
 def _returned(
@@ -530,7 +524,7 @@ def _returned(
     its results may share. Raises SourceUnavailableError."""
     tree, scope = read_function(function).tree, Scope.of(function)
     found = _found(tree, scope, (), active | {function}, device, given=given)
-    return _NONE.union(*map(found.roots, _returns(tree)))
+    return NONE.union(*map(found.roots, _returns(tree)))
 
 
 def _returns(tree: ast.FunctionDef) -> list[ast.expr | None]:
@@ -548,7 +542,7 @@ def mutated(
     """
     objects = {name: known(value) for name, value in (given or {}).items()}
     found = _found(tree, scope, regions, frozenset(), False, given=objects)
-    return frozenset(found.written), found.aliases
+    return found.written, found.at.aliases
 
 
 def mutations(
@@ -568,20 +562,18 @@ def _found(
     nodes = [n for s in tree.body for n in ast.walk(s)]
     free = {n.id for n in nodes if isinstance(n, ast.Name)} - local
     captured = [n for n in sorted(free) if not is_known(v := scope.lookup(n)) and v is not MISSING]
-    held: dict[str, Objects] = {name: {} for name in local}
-    found = Mutations(scope, parameters, regions, active, device, held | (given or {}))
-    found.captured = frozenset(captured)
     inner = [n for n in nodes if isinstance(n, ast.Lambda | ast.FunctionDef)]
-    found.closed = frozenset(n.id for f in inner for n in ast.walk(f) if isinstance(n, ast.Name))
+    closed = {n.id for f in inner for n in ast.walk(f) if isinstance(n, ast.Name)}
     words = (n.arg if isinstance(n, ast.keyword) else n.value for n in nodes
              if isinstance(n, ast.keyword | ast.Constant))  # fmt: skip
-    found.names_out = any(isinstance(word, str) and word == "out" for word in words)
-    for name in captured:
-        if not callable(scope.lookup(name)):
-            found.now[name] = found.aliases[name] = frozenset({name})
-    if more is not None:
-        found.closed |= local
-    for name in more or ():
-        found.now[name] = found.aliases[name] = frozenset({name})
+    tensors = [name for name in captured if not callable(scope.lookup(name))]
+    now = {name: frozenset({name}) for name in (*parameters, *tensors, *(more or ()))}
+    held: dict[str, Objects] = {name: {} for name in local}
+    state = State(
+        scope, active, device, now, held | (given or {}), frozenset(captured),
+        frozenset(closed if more is None else closed | local),
+        any(isinstance(word, str) and word == "out" for word in words), dict(now),
+    )  # fmt: skip
+    found = Mutations(state, regions)
     found.run(tree.body)
     return found

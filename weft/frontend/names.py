@@ -69,6 +69,11 @@ class Scope:
         return dotted(node).rpartition(".")[2]
 
 
+def arguments(node: ast.Call) -> list[ast.expr]:
+    """What a call is given, by place and by name."""
+    return [*node.args, *(k.value for k in node.keywords)]
+
+
 def root_name(node: ast.AST) -> str | None:
     """``a`` of ``a.b.c``; None where ``node`` is no dotted name."""
     while isinstance(node, ast.Attribute):
@@ -263,7 +268,7 @@ class Reads:
                 return
             case ast.Call(func=ast.Attribute() as func) if (root := root_name(func)) is not None:
                 self.chain(func.value, root, assigned)
-                for argument in [*node.args, *(k.value for k in node.keywords)]:
+                for argument in arguments(node):
                     self.expression(argument, assigned)
                 return
             case ast.NamedExpr():

@@ -83,7 +83,7 @@ class Order:
         return _Event(region, loops, frozenset[str]().union(*map(self._roots, names)), writes)
 
     def _roots(self, name: str) -> frozenset[str]:
-        return self._mutations.aliases.get(name, frozenset())
+        return self._mutations.at.aliases.get(name, frozenset())
 
     def _around(self, region: ast.AST, forwards: bool) -> Iterator[_Event]:
         """What may come after a device loop, or before it."""

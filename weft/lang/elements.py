@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from weft.errors import KernelTypeError
 
@@ -28,13 +28,15 @@ class Elementwise:
     __slots__ = ()
     shape: tuple[int, ...]
 
-    def entries(self) -> list[Any]:
-        """The elements, row by row."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # each of its classes says what these are
 
-    def with_entries(self, entries: list[Any]) -> Any:
-        """Something of this shape with other elements."""
-        raise NotImplementedError
+        def entries(self) -> list[Any]:
+            """The elements, row by row."""
+            ...
+
+        def with_entries(self, entries: list[Any]) -> Any:
+            """Something of this shape with other elements."""
+            ...
 
     def map(self, function: Callable[..., Any], *others: Any) -> Any:
         """``function`` of each element and of the matching elements of ``others``."""

@@ -22,6 +22,9 @@ from examples import (
     spring,
     wkv,
 )
+from weft.autodiff.activity import read_and_written
+from weft.autodiff.columns import by_columns
+from weft.autodiff.state import state_of
 from weft.codegen import libdevice, ptx
 from weft.codegen.launching import UnsupportedArchitectureError, architecture
 from weft.schedule.language import (
@@ -36,6 +39,7 @@ from weft.schedule.language import (
     only,
     several,
 )
+from weft.tools import cross
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
@@ -294,3 +298,22 @@ def test_no_magnitude_of_16_bits_is_left_to_the_assembler() -> None:
         "\t{ .reg .b16 %sign, %other;\n\tshr.s16 %sign, %rs1, 15;\n\txor.b16 %other, %rs1, %sign;\n"
         "\tsub.s16 %rs2, %other, %sign; }\n\tabs.s32 \t%r2, %r1;\n"
     )
+
+
+@needs_ptxas
+@needs_libdevice
+def test_the_gradient_of_a_state_stays_in_registers() -> None:
+    """Of what rows share, too: the sums over them of eight turns, while rows are staged."""
+    args = [empty(2, 9, 3, 64)] * 6
+    (loop,) = cross.lowered_loops(recurrences.rwkv7, *args, 64)
+    wanted, written = read_and_written(loop)
+    state = state_of(loop, written)
+    assert state is not None
+    made = by_columns(loop, wanted, written, rows=64, checkpoints=[state.loop], chunk=8)
+    assert made is not None
+    steps = [cross._compiled(s, "sm_90", recurrences.rwkv7.options, False) for s in made.steps]
+    for gpu_loop, staged in zip(steps, (1, 1, 2), strict=True):
+        ((schedule, _), use), = gpu_loop.usage().items()  # fmt: skip
+        assert len(several(schedule, Stage)) == staged
+        assert use.spill_loads == use.spill_stores == 0
+        assert use.registers * 64 * 4 <= 65536  # four blocks at once

@@ -20,7 +20,7 @@ from weft.ir.types import index
 from weft.ir.views import For, Parallel, constant_of, memory
 from weft.ir.writes import written
 
-_UNROLLED, _SHORT = 2, 96  # rows at a time; twice as many where they have few operations
+_UNROLLED = 4  # rows at a time: their turns need each other, rows do not
 _AHEAD = 4  # rows of which tapes are read ahead
 
 
@@ -143,9 +143,8 @@ class _Inside:
         for the values there. ``carried``: those that it has kept for itself."""
         b, mine = self.b, Parallel(self.parallel).indices[self.row]
         before, self.mine = self.mine, {}
-        unrolled = _UNROLLED * 2 if len(ops) < _SHORT else _UNROLLED
         rows = Op("scf.for", [b.index(0), b.index(self.rows), b.index(1)], (),
-                  {"unroll": unrolled}, [Block([index])], self.old.span)  # fmt: skip
+                  {"unroll": _UNROLLED}, [Block([index])], self.old.span)  # fmt: skip
         self.ahead = self._read_ahead(carried, ops, rows)
         with b.at(rows.body) as block:
             place = self.place = block.args[0]

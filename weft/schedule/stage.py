@@ -35,7 +35,7 @@ _HEAVY = {"arith.divf", "arith.remf", "arith.extf"}  # besides mathematics: comp
 
 _MOST_STAGED, _LEAST_STAGED = 40 << 10, 64  # bytes: of shared memory; that a turn stages
 _THREADS_STAGED = 128  # of a block that stages, at most
-_MOST_TURNS = 6144  # operations in the turns of a loop before which others are staged
+_MOST_TURNS = 8192  # operations in the turns of a loop before which others are staged
 _MOST_STEPS, _MOST_WORDS = 16, 32  # turns that are staged, and words of them that a thread loads
 _WORDS_STAGED = 96  # the same of chunks of turns: there are too few threads for more registers
 
@@ -253,7 +253,7 @@ def staged(
         steps = _MOST_STEPS if several == 1 else 1
         taken = {op for row in rows for op in (*row.loads, *row.stands_for)}
         words = sum(row.width * len(row.loads) for row in rows) / threads
-        words += sum(load not in taken for load in ahead(function, loop))
+        words += sum(load not in taken for load in _own_ahead(function, loop))
         size = size_of(loop.body, {loops[name] for name in unrolled})
         while steps >= least and (
             bytes_of(rows, steps) > left or steps * size > _MOST_TURNS
@@ -264,6 +264,12 @@ def staged(
             found.append(Stage(name, steps, threads))
             left -= bytes_of(rows, steps)
     return tuple(found)
+
+
+def _own_ahead(function: Function, loop: Op) -> list[Op]:
+    """What each thread loads ahead for itself: not of chunks, which take so long that it does not
+    count that they begin with loads, and whose sums need the registers."""
+    return [] if "turns" in loop.attrs else ahead(function, loop)
 
 
 # -- the rewrite
@@ -310,7 +316,7 @@ class _Staging(Serial):
 
     def _enter(self, loop: Op) -> None:
         self.loop, self.step, self.rows = loop, self.asked[loop], self.found[loop]
-        self.own = [load for load in ahead(self.old, loop)
+        self.own = [load for load in _own_ahead(self.old, loop)
                     if load not in self.dead and load not in self.stands_for]  # fmt: skip
         with self.at(self.front):
             self.slots = _laid_out(self.rows)

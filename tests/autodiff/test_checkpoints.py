@@ -129,7 +129,21 @@ def flags(x):
     return out
 
 
+@weft.kernel
+def in_order(x):
+    """No index is parallel."""
+    out = torch.zeros_like(x)
+    weft.loop_config(serialize=True)
+    for i in range(x.shape[0]):
+        h = 0.5 if i == 0 else out[i - 1, 0]
+        for t in range(x.shape[1]):
+            h = math.sin(h + x[i, t])
+            out[i, t] = h
+    return out
+
+
 CASES = {
+    "in order": lambda: (in_order, draw(3, 9)),
     "product": lambda: (k.product, draw(3, 11)),
     "newton": lambda: (k.newton, draw(3).abs() + 0.5),
     "states": lambda: (states, draw(2, 17), draw(2)),

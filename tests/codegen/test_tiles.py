@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from compiled import Compiled, poisoned
 from samples import causal_conv, elementwise, parallel
 
+import weft
 from weft.codegen.machine import host_cpu
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Value
@@ -365,3 +367,26 @@ def test_sums_of_few_columns(element: ScalarType, columns: int) -> None:
     Compiled(parallel(types, 1, body, sizes_of=2))(x, squares, out)
     np.testing.assert_allclose(out, np.exp(x.astype(np.float64)).sum(0), rtol=2e-6)
     np.testing.assert_allclose(squares, (x.astype(np.float64) ** 2).sum(0), rtol=2e-6)
+
+
+@weft.kernel
+def carried_through_an_arm(x, y, out, n: int):
+    for i, j in weft.ndrange(x.shape[0], x.shape[1]):
+        f = 0.5
+        for k in range(n):
+            if x[i, j] > 0.25 * k:
+                g = f
+                for q in range(n):
+                    g = g * 0.5 + y[q]
+                f = g
+        out[i, j] = f
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_a_loop_carries_into_an_arm_differs_between_lanes(dtype: torch.dtype) -> None:
+    """Also where all lanes take the arm, whose other operands they share."""
+    x, y = torch.rand(5, 37, dtype=dtype), torch.rand(7, dtype=dtype)
+    expected, out = torch.zeros_like(x), torch.zeros_like(x)
+    carried_through_an_arm.interpret(x, y, expected, 4)
+    carried_through_an_arm(x, y, out, 4)
+    torch.testing.assert_close(out, expected)

@@ -93,7 +93,8 @@ def extremes(dtype: str, ends: bool) -> list[Any]:
     if dtype[0] not in "fb":
         info = torch.iinfo(TORCH[dtype])
         few = [info.min, info.max, info.min + 1, 0, 1, info.max // 2 + 1]
-        return [v >> 9 if dtype == "i64" else v for v in few]  # Python's ints do not wrap
+        # Python's ints do not wrap, and sums of them are exact in float64.
+        return [v >> 20 if dtype == "i64" else v for v in few]
     info = torch.finfo(TORCH[dtype])
     few = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0]
     return [*few, info.max, -info.max, info.tiny, -info.tiny / 4, info.max / 3] if ends else few

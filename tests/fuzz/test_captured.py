@@ -80,8 +80,13 @@ def check_captured(random: Random) -> None:
             if isinstance(error, ValueError) and "overflow" not in str(error).lower():
                 raise
             continue
-        for _ in range(random.choice((1, 4))):
-            kernel(x, found)
+        try:
+            for _ in range(random.choice((1, 4))):
+                kernel(x, found)
+        except weft.KernelValueError as error:  # in a branch that the Python did not take
+            if "does not fit in 64 bits" not in str(error):
+                raise
+            continue
         near = torch.allclose(found, expected, 1e-9, 1e-9, equal_nan=True)
         assert near, f"{text}\n{scope['A']} {scope['B']}\n{expected}\n{found}"
 

@@ -101,7 +101,8 @@ class Workspaces:
     def rows(self) -> int:
         """How many iterations along the last parallel index go together, where these are rows of a
         state; 0 where they cannot."""
-        return next((n for n in _ROWS_TOGETHER if self.space[-1] % n == 0), 0)
+        last = self.space[-1] if self.space else 1
+        return next((n for n in _ROWS_TOGETHER if last % n == 0), 0)
 
     @property
     def too_long(self) -> bool:

@@ -60,8 +60,8 @@ class Variation:
         iterations. ``masked``: what is computed inside of divergent loops and branches varies, but
         for constants and sizes. ``beside``: the variation along another index, where what diverges
         does so here too. ``exact``: types of integers that do not wrap around, besides those of
-        ``indices``. ``whole``: branches whose first arm all iterations take. ``rule``: the growth
-        of an operation's results where it is not the usual."""
+        ``indices``. ``whole``: branches whose first arm all iterations take, in these
+        arms. ``rule``: the growth of an operation's results where it is not the usual."""
         self.divergent: set[Op] = set()
         self._changing, self._masked, self._beside = changing, masked, beside
         self._whole = whole
@@ -131,7 +131,7 @@ class Variation:
                 for region in op.regions:
                     self._block(region, divergent=apart)
                 for k, result in enumerate(op.results):
-                    if apart or not self.uniform(*If(op).arms(k)):
+                    if apart or op in self._whole or not self.uniform(*If(op).arms(k)):
                         self._note([result], VARYING)
             elif op.regions:
                 for region in op.regions:

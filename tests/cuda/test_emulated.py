@@ -44,6 +44,7 @@ from weft.schedule.language import (
     UnrollJam,
     Vectorize,
     only,
+    several,
 )
 from weft.schedule.legal import legal
 from weft.schedule.nest import LoopNest, axes_of
@@ -106,7 +107,9 @@ def every_window(function: Function, parallel: Op, *, strict: bool) -> list[Wind
                  *(RegisterWindow(name, 4) for name in found)):  # fmt: skip
         if legal(nest, step, (*steps, step), CUDA_RULES) is None:
             steps.append(step)
-    return [WindowTile(nest.serial[found[0]], order, (), tuple(steps), (8, 4))] if found else []
+    jams = {step.axis: step.copies for step in steps if isinstance(step, UnrollJam)}
+    copies = tuple(jams.get(nest.axes[k], 1) for k in order[:2])
+    return [WindowTile(nest.serial[found[0]], order, copies, tuple(steps), (8, 4))] if found else []
 
 
 @pytest.fixture(params=CHANGES)
@@ -123,8 +126,10 @@ def change(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         )
         asked = guards._of_trips
 
-        def pays(guard: Any, *args: Any) -> bool:
-            return isinstance(guard, FewLeft | Busy | Turns | Whole) or asked(guard, *args)
+        def pays(guard: Any, *args: Any) -> tuple[bool, str]:
+            whole = any(jam.whole for jam in several(args[0], UnrollJam))
+            kinds = FewLeft | Busy | Turns if whole else FewLeft | Busy | Turns | Whole
+            return (True, "") if isinstance(guard, kinds) else asked(guard, *args)
 
         monkeypatch.setattr(guards, "_of_trips", pays)
     if request.param in ("in teams", "in large teams", "rows in registers", "rows in strips"):

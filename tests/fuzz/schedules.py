@@ -49,6 +49,7 @@ def text_for(random: Random, nest: LoopNest) -> str:
             f"register_window({loop}, {pick((2, 3, 4, 8))})"
             for loop in loops
         ),
+        *(staged(random, axes, loop) for loop in loops[:3]),
         *(f"reverse({loop})" for loop in random.sample(loops, bool(loops))),
         f"cooperate(({shared}), {pick((2, 8, 32, 64))}); "
         f"{pick(('keep_row', 'strip_mine'))}({pick((1, 2, 4, 8))}, {pick((1, 2, 5))})",
@@ -65,6 +66,24 @@ def text_for(random: Random, nest: LoopNest) -> str:
     ]
     chosen = random.sample(large, pick((0, 1, 1, 1, 2))) + random.sample(small, pick((0, 0, 1, 2)))
     return "; ".join(chosen)
+
+
+def staged(random: Random, axes: tuple[str, ...], loop: str) -> str:
+    """A tile of which rows are staged, which may be wrong."""
+    pick, tiled = random.choice, random.sample(axes, min(len(axes), 2))
+    sides = [pick((1, 2, 4)) for _ in tiled]
+    jams = "".join(
+        f"unroll_jam({axis}, {pick((1, 2, 4))}, overlap={side}, whole={random.random() < 0.3}); "
+        for axis, side in zip(tiled, sides, strict=True)
+    )
+    turns = pick((2, 3, 4))
+    bound = [f"bind({axis}, {side})" for axis, side in zip(tiled, "xy", strict=False)]
+    bound += [f"bind({axis}, z)" for axis in axes if axis not in tiled]
+    return (
+        f"{pick(('', f'reverse({loop}); '))}{jams}register_window({loop}, {turns}, "
+        f"staged={turns * pick((1, 2, 5))}); {'; '.join(bound)}; "
+        f"block_dim(({', '.join(map(str, sides))}))"
+    )
 
 
 def loops_of(kernel: weft.Kernel, tensors: list[torch.Tensor], *rest: Any) -> list[Function]:

@@ -16,7 +16,7 @@ from weft.errors import ScheduleError
 from weft.ir import interp
 from weft.ir.core import Function, Op, walk
 from weft.ir.parse import parse_function
-from weft.schedule.language import Align, RegisterWindow, only, parse, several, show
+from weft.schedule.language import Align, RegisterWindow, UnrollJam, only, parse, several, show
 from weft.schedule.machine import GpuMachine
 from weft.schedule.register_window import marked, register_window, windows
 
@@ -61,7 +61,7 @@ def serial(function: Function) -> Op:
 def windowed(turns: int) -> Function:
     function = parse_function(SMOOTH)
     function.attrs["noalias"] = True
-    function = marked(function, {serial(function): turns})
+    function = marked(function, {serial(function): RegisterWindow("t", turns)})
     made, parallel = register_window(function, outer(function), {})
     assert parallel is outer(made)
     return made
@@ -140,12 +140,12 @@ def test_what_stays_in_registers(name: str) -> None:
 TILE = "unroll_jam(b, 2); unroll_jam(t, 4); register_window(u, 4)"
 
 
-# The arrays of which whole vectors are loaded where all lengths are multiples: of w, the first
+# The arrays of which whole vectors are accessed where all lengths are multiples: of w, the first
 # element of a thread is such a multiple where the thread has neighbours.
 TILES = {
-    TILE: ["w", "k"],
-    f"{TILE}; index_width(64)": ["w", "k"],
-    "unroll_jam(t, 8); register_window(u, 8)": ["w", "k"],
+    TILE: ["out", "w", "k"],
+    f"{TILE}; index_width(64)": ["out", "w", "k"],
+    "unroll_jam(t, 8); register_window(u, 8)": ["out", "w", "k"],
     "unroll_jam(t, 3, stride=2); register_window(u, 4)": ["k"],
     "register_window(u, 3)": [],
     # A last tile that overlaps begins anywhere in w.
@@ -191,7 +191,7 @@ REFUSED = {
     "unroll_jam(b, 8); unroll_jam(t, 8); register_window(u, 32)":
         "32 turns of 64 iterations are too many operations",
     "align(out, 16); register_window(u, 4)":
-        "no window loads `out` in whole vectors of 16 bytes",
+        "no window loads or stores `out` in whole vectors of 16 bytes",
 }  # fmt: skip
 
 
@@ -212,15 +212,10 @@ def test_weft_takes_tiles_of_neighbours_of_which_the_last_may_overlap() -> None:
         w, k = (torch.empty(s, device="meta") for s in ((256, length), (batch, 256, length)))
         machine = GpuMachine(16, 50 << 20)
         (row,) = causal_conv.schedules(w, k, 0.1, device="cuda", machine=machine).taken
-        assert ("overlap" in row.schedule) == (length % 8 > 0)
+        jams = several(parse(row.schedule), UnrollJam)
+        assert all(jam.whole or not jam.overlap for jam in jams) == (length % 8 == 0)
         return only(parse(row.schedule), RegisterWindow)
 
-    assert taken(32, 768) == RegisterWindow("u", 4)
-    assert taken(36, 768) == RegisterWindow("u", 8)  # tiles of eight by four
-    assert taken(30, 768) == RegisterWindow("u", 16)  # eight, by themselves
-    assert taken(32, 767) == RegisterWindow("u", 4)
-    assert taken(23, 1001) == RegisterWindow("u", 4)  # one batch of 24 is computed again
-    assert taken(9, 767) == RegisterWindow("u", 8)  # three of 12, not seven of 16
-    assert taken(7, 767) == RegisterWindow("u", 8)
-    assert taken(5, 767) == RegisterWindow("u", 16)  # not three of eight
+    assert taken(32, 768) == taken(32, 767) == RegisterWindow("u", 4, 64)  # eight by eight
+    assert taken(36, 768) == taken(9, 1001) == RegisterWindow("u", 16, 256)  # sixteen
     assert taken(32, 24) is None  # few turns

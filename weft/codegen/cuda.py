@@ -47,6 +47,7 @@ from weft.schedule.language import (
     only,
     several,
     show,
+    tiled,
 )
 from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of, loops_of
 from weft.schedule.own import OwnStep
@@ -54,6 +55,7 @@ from weft.schedule.prefetch import serial_steps
 from weft.schedule.reverse import reverse
 from weft.schedule.rows import VECTOR_BYTES
 from weft.schedule.stage import stage
+from weft.schedule.stage_rows import stage_rows
 from weft.schedule.unroll_jam import unroll_jam
 from weft.values import frozen
 
@@ -232,13 +234,18 @@ def scheduled(
             break
         if isinstance(step, UnrollJam):
             axis = axes.index(step.axis)
-            how = step.copies, step.stride, step.overlap
+            how = step.copies, step.stride, step.overlap, step.whole
             function, parallel = unroll_jam(function, parallel, axis, *how)
         elif isinstance(step, OwnStep):
             function, parallel = step.apply(function, parallel)
     if parallel is not None and only(schedule, RegisterWindow) is not None:
         names = arrays_of(function)
         limits = {function.args[names.index(a.array)]: a.bytes for a in several(schedule, Align)}
+        register_window.align_stores(function, parallel, limits)
+        if tiled(schedule):
+            function, parallel = stage_rows(function, parallel, order, schedule, limits)
+            limits = {function.args[names.index(a.array)]: a.bytes
+                      for a in several(schedule, Align)}  # fmt: skip
         function, parallel = register_window.register_window(function, parallel, limits)
     return GridEmitter(
         function, parallel, order, schedule, strict_math=strict_math, noalias=noalias,
@@ -251,7 +258,7 @@ def _marked(loop: LoopNest, schedule: Schedule) -> Function:
     Raises ``ScheduleError``."""
     if kept := several(schedule, RegisterWindow):
         return register_window.marked(
-            loop.function, {loop.serial[step.loop]: step.turns for step in kept}
+            loop.function, {loop.serial[step.loop]: step for step in kept}
         )
     together = only(schedule, Cooperate)
     if together is None:

@@ -37,6 +37,7 @@ from weft.schedule.language import (
     StripMine,
     only,
     several,
+    tiled,
 )
 from weft.schedule.nest import arrays_of
 from weft.schedule.rows import crowded
@@ -87,7 +88,7 @@ class GridEmitter:
         usual = 2 * THREADS if only(schedule, StreamingStores) else THREADS
         together = only(schedule, Cooperate)
         threads = max(usual, threads_of(schedule), together.threads if together else 0)
-        if only(schedule, Stage) is not None:
+        if only(schedule, Stage) is not None or tiled(schedule):
             threads = threads_of(schedule)
         if together is not None and is_exact(schedule):
             threads = together.threads * groups(together.threads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from weft.index.expression import (
@@ -141,7 +141,8 @@ def accesses(function: Function) -> list[Access]:
 class Extraction:
     """One walk over a function, following integer arithmetic back to indices and symbols."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, atoms: Iterable[Value] = ()) -> None:
+        """``atoms``: values that are not followed further."""
         self.found: list[Access] = []
         self.bounds: list[tuple[Op, Access]] = []  # weft.bounds operations, as accesses in shape
         self.loops: dict[Op, tuple[Loop, ...]] = {}  # each loop's index, and those around it
@@ -149,7 +150,7 @@ class Extraction:
         self._symbols: set[Value] = set(function.args)
         self._locals: set[Value] = set()
         self._ivs: set[Value] = set()
-        self._polys: dict[Value, Poly | None] = {}
+        self._polys: dict[Value, Poly | None] = {value: atom(value) for value in atoms}
         self._walk(function.body, (), ())
 
     def _walk(
@@ -251,6 +252,8 @@ class Extraction:
             if condition is None or not known(condition):
                 return None
             return atom(Choice(condition, ONE, number(0)))
+        if op.name in ("gpu.thread_id", "gpu.block_id"):
+            return atom(op.result)
         rule = _RULES.get(op.name)
         if rule is None or len(op.results) != 1 or not _wide(op):
             return None

@@ -7,6 +7,7 @@ import functools
 import html
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from weft.schedule.cost import Cost, Shapes, Work, cost
 from weft.schedule.grid import THREADS, Dims
 from weft.schedule.guards import AtMost, MultipleOf, Positive, judged
 from weft.schedule.intervals import evaluate
-from weft.schedule.language import KeepRow, Schedule, Vectorize, only, show
+from weft.schedule.language import KeepRow, RegisterWindow, Schedule, Vectorize, only, show
 from weft.schedule.machine import GpuMachine
 from weft.schedule.rows import find, shared
 from weft.values import frozen
@@ -348,7 +349,10 @@ class _Call:
                 meets, why = judged(g, schedule, sizes, machine, most)
                 told.append(GuardOfCall(show([g]), meets, "" if meets else _named(g, facts) + why))
             choice = choose([f"-> {show(schedule)}"], sizes, machine, most)
-            made = cuda.scheduled(function, schedule, strict_math=strict, noalias=True)
+            # What a block stages its threads load from there as they would from memory.
+            plain = tuple(replace(step, staged=0) if isinstance(step, RegisterWindow) else step
+                          for step in schedule)  # fmt: skip
+            made = cuda.scheduled(function, plain, strict_math=strict, noalias=True)
             registers = None
             if first and ptx.ptxas() is not None:
                 code = cuda.compile_cuda(function, schedule, arch, strict_math=strict, noalias=True)

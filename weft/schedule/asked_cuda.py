@@ -30,6 +30,7 @@ from weft.schedule.guards import (
     MultipleOf,
     Positive,
     Reciprocals,
+    Whole,
 )
 from weft.schedule.language import (
     Align,
@@ -41,6 +42,7 @@ from weft.schedule.language import (
     FastDivision,
     IndexWidth,
     KeepRow,
+    LongestFirst,
     Persist,
     Prefetch,
     Privatize,
@@ -59,6 +61,7 @@ from weft.schedule.language import (
     only,
     parse,
     several,
+    tiled,
 )
 from weft.schedule.legal import RULES, Rule, beside, check, listed
 from weft.schedule.nest import LoopNest, Nest, Refusal
@@ -68,12 +71,13 @@ from weft.schedule.rows import VECTOR_BYTES, Rows, find
 from weft.schedule.scan import vectors
 from weft.schedule.stage import MOST_BYTES, bytes_of, done_once
 from weft.schedule.stage import rows_of as staged_rows
+from weft.schedule.stage_rows import why_not_staged
 
 _MOST_BLOCKS = 2**31 - 1
 _MOST_SPLIT = 1 << 20  # iterations that leave a word for each block that shares them
 _INNER = (
     Privatize, UnrollJam, OwnStep, Vectorize, Prefetch, Unroll, Stage, Reverse,
-    RegisterWindow,
+    RegisterWindow, LongestFirst,
 )  # fmt: skip
 _MOST_OPS = 8 * MOST_COPIES  # operations in the unrolled neighbours of one thread
 
@@ -144,7 +148,9 @@ def _align(nest: LoopNest, step: Align, schedule: Schedule) -> Refusal | None:
     if only(schedule, RegisterWindow) is not None:
         if step in whole_vectors(nest, schedule, lambda _: 0)[0]:
             return None
-        return Refusal(f"no window loads `{step.array}` in whole vectors of {step.bytes} bytes")
+        return Refusal(
+            f"no window loads or stores `{step.array}` in whole vectors of {step.bytes} bytes"
+        )
     if vector is None:
         return Refusal("vectors are aligned, and there is no vectorize(...)")
     if step.bytes not in (2, 4, 8, VECTOR_BYTES):
@@ -284,6 +290,23 @@ def _stage(nest: LoopNest, step: Stage, schedule: Schedule) -> Refusal | None:
                   Persist)  # fmt: skip
 
 
+def _register_window(nest: LoopNest, step: RegisterWindow, schedule: Schedule) -> Refusal | None:
+    found = RULES[RegisterWindow](nest, step, schedule)
+    if found is None and step.staged:
+        found = why_not_staged(nest, step, schedule)
+    return found or (beside(step, schedule, Persist, Unroll, OwnStep) if step.staged else None)
+
+
+def _longest_first(nest: LoopNest, step: LongestFirst, schedule: Schedule) -> Refusal | None:
+    sides = [bind.side for bind in several(schedule, Bind)]
+    if not tiled(schedule) or "y" not in sides:
+        return Refusal(
+            "blocks along y that have whole tiles are put in order", None,
+            "write register_window(..., staged=...), or leave it out",
+        )  # fmt: skip
+    return None
+
+
 def rows_of(nest: LoopNest, together: Cooperate, *, keep: bool) -> Rows | None:
     """What goes by vectors of the loops that threads share."""
     found = team(nest, together)
@@ -301,7 +324,9 @@ def team(nest: LoopNest, step: Cooperate) -> Team | str:
 
 CUDA_RULES: dict[type[Any], Rule] = RULES | {
     Vectorize: _vectorize, Align: _align, Cooperate: _cooperate, SplitReduction: _cooperate,
-    KeepRow: _by_row, StripMine: _by_row, Stage: _stage, Reverse: _reverse, Scan: _scan,
+    KeepRow: _by_row, StripMine: _by_row, Stage: _stage, RegisterWindow: _register_window,
+    LongestFirst: _longest_first,
+    Reverse: _reverse, Scan: _scan,
 }  # fmt: skip
 
 
@@ -448,7 +473,7 @@ def _aligns(
 
 
 def _covers(loop: LoopNest, given: Schedule) -> Iterator[tuple[Sequence[Cover], Sequence[Guard]]]:
-    if only(given, Cover) is not None or only(given, Stage) is not None:
+    if only(given, Cover) is not None or only(given, Stage) is not None or tiled(given):
         yield (Cover(),), (Covered(),)
         return
     looping = only(given, Cooperate) or only(given, Privatize) or only(given, Persist)
@@ -484,7 +509,7 @@ def _guards(
         yield from step.guards()
     for jam in several(given, UnrollJam):
         if jam.overlap:
-            yield AtLeast(jam.axis, jam.copies * jam.overlap)
+            yield (Whole if jam.whole else AtLeast)(jam.axis, jam.copies * jam.overlap)
     if only(given, Stage) is not None:
         yield AtLeast(order[0].axis, 1)
     if together is not None:

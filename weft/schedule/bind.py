@@ -14,7 +14,17 @@ from weft.ir.core import Function, Op, Value, walk
 from weft.ir.trips import unravel
 from weft.ir.types import MemRefType, Type, f32, f64, i1, i32, i64, index
 from weft.ir.views import Parallel, constant_of, memory
-from weft.schedule.language import Align, Cover, Schedule, Stage, Vectorize, only, several
+from weft.schedule.language import (
+    Align,
+    Cover,
+    LongestFirst,
+    Schedule,
+    Stage,
+    Vectorize,
+    only,
+    several,
+    tiled,
+)
 from weft.schedule.nest import arrays_of
 from weft.schedule.spmd import Threads, from_word, to_word
 from weft.schedule.variation import Variation
@@ -77,6 +87,8 @@ class _Nest(Threads):
         self.covers = only(schedule, Cover) is not None
         self.vector = only(schedule, Vectorize)
         self.staged = only(schedule, Stage)
+        self.tiled = tiled(schedule)
+        self.longest_first = only(schedule, LongestFirst) is not None
         self.there: Value | None = None  # whether a thread of those has an iteration of its own
         self.kinds = Parallel(parallel).kinds
         self.place = function.body.ops.index(parallel)
@@ -149,10 +161,11 @@ class _Nest(Threads):
 
     def position(self, side: str, type: Type) -> tuple[Value, Value]:
         """Threads that stage wait for each other: a block is along x, and of one size."""
-        if self.staged is None:
+        if self.staged is None and not (self.tiled and side == "z"):
             return super().position(side, type)
-        block, blocks = self.register("block_id", side, type), self.register("grid_dim", side, type)
-        if side != "x":
+        where = "y" if self.longest_first else side
+        block, blocks = (self.register(n, where, type) for n in ("block_id", "grid_dim"))
+        if side != "x" or self.staged is None:
             return block, blocks
         threads = self.constant(self.staged.threads, block.scalar)
         first = self.add(self.mul(block, threads), self.register("thread_id", "x", type))
@@ -181,6 +194,8 @@ class _Nest(Threads):
     ) -> list[Value]:  # fmt: skip
         """Runs ``body`` for the thread's iterations along y or z."""
         first, stride = self.position(side, trip.type)
+        if self.tiled and side == "y":  # of which there are whole blocks
+            return body(first, [])
         if self.covers:
             self.branch(self.compare("slt", first, trip), lambda: body(first, []))
             return []
@@ -193,6 +208,8 @@ class _Nest(Threads):
         first, stride = self.position("x", trip.type)
         if self.staged is not None:
             return self.together(axis, first, trip)
+        if self.tiled:
+            return self.one(axis, first, [])
         if self.vector is not None:
             near = Neighbours(self, self.outer, axis, self.vector, self.limits, self.bind, self.one)
             return near.run(first, stride, trip, carried, covers=self.covers)

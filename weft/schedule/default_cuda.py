@@ -9,7 +9,6 @@ whose guards hold (``schedule.choose``); code generation applies its steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from weft.index.access import Access, accesses
 from weft.index.expression import number
@@ -45,17 +44,13 @@ from weft.schedule.guards import (
     LargerThanCache,
     Long,
     MultipleOf,
-    Overlapped,
     Positive,
     Reciprocals,
     Split,
-    Turns,
-    Whole,
 )
 from weft.schedule.language import (
     Align,
     Bind,
-    Block,
     BlockDim,
     Cooperate,
     Cover,
@@ -65,21 +60,18 @@ from weft.schedule.language import (
     Persist,
     Prefetch,
     Privatize,
-    RegisterWindow,
     SplitReduction,
     Stage,
     Step,
     StreamingStores,
     StripMine,
     Unroll,
-    UnrollJam,
     Vectorize,
     only,
 )
 from weft.schedule.legal import private_kind
 from weft.schedule.nest import LoopNest, Nest, loops_of
 from weft.schedule.prefetch import ahead
-from weft.schedule.register_window import whole_vectors
 from weft.schedule.rows import VECTOR_BYTES, find
 from weft.schedule.scan import scanned
 from weft.schedule.shared_loads import (
@@ -89,8 +81,8 @@ from weft.schedule.shared_loads import (
     window_tiles,
 )
 from weft.schedule.stage import staged
+from weft.schedule.tiles import in_tiles, placed
 from weft.schedule.unroll import for_registers
-from weft.schedule.unroll_jam import repeatable
 from weft.values import frozen
 
 MOST_COPIES = 512  # operations in the unrolled neighbours of one thread
@@ -100,7 +92,6 @@ _TURNS_AHEAD, _LEAST_AHEAD = 16, 4  # of a loop, at most and at least
 _MOST_AHEAD = 2048  # operations in the unrolled turns of all loops
 _LONG = 48  # operations of a turn
 _IDLE = 1024  # threads for each multiprocessor, from which on others run while one waits
-_LEAST_CHUNKS = 8  # of turns that become one, in the longest loop
 _CLUSTERS = 64  # rows, at most, that clusters have
 _BUSY = 1024  # threads for each multiprocessor, below which none takes several iterations
 
@@ -206,7 +197,7 @@ def candidates(
         if team is not None and team.pays:
             by_row = _by_row(parallel, nest, team, step_of)
     forms = [*together, *_alone(nest, found, None)]
-    tiles = _in_tiles(loop, found, step_of)
+    tiles = in_tiles(loop, found.tiles, step_of, Busy(_BUSY))
     narrow = [*by_row, *together, *tiles, *_alone(nest, found, divisible)]
     width, placed = IndexWidth(32), nest_steps(nest.axes, found)
     if nest.divisions:
@@ -222,51 +213,17 @@ def candidates(
             yield Candidate(guards, (*steps, *placed))
 
 
-def _placed(axes: Sequence[str], block: tuple[int, int]) -> list[Step]:
-    """``axes`` on the grid, that along x first."""
-    steps: list[Step] = [Bind(axes[0], "x")]
-    steps += [Bind(name, "y") for name in axes[1:2]]
-    return [*steps, *(Bind(name, "z") for name in axes[2:]), Block(*block)]
-
-
 Form = tuple[tuple[Guard, ...], tuple[Step, ...]]
 
 
 def nest_steps(axes: Sequence[str], found: Picks) -> tuple[Step, ...]:
     """How iterations go onto the grid: the same in all candidates."""
-    steps = _placed([axes[k] for k in found.order], found.block)
+    steps = placed([axes[k] for k in found.order], found.block)
     if found.asked:
         steps.append(BlockDim(found.asked))
     if found.block == _SQUARE:
         steps.append(Persist(_LASTING))
     return tuple(steps)
-
-
-def _in_tiles(loop: LoopNest, found: Picks, step_of: Callable[[Value], int]) -> Iterator[Form]:
-    """Forms in which a thread has neighbours whose rows slide: a warp has several along the first
-    two indices, so that its threads have nearly the same turns, and few rows. First those for sizes
-    that tiles divide."""
-    for again in (False, True) if repeatable(loop.parallel) else (False,):
-        for tile in found.tiles:
-            names = [loop.axes[k] for k in tile.order]
-            lower, upper, _ = For(tile.loop).bounds
-            turns = max(step.turns for step in tile.steps if isinstance(step, RegisterWindow))
-            kind = Overlapped if again else Whole
-            guards = (
-                *(kind(name, n) for name, n in zip(names, tile.copies, strict=False)),
-                Busy(_BUSY), Turns(step_of(lower), step_of(upper), _LEAST_CHUNKS * turns),
-                Covered(),
-            )  # fmt: skip
-            tiled = tuple(
-                replace(step, overlap=1) if again and isinstance(step, UnrollJam) else step
-                for step in tile.steps
-            )
-            aligns, multiples = whole_vectors(loop, tiled, step_of)
-            placed = (Cover(), *_placed(names, tile.block))
-            whole = (*(Aligned(align.array, align.bytes) for align in aligns), *multiples)
-            yield (*whole, *guards), (*tiled, *aligns, *placed)
-            if again and aligns:
-                yield guards, (*tiled, *placed)
 
 
 def _alone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[Form]:

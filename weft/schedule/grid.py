@@ -12,6 +12,7 @@ from weft.schedule.language import (
     BlockDim,
     Cooperate,
     KeepRow,
+    LongestFirst,
     Persist,
     Privatize,
     Scan,
@@ -100,6 +101,8 @@ def grid(schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int) -> tu
     blocks, block = shape(
         schedule, trips, few=few, processors=machine.processors, most=limit(schedule, most)
     )
+    if only(schedule, LongestFirst) is not None:
+        blocks = (blocks[0], blocks[2], blocks[1])
     if kinds and math.prod(trips) <= _SMALL:
         blocks = (1, 1, 1)
     if most > THREADS and only(schedule, StreamingStores) is not None:

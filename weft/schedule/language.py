@@ -35,12 +35,13 @@ class FastDivision:
 class UnrollJam:
     """A thread computes ``copies`` iterations along ``axis``, ``stride`` from each other, and loads
     elements that they share once. ``overlap``: so many neighbours do so together, all of them
-    always: the last of these groups overlaps the one before it."""
+    always: the last of these groups overlaps the one before it. ``whole``: none has to."""
 
     axis: str
     copies: int
     stride: int = 1
     overlap: int = 0
+    whole: bool = False
 
 
 @frozen
@@ -150,6 +151,12 @@ class Stage:
 
 
 @frozen
+class LongestFirst:
+    """Of blocks along y those start first whose threads have most turns, whatever their place along
+    z: the last ones to start are short."""
+
+
+@frozen
 class Reverse:
     """Turns of the serial ``loop`` go from the last to the first."""
 
@@ -159,10 +166,12 @@ class Reverse:
 @frozen
 class RegisterWindow:
     """What the next turn of the serial ``loop`` reads again stays in registers; ``turns`` of it
-    become one."""
+    become one. ``staged``: what a block's threads load of rows in so many turns is in shared
+    memory (0: in none)."""
 
     loop: str
     turns: int
+    staged: int = 0
 
 
 @frozen
@@ -219,6 +228,7 @@ Step = (
     IndexWidth | FastDivision | UnrollJam | Vectorize | Align | Bind | Block | BlockDim | Persist
     | Cover | Privatize | StreamingStores | Cooperate | SplitReduction | Scan | Prefetch
     | Unroll | Stage | KeepRow | StripMine | RegisterWindow | Reverse
+    | LongestFirst
 )  # fmt: skip
 Schedule = tuple[Step, ...]
 
@@ -242,6 +252,11 @@ def several(schedule: Iterable[Any], kind: type[T]) -> list[T]:
     return [step for step in schedule if isinstance(step, kind)]
 
 
+def tiled(schedule: Schedule) -> bool:
+    """Whether the threads of a block have a whole tile of iterations, always all of them."""
+    return any(step.staged for step in several(schedule, RegisterWindow))
+
+
 def brief(schedule: Schedule) -> str:
     """A short name of a form of a kernel, for logs: what tells it from its other forms."""
     words = ["i32" if only(schedule, IndexWidth) else "i64"]
@@ -249,8 +264,8 @@ def brief(schedule: Schedule) -> str:
         match step:
             case Vectorize(copies=copies, divisible=divisible):
                 words += [f"v{copies}", *["divisible"] * divisible]
-            case UnrollJam(axis=axis, overlap=overlap):
-                words.append(f"jam-{axis}" + "-overlap" * (overlap > 0))
+            case UnrollJam(axis=axis, overlap=overlap, whole=whole):
+                words += [f"jam-{axis}", *["whole" if whole else "overlap"] * (overlap > 0)]
             case SplitReduction(columns=columns):
                 words.append(f"split{columns}")
             case Scan(threads=threads, width=width, parts=parts):
@@ -259,13 +274,17 @@ def brief(schedule: Schedule) -> str:
                 words.append(f"ahead{steps}")
             case Stage(steps=steps, threads=threads):
                 words.append(f"stage{steps}x{threads}")
-            case RegisterWindow(turns=turns):
+            case RegisterWindow(turns=turns, staged=staged):
                 words.append(f"window{turns}" + "-any" * (not only(schedule, Align)))
+                words += [f"staged{staged}"] * (staged > 0)
             case Cooperate(threads=threads, columns=columns):
                 words.append(f"columns{columns}" if columns else f"team{threads}")
             case KeepRow(width=width, vectors=vectors) | StripMine(width=width, vectors=vectors):
                 words.append(f"{_name(type(step)).split('_')[0]}{width}x{vectors}")
-            case Cover() | FastDivision() | Privatize() | Reverse() | StreamingStores() | Unroll():
+            case (
+                Cover() | FastDivision() | LongestFirst() | Privatize() | Reverse()
+                | StreamingStores() | Unroll()
+            ):  # fmt: skip
                 words.append(_name(type(step)).split("_")[0])
             case _:
                 pass

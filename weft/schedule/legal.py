@@ -136,7 +136,9 @@ def _unroll_jam(nest: LoopNest, step: UnrollJam, schedule: Schedule) -> Refusal 
         return Refusal("a thread has two iterations or more, a stride of one or more")
     if step.overlap and not (0 < step.overlap <= THREADS and step.stride in (1, step.overlap)):
         return Refusal(f"groups of 1 to {THREADS} threads overlap, of which a stride is one")
-    if step.overlap and not repeatable(parallel):
+    if step.whole and not step.overlap:
+        return Refusal("only groups are whole", None, f"unroll_jam({step.axis}, 8, overlap=1)")
+    if step.overlap and not step.whole and not repeatable(parallel):
         return Refusal(
             "an iteration that is carried out twice would do twice what is to be done once", None,
             f"write unroll_jam({step.axis}, {step.copies})",

@@ -9,6 +9,7 @@ the turns follows one by one. The order of all that is computed is what it was, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import field
 
@@ -30,6 +31,7 @@ from weft.schedule.language import (
 )
 from weft.schedule.nest import LoopNest
 from weft.schedule.rows import VECTOR_BYTES
+from weft.schedule.unroll_jam import STAGED, TILE
 from weft.values import mutable
 
 MARK = "window"  # attribute of a loop: so many turns become one
@@ -75,14 +77,15 @@ class Window:
         return range(first, first + self.width)
 
 
-def marked(function: Function, loops: Mapping[Op, int]) -> Function:
+def marked(function: Function, loops: Mapping[Op, RegisterWindow]) -> Function:
     """A copy of ``function``, in which the loops say how many turns become one."""
 
     def around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if op not in loops:
             return None
         made = rewriter.copy(op)
-        made.attrs[MARK] = loops[op]
+        made.attrs[MARK] = loops[op].turns
+        made.attrs |= {STAGED: loops[op].staged} if loops[op].staged else {}
         rewriter.region(op.body, made.body)
         return rewriter.append(made).results
 
@@ -104,7 +107,8 @@ def windows(
         memref, subscripts, _ = memory(op)
         polys = [poly for v in subscripts if (poly := found.poly(v)) is not None]
         exempt = memref in changed or (changed and not function.attrs.get("noalias", True))
-        if memref not in function.args or exempt or not 0 < len(polys) == len(subscripts):
+        known = memref in function.args and not exempt
+        if not (known or is_shared(memref)) or not 0 < len(polys) == len(subscripts):
             continue
         *outer, last = polys
         sign = last.slope(iv)
@@ -114,16 +118,22 @@ def windows(
         place = last - atom(iv).scaled(sign)
         key = memref, sign, (*outer, place - Poly({(): place.offset} if place.offset else {}))
         if key not in rows:
-            width = limits.get(memref, 0) // memref.memref.element.bytes
+            limit = VECTOR_BYTES if is_shared(memref) else limits.get(memref, 0)
+            width = limit // memref.memref.element.bytes
             first = place + begin.scaled(sign) if begin is not None and width > 1 else None
-            behind = None if first is None else _behind(first, width, numbers)
-            start = (1, 0) if behind is None else (width, (behind[0] - place.offset) % width)
+            far = None if first is None else behind(first, width, numbers)
+            start = (1, 0) if far is None else (width, (far[0] - place.offset) % width)
             rows[key] = Window(sign, *start, {})
         rows[key].loads[op] = place.offset
     return [part for row in rows.values() for part in _parts(row, loop.attrs.get(MARK, 1))]
 
 
-def _behind(place: Poly, width: int, numbers: Set[Value]) -> tuple[int, list[Value | Dim]] | None:
+def is_shared(memref: Value) -> bool:
+    """Whether a block's threads share it: what a loop reads of it they wrote before they waited."""
+    return memref.memref.space == "shared"
+
+
+def behind(place: Poly, width: int, numbers: Set[Value]) -> tuple[int, list[Value | Dim]] | None:
     """How far ``place`` is behind a multiple of ``width`` if sizes and ``numbers`` are multiples,
     and which of these that takes; None where it depends on something else."""
     needed: list[Value | Dim] = []
@@ -156,13 +166,17 @@ def whole_vectors(
     function, parallel = nest.function, nest.parallel
     found, numbers = Extraction(function), {*function.args}
     jams = {nest.index(jam.axis): jam.copies for jam in several(schedule, UnrollJam)
-            if jam.stride == 1 and not jam.overlap}  # fmt: skip
+            if jam.stride == 1 and (jam.whole or not jam.overlap)}  # fmt: skip
     axes = zip(Parallel(parallel).indices, Parallel(parallel).axes, strict=True)
     begins = {iv: found.poly(axis[0]) for iv, axis in axes}
     sizes = {Dim(op.operand, op.attrs["axis"]): op.result
              for op in walk(function.body) if op.name == "memref.dim"}  # fmt: skip
     arrays: dict[str, Align] = {}
     multiples: dict[MultipleOf, None] = {}
+    stored = _stored_in_vectors(parallel, found, begins, jams)
+    for name, memref in zip(nest.arrays, function.args, strict=True):
+        if memref in stored:
+            arrays[name] = Align(name, VECTOR_BYTES)
     for step in several(schedule, RegisterWindow):
         loop = For(nest.serial[step.loop])
         # Where the first turn is.
@@ -179,7 +193,7 @@ def whole_vectors(
             first: dict[Value | Dim, Poly | None] = {
                 iv: low for iv, low in begins.items() if jams.get(iv, 1) % width == 0
             }
-            asked = _behind(place.substitute(at.get).substitute(first.get), width, numbers)
+            asked = behind(place.substitute(at.get).substitute(first.get), width, numbers)
             if asked is not None:
                 name = nest.arrays[function.args.index(memref)]
                 arrays[name] = Align(name, VECTOR_BYTES)
@@ -188,6 +202,40 @@ def whole_vectors(
                     for v in asked[1]
                 }
     return list(arrays.values()), list(multiples)
+
+
+def _stored_in_vectors(
+    parallel: Op, found: Extraction, begins: Mapping[Value, Poly | None], jams: Mapping[Value, int]
+) -> set[Value]:
+    """The arrays that a thread's neighbours store whole vectors of, side by side."""
+    stored: set[Value] = set()
+    for op in walk(parallel.body):
+        memref, subscripts = memory(op)[:2] if op.name == "memref.store" else (None, ())
+        place = found.poly(subscripts[-1]) if subscripts else None
+        if memref is None or place is None or not memref.memref.row_major:
+            continue
+        width = VECTOR_BYTES // memref.memref.element.bytes
+        for iv, begin in begins.items():
+            if place.slope(iv) == 1 and jams.get(iv, 1) % width == 0 and begin is not None:
+                far = behind(place - atom(iv) + begin, width, set())
+                if width > 1 and far == (0, []):
+                    stored.add(memref)
+    return stored
+
+
+def align_stores(function: Function, parallel: Op, limits: Mapping[Value, int]) -> None:
+    """Notes, of stores to arguments whose rows are made of vectors of so many bytes, what their
+    addresses are multiples of. (Neighbours that are stored together become vectors.)"""
+    atoms = [op.result for op in walk(parallel.body) if TILE in op.attrs]
+    found = Extraction(function, atoms)
+    for op in walk(parallel.body):
+        if op.name == "memref.store" and (limit := limits.get(memory(op)[0])):
+            memref, subscripts, _ = memory(op)
+            size = memref.memref.element.bytes
+            place = found.poly(subscripts[-1])
+            far = None if place is None else behind(place, limit // size, set())
+            if far is not None and not far[1]:
+                op.attrs["align"] = far[0] * size & -(far[0] * size) or limit
 
 
 def register_window(
@@ -224,7 +272,9 @@ class _Windows(Rewriter):
         lower, upper, step = map(self.lookup, loop.bounds)
         none = self.number(0, lower)
         many = self.number(turns, lower)
-        later = self.number(max([0, *(row.ahead for row in rows)]), lower)
+        # Behind a row in shared memory there is something to load.
+        ends = [row.ahead for row in rows if not is_shared(memory(row.first)[0])]
+        later = self.number(max([0, *ends]), lower)
         left = self.subi(self.trip_count(lower, upper, step), later)
         whole = self.op("arith.floordivsi", self.op("arith.maxsi", left, none), many)
         end = self.addi(lower, self.muli(whole, many))
@@ -257,6 +307,7 @@ class _Windows(Rewriter):
             return [*ends, *(row.values[element + row.sign * turns] for row, element in kept)]
 
         self.fill(block, body)
+        block.ops[:-1] = by_loads(block.ops[:-1])
         results = main.results[: len(loop.inits)]
         rest = self.for_(end, upper, step, results)
         rest.attrs |= {"unroll": 1, "rare": True}
@@ -312,6 +363,44 @@ class _Windows(Rewriter):
             for k in row.vector(element):
                 row.values[k] = self._load(row, k, place)
         return row.values[element]
+
+
+def by_loads(ops: Sequence[Op]) -> list[Op]:
+    """``ops``, each load followed by all that only waited for it: what few registers hold for a
+    short time leaves room for the loads that follow. What most ask for is loaded first."""
+    loads = [op for op in ops if op.name == "memref.load"]
+    if not all(op.name == "memref.load" or (OPS[op.name].pure and not op.regions) for op in ops):
+        return list(ops)
+    # Elements of a vector are loaded from the same place.
+    groups: dict[object, list[Op]] = {}
+    for op in loads:
+        groups.setdefault((*op.operands, op.attrs.get("offset", 0) // 4), []).append(op)
+    used = Counter(v for op in ops for v in op.operands)
+    own, made, found = {v for op in ops for v in op.results}, set[Value](), list[Op]()
+    left = [op for op in ops if op not in loads]
+
+    def ready(op: Op) -> bool:
+        return all(v in made or v not in own for v in op.operands)
+
+    def follow() -> None:
+        nonlocal left
+        waiting: list[Op] = []
+        for op in left:
+            if ready(op):
+                found.append(op)
+                made.update(op.results)
+            else:
+                waiting.append(op)
+        left = waiting
+
+    follow()
+    if not all(map(ready, loads)):
+        return list(ops)
+    for group in sorted(groups.values(), key=lambda g: -sum(used[op.result] for op in g)):
+        found += group
+        made.update(op.result for op in group)
+        follow()
+    return found
 
 
 def _pure(op: Op) -> bool:

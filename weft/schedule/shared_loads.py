@@ -76,13 +76,15 @@ class WindowTile:
     """Iterations of a thread where the elements that one reads are its neighbour's a turn of
     ``loop`` later. ``order``: the parallel dimensions, that of the neighbours first. ``steps``:
     what makes the tile, with as many iterations as ``copies`` says along the first dimensions.
-    ``block``: threads of a block along the first two."""
+    ``block``: threads of a block along the first two. ``words``: that a turn computes, for one
+    iteration."""
 
     loop: Op
     order: tuple[int, ...]
     copies: tuple[int, ...]
     steps: tuple[Reverse | UnrollJam | RegisterWindow, ...]
     block: tuple[int, int]
+    words: int = 1
 
 
 def window_tiles(function: Function, parallel: Op, *, strict: bool) -> list[WindowTile]:
@@ -121,7 +123,7 @@ def window_tiles(function: Function, parallel: Op, *, strict: bool) -> list[Wind
             *((Reverse(name),) if later else ()),
             *reversed([UnrollJam(names[k], n) for k, n in zip(order, copies, strict=False)]),
             RegisterWindow(name, turns),
-        ), block)
+        ), block, size)
         for copies, turns, block in TILES
         if len(copies) <= 1 + bool(beside) and size * math.prod(copies) <= MOST_TILE
     ]  # fmt: skip

@@ -23,22 +23,24 @@ from weft.schedule.variation import Variation
 _RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
 _MASKED = ("memref.load", "memref.store", "scf.for", "scf.if", "scf.yield")
 TILE = "tile"  # attribute of a group's number, and of a position in it: the axis
+STAGED = "staged"  # attribute of a loop: rows of so many turns are in shared memory
 
 
 def unroll_jam(
-    function: Function, parallel: Op, axis: int, copies: int, stride: int = 1, overlap: int = 0
-) -> tuple[Function, Op]:
+    function: Function, parallel: Op, axis: int, copies: int, stride: int = 1, overlap: int = 0,
+    whole: bool = False,
+) -> tuple[Function, Op]:  # fmt: skip
     """``function``, in which an iteration of ``parallel``, one of its operations, does what
     ``copies`` along ``axis`` did, and the new parallel loop. These are ``stride`` from each other:
     those between them belong to the neighbours of the thread that has them. ``overlap``: so many
     neighbours are a group, and groups are whole: the last one begins earlier, and stores nothing of
-    what the one before it does. The old one has step 1 along the axis, and reduces nothing;
-    memrefs do not overlap if one of them is written."""
+    what the one before it does; ``whole``: there is nothing left over. The old one has step 1
+    along the axis, and reduces nothing; memrefs do not overlap if one of them is written."""
     new = Function(
         function.name, [a.type for a in function.args], [a.name for a in function.args],
         dict(function.attrs), function.span,
     )  # fmt: skip
-    work = _Jamming(function, parallel, (axis, copies, stride, overlap), new)
+    work = _Jamming(function, parallel, (axis, copies, stride, overlap), new, whole=whole)
     return new, work.run(function, new)
 
 
@@ -65,9 +67,11 @@ class _Jamming:
     of each old one; what all have in common is the same object in each."""
 
     def __init__(
-        self, function: Function, parallel: Op, how: tuple[int, int, int, int], new: Function
-    ) -> None:
+        self, function: Function, parallel: Op, how: tuple[int, int, int, int], new: Function, *,
+        whole: bool,
+    ) -> None:  # fmt: skip
         self.axis, self.copies, self.apart, self.group = how
+        self.whole = whole
         self.parallel = parallel
         self.along = variation(function, parallel, self.axis)
         self.same = self.along.uniform
@@ -78,6 +82,7 @@ class _Jamming:
         self.outside = True  # of the parallel loop
         self.masks: Sequence[Value] = ()  # of each iteration, whether it may store
         self.few = False  # such iterations are rare
+        self.single = False  # one iteration is carried out by itself
 
     def run(self, function: Function, new: Function) -> Op:
         made = None
@@ -138,68 +143,54 @@ class _Jamming:
         """Those at ``place``: together if there are so many, else one by one."""
         build, body = self.builder, op.body
         iv = body.args[self.axis]
+        begin = None
         if self.group:
-            self._overlapping(body, place, lower, upper)
-            return
-        if self.apart > 1:
-            warp = build.op("arith.floordivsi", place, self.builder.number(self.apart, place))
-            skipped = build.op(
-                "arith.muli", warp, self.builder.number(self.apart * (self.copies - 1), place)
-            )
-            first = self.builder.addi(place, skipped)
+            begin, first = self._in_groups(place, lower, upper)
         else:
-            first = build.op("arith.muli", place, self.builder.number(self.copies, place))
-        first = self.builder.addi(lower, first)
-        indices = self._indices(iv, first)
+            if self.apart > 1:
+                warp = build.op("arith.floordivsi", place, self.builder.number(self.apart, place))
+                skipped = build.op(
+                    "arith.muli", warp, self.builder.number(self.apart * (self.copies - 1), place)
+                )
+                first = self.builder.addi(place, skipped)
+            else:
+                first = build.op("arith.muli", place, self.builder.number(self.copies, place))
+            first = self.builder.addi(lower, first)
+        indices = [first]
+        for k in range(1, self.copies):
+            indices.append(build.addi(first, build.number(k * self.apart, first)))
+        for k, index in enumerate(indices):
+            self.put([k], iv, index)
+        masks: list[Value] = []
+        if begin is not None and not self.whole:
+            masks = [build.op("arith.cmpi", index, begin, predicate="sge") for index in indices]
         early, taken = self._early(body)
         self._body(early, self.all)
-        whole = build.op("arith.cmpi", indices[-1], upper, predicate="slt")
-        asked = [self.get(k, If(branch).condition) for branch in taken for k in self.all]
-        for condition in dict.fromkeys(asked):
+        conditions = [self.get(k, If(branch).condition) for branch in taken for k in self.all]
+        if begin is None:
+            inside = build.op("arith.cmpi", indices[-1], upper, predicate="slt")
+            conditions = [inside, *conditions]
+        if not conditions:
+            self._all_together(body, early, taken, masks)
+            return
+        whole, *others = dict.fromkeys(conditions)
+        for condition in others:
             whole = build.op("arith.andi", whole, condition)
         branch = build.if_(whole)
         branch.attrs["whole"] = True
         with build.at(If(branch).then):
-            for inner_op in body.ops[:-1]:
-                if inner_op in taken:
-                    then = If(inner_op).then
-                    self._body(then.ops[:-1], self.all)
-                    ends = then.terminator.operands
-                    for old, new in zip(inner_op.results, ends, strict=True):
-                        for k in self.all:
-                            self.values[k][old] = self.get(k, new)
-                elif inner_op not in early:
-                    self._body([inner_op], self.all)
+            self._all_together(body, early, taken, masks)
             build.append(Op("scf.yield", []))
         with build.at(If(branch).otherwise):
-            if (found := self._maskable(body)) is not None:
+            if begin is None and (found := self._maskable(body)) is not None:
                 self._masked(*found, early, indices, upper)
-                build.append(Op("scf.yield", []))
-                return
-            end = self.builder.addi(indices[-1], self.builder.number(1, first))
-            step = self.builder.number(self.apart, first)
-            rest = build.for_(first, self.least([end, upper]), step)
-            rest.attrs |= _RARE
-            rest.regions = [inner := Block([place.type])]
-            with build.at(inner):
-                self.put([0], iv, inner.args[0])
-                for rest_op in body.ops[:-1]:  # one by one along other indices, too
-                    one_by_one = rest_op.attrs.get("whole")
-                    self._body(If(rest_op).otherwise.ops[:-1] if one_by_one else [rest_op], [0])
-                build.append(Op("scf.yield", []))
+            else:
+                self._one_by_one(body, indices, upper, begin)
             build.append(Op("scf.yield", []))
 
-    def _indices(self, iv: Value, first: Value) -> list[Value]:
-        """Those of the iterations from ``first`` on."""
-        build, found = self.builder, [first]
-        for k in range(1, self.copies):
-            found.append(build.addi(first, build.number(k * self.apart, first)))
-        for k, index in enumerate(found):
-            self.put([k], iv, index)
-        return found
-
-    def _overlapping(self, body: Block, place: Value, lower: Value, upper: Value) -> None:
-        """All iterations at ``place``. Those that the group before has, too, store nothing."""
+    def _in_groups(self, place: Value, lower: Value, upper: Value) -> tuple[Value, Value]:
+        """The first iteration that the group at ``place`` stores, and the first that is carried
+        out there."""
         build = self.builder
         many, none = build.number(self.group, place), build.number(0, place)
         group = build.op("arith.floordivsi", place, many)
@@ -209,14 +200,58 @@ class _Jamming:
             value.op.attrs[TILE] = self.axis
         size = build.number(self.group * self.copies, place)
         begin = build.addi(lower, build.muli(group, size))
-        far = build.op("arith.maxsi", build.subi(build.addi(begin, size), upper), none)
         if self.apart == 1:
             thread = build.muli(thread, build.number(self.copies, place))
-        first = build.addi(build.subi(begin, far), thread)
-        indices = self._indices(body.args[self.axis], first)
-        self.masks = [build.op("arith.cmpi", index, begin, predicate="sge") for index in indices]
-        self._body(body.ops[:-1], self.all)
+        if self.whole:
+            return begin, build.addi(begin, thread)
+        far = build.op("arith.maxsi", build.subi(build.addi(begin, size), upper), none)
+        return begin, build.addi(build.subi(begin, far), thread)
+
+    def _all_together(
+        self, body: Block, early: Sequence[Op], taken: Sequence[Op], masks: Sequence[Value]
+    ) -> None:
+        """All iterations, which take the first one of each of the branches ``taken``."""
+        self.masks = masks
+        for op in body.ops[:-1]:
+            if op in taken:
+                then = If(op).then
+                self._body(then.ops[:-1], self.all)
+                ends = then.terminator.operands
+                for old, new in zip(op.results, ends, strict=True):
+                    for k in self.all:
+                        self.values[k][old] = self.get(k, new)
+            elif op not in early:
+                self._body([op], self.all)
         self.masks = ()
+
+    def _one_by_one(
+        self, body: Block, indices: Sequence[Value], upper: Value, begin: Value | None
+    ) -> None:
+        """The iterations that are there, each by itself; of a group those from ``begin`` on."""
+        build, first = self.builder, indices[0]
+        end = build.addi(indices[-1], build.number(1, first))
+        rest = build.for_(first, self.least([end, upper]), build.number(self.apart, first))
+        rest.attrs |= _RARE
+        rest.regions = [inner := Block([first.type])]
+        self.single = True
+
+        def carried_out() -> None:
+            self.put([0], body.args[self.axis], inner.args[0])
+            for op in body.ops[:-1]:  # one by one along other indices, too
+                self._body(If(op).otherwise.ops[:-1] if op.attrs.get("whole") else [op], [0])
+            build.append(Op("scf.yield", []))
+
+        with build.at(inner):
+            if begin is None:
+                carried_out()
+            else:
+                own = build.if_(build.op("arith.cmpi", inner.args[0], begin, predicate="sge"))
+                with build.at(If(own).then):
+                    carried_out()
+                with build.at(If(own).otherwise):
+                    build.append(Op("scf.yield", []))
+                build.append(Op("scf.yield", []))
+        self.single = False
 
     def _maskable(self, body: Block) -> tuple[list[Op], Op] | None:
         """What is computed before the branch that all of ``body`` is, and that branch, if it does
@@ -293,7 +328,7 @@ class _Jamming:
                 self._op(op, lanes)
 
     def _op(self, op: Op, lanes: Sequence[int]) -> None:
-        if len(lanes) == 1:
+        if self.single or len(lanes) == 1 < self.copies:
             self._alone(op, lanes)
         elif op.attrs.get("rare"):
             for k in lanes:
@@ -326,6 +361,7 @@ class _Jamming:
         made = Op(op.name, operands, types, dict(op.attrs), [], op.span)
         if op.name == "scf.for" and not self.outside:
             made.attrs |= _RARE
+            made.attrs.pop(STAGED, None)  # threads do not come there together
         for region in op.regions:
             made.regions.append(self._region(region, lanes))
         self.builder.append(made)

@@ -137,12 +137,12 @@ def change(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setattr(cooperative_loops._Search, "gain", lambda self, fastest: 1)
         monkeypatch.setattr(grid, "group", lambda lengths, rows: size)
 
-        def held(length: int, rows: int, width: int, *_: int) -> tuple[int, int]:
+        def held(length: int, rows: int, width: int, *_: int, **__: bool) -> tuple[int, int]:
             return (8, max(-(-length // (8 * width)), 1)) if length % width == 0 else (0, 0)
 
         kept = request.param == "rows in registers"
         strips = (64, 2) if request.param == "rows in strips" else (0, 0)
-        monkeypatch.setattr(grid, "in_registers", held if kept else lambda *_: (0, 0))
+        monkeypatch.setattr(grid, "in_registers", held if kept else lambda *_, **__: (0, 0))
         monkeypatch.setattr(grid, "in_strips", lambda *_: strips)
     if request.param == "in columns":
         monkeypatch.setattr(cooperative_loops._Search, "gain", lambda self, fastest: -1)

@@ -792,20 +792,6 @@ def conv() -> None:
             figure(name, f"CUDA C++ as written, {threads} threads", timed(launch), "ms")
     except Exception as error:
         print(f"  no CUDA C++ figure: {type(error).__name__}: {str(error)[:600]}")
-    from weft.schedule import grid
-
-    saved = grid._block
-    for width, height in ((32, 8), (64, 4), (128, 2), (256, 1), (64, 2), (128, 1), (64, 1)):
-        grid._block = lambda *_, width=width, height=height, **__: (width, height, 1)
-        kernel = weft.kernel(causal_conv.causal_conv.function)
-        kernel(w, k, 0.1)
-        figure(
-            name,
-            f"weft, blocks of {width} x {height}",
-            timed(functools.partial(kernel, w, k, 0.1), 0.1),
-            "ms",
-        )
-    grid._block = saved
 
 
 CUDA_CONV_GRADIENT = """

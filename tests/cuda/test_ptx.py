@@ -104,12 +104,17 @@ def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
             # spill a few words than use more registers; and more of them where the threads of a
             # grid that is too small for the sizes go on to other iterations in step.
             small = only(schedule, IndexWidth) is not None and not jammed
-            assert use.spill_loads + use.spill_stores <= (0 if small else 160 if again else 40)
+            # Windows of 8 by 8 sums take all of 128 registers, their rests some words more.
+            most = 256 if only(schedule, RegisterWindow) else 160 if again else 40
+            assert use.spill_loads + use.spill_stores <= (0 if small else most)
 
 
 @needs_ptxas
 @needs_libdevice
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] if name == "causal_conv" else [])
+    for name in DIFFERENTIABLE  # 157 forms: 24 s of the processor
+])  # fmt: skip
 def test_ptxas_takes_the_gradients_of_the_gallery(name: str) -> None:
     kernel, *args = DIFFERENTIABLE[name]
     forward = weft.compile_for("sm_90", kernel, *args)
@@ -125,7 +130,8 @@ def test_ptxas_takes_the_gradients_of_the_gallery(name: str) -> None:
             # spill than have fewer threads at once.
             jammed = only(schedule, UnrollJam) is not None
             again = jammed and only(schedule, Cover) is None
-            most = 512 if name == "bilateral" else 160 if again else 128
+            window = only(schedule, RegisterWindow) is not None
+            most = 512 if name == "bilateral" else 256 if window else 160 if again else 128
             assert use.spill_loads + use.spill_stores <= most
 
 

@@ -11,7 +11,10 @@ import torch
 from torch.autograd import gradcheck
 
 import weft
-from weft.pytorch import autograd
+from tests.cuda.emulator import gradients
+from weft.autodiff import segments
+from weft.autodiff.adjoint import RUN
+from weft.pytorch import autograd, workspaces
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +69,17 @@ def crossed(w, ids):
     return out
 
 
+def cubes(w, ids):
+    """Two subscripts say the row, or none but one."""
+    w = w.view(2, 2, 5)
+    out = w.new_empty(ids.shape[0], 5)
+    for i, j in weft.ndrange(ids.shape[0], 5):
+        out[i, j] = w[int(ids[i, 0]) % 2, int(ids[i, 1]) // 2, j] ** 2
+    for i, k, j in weft.ndrange(ids.shape[0], 2, 5):
+        out[i, j] += w[int(ids[i, 0]) % 2, k, j] ** 3
+    return out
+
+
 def by_column(w, ids):
     """The row depends on the column: there are no rows to be sorted."""
     out = w.new_empty(ids.shape)
@@ -84,16 +98,27 @@ def inside(w, ids):
     return out
 
 
+def gradient_by_torch(
+    kernel: weft.Kernel, w: torch.Tensor, ids: torch.Tensor, *, grad: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(kernel(w, ids), w, grad)
+
+
 def notes(kernel: weft.Kernel) -> list[str]:
     return [n for s in kernel.specializations if s.derived
             for a in s.derived.adjoints for n in a.notes.values()]  # fmt: skip
 
 
+@pytest.mark.parametrize("run", [RUN, 2])
 @pytest.mark.parametrize(("function", "rows"), [
     (embedding, True), (of_pairs, True), (padded, True), (columns, True), (crossed, True),
-    (by_column, False), (inside, False),
+    (cubes, True), (by_column, False), (inside, False),
 ])  # fmt: skip
-def test_gradients_by_rows(function: Callable[..., Any], rows: bool) -> None:
+def test_gradients_by_rows(
+    function: Callable[..., Any], rows: bool, run: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (segments, workspaces):
+        monkeypatch.setattr(module, "RUN", run)
     torch.manual_seed(0)
     kernel = weft.kernel(function)
     ids = torch.randint(0, 4, (7, 2))
@@ -112,7 +137,8 @@ def test_whole_rows_have_no_conditions() -> None:
         kernel(torch.randn(4, 5, requires_grad=True), ids).sum().backward()
         texts = [str(a) for s in kernel.specializations if s.derived for a in s.derived.adjoints]
         (text,) = {t for t in texts if "sorted by rows" in t}
-        assert ("arith.select" in text) == conditions
+        # Of runs of iterations, and of what is left of them, there are two.
+        assert (text.count("arith.select") > 2) == conditions
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -128,6 +154,50 @@ def test_the_order_is_that_of_the_iterations(dtype: torch.dtype) -> None:
         expected[row] += term
     tolerance = 1e-2 if dtype is torch.float16 else 1e-5
     torch.testing.assert_close(first.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("run", [gradient_by_torch, gradients])
+def test_long_rows_are_summed_by_runs(run: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+    """Iterations with one key are no longer one sum: that of each `RUN` of them stands by itself.
+    Rows begin and end anywhere."""
+    lengths = [0, 1, RUN - 1, RUN, RUN + 1, 3 * RUN + 7, 2 * RUN, 5, 3 * RUN - 1, 0]
+    ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
+    kernel = weft.kernel(embedding)
+    w = torch.randn(len(lengths), 3, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn(len(ids), 3, dtype=torch.float64)
+    (found,) = run(kernel, w, ids[:, None], grad=grad)
+    (expected,) = torch.autograd.grad(w[ids] ** 2, w, grad)
+    torch.testing.assert_close(found, expected)
+
+    # One sum of these in float32 would stay what it begins with.
+    w = torch.full((2, 3), 0.5, requires_grad=True)
+    grad = torch.ones(20 * RUN, 3)
+    grad[0] = 2.0**24
+    (found,) = run(kernel, w, torch.zeros(len(grad), 1, dtype=torch.int64), grad=grad)
+    assert (found[0] > 2.0**24 + 18 * RUN).all()
+    assert (found[1] == 0).all()
+
+
+def test_memory_that_is_written_is_not_filled() -> None:
+    """In this mode torch fills what `torch.empty` makes: a pass over memory for nothing."""
+    unfilled = workspaces.unfilled((3, 5), dtype=torch.float16, device=torch.device("cpu"))
+    assert (unfilled.shape, unfilled.stride(), unfilled.dtype) == ((3, 5), (5, 1), torch.float16)
+    w, ids = torch.randn(400, 50, requires_grad=True), torch.randint(0, 400, (70, 1))
+    out = weft.kernel(embedding)(w, ids)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        torch.autograd.grad(out.sum(), w)
+    filled = [e.input_shapes[0] for e in profile.events() if e.name == "aten::fill_"]
+    assert [400, 50] not in filled
+
+
+@pytest.mark.parametrize("rows", [3, (1 << 16) - 2, (1 << 16) - 1])
+def test_keys_of_any_width_are_sorted(rows: int) -> None:
+    keys = torch.tensor([[rows - 1, 0, -1, rows - 1], [rows // 2, -1, 0, rows - 1]])
+    order, starts = autograd._sorted(keys, torch.empty(2, rows, device="meta"), (1,))
+    assert order.tolist() == [2, 5, 1, 6, 4, 0, 3, 7]
+    assert starts.dtype == torch.int64
+    assert starts[[0, 1, rows // 2, rows // 2 + 1, -2, -1]].tolist() == [2, 4, 4, 5, 5, 8]
 
 
 def test_small_gradients_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from weft.ir.text import print_function
 from weft.values import frozen, mutable
 
 Part = Literal["all", "starts", "segment"]
+RUN = 128  # sorted iterations that are summed apart where all are of one row
 
 
 @mutable
@@ -53,7 +54,8 @@ class Buffer:
     are. ``partial``: instead, for each chunk of a sum that is split, or of the loop,
     as large as the gradient of that name. ``private``: it is a private copy. ``of``: the argument
     whose elements, which are overwritten later, it keeps. ``dims``: it has these of the parallel
-    loop's indices only, by place."""
+    loop's indices only, by place; if it is ``partial``, a chunk is ``RUN`` iterations along these,
+    and it is as large as the gradient along ``axes``."""
 
     name: str
     element: str
@@ -66,11 +68,14 @@ class Buffer:
     private: bool = False
     of: str = ""
     dims: tuple[int, ...] | None = None
+    axes: tuple[int, ...] = ()
 
     def describe(self) -> str:
         """How large it is, in words."""
         words = {"all": "", "starts": "the segments of ", "segment": "a segment of "}
-        if self.partial:
+        if self.partial and self.dims is not None:
+            text = f"rows of {self.partial} for each {RUN} sorted iterations"
+        elif self.partial:
             text = f"{self.partial} for each chunk of {'the loop' if self.private else 'its sums'}"
         elif self.parallel is None:
             text = "one number"
@@ -100,7 +105,8 @@ class Listed:
 class Sorted:
     """The iterations of a loop, to be sorted by their ``keys`` before a step that takes their
     ``order``: a key is the number of a row along ``axes`` of ``gradient`` (-1: of none), in that
-    order they are from ``starts`` of it to ``starts`` of the next one (both i64)."""
+    order they are from ``starts`` of it to ``starts`` of the next one (both i64). ``parts``: the
+    sums of each ``RUN`` of them in a row that has all of these."""
 
     gradient: str
     name: str
@@ -117,6 +123,10 @@ class Sorted:
     @property
     def starts(self) -> str:
         return f"starts.{self.name}"
+
+    @property
+    def parts(self) -> str:
+        return f"parts.{self.name}"
 
 
 @frozen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.autodiff.fibre import Fibre
-from weft.autodiff.segments import Segments, keys_loop, segment_sum
+from weft.autodiff.segments import Segments, keys_loop, runs_loop, segment_sum
 from weft.autodiff.slices import Slicer, accumulated
 from weft.autodiff.write import Writer
 from weft.index.access import Access
@@ -18,8 +18,14 @@ Found = Sequence[tuple[Access, Fibre | Segments]]
 Bounds = Callable[[Value, Value], tuple[Value, Value]]
 
 
-def element_loop(function: Function, name: str, found: Found, slicer: Slicer) -> Function:
-    """For each element of the gradient ``name`` the sum over what ``found`` says."""
+def element_loops(function: Function, name: str, found: Found, slicer: Slicer) -> list[Function]:
+    """For each element of the gradient ``name`` the sum over what ``found`` says; before it, those
+    of the runs of segments."""
+    made: list[Function] = []
+    for each in [each for _, each in found if isinstance(each, Segments)]:
+        new, outside, kept = _function(function, each.names.parts, slicer)
+        runs_loop(new, outside, each, slicer, kept, each.access.memref.memref)
+        made.append(new)
     new, outside, kept = _function(function, name, slicer)
     b, target = Builder(new.body, function.span), _argument(new, name)
     loop, rank = _over(b, target), len(_extents(target))
@@ -28,8 +34,9 @@ def element_loop(function: Function, name: str, found: Found, slicer: Slicer) ->
         for access, fibre in found:
             writer = Writer(b, dict(outside))
             if isinstance(fibre, Segments):
-                tables = [Value(MemRefType(i64, 1), name, new.body)
-                          for name in (fibre.names.order, fibre.names.starts)]  # fmt: skip
+                types = MemRefType(i64, 1), MemRefType(_element(target), 1 + len(fibre.plain))
+                names = fibre.names.order, fibre.names.starts, fibre.names.parts
+                tables = [Value(types[k == 2], names[k], new.body) for k in range(3)]
                 new.body.args += tables
                 total = segment_sum(writer, fibre, block.args, total, slicer, kept, *tables)
                 continue
@@ -38,7 +45,7 @@ def element_loop(function: Function, name: str, found: Found, slicer: Slicer) ->
         b.store(total, target, block.args[:rank])
         b.do("scf.reduce")
     b.do("func.return")
-    return new
+    return [*made, new]
 
 
 def keys_of(function: Function, found: Segments, slicer: Slicer) -> Function:

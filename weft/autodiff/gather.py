@@ -20,7 +20,7 @@ from weft.autodiff.adjoint import Additions, Buffer, Extent, Listed, Sorted
 from weft.autodiff.affine_pieces import affine_pieces
 from weft.autodiff.clean import clean, has_effects
 from weft.autodiff.dense import Whole, dense
-from weft.autodiff.elements import Found, added_up, element_loop, keys_of, longest, split_loops
+from weft.autodiff.elements import Found, added_up, element_loops, keys_of, longest, split_loops
 from weft.autodiff.fibre import NotAffine, fibre
 from weft.autodiff.privatize import privatize
 from weft.autodiff.segments import Segments, segments
@@ -141,7 +141,7 @@ def gather(
             loops += split_loops(function, plan.name, plan.found, slicer, workspace)
             made.buffers.append(Buffer(workspace, plan.element.name, None, partial=plan.name))
         else:
-            loops.append(element_loop(function, plan.name, plan.found, slicer))
+            loops += element_loops(function, plan.name, plan.found, slicer)
     keys = _keys(made, function, [f for p in gathered for _, f in p.found], slicer, parallel)
     for k, value in enumerate(slicer.spilled):
         element = slicer.element(value)
@@ -179,7 +179,7 @@ def _keys(
 ) -> list[Function]:
     """The functions that write what is to be sorted, which ``made`` then says."""
     sums = [each for each in found if isinstance(each, Segments)]
-    made.buffers += [each.buffer(parallel) for each in sums]
+    made.buffers += [buffer for each in sums for buffer in each.buffers(parallel)]
     made.sorted = [each.names for each in sums]
     return [clean(keys_of(function, each, slicer)) for each in sums]
 

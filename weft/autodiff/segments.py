@@ -3,14 +3,15 @@
 ``gx[at(i), j] += v(i, j)``, where ``j`` is an index of the parallel loop by itself: ``at(i)`` is
 the **key** of ``i``, the row of the element. One loop writes the keys of all ``i``; whoever
 launches it sorts these (``Sorted``); of each element, the sum is over the ``i`` of its row, in
-their order.
+their order. What many have in common would make one sum long: a loop before sums each ``RUN`` of
+the sorted ``i`` that are of one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from weft.autodiff.adjoint import Buffer, Sorted
+from weft.autodiff.adjoint import RUN, Buffer, Sorted
 from weft.autodiff.fibre import same_sizes
 from weft.autodiff.slices import Slicer, accumulated
 from weft.autodiff.write import Writer
@@ -37,8 +38,13 @@ class Segments:
     dims: tuple[int, ...]
     names: Sorted
 
-    def buffer(self, parallel: Op) -> Buffer:
-        return Buffer(self.names.keys, "i64", parallel, dims=self.dims)
+    def buffers(self, parallel: Op) -> list[Buffer]:
+        element, names = self.access.memref.memref.element.name, self.names
+        return [
+            Buffer(names.keys, "i64", parallel, dims=self.dims),
+            Buffer(names.parts, element, parallel, partial=names.gradient, dims=self.dims,
+                   axes=tuple(self.plain)),
+        ]  # fmt: skip
 
 
 def segments(access: Access, slicer: Slicer, name: str) -> Segments | None:
@@ -106,36 +112,119 @@ def keys_loop(
     return new
 
 
+def runs_loop(
+    new: Function, outside: dict[Value, Value], found: Segments, slicer: Slicer,
+    kept: Sequence[Value], target: MemRefType,
+) -> None:  # fmt: skip
+    """Fills ``new`` likewise: for each ``RUN`` iterations in their order and each element of a row
+    it writes the sum of what they accumulate, if all of them do so into one row. ``target``: the
+    gradient's type."""
+    types = MemRefType(i64, len(found.dims)), MemRefType(i64, 1)
+    keys = Value(types[0], found.names.keys, new.body)
+    order = Value(types[1], found.names.order, new.body)
+    parts = Value(MemRefType(target.element, 1 + len(found.plain)), found.names.parts, new.body)
+    new.body.args += [keys, order, parts]
+    w = Writer(Builder(new.body), outside)
+    b, zero, one = w.b, w.b.constant(0, index), w.b.constant(1, index)
+    ends = [b.op("memref.dim", parts, axis=k) for k in range(parts.memref.rank)]
+    loop = b.parallel([zero] * len(ends), ends, [one] * len(ends))
+    with b.at(loop.body) as block:
+        chunk, *elements = block.args
+        run = b.constant(RUN, index)
+        begin = b.muli(chunk, run)
+        end = b.addi(begin, run)
+        first, last = (
+            _loaded(b, keys, *_places(w, found, slicer, _loaded(b, order, k)))
+            for k in (begin, b.subi(end, one))
+        )
+        alike = b.op("arith.cmpi", first, last, predicate="eq")
+        some = b.op("arith.cmpi", first, zero, predicate="sge")
+        end = b.op("arith.select", b.op("arith.andi", alike, some), end, begin, type=index)
+        end = _within(w, found, dict(zip(found.plain, elements, strict=True)), begin, end, slicer)
+        nothing = b.constant(0.0, target.element)
+        total = _summed(w, found, begin, end, nothing, slicer, kept, lambda k: _loaded(b, order, k))
+        b.store(total, parts, block.args)
+        b.do("scf.reduce")
+    b.do("func.return")
+
+
 def segment_sum(
     w: Writer, found: Segments, element: Sequence[Value], total: Value, slicer: Slicer,
-    kept: Sequence[Value], order: Value, starts: Value,
+    kept: Sequence[Value], order: Value, starts: Value, parts: Value,
 ) -> Value:  # fmt: skip
-    """``total`` plus the sum of all that is accumulated into ``element``."""
-    b, parallel = w.b, Parallel(slicer.parallel)
-    one = b.constant(1, index)
+    """``total`` plus the sum of all that is accumulated into ``element``: of iterations one by one,
+    then of whole runs."""
+    b = w.b
+    zero, one, run = (b.constant(n, index) for n in (0, 1, RUN))
     row = _row(w, found, [element[axis] for axis in found.keyed])
     begin, end = (_loaded(b, starts, at) for at in (row, b.addi(row, one)))
+    elements = {axis: element[axis] for axis in found.plain}
+    end = _within(w, found, elements, begin, end, slicer)
+    first = b.op("arith.floordivsi", b.addi(begin, b.constant(RUN - 1, index)), run)
+    last = b.op("arith.maxsi", b.op("arith.floordivsi", end, run), first)
+    head, whole = b.muli(first, run), b.muli(b.subi(last, first), run)
+
+    def number(k: Value) -> Value:
+        behind = b.op("arith.cmpi", k, head, predicate="sge")
+        return _loaded(b, order, b.addi(k, b.op("arith.select", behind, whole, zero, type=index)))
+
+    total = _summed(w, found, begin, b.subi(end, whole), total, slicer, kept, number)
+    loop = b.for_(first, last, one, [total])
+    loop.attrs["skipped"] = True  # by most elements: how they go on a grid is no matter of this one
+    with b.at(loop.body) as block:
+        part = b.load(parts, [block.args[0], *elements.values()])
+        b.do("scf.yield", b.op("arith.addf", block.args[1], part))
+    return loop.result
+
+
+def _within(
+    w: Writer, found: Segments, elements: Mapping[int, Value], begin: Value, end: Value,
+    slicer: Slicer,
+) -> Value:  # fmt: skip
+    """``end``, or ``begin`` where the loop does not have ``elements``, which are given by axis and
+    become its indices."""
+    b, parallel = w.b, Parallel(slicer.parallel)
     for axis, iv in found.plain.items():
         low, high, _ = (w.values.get(v, v) for v in parallel.axes[parallel.indices.index(iv)])
         for bound, predicate in ((low, "sge"), (high, "slt")) if axis in found.part else ():
             if not is_constant(bound, 0):
-                there = b.op("arith.cmpi", element[axis], bound, predicate=predicate)
+                there = b.op("arith.cmpi", elements[axis], bound, predicate=predicate)
                 end = b.op("arith.select", there, end, begin, type=index)
-        w.values[iv] = element[axis]
-    loop = b.for_(begin, end, one, [total])
+        w.values[iv] = elements[axis]
+    return end
+
+
+def _summed(
+    w: Writer, found: Segments, begin: Value, end: Value, total: Value, slicer: Slicer,
+    kept: Sequence[Value], number: Callable[[Value], Value],
+) -> Value:  # fmt: skip
+    """``total`` plus what the iterations accumulate whose ``number`` is that of ``begin`` to
+    ``end``."""
+    b, parallel = w.b, Parallel(slicer.parallel)
+    loop = b.for_(begin, end, b.constant(1, index), [total])
     with b.at(loop.body) as block:
-        number = _loaded(b, order, block.args[0])
-        for k in reversed(found.dims):
-            low, high, step = (w.values.get(v, v) for v in parallel.axes[k])
-            place = number
-            if k != found.dims[0]:
-                count = b.steps(b.addi(high, b.subi(step, one)), low, step)
-                number = b.op("arith.floordivsi", place, count)
-                place = b.subi(place, b.muli(number, count))
+        for k, place in zip(
+            found.dims, _places(w, found, slicer, number(block.args[0])), strict=True
+        ):
+            low, _, step = (w.values.get(v, v) for v in parallel.axes[k])
             w.values[parallel.indices[k]] = b.addi(low, b.muli(place, step))
         added = slicer.copied(accumulated(found.access), w, kept)
         b.do("scf.yield", b.op("arith.addf", block.args[1], added))
     return loop.result
+
+
+def _places(w: Writer, found: Segments, slicer: Slicer, number: Value) -> list[Value]:
+    """Where iteration ``number`` is along each index of the loop that has keys."""
+    b, parallel, places = w.b, Parallel(slicer.parallel), list[Value]()
+    for k in reversed(found.dims):
+        place = number
+        if k != found.dims[0]:
+            low, high, step = (w.values.get(v, v) for v in parallel.axes[k])
+            count = b.steps(b.addi(high, b.subi(step, b.constant(1, index))), low, step)
+            number = b.op("arith.floordivsi", place, count)
+            place = b.subi(place, b.muli(number, count))
+        places.append(place)
+    return places[::-1]
 
 
 def _row(w: Writer, found: Segments, at: Sequence[Value]) -> Value:
@@ -147,5 +236,5 @@ def _row(w: Writer, found: Segments, at: Sequence[Value]) -> Value:
     return place
 
 
-def _loaded(b: Builder, array: Value, at: Value) -> Value:
-    return b.op("arith.index_cast", b.load(array, [at]), type=index)
+def _loaded(b: Builder, array: Value, *at: Value) -> Value:
+    return b.op("arith.index_cast", b.load(array, at), type=index)

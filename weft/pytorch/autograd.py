@@ -30,7 +30,7 @@ from weft.pytorch.overwriting import Held, Referred
 from weft.pytorch.ownership import owned
 from weft.pytorch.references import REFERENCES
 from weft.pytorch.transforms import batching_error, is_batch
-from weft.pytorch.workspaces import Workspaces, numbers
+from weft.pytorch.workspaces import Workspaces, numbers, unfilled
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
@@ -151,16 +151,17 @@ class Launch(torch.autograd.Function):
         if plain:
             loop.launched = made.adjoint
             loop.sizes = sizes.remembered() if made.measure is not None else sizes
-        env |= sizes.make(ctx.device)
+        env |= sizes.make(ctx.device, plain=plain)
         for k, n in places.items():
             name, dtype = prefix + loop.names[k], ctx.dtypes[n]
-            wide = dtype if name in made.adjoint.narrow else _COMPUTE.get(dtype, dtype)
+            wide: Any = dtype if name in made.adjoint.narrow else _COMPUTE.get(dtype, dtype)
             if k in loop.written and name in env:
                 g = env[name].to(wide).contiguous()
                 again = g is env[name] and name not in spare and name in made.writes
                 env[name] = g.clone() if again else g
             elif k in call.wanted and k not in loop.written:
-                make = torch.empty if name in made.adjoint.defined else torch.zeros
+                empty = unfilled if plain else torch.empty
+                make = empty if name in made.adjoint.defined else torch.zeros
                 env[name] = make(ctx.shapes[n], dtype=wide, device=ctx.device)
         for step in made.steps:
             for x in made.adjoint.sorted:
@@ -195,10 +196,14 @@ def _sorted(
     """The places of ``keys``, row numbers along ``axes`` of ``gradient``, in their order; where
     in it each row begins, and where the last one ends."""
     rows = math.prod(gradient.shape[axis] for axis in axes)
-    if rows < 1 << 31:  # fewer bits are sorted sooner
-        keys = keys.int()
-    keys, order = torch.sort(keys.flatten(), stable=True)
-    return order, torch.searchsorted(keys, torch.arange(rows + 1, device=keys.device).to(keys))
+    # Fewer bits are sorted sooner.
+    first, dtype = 0, torch.int32 if rows < 1 << 31 else torch.int64
+    if rows < (1 << 16) - 1:  # numbers from -1 to `rows` are 16 bits
+        first, dtype = 1 - (1 << 15), torch.int16
+    narrow = torch.empty(keys.numel(), dtype=dtype, device=keys.device)
+    keys, order = torch.sort(torch.add(keys.flatten(), first, out=narrow), stable=True)
+    all_rows = torch.arange(first, first + rows + 1, dtype=dtype, device=keys.device)
+    return order, torch.searchsorted(keys, all_rows)
 
 
 @mutable

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from weft.autodiff.adjoint import Adjoint, Buffer, segment_length
+from weft.autodiff.adjoint import RUN, Adjoint, Buffer, segment_length
 from weft.index.expression import Dim, Poly, evaluate
 from weft.ir.core import Op, Value
 from weft.runtime.signature import TORCH_DTYPES
@@ -67,6 +67,9 @@ class Workspaces:
             return self.shapes[buffer.name]
         if buffer.partial:
             name = buffer.partial
+            if buffer.dims is not None:
+                chunks = math.prod(self.space[k] for k in buffer.dims) // RUN
+                return [chunks, *(self.env[name].shape[axis] for axis in buffer.axes)]
             chunks = self.copies[name] if buffer.private else self.chunks(name)
             return [chunks, *self.env[name].shape]
         time = [x.length(self.trips[x.op]) for x in buffer.extents]
@@ -200,10 +203,12 @@ class Workspaces:
             return self.env[leaf.memref.name].shape[leaf.axis]
         return self.env[leaf.name]
 
-    def make(self, device: torch.device) -> dict[str, Any]:
-        """The workspaces by name, their contents undefined, and the lengths of segments."""
+    def make(self, device: torch.device, *, plain: bool) -> dict[str, Any]:
+        """The workspaces by name, their contents undefined, and the lengths of segments.
+        ``plain``: nothing is derived from them."""
+        make = unfilled if plain else torch.empty
         made: dict[str, Any] = {
-            w.name: torch.empty(self.shape(w), dtype=TORCH_DTYPES[w.element], device=device)
+            w.name: make(self.shape(w), dtype=TORCH_DTYPES[w.element], device=device)
             for w in self.adjoint.taped
         }
         for x in self.adjoint.listed:
@@ -211,6 +216,15 @@ class Workspaces:
         for name, op in self.adjoint.segments:
             made[name] = segment_length(self.trips[op])
         return made
+
+
+def unfilled(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As ``torch.empty``, which under ``torch.use_deterministic_algorithms`` fills what it makes:
+    for what is written before anybody reads it."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return torch.empty(shape, dtype=dtype, device=device)
+    storage = torch.UntypedStorage(math.prod(shape) * dtype.itemsize, device=device)
+    return torch.empty(0, dtype=dtype, device=device).set_(storage).resize_(shape)
 
 
 def workspaces(

@@ -149,7 +149,7 @@ def unroll_jam_candidates(function: Function, parallel: Op, fastest: int) -> Unr
     """What may pay for the iterations of ``parallel``, indices that no serial loop's bounds depend
     on first. ``fastest``: the index along neighbouring threads, whose iterations in one thread are
     a warp apart, so that neighbouring threads still read neighbouring elements."""
-    innermost = [op.body for op in _innermost(function, parallel)]
+    innermost = [op.body for op in _innermost(function, parallel) if "skipped" not in op.attrs]
     loads = [op for block in innermost for op in block.ops if _moves(op, block)]
     if not loads:
         return UnrollJamCandidates()

@@ -42,6 +42,7 @@ from weft.schedule.variation import Variation
 from weft.values import mutable
 
 _MOST_STAGED = 512  # turns
+_MOST_HELD = 32  # elements that a thread has loaded and not stored yet
 _PAD = 4  # elements that a window may load behind a row, or in front of one that goes downwards
 
 
@@ -312,24 +313,42 @@ class _Elements(_Tiles):
 
     def _fill(self, rows: Sequence[Row], chunk: Value, group: Sequence[Op]) -> None:
         """The block loads what its threads read in the turns from ``chunk`` on."""
-        loaded = [part for row in rows for part in self._loaded(row, chunk, group)]
-        self.do("gpu.barrier", width=0)
-        for row, at, values, there in loaded:
+        held: list[tuple[Row, Value, list[Value], Value | None]] = []
+        ready = False  # all have read what was there before
 
-            def stored(row: Row = row, at: Value = at, values: list[Value] = values) -> list[Value]:
-                for k, value in enumerate(values):
-                    made = self.store(value, self.shared[row.element], [at])
-                    made.attrs |= {"offset": k} if k else {}
-                    if len(values) > 1:
-                        bytes = k * row.element.bytes
-                        made.attrs["align"] = bytes & -bytes or VECTOR_BYTES
-                return []
+        def store() -> None:
+            nonlocal ready
+            if not ready:
+                self.do("gpu.barrier", width=0)
+            ready = True
+            for row, at, values, there in held:
+                self._kept(row, at, values, there)
+            held.clear()
 
-            if there is None:
-                stored()
-            else:
-                self.either(there, stored, list, ())
+        for row in rows:
+            for part in self._loaded(row, chunk, group):
+                held.append(part)
+                if sum(len(values) for _, _, values, _ in held) >= _MOST_HELD:
+                    store()
+        store()
         self.do("gpu.barrier", width=0)
+
+    def _kept(self, row: Row, at: Value, values: Sequence[Value], there: Value | None) -> None:
+        """Stores what was loaded of a row."""
+
+        def stored() -> list[Value]:
+            for k, value in enumerate(values):
+                made = self.store(value, self.shared[row.element], [at])
+                made.attrs |= {"offset": k} if k else {}
+                if len(values) > 1:
+                    bytes = k * row.element.bytes
+                    made.attrs["align"] = bytes & -bytes or VECTOR_BYTES
+            return []
+
+        if there is None:
+            stored()
+        else:
+            self.either(there, stored, list, ())
 
     def _loaded(
         self, row: Row, chunk: Value, group: Sequence[Op]

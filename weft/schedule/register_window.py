@@ -9,6 +9,7 @@ the turns follows one by one. The order of all that is computed is what it was, 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import field
@@ -28,12 +29,14 @@ from weft.schedule.language import (
     Schedule,
     UnrollJam,
     several,
+    tiled,
 )
 from weft.schedule.nest import LoopNest
 from weft.schedule.rows import VECTOR_BYTES
 from weft.schedule.unroll_jam import STAGED, TILE
 from weft.values import mutable
 
+_MOST_STORED = 128  # bytes of a thread's results that it stores in vectors, if it stages no rows
 MARK = "window"  # attribute of a loop: so many turns become one
 
 
@@ -174,6 +177,10 @@ def whole_vectors(
     arrays: dict[str, Align] = {}
     multiples: dict[MultipleOf, None] = {}
     stored = _stored_in_vectors(parallel, found, begins, jams)
+    # A vector takes neighbouring registers: none are left beside many sums and places in memory.
+    results = math.prod(jam.copies for jam in several(schedule, UnrollJam))
+    if not tiled(schedule):
+        stored = {v for v in stored if results * v.memref.element.bytes <= _MOST_STORED}
     for name, memref in zip(nest.arrays, function.args, strict=True):
         if memref in stored:
             arrays[name] = Align(name, VECTOR_BYTES)

@@ -173,21 +173,21 @@ def together(nest: LoopNest, loop: Op, tile: Tile, *, backwards: bool) -> bool:
             condition = If(around).condition
             early = around in body.ops and slice_of(condition, body, lambda op: OPS[op.name].pure)
             uniform = all(a.uniform(condition) for a in along)
-            if not inside or not (uniform or (early and is_convex(condition, nest.parallel, tile))):
+            if not inside or not (uniform or (early and is_convex(condition, along))):
                 return False
         elif around.name != "scf.for" or not all(a.uniform(*For(around).bounds) for a in along):
             return False
     return True
 
 
-def is_convex(condition: Value, parallel: Op, tile: Tile) -> bool:
-    """Whether ``condition`` holds between threads of a block for which it holds."""
+def is_convex(condition: Value, along: Sequence[Variation]) -> bool:
+    """Whether ``condition`` holds between threads of a block for which it holds. ``along``: what
+    varies from thread to thread."""
     op = condition.op
     if op is None or op.name == "arith.constant":
         return True
     if op.name == "arith.andi":
-        return all(is_convex(v, parallel, tile) for v in op.operands)
-    along = [Variation(parallel.body, {thread: 1}) for thread in tile.threads.values()]
+        return all(is_convex(v, along) for v in op.operands)
     affine = all(a.slope(v) is not None for a in along for v in op.operands)
     return op.name == "arith.cmpi" and op.attrs["predicate"] != "ne" and affine
 
@@ -211,6 +211,8 @@ class _Tiles(Rewriter):
             if TILE in op.attrs:
                 which = self.tile.blocks if op.name == "arith.floordivsi" else self.tile.threads
                 which.setdefault(self.sides[op.attrs[TILE]], op.result)
+        self.along = {side: Variation(parallel.body, {thread: 1})
+                      for side, thread in self.tile.threads.items()}  # fmt: skip
         self.found = Extraction(function, [*self.tile.blocks.values(), *self.tile.threads.values()])
         groups = list(groups_of(parallel))
         self.firsts = {group[0]: (block, group) for block, group in groups}
@@ -239,14 +241,13 @@ class _Tiles(Rewriter):
         where = "z" if block and side == 1 and self.longest_first else "xy"[side]
         name = "gpu.block_id" if block else "gpu.thread_id"
         value = self.op(name, type=i32, dimension=where)
-        if where == "z" and self._rises(self.tile.threads[1]):
+        if where == "z" and self._rises(self.along[1]):
             last = self.op("gpu.grid_dim", type=i32, dimension=where)
             value = self.subi(self.subi(last, self.number(1, last)), value)
         return self._cast(value, op.result.scalar)
 
-    def _rises(self, thread: Value) -> bool:
+    def _rises(self, along: Variation) -> bool:
         """Whether threads further on have more turns."""
-        along = Variation(self.outer.body, {thread: 1})
         loops = {*self.loop_of.values()}
         return any(along.direction(For(loop).upper) > 0 for loop in loops)
 
@@ -441,7 +442,7 @@ class _Staging(_Elements):
     def _whole(self, op: Op) -> list[Value]:
         """A branch that all threads of the block take together: whose condition holds for those at
         the block's corners, and so for all between them."""
-        assert is_convex(If(op).condition, self.outer, self.tile)
+        assert is_convex(If(op).condition, [*self.along.values()])
         whole: Value | None = None
         ends = ((0, self.tile.sides[side] - 1) for side in self.tile.threads)
         for corner in itertools.product(*ends):
@@ -523,13 +524,11 @@ class _Staging(_Elements):
 
     def _at_most(self, uppers: Sequence[Value]) -> Value:
         """What any of ``uppers`` is at most for the threads of the block."""
-        along = {thread: Variation(self.outer.body, {thread: 1})
-                 for thread in self.tile.threads.values()}  # fmt: skip
         known: dict[tuple[int, ...], dict[Value, Value]] = {}
         found: Value | None = None
         for upper in uppers:
-            corner = tuple(self.tile.sides[side] - 1 if along[thread].direction(upper) > 0 else 0
-                           for side, thread in self.tile.threads.items())  # fmt: skip
+            corner = tuple(self.tile.sides[side] - 1 if along.direction(upper) > 0 else 0
+                           for side, along in self.along.items())  # fmt: skip
             if corner not in known:
                 known[corner] = self._corner(corner)
             value = self.in_front(upper, self.inside, known[corner])

@@ -52,12 +52,13 @@ def placed(axes: Sequence[str], block: tuple[int, int]) -> list[Step]:
 def in_tiles(
     loop: LoopNest, tiles: Sequence[WindowTile], step_of: Callable[[Value], int], busy: Busy
 ) -> Iterator[Form]:
-    """The forms: those of whole blocks first, then those for sizes that tiles divide."""
+    """The forms: those of whole blocks first, then those for sizes that tiles divide. (Beside
+    whole blocks of which the last may overlap, few and short rows are left for others.)"""
     kinds = (False, True) if repeatable(loop.parallel) else (False,)
-    for tile in tiles:
-        for again in kinds:
-            yield from _staged(loop, tile, step_of, busy, again=again)
-    for again in kinds:
+    staged = [form for tile in tiles for again in kinds
+              for form in _staged(loop, tile, step_of, busy, again=again)]  # fmt: skip
+    yield from staged
+    for again in kinds[-1:] if staged else kinds:
         for tile in tiles:
             names = [loop.axes[k] for k in tile.order]
             steps = tuple(

@@ -96,7 +96,7 @@ def compile_for(
     for loop in lowered_loops(kernel, *args, **kwargs):
         functions = [loop, *(gradient_loops(loop) if backward else ())]
         functions += tangent_loops(loop) if jvp else ()
-        loops += [_compiled(f, target, kernel.options, every_schedule) for f in functions]
+        loops += [compiled(f, target, kernel.options, every_schedule) for f in functions]
     return GpuCode(target, tuple(loops))
 
 
@@ -113,7 +113,8 @@ def lowered_loops(kernel: Kernel, *args: Any, **kwargs: Any) -> list[Function]:
     return visited(kernel.parts.host, launchers, fakes, args, kwargs, lowered)
 
 
-def _compiled(function: Function, target: str, options: Options, every_schedule: bool) -> GpuLoop:
+def compiled(function: Function, target: str, options: Options, every_schedule: bool) -> GpuLoop:
+    """One loop for an architecture, as ``codegen.launching.architecture`` gives it."""
     asked = options.asked("cuda", function.name)
     optimized = compiler.optimize(
         function, strict_math=options.strict_math, noalias=True, verify=options.verify, asked=asked

@@ -233,6 +233,7 @@ class Kernel:
                     launcher = Launcher(region, self.source, self.options)
                     launcher.install = functools.partial(self._launchers.__setitem__, region.index)
                     launcher.differentiate = functools.partial(_differentiate, launcher)
+                    launcher.history = functools.partial(_history, launcher)
                     self._regions.append(launcher)
                     self._launchers.append(launcher)
                 self._checked = tuple(p for p in parts.parameters if is_checked(p))
@@ -462,6 +463,12 @@ def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
         from weft.pytorch.autograd import differentiate  # only where a gradient is asked for
 
     return differentiate(launcher, args)
+
+
+def _history(launcher: Launcher, args: tuple[Any, ...]) -> Callable[..., object] | None:
+    from weft.pytorch.history import history  # where a gradient is asked for again
+
+    return history(launcher, args)
 
 
 def _with_tangents(plain: list[Callable[..., Any]], launcher: Launcher, *args: Any) -> Any:

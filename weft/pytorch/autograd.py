@@ -14,7 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._functorch.utils import unwrap_dead_wrappers
+from torch.autograd.function import _SingleLevelFunction
 
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.autodiff.adjoint import Adjoint
 from weft.autodiff.names import adjoint_prefix, before_name
 from weft.errors import GradientError
@@ -43,7 +46,7 @@ _MANY = 1 << 14  # elements of a gradient, from which on each may have a thread 
 
 
 @mutable
-class _Call:
+class Call:
     """One launch: ``values`` for the arguments, with None where ``tensors`` go, in this order: the
     memref arguments, then copies of those in ``before``."""
 
@@ -56,6 +59,7 @@ class _Call:
     along: Along | None = None  # where there are tangents
     before: Sequence[int] = ()
     held: Sequence[Held] = ()  # instead of what is saved: what may be overwritten
+    learn: Callable[[Reversed, Workspaces, Mapping[str, Any]], None] | None = None
 
     def carry_out(self, tensors: Sequence[torch.Tensor]) -> None:
         if self.along is not None and not self.along.recording:
@@ -84,7 +88,7 @@ class Launch(torch.autograd.Function):
     generate_vmap_rule = False
 
     @staticmethod
-    def forward(call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         call.carry_out(tensors)
         places = {k: n for n, k in enumerate(call.loop.memrefs)}
         held = (h.saved(tensors[places[h.k]]) for h in call.held if h.graph)
@@ -111,7 +115,7 @@ class Launch(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *_: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        call: _Call = ctx.call
+        call: Call = ctx.call
         along, call.along = call.along, None  # it holds the results, which hold ``ctx``
         assert along is not None
         found = along.handed_over(launch)
@@ -122,7 +126,7 @@ class Launch(torch.autograd.Function):
     @user_frames
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         mine = owned(grads)
-        call: _Call = ctx.call
+        call: Call = ctx.call
         loop, made = call.loop, call.reversed
         assert made is not None
         if torch.is_grad_enabled():  # a derivative of this derivative will be asked for
@@ -178,6 +182,8 @@ class Launch(torch.autograd.Function):
         for k in call.wanted:
             n = places[k]
             found[n] = env[prefix + loop.names[k]].to(ctx.dtypes[n])
+        if plain and call.learn is not None:
+            call.learn(made, sizes, env)
         overwriting.release(call.held)
         return (None, *found)
 
@@ -211,7 +217,7 @@ class _Sizes:
     """What the form of an adjoint depends on: the sizes of a call. ``env``: its arguments by name.
     ``plain``: nothing is derived from the adjoint, whose form then may be one that is only fast."""
 
-    call: _Call
+    call: Call
     env: dict[str, Any]
     shapes: dict[Value, torch.Size]
     device: torch.device
@@ -335,6 +341,13 @@ class _Sizes:
         return workspaces.workspaces(made.adjoint, self.env, values, measured, known)
 
 
+def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Its ``apply``, without what torch asks of signatures at each call for transforms' sake."""
+    if torch._C._are_functorch_transforms_active():
+        return function.apply
+    return super(_SingleLevelFunction, function).apply  # type: ignore[misc]
+
+
 @functools.cache
 def _named(name: str) -> type[Launch]:
     """``Launch`` under the name that ``grad_fn`` and the profiler show."""
@@ -373,7 +386,7 @@ def launch(
             help="write each in a loop of its own, or write to whole tensors",
         )
     fixed = [None if isinstance(v, torch.Tensor) else v for v in values]
-    call = _Call(loop, fixed, None, wanted, run, [])
+    call = Call(loop, fixed, None, wanted, run, [])
     if tangents:
         call.along = Along(loop, values, tangents)
     if recording:
@@ -395,7 +408,7 @@ def launch(
             with torch.no_grad():
                 run(values)
             return ()
-    _named(loop.function.name).apply(call, *tensors)
+    applied(_named(loop.function.name))(call, *unwrap_dead_wrappers((*tensors,)))
     call.run = loop.run  # lets go of the tensors, which hold ``call`` by their history
     return call.held
 
@@ -456,7 +469,7 @@ def differentiate(
     specs = list(launcher.forms.specs(args).values())
     launcher.forms.check(args)
     place = next(v.device.type for v in args if isinstance(v, torch.Tensor))
-    loop = _loop_of(launcher, specs, place, make)
+    loop = loop_of(launcher, specs, place, make)
     values = passed(specs, args)
     if place != "meta" and overlaps(launcher, specs, given, loop.function):
         raise GradientError(
@@ -523,7 +536,7 @@ def _extended(
     return launcher.forms.retried(args, call)
 
 
-def _loop_of(
+def loop_of(
     launcher: Launcher, specs: Sequence[Spec], place: str, make: Make | None = None
 ) -> Loop:
     """The loop for arguments of these specs."""

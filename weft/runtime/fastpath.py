@@ -9,6 +9,7 @@ did, and whether torch's modes and transforms are as they were.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import struct
 import types
@@ -58,8 +59,15 @@ class Plan(NamedTuple):
     extents: tuple[int, ...]  # bytes of each tensor from its first to its last element
     makers: tuple[Callable[[], torch.Tensor], ...]  # of the results
     direct: native.Direct | None  # instead of ``call``
-    hits: Callable[[], int]  # counts the calls that were served by exact key
+    hits: Callable[[bool], int]  # counts the calls that were served by exact key, and were recorded
     unordered: bool  # the result may depend on the order of iterations
+
+
+def counter() -> Callable[[bool], int]:
+    """Counts calls, and apart from them those that autograd is to know of, each of which makes one
+    of the others."""
+    counts = itertools.count(1), itertools.count(1)
+    return lambda recorded: next(counts[recorded])
 
 
 @mutable
@@ -81,19 +89,14 @@ class Generated:
         self.pairs = disjoint_pairs(self.writes, tensors_of(self.kinds))
 
     def for_plan(
-        self, plan: Plan, specs: Sequence[Spec], args: tuple[Any, ...]
-    ) -> native.FastCall | None:
+        self, plan: Plan, specs: Sequence[Spec], args: tuple[Any, ...],
+        history: Callable[..., object] | None = None,
+    ) -> native.FastCall | None:  # fmt: skip
         """What a builtin does for calls like this one; None where there is none."""
-        if _TensorGuards is None or not native.available():
-            return None
         tensors = tensors_of(self.kinds)
-        check = None
-        if tensors:
-            of_these = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
-            given = [args[k] for k in tensors]
-            check = _TensorGuards(*given, **of_these).check
-            if not check(*given):  # one of them is there twice
-                return None
+        check = tensor_check([args[k] for k in tensors])
+        if check is None:
+            return None
         head = 8 * (len(tensors) + len(plan.makers))
         block = bytes(head + 8 * sum(map(_slots, specs))) + plan.tail
         if len(block) > native.MOST_BYTES:
@@ -101,15 +104,17 @@ class Generated:
         simple = [g for g in plan.guards if g.by_identity and args]
         others = tuple(g for g in plan.guards if g not in simple)
         work = native.FastCall(
-            len(args), check, plan.call, plan.direct, plan.extents,
+            len(args), check if tensors else None, plan.call, plan.direct, plan.extents,
             [(tensors.index(i), tensors.index(j)) for i, j in disjoint_pairs(self.writes, tensors)],
-            self.mutated, plan.makers, block, plan.grad, others, self.holds,
+            self.mutated, plan.makers, block, plan.grad, others, self.holds, history,
         )  # fmt: skip
         for guard in simple:
             work.guard(guard.owner, guard.name, guard.read() if guard.holds() else guard.value,
                        guard.item, guard.value is ABSENT)  # fmt: skip
         if plan.unordered:  # the call sees to it where torch is to be deterministic
             work.step(record.CALLBACK, 0, objects=[_deterministic, False, None])
+        for k in self.writes if history else ():  # torch has another history for views
+            work.step(record.CALLBACK, k, objects=[torch.Tensor._is_view, False, None])
         slot = head // 8
         for k, (kind, spec, value) in enumerate(zip(self.kinds, specs, args, strict=True)):
             number = tensors.index(k) if k in tensors else -1
@@ -117,6 +122,15 @@ class Generated:
                 step(work, Argument(k, spec, value, slot, number))
             slot += _slots(spec)
         return work
+
+
+def tensor_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """Whether others are as these in all that a plan rests on; None where builtins cannot ask."""
+    if _TensorGuards is None or not native.available():
+        return None
+    of_these = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
+    check = _TensorGuards(*tensors, **of_these).check
+    return check if check(*tensors) else None  # one of them may be there twice
 
 
 def _deterministic(_: object) -> bool:
@@ -203,7 +217,9 @@ def launcher_text(
     ]
     if hidden:
         lines.append(f"    if {' or '.join(hidden)}: return slow({everything})")
-    lines.append(f"    if hits() in promoted_at: return promote({everything})")
+    lines.append(
+        f"    if hits(grad and grad_enabled()) in promoted_at: return promote({everything})"
+    )
     lines += _indented([fresh, *ranges, *overlaps, *launch])
     return "\n".join(lines) + "\n"
 
@@ -221,7 +237,7 @@ _TENSOR_KEY = (
     "{a}.dtype, {a}.shape, {a}.stride(), {a}.is_cpu or ~{a}.get_device(), {a}.__class__, "
     "{a}.requires_grad"
 )
-_INT64 = (-(1 << 63), (1 << 63) - 1)
+INT64 = (-(1 << 63), (1 << 63) - 1)
 
 
 class Argument(NamedTuple):
@@ -242,7 +258,7 @@ def _tensor(work: native.FastCall, a: Argument) -> None:
 def _scalar(work: native.FastCall, a: Argument) -> None:
     assert isinstance(a.spec, ScalarSpec)
     step = record.FLOAT if a.spec.kind == "float" else record.INTEGER
-    work.step(step, a.k, slot=a.slot, type=type(a.value), range=bounds(a.spec) or _INT64)
+    work.step(step, a.k, slot=a.slot, type=type(a.value), range=bounds(a.spec) or INT64)
 
 
 def _size(work: native.FastCall, a: Argument) -> None:

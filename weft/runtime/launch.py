@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import logging
 import struct
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from weft.runtime.fastpath import (
     Generated,
     Plan,
     bounds,
+    counter,
     disjoint_pairs,
     generate,
     kind_of,
@@ -125,6 +125,8 @@ class Launcher:
         self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
         # What launches the loop where a gradient is asked for; autograd is a layer above.
         self.differentiate: Callable[[tuple[Any, ...]], Any] = self.refuse_grad
+        # What tells autograd of launches with exactly such arguments, where that can be known.
+        self.history: Callable[[tuple[Any, ...]], Callable[..., object] | None] = lambda args: None
 
     def __call__(self, *args: Any) -> Any:
         return self.slow(args)
@@ -299,9 +301,11 @@ class Launcher:
             plan = code.plans.get(key)
             fits = tuple(map(kind_of, specs, args)) == tuple(code.kinds)
             if plan is not None and fits and any(code is own for own in self.generated.values()):
-                work = code.for_plan(plan, specs, args)
+                known = plan.grad and torch.is_grad_enabled() and not code.mutated
+                work = code.for_plan(plan, specs, args, self.history(args) if known else None)
                 if work is not None:
-                    self.promoted = [work, *self.promoted][:MOST_BUILTINS]
+                    others = [w for w in self.promoted if w.call is not work.call or not w.grad]
+                    self.promoted = [work, *others][:MOST_BUILTINS]
                     self._chain()
         return code.launch(*args)
 
@@ -363,8 +367,7 @@ def _plan(
     pack = struct.Struct("<" + head).pack
     makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
     return Plan(call, pack, struct.pack(f"<{len(tail)}q", *tail), grad, tuple(compiled.guards),
-                tuple(extents), tuple(makers), direct, itertools.count(1).__next__,
-                loop.unordered)  # fmt: skip
+                tuple(extents), tuple(makers), direct, counter(), loop.unordered)  # fmt: skip
 
 
 def _memory(specs: Sequence[Spec]) -> list[int]:

@@ -21,7 +21,17 @@ from torch.autograd import forward_ad, profiler
 
 from weft.runtime import cpu, record
 from weft.runtime.cache import DiskCache
-from weft.runtime.record import GRAD, GUARDED, LAUNCH, OBJECTS, PYTHON, SEVERAL, TEST, LaunchConfig
+from weft.runtime.record import (
+    GRAD,
+    GUARDED,
+    HISTORY,
+    LAUNCH,
+    OBJECTS,
+    PYTHON,
+    SEVERAL,
+    TEST,
+    LaunchConfig,
+)
 from weft.values import mutable
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -43,7 +53,9 @@ class Direct(NamedTuple):
 
 @mutable
 class FastCall:
-    """What the calls of one plan are like, and what they do."""
+    """What the calls of one plan are like, and what they do. ``history``: where a gradient is
+    asked for, what tells autograd of a launch, given its arguments and results; without it such
+    calls are left to others."""
 
     arguments: int
     check: Callable[..., bool] | None  # of the tensors
@@ -57,6 +69,7 @@ class FastCall:
     grad: bool
     guards: tuple[Any, ...]
     holds: Callable[[Any], bool]
+    history: Callable[..., object] | None = None
     steps: list[tuple[int, ...]] = field(default_factory=list)
     objects: list[object] = field(default_factory=list)
 
@@ -82,7 +95,7 @@ class FastCall:
         is left to others within a level of forward mode, and where it is profiled."""
         steps = [(kind, order[k], *rest) for kind, k, *rest in self.steps]
         work = replace(self, mutated=[order[k] for k in self.mutated], steps=steps,
-                       objects=[*self.objects])  # fmt: skip
+                       objects=[*self.objects], history=None)  # fmt: skip
         for module, name, idle in ((forward_ad, "_current_level", -1),
                                    (profiler, "_is_profiler_enabled", False)):  # fmt: skip
             work.guard(vars(module), sys.intern(name), idle, item=True, absent=False)
@@ -92,6 +105,7 @@ class FastCall:
         """The objects of the builtin, without the fallback."""
         direct = self.direct or Direct(PYTHON, 0, None)
         flags = GRAD * self.grad | GUARDED * bool(self.guards) | SEVERAL * direct.several
+        flags |= HISTORY * (self.history is not None)
         head = (
             self.arguments, len(self.steps), len(self.extents), len(self.disjoint),
             len(self.makers), len(self.mutated), len(self.block), flags, direct.way,
@@ -103,13 +117,15 @@ class FastCall:
         return (
             packed, None, self.check, torch.Tensor.data_ptr, torch._C._increment_version,
             torch.is_grad_enabled, self.holds, self.guards, self.call, _stream, direct.device,
-            _device, sys.intern("is_nested"), *self.makers, *self.objects, direct.keep,
+            _device, sys.intern("is_nested"), self.history, _transforms, *self.makers,
+            *self.objects, direct.keep,
         )  # fmt: skip
 
 
 _ALL = (1 << 64) - 1
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _device = getattr(torch._C, "_cuda_getDevice", None)
+_transforms = torch._C._are_functorch_transforms_active
 
 
 def launch_record(

@@ -26,7 +26,7 @@ HEAD = (
 STEP = ("kind", "argument", "slot", "type", "low", "high")
 OBJECTS = (
     "record", "fallback", "check", "data_ptr", "increment", "grad_enabled", "holds", "guards",
-    "call", "stream", "device", "current", "nested",
+    "call", "stream", "device", "current", "nested", "history", "transforms",
 )  # fmt: skip
 # Kinds of steps. "type": the exact type that the argument has.
 TENSOR = 0  # the next tensor, whose address goes to "slot", its number among them, unless it is
@@ -44,7 +44,7 @@ MISSING = 8  # a dict has nothing under the name
 ATTRIBUTE = 9  # an object has this value as its attribute
 # Ways to call.
 HOLDING, RELEASING, PYTHON, DRIVER = range(4)
-GRAD, GUARDED, SEVERAL = 1, 2, 4  # flags
+GRAD, GUARDED, SEVERAL, HISTORY = 1, 2, 4, 8  # flags
 
 
 class LaunchConfig(ctypes.Structure):

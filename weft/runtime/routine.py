@@ -335,7 +335,8 @@ def _drives(w: _Writer) -> None:
 
 def _carries(w: _Writer) -> None:
     """Carries out a call whose arguments are packed: what the builtin gives."""
-    names = ("tensors", "results", "mutated", "size", "flags", "way", "code", "none", "export")
+    names = ("arguments", "tensors", "results", "mutated", "size", "flags", "way", "code", "none",
+             "export")  # fmt: skip
     head = {name: w.load(w.at("%record", record.HEAD.index(name))) for name in names}
     held = w.room("ptr")
     w.store("ptr", "null", held)
@@ -387,6 +388,16 @@ def _carries(w: _Writer) -> None:
         w.refuse(w.null(told), "fail")
         w.api("Py_DecRef", told)
     made = w.load(held, "ptr")
+    with w.where(w.test("ne", "%recording", 0, "i32")):
+        whole = w.inst(f"add i64 {head['arguments']}, {head['results']}")
+        given = w.inst(f"alloca ptr, i64 {whole}")
+        w.copy(given, "%args", w.inst(f"mul i64 {head['arguments']}, 8"))
+        with w.each(head["results"]) as k:
+            place = w.at(given, w.inst(f"add i64 {head['arguments']}, {k}"), "ptr")
+            w.store("ptr", w.api("PyTuple_GetItem", made, k), place)
+        told = w.api("PyObject_Vectorcall", w.object("history"), given, whole, "null")
+        w.refuse(w.null(told), "fail")
+        w.api("Py_DecRef", told)
     w.switch(head["results"], "several", {0: "nothing", 1: "single"})
     w.start("nothing")
     none = w.pointer(head["none"])
@@ -435,8 +446,16 @@ def _builtin(w: _Writer) -> None:
 
     with w.where(w.test("ne", head["tensors"], 0)):
         answers(w.object("check"), found, head["tensors"], 1)
+    recording = w.room("i32")
+    w.store("i32", 0, recording)
     with w.where(w.test("ne", w.inst(f"and i64 {head['flags']}, {record.GRAD}"), 0)):
-        answers(w.object("grad_enabled"), "null", 0, 0)
+        asked = f"ptr {w.object('grad_enabled')}, ptr null, i64 0, {true}"
+        w.store("i32", w.inst(f"call i32 @asks({asked})"), recording)
+    with w.where(w.test("ne", w.load(recording, "i32"), 0, "i32")):
+        w.need(w.test("eq", w.load(recording, "i32"), 1, "i32"), "unexpected")
+        known = w.inst(f"and i64 {head['flags']}, {record.HISTORY}")
+        w.need(w.test("ne", known, 0), "fallback")
+        answers(w.object("transforms"), "null", 0, 0)
     with w.where(w.test("ne", w.inst(f"and i64 {head['flags']}, {record.GUARDED}"), 0)):
         holds = w.object("holds")
         w.store("ptr", w.object("guards"), one)
@@ -453,7 +472,10 @@ def _builtin(w: _Writer) -> None:
                 for n, begin in zip((i, j), begins, strict=True)]  # fmt: skip
         before = [w.test("ult", begins[1], ends[0]), w.test("ult", begins[0], ends[1])]
         w.refuse(w.inst(f"and i1 {before[0]}, {before[1]}"), "fallback")
-    places = f"ptr %self, ptr {start}, ptr %args, ptr {block}, ptr {mutated}, {true}"
+    places = (
+        f"ptr %self, ptr {start}, ptr %args, ptr {block}, ptr {mutated}, {true}, "
+        f"i32 {w.load(recording, 'i32')}"
+    )
     w.give("ptr", w.inst(f"call ptr @carries({places})"))
     w.start("unexpected")
     w.refuse(w.clean(), "fallback")
@@ -475,8 +497,8 @@ _PARTS: dict[str, Callable[[_Writer], None]] = {
     "internal i1 @fits(ptr %self, ptr %step, ptr %args, ptr %block, ptr %tensors, i64 %export, "
     "i64 %true)": _fits,
     "internal i1 @drives(ptr %self, ptr %cell, ptr %block, i64 %flags)": _drives,
-    "internal ptr @carries(ptr %self, ptr %record, ptr %args, ptr %block, ptr %mutated, i64 %true)":
-        _carries,
+    "internal ptr @carries(ptr %self, ptr %record, ptr %args, ptr %block, ptr %mutated, i64 %true, "
+    "i32 %recording)": _carries,
     f"ptr @{SYMBOL}(ptr %self, ptr %args, i64 %given, ptr %names)": _builtin,
 }  # fmt: skip
 

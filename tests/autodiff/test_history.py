@@ -1,0 +1,281 @@
+"""Gradients of calls whose arguments are as those of one before, which are planned."""
+
+import sys
+import threading
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import weft
+from tests.autodiff import kernels as k
+from tests.autodiff.test_gradients import CASES
+from weft.errors import GradientError
+from weft.pytorch import autograd, history
+from weft.runtime import fastpath, native
+
+if not native.available() or fastpath._TensorGuards is None:
+    pytest.skip("builtins are not to be had here", allow_module_level=True)
+
+
+@weft.kernel
+def multiply(x, y):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * y[i]
+    return out
+
+
+@weft.kernel
+def scaled(x, n: int, factor: float):
+    out = torch.zeros_like(x)
+    for i in range(n):
+        out[i] = x[i] * x[i] * factor
+    return out
+
+
+@weft.kernel
+def into(x, out):
+    for i in range(x.shape[0]):
+        out[i] = 2.0 * x[i] * x[i]
+
+
+@pytest.fixture
+def usual(monkeypatch):
+    """How often a backward went the usual way."""
+    seen = []
+    backward = autograd.Launch.backward
+
+    def counted(ctx, *grads):
+        seen.append(ctx)
+        return backward(ctx, *grads)
+
+    monkeypatch.setattr(autograd.Launch, "backward", staticmethod(counted))
+    return seen
+
+
+def leaf(*shape, dtype=torch.float64):
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+
+def planned(kernel, *args, calls=4):
+    """Calls it until its gradient is planned."""
+    for _ in range(calls):
+        out = kernel(*args)
+        out.sum().backward()
+        for a in args:
+            if isinstance(a, torch.Tensor):
+                a.grad = None
+
+
+def gradients(kernel, args):
+    leaves = [a.detach().clone().requires_grad_() if isinstance(a, torch.Tensor)
+              and a.is_floating_point() else a for a in args]  # fmt: skip
+    outs = kernel(*leaves)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    sum((o * torch.linspace(0.5, 2.0, o.numel()).reshape(o.shape)).sum() for o in outs).backward()
+    return [o.detach() for o in outs], [a.grad for a in leaves if isinstance(a, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_later_gradients_are_those_of_first_calls(name, monkeypatch):
+    def draws(kernel):
+        for seed in range(5):
+            torch.manual_seed(seed)
+            yield gradients(kernel, CASES[name]()[1:])
+
+    kernel, *_ = CASES[name]()
+    found = list(draws(kernel))
+    monkeypatch.setattr(history, "history", lambda *_: None)
+    torch.testing.assert_close(found, list(draws(weft.kernel(kernel.function))))
+
+
+def test_what_a_later_gradient_takes_of_python():
+    x, y = leaf(4), leaf(4)
+    planned(multiply, x, y)
+    out, ones = None, torch.ones(4, dtype=torch.float64)
+    called = []
+
+    def watched(frame, event, argument):
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(watched)
+    try:
+        out = multiply(x, y)
+        torch.autograd.grad(out, (x, y), ones)
+    finally:
+        sys.setprofile(None)
+    del called[called.index("grad") : -1]  # torch's own
+    assert " ".join(called) == (
+        "__call__ is_dynamo_compiling entry multiply record forward backward"
+    )
+
+
+def test_gradients_of_many_layouts_dtypes_and_orders(usual):
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        x, y = leaf(6, dtype=dtype), leaf(12, dtype=dtype)
+        planned(multiply, x, y[::2])
+        del usual[:]
+        out = multiply(x, y[::2])
+        dx, dy = torch.autograd.grad(out, (x, y), torch.full((12,), 3.0, dtype=dtype)[::2])
+        assert not usual
+        torch.testing.assert_close(dx, (3 * y[::2]).detach())
+        torch.testing.assert_close(dy[::2], (3 * x).detach())
+
+
+def test_one_tensor_twice(usual):
+    x = leaf(5)
+    planned(multiply, x, x)
+    multiply(x, x).sum().backward()
+    torch.testing.assert_close(x.grad, (2 * x).detach())
+
+
+def test_numbers_may_change(usual):
+    x = leaf(6)
+    planned(scaled, x, 4, 0.5)
+    del usual[:]
+    for n, factor in ((4, 0.5), (4, 3.0), (2, 3.0), (2, 1.5), (4, 2.0), (6, -1.0)):
+        (grad,) = torch.autograd.grad(scaled(x, n, factor).sum(), x)
+        expected = torch.where(torch.arange(6) < n, 2 * factor * x, 0.0)
+        torch.testing.assert_close(grad, expected.detach())
+    assert len(usual) == 2  # the first of each number of iterations
+
+
+def test_what_asks_for_more_goes_the_usual_way(usual):
+    x, y = leaf(4), leaf(4)
+    planned(multiply, x, y)
+    del usual[:]
+    out = multiply(x, y)
+    (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), y)
+    torch.testing.assert_close((grad.detach(), second), (y.detach(), torch.ones_like(y)))
+    assert usual
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        torch.testing.assert_close(forward_ad.unpack_dual(multiply(dual, y)).tangent, y)
+    torch.testing.assert_close(torch.func.grad(lambda x: multiply(x, y).sum())(x), y)
+    with pytest.raises(GradientError, match="batching rule"):
+        torch.autograd.grad(multiply(x, y), x, torch.eye(4, dtype=x.dtype), is_grads_batched=True)
+
+
+def test_a_graph_is_kept_freed_and_checked(usual):
+    x, y = leaf(4), leaf(4)
+    planned(multiply, x, y)
+    del usual[:]
+    out = multiply(x, y)
+    for _ in range(2):
+        out.sum().backward(retain_graph=True)
+    torch.testing.assert_close(x.grad, (2 * y).detach())
+    out.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+    out = multiply(x, y)
+    with torch.no_grad():
+        y += 1
+    with pytest.raises(GradientError, match="the gradient of this loop needs `y`, which was mod"):
+        out.sum().backward()
+    assert len(usual) == 2
+
+
+def test_hooks_and_checkpoints(usual):
+    x, y = leaf(4), leaf(4)
+    planned(multiply, x, y)
+    del usual[:]
+    seen = []
+    with saved_tensors_hooks(lambda t: (seen.append(t), t.clone())[1], lambda t: t):
+        out = multiply(x, y)
+    out.register_hook(lambda g: 3 * g)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, (3 * y).detach())
+    assert len(seen) == 2
+    x.grad = None
+    checkpoint(lambda x: multiply(x, y).sin(), x, use_reentrant=False).sum().backward()
+    torch.testing.assert_close(x.grad, ((x * y).cos() * y).detach())
+
+
+def test_what_is_written_may_be_a_view_or_an_argument():
+    x, whole = leaf(4), torch.zeros(8, dtype=torch.float64)
+    for _ in range(6):
+        whole = torch.zeros(8, dtype=torch.float64)
+        into(x, whole[::2])
+        (grad,) = torch.autograd.grad(whole.sum(), x)
+        torch.testing.assert_close(grad, (4 * x).detach())
+        own = torch.zeros(4, dtype=torch.float64)
+        into(x, own)
+        (grad,) = torch.autograd.grad(own.sum(), x)
+        torch.testing.assert_close(grad, (4 * x).detach())
+
+
+def test_without_a_gradient_nothing_is_recorded():
+    x, y = leaf(4), leaf(4)
+    planned(multiply, x, y)
+    with torch.no_grad():
+        assert multiply(x, y).grad_fn is None
+    with torch.inference_mode():
+        assert multiply(x, y).is_inference()
+    assert multiply(x.detach(), y.detach()).grad_fn is None
+    out = multiply(x, y.detach())
+    assert type(out.grad_fn).__name__ == "multiply_0Backward"
+    out.sum().backward()
+    assert y.grad is None
+
+
+def test_names_of_nodes_and_their_edges():
+    x, y = leaf(4), leaf(4)
+    first = multiply(x, y).grad_fn
+    planned(multiply, x, y)
+    later = multiply(x, y).grad_fn
+    assert first.name() == later.name() == "multiply_0Backward"
+    edges = [fn.variable for fn, _ in later.next_functions if fn is not None]
+    assert [e is t for e, t in zip(edges, (x, y), strict=True)] == [True, True]
+
+
+def test_results_of_reductions_have_a_history(usual):
+    x = leaf(5)
+    for _ in range(4):
+        (grad,) = torch.autograd.grad(k.product_of_all(x) * 2, x)
+    torch.testing.assert_close(grad, (2 * (x + 1).prod() / (x + 1)).detach())
+
+
+def test_threads(usual):
+    x, y = leaf(4), leaf(4)
+    planned(multiply, x, y)
+    found = []
+
+    def work():
+        a, b = leaf(4), leaf(4)
+        for _ in range(50):
+            found.append(torch.equal(torch.autograd.grad(multiply(a, b).sum(), a)[0], b.detach()))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(found)
+    assert len(found) == 200
+
+
+def test_deterministic_mode_is_asked_for_at_each_call(usual):
+    x = leaf(6)
+    index = torch.tensor([0, 2, 1, 2, 2, 0])
+    for _ in range(5):
+        torch.autograd.grad(k.pick(leaf(3), index).sum(), x, allow_unused=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        multiply(x, x.detach()).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(x.grad, x.detach())
+
+
+def test_a_change_of_schedule_is_seen():
+    kernel = weft.kernel(multiply.function)
+    x, y = leaf(64), leaf(64)
+    planned(kernel, x, y)
+    kernel.schedule("cpu", None)
+    planned(kernel, x, y)
+    torch.testing.assert_close(gradients(kernel, (x, y))[1], gradients(multiply, (x, y))[1])

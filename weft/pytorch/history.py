@@ -1,0 +1,303 @@
+"""Gradients of launches whose arguments are as those of one before.
+
+What a launch tells autograd, and what its backward does, follows from its plan, but for the tensors
+and numbers themselves. Both are generated here as Python text, once for a plan: a class of
+``autograd.Function`` whose ``forward`` saves (the plan's builtin has carried the loop out), and
+whose ``backward`` makes the gradients and calls builtins of the adjoint's steps. The first backward
+goes the usual way (``autograd.Launch``) and says what later ones do; what is not as it was then
+goes the usual way as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+from weft.autodiff.names import adjoint_prefix, before_name
+from weft.frontend.specs import ConstSpec, Spec, TensorSpec, TupleSpec
+from weft.ir.types import MemRefType
+from weft.pytorch.autograd import Call, Launch, applied, loop_of
+from weft.pytorch.loop import NEVER, Loop, Reversed
+from weft.pytorch.workspaces import Workspaces
+from weft.runtime import native, record
+from weft.runtime.cache import disk
+from weft.runtime.fastpath import INT64, passed, tensor_check
+from weft.runtime.function import CompiledFunction
+from weft.runtime.launch import TINY, Launcher, check_error
+from weft.runtime.overlap import dense, extent
+from weft.runtime.signature import TORCH_DTYPES
+
+_MOST = 64  # sets of whole numbers for which the backward of a plan is known
+_PLAIN = (int, float, bool, torch.Size)
+
+
+def history(launcher: Launcher, args: tuple[Any, ...]) -> Callable[..., object] | None:
+    """What tells autograd of a launch with arguments of this plan, given them and the results. None
+    where that takes more than saving tensors. Precondition: the loop writes to tensors only that
+    nothing has met before, to no views, and forward mode has no part in it."""
+    args = dense(args)
+    specs = list(launcher.forms.specs(args).values())
+    tensors = [v for v in args if isinstance(v, torch.Tensor)]
+    device = tensors[0].device
+    if device.type == "meta" or not all(v.numel() for v in tensors):
+        return None
+    numbers = [v for v, s in zip(args, specs, strict=True)
+               if not isinstance(s, TensorSpec | ConstSpec)]  # fmt: skip
+    if any(type(v) not in _PLAIN for v in numbers):
+        return None
+    loop = loop_of(launcher, specs, device.type)
+    values = passed(specs, args)
+    wanted = frozenset(
+        k for k in loop.memrefs
+        if k < len(values) and values[k].requires_grad and values[k].is_floating_point()
+    )  # fmt: skip
+    written = frozenset(loop.written)
+    if loop.later is not NEVER or wanted & written:
+        return None
+    made = loop.reversed(wanted, written - wanted)
+    if not made.steps or any(before_name(loop.names[k]) in made.reads for k in loop.before):
+        return None
+    return _History(loop, made, sorted(wanted), specs, args).record
+
+
+class _History:
+    """The history of launches of one plan. ``wanted``: for which arguments of the loop's function a
+    gradient is."""
+
+    def __init__(
+        self, loop: Loop, made: Reversed, wanted: Sequence[int], specs: Sequence[Spec],
+        args: Sequence[Any],
+    ) -> None:  # fmt: skip
+        self.loop, self.made, self.wanted, self.specs = loop, made, wanted, specs
+        self.saved = [k for k in loop.memrefs if loop.names[k] in made.reads]
+        self.places: list[int] = []  # of the function's arguments among those of a launch
+        for k, spec in enumerate(specs):
+            parts = len(spec.items) if isinstance(spec, TupleSpec) else 1
+            self.places += [k] * (0 if isinstance(spec, ConstSpec) else parts)
+        results = len(loop.function.args) - len(self.places)
+        self.places += range(len(specs), len(specs) + results)
+        # Which of those are numbers, and which of these are whole.
+        self.numbers = [k for k, s in enumerate(specs)
+                        if not isinstance(s, TensorSpec | ConstSpec)]  # fmt: skip
+        self.whole = [n for n, k in enumerate(self.numbers) if type(args[k]) is not float]
+        self.known: dict[tuple[Any, ...], Callable[..., Any]]  # backwards, by whole numbers
+        self.lock = threading.Lock()
+        scope = _executed("history", self._text(len(specs) + results), {})
+        function: Any = type(loop.function.name, (torch.autograd.Function,),
+                             {"forward": staticmethod(scope["forward"])})  # fmt: skip
+        values = passed(specs, args)
+        context = function._backward_cls
+        context.shapes = [values[k].shape if k < len(values) else torch.Size()
+                          for k in loop.memrefs]  # fmt: skip
+        context.dtypes = [_dtype(loop, k) for k in loop.memrefs]
+        context.device = next(v.device for v in args if isinstance(v, torch.Tensor))
+        context.numbers = ()
+        self.function, self.record = function, scope["record"]
+        scope["apply"] = applied(function)
+        self.forget()
+
+    def _text(self, count: int) -> str:
+        names = [f"a{k}" for k in range(count)]
+        given = "".join(f"{names[self.places[k]]}, " for k in self.wanted)
+        outs = [names[self.places[k]] for k in self.loop.written]
+        lines = [f"ctx.to_save = {_tuple([names[self.places[k]] for k in self.saved])}"]
+        if self.numbers:
+            lines.append(f"ctx.numbers = {_tuple([names[k] for k in self.numbers])}")
+        return f"""\
+def record({", ".join(names)}):
+    apply({given}{_tuple(names)})
+def forward(ctx, {given}rest):
+    {_tuple(names)} = rest
+    {_lines(lines)}
+    return {outs[0] if len(outs) == 1 else _tuple(outs)}
+"""
+
+    def forget(self) -> None:
+        """Nothing is known of backwards: at first, and when there are other records of tuning."""
+        known = self.known = {}
+
+        def by_numbers(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            backward = known.get(tuple(ctx.numbers[n] for n in self.whole))
+            return self.slow(ctx, grads, None) if backward is None else backward(ctx, *grads)
+
+        self._install(by_numbers)
+
+    def _install(self, backward: Callable[..., Any]) -> None:
+        self.function.backward = staticmethod(backward)
+        self.function._backward_cls.apply = backward  # torch's own looks for it each time
+
+    def slow(
+        self, ctx: Any, grads: Sequence[Any], saved: tuple[Any, ...] | None
+    ) -> tuple[Any, ...]:
+        """The backward as any launch has it. ``saved``: the tensors, if they are unpacked."""
+        loop = self.loop
+        numbers = iter(passed([self.specs[k] for k in self.numbers], ctx.numbers))
+        values = [None if k in loop.memrefs else next(numbers)
+                  for k in range(len(loop.function.args))]  # fmt: skip
+        names = [loop.names[k] for k in self.saved]
+        call = Call(loop, values, self.made, frozenset(self.wanted), loop.run, names)
+        call.learn = functools.partial(self._learn, ctx.numbers)
+        _, *found = Launch.backward(_Context(ctx, call, saved), *grads)
+        return (*(found[loop.memrefs.index(k)] for k in self.wanted), None)
+
+    def _learn(
+        self, numbers: tuple[Any, ...], made: Reversed, sizes: Workspaces, env: Mapping[str, Any]
+    ) -> None:
+        """Makes the backward for launches with these numbers, where nothing else decides on it."""
+        backward = _backward(self, made, sizes, env)
+        if backward is None:
+            return
+        with self.lock:
+            if len(self.known) >= _MOST:
+                self.known.clear()
+            self.known[tuple(numbers[n] for n in self.whole)] = backward
+            if not self.whole:
+                self._install(backward)
+
+
+class _Context:
+    """What ``Launch.backward`` asks of its ``ctx``."""
+
+    def __init__(self, ctx: Any, call: Call, saved: tuple[Any, ...] | None) -> None:
+        self._ctx, self.call = ctx, call
+        if saved is not None:
+            self.saved_tensors = saved
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+def _backward(
+    of: _History, made: Reversed, sizes: Workspaces, env: Mapping[str, Any]
+) -> Callable[..., Any] | None:
+    """The backward of launches of a plan where ``made`` fits, with workspaces of these sizes; None
+    where that follows from more than the plan. ``env``: everything by name, as the first one had
+    it."""
+    loop, adjoint = of.loop, made.adjoint
+    base, prefix = of.made.adjoint, adjoint_prefix(loop.function)
+    notes = (*base.notes.values(), *adjoint.notes.values())
+    if (
+        made.measure or adjoint.sorted or adjoint.listed
+        or any(note.startswith("atomic") for note in notes)
+        or any(x.atomic for x in base.private.values())  # as many copies as there are threads
+        or any(prefix + loop.names[k] in made.writes for k in loop.written)
+    ):  # fmt: skip
+        return None
+    unusual = "grad_enabled() or forward_ad._current_level >= 0"
+    if adjoint.taped:  # may be carried out in segments
+        unusual += f" or deterministic() is not {torch.are_deterministic_algorithms_enabled()}"
+    scope: dict[str, Any] = {
+        "slow": of.slow, "grad_enabled": torch.is_grad_enabled, "forward_ad": forward_ad,
+        "deterministic": torch._C._get_deterministic_algorithms, "loop": loop,
+        "empty_like": torch.empty_like, "zeros_like": torch.zeros_like, "launched": adjoint,
+        "sizes": sizes.remembered(),
+    }  # fmt: skip
+    names = {name: repr(env[name]) for name, _ in adjoint.segments}
+    names |= {loop.names[k]: f"s{n}" for n, k in enumerate(of.saved)}
+    body: list[str] = []
+    result: list[str] = []
+
+    def converted(k: int, name: str) -> str:
+        dtype = env[prefix + loop.names[k]].dtype
+        return "" if dtype is _dtype(loop, k) else f".to({name})"
+
+    def allocate(name: str, variable: str, function: str) -> None:
+        tensor = env[name]
+        one = torch.empty((), dtype=tensor.dtype, device=tensor.device)
+        scope[f"like_{variable}"], names[name] = one.expand(tensor.shape), variable
+        body.append(f"{variable} = {function}(like_{variable})")
+
+    for k, name in enumerate(loop.names):
+        if k not in loop.memrefs:
+            number = of.numbers.index(of.places[k])
+            names[name] = repr(env[name]) if number in of.whole else f"ctx.numbers[{number}]"
+    for n, k in enumerate(loop.written):
+        if (name := prefix + loop.names[k]) in env:
+            scope[f"wide{n}"], names[name] = env[name].dtype, f"h{n}"
+            body.append(f"h{n} = g{n}{converted(k, f'wide{n}')}.contiguous()")
+    for n, k in enumerate(of.wanted):
+        name = prefix + loop.names[k]
+        allocate(name, f"d{n}", "empty_like" if name in adjoint.defined else "zeros_like")
+        scope[f"narrow{n}"] = _dtype(loop, k)
+        result.append(f"d{n}{converted(k, f'narrow{n}')}")
+    for n, buffer in enumerate(adjoint.taped):
+        allocate(buffer.name, f"w{n}", "empty_like")
+    given = _tuple([f"g{n}" for n in range(len(loop.written))])
+    for n, step in enumerate(made.steps):
+        scope[f"step{n}"] = launched = _launched(step, made.values(step, env), of)
+        if launched is None:
+            return None
+        passed_on = [names[adjoint.copies[x]] + ".clone()" if x in adjoint.copies else names[x]
+                     for x in step.names]  # fmt: skip
+        body.append(f"if step{n}({', '.join(passed_on)}) is not None:")
+        body.append(f"    return slow(ctx, {given}, saved)")
+    text = f"""\
+def backward(ctx, {given[1:-1]}):
+    if {unusual}:
+        return slow(ctx, {given}, None)
+    try:
+        saved = ctx.saved_tensors
+    except RuntimeError:
+        return slow(ctx, {given}, None)
+    {_tuple([f"s{n}" for n in range(len(of.saved))])} = saved
+    {_lines(body)}
+    loop.launched, loop.sizes = launched, sizes
+    return {_tuple([*result, "None"])}
+"""
+    return _executed("backward", text, scope)["backward"]
+
+
+def _launched(step: Loop, values: Sequence[Any], chooser: _History) -> Callable[..., Any] | None:
+    """A builtin that launches ``step`` on values like these: it gives None. It gives something else
+    where the values are not like these, and launches nothing. None where there is no builtin."""
+    if not isinstance(step.run, CompiledFunction):
+        return None
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    check = tensor_check(tensors)
+    made, _, block = step.run.bound(values)
+    slots = made.fitting(tensors, chooser).slots
+    pointers = [slot.arg for slot in slots if slot.kind == "pointer"]
+    if check is None or len(block) > native.MOST_BYTES:
+        return None
+    brief = sum(t.numel() for t in tensors) <= TINY and not made.loop.summary.nested
+    call, direct = made.bound(tensors, check_error, brief=brief)
+    work = native.FastCall(
+        len(values), check, call, direct, [extent(t) for t in tensors], (), (), (), block, False,
+        (), all,
+    )  # fmt: skip
+    for place, slot in enumerate(slots):
+        kind, value = slot.kind, values[slot.arg]
+        if kind == "pointer":
+            assert place == pointers.index(slot.arg)
+            work.step(record.TENSOR, slot.arg, slot=place, type=type(value))
+        elif kind in ("int", "float"):
+            if (type(value) is float) != (kind == "float"):
+                return None
+            how = record.FLOAT if kind == "float" else record.INTEGER
+            work.step(how, slot.arg, slot=place, type=type(value), range=INT64)
+    return native.builtin(work.packed(), lambda *_: NotImplemented, disk(step.options))
+
+
+def _dtype(loop: Loop, k: int) -> torch.dtype:
+    type_ = loop.function.args[k].type
+    assert isinstance(type_, MemRefType)
+    return TORCH_DTYPES[type_.element.name]
+
+
+def _tuple(parts: Sequence[str]) -> str:
+    return f"({''.join(part + ', ' for part in parts)})"
+
+
+def _lines(body: Sequence[str]) -> str:
+    return "\n    ".join(body)
+
+
+def _executed(name: str, text: str, scope: dict[str, Any]) -> dict[str, Any]:
+    exec(compile(text, f"<weft {name}>", "exec"), scope)
+    return scope

@@ -42,9 +42,7 @@ class _Inside:
         self.old, self.row, self.rows, self.taped = function, row, rows, taped
         self.parallel = next(op for op in function.body.ops if op.name == "scf.parallel")
         self.written = written(function)
-        self.new = Function(function.name, [a.type for a in function.args],
-                            [a.name for a in function.args], dict(function.attrs),
-                            function.span)  # fmt: skip
+        self.new = function.without_body()
         self.b = Builder(self.new.body, function.span)
         self.common: dict[Value, Value] = dict(zip(function.args, self.new.args, strict=True))
         self.mine: dict[Value, Value] = {}

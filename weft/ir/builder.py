@@ -259,9 +259,7 @@ class Rewriter(Builder):
         return self.replacement.get(value, value)
 
     def function(self, function: Function) -> Function:
-        types, names = [a.type for a in function.args], [a.name for a in function.args]
-        new = Function(function.name, types, names, dict(function.attrs), function.span)
-        return self.into(function, new)
+        return self.into(function, function.without_body())
 
     def into(self, function: Function, new: Function) -> Function:
         """Rebuilds ``function`` as ``new``, which has arguments like its own first."""

@@ -147,6 +147,10 @@ class Function:
     def args(self) -> list[Value]:
         return self.body.args
 
+    def without_body(self) -> Function:
+        types, names = [a.type for a in self.args], [a.name for a in self.args]
+        return Function(self.name, types, names, dict(self.attrs), self.span)
+
 
 def below(op: Op) -> Iterator[Op]:
     """``op`` itself, and every operation inside it."""

@@ -168,8 +168,7 @@ class _Narrowing(Rewriter):
         self.notes = notes
 
     def function(self, function: Function) -> Function:
-        types, names = [a.type for a in function.args], [a.name for a in function.args]
-        new = Function(function.name, types, names, dict(function.attrs), function.span)
+        new = function.without_body()
         with self.at(new.body):
             self.stand_for(function.args, new.args)
             for arg in function.args:

@@ -22,6 +22,7 @@ from weft.ir.ops import OPS
 from weft.ir.views import For, Parallel, memory
 from weft.ir.writes import written
 from weft.schedule.guards import MultipleOf
+from weft.schedule.jammed_body import STAGED
 from weft.schedule.language import (
     Align,
     RegisterWindow,
@@ -33,7 +34,7 @@ from weft.schedule.language import (
 )
 from weft.schedule.nest import LoopNest
 from weft.schedule.rows import VECTOR_BYTES
-from weft.schedule.unroll_jam import STAGED, TILE
+from weft.schedule.unroll_jam import TILE
 from weft.values import mutable
 
 _MOST_STORED = 128  # bytes of a thread's results that it stores in vectors, if it stages no rows

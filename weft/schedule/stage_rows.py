@@ -22,6 +22,7 @@ from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i32
 from weft.ir.views import For, If, memory
 from weft.ir.writes import written
+from weft.schedule.jammed_body import STAGED
 from weft.schedule.language import (
     Bind,
     BlockDim,
@@ -37,7 +38,7 @@ from weft.schedule.nest import LoopNest, Refusal
 from weft.schedule.register_window import behind
 from weft.schedule.rows import VECTOR_BYTES
 from weft.schedule.stage import MOST_BYTES
-from weft.schedule.unroll_jam import STAGED, TILE
+from weft.schedule.unroll_jam import TILE
 from weft.schedule.variation import Variation
 from weft.values import mutable
 

@@ -99,11 +99,9 @@ def _barrier(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
         e.line(f"call void @llvm.nvvm.bar.warp.sync(i32 {_mask(e, width)})")
     elif _cuda(e).group:
         for half in ("arrive", "wait"):
-            e.declare(f"declare void @llvm.nvvm.barrier.cluster.{half}.aligned()")
-            e.line(f"call void @llvm.nvvm.barrier.cluster.{half}.aligned()")
+            e.call(f"llvm.nvvm.barrier.cluster.{half}.aligned")
     else:
-        e.declare("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
-        e.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+        e.call("llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
     return ()
 
 
@@ -274,8 +272,7 @@ class CudaTarget(Reports):
             place = e.inst(f"getelementptr i64, ptr {block}, i64 {k}")
             e.line(f"store {ty} {name}, ptr {place}, align 8")
         text = _text(e, f"weft_format{number}", form)
-        e.declare("declare i32 @vprintf(ptr, ptr)")
-        e.inst(f"call i32 @vprintf(ptr {text}, ptr {block})")
+        e.intrinsic("vprintf", "i32", ("ptr", text), ("ptr", block))
 
 
 def _text(e: Emitter, name: str, text: str) -> str:

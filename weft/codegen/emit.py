@@ -247,6 +247,13 @@ class Emitter:
         self.lines.append(f"{name} = {text}")
         return name
 
+    def place(self, block: str, k: int) -> str:
+        """Where word ``k`` of a block of words is."""
+        return block if k == 0 else self.inst(f"getelementptr inbounds i64, ptr {block}, i64 {k}")
+
+    def load_word(self, block: str, k: int, ty: str = "i64") -> str:
+        return self.inst(f"load {ty}, ptr {self.place(block, k)}, align 8")
+
     def label(self, hint: str) -> str:
         self.counter += 1
         return f"{hint}{self.counter}"
@@ -277,10 +284,18 @@ class Emitter:
 
     def intrinsic(self, name: str, result: str, *operands: tuple[str, str], flags: str = "") -> str:
         """Calls ``@name`` with (type, value) operands."""
-        types = ", ".join(t for t, _ in operands)
-        self.declare(f"declare {result} @{name}({types})")
+        return self.inst(self._called(name, result, operands, flags))
+
+    def call(self, name: str, *operands: tuple[str, str]) -> None:
+        """The same where there is no result."""
+        self.line(self._called(name, "void", operands))
+
+    def _called(
+        self, name: str, result: str, operands: Sequence[tuple[str, str]], flags: str = ""
+    ) -> str:
+        self.declare(f"declare {result} @{name}({', '.join(t for t, _ in operands)})")
         args = ", ".join(f"{t} {value}" for t, value in operands)
-        return self.inst(f"call {flags}{result} @{name}({args})")
+        return f"call {flags}{result} @{name}({args})"
 
     def extreme(self, function: str, a: str, b: str, ty: str = "i64") -> str:
         """``smin``, ``smax`` and the like of two integers."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.codegen.emit import Emitter
-from weft.codegen.lanes import Tile, VectorEmitter, pick
+from weft.codegen.lane_values import pick
+from weft.codegen.lanes import Tile, VectorEmitter
 from weft.codegen.llvm import emit_block, loop
 from weft.ir.core import Value, walk
 from weft.schedule.default_cpu import fits_lanes
@@ -110,22 +111,20 @@ def _fill(
     row, column = origins
     vectors, width = sides or (tile.vectors, tile.width)
     lanes = VectorEmitter(e, tile, jam, vectors, width)
+    v = lanes.v
     if tile.row is not None:
         value = tile.body.args[tile.row]
-        lanes.bind(
-            value, {(j, 0): index(value, e.inst(f"add nsw i64 {row}, {j}")) for j in range(jam)}
-        )
+        v.names[value] = {
+            (j, 0): index(value, e.inst(f"add nsw i64 {row}, {j}")) for j in range(jam)
+        }
     value = tile.body.args[tile.column]
     first = tile.columns - 1 if tile.reverse else 0
-    lanes.bind(value, {(0, 0): index(value, e.inst(f"add nsw i64 {column}, {first}"))})
+    v.names[value] = {(0, 0): index(value, e.inst(f"add nsw i64 {column}, {first}"))}
     if stop:
         stride = -1 if tile.reverse else 1
         left = e.inst(f"trunc i64 {e.inst(f'sub nsw i64 {stop}, {column}')} to i32")
-        splat = lanes.splat(left, "i32")
-        kind = f"<{width} x i32>"
-        masks = {}
-        for m in range(vectors):
-            ramp = lanes.ramp(stride, (0, m), "i32", first)
-            masks[(0, m)] = e.inst(f"icmp slt {kind} {ramp}, {splat}")
-        lanes.mask = {(j, m): masks[(0, m)] for j in range(jam) for m in range(vectors)}
+        splat = v.splat(left, "i32")
+        ramps = [v.ramp(stride, (0, m), "i32", first) for m in range(vectors)]
+        masks = [e.inst(f"icmp slt {v.of('i32')} {ramp}, {splat}") for ramp in ramps]
+        v.mask = {(j, m): masks[m] for j, m in v.instances}
     lanes.block(tile.body)

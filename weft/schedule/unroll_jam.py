@@ -207,11 +207,11 @@ class _Jamming:
             self.jam.put([0], body.args[self.axis], inner.args[0])
             self.jam.ops(_alone(body), [0])
 
-        def own() -> None:
+        def own(begin: Value) -> None:
             with build.when(build.op("arith.cmpi", inner.args[0], begin, predicate="sge")):
                 carried_out()
 
-        build.fill(inner, carried_out if begin is None else own)
+        build.fill(inner, carried_out if begin is None else partial(own, begin))
         self.jam.single = False
 
     def _maskable(self, body: Block) -> tuple[list[Op], Op] | None:

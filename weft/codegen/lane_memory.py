@@ -1,0 +1,148 @@
+"""Accesses to memory by the lanes of a register tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from weft.codegen.emit import View, memory_type
+from weft.codegen.lane_values import Instance, LaneValues
+from weft.codegen.llvm import address
+from weft.ir.core import Op, Value
+from weft.ir.types import ScalarType
+from weft.ir.views import memory
+
+
+class LaneMemory:
+    """Loads and stores of ``values``, by how their places vary with the lane: scalars, vectors of
+    neighbours, or each lane by itself."""
+
+    def __init__(self, values: LaneValues) -> None:
+        self.v, self.e = values, values.e
+
+    def load(self, op: Op) -> None:
+        memref, indices, _ = memory(op)
+        view, step = self.e.views[memref], self.v.stride(op)
+        if step in (1, -1):
+            places = self.places(op, view, indices, step)
+
+            def one(at: Instance) -> str:
+                return self.load_vector(view, places.get(at, places[0, at[1]]), at, step)
+        else:
+            one = partial(self.load_scalar if step == 0 else self.gather, op)
+        self.v.names[op.result] = {at: one(at) for at in self.v.copies(op.result)}
+
+    def places(
+        self, op: Op, view: View, indices: Sequence[Value], step: int
+    ) -> dict[Instance, str]:
+        """For each vector of an access with ``step`` 1 or -1, the address of its lowest lane."""
+        ty, v = memory_type(view.type.element), self.v
+        found: dict[Instance, str] = {}
+        for j in range(v.jam) if not v.shared(*op.operands) else (0,):
+            first = address(self.e, view, [v.name(i, (j, 0)) for i in indices])
+            for m in range(v.vectors):
+                offset = m * v.width if step == 1 else 1 - (m + 1) * v.width
+                found[j, m] = first if offset == 0 else self.e.inst(
+                    f"getelementptr {ty}, ptr {first}, i64 {offset}")  # fmt: skip
+        return found
+
+    def load_scalar(self, op: Op, at: Instance) -> str:
+        memref, indices, _ = memory(op)
+        v, view = self.v, self.e.views[memref]
+        ty, size = memory_type(view.type.element), view.type.element.bytes
+        pointer = address(self.e, view, [v.name(i, at) for i in indices])
+        if not v.certain:
+            rows = range(v.jam) if v.shared(op.result) else (at[0],)
+            pointer = self.if_any(pointer, rows)
+        return self.e.inst(f"load {ty}, ptr {pointer}, align {size}")
+
+    def load_vector(self, view: View, pointer: str, at: Instance, step: int) -> str:
+        v, ty, size = self.v, memory_type(view.type.element), view.type.element.bytes
+        kind, mask = v.of(ty), v.active(at)
+        if mask is None:
+            value = self.e.inst(f"load {kind}, ptr {pointer}, align {size}")
+        else:
+            mask = v.reverse(mask, "i1") if step == -1 else mask
+            value = self.e.intrinsic(
+                self.masked("load", ty), kind, ("ptr", pointer), ("i32", str(size)),
+                (v.bits, mask), (kind, "zeroinitializer"),
+            )  # fmt: skip
+        return v.reverse(value, ty) if step == -1 else value
+
+    def if_any(self, pointer: str, rows: Sequence[int]) -> str:
+        """``pointer`` where a lane of these jammed iterations is active, or else memory of ours."""
+        e, v = self.e, self.v
+        assert v.mask is not None
+        masks = {(j, m): v.mask[j, m] for j in rows for m in range(v.vectors)}
+        any_lane = v.across_all("or", masks)
+        if not any("%nowhere =" in line for line in e.allocas):
+            e.allocas.append("%nowhere = alloca i64, align 8")
+        return e.inst(f"select i1 {any_lane}, ptr {pointer}, ptr %nowhere")
+
+    def gather(self, op: Op, at: Instance) -> str:
+        """Loads an element for each lane on its own."""
+        memref, indices, _ = memory(op)
+        element = memref.memref.element
+        ty, vector = memory_type(element), self.v.of(memory_type(element))
+        return self.e.intrinsic(
+            self.masked("gather", ty), vector, self.pointers(memref, indices, at),
+            *self.by(element, at), (vector, "zeroinitializer"),
+        )  # fmt: skip
+
+    def scatter(self, op: Op, at: Instance) -> None:
+        """Stores an element of each lane on its own."""
+        memref, indices, (stored,) = memory(op)
+        element = memref.memref.element
+        ty, pointers = memory_type(element), self.pointers(memref, indices, at)
+        value = self.v.of(ty), self.v.vector(stored, at)
+        self.e.call(self.masked("scatter", ty), value, pointers, *self.by(element, at))
+
+    def masked(self, name: str, ty: str) -> str:
+        """The intrinsic for vectors."""
+        width, suffix = self.v.width, {"float": "f32", "double": "f64", "half": "f16"}.get(ty, ty)
+        places = f"v{width}p0" if name in ("gather", "scatter") else "p0"
+        return f"llvm.masked.{name}.v{width}{suffix}.{places}"
+
+    def by(self, element: ScalarType, at: Instance) -> list[tuple[str, str]]:
+        """What it is told of alignment, and of the lanes that take part."""
+        mask = self.v.active(at) or "splat (i1 true)"
+        return [("i32", str(element.bytes)), (self.v.bits, mask)]
+
+    def pointers(self, memref: Value, indices: Sequence[Value], at: Instance) -> tuple[str, str]:
+        """Type and name of the addresses of the lanes' elements."""
+        e, v, view = self.e, self.v, self.e.views[memref]
+        ty64, offset = v.of("i64"), ""
+        for axis, value in enumerate(indices):
+            index = v.vector(value, at)
+            if view.strides:
+                index = e.inst(f"mul {ty64} {index}, {v.splat(view.strides[axis], 'i64')}")
+            elif offset:
+                offset = e.inst(f"mul {ty64} {offset}, {v.splat(view.sizes[axis], 'i64')}")
+            offset = e.inst(f"add {ty64} {offset}, {index}") if offset else index
+        ty = memory_type(view.type.element)
+        found = e.inst(f"getelementptr {ty}, ptr {view.pointer}, {ty64} {offset}")
+        return v.of("ptr"), found
+
+    def store(self, op: Op) -> None:
+        memref, indices, (stored,) = memory(op)
+        v, view, step = self.v, self.e.views[memref], self.v.stride(op)
+        if step not in (1, -1):
+            for at in v.instances:
+                self.scatter(op, at)
+            return
+        element = view.type.element
+        kind, places = v.of(memory_type(element)), self.places(op, view, indices, step)
+        if v.mask is not None:  # a row that does not depend on the jammed index may be one's own
+            places = {at: places.get(at, places[0, at[1]]) for at in v.mask}
+        for at, pointer in places.items():
+            value, mask = v.vector(stored, at), v.active(at)
+            if step == -1:
+                value = v.reverse(value, memory_type(element))
+                mask = mask and v.reverse(mask, "i1")
+            if mask is None:
+                self.e.line(f"store {kind} {value}, ptr {pointer}, align {element.bytes}")
+                continue
+            self.e.call(
+                self.masked("store", memory_type(element)), (kind, value), ("ptr", pointer),
+                ("i32", str(element.bytes)), (v.bits, mask),
+            )  # fmt: skip

@@ -55,6 +55,17 @@ def check_gradients(random: Random, draw: Callable[[Random], SmoothKernel] = smo
     refused: list[str] = []
     tangents = pulled = None
     weights = tuple(_normal(generator, d) for d in differences)
+
+    def spread() -> Tensors:
+        """How far derivatives move where all is off by what rounding to a half is off: what is
+        stored on the way is, too, and some kernels amplify it."""
+        eps = torch.finfo(floats[0].dtype).eps / 2
+        moved = [finite_differences(exact, tuple(t.double() * (1 + eps * _normal(generator, t))
+                                                 for t in floats), directions, m, n, a)[0]
+                 for _ in range(2 if drawn.half else 0)]  # fmt: skip
+        return tuple(sum(((v - d).abs() for v in each), torch.zeros_like(d))
+                     for d, *each in zip(differences, *moved, strict=True))  # fmt: skip
+
     try:
         tangents = forward_mode(kernel, floats, directions, m, n, a)
     except GradientError as caught:
@@ -64,11 +75,11 @@ def check_gradients(random: Random, draw: Callable[[Random], SmoothKernel] = smo
     except GradientError as caught:
         refused.append(str(caught))
     if tangents is not None:
-        for t, d, e in zip(tangents, differences, error, strict=True):
-            slack = tolerance * _size(d) + 4 * e
-            assert ((t.double() - d).abs() <= slack).all(), _says(
-                drawn, "tangents", d, t, floats, m, n, a
-            )
+        off = [(t.double() - d).abs() - tolerance * _size(d) - 4 * e
+               for t, d, e in zip(tangents, differences, error, strict=True)]  # fmt: skip
+        if not all((o <= 0).all() for o in off):  # NaN is off
+            for o, t, d, s in zip(off, tangents, differences, spread(), strict=True):
+                assert (o <= 4 * s).all(), _says(drawn, "tangents", d, t, floats, m, n, a)
     if pulled is not None:
         terms = torch.cat([(w * d).reshape(-1) for w, d in zip(weights, differences, strict=True)])
         parts = [(g.double() * u.double()).reshape(-1)
@@ -76,9 +87,10 @@ def check_gradients(random: Random, draw: Callable[[Random], SmoothKernel] = smo
         found = torch.cat(parts)
         slack = sum((w.abs() * 4 * e).sum() for w, e in zip(weights, error, strict=True))
         slack = slack + tolerance * (1 + terms.abs().sum() + found.abs().sum())
-        assert abs(found.sum() - terms.sum()) <= slack, _says(
-            drawn, "gradients", terms.sum(), found.sum(), floats, m, n, a
-        )
+        off = abs(found.sum() - terms.sum()) - slack
+        if not off <= 0:
+            more = sum((w.abs() * 4 * s).sum() for w, s in zip(weights, spread(), strict=True))
+            assert off <= more, _says(drawn, "gradients", terms.sum(), found.sum(), floats, m, n, a)
     if not refused and random.random() < INTERPRETED:
         _interpreted(kernel, (*floats, m, n, a), weights, directions, drawn)
     return f"refused: {refused[0]}" if refused else "compared"

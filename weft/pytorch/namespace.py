@@ -29,6 +29,8 @@ class Family:
         self.namespace = namespace
         self._library = torch.library.Library(namespace.namespace, "FRAGMENT")
         self._functions: list[Callable[..., Any]] = []
+        # What torch calls where a kernel in machine code does not, by ("run" or "autograd", name).
+        self.python: dict[tuple[str, str], Callable[..., Any]] = {}
 
     def define(
         self, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any],
@@ -39,7 +41,8 @@ class Family:
         namespace.defining = name  # torch asks whether it is there
         self._library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
         namespace.defining = ""
-        self._library.impl(name, self._held(run), "CompositeExplicitAutograd")
+        self.python["run", name] = held = self._held(run)
+        self._library.impl(name, held, "CompositeExplicitAutograd")
         torch.library.register_fake(
             f"{namespace.namespace}::{name}", self._held(fake), lib=self._library
         )
@@ -47,7 +50,8 @@ class Family:
 
     def differentiate(self, name: str, autograd: Callable[..., Any]) -> None:
         """Gives the operator ``name`` what autograd calls in its place."""
-        self._library.impl(name, self._held(autograd), "Autograd", with_keyset=True)
+        self.python["autograd", name] = held = self._held(autograd)
+        self._library.impl(name, held, "Autograd", with_keyset=True)
 
     def _held(self, function: Callable[..., Any]) -> Callable[..., Any]:
         number, family = len(self._functions), weakref.ref(self)

@@ -18,12 +18,14 @@ from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.split import Returned
 from weft.lang.dtypes import DType, tensor_of
 from weft.pytorch.ambient import Autocast, under
+from weft.pytorch.boxed import BoxedKernel, boxed_kernel
 from weft.pytorch.derivative_ops import Rule, register
 from weft.pytorch.fake import fake_launchers, without_data
 from weft.pytorch.forward_level import has_dual
 from weft.pytorch.namespace import Family, namespace_of
 from weft.pytorch.skip_forward import NeedsOutputs, replaying, returned_names
 from weft.pytorch.transforms import is_float, items
+from weft.runtime.entry import order_of
 from weft.runtime.launch import KernelLike, gradient_error
 from weft.runtime.overlap import OverlapWarning
 from weft.values import frozen, mutable
@@ -77,9 +79,13 @@ class Form:
         namespace = namespace_of(self.namespace)
         name, family = namespace.free_name(name), Family(namespace)
         fake = self.implementation(fake_launchers(self.kernel, operator=True))
-        overload = family.define(
-            name, schema, self.implementation(None), without_data(fake, self.kernel), *tags
-        )
+        run = self.implementation(None)
+        code = self._boxed(name)
+        if code is not None:
+            run = taught(run, code)
+        overload = family.define(name, schema, run, without_data(fake, self.kernel), *tags)
+        if code is not None:
+            code.attach(family, name)
         if not overload._schema.returns and not overload._schema.is_mutable:
             # It asserts or prints: graphs must not drop the call.
             has_side_effect(overload)
@@ -90,6 +96,14 @@ class Form:
         else:
             rule = self._rule(name, family)
         return Operator(overload, self.types, self.constants, rule)
+
+    def _boxed(self, name: str) -> BoxedKernel | None:
+        """Its kernel in machine code, where it is one loop over its parameters."""
+        kernel = self.kernel
+        order = order_of(kernel.source, kernel.parts)
+        if order is None or self.autocast or not all(self.types):
+            return None
+        return boxed_kernel(kernel.launchers[0], self.types, order, name)
 
     def _rule(self, name: str, family: Family) -> Rule:
         """Tells autograd how the operator ``name`` is differentiated."""
@@ -208,6 +222,17 @@ class Form:
             return out
 
         return autograd
+
+
+def taught(run: Callable[..., Any], code: BoxedKernel) -> Callable[..., Any]:
+    """``run``, whose calls ``code`` is told of."""
+
+    def implementation(*passed: Any) -> Any:
+        out = run(*passed)
+        code.learn(passed)
+        return out
+
+    return implementation
 
 
 def _gives(overload: Any) -> bool:

@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from weft.codegen import libraries
@@ -55,15 +56,16 @@ def load(
 
 def load_shared(
     name: str, make: Callable[[], tuple[str, Sequence[str]]], cache: DiskCache | None,
-    *, effort: int = 1,
+    *, effort: int = 1, needs: Mapping[str, int] = MappingProxyType({}),
 ) -> Linked:  # fmt: skip
     """The code of LLVM IR that is the same in every process, compiled as it stands, or taken from
-    ``cache``. ``make`` gives the IR and the symbols of it that can be asked for."""
+    ``cache``. ``make`` gives the IR and the symbols of it that can be asked for; ``needs``: see
+    ``_link``."""
     key = hashed("shared", name, effort, compiler(), processor(), libraries.load().openmp)
     entry = cache.load(key) if cache is not None else None
     if entry is not None:
         try:
-            return _link(entry[1], entry[0]["symbols"], {})
+            return _link(entry[1], entry[0]["symbols"], needs)
         except (RuntimeError, KeyError) as error:
             log.warning("the cached code of %s is compiled anew: %s", name, error)
     from weft.runtime import jit  # LLVM: where the cache has no code
@@ -72,10 +74,11 @@ def load_shared(
     code = jit.emit(text, effort)
     if cache is not None:
         cache.store(key, {"symbols": [*symbols]}, code)
-    return _link(code, symbols, {})
+    return _link(code, symbols, needs)
 
 
 def _link(object: bytes, symbols: Sequence[str], needs: Mapping[str, int]) -> Linked:
+    """``needs``: addresses of functions that no shared library has."""
     linked = link(object, symbols, lambda name: needs.get(name) or libraries.address_of(name))
     if linked is not None:
         return linked

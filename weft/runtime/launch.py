@@ -11,6 +11,7 @@ import functools
 import inspect
 import logging
 import struct
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -121,6 +122,7 @@ class Launcher:
         self.generated: dict[tuple[tuple[Any, ...], frozenset[int]], Generated] = {}
         self.promoted: list[native.FastCall] = []  # what builtins are made of, newest first
         self.direct_entry: DirectEntry | None = None
+        self.boxed = weakref.WeakSet[Any]()  # operators that launch it from machine code
         self._warned = False  # of arguments that share memory
         self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
         # What launches the loop where a gradient is asked for; autograd is a layer above.
@@ -144,6 +146,8 @@ class Launcher:
         """Plans and what serves them are made anew; what runs in other threads keeps its own."""
         self.generated.clear()
         self.promoted.clear()
+        for kernel in self.boxed:
+            kernel.forget()
         self.install(self)
         if self.direct_entry is not None:
             self.direct_entry.install(self.direct_entry.entry)

@@ -1,0 +1,243 @@
+"""Operators whose kernel is machine code: a call of ``torch.ops`` runs no Python.
+
+A kernel that is one loop over its parameters gets such a kernel for the CPU once it was called
+twice through its operator: what ``codegen/boxed.py`` writes for the forms that the calls had, at
+the dispatch key of the device, and, where the operator takes tensors only, at that of its autograd.
+What no form covers (another dtype, memory that is shared, a gradient, a mode) goes on to the
+operator's Python functions, as do all calls on a torch without the functions that this takes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import operator
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.codegen import boxed
+from weft.codegen.boxed import Form, NumberForm, TensorForm
+from weft.codegen.interface import Slot
+from weft.frames import shorten
+from weft.frontend.specs import ScalarSpec, Spec, TensorSpec
+from weft.runtime import stable, tuned
+from weft.runtime.build import Compiled
+from weft.runtime.cache import disk, hashed
+from weft.runtime.cpu import load_shared
+from weft.runtime.fastpath import bounds
+from weft.runtime.launch import Launcher
+from weft.runtime.signature import TORCH_DTYPES
+from weft.runtime.specialize import Specialization
+
+if TYPE_CHECKING:
+    from weft.pytorch.namespace import Family
+
+# What is asked of torch's dispatcher has no public name.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+log = logging.getLogger("weft.launch")
+
+AT = 2  # the call by Python at which a form is compiled
+MOST = 8  # forms of one operator
+_TYPES = ("Tensor", "SymInt", "float", "bool")  # of arguments
+_FROM = {"SymInt": ctypes.c_int64, "float": ctypes.c_double, "bool": ctypes.c_bool}
+_errors = threading.local()  # what a thread's last call by Python has raised, and its text
+
+
+class BoxedKernel:
+    """The kernel of one operator in machine code. ``types`` are its arguments' schema types,
+    ``order`` says which of them the loop's arguments are, in turn."""
+
+    def __init__(self, launcher: Launcher, types: Sequence[str], order: Sequence[int]) -> None:
+        self.launcher, self.types, self.order = launcher, types, order
+        self._calls = dict[Form, int]()
+        self._forms = dict[Form, int]()  # and where their loops are
+        self._kept: list[object] = []  # code may be running as long as the operator is there
+        self._registered: list[stable.Registered] = []
+        launcher.boxed.add(self)
+
+    def attach(self, family: Family, name: str) -> None:
+        """Is told its operator."""
+        self.name = name
+        self._family = weakref.ref(family)
+        packet = family.namespace.packets[name]
+        for called in (packet, packet.default):
+            called._op = _raising(called._op)
+        torch.jit._builtins._register_builtin(packet._op, f"{family.namespace.namespace}::{name}")
+        self._python = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(
+            _called(weakref.ref(self))
+        )
+
+    def forget(self) -> None:
+        """What the loop was compiled to is not what it is compiled to now."""
+        self._forms.clear()
+        self._registered.clear()
+
+    def learn(self, passed: Sequence[Any]) -> None:
+        """Is told of a call that Python has carried out."""
+        with self.launcher.lock:
+            found = self._form(passed)
+            if found is None:
+                return
+            form, special = found
+            self._calls[form] = self._calls.get(form, 0) + 1
+            if self._calls[form] < AT or form in self._forms or len(self._forms) >= MOST:
+                return
+            self._kept.append(special)
+            self._forms[form] = special.compiled.code.address
+            self._register()
+
+    def _register(self) -> None:
+        """Makes the kernels for the forms that are known, the last one's first."""
+        family = self._family()
+        assert family is not None  # it holds what is called
+        forms = list(self._forms)[::-1]
+        text = boxed.text(forms, stable.between())
+        needs = {**stable.functions(), boxed.PYTHON: ctypes.cast(self._python, ctypes.c_void_p).value}
+        needs |= {f"{boxed.LOOP}{n}": self._forms[form] for n, form in enumerate(forms)}
+        code = load_shared(
+            f"boxed {hashed(text)}", lambda: (text, boxed.SYMBOLS), disk(self.launcher.options),
+            needs=needs,
+        )  # fmt: skip
+        self._kept.append(code)
+        keys = {boxed.BELOW: "CPU"}
+        if all(t == "Tensor" for t in self.types) and ("autograd", self.name) in family.python:
+            # A symbolic number would be made one of a number by a kernel of this kind.
+            keys[boxed.AUTOGRAD] = "AutogradCPU"
+        self._registered.clear()  # torch knows one kernel at a key; until then Python serves
+        namespace = family.namespace.namespace
+        self._registered += [
+            stable.Registered(namespace, self.name, key, code.addresses[symbol])
+            for symbol, key in keys.items()
+        ]
+        log.debug("%s::%s: machine code at %s, %d form(s)", namespace, self.name,
+                  ", ".join(keys.values()), len(forms))  # fmt: skip
+
+    def _form(self, passed: Sequence[Any]) -> tuple[Form, Specialization] | None:
+        """The form of a call, and what carries it out; None where that takes Python."""
+        launcher, order = self.launcher, self.order
+        args = tuple(passed[k] for k in order)
+        tensors = [v for v in args if isinstance(v, torch.Tensor)]
+        if len(launcher.region.args) != len(order) or not tensors:
+            return None
+        if any(type(v) is not torch.Tensor or v.device.type != "cpu" for v in tensors):
+            return None
+        specs = list(launcher.forms.specs(args).values())
+        special = launcher.forms.specialize(specs, place="cpu")
+        compiled, written = special.compiled, special.compiled.loop.summary.written
+        if not _without_python(launcher, compiled, tensors):
+            return None
+        positions = [k for k, spec in enumerate(specs) if isinstance(spec, TensorSpec)]
+        writes = {positions[k] for k in written if k < len(positions)}
+        arguments: list[Any] = [None] * len(order)
+        for k, spec in enumerate(specs):
+            arguments[order[k]] = _argument(spec, k in writes, args[k])
+        if None in arguments:
+            return None
+        count = len(order)
+        slots = tuple(
+            Slot(s.kind, order[s.arg] if 0 <= s.arg < count else s.arg, s.axis)
+            for s in compiled.slots
+        )
+        results = tuple(stable.number_of(TORCH_DTYPES[dtype]) for _, dtype in compiled.results)
+        return Form(tuple(arguments), slots, results), special
+
+    def call(self, stack: int, which: int) -> int | None:
+        """Carries a call out by the operator's functions in Python. Gives the address of the text
+        of an error; torch's words are the handles of what was made."""
+        words = (ctypes.c_uint64 * max(len(self.types), 1)).from_address(stack)
+        try:
+            passed = [
+                stable.taken(word) if kind == "Tensor"
+                else _FROM[kind].from_buffer_copy(word.to_bytes(8, "little")).value
+                for word, kind in zip(words, self.types, strict=False)
+            ]  # fmt: skip
+            family = self._family()
+            assert family is not None
+            if boxed.SYMBOLS[which] == boxed.AUTOGRAD:
+                made = family.python["autograd", self.name](_keys(passed), *passed)
+            else:
+                made = family.python["run", self.name](*passed)
+            results = [made] if isinstance(made, torch.Tensor) else list(made or ())
+            for k, result in enumerate(results):
+                ctypes.c_uint64.from_address(stack + 8 * k).value = stable.given(result)
+        except BaseException as error:  # it goes on at ``_raising``
+            _errors.last = error
+            _errors.text = ctypes.create_string_buffer(str(error).encode(errors="replace"))
+            return ctypes.addressof(_errors.text)
+        return None
+
+
+def boxed_kernel(
+    launcher: Launcher, types: Sequence[str], order: Sequence[int], name: str
+) -> BoxedKernel | None:
+    """The machine code of the operator ``name``; None where it takes Python."""
+    options = launcher.options
+    if not set(types) <= set(_TYPES) or options.debug or options.interpret:
+        return None
+    missing = stable.missing()
+    if missing:
+        log.debug("%s: the operator's kernels are in Python: %s", name, missing)
+        return None
+    return BoxedKernel(launcher, types, order)
+
+
+def _without_python(launcher: Launcher, compiled: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether calls of the loop need none: to look at values that were compiled in, to order
+    iterations, to choose a schedule by the sizes."""
+    return (
+        isinstance(compiled, Compiled)
+        and bool(compiled.code.address)
+        and not (compiled.guards or compiled.header.checks or compiled.loop.summary.unordered)
+        and compiled.fitting(tensors, launcher) is compiled
+        and tuned.records.none(launcher.options, compiled.loop.digest, tensors[0].device)
+    )
+
+
+def _argument(spec: Spec, written: bool, value: Any) -> TensorForm | NumberForm | None:
+    """What an argument has to be; None where machine code cannot tell."""
+    if isinstance(spec, TensorSpec):
+        if spec.shape is not None or spec.element or spec.backing or spec.clamped:
+            return None
+        number = stable.number_of(value.dtype)
+        return TensorForm(number, value.element_size(), spec.rank, spec.layout, written)
+    if isinstance(spec, ScalarSpec) and not spec.captured:
+        return NumberForm(*(bounds(spec) or (None, None)))
+    return None
+
+
+def _keys(passed: Sequence[Any]) -> Any:
+    """The dispatch keys that a call has at its autograd."""
+    own = [torch._C._dispatch_keys(v) for v in passed if isinstance(v, torch.Tensor)]
+    every = functools.reduce(operator.or_, own, torch._C._dispatch_tls_local_include_set())
+    return every - torch._C._dispatch_tls_local_exclude_set()
+
+
+def _called(kernel: weakref.ref[BoxedKernel]) -> Callable[[int, int], int | None]:
+    def call(stack: int, which: int) -> int | None:
+        found = kernel()
+        assert found is not None  # the operator that is called holds it
+        return found.call(stack, which)
+
+    return call
+
+
+def _raising(op: Callable[..., Any]) -> Callable[..., Any]:
+    """``op``, whose errors are those of the Python functions: torch's own have their texts alone."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return op(*args, **kwargs)
+        except RuntimeError as error:
+            last = getattr(_errors, "last", None)
+            if last is None or str(error) != str(last):
+                raise
+        _errors.last = None
+        shorten(last)
+        raise last
+
+    return call

@@ -1,0 +1,150 @@
+"""torch's stable C interface, by which machine code becomes the kernel of an operator."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from weft.codegen import boxed, libraries
+
+# What is asked of torch's dispatcher has no public name.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+_LIBRARY = ("aoti_torch_library_init_impl", "aoti_torch_library_impl",
+            "aoti_torch_delete_library_object")  # fmt: skip
+# Keys that stand between autograd and a device: modes and subclasses, functions that are traced,
+# the transforms of torch.func.
+_BETWEEN = ("Python", "PythonTLSSnapshot", "Functionalize", "FuncTorchDynamicLayerBackMode",
+            "FuncTorchGradWrapper")  # fmt: skip
+
+
+@functools.cache
+def missing() -> str:
+    """Why no operator of this process can be machine code; "" where they can."""
+    if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return f"no code for {sys.implementation.name} on this machine"
+    absent = [name for name, address in functions().items() if not address]
+    if absent:
+        return f"torch {torch.__version__} has no {absent[0]}"
+    told = _told()
+    return f"torch {torch.__version__} gives another answer of {told}" if told else ""
+
+
+@functools.cache
+def functions() -> Mapping[str, int]:
+    """The addresses of what the machine code calls, 0 where there is nothing."""
+    libraries.load()
+    names = (*boxed.FUNCTIONS, *boxed.METHODS, *_LIBRARY)
+    return {name: libraries.address_of(name) for name in names}
+
+
+@functools.cache
+def between() -> tuple[int, ...]:
+    """The numbers of the dispatch keys that stand between autograd and a device."""
+    return tuple(getattr(torch._C.DispatchKey, name).value for name in _BETWEEN)
+
+
+@functools.cache
+def number_of(dtype: torch.dtype) -> int:
+    """torch's number of a dtype."""
+    number = ctypes.c_int32()
+    _ask("aoti_torch_get_dtype", Handle(torch.empty(0, dtype=dtype, device="cpu")), number)
+    return number.value
+
+
+def _told() -> str:
+    """The first of torch's C++ functions that does not say what is known of an example."""
+    plain, wanted = torch.ones(2, device="cpu"), torch.ones(2, device="cpu", requires_grad=True)
+    with torch.inference_mode():
+        inference = torch.ones(2, device="cpu")
+    examples: dict[str, tuple[Any, Any]] = {
+        boxed.INFERENCE: (plain, inference), boxed.SPECIAL[2]: (plain, torch._neg_view(plain)),
+        boxed.SPECIAL[3]: (plain, torch._efficientzerotensor(2, device="cpu")),
+        boxed.SPECIAL[1]: (plain, torch._to_functional_tensor(plain)),
+    }  # fmt: skip
+    with torch.no_grad():
+        for name, pair in examples.items():
+            if [_say(name, Handle(v).word) for v in pair] != [False, True]:
+                return name
+        impls = [ctypes.c_void_p.from_address(Handle(v).word).value for v in (plain, wanted)]
+        if [_say(boxed.REQUIRES_GRAD, word) for word in impls] != [False, True]:
+            return boxed.REQUIRES_GRAD
+        before = plain._version
+        _say(boxed.VERSION, Handle(plain).word)
+    return "" if plain._version == before + 1 else boxed.VERSION
+
+
+def _say(name: str, word: int | None) -> bool:
+    return ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(functions()[name])(word)
+
+
+def _ask(name: str, handle: Handle, into: Any) -> None:
+    call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(functions()[name])
+    if call(handle.word, ctypes.addressof(into)) != 0:
+        raise RuntimeError(f"{name} failed")
+
+
+class Handle:
+    """A handle of a tensor, which this object owns: its address is ``word``."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.word = given(tensor)
+
+    def __del__(self) -> None:
+        taken(self.word)
+
+
+def given(tensor: torch.Tensor) -> int:
+    """A handle of a tensor, for who takes it to own."""
+    (capsule,) = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([tensor])
+    return _pointer()(capsule, None)
+
+
+def taken(handle: int) -> torch.Tensor:
+    """The tensor of a handle, which is no more."""
+    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule()(handle, None, None))
+
+
+@functools.cache
+def _pointer() -> Any:
+    get: Any = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    return get
+
+
+@functools.cache
+def _capsule() -> Any:
+    make: Any = ctypes.pythonapi.PyCapsule_New
+    make.restype = ctypes.py_object
+    make.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return make
+
+
+class Registered:
+    """Machine code at ``address`` is the kernel of the operator ``namespace::name`` at a dispatch
+    key, until this object is gone."""
+
+    def __init__(self, namespace: str, name: str, key: str, address: int) -> None:
+        self._handle = ctypes.c_void_p()
+        place = namespace.encode(), key.encode(), b"weft", 0
+        self._call("init_impl", *place, ctypes.byref(self._handle))
+        self._call("impl", self._handle, name.encode(), ctypes.c_void_p(address))
+
+    def __del__(self) -> None:
+        if self._handle and not sys.is_finalizing():
+            delete = functions()["aoti_torch_delete_library_object"]
+            ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(delete)(self._handle)
+
+    def _call(self, what: str, *operands: Any) -> None:
+        address = functions()[f"aoti_torch_library_{what}"]
+        types: dict[str, Sequence[Any]] = {
+            "init_impl": (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32,
+                          ctypes.c_void_p),
+            "impl": (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
+        }  # fmt: skip
+        if ctypes.CFUNCTYPE(ctypes.c_int32, *types[what])(address)(*operands) != 0:
+            raise RuntimeError(f"torch does not take machine code for an operator ({what})")

@@ -15,6 +15,7 @@ from weft.codegen.interface import Slot
 from weft.values import frozen
 
 LOOP = "weft_loop"  # followed by the number of the form: the compiled loop
+HOLDS = "weft_holds"  # likewise: whether what was compiled into it is as it was, where that may change
 PYTHON = "weft_python"  # (stack, which): carries a call out, and gives the text of an error or null
 # The symbols of the kernels: at the key of the device, and at that of its autograd. The position is
 # what PYTHON is told.
@@ -57,6 +58,15 @@ _ASKED = dict(zip(_TENSOR, (
 
 
 @frozen
+class Keys:
+    """torch's numbers of dispatch keys: those that are included where something stands ``between``
+    autograd and the device; that of ``views``, which is included outside of inference mode."""
+
+    between: tuple[int, ...]
+    views: int
+
+
+@frozen
 class TensorForm:
     """A tensor argument: torch's number of its dtype, the bytes of an element, what is known of its
     strides (one of ``ir.types.LAYOUTS``), and whether the loop writes to it."""
@@ -85,16 +95,16 @@ class Form:
     arguments: tuple[TensorForm | NumberForm, ...]
     slots: tuple[Slot, ...]
     results: tuple[int, ...]
+    guarded: bool
 
 
-def text(forms: Sequence[Form], keys: Sequence[int]) -> str:
-    """The LLVM IR of the kernels. ``keys``: the dispatch keys that are included where something
-    stands between autograd and the device. The forms' tensors are at the same positions."""
+def text(forms: Sequence[Form], keys: Keys) -> str:
+    """The LLVM IR of the kernels. The forms' tensors are at the same positions."""
     module = Module()
     tensors = [k for k, a in enumerate(forms[0].arguments) if isinstance(a, TensorForm)]
     _looks(_Writer(module))
-    _runs(_Writer(module), forms, tensors)
-    _plain(_Writer(module), tensors, keys)
+    _runs(_Writer(module), forms, tensors, keys)
+    _plain(_Writer(module), tensors, keys.between)
     for which, symbol in enumerate(SYMBOLS):
         _kernel(_Writer(module), symbol, which)
     return str(module)
@@ -204,6 +214,75 @@ def _plain(w: _Writer, tensors: Sequence[int], keys: Sequence[int]) -> None:
     w.ends("@plain(ptr %stack)")
 
 
+# Steps of a table of guards: where (a dict or an object), a name, and the object that is there.
+ITEM, MISSING, ATTRIBUTE = range(3)
+
+
+def guards() -> tuple[str, Sequence[str]]:
+    """The LLVM IR of what asks CPython whether guards hold, given a table: the number of steps,
+    and four words for each, of which the first is its kind."""
+    return _GUARDS, ["weft_guards"]
+
+
+_GUARDS = f"""
+declare i32 @PyGILState_Ensure()
+declare void @PyGILState_Release(i32)
+declare ptr @PyDict_GetItemWithError(ptr, ptr)
+declare ptr @PyObject_GetAttr(ptr, ptr)
+declare void @Py_DecRef(ptr)
+declare void @PyErr_Clear()
+
+define i1 @weft_guards(ptr %table) nounwind {{
+entry:
+  %count = load i64, ptr %table
+  %first = getelementptr i64, ptr %table, i64 1
+  %state = call i32 @PyGILState_Ensure()
+  br label %each
+each:
+  %k = phi i64 [ 0, %entry ], [ %next, %same ]
+  %more = icmp ult i64 %k, %count
+  br i1 %more, label %step, label %end
+step:
+  %at = getelementptr [4 x ptr], ptr %first, i64 %k
+  %kind = load i64, ptr %at
+  %p1 = getelementptr ptr, ptr %at, i64 1
+  %p2 = getelementptr ptr, ptr %at, i64 2
+  %p3 = getelementptr ptr, ptr %at, i64 3
+  %owner = load ptr, ptr %p1
+  %name = load ptr, ptr %p2
+  %wanted = load ptr, ptr %p3
+  %attribute = icmp eq i64 %kind, {ATTRIBUTE}
+  br i1 %attribute, label %ask, label %look
+look:
+  %item = call ptr @PyDict_GetItemWithError(ptr %owner, ptr %name)
+  %nothing = icmp eq i64 %kind, {MISSING}
+  %empty = icmp eq ptr %item, null
+  %absent = and i1 %nothing, %empty
+  %there = icmp eq ptr %item, %wanted
+  %fits = or i1 %absent, %there
+  br i1 %fits, label %same, label %no
+ask:
+  %held = call ptr @PyObject_GetAttr(ptr %owner, ptr %name)
+  %none = icmp eq ptr %held, null
+  br i1 %none, label %no, label %drop
+drop:
+  call void @Py_DecRef(ptr %held)
+  %equal = icmp eq ptr %held, %wanted
+  br i1 %equal, label %same, label %no
+same:
+  %next = add i64 %k, 1
+  br label %each
+no:
+  call void @PyErr_Clear()
+  br label %end
+end:
+  %holds = phi i1 [ true, %each ], [ false, %no ]
+  call void @PyGILState_Release(i32 %state)
+  ret i1 %holds
+}}
+"""
+
+
 class _Tensor:
     """A tensor while a form is tested: what torch says of it, and the names of its sizes, strides
     and, in bytes, of its extent."""
@@ -244,10 +323,12 @@ class _Tensor:
         there = w.inst(f"and i1 {inside}, {w.test('ne', self.told['data'], 0)}")
         w.need(w.inst(f"select i1 {some}, i1 {there}, i1 true"), no)
 
-    def writable(self, w: _Writer, handle: str, no: str) -> None:
+    def writable(self, w: _Writer, handle: str, keys: Keys, no: str) -> None:
         """Goes to ``no`` where torch would not write to the tensor, or two of its indices may be
         one place: where a stride does not step over all that the smaller ones reach."""
-        w.need(w.inst(f"xor i1 {w.call(INFERENCE, handle)}, true"), no)
+        outside = w.call(INCLUDED, keys.views)  # of inference mode
+        refused = w.inst(f"and i1 {w.call(INFERENCE, handle)}, {outside}")
+        w.need(w.inst(f"xor i1 {refused}, true"), no)
         if self.form.layout == "contiguous":
             return
         steps = list(zip(self.sizes, self.strides, strict=True))
@@ -270,7 +351,7 @@ class _Tensor:
         w.need(w.inst(f"or i1 {before[0]}, {before[1]}"), no)
 
 
-def _runs(w: _Writer, forms: Sequence[Form], tensors: Sequence[int]) -> None:
+def _runs(w: _Writer, forms: Sequence[Form], tensors: Sequence[int], keys: Keys) -> None:
     """Carries the call out by the first form that covers it; false where none does."""
     handles = {k: w.load(w.at("%stack", k), "ptr") for k in tensors}
     words = {k: w.room(len(_TENSOR)) for k in tensors}
@@ -278,7 +359,9 @@ def _runs(w: _Writer, forms: Sequence[Form], tensors: Sequence[int]) -> None:
         w.need(w.inst(f"call i1 @looks(ptr {handles[k]}, ptr {words[k]})"))
     for number, form in enumerate(forms):
         other = w.label("other")
-        _run(w, number, form, handles, words, other)
+        found = _covered(w, form, words, other)
+        _writable(w, found, handles, keys, other)
+        _run(w, number, form, found, handles, other)
         w.start(other)
     w.line("ret i1 false")
     w.start("no")
@@ -286,11 +369,10 @@ def _runs(w: _Writer, forms: Sequence[Form], tensors: Sequence[int]) -> None:
     w.finish("define internal i1 @runs(ptr %stack) nounwind")
 
 
-def _run(
-    w: _Writer, number: int, form: Form, handles: Mapping[int, str], words: Mapping[int, str],
-    other: str,
-) -> None:  # fmt: skip
-    count = len(form.arguments)
+def _covered(
+    w: _Writer, form: Form, words: Mapping[int, str], other: str
+) -> dict[int, _Tensor]:  # fmt: skip
+    """The tensors; to ``other`` where the arguments are not of the form."""
     found: dict[int, _Tensor] = {}
     for k, argument in enumerate(form.arguments):
         if isinstance(argument, TensorForm):
@@ -300,12 +382,29 @@ def _run(
             value = w.load(w.at("%stack", k))
             w.need(w.test("sge", value, argument.low), other)
             w.need(w.test("sle", value, argument.high or 0), other)
+    return found
+
+
+def _writable(
+    w: _Writer, found: Mapping[int, _Tensor], handles: Mapping[int, str], keys: Keys, other: str
+) -> None:
+    """Goes to ``other`` where what is written must not be, or shares memory."""
     written = [k for k, tensor in found.items() if tensor.form.written]
     for k in written:
-        found[k].writable(w, handles[k], other)
+        found[k].writable(w, handles[k], keys, other)
         for j in found:
             if j != k and not (j in written and j < k):
                 found[k].apart(w, found[j], other)
+
+
+def _run(
+    w: _Writer, number: int, form: Form, found: Mapping[int, _Tensor], handles: Mapping[int, str],
+    other: str,
+) -> None:  # fmt: skip
+    """Calls the loop, and ends the function; to ``other`` where there is no memory."""
+    if form.guarded:
+        w.declare(f"declare i1 @{HOLDS}{number}()")
+        w.need(w.inst(f"call i1 @{HOLDS}{number}()"), other)
     made = [w.room(1) for _ in form.results]
     for dtype, place in zip(form.results, made, strict=True):
         none = w.room(1)
@@ -313,11 +412,16 @@ def _run(
         w.succeeds(w.call("aoti_torch_empty_strided", *operands), other)
     block = w.room(len(form.slots))
     for n, slot in enumerate(form.slots):
-        w.store(_word(w, slot, count, found, made), w.at(block, n))
+        w.store(_word(w, slot, len(form.arguments), found, made), w.at(block, n))
     w.declare(f"declare void @{LOOP}{number}(ptr)")
     w.line(f"call void @{LOOP}{number}(ptr {block})")
-    for k in written:
+    for k in [k for k, tensor in found.items() if tensor.form.written]:
+        skip, counted = w.label("next"), w.label("counted")
+        w.branch(w.call(INFERENCE, handles[k]), skip, counted)  # which has no version
+        w.start(counted)
         w.call(VERSION, handles[k])
+        w.jump(skip)
+        w.start(skip)
     for handle in handles.values():
         w.call("aoti_torch_delete_tensor_object", handle)
     for k, place in enumerate(made):

@@ -16,7 +16,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -48,6 +48,13 @@ _FROM = {"SymInt": ctypes.c_int64, "float": ctypes.c_double, "bool": ctypes.c_bo
 _errors = threading.local()  # what a thread's last call by Python has raised, and its text
 
 
+class _Known(NamedTuple):
+    """What carries out the calls of a form."""
+
+    special: Specialization
+    guards: stable.Guards
+
+
 class BoxedKernel:
     """The kernel of one operator in machine code. ``types`` are its arguments' schema types,
     ``order`` says which of them the loop's arguments are, in turn."""
@@ -55,7 +62,7 @@ class BoxedKernel:
     def __init__(self, launcher: Launcher, types: Sequence[str], order: Sequence[int]) -> None:
         self.launcher, self.types, self.order = launcher, types, order
         self._calls = dict[Form, int]()
-        self._forms = dict[Form, int]()  # and where their loops are
+        self._known = dict[Form, _Known]()
         self._kept: list[object] = []  # code may be running as long as the operator is there
         self._registered: list[stable.Registered] = []
         launcher.boxed.add(self)
@@ -74,7 +81,7 @@ class BoxedKernel:
 
     def forget(self) -> None:
         """What the loop was compiled to is not what it is compiled to now."""
-        self._forms.clear()
+        self._known.clear()
         self._registered.clear()
 
     def learn(self, passed: Sequence[Any]) -> None:
@@ -85,20 +92,27 @@ class BoxedKernel:
                 return
             form, special = found
             self._calls[form] = self._calls.get(form, 0) + 1
-            if self._calls[form] < AT or form in self._forms or len(self._forms) >= MOST:
-                return
-            self._kept.append(special)
-            self._forms[form] = special.compiled.code.address
-            self._register()
+            known = self._known.get(form)
+            if known is not None and known.special is special:
+                known.guards.refresh()
+            elif self._calls[form] >= AT and (known is not None or len(self._known) < MOST):
+                guards = stable.Guards(special.compiled.guards, disk(self.launcher.options))
+                if guards.address:
+                    self._known[form] = _Known(special, guards)
+                    self._kept.append(self._known[form])
+                    self._register()
 
     def _register(self) -> None:
         """Makes the kernels for the forms that are known, the last one's first."""
         family = self._family()
         assert family is not None  # it holds what is called
-        forms = list(self._forms)[::-1]
-        text = boxed.text(forms, stable.between())
+        forms = list(self._known)[::-1]
+        text = boxed.text(forms, stable.keys())
         needs = {**stable.functions(), boxed.PYTHON: ctypes.cast(self._python, ctypes.c_void_p).value}
-        needs |= {f"{boxed.LOOP}{n}": self._forms[form] for n, form in enumerate(forms)}
+        for n, form in enumerate(forms):
+            known = self._known[form]
+            needs[f"{boxed.LOOP}{n}"] = known.special.compiled.code.address
+            needs[f"{boxed.HOLDS}{n}"] = known.guards.address
         code = load_shared(
             f"boxed {hashed(text)}", lambda: (text, boxed.SYMBOLS), disk(self.launcher.options),
             needs=needs,
@@ -144,7 +158,7 @@ class BoxedKernel:
             for s in compiled.slots
         )
         results = tuple(stable.number_of(TORCH_DTYPES[dtype]) for _, dtype in compiled.results)
-        return Form(tuple(arguments), slots, results), special
+        return Form(tuple(arguments), slots, results, bool(compiled.guards)), special
 
     def call(self, stack: int, which: int) -> int | None:
         """Carries a call out by the operator's functions in Python. Gives the address of the text
@@ -166,7 +180,7 @@ class BoxedKernel:
             for k, result in enumerate(results):
                 ctypes.c_uint64.from_address(stack + 8 * k).value = stable.given(result)
         except BaseException as error:  # it goes on at ``_raising``
-            _errors.last = error
+            _errors.last = _meant(error)
             _errors.text = ctypes.create_string_buffer(str(error).encode(errors="replace"))
             return ctypes.addressof(_errors.text)
         return None
@@ -187,12 +201,13 @@ def boxed_kernel(
 
 
 def _without_python(launcher: Launcher, compiled: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether calls of the loop need none: to look at values that were compiled in, to order
+    """Whether calls of the loop need none: to compare values that were compiled in, to order
     iterations, to choose a schedule by the sizes."""
     return (
         isinstance(compiled, Compiled)
         and bool(compiled.code.address)
-        and not (compiled.guards or compiled.header.checks or compiled.loop.summary.unordered)
+        and not (compiled.header.checks or compiled.loop.summary.unordered)
+        and all(guard.by_identity for guard in compiled.guards)
         and compiled.fitting(tensors, launcher) is compiled
         and tuned.records.none(launcher.options, compiled.loop.digest, tensors[0].device)
     )
@@ -211,10 +226,13 @@ def _argument(spec: Spec, written: bool, value: Any) -> TensorForm | NumberForm 
 
 
 def _keys(passed: Sequence[Any]) -> Any:
-    """The dispatch keys that a call has at its autograd."""
+    """The dispatch keys that a call has at its autograd, without those that do nothing for the
+    operators of kernels."""
     own = [torch._C._dispatch_keys(v) for v in passed if isinstance(v, torch.Tensor)]
     every = functools.reduce(operator.or_, own, torch._C._dispatch_tls_local_include_set())
-    return every - torch._C._dispatch_tls_local_exclude_set()
+    every = every - torch._C._dispatch_tls_local_exclude_set()
+    key = torch._C.DispatchKey
+    return every.remove(key.ADInplaceOrView).remove(key.BackendSelect)
 
 
 def _called(kernel: weakref.ref[BoxedKernel]) -> Callable[[int, int], int | None]:
@@ -233,11 +251,18 @@ def _raising(op: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return op(*args, **kwargs)
         except RuntimeError as error:
-            last = getattr(_errors, "last", None)
-            if last is None or str(error) != str(last):
+            meant = _meant(error)
+            if meant is error:
                 raise
         _errors.last = None
-        shorten(last)
-        raise last
+        shorten(meant)
+        raise meant
 
     return call
+
+
+def _meant(error: BaseException) -> BaseException:
+    """The error of a Python function that ``error``, torch's, has the text of; else itself."""
+    last = getattr(_errors, "last", None)
+    same = type(error) is RuntimeError and last is not None and str(error) == str(last)
+    return last if same else error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
 import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -19,6 +20,7 @@ _PROGBITS, _SYMBOLS, _RELOCATIONS, _UNWIND = 1, 2, 4, 0x70000001
 _WRITTEN, _LOADED = 1, 2  # flags of a section
 _RELATIVE, _CALL = 2, 4  # R_X86_64_PC32 and R_X86_64_PLT32: both are distances in 32 bits
 _JUMP = b"\xff\x25\x00\x00\x00\x00"  # jmp *[the next eight bytes]
+_ARGUMENT = b"\x48\xbf"  # mov rdi, the next eight bytes
 _STUB = 16
 _SPECIAL = 0xFF00  # numbers of sections from here on are none
 
@@ -65,6 +67,15 @@ def link(data: bytes, symbols: Sequence[str], address_of: Callable[[str], int]) 
             raise RuntimeError(f"the code calls `{name}`, which is not in this process")
         struct.pack_into("<Q", image, place, address)
     return _executable(image, entries)
+
+
+def bound(address: int, argument: int) -> Linked | None:
+    """A function "bound" without arguments that is the one at ``address`` of this ``argument``;
+    None where the processor is another one."""
+    if platform.machine() != "x86_64":
+        return None
+    image = _ARGUMENT + argument.to_bytes(8, "little") + _JUMP + address.to_bytes(8, "little")
+    return _executable(bytearray(image), {"bound": 0})
 
 
 def _laid_out(

@@ -11,6 +11,10 @@ from typing import Any
 import torch
 
 from weft.codegen import boxed, libraries
+from weft.frontend.scope import ABSENT, Guard
+from weft.runtime import link
+from weft.runtime.cache import DiskCache
+from weft.runtime.cpu import load_shared
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -43,9 +47,10 @@ def functions() -> Mapping[str, int]:
 
 
 @functools.cache
-def between() -> tuple[int, ...]:
-    """The numbers of the dispatch keys that stand between autograd and a device."""
-    return tuple(getattr(torch._C.DispatchKey, name).value for name in _BETWEEN)
+def keys() -> boxed.Keys:
+    """torch's numbers of dispatch keys."""
+    between = tuple(getattr(torch._C.DispatchKey, name).value for name in _BETWEEN)
+    return boxed.Keys(between, torch._C.DispatchKey.ADInplaceOrView.value)
 
 
 @functools.cache
@@ -122,6 +127,37 @@ def _capsule() -> Any:
     make.restype = ctypes.py_object
     make.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     return make
+
+
+class Guards:
+    """Asks, from machine code, whether ``guards``, all by identity, hold. ``address`` is that of a
+    function without arguments."""
+
+    def __init__(self, guards: Sequence[Guard], cache: DiskCache | None) -> None:
+        self.guards = guards
+        self._table = (ctypes.c_uint64 * (1 + 4 * len(guards)))(len(guards))
+        self._objects: list[Any] = []
+        code = _guards(cache)
+        self._code = link.bound(code.addresses["weft_guards"], ctypes.addressof(self._table))
+        self.address = self._code.addresses["bound"] if self._code is not None else 0
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Expects from now on what is there now, which equals what was there."""
+        objects: list[Any] = []
+        for k, guard in enumerate(self.guards):
+            absent = guard.value is ABSENT
+            kind = boxed.MISSING if absent else boxed.ITEM if guard.item else boxed.ATTRIBUTE
+            there = object() if absent else guard.read()
+            found = [guard.owner, guard.name, there]
+            objects += found
+            self._table[1 + 4 * k : 5 + 4 * k] = [kind, *map(id, found)]
+        self._objects = objects  # they are no others' while their addresses stand in the table
+
+
+@functools.cache
+def _guards(cache: DiskCache | None) -> link.Linked:
+    return load_shared("guards", boxed.guards, cache)
 
 
 class Registered:

@@ -14,12 +14,12 @@ from weft.codegen.emit import Emitter, Module
 from weft.codegen.interface import Slot
 from weft.values import frozen
 
-LOOP = "weft_loop"  # followed by the number of the form: the compiled loop
-HOLDS = "weft_holds"  # likewise: whether what was compiled into it is as it was, where that may change
-PYTHON = "weft_python"  # (stack, which): carries a call out, and gives the text of an error or null
-# The symbols of the kernels: at the key of the device, and at that of its autograd. The position is
-# what PYTHON is told.
+# The symbols of the kernels: at the key of the device, and at that of its autograd. Beside what
+# torch passes they take a record of words: the kernel's own address; ``python(stack, which)``,
+# which carries a call out (``which``: the position here) and gives the text of an error or null;
+# and for each form the address of its loop, and that of its table of guards.
 BELOW, AUTOGRAD = SYMBOLS = "weft_below", "weft_autograd"
+PYTHON, FORMS = 1, 2  # positions in the record
 
 # torch's functions, and their types. Those of C++ are what the C interface lacks: what a gradient
 # is asked for, what stands between autograd and the device, and counting what is written.
@@ -99,15 +99,17 @@ class Form:
 
 
 def text(forms: Sequence[Form], keys: Keys) -> str:
-    """The LLVM IR of the kernels. The forms' tensors are at the same positions."""
+    """The LLVM IR of the kernels. The forms' tensors are at the same positions. Without forms all
+    calls go to Python."""
     module = Module()
-    tensors = [k for k, a in enumerate(forms[0].arguments) if isinstance(a, TensorForm)]
-    _looks(_Writer(module))
-    _runs(_Writer(module), forms, tensors, keys)
-    _plain(_Writer(module), tensors, keys.between)
+    if forms:
+        tensors = [k for k, a in enumerate(forms[0].arguments) if isinstance(a, TensorForm)]
+        _looks(_Writer(module))
+        _runs(_Writer(module), forms, tensors, keys)
+        _plain(_Writer(module), tensors, keys.between)
     for which, symbol in enumerate(SYMBOLS):
-        _kernel(_Writer(module), symbol, which)
-    return str(module)
+        _kernel(_Writer(module), symbol, which, bool(forms))
+    return str(module) + _GUARDS * any(form.guarded for form in forms)
 
 
 class _Writer(Emitter):
@@ -162,15 +164,15 @@ class _Writer(Emitter):
         self.finish(f"define internal i1 {header} nounwind")
 
 
-def _kernel(w: _Writer, symbol: str, which: int) -> None:
+def _kernel(w: _Writer, symbol: str, which: int, runs: bool) -> None:
     """A kernel: the loop, or Python. An error is torch's to throw, by a call in tail position:
     nothing unwinds through this code."""
-    if symbol == AUTOGRAD:
+    if runs and symbol == AUTOGRAD:
         w.need(w.inst("call i1 @plain(ptr %stack)"), "python")
-    w.branch(w.inst("call i1 @runs(ptr %stack)"), "done", "python")
+    w.branch(w.inst("call i1 @runs(ptr %stack, ptr %record)") if runs else "false", "done", "python")
     w.start("python")
-    w.declare(f"declare ptr @{PYTHON}(ptr, i64)")
-    error = w.inst(f"call ptr @{PYTHON}(ptr %stack, i64 {which})")
+    python = w.load(w.at("%record", PYTHON), "ptr")
+    error = w.inst(f"call ptr {python}(ptr %stack, i64 {which})")
     w.branch(w.test("eq", error, "null", "ptr"), "done", "fail")
     w.start("fail")
     w.declare("declare void @aoti_torch_check(i1 zeroext, ptr, ptr, i32, ptr)")
@@ -179,7 +181,7 @@ def _kernel(w: _Writer, symbol: str, which: int) -> None:
     w.line("ret void")
     w.start("done")
     w.line("ret void")
-    w.finish(f"define void @{symbol}(ptr %stack, i64 %given, i64 %wanted)")
+    w.finish(f"define void @{symbol}(ptr %stack, i64 %given, i64 %wanted, ptr %record)")
 
 
 def _looks(w: _Writer) -> None:
@@ -214,16 +216,9 @@ def _plain(w: _Writer, tensors: Sequence[int], keys: Sequence[int]) -> None:
     w.ends("@plain(ptr %stack)")
 
 
-# Steps of a table of guards: where (a dict or an object), a name, and the object that is there.
+# Asks CPython whether guards hold. A table is the number of steps, and four words for each: its
+# kind, where (a dict or an object), a name, and the object that is there.
 ITEM, MISSING, ATTRIBUTE = range(3)
-
-
-def guards() -> tuple[str, Sequence[str]]:
-    """The LLVM IR of what asks CPython whether guards hold, given a table: the number of steps,
-    and four words for each, of which the first is its kind."""
-    return _GUARDS, ["weft_guards"]
-
-
 _GUARDS = f"""
 declare i32 @PyGILState_Ensure()
 declare void @PyGILState_Release(i32)
@@ -232,7 +227,7 @@ declare ptr @PyObject_GetAttr(ptr, ptr)
 declare void @Py_DecRef(ptr)
 declare void @PyErr_Clear()
 
-define i1 @weft_guards(ptr %table) nounwind {{
+define internal i1 @guards(ptr %table) nounwind {{
 entry:
   %count = load i64, ptr %table
   %first = getelementptr i64, ptr %table, i64 1
@@ -366,7 +361,7 @@ def _runs(w: _Writer, forms: Sequence[Form], tensors: Sequence[int], keys: Keys)
     w.line("ret i1 false")
     w.start("no")
     w.line("ret i1 false")
-    w.finish("define internal i1 @runs(ptr %stack) nounwind")
+    w.finish("define internal i1 @runs(ptr %stack, ptr %record) nounwind")
 
 
 def _covered(
@@ -403,8 +398,8 @@ def _run(
 ) -> None:  # fmt: skip
     """Calls the loop, and ends the function; to ``other`` where there is no memory."""
     if form.guarded:
-        w.declare(f"declare i1 @{HOLDS}{number}()")
-        w.need(w.inst(f"call i1 @{HOLDS}{number}()"), other)
+        table = w.load(w.at("%record", FORMS + 2 * number + 1), "ptr")
+        w.need(w.inst(f"call i1 @guards(ptr {table})"), other)
     made = [w.room(1) for _ in form.results]
     for dtype, place in zip(form.results, made, strict=True):
         none = w.room(1)
@@ -413,8 +408,8 @@ def _run(
     block = w.room(len(form.slots))
     for n, slot in enumerate(form.slots):
         w.store(_word(w, slot, len(form.arguments), found, made), w.at(block, n))
-    w.declare(f"declare void @{LOOP}{number}(ptr)")
-    w.line(f"call void @{LOOP}{number}(ptr {block})")
+    loop = w.load(w.at("%record", FORMS + 2 * number), "ptr")
+    w.line(f"call void {loop}(ptr {block})")
     for k in [k for k, tensor in found.items() if tensor.form.written]:
         skip, counted = w.label("next"), w.label("counted")
         w.branch(w.call(INFERENCE, handles[k]), skip, counted)  # which has no version

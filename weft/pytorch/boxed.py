@@ -27,10 +27,11 @@ from weft.frames import shorten
 from weft.frontend.specs import ScalarSpec, Spec, TensorSpec
 from weft.runtime import stable, tuned
 from weft.runtime.build import Compiled
-from weft.runtime.cache import disk, hashed
+from weft.runtime.cache import DiskCache, disk, hashed
 from weft.runtime.cpu import load_shared
 from weft.runtime.fastpath import bounds
 from weft.runtime.launch import Launcher
+from weft.runtime.link import Linked
 from weft.runtime.signature import TORCH_DTYPES
 from weft.runtime.specialize import Specialization
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 log = logging.getLogger("weft.launch")
 
-AT = 2  # the call by Python at which a form is compiled
+FIRST, EVERY = 2, 8  # calls by Python that are looked at; later ones each time their number doubles
 MOST = 8  # forms of one operator
 _TYPES = ("Tensor", "SymInt", "float", "bool")  # of arguments
 _FROM = {"SymInt": ctypes.c_int64, "float": ctypes.c_double, "bool": ctypes.c_bool}
@@ -61,75 +62,67 @@ class BoxedKernel:
 
     def __init__(self, launcher: Launcher, types: Sequence[str], order: Sequence[int]) -> None:
         self.launcher, self.types, self.order = launcher, types, order
-        self._calls = dict[Form, int]()
+        self._calls = 0  # by Python
         self._known = dict[Form, _Known]()
-        self._kept: list[object] = []  # code may be running as long as the operator is there
-        self._registered: list[stable.Registered] = []
+        self._kernels = dict[str, stable.Registered]()
         launcher.boxed.add(self)
 
     def attach(self, family: Family, name: str) -> None:
-        """Is told its operator."""
-        self.name = name
-        self._family = weakref.ref(family)
-        packet = family.namespace.packets[name]
+        """Becomes the kernel of its operator, which nobody has called yet."""
+        self.name, self._family = name, weakref.ref(family)
+        packet, namespace = family.namespace.packets[name], family.namespace.namespace
         for called in (packet, packet.default):
             called._op = _raising(called._op)
-        torch.jit._builtins._register_builtin(packet._op, f"{family.namespace.namespace}::{name}")
+        torch.jit._builtins._register_builtin(packet._op, f"{namespace}::{name}")
         self._python = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(
             _called(weakref.ref(self))
         )
+        keys = {boxed.BELOW: "CPU"}
+        if all(t == "Tensor" for t in self.types) and ("autograd", name) in family.python:
+            # A kernel of this kind makes a number of a symbolic one.
+            keys[boxed.AUTOGRAD] = "AutogradCPU"
+        for symbol, key in keys.items():
+            record = self._record(symbol)
+            self._kernels[symbol] = stable.Registered(namespace, name, key, record)
 
     def forget(self) -> None:
         """What the loop was compiled to is not what it is compiled to now."""
         self._known.clear()
-        self._registered.clear()
+        self._update()
 
     def learn(self, passed: Sequence[Any]) -> None:
         """Is told of a call that Python has carried out."""
+        self._calls += 1
+        if self._calls < FIRST or (self._calls > EVERY and self._calls & (self._calls - 1)):
+            return
         with self.launcher.lock:
             found = self._form(passed)
             if found is None:
                 return
             form, special = found
-            self._calls[form] = self._calls.get(form, 0) + 1
             known = self._known.get(form)
             if known is not None and known.special is special:
                 known.guards.refresh()
-            elif self._calls[form] >= AT and (known is not None or len(self._known) < MOST):
-                guards = stable.Guards(special.compiled.guards, disk(self.launcher.options))
-                if guards.address:
-                    self._known[form] = _Known(special, guards)
-                    self._kept.append(self._known[form])
-                    self._register()
+            elif known is not None or len(self._known) < MOST:
+                self._known[form] = _Known(special, stable.Guards(special.compiled.guards))
+                self._update()
+                log.debug("%s: %d form(s) of calls in machine code", self.name,
+                          len(self._known))  # fmt: skip
 
-    def _register(self) -> None:
-        """Makes the kernels for the forms that are known, the last one's first."""
-        family = self._family()
-        assert family is not None  # it holds what is called
-        forms = list(self._known)[::-1]
-        text = boxed.text(forms, stable.keys())
-        needs = {**stable.functions(), boxed.PYTHON: ctypes.cast(self._python, ctypes.c_void_p).value}
-        for n, form in enumerate(forms):
-            known = self._known[form]
-            needs[f"{boxed.LOOP}{n}"] = known.special.compiled.code.address
-            needs[f"{boxed.HOLDS}{n}"] = known.guards.address
-        code = load_shared(
-            f"boxed {hashed(text)}", lambda: (text, boxed.SYMBOLS), disk(self.launcher.options),
-            needs=needs,
-        )  # fmt: skip
-        self._kept.append(code)
-        keys = {boxed.BELOW: "CPU"}
-        if all(t == "Tensor" for t in self.types) and ("autograd", self.name) in family.python:
-            # A symbolic number would be made one of a number by a kernel of this kind.
-            keys[boxed.AUTOGRAD] = "AutogradCPU"
-        self._registered.clear()  # torch knows one kernel at a key; until then Python serves
-        namespace = family.namespace.namespace
-        self._registered += [
-            stable.Registered(namespace, self.name, key, code.addresses[symbol])
-            for symbol, key in keys.items()
-        ]
-        log.debug("%s::%s: machine code at %s, %d form(s)", namespace, self.name,
-                  ", ".join(keys.values()), len(forms))  # fmt: skip
+    def _update(self) -> None:
+        for symbol, kernel in self._kernels.items():
+            kernel.become(self._record(symbol))
+
+    def _record(self, symbol: str) -> Any:
+        """The record of the kernel for the forms that are known, the last one's first."""
+        known = list(self._known.items())[::-1]
+        code = _code(tuple(form for form, _ in known), disk(self.launcher.options))
+        words = [code.addresses[symbol], ctypes.cast(self._python, ctypes.c_void_p).value or 0]
+        for _, (special, guards) in known:
+            words += [special.compiled.code.address, ctypes.addressof(guards.table)]
+        record: Any = (ctypes.c_uint64 * len(words))(*words)
+        record.keep = [code, *(what for _, what in known)]
+        return record
 
     def _form(self, passed: Sequence[Any]) -> tuple[Form, Specialization] | None:
         """The form of a call, and what carries it out; None where that takes Python."""
@@ -198,6 +191,14 @@ def boxed_kernel(
         log.debug("%s: the operator's kernels are in Python: %s", name, missing)
         return None
     return BoxedKernel(launcher, types, order)
+
+
+@functools.lru_cache(256)
+def _code(forms: tuple[Form, ...], cache: DiskCache | None) -> Linked:
+    """The machine code of kernels for these forms."""
+    text = boxed.text(forms, stable.keys())
+    make: Callable[[], Any] = lambda: (text, boxed.SYMBOLS)  # noqa: E731
+    return load_shared(f"boxed {hashed(text)}", make, cache, needs=stable.functions())
 
 
 def _without_python(launcher: Launcher, compiled: Any, tensors: Sequence[torch.Tensor]) -> bool:

@@ -84,8 +84,6 @@ class Form:
         if code is not None:
             run = taught(run, code)
         overload = family.define(name, schema, run, without_data(fake, self.kernel), *tags)
-        if code is not None:
-            code.attach(family, name)
         if not overload._schema.returns and not overload._schema.is_mutable:
             # It asserts or prints: graphs must not drop the call.
             has_side_effect(overload)
@@ -95,6 +93,8 @@ class Form:
             family.differentiate(name, self._autograd(overload))
         else:
             rule = self._rule(name, family)
+        if code is not None:
+            code.attach(family, name)
         return Operator(overload, self.types, self.constants, rule)
 
     def _boxed(self, name: str) -> BoxedKernel | None:

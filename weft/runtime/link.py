@@ -20,7 +20,7 @@ _PROGBITS, _SYMBOLS, _RELOCATIONS, _UNWIND = 1, 2, 4, 0x70000001
 _WRITTEN, _LOADED = 1, 2  # flags of a section
 _RELATIVE, _CALL = 2, 4  # R_X86_64_PC32 and R_X86_64_PLT32: both are distances in 32 bits
 _JUMP = b"\xff\x25\x00\x00\x00\x00"  # jmp *[the next eight bytes]
-_ARGUMENT = b"\x48\xbf"  # mov rdi, the next eight bytes
+_FOURTH = b"\x48\xb9%b\x48\x8b\x09\xff\x21"  # mov rcx, eight bytes; mov rcx, [rcx]; jmp [rcx]
 _STUB = 16
 _SPECIAL = 0xFF00  # numbers of sections from here on are none
 
@@ -69,13 +69,13 @@ def link(data: bytes, symbols: Sequence[str], address_of: Callable[[str], int]) 
     return _executable(image, entries)
 
 
-def bound(address: int, argument: int) -> Linked | None:
-    """A function "bound" without arguments that is the one at ``address`` of this ``argument``;
-    None where the processor is another one."""
+def trampoline(cell: int) -> Linked | None:
+    """A function "trampoline" of up to three arguments that is the one whose address stands where
+    the word at ``cell`` points to, and that is given this place as its fourth argument; None where
+    the processor is another one."""
     if platform.machine() != "x86_64":
         return None
-    image = _ARGUMENT + argument.to_bytes(8, "little") + _JUMP + address.to_bytes(8, "little")
-    return _executable(bytearray(image), {"bound": 0})
+    return _executable(bytearray(_FOURTH % cell.to_bytes(8, "little")), {"trampoline": 0})
 
 
 def _laid_out(

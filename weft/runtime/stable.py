@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,8 +14,6 @@ import torch
 from weft.codegen import boxed, libraries
 from weft.frontend.scope import ABSENT, Guard
 from weft.runtime import link
-from weft.runtime.cache import DiskCache
-from weft.runtime.cpu import load_shared
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -29,8 +28,8 @@ _BETWEEN = ("Python", "PythonTLSSnapshot", "Functionalize", "FuncTorchDynamicLay
 @functools.cache
 def missing() -> str:
     """Why no operator of this process can be machine code; "" where they can."""
-    if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
-        return f"no code for {sys.implementation.name} on this machine"
+    if sys.implementation.name != "cpython" or link.trampoline(0) is None:
+        return f"no code for {sys.implementation.name} on {platform.machine()}"
     absent = [name for name, address in functions().items() if not address]
     if absent:
         return f"torch {torch.__version__} has no {absent[0]}"
@@ -130,16 +129,12 @@ def _capsule() -> Any:
 
 
 class Guards:
-    """Asks, from machine code, whether ``guards``, all by identity, hold. ``address`` is that of a
-    function without arguments."""
+    """A table of guards, all by identity, for machine code."""
 
-    def __init__(self, guards: Sequence[Guard], cache: DiskCache | None) -> None:
+    def __init__(self, guards: Sequence[Guard]) -> None:
         self.guards = guards
-        self._table = (ctypes.c_uint64 * (1 + 4 * len(guards)))(len(guards))
+        self.table = (ctypes.c_uint64 * (1 + 4 * len(guards)))(len(guards))
         self._objects: list[Any] = []
-        code = _guards(cache)
-        self._code = link.bound(code.addresses["weft_guards"], ctypes.addressof(self._table))
-        self.address = self._code.addresses["bound"] if self._code is not None else 0
         self.refresh()
 
     def refresh(self) -> None:
@@ -151,24 +146,33 @@ class Guards:
             there = object() if absent else guard.read()
             found = [guard.owner, guard.name, there]
             objects += found
-            self._table[1 + 4 * k : 5 + 4 * k] = [kind, *map(id, found)]
+            self.table[1 + 4 * k : 5 + 4 * k] = [kind, *map(id, found)]
         self._objects = objects  # they are no others' while their addresses stand in the table
 
 
-@functools.cache
-def _guards(cache: DiskCache | None) -> link.Linked:
-    return load_shared("guards", boxed.guards, cache)
-
-
 class Registered:
-    """Machine code at ``address`` is the kernel of the operator ``namespace::name`` at a dispatch
-    key, until this object is gone."""
+    """The kernel of the operator ``namespace::name`` at a dispatch key, until this object is gone:
+    what ``record`` says, an array of words (see ``codegen/boxed.py``).
 
-    def __init__(self, namespace: str, name: str, key: str, address: int) -> None:
+    torch calls kernels while others are registered, unguarded: this one is registered once, before
+    the operator is called, and ``become`` changes what it is.
+    """
+
+    def __init__(self, namespace: str, name: str, key: str, record: Any) -> None:
+        self._cell = ctypes.c_uint64(ctypes.addressof(record))
+        self._kept = [record]  # threads may be in them
+        self._code = link.trampoline(ctypes.addressof(self._cell))
+        assert self._code is not None  # ``missing`` has told
         self._handle = ctypes.c_void_p()
         place = namespace.encode(), key.encode(), b"weft", 0
         self._call("init_impl", *place, ctypes.byref(self._handle))
-        self._call("impl", self._handle, name.encode(), ctypes.c_void_p(address))
+        address = ctypes.c_void_p(self._code.addresses["trampoline"])
+        self._call("impl", self._handle, name.encode(), address)
+
+    def become(self, record: Any) -> None:
+        """Is from now on what ``record`` says."""
+        self._kept.append(record)
+        self._cell.value = ctypes.addressof(record)
 
     def __del__(self) -> None:
         if self._handle and not sys.is_finalizing():

@@ -169,7 +169,9 @@ def _kernel(w: _Writer, symbol: str, which: int, runs: bool) -> None:
     nothing unwinds through this code."""
     if runs and symbol == AUTOGRAD:
         w.need(w.inst("call i1 @plain(ptr %stack)"), "python")
-    w.branch(w.inst("call i1 @runs(ptr %stack, ptr %record)") if runs else "false", "done", "python")
+    w.branch(
+        w.inst("call i1 @runs(ptr %stack, ptr %record)") if runs else "false", "done", "python"
+    )
     w.start("python")
     python = w.load(w.at("%record", PYTHON), "ptr")
     error = w.inst(f"call ptr {python}(ptr %stack, i64 {which})")

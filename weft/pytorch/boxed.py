@@ -9,10 +9,12 @@ operator's Python functions, as do all calls on a torch without the functions th
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import functools
 import logging
 import operator
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,13 +26,16 @@ from weft.codegen import boxed
 from weft.codegen.boxed import Form, NumberForm, TensorForm
 from weft.codegen.interface import Slot
 from weft.frames import shorten
-from weft.frontend.specs import ScalarSpec, Spec, TensorSpec
+from weft.frontend.scope import Guard
+from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec
+from weft.pytorch.annotations import is_checked
 from weft.runtime import stable, tuned
 from weft.runtime.build import Compiled
 from weft.runtime.cache import DiskCache, disk, hashed
 from weft.runtime.cpu import load_shared
+from weft.runtime.entry import is_alone
 from weft.runtime.fastpath import bounds
-from weft.runtime.launch import Launcher
+from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.link import Linked
 from weft.runtime.signature import TORCH_DTYPES
 from weft.runtime.specialize import Specialization
@@ -46,6 +51,7 @@ FIRST, EVERY = 2, 8  # calls by Python that are looked at; later ones each time 
 MOST = 8  # forms of one operator
 _TYPES = ("Tensor", "SymInt", "float", "bool")  # of arguments
 _FROM = {"SymInt": ctypes.c_int64, "float": ctypes.c_double, "bool": ctypes.c_bool}
+Place = int | Guard  # an argument of the operator, or what the host part reads around the kernel
 _errors = threading.local()  # what a thread's last call by Python has raised, and its text
 
 
@@ -58,10 +64,10 @@ class _Known(NamedTuple):
 
 class BoxedKernel:
     """The kernel of one operator in machine code. ``types`` are its arguments' schema types,
-    ``order`` says which of them the loop's arguments are, in turn."""
+    ``places`` says where the loop's are from, in turn."""
 
-    def __init__(self, launcher: Launcher, types: Sequence[str], order: Sequence[int]) -> None:
-        self.launcher, self.types, self.order = launcher, types, order
+    def __init__(self, launcher: Launcher, types: Sequence[str], places: Sequence[Place]) -> None:
+        self.launcher, self.types, self.places = launcher, types, places
         self._calls = 0  # by Python
         self._known = dict[Form, _Known]()
         self._kernels = dict[str, stable.Registered]()
@@ -99,12 +105,12 @@ class BoxedKernel:
             found = self._form(passed)
             if found is None:
                 return
-            form, special = found
+            form, special, guards = found
             known = self._known.get(form)
             if known is not None and known.special is special:
                 known.guards.refresh()
             elif known is not None or len(self._known) < MOST:
-                self._known[form] = _Known(special, stable.Guards(special.compiled.guards))
+                self._known[form] = _Known(special, stable.Guards(guards))
                 self._update()
                 log.debug("%s: %d form(s) of calls in machine code", self.name,
                           len(self._known))  # fmt: skip
@@ -124,25 +130,31 @@ class BoxedKernel:
         record.keep = [code, *(what for _, what in known)]
         return record
 
-    def _form(self, passed: Sequence[Any]) -> tuple[Form, Specialization] | None:
+    def _form(self, passed: Sequence[Any]) -> tuple[Form, Specialization, tuple[Guard, ...]] | None:
         """The form of a call, and what carries it out; None where that takes Python."""
-        launcher, order = self.launcher, self.order
-        args = tuple(passed[k] for k in order)
+        launcher, places = self.launcher, self.places
+        args = tuple(passed[p] if isinstance(p, int) else p.read() for p in places)
         tensors = [v for v in args if isinstance(v, torch.Tensor)]
-        if len(launcher.region.args) != len(order) or not tensors:
+        if len(launcher.region.args) != len(places) or not tensors:
             return None
         if any(type(v) is not torch.Tensor or v.device.type != "cpu" for v in tensors):
             return None
         specs = list(launcher.forms.specs(args).values())
         special = launcher.forms.specialize(specs, place="cpu")
         compiled, written = special.compiled, special.compiled.loop.summary.written
-        if not _without_python(launcher, compiled, tensors):
+        guards = (*compiled.guards, *(p for p in places if isinstance(p, Guard)))
+        if not _without_python(launcher, compiled, guards, tensors):
             return None
         positions = [k for k, spec in enumerate(specs) if isinstance(spec, TensorSpec)]
         writes = {positions[k] for k in written if k < len(positions)}
-        arguments: list[Any] = [None] * len(order)
-        for k, spec in enumerate(specs):
-            arguments[order[k]] = _argument(spec, k in writes, args[k])
+        arguments: list[Any] = [None] * len(self.types)
+        order: list[int] = []  # of the function's arguments
+        for k, (spec, place) in enumerate(zip(specs, places, strict=True)):
+            if isinstance(place, int):
+                arguments[place] = _argument(spec, k in writes, args[k])
+                order.append(place)
+            elif not isinstance(spec, ConstSpec):
+                return None
         if None in arguments:
             return None
         count = len(order)
@@ -151,7 +163,7 @@ class BoxedKernel:
             for s in compiled.slots
         )
         results = tuple(stable.number_of(TORCH_DTYPES[dtype]) for _, dtype in compiled.results)
-        return Form(tuple(arguments), slots, results, bool(compiled.guards)), special
+        return Form(tuple(arguments), slots, results, bool(guards)), special, guards
 
     def call(self, stack: int, which: int) -> int | None:
         """Carries a call out by the operator's functions in Python. Gives the address of the text
@@ -179,18 +191,44 @@ class BoxedKernel:
         return None
 
 
-def boxed_kernel(
-    launcher: Launcher, types: Sequence[str], order: Sequence[int], name: str
-) -> BoxedKernel | None:
-    """The machine code of the operator ``name``; None where it takes Python."""
-    options = launcher.options
-    if not set(types) <= set(_TYPES) or options.debug or options.interpret:
+def boxed_kernel(kernel: KernelLike, types: Sequence[str], name: str) -> BoxedKernel | None:
+    """The machine code of the kernel's operator ``name``; None where it takes Python."""
+    options = kernel.launchers[0].options if kernel.launchers else None
+    if options is None or not set(types) <= set(_TYPES) or options.debug or options.interpret:
+        return None
+    if not is_alone(kernel.source, kernel.parts) or "autotune" in kernel.described:
+        return None
+    places = _places(kernel)
+    if places is None or any(map(is_checked, kernel.parts.parameters)):
         return None
     missing = stable.missing()
     if missing:
         log.debug("%s: the operator's kernels are in Python: %s", name, missing)
         return None
-    return BoxedKernel(launcher, types, order)
+    return BoxedKernel(kernel.launchers[0], types, places)
+
+
+def _places(kernel: KernelLike) -> list[Place] | None:
+    """Where the arguments of the kernel's loop are from; None where that takes Python to tell."""
+    function = kernel.function
+    names = [p.name for p in kernel.parts.parameters]
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    found: list[Place] = []
+    (loop,) = kernel.parts.regions
+    for arg in loop.args:
+        if arg.parameter is not None:
+            found.append(names.index(arg.name))
+        elif not isinstance(arg.expr, ast.Name):
+            return None
+        elif arg.name in cells:
+            value = Guard(cells[arg.name], "cell_contents", None).read()
+            found.append(Guard(cells[arg.name], "cell_contents", value))
+        elif arg.name in function.__globals__:
+            scope = function.__globals__
+            found.append(Guard(scope, sys.intern(arg.name), scope[arg.name], item=True))
+        else:
+            return None
+    return found
 
 
 @functools.lru_cache(256)
@@ -201,14 +239,16 @@ def _code(forms: tuple[Form, ...], cache: DiskCache | None) -> Linked:
     return load_shared(f"boxed {hashed(text)}", make, cache, needs=stable.functions())
 
 
-def _without_python(launcher: Launcher, compiled: Any, tensors: Sequence[torch.Tensor]) -> bool:
+def _without_python(
+    launcher: Launcher, compiled: Any, guards: Sequence[Guard], tensors: Sequence[torch.Tensor]
+) -> bool:
     """Whether calls of the loop need none: to compare values that were compiled in, to order
     iterations, to choose a schedule by the sizes."""
     return (
         isinstance(compiled, Compiled)
         and bool(compiled.code.address)
         and not (compiled.header.checks or compiled.loop.summary.unordered)
-        and all(guard.by_identity for guard in compiled.guards)
+        and all(guard.by_identity for guard in guards)
         and compiled.fitting(tensors, launcher) is compiled
         and tuned.records.none(launcher.options, compiled.loop.digest, tensors[0].device)
     )
@@ -246,7 +286,7 @@ def _called(kernel: weakref.ref[BoxedKernel]) -> Callable[[int, int], int | None
 
 
 def _raising(op: Callable[..., Any]) -> Callable[..., Any]:
-    """``op``, whose errors are those of the Python functions: torch's own have their texts alone."""
+    """``op``, whose errors are those of Python's functions: torch's own have their texts alone."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -264,6 +304,7 @@ def _raising(op: Callable[..., Any]) -> Callable[..., Any]:
 
 def _meant(error: BaseException) -> BaseException:
     """The error of a Python function that ``error``, torch's, has the text of; else itself."""
-    last = getattr(_errors, "last", None)
-    same = type(error) is RuntimeError and last is not None and str(error) == str(last)
-    return last if same else error
+    last: BaseException | None = getattr(_errors, "last", None)
+    if last is None or type(error) is not RuntimeError or str(error) != str(last):
+        return error
+    return last

@@ -25,7 +25,6 @@ from weft.pytorch.forward_level import has_dual
 from weft.pytorch.namespace import Family, namespace_of
 from weft.pytorch.skip_forward import NeedsOutputs, replaying, returned_names
 from weft.pytorch.transforms import is_float, items
-from weft.runtime.entry import order_of
 from weft.runtime.launch import KernelLike, gradient_error
 from weft.runtime.overlap import OverlapWarning
 from weft.values import frozen, mutable
@@ -99,11 +98,9 @@ class Form:
 
     def _boxed(self, name: str) -> BoxedKernel | None:
         """Its kernel in machine code, where it is one loop over its parameters."""
-        kernel = self.kernel
-        order = order_of(kernel.source, kernel.parts)
-        if order is None or self.autocast or not all(self.types):
+        if self.autocast or not all(self.types):
             return None
-        return boxed_kernel(kernel.launchers[0], self.types, order, name)
+        return boxed_kernel(self.kernel, self.types, name)
 
     def _rule(self, name: str, family: Family) -> Rule:
         """Tells autograd how the operator ``name`` is differentiated."""

@@ -16,7 +16,7 @@ from weft.frontend.scope import ABSENT, Guard
 from weft.runtime import link
 
 # What is asked of torch's dispatcher has no public name.
-# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 _LIBRARY = ("aoti_torch_library_init_impl", "aoti_torch_library_impl",
             "aoti_torch_delete_library_object")  # fmt: skip
 # Keys that stand between autograd and a device: modes and subclasses, functions that are traced,
@@ -56,7 +56,11 @@ def keys() -> boxed.Keys:
 def number_of(dtype: torch.dtype) -> int:
     """torch's number of a dtype."""
     number = ctypes.c_int32()
-    _ask("aoti_torch_get_dtype", Handle(torch.empty(0, dtype=dtype, device="cpu")), number)
+    handle = Handle(torch.empty(0, dtype=dtype, device="cpu"))
+    types = ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p
+    call = ctypes.CFUNCTYPE(*types)(functions()["aoti_torch_get_dtype"])
+    if call(handle.word, ctypes.addressof(number)) != 0:
+        raise RuntimeError(f"torch has no number for {dtype}")
     return number.value
 
 
@@ -72,24 +76,21 @@ def _told() -> str:
     }  # fmt: skip
     with torch.no_grad():
         for name, pair in examples.items():
-            if [_say(name, Handle(v).word) for v in pair] != [False, True]:
+            if [_say(name, v) for v in pair] != [False, True]:
                 return name
-        impls = [ctypes.c_void_p.from_address(Handle(v).word).value for v in (plain, wanted)]
-        if [_say(boxed.REQUIRES_GRAD, word) for word in impls] != [False, True]:
+        if [_say(boxed.REQUIRES_GRAD, v, inside=True) for v in (plain, wanted)] != [False, True]:
             return boxed.REQUIRES_GRAD
         before = plain._version
-        _say(boxed.VERSION, Handle(plain).word)
+        _say(boxed.VERSION, plain)
     return "" if plain._version == before + 1 else boxed.VERSION
 
 
-def _say(name: str, word: int | None) -> bool:
+def _say(name: str, tensor: torch.Tensor, *, inside: bool = False) -> bool:
+    """What a function says of a tensor. ``inside``: it takes what a handle's first word points to,
+    the tensor itself."""
+    handle = Handle(tensor)  # there while the function looks at it
+    word = ctypes.c_void_p.from_address(handle.word).value if inside else handle.word
     return ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(functions()[name])(word)
-
-
-def _ask(name: str, handle: Handle, into: Any) -> None:
-    call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(functions()[name])
-    if call(handle.word, ctypes.addressof(into)) != 0:
-        raise RuntimeError(f"{name} failed")
 
 
 class Handle:
@@ -110,7 +111,9 @@ def given(tensor: torch.Tensor) -> int:
 
 def taken(handle: int) -> torch.Tensor:
     """The tensor of a handle, which is no more."""
-    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule()(handle, None, None))
+    # torch's function for one handle keeps it.
+    capsule = _capsule()(handle, None, None)
+    return torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs([capsule])[0]
 
 
 @functools.cache

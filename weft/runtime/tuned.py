@@ -110,9 +110,11 @@ class Records:
         return record if record is not None and record.key == key else None
 
     def none(self, options: Options, digest: str, device: torch.device) -> bool:
-        """Whether it is known that no schedule was tuned for a loop, whatever its tensors' sizes."""
+        """Whether it is known that no schedule was tuned for a loop, for any sizes."""
         place = options.cache_dir, "schedule", digest, machine_of(device)
-        return not options.tuned or (not self._files and (disk(options) is None or place in self._absent))
+        return not options.tuned or (
+            not self._files and (disk(options) is None or place in self._absent)
+        )
 
     def schedule(
         self, options: Options, name: str, digest: str, tensors: Sequence[torch.Tensor]

@@ -276,3 +276,24 @@ def test_means_the_same_in_any_order_and_has_no_races(seed: int) -> None:
 def _array(tensor: torch.Tensor) -> Any:
     bits = tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor
     return bits.numpy().copy()
+
+
+@weft.kernel
+def lines(x: Any, y: Any, out: Any) -> None:
+    for i in range(out.shape[0]):
+        if x[i] > 0:
+            a = y[i, 0]
+            b = y[i, 1] * 2
+        else:
+            a = y[i, 1]
+            b = 2.0
+        for j in range(out.shape[1]):
+            out[i, j] = a + b * j
+
+
+def test_what_an_arm_gives_several_values_of_is_repeated() -> None:
+    x, y = torch.randn(7), torch.randn(7, 2)
+    out, expected = torch.empty(7, 5), torch.empty(7, 5)
+    lines(x, y, out)
+    lines.interpret(x, y, expected)
+    torch.testing.assert_close(out, expected)

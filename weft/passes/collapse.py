@@ -143,7 +143,7 @@ class _Nest:
         each = 0
         for loop, block in zip(reversed(self.loops), reversed(blocks), strict=True):
             serial |= loop not in self.moved
-            repeated = sum(op.result.type is not index for op in _before(block) if op.results)
+            repeated = sum(v.type is not index for op in _before(block) for v in op.results)
             if repeated > LONG:
                 return True
             each += 0 if serial else repeated

@@ -80,7 +80,7 @@ class _Lines:
             return None
         shared = frozenset(
             op for op in body.ops
-            if op.results and along.uniform(op.result) and not along.uniform(*op.operands)
+            if len(op.results) == 1 and along.uniform(op.result) and not along.uniform(*op.operands)
             and self._needed(op.result) <= needs
         )  # fmt: skip
         divisors = tuple(v for v in needs if v in self.divisors)

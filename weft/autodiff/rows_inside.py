@@ -36,7 +36,8 @@ def rows_inside(
 
 class _Inside:
     """``common``: what stands for values that all rows share. ``mine``: for those of the row whose
-    operations are being built. ``arrays``: where the values are that a row has kept for later."""
+    operations are being built. ``arrays``: where the values are that a row has kept for later;
+    ``free``: those of all these ``places`` whose values nothing asks for any more."""
 
     def __init__(self, function: Function, row: int, rows: int, taped: Collection[str]) -> None:
         self.old, self.row, self.rows, self.taped = function, row, rows, taped
@@ -47,6 +48,8 @@ class _Inside:
         self.common: dict[Value, Value] = dict(zip(function.args, self.new.args, strict=True))
         self.mine: dict[Value, Value] = {}
         self.arrays: dict[Value, Value] = {}
+        self.places: list[Value] = []
+        self.free: list[Value] = []
         self.front: Builder | None = None
 
     def made(self) -> Function:
@@ -105,12 +108,19 @@ class _Inside:
                 self._loop(group[0], later)
             else:
                 kept = [v for o in group for v in o.results if v in later]
+                self._let_go(later)  # a row reads what was there before it stores
                 self._rows(group, {}, {v: v for v in kept}, self.b.block)
 
     def _loop(self, op: Op, later: Collection[Value]) -> None:
         loop, b = For(op), self.b
-        starts = dict(zip(loop.carried, loop.inits, strict=True))
-        self._rows([], {}, starts, b.block)
+        starts, needed = dict(zip(loop.carried, loop.inits, strict=True)), {*later, *_used([op])}
+        copied = dict(starts)
+        for carried, init in starts.items():
+            if init in self.arrays and init not in later and _uses(op).count(init) == 1:
+                self.arrays[carried] = self.arrays[init]
+                del copied[carried]
+        self._let_go({*needed, *starts})
+        self._rows([], {}, copied, b.block)
         lower, upper, step = map(self._shared, loop.bounds)
         made = b.for_(lower, upper, step)
         made.attrs = {k: v for k, v in op.attrs.items() if k != "undoes"}
@@ -224,8 +234,20 @@ class _Inside:
     def _array(self, value: Value) -> Value:
         if value not in self.arrays:
             assert self.front is not None
-            self.arrays[value] = self.front.alloca(value.scalar, (self.rows,))
+            alike = (a for a in self.free if a.memref.element is value.scalar)
+            place = next(alike, None)
+            if place is None:
+                place = self.front.alloca(value.scalar, (self.rows,))
+                self.places.append(place)
+            else:
+                self.free.remove(place)
+            self.arrays[value] = place
         return self.arrays[value]
+
+    def _let_go(self, needed: Collection[Value]) -> None:
+        """Lets other values be where those were that are not ``needed``."""
+        kept = {self.arrays[v] for v in needed if v in self.arrays}
+        self.free = [place for place in self.places if place not in kept]
 
     def _at(self, value: Value) -> Value:
         return self.mine.get(value) or self.common[value]
@@ -284,7 +306,11 @@ class _Inside:
 
 
 def _used(ops: Sequence[Op]) -> set[Value]:
-    return {v for op in ops for x in (op, *below(op)) for v in x.operands}
+    return {v for op in ops for v in _uses(op)}
+
+
+def _uses(op: Op) -> list[Value]:
+    return [v for x in below(op) for v in x.operands]
 
 
 def _factored(function: Function) -> Function:

@@ -38,6 +38,7 @@ from weft.schedule.language import (
     Reverse,
     Scan,
     Schedule,
+    SharedArrays,
     SplitReduction,
     Stage,
     StreamingStores,
@@ -54,7 +55,8 @@ from weft.schedule.own import OwnStep
 from weft.schedule.prefetch import serial_steps
 from weft.schedule.reverse import reverse
 from weft.schedule.rows import VECTOR_BYTES
-from weft.schedule.stage import stage
+from weft.schedule.shared_arrays import shared_arrays
+from weft.schedule.stage import MOST_BYTES, stage
 from weft.schedule.stage_rows import stage_rows
 from weft.schedule.unroll_jam import unroll_jam
 from weft.values import frozen
@@ -227,6 +229,9 @@ def scheduled(
     names, staged = unrolled.loops if unrolled else (), several(schedule, Stage)
     if parallel is not None and staged:
         function, parallel = stage(function, parallel, order[0], names, staged)
+        if only(schedule, SharedArrays) is not None:
+            threads = staged[0].threads
+            function, parallel = shared_arrays(function, parallel, threads, MOST_BYTES)
     elif parallel is not None and (unrolled or pipelined):
         function, parallel = serial_steps(function, parallel, names, pipelined)
     for step in schedule:

@@ -32,6 +32,7 @@ from weft.schedule.language import (
     RegisterWindow,
     Scan,
     Schedule,
+    SharedArrays,
     Stage,
     StreamingStores,
     StripMine,
@@ -102,6 +103,7 @@ class GridEmitter:
             # One loads its row while another one computes; where registers are few, so do more.
             traits += ' "nvvm.minctasm"="2"' * crowded(parallel, by_row)
         few = len(several(schedule, Stage)) == 1 and _in_arrays(function) <= _FEW_WORDS
+        few &= only(schedule, SharedArrays) is None
         if few or only(schedule, RegisterWindow) is not None:  # in 128 registers of a thread
             traits += f' "nvvm.minctasm"="{max(2 * THREADS // threads, 1)}"'
         if isinstance(together, Scan):

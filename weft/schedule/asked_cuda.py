@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.index.access import Access, accesses
 from weft.ir.core import Op, Value, walk
-from weft.ir.views import Parallel, is_constant
+from weft.ir.views import For, Parallel, is_constant
 from weft.schedule.choose import Candidate
 from weft.schedule.cooperative_loops import Team, asked, ordered
 from weft.schedule.default_cuda import MOST_COPIES, Divisible, Picks, in_rows, nest_steps, shift
@@ -50,6 +50,7 @@ from weft.schedule.language import (
     Reverse,
     Scan,
     Schedule,
+    SharedArrays,
     SplitReduction,
     Stage,
     Step,
@@ -69,6 +70,7 @@ from weft.schedule.own import OwnStep
 from weft.schedule.register_window import whole_vectors
 from weft.schedule.rows import VECTOR_BYTES, Rows, find
 from weft.schedule.scan import vectors
+from weft.schedule.shared_arrays import fitting
 from weft.schedule.stage import MOST_BYTES, bytes_of, done_once
 from weft.schedule.stage import rows_of as staged_rows
 from weft.schedule.stage_rows import why_not_staged
@@ -77,7 +79,7 @@ _MOST_BLOCKS = 2**31 - 1
 _MOST_SPLIT = 1 << 20  # iterations that leave a word for each block that shares them
 _INNER = (
     Privatize, UnrollJam, OwnStep, Vectorize, Prefetch, Unroll, Stage, Reverse,
-    RegisterWindow, LongestFirst,
+    RegisterWindow, LongestFirst, SharedArrays,
 )  # fmt: skip
 _MOST_OPS = 8 * MOST_COPIES  # operations in the unrolled neighbours of one thread
 
@@ -279,15 +281,35 @@ def _stage(nest: LoopNest, step: Stage, schedule: Schedule) -> Refusal | None:
             "a loop by 1 directly in an iteration, whose bounds neighbours share, and in each turn "
             "loads, at places that neighbours share, from what the loop does not write",
         )  # fmt: skip
-    size = sum(
-        bytes_of(staged_rows(nest.function, nest.parallel, nest.axes.index(axis),
-                             nest.serial[other.loop], other.threads), other.steps)
-        for other in steps if other.loop in nest.serial
-    )  # fmt: skip
+    size = _staged_bytes(nest, schedule)
     if size > MOST_BYTES:
         return Refusal(f"it takes {size} bytes of shared memory, {MOST_BYTES} are there", loop.span)
     return beside(step, schedule, UnrollJam, Vectorize, Cooperate, Privatize, Prefetch, BlockDim,
                   Persist)  # fmt: skip
+
+
+def _staged_bytes(nest: LoopNest, schedule: Schedule) -> int:
+    """Of shared memory for all loops that are staged."""
+    axis = nest.axes.index(several(schedule, Bind)[0].axis)
+    return sum(
+        bytes_of(staged_rows(nest.function, nest.parallel, axis, nest.serial[step.loop],
+                             step.threads), step.steps)
+        for step in several(schedule, Stage) if step.loop in nest.serial
+    )  # fmt: skip
+
+
+def _shared_arrays(nest: LoopNest, step: SharedArrays, schedule: Schedule) -> Refusal | None:
+    staged, unrolled = only(schedule, Stage), only(schedule, Unroll)
+    if staged is None:
+        return Refusal("a block's threads are not known", None, "write stage(...) as well")
+    fixed = {For(nest.serial[name]).index for name in (unrolled.loops if unrolled else ())}
+    room = MOST_BYTES - _staged_bytes(nest, schedule)
+    if not fitting(nest.parallel, staged.threads, room, fixed):
+        return Refusal(
+            f"no local array that is in memory fits into the {room} bytes of shared memory that "
+            "are left", None, "leave it out",
+        )  # fmt: skip
+    return None
 
 
 def _register_window(nest: LoopNest, step: RegisterWindow, schedule: Schedule) -> Refusal | None:
@@ -325,7 +347,7 @@ def team(nest: LoopNest, step: Cooperate) -> Team | str:
 CUDA_RULES: dict[type[Any], Rule] = RULES | {
     Vectorize: _vectorize, Align: _align, Cooperate: _cooperate, SplitReduction: _cooperate,
     KeepRow: _by_row, StripMine: _by_row, Stage: _stage, RegisterWindow: _register_window,
-    LongestFirst: _longest_first,
+    LongestFirst: _longest_first, SharedArrays: _shared_arrays,
     Reverse: _reverse, Scan: _scan,
 }  # fmt: skip
 

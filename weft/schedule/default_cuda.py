@@ -60,6 +60,7 @@ from weft.schedule.language import (
     Persist,
     Prefetch,
     Privatize,
+    SharedArrays,
     SplitReduction,
     Stage,
     Step,
@@ -139,7 +140,7 @@ class Picks:
     ahead: tuple[Prefetch, ...]
     idle: int
     unrolled: tuple[Unroll, ...]
-    staged: tuple[Stage, ...]
+    staged: tuple[Stage | SharedArrays, ...]
     tiles: Sequence[WindowTile] = ()
 
 
@@ -243,7 +244,9 @@ def _lone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[For
         yield (*guards, Busy(_BUSY), Covered()), (*steps, Cover())
         yield (*guards, Busy(_BUSY)), steps
     if found.staged:
-        enough = AtLeast(nest.axes[found.order[0]], found.staged[0].threads // 2)
+        first = only(found.staged, Stage)
+        assert first is not None
+        enough = AtLeast(nest.axes[found.order[0]], first.threads // 2)
         yield (enough, Covered()), (*found.staged, Cover())
     if found.ahead:
         yield (Idle(found.idle), Covered()), (*found.ahead, Cover())

@@ -151,6 +151,13 @@ class Stage:
 
 
 @frozen
+class SharedArrays:
+    """Local arrays that registers cannot hold, because their subscripts are computed, are in shared
+    memory, a place for each thread of the block: those that are accessed most often, as far as that
+    reaches."""
+
+
+@frozen
 class LongestFirst:
     """Of blocks along y those start first whose threads have most turns, whatever their place along
     z: the last ones to start are short."""
@@ -228,7 +235,7 @@ Step = (
     IndexWidth | FastDivision | UnrollJam | Vectorize | Align | Bind | Block | BlockDim | Persist
     | Cover | Privatize | StreamingStores | Cooperate | SplitReduction | Scan | Prefetch
     | Unroll | Stage | KeepRow | StripMine | RegisterWindow | Reverse
-    | LongestFirst
+    | LongestFirst | SharedArrays
 )  # fmt: skip
 Schedule = tuple[Step, ...]
 
@@ -283,7 +290,7 @@ def brief(schedule: Schedule) -> str:
                 words.append(f"{_name(type(step)).split('_')[0]}{width}x{vectors}")
             case (
                 Cover() | FastDivision() | LongestFirst() | Privatize() | Reverse()
-                | StreamingStores() | Unroll()
+                | SharedArrays() | StreamingStores() | Unroll()
             ):  # fmt: skip
                 words.append(_name(type(step)).split("_")[0])
             case _:

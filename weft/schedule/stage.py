@@ -22,9 +22,10 @@ from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i1, i32, i64, index
 from weft.ir.views import For, Parallel, constant_of, memory
 from weft.schedule.grid import WARP
-from weft.schedule.language import Stage
+from weft.schedule.language import SharedArrays, Stage
 from weft.schedule.nest import loops_of
 from weft.schedule.prefetch import Serial, ahead
+from weft.schedule.shared_arrays import fitting
 from weft.schedule.unroll import size_of, turns
 from weft.schedule.variation import Variation
 from weft.values import mutable
@@ -236,13 +237,14 @@ def _home(block: Block, around: tuple[Op, ...]) -> Iterator[tuple[Op, tuple[Op, 
 
 def staged(
     function: Function, parallel: Op, axis: int, unrolled: Sequence[str]
-) -> tuple[Stage, ...]:
+) -> tuple[Stage | SharedArrays, ...]:
     """The loops whose turns read what all threads of a block read: each of them would read these by
-    itself, and threads that have arrays in registers are too few to wait for it."""
+    itself, and threads that have arrays in registers are too few to wait for it. What is left of
+    shared memory is for arrays that are in none."""
     lower, upper, _ = map(constant_of, Parallel(parallel).axes[axis])
     count = WARP * 2 if lower is None or upper is None else int(upper - lower)
     threads = min(max(1 << (count - 1).bit_length(), WARP), _THREADS_STAGED)
-    found: list[Stage] = []
+    found: list[Stage | SharedArrays] = []
     loops, left = loops_of(parallel), _MOST_STAGED
     for name, loop in loops.items():
         several = loop.attrs.get("turns", 1)
@@ -263,6 +265,9 @@ def staged(
         if steps >= least and bytes_of(rows, 1) // 2 >= _LEAST_STAGED:
             found.append(Stage(name, steps, threads))
             left -= bytes_of(rows, steps)
+    fixed, room = {For(loops[name]).index for name in unrolled}, MOST_BYTES - _MOST_STAGED + left
+    if found and fitting(parallel, threads, room, fixed):
+        found.append(SharedArrays())
     return tuple(found)
 
 

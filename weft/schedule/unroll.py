@@ -6,7 +6,7 @@ turn computes would put them into memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Op, Value, walk
@@ -44,7 +44,7 @@ def for_registers(parallel: Op) -> tuple[str, ...]:
     found: dict[Op, str] = {}
     left = _MOST_ELEMENTS
     for array in arrays:
-        indices = [v for op in inner if array in op.operands for v in _leaves(op, array, names)]
+        indices = [v for op in inner if array in op.operands for v in leaves(op, array, names)]
         elements = 1
         for size in array.memref.shape or (left + 1,):
             elements *= size
@@ -57,7 +57,7 @@ def for_registers(parallel: Op) -> tuple[str, ...]:
     return tuple(name for name in loops_of(parallel) if name in found.values())
 
 
-def _leaves(op: Op, array: Value, known: Mapping[Value, object]) -> list[Value]:
+def leaves(op: Op, array: Value, known: Collection[Value]) -> list[Value]:
     """What the subscripts of an access depend on, but for numbers."""
     if op.name not in ("memref.load", "memref.store") or memory(op)[0] is not array:
         return [array]  # it is handed on

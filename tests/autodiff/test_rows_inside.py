@@ -79,3 +79,13 @@ def test_what_rows_share_is_computed_once() -> None:
     everything = [op.name for op in walk(parallel.body)]
     assert everything.count("memref.atomic_rmw") == everything.count("arith.negf") == 1
     assert inside.count("arith.minsi") > 0
+
+
+def test_what_nothing_asks_for_makes_way() -> None:
+    """What both loops carry, and what stands between them, are in one array, one after the other,
+    but for what the last loop asks for in every turn."""
+    text = TEXT.replace("%I,", "%ROWS,")
+    for given, arrays in (("%r", 1), ("%twice", 2), ("%s", 2)):
+        before = parsed(text.replace("%q = arith.addf %h, %r", f"%q = arith.addf %h, {given}"))
+        after = rows_inside(before, 0, 8, ["d"], ["tape"])
+        assert sum(op.name == "memref.alloca" for op in walk(after.body)) == arrays

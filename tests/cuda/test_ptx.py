@@ -35,6 +35,7 @@ from weft.schedule.language import (
     KeepRow,
     Prefetch,
     RegisterWindow,
+    SharedArrays,
     Stage,
     UnrollJam,
     only,
@@ -344,3 +345,5 @@ def test_the_gradient_of_a_state_stays_in_registers() -> None:
         assert len(several(schedule, Stage)) == staged
         assert use.spill_loads == use.spill_stores == 0
         assert use.registers * 64 * 4 <= 65536  # four blocks at once
+    assert only(schedule, SharedArrays) is not None
+    assert use.stack < 4 * 64  # what rows keep is in shared memory

@@ -78,7 +78,8 @@ def interpreted() -> Any:
 
 @pytest.mark.parametrize("text", [
     "stage(t, 8, 32)", "unroll((j, j_)); stage(t, 4, 32)", "stage(t, 2, 64); index_width(64)",
-    "unroll((j)); stage(t, 16, 32); bind(i, x)",
+    "unroll((j)); stage(t, 16, 32); bind(i, x)", "stage(t, 8, 32); shared_arrays()",
+    "stage(t, 1, 64); shared_arrays(); index_width(64)",
 ])  # fmt: skip
 @pytest.mark.parametrize("time", [0, 1, 7, 16, 37])
 def test_bits_are_kept(time: int, text: str) -> None:
@@ -92,7 +93,9 @@ def test_bits_are_kept(time: int, text: str) -> None:
         assert torch.equal(found, emulated(plain)(*args))
 
 
-@pytest.mark.parametrize("text", ["stage(t, 2, 32)", "unroll((j, j_)); stage(t, 4, 64)"])
+@pytest.mark.parametrize("text", [
+    "stage(t, 2, 32)", "unroll((j, j_)); stage(t, 4, 64)", "stage(t, 2, 32); shared_arrays()",
+])  # fmt: skip
 @pytest.mark.parametrize("time", [1, 5, 11])
 def test_threads_wait_for_each_other(time: int, text: str, interpreted: None) -> None:
     kernel = weft.kernel(schedule={"cuda": text})(state.function)
@@ -152,6 +155,9 @@ REFUSED = {
     "stage(t, 8, 64); stage(j, 8, 32)": "blocks have one number of threads",
     "stage(t, 8, 64); unroll_jam(i, 2)": "it does not go with `unroll_jam(i, 2)`",
     "stage(t, 8, 64); cooperate((j), 32)": "it does not go with `cooperate((j), 32)`",
+    "shared_arrays()": "a block's threads are not known",
+    "stage(t, 8, 64); unroll((j, j_)); shared_arrays()": "no local array that is in memory fits",
+    "stage(t, 32, 128); shared_arrays()": "fits into the 17408 bytes of shared memory that are left",
     "stage(u, 8, 64)": "there is no loop `u`",
     "stage(t, 64, 64)": "it takes 63488 bytes of shared memory, 49152 are there",
 }
@@ -211,6 +217,7 @@ def test_random_kernels(seed: int) -> None:
         inner = ", ".join(name for name in serial_of(parallel) if name[0] == "j")
         text = f"stage(t, {random.choice((2, 4, 16))}, {random.choice((32, 64))})"
         text += f"; unroll(({inner}))" if random.random() < 0.5 and inner else ""
+        text += "; shared_arrays()" if random.random() < 0.5 else ""
         try:
             cuda.analyse(function, noalias=True, strict_math=False, asked=text)
             made.schedule("cuda", text)

@@ -168,8 +168,8 @@ def _by_element(state: State, once: Collection[Value]) -> bool:
         if not filled and not stored and (memref not in args - own or op.name != "memref.load"):
             return False
     now = {array for array, number in state.arrays.items() if number is not None}
-    used = {v for op in walk(state.parallel.body) if op.name == "memref.atomic_rmw"
-            for o in walk(state.parallel.body) for v in o.operands if v.op is op}  # fmt: skip
+    used = {v for op in walk(state.parallel.body) for v in op.operands
+            if v.op is not None and v.op.name == "memref.atomic_rmw"}  # fmt: skip
     for op in (*state.first, *state.inner, *state.last):
         if op.name != "scf.for" or turns(op) != state.width or not is_constant(For(op).lower, 0):
             return False

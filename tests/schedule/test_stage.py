@@ -157,7 +157,7 @@ REFUSED = {
     "stage(t, 8, 64); cooperate((j), 32)": "it does not go with `cooperate((j), 32)`",
     "shared_arrays()": "a block's threads are not known",
     "stage(t, 8, 64); unroll((j, j_)); shared_arrays()": "no local array that is in memory fits",
-    "stage(t, 32, 128); shared_arrays()": "fits into the 17408 bytes of shared memory that are left",
+    "stage(t, 32, 128); shared_arrays()": "fits into the 17408 bytes of shared memory",
     "stage(u, 8, 64)": "there is no loop `u`",
     "stage(t, 64, 64)": "it takes 63488 bytes of shared memory, 49152 are there",
 }

@@ -36,8 +36,7 @@ def rows_inside(
 
 class _Inside:
     """``common``: what stands for values that all rows share. ``mine``: for those of the row whose
-    operations are being built. ``arrays``: where the values are that a row has kept for later;
-    ``free``: those of all these ``places`` whose values nothing asks for any more."""
+    operations are being built. ``arrays``: where the values are that a row has kept for later."""
 
     def __init__(self, function: Function, row: int, rows: int, taped: Collection[str]) -> None:
         self.old, self.row, self.rows, self.taped = function, row, rows, taped
@@ -47,10 +46,9 @@ class _Inside:
         self.b = Builder(self.new.body, function.span)
         self.common: dict[Value, Value] = dict(zip(function.args, self.new.args, strict=True))
         self.mine: dict[Value, Value] = {}
-        self.arrays: dict[Value, Value] = {}
-        self.places: list[Value] = []
-        self.free: list[Value] = []
-        self.front: Builder | None = None
+        self.places = _Places(rows)
+        self.arrays = self.places.of
+        self.front = Builder(Block(), function.span)
 
     def made(self) -> Function:
         for op in self.old.body.ops:
@@ -85,7 +83,6 @@ class _Inside:
             for before, after in zip(old, indices, strict=True):
                 after.name = before.name
                 self.common[before] = after
-            self.front = Builder(Block(), op.span)
             self._groups(op)
             block.ops[:0] = self.front.block.ops
             b.do("scf.reduce")
@@ -96,7 +93,6 @@ class _Inside:
         groups: list[list[Op]] = [[]]
         for o in op.body.ops[:-1]:
             if o.name == "memref.alloca":
-                assert self.front is not None
                 self._alike(o, self.front)
             elif o.name == "scf.for" and "rare" not in o.attrs:
                 groups += [[o], []]
@@ -108,7 +104,7 @@ class _Inside:
                 self._loop(group[0], later)
             else:
                 kept = [v for o in group for v in o.results if v in later]
-                self._let_go(later)  # a row reads what was there before it stores
+                self.places.let_go(later)  # a row reads what was there before it stores
                 self._rows(group, {}, {v: v for v in kept}, self.b.block)
 
     def _loop(self, op: Op, later: Collection[Value]) -> None:
@@ -119,7 +115,7 @@ class _Inside:
             if init in self.arrays and init not in later and _uses(op).count(init) == 1:
                 self.arrays[carried] = self.arrays[init]
                 del copied[carried]
-        self._let_go({*needed, *starts})
+        self.places.let_go({*needed, *starts})
         self._rows([], {}, copied, b.block)
         lower, upper, step = map(self._shared, loop.bounds)
         made = b.for_(lower, upper, step)
@@ -173,7 +169,7 @@ class _Inside:
             given = [(v, self._at(value)) for v, value in kept.items()]
             for v, value in given:
                 if v not in self.common:
-                    b.store(value, self._array(v), [place])
+                    b.store(value, self.places.array(v, self.front), [place])
             later = [v for waiting in self.ahead.values() for v in waiting[1:]]
             b.do("scf.yield", *later)
         if any(not OPS[op.name].pure and op.name != "memref.load" for op in rows.body.ops[:-1]):
@@ -231,24 +227,6 @@ class _Inside:
         waiting.append(self._read(key, later))
         return waiting[0]
 
-    def _array(self, value: Value) -> Value:
-        if value not in self.arrays:
-            assert self.front is not None
-            alike = (a for a in self.free if a.memref.element is value.scalar)
-            place = next(alike, None)
-            if place is None:
-                place = self.front.alloca(value.scalar, (self.rows,))
-                self.places.append(place)
-            else:
-                self.free.remove(place)
-            self.arrays[value] = place
-        return self.arrays[value]
-
-    def _let_go(self, needed: Collection[Value]) -> None:
-        """Lets other values be where those were that are not ``needed``."""
-        kept = {self.arrays[v] for v in needed if v in self.arrays}
-        self.free = [place for place in self.places if place not in kept]
-
     def _at(self, value: Value) -> Value:
         return self.mine.get(value) or self.common[value]
 
@@ -303,6 +281,35 @@ class _Inside:
         for before, after in zip(op.results, copy.results, strict=True):
             after.name = before.name
         return copy
+
+
+class _Places:
+    """Where values are that rows keep: ``of`` each the local array, with a place for each of
+    ``rows``. ``free``: those of ``all`` whose values nothing asks for any more."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.of: dict[Value, Value] = {}
+        self.all: list[Value] = []
+        self.free: list[Value] = []
+
+    def array(self, value: Value, front: Builder) -> Value:
+        """The array of ``value``; where there is none yet, one that is free, or a new one in
+        ``front``."""
+        if value not in self.of:
+            alike = [a for a in self.free if a.memref.element is value.scalar]
+            if alike:
+                self.free.remove(alike[0])
+            else:
+                alike = [front.alloca(value.scalar, (self.rows,))]
+                self.all += alike
+            self.of[value] = alike[0]
+        return self.of[value]
+
+    def let_go(self, needed: Collection[Value]) -> None:
+        """Lets other values be where those were that are not ``needed``."""
+        kept = {self.of[v] for v in needed if v in self.of}
+        self.free = [array for array in self.all if array not in kept]
 
 
 def _used(ops: Sequence[Op]) -> set[Value]:

@@ -142,7 +142,8 @@ def test_registers_hold_what_is_loaded_ahead() -> None:
 
 # Bodies of a loop `for t in range(T)`, with a local array `s` and the parallel index `i`.
 BODIES = {
-    "what the loop writes, too": "s[0] += x[t, 0]; out[i, t] = out[i, t] + s[0]",
+    # Threads beyond the last iteration may find there what others have not stored yet.
+    "where what the loop writes says": "s[0] += x[t, 0]; out[i, t] += s[int(out[i, t]) % 4]",
     "its own row": "for j in range(4):\n    s[j] += x[i, j + t]\nout[i, t] = s[0]",
     "a branch": "if x[i, t] > 0:\n    s[1] += x[t, 0]\nout[i, t] = s[1]",
     "a place that data picks": "s[1] += x[int(s[0]) % 3, 0]; out[i, t] = s[1]",
@@ -182,6 +183,32 @@ def test_what_is_not_staged(name: str) -> None:
     ))  # fmt: skip
     function, parallel = lowered(kernel, torch.rand(9, 9), torch.rand(3, 5))
     assert rows_of(function, parallel, 0, serial_of(parallel)["t"], 32) == []
+
+
+@weft.kernel
+def accumulated(x: torch.Tensor, v: torch.Tensor, out: torch.Tensor, own: torch.Tensor) -> None:
+    """``out`` (T,) gets sums over i of what rows ``x`` (T, 16) and ``v`` (T, N) say; ``own`` (T, N)
+    is read where it was written."""
+    T, N = v.shape
+    for i in range(N):
+        s = 0.0
+        for t in range(T):
+            total = 0.0
+            for j in range(16):
+                total += x[t, j]
+            s = 0.5 * s + total * v[t, i] + own[t, i]
+            own[t, i] = s
+            out[t] += s
+
+
+@pytest.mark.parametrize("width", [5, 32, 40])
+def test_threads_beyond_the_last_iteration_add_nothing(width: int) -> None:
+    kernel = weft.kernel(schedule={"cuda": "stage(t, 4, 32)"})(accumulated.function)
+    x, v, own = torch.rand(9, 16), torch.rand(9, width), torch.rand(9, width)
+    found, expected = ((torch.ones(9), own.clone()) for _ in range(2))
+    emulated(kernel)(x, v, *found)
+    accumulated(x, v, *expected)
+    torch.testing.assert_close(found, expected)
 
 
 @weft.kernel

@@ -27,9 +27,10 @@ from weft.autodiff.primal import Primal
 from weft.autodiff.reverse import reverse
 from weft.autodiff.rows_inside import rows_inside
 from weft.autodiff.state import State, by_element, known_sums, state_of, with_ports
+from weft.autodiff.stored_sums import Pairs, Sums, read_once, renamed
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, below
-from weft.ir.views import memory
+from weft.ir.views import Parallel, constant_of, memory
 from weft.passes.hoist import hoist
 
 
@@ -59,10 +60,11 @@ def by_columns(
                by_element=True)
         for w in made.workspaces
     ]  # fmt: skip
-    renamed = {w.name: x.name for w, x in zip(made.workspaces, buffers, strict=True)}
-    step = rows_inside(made.steps[0], state.row, rows, made.notes, renamed)
+    names = {w.name: x.name for w, x in zip(made.workspaces, buffers, strict=True)}
+    step = rows_inside(made.steps[0], state.row, rows, made.notes, names)
     for a in step.args:
-        a.name = renamed.get(a.name, a.name)
+        a.name = names.get(a.name, a.name)
+    step, whole = _stored(state, elements, step, {*shared}, stored, rows, chunk)
     given = {a.name for a in step.args}
     prefix = adjoint_prefix(function)
     sums = {prefix + state.port(v): v for v in state.sums} | {state.known(v): v for v in state.sums}
@@ -80,10 +82,31 @@ def by_columns(
     return Adjoint(
         function, tuple(primal.names), (*first, *by_row.steps, step), tuple(buffers),
         by_row.segments, lengths(primal, [state.loop]),
-        by_row.notes | dict.fromkeys(made.notes, f"atomic, of the sums over {rows} rows each"),
-        defined=by_row.defined, dense=by_row.dense,
+        by_row.notes | {name: "plain store" if name in whole and name in stored else
+                        f"atomic, of the sums over {rows} rows each" for name in made.notes},
+        defined=by_row.defined | (whole.keys() & {*stored}), dense=by_row.dense | whole,
         copies={work_name(name): before_name(name) for name in primal.names},
     )  # fmt: skip
+
+
+def _stored(
+    state: State, elements: Function, step: Function, shared: Collection[int],
+    stored: Collection[str], rows: int, chunk: int,
+) -> tuple[Function, dict[str, Pairs]]:  # fmt: skip
+    """``step``, that stores those of the gradients that are sums over all rows which ``stored``
+    names, and when which of them may be stored."""
+    last = constant_of(Parallel(state.parallel).uppers[state.row])
+    if last != rows:
+        return step, {}
+    sums, prefix = Sums(step, chunk), adjoint_prefix(state.function)
+    gradients = {a.name: a for a in step.args}
+    names = {elements.args[k].name for k in shared}
+    whole = {
+        prefix + name: renamed(pairs, name, gradients[prefix + name])
+        for name, pairs in read_once(elements, state.row).items()
+        if name in names and prefix + name in sums.whole
+    }  # fmt: skip
+    return sums.stored(whole.keys() & {*stored}), whole
 
 
 def _by_row(

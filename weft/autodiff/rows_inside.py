@@ -21,6 +21,7 @@ from weft.ir.views import For, Parallel, constant_of, memory
 from weft.ir.writes import written
 
 _UNROLLED = 4  # rows at a time: their turns need each other, rows do not
+_INTERLEAVED = 2  # rows of which operations stand side by side
 _AHEAD = 4  # rows of which tapes are read ahead
 
 
@@ -42,7 +43,9 @@ class _Inside:
         self.old, self.row, self.rows, self.taped = function, row, rows, taped
         self.parallel = next(op for op in function.body.ops if op.name == "scf.parallel")
         self.written = written(function)
-        self.new = function.without_body()
+        self.new = Function(function.name, [a.type for a in function.args],
+                            [a.name for a in function.args], dict(function.attrs),
+                            function.span)  # fmt: skip
         self.b = Builder(self.new.body, function.span)
         self.common: dict[Value, Value] = dict(zip(function.args, self.new.args, strict=True))
         self.mine: dict[Value, Value] = {}
@@ -147,8 +150,9 @@ class _Inside:
         for the values there. ``carried``: those that it has kept for itself."""
         b, mine = self.b, Parallel(self.parallel).indices[self.row]
         before, self.mine = self.mine, {}
-        rows = Op("scf.for", [b.index(0), b.index(self.rows), b.index(1)], (),
-                  {"unroll": _UNROLLED}, [Block([index])], self.old.span)  # fmt: skip
+        attrs = {"unroll": _UNROLLED, "interleave": _INTERLEAVED}
+        rows = Op("scf.for", [b.index(0), b.index(self.rows), b.index(1)], (), attrs,
+                  [Block([index])], self.old.span)  # fmt: skip
         self.ahead = self._read_ahead(carried, ops, rows)
         with b.at(rows.body) as block:
             place = self.place = block.args[0]

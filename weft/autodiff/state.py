@@ -7,6 +7,7 @@ element.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from weft.autodiff.clean import clean
@@ -282,7 +283,38 @@ class _ByRow(Rewriter):
 def by_element(state: State) -> tuple[Function, Op]:
     """The loop over rows and elements, which adds to where sums are what each element does; and its
     loop through turns."""
-    return _ByElement(state).made()
+    function, turns = _ByElement(state).made()
+    _late_last(turns)
+    return function, turns
+
+
+def _late_last(turns: Op) -> None:
+    """Adds what a turn is handed on to the sum of all else, as the last term: so turns wait for
+    one operation of those before them."""
+    body, late = turns.body, {*For(turns).carried}
+    for op in body.ops:
+        if not late.isdisjoint(op.operands):
+            late.update(op.results)
+    used, inside = Counter(v for op in body.ops for v in op.operands), {*body.ops}
+
+    def terms(value: Value) -> list[Value]:
+        op = value.op
+        if op is None or op.name != "arith.addf" or op not in inside:
+            return [value]
+        return [t for v in op.operands for t in (terms(v) if used[v] == 1 else [v])]
+
+    for value in body.terminator.operands:
+        found = terms(value)
+        early = [v for v in found if v not in late]
+        if value.op is None or len(early) < 2 or len(found) != len(early) + 1:
+            continue
+        place = body.ops.index(value.op)
+        total = early[0]
+        for v in early[1:]:
+            add = Op("arith.addf", [total, v], [v.type], span=value.op.span)
+            body.ops.insert(place, add)
+            place, total = place + 1, add.result
+        value.op.operands = [*(v for v in found if v in late), total]
 
 
 class _ByElement:

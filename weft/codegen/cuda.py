@@ -26,6 +26,7 @@ from weft.schedule.default_cuda import Divisible, Picks, picks
 from weft.schedule.default_cuda import candidates as schedules
 from weft.schedule.divisibility import Common, common
 from weft.schedule.index_width import Program, candidates, divisions, narrow
+from weft.schedule.interleave import interleave
 from weft.schedule.language import (
     Align,
     Bind,
@@ -232,6 +233,9 @@ def scheduled(
         if only(schedule, SharedArrays) is not None:
             threads = staged[0].threads
             function, parallel = shared_arrays(function, parallel, threads, MOST_BYTES)
+        place = function.body.ops.index(parallel)
+        function = interleave(function)
+        parallel = function.body.ops[place]
     elif parallel is not None and (unrolled or pipelined):
         function, parallel = serial_steps(function, parallel, names, pipelined)
     for step in schedule:

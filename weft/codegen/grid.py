@@ -102,10 +102,12 @@ class GridEmitter:
         if threads == MOST_MEMBERS // 2 and parallel is not None and by_row is not None:
             # One loads its row while another one computes; where registers are few, so do more.
             traits += ' "nvvm.minctasm"="2"' * crowded(parallel, by_row)
-        few = len(several(schedule, Stage)) == 1 and _in_arrays(function) <= _FEW_WORDS
-        few &= only(schedule, SharedArrays) is None
+        own = only(schedule, SharedArrays) is not None
+        few = len(several(schedule, Stage)) == 1 and _in_arrays(function) <= _FEW_WORDS and not own
         if few or only(schedule, RegisterWindow) is not None:  # in 128 registers of a thread
             traits += f' "nvvm.minctasm"="{max(2 * THREADS // threads, 1)}"'
+        elif own:  # of which shared memory holds few: all registers
+            traits += f' "nvvm.minctasm"="{max(THREADS // threads, 1)}"'
         if isinstance(together, Scan):
             traits += ' "nvvm.minctasm"="1"'  # else fewer loads are on their way at a time
         self.traits = self.module.attribute(traits)

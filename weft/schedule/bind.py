@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from weft.ir.builder import identity
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.trips import unravel
 from weft.ir.types import MemRefType, Type, f32, f64, i1, i32, i64, index
@@ -172,8 +173,15 @@ class _Nest(Threads):
         return first, self.mul(blocks, threads)
 
     def visited(self, op: Op) -> Sequence[Value] | None:
-        """A thread beyond the last iteration stores nothing that others see."""
-        if self.there is None or op.name != "memref.store" or memory(op)[0].op is not None:
+        """A thread beyond the last iteration stores and adds nothing that others see."""
+        accesses = ("memref.store", "memref.atomic_rmw")
+        if self.there is None or op.name not in accesses or memory(op)[0].op is not None:
+            return None
+        if op.name == "memref.atomic_rmw":
+            (value,) = memory(op)[2]
+            none = self.constant(identity(op.attrs["kind"], value.scalar), value.scalar)
+            given = self.op("arith.select", self.there, value, none, type=value.type)
+            op.operands = [given if v is value else v for v in op.operands]
             return None
         self.branch(self.there, lambda: self.block.ops.append(op))
         return []

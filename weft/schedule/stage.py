@@ -77,8 +77,8 @@ def rows_of(function: Function, parallel: Op, axis: int, loop: Op, threads: int)
     if parallel.attrs["kinds"] or done_once(parallel, axis, threads) is not None:
         return []
     own = {op.result for op in everything if op.name == "memref.alloca"}
-    if writes.loaded(parallel) & written - own and not _exact(parallel, axis, threads):
-        return []  # because of threads that do an iteration once more
+    if not _exact(parallel, axis, threads) and _leads(parallel, written - own):
+        return []  # because of threads that do an iteration once more, and find what others stored
     along = Variation(parallel.body, {parallel.body.args[axis]: 1}, changing=written | own)
     if not along.uniform(*For(loop).bounds):
         return []
@@ -87,14 +87,40 @@ def rows_of(function: Function, parallel: Op, axis: int, loop: Op, threads: int)
 
 def done_once(parallel: Op, axis: int, threads: int) -> Op | None:
     """What a thread beyond the last iteration, which carries that out once more, must not do."""
-    some = ("weft.",) if _exact(parallel, axis, threads) else ("weft.", "memref.atomic")
-    return next((op for op in walk(parallel.body) if op.name.startswith(some)), None)
+    every, exact = list(walk(parallel.body)), _exact(parallel, axis, threads)
+    used = {v for op in every for v in op.operands}
+    return next(
+        (op for op in every if op.name.startswith("weft.") or (
+            not exact and op.name.startswith("memref.atomic")
+            and (op.name != "memref.atomic_rmw" or not used.isdisjoint(op.results))
+        )), None,
+    )  # fmt: skip
 
 
 def _exact(parallel: Op, axis: int, threads: int) -> bool:
     """Whether no block has threads beyond the last iteration."""
     lower, upper, _ = map(constant_of, Parallel(parallel).axes[axis])
     return lower is not None and upper is not None and int(upper - lower) % threads == 0
+
+
+def _leads(parallel: Op, memrefs: Collection[Value]) -> bool:
+    """Whether what is loaded from ``memrefs`` decides about more than what numbers are."""
+    every, found, before = list(walk(parallel.body)), set[Value](), -1
+    loops = [For(op) for op in every if op.name == "scf.for"]
+    indices, bounds = {loop.index for loop in loops}, {v for loop in loops for v in loop.bounds}
+    while len(found) > before:  # until loops and local arrays hand on no more of it
+        before = len(found)
+        for op in every:
+            given = [*op.operands, *(v for r in op.regions for v in r.terminator.operands)]
+            loads = op.name == "memref.load" and memory(op)[0] in memrefs
+            if loads or not found.isdisjoint(given):
+                found.update(op.results)
+                found.update(v for r in op.regions for v in r.args if v not in indices)
+                if op.name in ("memref.store", "memref.atomic_rmw") and memory(op)[0].op:
+                    found.add(memory(op)[0])
+    return not found.isdisjoint(bounds) or any(
+        isinstance(v.type, ScalarType) and not v.type.is_float for v in found
+    )
 
 
 def bytes_of(rows: Sequence[Row], steps: int) -> int:

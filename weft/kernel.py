@@ -137,12 +137,15 @@ class Kernel:
         """The same without what a return annotation asks for: results of loops are tensors."""
         if self.options.interpret:
             return self._watched(args, kwargs)
+        return self.carry_out(self.current_launchers(), args, kwargs)
+
+    def current_launchers(self) -> Sequence[Callable[..., Any]]:
+        """What launches each device loop in a call that does not go through the dispatcher."""
         self._prepare()
-        launchers = self._launchers
-        if forward_ad._current_level >= 0:
-            launchers = [functools.partial(_with_tangents, self._launchers, launcher)
-                         for launcher in self._regions]  # fmt: skip
-        return self.carry_out(launchers, args, kwargs)
+        if forward_ad._current_level < 0:
+            return self._launchers
+        return [functools.partial(_with_tangents, self._launchers, launcher)
+                for launcher in self._regions]  # fmt: skip
 
     def carry_out(
         self, launchers: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -384,9 +387,14 @@ class Kernel:
     def operators(self) -> Operators:
         """The PyTorch operators that this kernel is."""
         with rarely_collected:
-            from weft.pytorch.library import Operators  # only where PyTorch asks for an operator
+            from weft.pytorch.hosted import traced_loops  # only where PyTorch asks for an operator
+            from weft.pytorch.library import Operators
 
-        return Operators(self, self._namespace, self._op_name)
+        self._prepare()
+        operators = Operators(self, self._namespace, self._op_name)
+        special = self._checked or self._convert or self.tuning or self.options.interpret
+        operators.loops = () if special else traced_loops(operators)
+        return operators
 
     @property
     @user_frames
@@ -394,6 +402,11 @@ class Kernel:
         """The PyTorch operator, ``torch.ops.weft.<name>.default``: the one that was made first, or
         that follows from the annotations alone. Raises ``KernelTypeError`` otherwise."""
         return self.operators.default()
+
+    def loop_op(self, index: int, code: str) -> Any:
+        """The operator of a device loop (see ``TracedLoop.named``); None where there is none."""
+        loops = self.operators.loops
+        return loops[index].named(code) if index < len(loops) else None
 
     @functools.cached_property
     def backward(self) -> Backward:

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -279,3 +280,15 @@ def test_a_change_of_schedule_is_seen():
     kernel.schedule("cpu", None)
     planned(kernel, x, y)
     torch.testing.assert_close(gradients(kernel, (x, y))[1], gradients(multiply, (x, y))[1])
+
+
+@pytest.mark.cpu
+def test_a_first_backward_takes_less_than_a_fifth_of_a_second(monkeypatch):
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    multiply(leaf(4), leaf(4)).sum().backward()  # what it imports
+    kernel = weft.kernel(multiply.function)
+    x, y = leaf(4), leaf(4)
+    out = kernel(x, y).sum()
+    begin = time.thread_time()
+    out.backward()
+    assert time.thread_time() - begin < 0.2

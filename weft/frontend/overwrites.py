@@ -108,6 +108,11 @@ class Order:
             frozenset(n for n in names if self._roots(n.partition(".")[0]) & host),
         )
 
+    def written(self, region: ast.AST, names: Sequence[str]) -> set[int]:
+        """The places of those of ``names`` whose memory the loop ``region`` may write to."""
+        writes = next(event.writes for event in self._events if event.region is region)
+        return {k for k, n in enumerate(names) if self._roots(n.partition(".")[0]) & writes}
+
     def met_before(self, region: ast.AST, name: str) -> bool:
         """Whether something that comes before the loop ``region`` may have read ``name``."""
         root = name.partition(".")[0]

@@ -98,7 +98,8 @@ class Region:
 @mutable
 class HostPart:
     """``host(launchers, *args, **kwargs)`` runs the kernel. ``mutated``: parameters (and captured
-    tensors) that are written to. ``returns``: what each ``return`` statement gives."""
+    tensors) that are written to. ``returns``: what each ``return`` statement gives. ``rewritten``:
+    ``host`` calls functions that the kernel's text does not."""
 
     host: Callable[..., Any]
     regions: list[Region]
@@ -107,6 +108,7 @@ class HostPart:
     parameters: tuple[Parameter, ...]
     captured: tuple[str, ...] = ()
     lines: dict[int, str] = field(default_factory=dict)
+    rewritten: bool = False
 
 
 def split(
@@ -127,7 +129,7 @@ def split(
     captured = {a.name.partition(".")[0] for r in splitter.regions for a in r.args if a.captured}
     return HostPart(
         made, splitter.regions, splitter.written, splitter.returns, splitter.parameters,
-        tuple(sorted(captured)), source.lines,
+        tuple(sorted(captured)), source.lines, bool(hidden),
     )  # fmt: skip
 
 

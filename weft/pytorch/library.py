@@ -14,6 +14,7 @@ import ast
 import contextlib
 import dis
 import functools
+import sys
 import uuid
 from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -45,6 +46,7 @@ _SCALARS = {int: "SymInt", float: "float", bool: "bool", torch.SymInt: "SymInt",
 # Types of values that an operator may have fixed in it under torch.compile.
 _FIXED = (str, type(None), bool, int, float, tuple, list, torch.dtype, torch.device, DType, type,
           FunctionType, BuiltinFunctionType, MethodType)  # fmt: skip
+_CODE = (type, FunctionType, BuiltinFunctionType, MethodType)  # which may write to arguments
 _ANNOTATED = {"tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bool"}
 
 
@@ -63,9 +65,13 @@ class Operators:
         self.returned = one_return(kernel)
         loops = frozenset[ast.AST](region.node for region in kernel.parts.regions)
         self.deciding = deciding(kernel.function, kernel.source.tree, loops)
+        # What stands for the loops where PyTorch traces the host part (``hosted.py``), if it may.
+        self.loops: Sequence[Any] = ()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the kernel through PyTorch's dispatcher."""
+        if self.loops and _is_tracing() and not any(isinstance(v, _CODE) for v in args):
+            return self.kernel.parts.host(self.loops, *args, **kwargs)
         self._check_captured()
         values = list(self.kernel.bind(args, kwargs).arguments.values())
         types = tuple(map(schema_type, self.parameters, values))
@@ -88,6 +94,7 @@ class Operators:
         types: list[str] = []
         passed: list[Any] = []
         fixed: list[Any] = []
+        plain = len(self.loops) > 0
         for number, parameter in enumerate(self.parameters):
             if number < len(args):
                 value = args[number]
@@ -102,6 +109,9 @@ class Operators:
             values.append(value)
             types.append(kind)
             (passed if kind else fixed).append(value)
+            plain = plain and not isinstance(value, _CODE)
+        if plain:
+            return self.kernel.parts.host(self.loops, *args, **kwargs)
         around = self.deciding()
         name = self.name_for(self.token, tuple(types), tuple(fixed), around)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)
@@ -158,7 +168,7 @@ class Operators:
                 self.kernel, self.returned, self.namespace, types, constants, written, autocast
             )
             schema = form.schema()
-            others = (types, fixed, around, autocast, schema, decided_by())
+            others = (types, tuple(fixed), around, autocast, schema, decided_by())
             text = text_of(self.kernel.source, self.kernel.described, *others)
             name = f"{self.name}_{fingerprint(text)}"
             tags = (torch.Tag.nondeterministic_seeded,) if may_draw(text) else ()
@@ -243,6 +253,15 @@ class Operators:
         return found
 
 
+def _is_tracing() -> bool:
+    """Whether calls are recorded in a graph of operators: for ``torch.export``, say."""
+    proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return (
+        proxies is not None and proxies.get_proxy_mode() is not None
+        and not torch._C._are_functorch_transforms_active()
+    )  # fmt: skip
+
+
 def _is_batched(value: Any) -> bool:
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     return isinstance(value, torch.Tensor) and functorch.is_batchedtensor(value)
@@ -250,6 +269,8 @@ def _is_batched(value: Any) -> bool:
 
 def schema_type(parameter: Parameter, value: Any) -> str:
     """The schema type that ``value`` is passed as; "" if it is fixed in the operator."""
+    if parameter.kind in ("ScalarType", "Device"):
+        return parameter.kind
     if isinstance(value, torch.Tensor):
         return "Tensor?" if parameter.optional and parameter.kind == "tensor" else "Tensor"
     if value is None:

@@ -129,14 +129,16 @@ class Namespace:
         match = re.fullmatch(r"(\w+)_[0-9a-f]{8}(_\d+)?(_backward|_jvp)*", name)
         if match is None or name == self.defining:
             return None
-        kernels = list(self.kernels.get(match[1], ()))
+        loop = re.fullmatch(r"(\w+)_loop(\d+)_([pr][a-zA-Z]*)", match[1])
+        kernels = list(self.kernels.get(loop[1] if loop else match[1], ()))
         for kernel in kernels:
-            first = kernel.op._schema.name.rpartition(":")[2]
-            if name == first or name.startswith(f"{first}_"):
+            found = kernel.loop_op(int(loop[2]), loop[3]) if loop else kernel.op
+            first = found._schema.name.rpartition(":")[2] if found else ""
+            if first and (name == first or name.startswith(f"{first}_")):
                 return None  # it is there now
         if kernels:
             raise KernelNameError(
-                f"no kernel `{match[1]}` of this process has the operator "
+                f"no kernel `{kernels[-1].__name__}` of this process has the operator "
                 f"`{self.namespace}::{name}`", kernels[-1].span,
                 help="the hash in the name is that of the kernel's text, of what it calls, of the "
                 "kinds of its arguments and of weft. If one has changed, export the graph again; "

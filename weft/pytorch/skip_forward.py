@@ -109,6 +109,8 @@ def _kind(value: Any) -> Hashable:
 
 def _hollow(value: Any) -> Any:
     """A tensor of this shape and no contents."""
+    if isinstance(value, torch.device):
+        return torch.device("meta")
     if isinstance(value, torch.Tensor):
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
     if isinstance(value, list | tuple):

@@ -1,0 +1,383 @@
+"""What PyTorch can do with a kernel: each row is carried out and checked.
+
+``python -m tests.pytorch.support [cuda]`` writes a column of the table in ``docs/support.md``.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.library import opcheck
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import weft
+from weft.errors import WeftError
+
+PAGE = Path(__file__).parents[2] / "docs" / "support.md"
+HEAD = "| | CPU | CUDA |\n| --- | --- | --- |\n"
+DEVICES = ("cpu", "cuda")
+
+
+@weft.kernel
+def loop(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i] * w[i]
+    return out
+
+
+@weft.kernel
+def hosted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x.sin() * w
+    out = torch.empty_like(y)
+    for i in range(y.shape[0]):
+        out[i] = y[i] * y[i]
+    return out
+
+
+@weft.kernel
+def into(out: torch.Tensor, x: torch.Tensor):
+    for i in range(x.shape[0]):
+        out[i] += x[i] * x[i]
+
+
+BOTH = ((loop, lambda x, w: x * x * w), (hosted, lambda x, w: (x.sin() * w) ** 2))
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, kernel: Callable[..., torch.Tensor], device: str) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.w = torch.nn.Parameter(drawn(device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kernel(x, self.w)
+
+
+def drawn(device: str, n: int = 5, grad: bool = False) -> torch.Tensor:
+    return torch.rand(n, dtype=torch.float64).add(0.5).to(device).requires_grad_(grad)
+
+
+def pair(device: str, grad: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return drawn(device, grad=grad), drawn(device, grad=grad)
+
+
+def same(a: object, b: object) -> None:
+    torch.testing.assert_close(a, b)
+
+
+def grads(f: Callable[..., torch.Tensor], *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    out = f(*args)
+    return out.detach(), *torch.autograd.grad((out * out).sum(), args)
+
+
+# --- the rows ------------------------------------------------------------------------------------
+def calls(device: str) -> None:
+    for kernel, expected in BOTH:
+        args = pair(device)
+        same(kernel(*args), expected(*args))
+
+
+def gradient(device: str) -> None:
+    for kernel, _ in BOTH:
+        assert gradcheck(kernel, pair(device, True))
+
+
+def second(device: str) -> None:
+    for kernel, _ in BOTH:
+        assert gradgradcheck(kernel, pair(device, True))
+
+
+def batched_gradient(device: str) -> None:
+    x, w = pair(device, True)
+    torch.autograd.grad(loop(x, w), x, torch.eye(5).to(x), is_grads_batched=True)
+
+
+def forward_mode(device: str) -> None:
+    for kernel, _ in BOTH:
+        assert gradcheck(kernel, pair(device, True), check_forward_ad=True)
+
+
+def forward_over_reverse(device: str) -> None:
+    for kernel, _ in BOTH:
+        assert gradgradcheck(kernel, pair(device, True), check_fwd_over_rev=True)
+
+
+def in_place(device: str) -> None:
+    x = drawn(device, grad=True)
+    out = torch.zeros_like(x)
+    into(out, x)
+    same(torch.autograd.grad(out.sum(), x)[0], (2 * x).detach())
+
+
+def compiled(device: str) -> None:
+    for kernel, expected in BOTH:
+        torch._dynamo.reset()
+        f = torch.compile(kernel, fullgraph=True, backend="aot_eager")
+        args = pair(device, True)
+        same(grads(f, *args), grads(expected, *args))
+
+
+def compiled_in_place(device: str) -> None:
+    torch._dynamo.reset()
+    x, out = pair(device)
+    expected = out + x * x
+    torch.compile(into, fullgraph=True, backend="aot_eager")(out, x)
+    same(out, expected)
+
+
+def compiled_in_place_gradient(device: str) -> None:
+    torch._dynamo.reset()
+    x = drawn(device, grad=True)
+    torch.compile(into, fullgraph=True, backend="aot_eager")(torch.zeros_like(x), x)
+
+
+def sizes(device: str) -> None:
+    for kernel, expected in BOTH:
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounter()
+        f = torch.compile(kernel, fullgraph=True, backend=counter, dynamic=True)
+        for n in range(3, 9):
+            args = drawn(device, n), drawn(device, n)
+            same(f(*args), expected(*args))
+        assert counter.frame_count == 1
+
+
+def exported(device: str, strict: bool = False) -> None:
+    for kernel, _ in BOTH:
+        model, x = Layer(kernel, device), drawn(device)
+        program = torch.export.export(model, (x,), strict=strict)
+        same(program.run_decompositions().module()(x), model(x))
+
+
+def strictly(device: str) -> None:
+    exported(device, strict=True)
+
+
+def proxies(device: str) -> None:
+    for kernel, expected in BOTH:
+        args = pair(device)
+        same(make_fx(lambda *a, k=kernel: k(*a), tracing_mode="symbolic")(*args)(*args),
+             expected(*args))  # fmt: skip
+
+
+def jit_trace(device: str) -> None:
+    args = pair(device)
+    traced = torch.jit.trace(lambda x, w: loop(x, w), args, check_trace=False)
+    same(traced(*args), loop(*args))
+
+
+def checked(device: str) -> None:
+    for kernel, _ in BOTH:
+        opcheck(kernel.op, pair(device, True))
+
+
+def transform(name: str) -> Callable[[str], None]:
+    def row(device: str) -> None:
+        (x, w), f = pair(device), getattr(torch.func, name)
+        number = name in ("grad", "hessian")
+        for kernel, expected in BOTH:
+            found = [f(lambda x, k=k: k(x, w).sum() if number else k(x, w))(x)
+                     for k in (kernel, expected)]  # fmt: skip
+            same(*found)
+
+    return row
+
+
+def vjp(device: str) -> None:
+    for kernel, expected in BOTH:
+        args = pair(device)
+        same(torch.func.vjp(kernel, *args)[1](args[0]), torch.func.vjp(expected, *args)[1](args[0]))
+
+
+def jvp(device: str) -> None:
+    for kernel, expected in BOTH:
+        args = pair(device)
+        same(torch.func.jvp(kernel, args, args), torch.func.jvp(expected, args, args))
+
+
+def vmap(device: str) -> None:
+    args = drawn(device, 10).view(2, 5), drawn(device)
+    torch.vmap(loop, (0, None))(*args)
+
+
+def functional_call(device: str) -> None:
+    layer, (x, w) = Layer(hosted, device), pair(device)
+    same(torch.func.functional_call(layer, {"w": w}, (x,)), hosted(x, w))
+
+
+def compiled_transform(device: str) -> None:
+    torch._dynamo.reset()
+    x, w = pair(device)
+    for kernel, expected in BOTH:
+        f = torch.func.grad(lambda x, k=kernel: k(x, w).sum())
+        same(torch.compile(f, fullgraph=True, backend="aot_eager")(x),
+             torch.func.grad(lambda x, e=expected: e(x, w).sum())(x))  # fmt: skip
+
+
+def checkpoints(device: str) -> None:
+    for kernel, expected in BOTH:
+        for reentrant in (False, True):
+            args = pair(device, True)
+            checkpoint(kernel, *args, use_reentrant=reentrant).sum().backward()
+            same(tuple(a.grad for a in args), torch.autograd.grad(expected(*args).sum(), args))
+
+
+def hooks(device: str) -> None:
+    for kernel, expected in BOTH:
+        for context in (save_on_cpu, lambda: saved_tensors_hooks(torch.clone, torch.clone)):
+            args = pair(device, True)
+            with context():
+                out = kernel(*args)
+            same(torch.autograd.grad(out.sum(), args),
+                 torch.autograd.grad(expected(*args).sum(), args))  # fmt: skip
+
+
+def anomaly(device: str) -> None:
+    args = pair(device, True)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        grads(hosted, *args)
+
+
+def autocast(device: str) -> None:
+    x, w = (t.float() for t in pair(device))
+    with torch.autocast(device, torch.bfloat16):
+        assert loop(x, w).dtype == loop.op(x, w).dtype == torch.float32
+
+
+def fakes(device: str) -> None:
+    with FakeTensorMode():
+        x, w = torch.empty(5, device=device), torch.empty(5, device=device)
+        assert loop(x, w).shape == hosted(x, w).shape == (5,)
+    x = torch.empty(5, device="meta", requires_grad=True)
+    assert torch.autograd.grad(hosted(x, x).sum(), x)[0].is_meta
+
+
+def profiled(device: str) -> None:
+    with torch.profiler.profile() as profile:
+        loop(*pair(device, True)).sum().backward()
+    assert {"weft::loop", "loop_0Backward"} <= {e.key for e in profile.key_averages()}
+
+
+def flops(device: str) -> str:
+    with FlopCounterMode(display=False) as counter:
+        loop(*pair(device))
+    return "works" if counter.get_total_flops() else "runs, and counts 0"
+
+
+def copies(device: str) -> None:
+    layer, x = Layer(hosted, device), drawn(device)
+    stored = io.BytesIO()
+    torch.save(layer, stored)
+    stored.seek(0)
+    same(copy.deepcopy(layer)(x), layer(x))
+    same(torch.load(stored, weights_only=False)(x), layer(x))
+
+
+def complex_numbers(device: str) -> None:
+    x = torch.ones(5, dtype=torch.complex64, device=device)
+    loop(x, x)
+
+
+def jagged(device: str) -> None:
+    x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged,
+                                   device=device)  # fmt: skip
+    loop(x, x)
+
+
+def sparse(device: str) -> None:
+    x = torch.ones(5, device=device).to_sparse()
+    loop(x, x)
+
+
+ROWS: dict[str, Callable[[str], str | None]] = {
+    "a call": calls,
+    "gradient": gradient,
+    "gradient of a gradient": second,
+    "gradient of a kernel that writes to an argument": in_place,
+    "`is_grads_batched=True`": batched_gradient,
+    "forward mode": forward_mode,
+    "forward over reverse mode": forward_over_reverse,
+    "`torch.compile(fullgraph=True)`, forward and backward": compiled,
+    "the same, one graph for many sizes": sizes,
+    "the same, writing to an argument": compiled_in_place,
+    "the same, writing to an argument, backward": compiled_in_place_gradient,
+    "the same of `torch.func.grad`": compiled_transform,
+    "`torch.export`": exported,
+    "`torch.export(strict=True)`": strictly,
+    "`make_fx`, symbolic": proxies,
+    "`torch.jit.trace`": jit_trace,
+    "`torch.library.opcheck`": checked,
+    **{f"`torch.func.{name}`": transform(name) for name in ("grad", "jacrev", "jacfwd", "hessian")},
+    "`torch.func.vjp`": vjp,
+    "`torch.func.jvp`": jvp,
+    "`torch.func.functional_call`": functional_call,
+    "`torch.vmap`": vmap,
+    "`torch.utils.checkpoint`": checkpoints,
+    "`saved_tensors_hooks`, `save_on_cpu`": hooks,
+    "anomaly mode": anomaly,
+    "autocast": autocast,
+    "fake and meta tensors": fakes,
+    "the profiler": profiled,
+    "`FlopCounterMode`": flops,
+    "copies of modules, `torch.save`": copies,
+    "complex tensors": complex_numbers,
+    "jagged tensors": jagged,
+    "sparse tensors": sparse,
+}
+
+
+def outcome(row: str, device: str) -> str:
+    """What happens: "works", or the message of an error of weft's. Others are raised."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ROWS[row](device) or "works"
+        except Exception as error:
+            found: BaseException | None = error
+            while found is not None and not isinstance(found, WeftError):
+                found = found.__cause__ or found.__context__
+            if found is None:
+                raise
+            return f"refused: {found.message}".replace("|", "\\|")
+
+
+def table() -> dict[str, list[str]]:
+    """The page's cells by row."""
+    lines = PAGE.read_text().split(HEAD)[1].split("\n\n")[0].splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines]
+    return {row: found for row, *found in cells}
+
+
+def main() -> None:
+    device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    text = PAGE.read_text()
+    known = table()
+    before, rest = text.split(HEAD)
+    after = rest.split("\n\n", 1)[1] if "\n\n" in rest else ""
+    lines = []
+    for row in ROWS:
+        cells = known.get(row, ["not run"] * 2)
+        try:
+            cells[DEVICES.index(device)] = outcome(row, device)
+        except Exception as error:
+            print(f"{row}: {type(error).__name__}: {error}", file=sys.stderr)
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    PAGE.write_text(f"{before}{HEAD}" + "\n".join(lines) + (f"\n\n{after}" if after else "\n"))
+
+
+if __name__ == "__main__":
+    main()

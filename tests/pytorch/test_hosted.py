@@ -1,0 +1,271 @@
+"""Graphs that hold the operators of a kernel's host part, and its loops."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounter
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.library import opcheck
+
+import weft
+from tests import processes
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
+
+FACTOR = 3.0
+
+
+@weft.kernel
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x @ w
+    out = torch.empty_like(y)
+    for i, j in weft.ndrange(y.shape[0], y.shape[1]):
+        out[i, j] = y[i, j] * FACTOR
+    return out
+
+
+@weft.kernel
+def drop(x: torch.Tensor, p: float) -> torch.Tensor:
+    mask = torch.rand_like(x)
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] / (1 - p) if mask[i] > p else 0.0
+    return out
+
+
+@weft.kernel
+def several(x: torch.Tensor, w: torch.Tensor):
+    y = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        y[i] = math.sin(x[i]) * w[i]
+    z = (y * 2).view(-1)
+    s = 0.0
+    for i in range(x.shape[0]):
+        s += z[i] * z[i] * x[i]
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        out[i] += z[i] * x[i]
+    return out, s
+
+
+@weft.kernel
+def into(acc: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    for i in range(x.shape[0]):
+        acc[i] += y[i] * y[i]
+    return y
+
+
+class Graphs:
+    """A backend that keeps what it is given: the targets of each graph, forward and backward."""
+
+    def __init__(self):
+        self.seen = []
+        self.backend = aot_autograd(fw_compiler=self.keep)
+
+    def keep(self, graph, _):
+        targets = [n.target for n in graph.graph.nodes if n.op == "call_function"]
+        self.seen.append([getattr(t, "_name", str(t)) for t in targets])
+        return graph
+
+    def loops(self, k):
+        return [t.partition("::")[2].rpartition("_r")[0] + ("_backward" * t.endswith("_backward"))
+                for t in self.seen[k] if t.startswith("weft::")]  # fmt: skip
+
+
+@pytest.fixture
+def graphs():
+    torch._dynamo.reset()
+    return Graphs()
+
+
+def leaf(*shape):
+    return torch.randn(shape, requires_grad=True)
+
+
+def same(kernel, compiled, args):
+    """Results and gradients of both are equal."""
+    found = []
+    for call in (kernel, compiled):
+        outs = call(*args)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+        loss = sum((o * o).sum() for o in outs)
+        found.append((outs, torch.autograd.grad(loss, leaves) if leaves else ()))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_graph_holds_the_host_part_and_the_loops(graphs):
+    compiled = torch.compile(several, fullgraph=True, backend=graphs.backend)
+    same(several, compiled, (leaf(7), leaf(7)))
+    assert graphs.loops(0) == ["several_loop0", "several_loop1", "several_loop2"]
+    assert graphs.loops(1) == ["several_loop2_backward", "several_loop1_backward",
+                               "several_loop0_backward"]  # fmt: skip
+    assert {"aten::mul.Tensor", "aten::view"} <= {*graphs.seen[0]}
+    same(product, torch.compile(product, fullgraph=True, backend=graphs.backend),
+         (leaf(3, 4), leaf(4, 5)))  # fmt: skip
+    assert "aten::mm" in graphs.seen[2]
+    assert graphs.seen[3].count("aten::mm") == 2  # which the loop's operator does not repeat
+
+
+def test_one_graph_for_many_sizes():
+    for kernel, sizes in ((several, lambda n: ((n,), (n,))), (product, lambda n: ((n, 4), (4, 5)))):
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        compiled = torch.compile(kernel, fullgraph=True, backend=counter, dynamic=True)
+        for n in range(3, 11):
+            args = tuple(map(torch.randn, sizes(n)))
+            torch.testing.assert_close(compiled(*args), kernel(*args))
+        assert counter.frame_count == 1
+
+
+def test_the_gradient_is_that_of_the_numbers_that_were_drawn(graphs):
+    compiled = torch.compile(lambda x: drop(x, 0.5), fullgraph=True, backend=graphs.backend)
+    x = torch.ones(200, requires_grad=True)
+    y = compiled(x)
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(grad, y.detach())
+    assert not torch.equal(compiled(x), y)
+
+
+def test_what_the_host_part_made_is_written_in_place_without_a_gradient(graphs):
+    compiled = torch.compile(several, fullgraph=True, backend=graphs.backend)
+    same(several, compiled, (torch.randn(6), torch.randn(6)))
+    assert sum("functionalized" in t for t in graphs.seen[0]) == 1  # what was zeros
+
+
+def test_a_number_that_loops_read_is_looked_up_at_each_call(monkeypatch):
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(product, fullgraph=True, backend=counter)
+    x, w = torch.randn(3, 4), torch.randn(4, 5)
+    for factor in (3.0, 4.0, 5.0):
+        monkeypatch.setitem(product.function.__globals__, "FACTOR", factor)
+        torch.testing.assert_close(compiled(x, w), factor * (x @ w))
+    assert counter.frame_count == 1
+
+
+def test_two_kernels_of_one_graph_are_told_apart():
+    def made(c):
+        @weft.kernel
+        def scaled(x: torch.Tensor) -> torch.Tensor:
+            y = x.abs()
+            out = torch.empty_like(y)
+            for i in range(y.shape[0]):
+                out[i] = c * y[i]
+            return out
+
+        return scaled
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda k, x: k(x), fullgraph=True, backend="aot_eager")
+    x = torch.randn(3)
+    for c in (2.0, 3.0):
+        torch.testing.assert_close(compiled(made(c), x), c * x.abs())
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_holds_them_too(strict):
+    class Module(torch.nn.Module):
+        def forward(self, x, w):
+            return several(x, w)
+
+    args = torch.randn(5), torch.randn(5)
+    dim = torch.export.Dim("n", min=2)
+    program = torch.export.export(
+        Module(), args, strict=strict, dynamic_shapes=({0: dim}, {0: dim})
+    )
+    names = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
+    assert [n for n in names if "several_loop" in n][:1]
+    assert not [n for n in names if n.startswith("weft.several_") and "_loop" not in n]
+    more = torch.randn(9), torch.randn(9)
+    torch.testing.assert_close(program.module()(*more), several(*more))
+    torch.testing.assert_close(program.run_decompositions().module()(*more), several(*more))
+
+
+def test_make_fx_records_them():
+    x, w = torch.randn(3, 4), torch.randn(4, 5)
+    traced = make_fx(lambda x, w: product(x, w))(x, w)
+    assert "mm" in traced.code
+    assert "product_loop0" in traced.code
+    torch.testing.assert_close(traced(2 * x, w), product(2 * x, w))
+
+
+def test_operators_of_loops_are_whole():
+    for kernel, args in ((several, (leaf(5), leaf(5))), (drop, (leaf(5), 0.5))):
+        torch._dynamo.reset()
+        calls = []
+        graph = torch._dynamo.export(kernel, assume_static_by_default=True)(*args)[0]
+        for node in graph.graph.nodes:
+            if "_loop" in str(node.target):
+                calls.append(node.target)
+        assert calls
+    x = torch.randn(4, requires_grad=True)
+    overload = calls[-1]
+    opcheck(overload, (torch.rand(4), 0.5, x, [4], [1], torch.float32, torch.device("cpu")))
+
+
+SAVE = """import torch, hosted_kernel as k
+program = torch.export.export(k.Model(), (torch.ones(3),))
+torch.export.save(program, 'model.pt2')
+"""
+KERNEL = """import torch, weft
+@weft.kernel
+def hosted_double(x: torch.Tensor) -> torch.Tensor:
+    y = x.abs()
+    out = torch.empty_like(y)
+    for i in range(y.shape[0]):
+        out[i] = y[i] * 2
+    return out
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return hosted_double(x)
+"""
+LOAD = """import torch, hosted_kernel
+program = torch.export.load('model.pt2')
+assert '_loop0' in str(program.graph)
+print(program.module()(torch.ones(3)).tolist())
+"""
+
+
+def test_an_exported_program_in_a_new_process(tmp_path: Path) -> None:
+    def run(code):
+        program = tmp_path / "program.py"
+        program.write_text(code)
+        return processes.run(program, os.environ, tmp_path)
+
+    file = tmp_path / "hosted_kernel.py"
+    file.write_text(KERNEL)
+    saved = run(SAVE)
+    assert saved.returncode == 0, saved.stderr
+    loaded = run(LOAD)
+    assert loaded.stdout == "[2.0, 2.0, 2.0]\n", loaded.stderr
+    file.write_text(KERNEL.replace("* 2", "* 3"))
+    assert "no kernel `hosted_double` of this process has the operator" in run(LOAD).stderr
+
+
+def test_host_parts_that_a_trace_may_not_follow_stay_one_operator(graphs):
+    @weft.kernel
+    def branching(x: torch.Tensor) -> torch.Tensor:
+        y = x.abs() if x.dim() == 1 else x
+        out = torch.empty_like(y)
+        for i in range(y.shape[0]):
+            out[i] = y[i] * 2
+        return out
+
+    @weft.kernel
+    def alone(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * 2
+        return out
+
+    assert into.operators.loops == ()  # whose arguments may share memory
+    for kernel in (branching, alone):
+        assert kernel.operators.loops == ()
+        same(kernel, torch.compile(kernel, fullgraph=True, backend=graphs.backend), (leaf(4),))
+    assert all("_loop" not in t for seen in graphs.seen for t in seen)

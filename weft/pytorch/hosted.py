@@ -1,0 +1,290 @@
+"""The host part of a kernel as PyTorch traces it, around operators that are one device loop each.
+
+Under ``torch.compile`` and ``torch.export`` a graph then has ATen's operators where the host part
+has them, with their derivatives, random numbers and guards, and ``weft::<kernel>_loop<k>_...``
+where a loop was. Such an operator writes to none of its arguments if it makes what the loop fills,
+or if a gradient is asked for: it returns a tensor, which the trace copies to the one that the host
+part has. (A graph has no copy then, where nothing else sees that tensor.) Otherwise it writes to
+its arguments, which Inductor lets it do in place.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+from weft.frontend.names import Scope, bound_names, root_name
+from weft.frontend.parameters import Parameter
+from weft.frontend.split import HostPart, Region, Returned
+from weft.pytorch.ambient import Autocast
+from weft.pytorch.library import Operators
+from weft.pytorch.operator import Operator
+from weft.runtime.launch import KernelLike, Launcher
+from weft.source import FunctionSource
+
+# Functions whose results have no contents yet.
+_EMPTY = frozenset({"empty", "empty_like", "new_empty", "empty_strided"})
+# Methods and functions that look at elements, or at what a trace has not.
+_LOOKS = frozenset({"item", "tolist", "numpy", "data_ptr", "backward", "storage", "untyped_storage",
+                    "register_hook", "cpu", "cuda", "pin_memory", "nonzero", "unique", "data",
+                    "unique_consecutive", "masked_select", "bincount", "repeat_interleave", "grad",
+                    "argwhere", "equal", "allclose", "from_file", "is_nonzero"})  # fmt: skip
+_BUILTINS = (len, min, max, abs, tuple, list)
+_EXPRESSIONS = (
+    ast.Name, ast.Constant, ast.Tuple, ast.List, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop,
+    ast.Subscript, ast.Slice, ast.Attribute, ast.expr_context, ast.keyword, ast.Starred,
+)  # fmt: skip
+
+
+def traced_loops(operators: Operators) -> tuple[TracedLoop, ...]:
+    """What stands for the device loops of a kernel while its host part is traced. None where the
+    kernel is an operator as a whole: where its host part only allocates for one loop, or has
+    statements and calls that a trace may not be able to follow."""
+    kernel = operators.kernel
+    parts, scope = kernel.parts, Scope.of(kernel.function)
+    if parts.rewritten:
+        return ()
+    nodes = [region.node for region in parts.regions]
+    host = [s for s in kernel.source.tree.body if s not in nodes]
+    if len(parts.regions) == 1 and not any(map(_works, host)):
+        return ()
+    known = {p.name for p in parts.parameters} | {n for s in host for n in bound_names(s)}
+    if not all(_is_followed(s, scope, known) for s in host):
+        return ()
+    if not all(_is_separate(r, scope) and r.node in kernel.source.tree.body for r in parts.regions):
+        return ()
+    return tuple(TracedLoop(operators, region) for region in parts.regions)
+
+
+def _works(statement: ast.stmt) -> bool:
+    """Whether it does anything but allocate and take apart."""
+    return any(isinstance(n, ast.BinOp) or (isinstance(n, ast.Call) and _callee(n) not in _EMPTY)
+               for n in ast.walk(statement))  # fmt: skip
+
+
+def _callee(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _is_followed(statement: ast.stmt, scope: Scope, known: set[str]) -> bool:
+    """Whether it is one that Dynamo can trace whatever the values: assignments and a ``return`` of
+    PyTorch's functions. ``known``: the kernel's own names."""
+    match statement:
+        case ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Assign(targets=[target], value=value):
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            if not all(isinstance(n, ast.Name) for n in names):
+                return False
+        case ast.Return(value=value):
+            if value is None:
+                return True
+        case _:
+            return False
+    return all(
+        _is_torchs(n, scope, known) if isinstance(n, ast.Call)
+        else isinstance(n, _EXPRESSIONS) and getattr(n, "attr", "") not in _LOOKS
+        for n in ast.walk(value)
+    )  # fmt: skip
+
+
+def _is_torchs(call: ast.Call, scope: Scope, known: set[str]) -> bool:
+    """Whether it calls a function of torch, a method of a tensor, or a plain builtin."""
+    root, name = root_name(call.func), _callee(call)
+    if name.startswith("_") or name.endswith("_"):
+        return False
+    if root is None or root in known:
+        return hasattr(torch.Tensor, name)
+    if not isinstance(call.func, ast.Attribute):
+        return any(scope.resolve(call.func) is builtin for builtin in _BUILTINS)
+    owner = scope.resolve(call.func.value)
+    return owner is torch.nn.functional or (
+        owner is torch and hasattr(torch._C._VariableFunctions, name)
+    )
+
+
+def _is_separate(region: Region, scope: Scope) -> bool:
+    """Whether all that the loop writes to was made by the host part, which knows it by one name,
+    and all that it takes from around the kernel are plain values."""
+    if any(a.read for a in region.args):
+        return False
+    captured = [scope.resolve(a.expr) for a in region.args if a.captured]
+    if any(isinstance(v, torch.Tensor) or not isinstance(v, _PLAIN) for v in captured):
+        return False
+    stored = [region.args[k] for k in region.stored]
+    if not all(a.fresh and isinstance(a.expr, ast.Name) for a in stored):
+        return False
+    return region.order.written(region.node, [a.name for a in region.args]) == {*region.stored}
+
+
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+
+
+class TracedLoop:
+    """A device loop while the host part is traced: called as a launcher is."""
+
+    def __init__(self, operators: Operators, region: Region) -> None:
+        kernel = operators.kernel
+        made = tuple(k for k in region.stored if _is_made(kernel, region, k))
+        others = tuple(k for k in region.stored if k not in made)
+        # For each argument a letter: Dynamo may take the numbers of an object for symbols.
+        self.roles = "".join("c" if a.captured else "m" if k in made else "-"
+                             for k, a in enumerate(region.args))  # fmt: skip
+        # Where a gradient is asked for, and where none is: the operators, and what they return.
+        self.recorded = LoopOperators(LoopKernel(operators, region, made, others))
+        self.plain = self.recorded
+        if others:
+            self.plain = LoopOperators(LoopKernel(operators, region, made, ()))
+
+    def __call__(self, *args: Any) -> Any:
+        wanted = False
+        if torch.is_grad_enabled():
+            for value, role in zip(args, self.roles, strict=True):
+                if role == "-" and isinstance(value, torch.Tensor) and value.requires_grad:
+                    wanted = True
+        operators = self.recorded if wanted else self.plain
+        values: list[Any] = []
+        for value, role, back in zip(args, self.roles, operators.given, strict=True):
+            if role == "m":
+                values += [list(value.shape), list(value.stride()), value.dtype, value.device]
+            elif role == "-":  # what comes back is written to, and saved for a gradient before
+                values.append(value.clone() if back == "r" else value)
+        found = operators.traced(tuple(values), {})
+        outs = [] if found is None else list(found) if isinstance(found, tuple) else [found]
+        for value, role in zip(args, operators.given, strict=True):
+            if role == "r":
+                value.copy_(outs.pop(0))
+        return tuple(outs) if len(outs) > 1 else outs[0] if outs else None
+
+    def named(self, code: str) -> Any:
+        """The operator whose name has this text between that of the loop and its hash; None where
+        a name does not say what it is made of."""
+        types = [kind for letter in code[1:] for kind, own in _LETTERS.items() if own == letter]
+        if "" in types:
+            return None
+        operators = self.plain if code[0] == "p" else self.recorded
+        return operators.find(tuple(types), [], operators.deciding()).overload
+
+
+def _is_made(kernel: KernelLike, region: Region, k: int) -> bool:
+    """Whether argument ``k``, which the loop writes to, has no contents before."""
+    arg = region.args[k]
+    binders = [s for s in kernel.source.tree.body if arg.name in bound_names(s)]
+    return (
+        arg.fresh and len(binders) == 1 and not region.order.met_before(region.node, arg.name)
+        and isinstance(binders[0], ast.Assign) and isinstance(binders[0].targets[0], ast.Name)
+        and isinstance(binders[0].value, ast.Call) and _callee(binders[0].value) in _EMPTY
+    )  # fmt: skip
+
+
+class LoopKernel:
+    """One device loop as a kernel of its own. It returns the arguments ``made``, which it allocates
+    from sizes, strides, dtype and device, and ``copied``, of which it takes a copy first; then what
+    the loop reduces into."""
+
+    def __init__(
+        self, of: Operators, region: Region, made: Sequence[int], copied: Sequence[int]
+    ) -> None:
+        kernel, self.namespace = of.kernel, of.namespace
+        self.kernel, self.region, self.made, self.copied = kernel, region, made, copied
+        self.given = tuple(k for k in region.stored if k in (*made, *copied))
+        self.__name__ = f"{of.name}_loop{region.index}"
+        own = kernel.function
+        self.function = types.FunctionType(
+            own.__code__, own.__globals__, self.__name__, None, own.__closure__
+        )
+        self.span, self.described, self.scope = region.span, kernel.described, Scope.of(own)
+        names = [a.name.replace(".", "_") for a in region.args]
+        parameters: list[Parameter] = []
+        for k, (arg, name) in enumerate(zip(region.args, names, strict=True)):
+            if k in made:
+                parameters += [Parameter(f"{name}_size"), Parameter(f"{name}_stride"),
+                               Parameter(f"{name}_dtype", "ScalarType"),
+                               Parameter(f"{name}_device", "Device")]  # fmt: skip
+            elif not arg.captured:
+                kind = arg.parameter.kind if arg.parameter else ""
+                parameters.append(Parameter(name, "template" if arg.template else kind))
+        outs = [names[k] for k in self.given] + region.results
+        returned: Returned = None if not outs else "" if len(outs) == 1 else ("",) * len(outs)
+        self.mutated = frozenset(names[k] for k in region.stored if k not in self.given)
+        self.parts = HostPart(self._host, [region], self.mutated, [returned], tuple(parameters))
+        self.source = self._text(kernel.source, outs)
+
+    def _text(self, source: FunctionSource, outs: Sequence[str]) -> FunctionSource:
+        """What names of operators and derivatives look at."""
+        tree = copy.copy(source.tree)
+        tree.name, tree.returns = self.__name__, None
+        args = [ast.arg(p.name) for p in self.parts.parameters]
+        tree.args = ast.arguments(
+            posonlyargs=[], args=args, kwonlyargs=[], kw_defaults=[], defaults=[]
+        )
+        names: list[ast.expr] = [ast.Name(n, ast.Load()) for n in outs]
+        value = names[0] if len(names) == 1 else ast.Tuple(names, ast.Load())
+        tree.body = [self.region.node, ast.Return(value if names else None)]
+        ast.fix_missing_locations(tree)
+        return FunctionSource(self.function, self.__name__, source.file, source.text, tree,
+                              source.kernel, source.lines, source.warned)  # fmt: skip
+
+    def _host(self, launchers: Sequence[Callable[..., Any]], *values: Any) -> Any:
+        given = iter(values)
+        args: list[Any] = []
+        for k, arg in enumerate(self.region.args):
+            if arg.read is not None:  # which the launcher adds
+                continue
+            if arg.captured:
+                args.append(self.scope.resolve(arg.expr))
+            elif k in self.made:
+                size, stride, dtype, device = (next(given) for _ in range(4))
+                args.append(torch.empty_strided(size, stride, dtype=dtype, device=device))
+            else:
+                args.append(next(given).clone() if k in self.copied else next(given))
+        results = launchers[0](*args)
+        outs = [args[k] for k in self.given]
+        outs += results if isinstance(results, tuple) else [] if results is None else [results]
+        return outs[0] if len(outs) == 1 else tuple(outs) or None
+
+    def unconverted(self, *args: Any) -> Any:
+        return self._host(self.kernel.current_launchers()[self.region.index :], *args)
+
+    @property
+    def launchers(self) -> list[Launcher]:
+        return [self.kernel.launchers[self.region.index]]
+
+
+# Letters for the types of arguments in the names of operators, by which one that a saved graph
+# names can be made.
+_LETTERS = {
+    "Tensor": "t", "Tensor?": "o", "SymInt": "i", "float": "f", "bool": "b", "Tensor[]": "T",
+    "SymInt[]": "I", "float[]": "F", "bool[]": "B", "ScalarType": "s", "Device": "d", "": "x",
+}  # fmt: skip
+
+
+class LoopOperators(Operators):
+    """The operators of one device loop. ``given``: for each argument "r" where they return it."""
+
+    def __init__(self, kernel: LoopKernel) -> None:
+        # It has what an operator asks of a kernel, and is not called.
+        super().__init__(cast(KernelLike, kernel), kernel.namespace, kernel.__name__)
+        self.stem = self.name
+        self.given = "".join("r" if k in kernel.given else "-"
+                             for k in range(len(kernel.region.args)))  # fmt: skip
+
+    def find(
+        self, types: tuple[str, ...], fixed: Sequence[Any], around: tuple[Any, ...],
+        autocast: Autocast = (),
+    ) -> Operator:  # fmt: skip
+        kind = "p" if self.kernel.mutated else "r"
+        self.name = f"{self.stem}_{kind}{''.join(map(_LETTERS.__getitem__, types))}"
+        return super().find(types, fixed, around)
+
+    def _check_captured(self) -> None:
+        """Tensors from around the kernel are arguments of the trace."""
+
+    def _written(self, constants: dict[str, Any]) -> frozenset[str]:
+        return self.kernel.mutated

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
+import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +38,14 @@ def blocks(document: Path) -> list[Block]:
 
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d)], ids=lambda d: d.name)
-def test_every_python_block_runs(document: Path, tmp_path: Path) -> None:
-    """The blocks of a document share their names. Each has a file, for kernels need a source; the
+def test_every_python_block_runs(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of a document are one module. Each has a file, for kernels need a source; the
     file's name ends with the line in the document."""
-    names: dict[str, Any] = {"__name__": document.stem}
+    module = types.ModuleType(document.stem)
+    monkeypatch.setitem(sys.modules, document.stem, module)
+    names: dict[str, Any] = vars(module)
     for block in blocks(document):
         file = tmp_path / f"{document.stem}_{block.line}.py"
         file.write_text(block.text)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -48,8 +49,9 @@ def traced_loops(operators: Operators) -> tuple[TracedLoop, ...]:
     statements and calls that a trace may not be able to follow."""
     kernel = operators.kernel
     parts, scope = kernel.parts, Scope.of(kernel.function)
-    if parts.rewritten:
-        return ()
+    module = sys.modules.get(kernel.function.__globals__.get("__name__", ""))
+    if parts.rewritten or module is None or vars(module) is not kernel.function.__globals__:
+        return ()  # Dynamo imports the module of what it follows
     nodes = [region.node for region in parts.regions]
     host = [s for s in kernel.source.tree.body if s not in nodes]
     if len(parts.regions) == 1 and not any(map(_works, host)):

@@ -307,7 +307,8 @@ class Launcher:
             plan = code.plans.get(key)
             fits = tuple(map(kind_of, specs, args)) == tuple(code.kinds)
             if plan is not None and fits and any(code is own for own in self.generated.values()):
-                known = plan.grad and torch.is_grad_enabled() and not code.mutated
+                known = (plan.grad and torch.is_grad_enabled() and not code.mutated
+                         and holds(plan.guards))  # fmt: skip
                 work = code.for_plan(plan, specs, args, self.history(args) if known else None)
                 if work is not None:
                     others = [w for w in self.promoted if w.call is not work.call or not w.grad]

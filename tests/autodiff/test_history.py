@@ -241,6 +241,17 @@ def test_results_of_reductions_have_a_history(usual):
     torch.testing.assert_close(grad, (2 * (x + 1).prod() / (x + 1)).detach())
 
 
+def test_more_shapes_than_there_are_builtins(usual):
+    shapes = range(2, 4 + fastpath.MOST_BUILTINS)
+    for _ in range(5):
+        del usual[:]
+        for n in shapes:
+            x, y = leaf(n), leaf(n)
+            grads = torch.autograd.grad(multiply(x, y).sum(), (x, y))
+            torch.testing.assert_close(grads, (y.detach(), x.detach()))
+    assert not usual
+
+
 def test_threads(usual):
     x, y = leaf(4), leaf(4)
     planned(multiply, x, y)

@@ -10,11 +10,16 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
+from torch.torch_version import TorchVersion
 
 import weft
 from tests import processes
+from weft.pytorch.hosted import OLDEST
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # torch.compile's own
+    pytest.mark.skipif(TorchVersion(torch.__version__) < OLDEST, reason="an older torch"),
+]
 
 FACTOR = 3.0
 

@@ -14,6 +14,8 @@ def test_the_page_says_what_happens(row, device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
     said = support.table()[row][support.DEVICES.index(device)]
+    if said == "not run":
+        pytest.skip(f"the page does not say what happens on {device}")
     assert support.outcome(row, device) == said
 
 

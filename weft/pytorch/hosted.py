@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+from torch.torch_version import TorchVersion
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.frontend.names import Scope, bound_names, root_name
@@ -29,6 +30,7 @@ from weft.pytorch.operator import Operator
 from weft.runtime.launch import KernelLike, Launcher
 from weft.source import FunctionSource
 
+OLDEST = "2.13"  # the oldest torch whose Dynamo was seen to trace host parts
 # Functions whose results have no contents yet.
 _EMPTY = frozenset({"empty", "empty_like", "new_empty", "empty_strided"})
 # Methods and functions that look at elements, or at what a trace has not.
@@ -49,6 +51,8 @@ def traced_loops(operators: Operators) -> tuple[TracedLoop, ...]:
     statements and calls that a trace may not be able to follow."""
     kernel = operators.kernel
     parts, scope = kernel.parts, Scope.of(kernel.function)
+    if TorchVersion(torch.__version__) < OLDEST:
+        return ()
     module = sys.modules.get(kernel.function.__globals__.get("__name__", ""))
     if parts.rewritten or module is None or vars(module) is not kernel.function.__globals__:
         return ()  # Dynamo imports the module of what it follows

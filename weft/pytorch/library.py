@@ -67,11 +67,12 @@ class Operators:
         self.deciding = deciding(kernel.function, kernel.source.tree, loops)
         # What stands for the loops where PyTorch traces the host part (``hosted.py``), if it may.
         self.loops: Sequence[Any] = ()
+        self.host = kernel.parts.host  # Dynamo does not look at kernels
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the kernel through PyTorch's dispatcher."""
         if self.loops and _is_tracing() and not any(isinstance(v, _CODE) for v in args):
-            return self.kernel.parts.host(self.loops, *args, **kwargs)
+            return self.host(self.loops, *args, **kwargs)
         self._check_captured()
         values = list(self.kernel.bind(args, kwargs).arguments.values())
         types = tuple(map(schema_type, self.parameters, values))
@@ -111,7 +112,7 @@ class Operators:
             (passed if kind else fixed).append(value)
             plain = plain and not isinstance(value, _CODE)
         if plain:
-            return self.kernel.parts.host(self.loops, *args, **kwargs)
+            return self.host(self.loops, *args, **kwargs)
         around = self.deciding()
         name = self.name_for(self.token, tuple(types), tuple(fixed), around)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)

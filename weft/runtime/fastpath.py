@@ -61,6 +61,8 @@ class Plan(NamedTuple):
     direct: native.Direct | None  # instead of ``call``
     hits: Callable[[bool], int]  # counts the calls that were served by exact key, and were recorded
     unordered: bool  # the result may depend on the order of iterations
+    # What tells autograd of a launch, given its arguments and results, once that is known.
+    history: list[Callable[..., object]]
 
 
 def counter() -> Callable[[bool], int]:
@@ -89,9 +91,8 @@ class Generated:
         self.pairs = disjoint_pairs(self.writes, tensors_of(self.kinds))
 
     def for_plan(
-        self, plan: Plan, specs: Sequence[Spec], args: tuple[Any, ...],
-        history: Callable[..., object] | None = None,
-    ) -> native.FastCall | None:  # fmt: skip
+        self, plan: Plan, specs: Sequence[Spec], args: tuple[Any, ...]
+    ) -> native.FastCall | None:
         """What a builtin does for calls like this one; None where there is none."""
         tensors = tensors_of(self.kinds)
         check = tensor_check([args[k] for k in tensors])
@@ -106,14 +107,15 @@ class Generated:
         work = native.FastCall(
             len(args), check if tensors else None, plan.call, plan.direct, plan.extents,
             [(tensors.index(i), tensors.index(j)) for i, j in disjoint_pairs(self.writes, tensors)],
-            self.mutated, plan.makers, block, plan.grad, others, self.holds, history,
+            self.mutated, plan.makers, block, plan.grad, others, self.holds,
+            plan.history[0] if plan.history else None,
         )  # fmt: skip
         for guard in simple:
             work.guard(guard.owner, guard.name, guard.read() if guard.holds() else guard.value,
                        guard.item, guard.value is ABSENT)  # fmt: skip
         if plan.unordered:  # the call sees to it where torch is to be deterministic
             work.step(record.CALLBACK, 0, objects=[_deterministic, False, None])
-        for k in self.writes if history else ():  # torch has another history for views
+        for k in self.writes if plan.history else ():  # torch has another history for views
             work.step(record.CALLBACK, k, objects=[torch.Tensor._is_view, False, None])
         slot = head // 8
         for k, (kind, spec, value) in enumerate(zip(self.kinds, specs, args, strict=True)):
@@ -159,7 +161,8 @@ def generate(
     scope: dict[str, Any] = {
         "plans": {}, "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
         "increment_version": torch._C._increment_version, "types_of": _types_of, "flat": flat,
-        "number": _number, "PackError": struct.error, "promoted_at": PROMOTED_AT, **uses,
+        "number": _number, "PackError": struct.error, "promoted_at": PROMOTED_AT,
+        "transforms": torch._C._are_functorch_transforms_active, **uses,
     }  # fmt: skip
     exec(compile(launcher_text(kinds, specs, writes, mutated, results), name, "exec"), scope)
     made = Generated(
@@ -181,18 +184,24 @@ def launcher_text(
     tensors = tensors_of(kinds)
     outs = [f"r{k}" for k in range(results)]
     extents, makers = _tuple([f"e{k}" for k in tensors]), _tuple([f"m{k}" for k in range(results)])
-    plan = f"call, pack, tail, grad, guards, {extents}, {makers}, direct, hits, _"
+    plan = f"call, pack, tail, grad, guards, {extents}, {makers}, direct, hits, _, history"
     values = [*(f"p{k}" for k in tensors), *(f"{r}.data_ptr()" for r in outs)]
     values += [KINDS[kind].packed.format(a=name) for kind, name in pairs if KINDS[kind].packed]
     read = [f"p{k} = a{k}.data_ptr()" for k in tensors]
     hidden = [f"not p{k} and e{k} or a{k}.is_neg()" for k in tensors]
     hidden += [f"a{k}.is_inference()" for k in mutated]
-    launch = [f"r{k} = m{k}()" for k in range(results)]
-    launch += [f"if grad and grad_enabled(): return differentiate({everything})"]
-    launch += ["try:", f"    slots = pack({', '.join(values)}) + tail"]
+    views = "".join(f" or a{k}._is_view()" for k in writes)  # of which torch has another history
+    launch = [
+        *(f"r{k} = m{k}()" for k in range(results)),
+        "recorded = grad and grad_enabled()",
+        f"if recorded and (not history or transforms(){views}): return differentiate({everything})",
+        "try:",
+        f"    slots = pack({', '.join(values)}) + tail",
+    ]
     launch += ["except PackError:", f"    return slow({everything})", "call(slots)"]
     if mutated:  # so that autograd refuses to use what it had saved of them
         launch.append(f"increment_version({_tuple([names[k] for k in mutated])})")
+    launch.append(f"if recorded: history[0]({', '.join([*names, *outs])})")
     if results:
         launch.append("return " + (outs[0] if results == 1 else f"({', '.join(outs)})"))
     ranges = [

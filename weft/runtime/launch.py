@@ -307,9 +307,11 @@ class Launcher:
             plan = code.plans.get(key)
             fits = tuple(map(kind_of, specs, args)) == tuple(code.kinds)
             if plan is not None and fits and any(code is own for own in self.generated.values()):
-                known = (plan.grad and torch.is_grad_enabled() and not code.mutated
-                         and holds(plan.guards))  # fmt: skip
-                work = code.for_plan(plan, specs, args, self.history(args) if known else None)
+                recorded = plan.grad and torch.is_grad_enabled()
+                if recorded and not (plan.history or code.mutated) and holds(plan.guards):
+                    found = self.history(args)
+                    plan.history.extend([found] if found else [])
+                work = code.for_plan(plan, specs, args)
                 if work is not None:
                     others = [w for w in self.promoted if w.call is not work.call or not w.grad]
                     self.promoted = [work, *others][:MOST_BUILTINS]
@@ -374,7 +376,7 @@ def _plan(
     pack = struct.Struct("<" + head).pack
     makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
     return Plan(call, pack, struct.pack(f"<{len(tail)}q", *tail), grad, tuple(compiled.guards),
-                tuple(extents), tuple(makers), direct, counter(), loop.unordered)  # fmt: skip
+                tuple(extents), tuple(makers), direct, counter(), loop.unordered, [])  # fmt: skip
 
 
 def _memory(specs: Sequence[Spec]) -> list[int]:

@@ -46,8 +46,8 @@ def record(monkeypatch):
     made = []
     make = workspaces.Workspaces.make
 
-    def recording(self, device):
-        made.append(make(self, device))
+    def recording(self, device, **how):
+        made.append(make(self, device, **how))
         return made[-1]
 
     monkeypatch.setattr(workspaces.Workspaces, "make", recording)

@@ -43,7 +43,7 @@ def make_add() -> Any:
 
 
 @weft.kernel
-def scaled(x: torch.Tensor, n: int, s: float, up: bool, out: torch.Tensor) -> None:
+def scaled_beyond(x: torch.Tensor, n: int, s: float, up: bool, out: torch.Tensor) -> None:
     for i, j in weft.ndrange(x.shape[0], x.shape[1]):
         if up:
             out[i, j] = x[i, j] * s + n
@@ -114,17 +114,17 @@ def test_calls_run_no_python() -> None:
 
 def test_numbers_and_layouts() -> None:
     x, out = torch.randn(3, 4), torch.empty(3, 4)
-    code = learned(scaled, x, 2, 0.5, True, out)
+    code = learned(scaled_beyond, x, 2, 0.5, True, out)
     assert set(code._kernels) == {"weft_below"}  # a kernel at autograd fixes symbolic numbers
     wide, turned = torch.full((3, 8), torch.nan)[:, :4], torch.full((4, 3), torch.nan).t()
     for place in (wide, turned):
-        learned(scaled, x, 2, 0.5, True, place)
+        learned(scaled_beyond, x, 2, 0.5, True, place)
     assert len(code._known) == 3
     for place in (wide, turned, out):
         place.fill_(torch.nan)
-        assert by_python(code, lambda p=place: scaled.op(x, -7, 1.5, True, p)) == 0
+        assert by_python(code, lambda p=place: scaled_beyond.op(x, -7, 1.5, True, p)) == 0
         torch.testing.assert_close(place, x * 1.5 - 7)
-        scaled.op(x, 1 << 40, 1.5, False, place)
+        scaled_beyond.op(x, 1 << 40, 1.5, False, place)
         assert place.eq(1 << 40).all()
 
 
@@ -219,7 +219,7 @@ def test_modes_and_transforms() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
 def test_one_graph_for_many_numbers() -> None:
-    learned(scaled, torch.randn(3, 4), 2, 0.5, True, torch.empty(3, 4))
+    learned(scaled_beyond, torch.randn(3, 4), 2, 0.5, True, torch.empty(3, 4))
     graphs = 0
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -230,7 +230,7 @@ def test_one_graph_for_many_numbers() -> None:
     @torch.compile(fullgraph=True, dynamic=True, backend=backend)
     def call(x: torch.Tensor, n: int) -> torch.Tensor:
         out = torch.empty_like(x)
-        torch.ops.weft.scaled(x, n, 2.0, True, out)
+        torch.ops.weft.scaled_beyond(x, n, 2.0, True, out)
         return out
 
     for n in (5, 6, 7):

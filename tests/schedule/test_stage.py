@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from random import Random
 from typing import Any
 
@@ -91,6 +92,53 @@ def test_bits_are_kept(time: int, text: str) -> None:
         found = emulated(kernel)(*args)
         assert [only(s, Stage) for s in EmulatedCall.seen] == [only(parse(text), Stage)]
         assert torch.equal(found, emulated(plain)(*args))
+
+
+@weft.kernel
+def fading(x: torch.Tensor, rates: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``x`` (T, N), ``rates`` (N, 4), ``rows`` (T, 4)."""
+    T, N = x.shape
+    out = torch.empty_like(x)
+    for i in range(N):
+        s = weft.zeros(4)
+        for t in range(T):
+            total = 0.0
+            for j in range(4):
+                s[j] = s[j] * rates[i, j] + x[t, i] * rows[t, j]
+                total += s[j]
+            out[t, i] = total
+    return out
+
+
+def test_what_no_turn_changes_is_loaded_before_the_loop() -> None:
+    """Though threads wait for each other in it."""
+    args = [torch.empty(shape, device="meta") for shape in ((9, 64), (64, 4), (9, 4))]
+    text = "index_width(32); unroll((j)); stage(t, 2, 32); cover()"
+    (loop,) = weft.compile_for(
+        "sm_90", weft.kernel(schedule={"cuda": text})(fading.function), *args
+    )
+    # Of two turns each has a row of four numbers in shared memory; what threads load of the next
+    # two: an element each of ``x``, of the rows one together. ``rates`` do not stand there.
+    blocks = around_barrier(loop.codes[0].optimized())
+    assert sum(block.count(" = load float") for block in blocks) == 2 * 4 + 2 + 1
+
+
+def around_barrier(text: str) -> list[str]:
+    """The basic blocks of the first loop with a barrier in it."""
+    body = text[text.index("define ") :]
+    blocks = dict(re.findall(r"^([\w.]+):[^\n]*\n(.*?\n)(?=\n|})", body, re.M | re.S))
+    follow = {name: re.findall(r"label %([\w.]+)", block) for name, block in blocks.items()}
+
+    def reached(name: str) -> set[str]:
+        found, waiting = set[str](), [name]
+        while waiting:
+            new = set(follow[waiting.pop()]) - found
+            found |= new
+            waiting += new
+        return found
+
+    first = next(n for n, block in blocks.items() if "barrier" in block and n in reached(n))
+    return [blocks[n] for n in reached(first) if first in reached(n)]
 
 
 @pytest.mark.parametrize("text", [

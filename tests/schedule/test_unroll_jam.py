@@ -434,6 +434,7 @@ def test_a_triangle_is_done_together_where_not_all_do_it() -> None:
     assert "unroll_jam(i, 4); unroll_jam(j, 4, stride=32)" in row.schedule
     text = print_function(jammed(nests.covariance, x, out))
     assert text.count("scf.for") == 2, "all do it; some do"
+    assert text.count("memref.load %x[") == 2 * (4 + 4), "each row once, whoever does its work"
     assert print_function(jammed(own_bounds, x, out)).count("rare") > 0, "one by one"
 
 

@@ -101,7 +101,8 @@ def _barrier(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
         for half in ("arrive", "wait"):
             e.call(f"llvm.nvvm.barrier.cluster.{half}.aligned")
     else:
-        e.call("llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
+        # That it ends is said so that loads of what no thread writes leave loops with it.
+        e.call("llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"), traits="willreturn")
     return ()
 
 

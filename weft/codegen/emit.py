@@ -286,9 +286,9 @@ class Emitter:
         """Calls ``@name`` with (type, value) operands."""
         return self.inst(self._called(name, result, operands, flags))
 
-    def call(self, name: str, *operands: tuple[str, str]) -> None:
+    def call(self, name: str, *operands: tuple[str, str], traits: str = "") -> None:
         """The same where there is no result."""
-        self.line(self._called(name, "void", operands))
+        self.line(f"{self._called(name, 'void', operands)} {traits}".rstrip())
 
     def _called(
         self, name: str, result: str, operands: Sequence[tuple[str, str]], flags: str = ""

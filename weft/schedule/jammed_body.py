@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.types import Type
-from weft.ir.views import For, If, is_constant
+from weft.ir.views import For, If, is_constant, memory
 from weft.schedule.variation import Variation
 
 RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
@@ -31,6 +31,8 @@ class JammedBody:
         self.all = range(copies)
         self.outside = True  # of the parallel loop
         self.masks: Sequence[Value] = ()  # of each iteration, whether it may store
+        # The old index, and that of each iteration, where some do what another one does.
+        self.places: tuple[Value, Sequence[Value]] | None = None
         self.few = False  # such iterations are rare
         self.single = False  # one iteration is carried out by itself
 
@@ -83,6 +85,9 @@ class JammedBody:
             self.masks = masks
             return
         operands = [self.get(k, v) for v in op.operands]
+        if self.places is not None and op.name in ("memref.load", "memref.store"):
+            index, places = self.places
+            _own_place(self, op, index, places[k], operands)
         types = [v.type for v in op.results]
         made = Op(op.name, operands, types, dict(op.attrs), [], op.span)
         if op.name == "scf.for" and not self.outside:
@@ -243,3 +248,24 @@ class JammedBody:
         self.builder.append(made)
         for (j, k), value in zip(columns, made.results, strict=True):
             self.put([k] if own[j] else lanes, op.results[j], value)
+
+
+def _own_place(body: JammedBody, op: Op, index: Value, place: Value, operands: list[Value]) -> None:
+    """Takes the iteration's own index, ``place``, for that of the one whose work it does: in a
+    store, which it carries out itself, and where the element that it loads is there because others
+    along the other axes are. What depends on one index stays so, and is loaded once."""
+    memref, subscripts, _ = memory(op)
+    load, build = op.name == "memref.load", body.builder
+    others = [v for v in subscripts if v is not index]
+    if load and (memref.op is not None or len(others) != len(subscripts) - 1
+                 or not body.same(*others)):  # fmt: skip
+        return
+    for axis, subscript in enumerate(subscripts):
+        if subscript is not index:
+            continue
+        if load:
+            extent = build.op("memref.dim", operands[0], type=place.scalar, axis=axis)
+            last = build.subi(extent, build.number(1, extent))
+            place = build.op("arith.minsi", place, last)
+            place = build.op("arith.maxsi", place, build.number(0, place))
+        operands[axis - len(subscripts)] = place

@@ -253,9 +253,9 @@ class _Jamming:
                 own = build.op("arith.select", mask, index, chosen, type=index.type)
                 self.jam.put([k], iv, own)
             self.jam.ops(before, self.jam.all)
-            self.jam.masks, self.jam.few = masks, True
+            self.jam.masks, self.jam.few, self.jam.places = masks, True, (iv, indices)
             self.jam.ops(If(branch).then.ops[:-1], self.jam.all)
-            self.jam.masks, self.jam.few = (), False
+            self.jam.masks, self.jam.few, self.jam.places = (), False, None
 
     def _early(self, body: Block) -> tuple[list[Op], list[Op]]:
         """What may be computed before it is known that there are so many iterations, and those of

@@ -15,6 +15,7 @@ from weft.ir.core import Function, Op, Value, walk
 from weft.ir.trips import unravel
 from weft.ir.types import MemRefType, Type, f32, f64, i1, i32, i64, index
 from weft.ir.views import Parallel, constant_of, memory
+from weft.ir.writes import written
 from weft.schedule.language import (
     Align,
     Cover,
@@ -99,6 +100,7 @@ class _Nest(Threads):
         words = [("partials", MemRefType(i64, 1)), ("blocks", index)]
         group = self.staged.threads if self.staged is not None else 0
         made = self.start(group, words if self.kinds else ())
+        self.changed = {*map(self.lookup, written(self.old))}
         for op in self.old.body.ops[: self.place]:
             self.rewrite(op)
         return made
@@ -173,10 +175,19 @@ class _Nest(Threads):
         return first, self.mul(blocks, threads)
 
     def visited(self, op: Op) -> Sequence[Value] | None:
-        """A thread beyond the last iteration stores and adds nothing that others see."""
-        accesses = ("memref.store", "memref.atomic_rmw")
+        """A thread beyond the last iteration stores and adds nothing that others see, and reads
+        nothing that they store."""
+        accesses = ("memref.load", "memref.store", "memref.atomic_rmw")
         if self.there is None or op.name not in accesses or memory(op)[0].op is not None:
             return None
+        if op.name == "memref.load":
+            if self.lookup(memory(op)[0]) not in self.changed:
+                return None
+            type = op.result.scalar
+            return self.either(
+                self.there, lambda: [self.append(op).result],
+                lambda: [self.constant(0.0 if type.is_float else 0, type)], [type],
+            )  # fmt: skip
         if op.name == "memref.atomic_rmw":
             (value,) = memory(op)[2]
             none = self.constant(identity(op.attrs["kind"], value.scalar), value.scalar)

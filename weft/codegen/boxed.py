@@ -30,7 +30,7 @@ FUNCTIONS = {
     "aoti_torch_get_data_ptr": "i32 (ptr, ptr)", "aoti_torch_get_storage_size": "i32 (ptr, ptr)",
     "aoti_torch_get_storage_offset": "i32 (ptr, ptr)", "aoti_torch_is_defined": "i32 (ptr, ptr)",
     "aoti_torch_empty_strided": "i32 (i64, ptr, ptr, i32, i32, i32, ptr)",
-    "aoti_torch_delete_tensor_object": "i32 (ptr)",
+    "aoti_torch_delete_tensor_object": "i32 (ptr)", "aoti_torch_zero_": "i32 (ptr)",
     "aoti_torch_grad_mode_is_enabled": "i1 ()",
     "aoti_torch_check": "void (i1, ptr, ptr, i32, ptr)",
 }  # fmt: skip
@@ -87,14 +87,24 @@ class NumberForm:
 
 
 @frozen
+class MadeForm:
+    """A tensor that the kernel makes, of dtype, sizes and strides of the argument ``like``, which
+    is contiguous, and fills with ``zeros`` or not."""
+
+    like: int
+    zeros: bool
+
+
+@frozen
 class Form:
     """What one compiled loop takes: the operator's arguments, and the words of the argument block,
-    whose ``arg`` are positions among the arguments, and behind them among the results: torch's
-    numbers of the dtypes of 0-d tensors."""
+    whose ``arg`` are positions among the arguments, and behind them among what is ``made``.
+    ``returned``: which of these the operator gives, in turn."""
 
     arguments: tuple[TensorForm | NumberForm, ...]
     slots: tuple[Slot, ...]
-    results: tuple[int, ...]
+    made: tuple[MadeForm, ...]
+    returned: tuple[int, ...]
     guarded: bool
 
 
@@ -118,7 +128,7 @@ class _Writer(Emitter):
     def __init__(self, module: Module) -> None:
         super().__init__(module, None)  # type: ignore[arg-type]  # there is no operation to lower
 
-    def call(self, name: str, *operands: str | int) -> str:
+    def torch(self, name: str, *operands: str | int) -> str:
         """A call of a function of torch."""
         result, _, types = {**FUNCTIONS, **METHODS}[name].removesuffix(")").partition(" (")
         types = types.split(", ") if types else []
@@ -190,30 +200,30 @@ def _looks(w: _Writer) -> None:
     """Writes what torch says of a tensor to the words ``_TENSOR``; false where it is not on the
     CPU, or has nothing to say."""
     device = w.room(1)
-    w.succeeds(w.call("aoti_torch_get_device_type", "%tensor", device))
+    w.succeeds(w.torch("aoti_torch_get_device_type", "%tensor", device))
     w.need(w.test("eq", w.load(device, "i32"), 0, "i32"))
     for k, name in enumerate(_TENSOR):
         place = w.at("%words", k)
         w.store(0, place)  # some are of fewer bytes
-        w.succeeds(w.call(f"aoti_torch_{_ASKED[name]}", "%tensor", place))
+        w.succeeds(w.torch(f"aoti_torch_{_ASKED[name]}", "%tensor", place))
     w.ends("@looks(ptr %tensor, ptr %words)")
 
 
 def _plain(w: _Writer, tensors: Sequence[int], keys: Sequence[int]) -> None:
     """Whether nothing stands between autograd and the loop, and no derivative is asked for."""
     for key in keys:
-        w.need(w.inst(f"xor i1 {w.call(INCLUDED, key)}, true"))
+        w.need(w.inst(f"xor i1 {w.torch(INCLUDED, key)}, true"))
     defined = w.room(1)
-    grads = w.call("aoti_torch_grad_mode_is_enabled")
+    grads = w.torch("aoti_torch_grad_mode_is_enabled")
     for k in tensors:
         handle = w.load(w.at("%stack", k), "ptr")
         for question in SPECIAL:
-            w.need(w.inst(f"xor i1 {w.call(question, handle)}, true"))
+            w.need(w.inst(f"xor i1 {w.torch(question, handle)}, true"))
         tensor = w.load(handle, "ptr")
-        wanted = w.inst(f"and i1 {w.call(REQUIRES_GRAD, tensor)}, {grads}")
+        wanted = w.inst(f"and i1 {w.torch(REQUIRES_GRAD, tensor)}, {grads}")
         w.need(w.inst(f"xor i1 {wanted}, true"))
         w.store(0, defined)
-        w.succeeds(w.call("aoti_torch_is_defined", w.call(TANGENT, tensor, 0, handle), defined))
+        w.succeeds(w.torch("aoti_torch_is_defined", w.torch(TANGENT, tensor, 0, handle), defined))
         w.need(w.test("eq", w.load(defined), 0))
     w.ends("@plain(ptr %stack)")
 
@@ -287,6 +297,7 @@ class _Tensor:
     def __init__(self, w: _Writer, form: TensorForm, words: str) -> None:
         self.form = form
         self.told = {name: w.load(w.at(words, k)) for k, name in enumerate(_TENSOR)}
+        self.data = self.told["data"]
         self.sizes: list[str] = []
         self.strides: list[str] = []
         self.extent = "0"
@@ -323,8 +334,8 @@ class _Tensor:
     def writable(self, w: _Writer, handle: str, keys: Keys, no: str) -> None:
         """Goes to ``no`` where torch would not write to the tensor, or two of its indices may be
         one place: where a stride does not step over all that the smaller ones reach."""
-        outside = w.call(INCLUDED, keys.views)  # of inference mode
-        refused = w.inst(f"and i1 {w.call(INFERENCE, handle)}, {outside}")
+        outside = w.torch(INCLUDED, keys.views)  # of inference mode
+        refused = w.inst(f"and i1 {w.torch(INFERENCE, handle)}, {outside}")
         w.need(w.inst(f"xor i1 {refused}, true"), no)
         if self.form.layout == "contiguous":
             return
@@ -342,9 +353,9 @@ class _Tensor:
 
     def apart(self, w: _Writer, other: _Tensor, no: str) -> None:
         """Goes to ``no`` where both share memory."""
-        ends = [w.inst(f"add i64 {t.told['data']}, {t.extent}") for t in (self, other)]
-        before = [w.test("ule", ends[0], other.told["data"]),
-                  w.test("ule", ends[1], self.told["data"])]  # fmt: skip
+        ends = [w.inst(f"add i64 {t.data}, {t.extent}") for t in (self, other)]
+        before = [w.test("ule", ends[0], other.data),
+                  w.test("ule", ends[1], self.data)]  # fmt: skip
         w.need(w.inst(f"or i1 {before[0]}, {before[1]}"), no)
 
 
@@ -402,45 +413,60 @@ def _run(
     if form.guarded:
         table = w.load(w.at("%record", FORMS + 2 * number + 1), "ptr")
         w.need(w.inst(f"call i1 @guards(ptr {table})"), other)
-    made = [w.room(1) for _ in form.results]
-    for dtype, place in zip(form.results, made, strict=True):
-        none = w.room(1)
-        operands = 0, none, none, dtype, 0, 0, place
-        w.succeeds(w.call("aoti_torch_empty_strided", *operands), other)
+    there: dict[int, _Tensor | _New] = {**found}
+    made: list[str] = []
+    for new in form.made:
+        tensor = _New(w, found[new.like], other)
+        there[len(form.arguments) + len(made)] = tensor
+        made.append(tensor.handle)
+        if new.zeros:
+            w.succeeds(w.torch("aoti_torch_zero_", tensor.handle), other)
     block = w.room(len(form.slots))
     for n, slot in enumerate(form.slots):
-        w.store(_word(w, slot, len(form.arguments), found, made), w.at(block, n))
+        w.store(_word(w, slot, there), w.at(block, n))
     loop = w.load(w.at("%record", FORMS + 2 * number), "ptr")
     w.line(f"call void {loop}(ptr {block})")
     for k in [k for k, tensor in found.items() if tensor.form.written]:
         skip, counted = w.label("next"), w.label("counted")
-        w.branch(w.call(INFERENCE, handles[k]), skip, counted)  # which has no version
+        w.branch(w.torch(INFERENCE, handles[k]), skip, counted)  # which has no version
         w.start(counted)
-        w.call(VERSION, handles[k])
+        w.torch(VERSION, handles[k])
         w.jump(skip)
         w.start(skip)
-    for handle in handles.values():
-        w.call("aoti_torch_delete_tensor_object", handle)
-    for k, place in enumerate(made):
-        w.store(w.load(place), w.at("%stack", k))
+    for handle in [*handles.values(), *(h for k, h in enumerate(made) if k not in form.returned)]:
+        w.torch("aoti_torch_delete_tensor_object", handle)
+    for n, k in enumerate(form.returned):
+        w.store(made[k], w.at("%stack", n), "ptr")
     w.line("ret i1 true")
 
 
-def _word(
-    w: _Writer, slot: Slot, count: int, found: Mapping[int, _Tensor], made: Sequence[str]
-) -> str:
-    """What stands in a word of the argument block."""
-    if slot.kind == "pointer" and slot.arg >= count:
+class _New:
+    """A tensor with the sizes and strides of another one; to ``no`` where there is no memory."""
+
+    def __init__(self, w: _Writer, like: _Tensor, no: str) -> None:
+        rank = like.form.rank
+        self.sizes, self.strides = like.sizes, like.strides
+        rooms = w.room(max(rank, 1)), w.room(max(rank, 1))
+        for room, words in zip(rooms, (self.sizes, self.strides), strict=True):
+            for axis, word in enumerate(words):
+                w.store(word, w.at(room, axis))
         place = w.room(1)
-        w.call("aoti_torch_get_data_ptr", w.load(made[slot.arg - count], "ptr"), place)
-        return w.load(place)
+        asked = rank, *rooms, like.form.dtype, 0, 0, place
+        w.succeeds(w.torch("aoti_torch_empty_strided", *asked), no)
+        self.handle = w.load(place, "ptr")
+        w.torch("aoti_torch_get_data_ptr", self.handle, place)
+        self.data = w.load(place)
+
+
+def _word(w: _Writer, slot: Slot, there: Mapping[int, _Tensor | _New]) -> str:
+    """What stands in a word of the argument block."""
     match slot.kind:
         case "pointer":
-            return found[slot.arg].told["data"]
+            return there[slot.arg].data
         case "size":
-            return found[slot.arg].sizes[slot.axis]
+            return there[slot.arg].sizes[slot.axis]
         case "stride":
-            return found[slot.arg].strides[slot.axis]
+            return there[slot.arg].strides[slot.axis]
         case "int" | "float":
             return w.load(w.at("%stack", slot.arg))
         case _:

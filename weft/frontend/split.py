@@ -380,6 +380,8 @@ def computed_step(node: ast.For) -> ast.expr | None:
     """The step of a device loop over ``range(a, b, step)`` where Python knows it before the launch,
     and the compiler may not."""
     match node.iter:
+        case ast.Call(func=ast.Name(id="ndrange") | ast.Attribute(attr="ndrange")):
+            return None  # of extents
         case ast.Call(args=[_, _, step]) if not isinstance(step, ast.Constant):
             computes = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator,
                         ast.unaryop, ast.expr_context)  # fmt: skip

@@ -1,6 +1,6 @@
 """Operators whose kernel is machine code: a call of ``torch.ops`` runs no Python.
 
-A kernel that is one loop over its parameters gets such a kernel for the CPU once it was called
+A kernel whose host part is plain (``recipe.py``) gets such a kernel for the CPU once it was called
 twice through its operator: what ``codegen/boxed.py`` writes for the forms that the calls had, at
 the dispatch key of the device, and, where the operator takes tensors only, at that of its autograd.
 What no form covers (another dtype, memory that is shared, a gradient, a mode) goes on to the
@@ -9,12 +9,10 @@ operator's Python functions, as do all calls on a torch without the functions th
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import functools
 import logging
 import operator
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,21 +21,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from weft.codegen import boxed
-from weft.codegen.boxed import Form, NumberForm, TensorForm
+from weft.codegen.boxed import Form, MadeForm, NumberForm, TensorForm
 from weft.codegen.interface import Slot
+from weft.errors import KernelTypeError
 from weft.frames import shorten
+from weft.frontend.kinds import RegionChanged
+from weft.frontend.parameters import returned_types
 from weft.frontend.scope import Guard
 from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec
 from weft.pytorch.annotations import is_checked
+from weft.pytorch.recipe import Fresh, Place, Recipe, Size, recipe_of
 from weft.runtime import stable, tuned
 from weft.runtime.build import Compiled
 from weft.runtime.cache import DiskCache, disk, hashed
 from weft.runtime.cpu import load_shared
-from weft.runtime.entry import is_alone
 from weft.runtime.fastpath import bounds
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.link import Linked
-from weft.runtime.signature import TORCH_DTYPES
+from weft.runtime.signature import value_spec
 from weft.runtime.specialize import Specialization
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ FIRST, EVERY = 2, 8  # calls by Python that are looked at; later ones each time 
 MOST = 8  # forms of one operator
 _TYPES = ("Tensor", "SymInt", "float", "bool")  # of arguments
 _FROM = {"SymInt": ctypes.c_int64, "float": ctypes.c_double, "bool": ctypes.c_bool}
-Place = int | Guard  # an argument of the operator, or what the host part reads around the kernel
 _errors = threading.local()  # what a thread's last call by Python has raised, and its text
 
 
@@ -63,11 +63,10 @@ class _Known(NamedTuple):
 
 
 class BoxedKernel:
-    """The kernel of one operator in machine code. ``types`` are its arguments' schema types,
-    ``places`` says where the loop's are from, in turn."""
+    """The kernel of one operator in machine code. ``types`` are its arguments' schema types."""
 
-    def __init__(self, launcher: Launcher, types: Sequence[str], places: Sequence[Place]) -> None:
-        self.launcher, self.types, self.places = launcher, types, places
+    def __init__(self, launcher: Launcher, types: Sequence[str], recipe: Recipe) -> None:
+        self.launcher, self.types, self.recipe = launcher, types, recipe
         self._calls = 0  # by Python
         self._known = dict[Form, _Known]()
         self._kernels = dict[str, stable.Registered]()
@@ -102,7 +101,10 @@ class BoxedKernel:
         if self._calls < FIRST or (self._calls > EVERY and self._calls & (self._calls - 1)):
             return
         with self.launcher.lock:
-            found = self._form(passed)
+            try:
+                found = self._form(passed)
+            except RegionChanged:  # the next launch sees to it
+                return
             if found is None:
                 return
             form, special, guards = found
@@ -132,38 +134,44 @@ class BoxedKernel:
 
     def _form(self, passed: Sequence[Any]) -> tuple[Form, Specialization, tuple[Guard, ...]] | None:
         """The form of a call, and what carries it out; None where that takes Python."""
-        launcher, places = self.launcher, self.places
-        args = tuple(passed[p] if isinstance(p, int) else p.read() for p in places)
-        tensors = [v for v in args if isinstance(v, torch.Tensor)]
-        if len(launcher.region.args) != len(places) or not tensors:
+        launcher, recipe = self.launcher, self.recipe
+        tensors = [v for v in passed if isinstance(v, torch.Tensor)]
+        if len(launcher.region.args) != len(recipe.places) or not tensors:
             return None
         if any(type(v) is not torch.Tensor or v.device.type != "cpu" for v in tensors):
             return None
+        if not all(passed[made.like].is_contiguous() for made in recipe.made):
+            return None
+        args = recipe.arguments(passed)
         specs = list(launcher.forms.specs(args).values())
         special = launcher.forms.specialize(specs, place="cpu")
         compiled, written = special.compiled, special.compiled.loop.summary.written
-        guards = (*compiled.guards, *(p for p in places if isinstance(p, Guard)))
-        if not _without_python(launcher, compiled, guards, tensors):
+        read = (place for place in recipe.places if isinstance(place, Guard))
+        guards = (*compiled.guards, *recipe.guards, *read)
+        tensors = [v for v in args if isinstance(v, torch.Tensor)]
+        if not tensors or not _without_python(launcher, compiled, guards, tensors):
             return None
         positions = [k for k, spec in enumerate(specs) if isinstance(spec, TensorSpec)]
         writes = {positions[k] for k in written if k < len(positions)}
-        arguments: list[Any] = [None] * len(self.types)
-        order: list[int] = []  # of the function's arguments
-        for k, (spec, place) in enumerate(zip(specs, places, strict=True)):
+        arguments: list[Any] = [None] * len(passed)
+        sources: list[Place] = []  # of the function's arguments
+        for k, (spec, place) in enumerate(zip(specs, recipe.places, strict=True)):
+            if not isinstance(spec, ConstSpec):
+                sources.append(place)
             if isinstance(place, int):
                 arguments[place] = _argument(spec, k in writes, args[k])
-                order.append(place)
-            elif not isinstance(spec, ConstSpec):
-                return None
-        if None in arguments:
+        for k, value in enumerate(passed):
+            if k not in recipe.places:  # the host part alone asks for its sizes
+                try:
+                    arguments[k] = _argument(value_spec("", value), False, value)
+                except KernelTypeError:  # loops do not take it
+                    return None
+        slots = [_slot(slot, sources, passed) for slot in compiled.slots]
+        if None in arguments or None in slots:
             return None
-        count = len(order)
-        slots = tuple(
-            Slot(s.kind, order[s.arg] if 0 <= s.arg < count else s.arg, s.axis)
-            for s in compiled.slots
-        )
-        results = tuple(stable.number_of(TORCH_DTYPES[dtype]) for _, dtype in compiled.results)
-        return Form(tuple(arguments), slots, results, bool(guards)), special, guards
+        made = tuple(MadeForm(m.like, m.zeros) for m in recipe.made)
+        form = Form(tuple(arguments), tuple(slots), made, recipe.returned, bool(guards))  # type: ignore[arg-type]
+        return form, special, guards
 
     def call(self, stack: int, which: int) -> int | None:
         """Carries a call out by the operator's functions in Python. Gives the address of the text
@@ -196,39 +204,33 @@ def boxed_kernel(kernel: KernelLike, types: Sequence[str], name: str) -> BoxedKe
     options = kernel.launchers[0].options if kernel.launchers else None
     if options is None or not set(types) <= set(_TYPES) or options.debug or options.interpret:
         return None
-    if not is_alone(kernel.source, kernel.parts) or "autotune" in kernel.described:
+    if "autotune" in kernel.described or any(map(is_checked, kernel.parts.parameters)):
         return None
-    places = _places(kernel)
-    if places is None or any(map(is_checked, kernel.parts.parameters)):
+    recipe = recipe_of(kernel) if returned_types(kernel.function) is None else None
+    if recipe is None:
         return None
     missing = stable.missing()
     if missing:
         log.debug("%s: the operator's kernels are in Python: %s", name, missing)
         return None
-    return BoxedKernel(kernel.launchers[0], types, places)
+    return BoxedKernel(kernel.launchers[0], types, recipe)
 
 
-def _places(kernel: KernelLike) -> list[Place] | None:
-    """Where the arguments of the kernel's loop are from; None where that takes Python to tell."""
-    function = kernel.function
-    names = [p.name for p in kernel.parts.parameters]
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    found: list[Place] = []
-    (loop,) = kernel.parts.regions
-    for arg in loop.args:
-        if arg.parameter is not None:
-            found.append(names.index(arg.name))
-        elif not isinstance(arg.expr, ast.Name):
+def _slot(slot: Slot, sources: Sequence[Place], passed: Sequence[Any]) -> Slot | None:
+    """A word of the loop's argument block, by where its value is from; None where that takes
+    Python. ``sources``: of the function's arguments."""
+    if slot.arg < 0:
+        return slot
+    source = sources[slot.arg]
+    match source:
+        case int():
+            return Slot(slot.kind, source, slot.axis)
+        case Fresh():
+            return Slot(slot.kind, len(passed) + source.number, slot.axis)
+        case Size():
+            return Slot("size", source.parameter, source.axis % passed[source.parameter].dim())
+        case _:
             return None
-        elif arg.name in cells:
-            value = Guard(cells[arg.name], "cell_contents", None).read()
-            found.append(Guard(cells[arg.name], "cell_contents", value))
-        elif arg.name in function.__globals__:
-            scope = function.__globals__
-            found.append(Guard(scope, sys.intern(arg.name), scope[arg.name], item=True))
-        else:
-            return None
-    return found
 
 
 @functools.lru_cache(256)

@@ -21,7 +21,7 @@ from weft.errors import GradientError
 from weft.frames import shorten, user_frames
 from weft.pytorch.ambient import drawing_nothing
 from weft.pytorch.double_backward_op import Backward, Form, Made
-from weft.pytorch.forward_level import has_dual, is_dual, primal_of
+from weft.pytorch.forward_level import has_dual, is_dual, is_open, primal_of
 from weft.pytorch.namespace import Family
 from weft.pytorch.transforms import PLAIN, Pushed, is_float, items, list_error
 from weft.source import Span
@@ -52,13 +52,14 @@ def pushed(made: Callable[..., Any], inputs: Sequence[Any], which: Sequence[int]
 
 def register(
     name: str, schema: str, made: Made, reads: Callable[[Sequence[Any]], bool], family: Family,
-    span: Span,
+    span: Span, direct: Callable[..., Any] | None = None,
 ) -> Rule:  # fmt: skip
     """Makes the operator ``name`` of ``family`` (a kernel that writes to none of its arguments)
     differentiable. ``made`` and ``reads``: see ``Backward``; ``schema`` is that of its arguments.
 
     Two more operators are made: ``<name>_backward``, and ``<name>_jvp``, which gives the tangents
-    of the results (for a result that is not of floats, an empty tensor).
+    of the results (for a result that is not of floats, an empty tensor). ``direct`` carries out
+    calls that are plain (see ``is_plain``).
     """
     overload = getattr(getattr(torch.ops, family.namespace.namespace), name).default
     rule = Rule(family, name, schema, made, reads, functools.partial(_second, span), span)
@@ -67,6 +68,8 @@ def register(
     differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
 
     def autograd(keyset: Any, *passed: Any) -> Any:
+        if direct is not None and is_plain(keyset, passed):
+            return direct(*passed)
         # The graph that Dynamo makes of a transform calls the operator at each level by itself.
         if has_dual(passed) or (
             torch._C._are_functorch_transforms_active() and torch._C._any_requires_grad(*passed)
@@ -85,6 +88,24 @@ def register(
 
     family.differentiate(name, autograd)
     return rule
+
+
+def is_plain(keyset: Any, passed: Sequence[Any]) -> bool:
+    """Whether nothing stands between autograd and the device, and no derivative is asked for."""
+    return (
+        _reaches_device(keyset.raw_repr())
+        and not (torch.is_grad_enabled() and torch._C._any_requires_grad(*passed))
+        and not is_open()
+        and not torch._C._len_torch_function_stack()  # which would see that modes change
+    )
+
+
+@functools.lru_cache(64)
+def _reaches_device(raw: int) -> bool:
+    key = torch._C.DispatchKey
+    below = torch._C.DispatchKeySet.from_raw_repr(raw) & torch._C._after_autograd_keyset
+    below = below.remove(key.ADInplaceOrView).remove(key.BackendSelect)  # which do nothing
+    return below.highestPriorityTypeId() in (key.CPU, key.CUDA)
 
 
 class Rule(Backward):

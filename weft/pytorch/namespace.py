@@ -76,6 +76,8 @@ class Namespace:
         self.kernels: dict[str, weakref.WeakKeyDictionary[KernelLike, None]] = {}
         # Operators that kernels of one text share.
         self.made = weakref.WeakValueDictionary[Hashable, Any]()
+        # Of names that torch has no operator of, which it takes it long to say: the last kernel.
+        self.latest = dict[str, weakref.ref[KernelLike]]()
         self.packets = weakref.WeakValueDictionary[str, Any]()  # by their names
         # Of a kernel that is gone, a graph may still have the operators' names in a generated text:
         # that of a backward pass, say.
@@ -89,6 +91,7 @@ class Namespace:
     def announce(self, name: str, kernel: KernelLike) -> None:
         """``kernel`` is what ``torch.ops.<namespace>.<name>`` means from now on."""
         self.kernels.setdefault(name, weakref.WeakKeyDictionary())[kernel] = None
+        self.latest.pop(name, None)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What ``make()`` has given for ``key``."""
@@ -125,7 +128,9 @@ class Namespace:
         ``KernelNameError`` is raised.
         """
         if self.kernels.get(name):
-            return list(self.kernels[name])[-1].op.overloadpacket
+            kernel = list(self.kernels[name])[-1]
+            self.latest[name] = weakref.ref(kernel)
+            return kernel.op.overloadpacket
         match = re.fullmatch(r"(\w+)_[0-9a-f]{8}(_\d+)?(_backward|_jvp)*", name)
         if match is None or name == self.defining:
             return None
@@ -153,15 +158,20 @@ class _Operators(_OpNamespace):
     __module__ = _OpNamespace.__module__  # a part of the names of operators in saved graphs
 
     def __getattr__(self, name: str) -> Any:
-        packet = namespace_of(self.name).packets.get(name)
+        space = namespace_of(self.name)
+        packet = space.packets.get(name)
         if packet is not None:
             return packet
+        latest = space.latest.get(name)
+        kernel = None if latest is None else latest()
+        if kernel is not None:
+            return kernel.op.overloadpacket
         try:
             return super().__getattr__(name)
         except AttributeError:
             if name.startswith("__"):
                 raise
-        found = namespace_of(self.name).packet_of(name)
+        found = space.packet_of(name)
         return super().__getattr__(name) if found is None else found
 
 

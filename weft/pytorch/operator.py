@@ -19,7 +19,7 @@ from weft.frontend.split import Returned
 from weft.lang.dtypes import DType, tensor_of
 from weft.pytorch.ambient import Autocast, under
 from weft.pytorch.boxed import BoxedKernel, boxed_kernel
-from weft.pytorch.derivative_ops import Rule, register
+from weft.pytorch.derivative_ops import Rule, is_plain, register
 from weft.pytorch.fake import fake_launchers, without_data
 from weft.pytorch.forward_level import has_dual
 from weft.pytorch.namespace import Family, namespace_of
@@ -89,9 +89,9 @@ class Form:
         rule: Rule | None = None
         writes = any(a.alias_info is not None for a in overload._schema.arguments)
         if writes or not _gives(overload):
-            family.differentiate(name, self._autograd(overload))
+            family.differentiate(name, self._autograd(overload, self._direct(code)))
         else:
-            rule = self._rule(name, family)
+            rule = self._rule(name, family, code)
         if code is not None:
             code.attach(family, name)
         return Operator(overload, self.types, self.constants, rule)
@@ -102,7 +102,7 @@ class Form:
             return None
         return boxed_kernel(self.kernel, self.types, name)
 
-    def _rule(self, name: str, family: Family) -> Rule:
+    def _rule(self, name: str, family: Family, code: BoxedKernel | None) -> Rule:
         """Tells autograd how the operator ``name`` is differentiated."""
         kernel, returned = self.kernel, self.returned
         names = returned_names(kernel.parts, kernel.source)
@@ -122,7 +122,50 @@ class Form:
         schema = schema[1 : schema.index(") ->")]
         first = kernel.launchers[0] if names is not None else None
         reads = NeedsOutputs(kernel, first, run) if first else lambda _: False
-        return register(name, schema, made, reads, family, kernel.span)
+        return register(name, schema, made, reads, family, kernel.span, self._direct(code))
+
+    def _direct(self, code: BoxedKernel | None) -> Callable[..., Any] | None:
+        """What carries out a call that nothing watches and nobody wants a derivative of: as
+        ``implementation``, at once; None where that would not do."""
+        kernel, returned, types = self.kernel, self.returned, self.types
+        parameters = kernel.parts.parameters
+        made = _made_items(returned)
+        if (
+            self.autocast or not all(types) or any("[" in kind for kind in types)
+            or any(p.position not in _POSITIONAL for p in parameters)
+            or made not in (0, len(returned) if isinstance(returned, tuple) else 1)
+            or (made and returned_types(kernel.function) is not None)
+        ):  # fmt: skip
+            return None
+        host = kernel.unconverted
+        tensors = [k for k, kind in enumerate(types) if kind == "Tensor"]
+        unwritten = [k for k in tensors if parameters[k].name not in self.written]
+        names = [p.name for p in parameters]
+
+        def direct(*passed: Any) -> Any:
+            grads, tangents = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+            torch._C._set_grad_enabled(False)
+            torch._C._set_fwd_grad_enabled(False)
+            try:
+                before = [passed[k]._version for k in unwritten]
+                out = host(*passed)
+                if before != [passed[k]._version for k in unwritten]:
+                    pairs = zip(unwritten, before, strict=True)
+                    changed = {k for k, version in pairs if version != passed[k]._version}
+                    self._check_written(names, passed, changed)
+                if made == 1 and type(out) is torch.Tensor:
+                    memory = out.untyped_storage()._cdata
+                    if all(passed[k].untyped_storage()._cdata != memory for k in tensors):
+                        return out
+                return list_made(out, returned, passed, kernel, False) if made else None
+            except Exception as error:
+                shorten(error)
+                raise
+            finally:
+                torch._C._set_fwd_grad_enabled(tangents)
+                torch._C._set_grad_enabled(grads)
+
+        return direct if code is None else taught(direct, code)
 
     def implementation(self, launchers: Any, recording: bool = False) -> Callable[..., Any]:
         """What carries the kernel out: with ``launchers`` for its loops, if not its own.
@@ -191,7 +234,9 @@ class Form:
                 f"to: write to `{names[k]}` by its name, or to a view that the kernel makes of it",
             )  # fmt: skip
 
-    def _autograd(self, overload: Any) -> Callable[..., Any]:
+    def _autograd(
+        self, overload: Any, direct: Callable[..., Any] | None
+    ) -> Callable[..., Any]:  # fmt: skip
         names = [argument.name for argument in overload._schema.arguments]
         written = [k for k, a in enumerate(overload._schema.arguments)
                    if a.alias_info is not None and a.alias_info.is_write]  # fmt: skip
@@ -199,6 +244,8 @@ class Form:
 
         @user_frames
         def autograd(keyset: Any, *passed: Any) -> Any:
+            if direct is not None and is_plain(keyset, passed):
+                return direct(*passed)
             if has_dual(passed):
                 dual = next(n for n, v in zip(names, passed, strict=True) if has_dual((v,)))
                 raise GradientError(

@@ -93,26 +93,22 @@ def make_entry(
     return scope["entry"]
 
 
-def is_alone(source: FunctionSource, parts: HostPart) -> bool:
-    """Whether a kernel is one loop over its parameters, and nothing else."""
+def order_of(source: FunctionSource, parts: HostPart) -> list[int] | None:
+    """For a kernel that is one loop and nothing else: which of the kernel's arguments the loop's
+    are, in turn. None for other kernels, and where not all arguments are passed on."""
     body = source.tree.body
     if ast.get_docstring(source.tree) is not None:
         body = body[1:]
-    return (
-        len(body) == len(parts.regions) == 1
-        and parts.regions[0].node is body[0]
-        and not parts.regions[0].results
-        and computed_step(parts.regions[0].node) is None  # which the host part checks
-        and all(p.position in _POSITIONAL for p in parts.parameters)
-        and {a.name for a in parts.regions[0].args if a.parameter is not None}
-        == {p.name for p in parts.parameters}
-    )
-
-
-def order_of(source: FunctionSource, parts: HostPart) -> list[int] | None:
-    """For a kernel that is one loop and nothing else: which of the kernel's arguments the loop's
-    are, in turn. None for other kernels, and where not all arguments are passed on, or others."""
     names = [p.name for p in parts.parameters]
-    if not is_alone(source, parts) or len(parts.regions[0].args) != len(names):
+    if (
+        len(body) != 1
+        or len(parts.regions) != 1
+        or parts.regions[0].node is not body[0]
+        or parts.regions[0].results
+        or computed_step(parts.regions[0].node) is not None  # which the host part checks
+        or any(p.position not in _POSITIONAL for p in parts.parameters)
+        or {a.name for a in parts.regions[0].args if a.parameter is not None} != set(names)
+        or len(parts.regions[0].args) != len(names)
+    ):
         return None
     return [names.index(a.name) for a in parts.regions[0].args]

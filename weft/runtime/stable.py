@@ -6,6 +6,7 @@ import ctypes
 import functools
 import platform
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from weft.codegen import boxed, libraries
 from weft.frontend.scope import ABSENT, Guard
 from weft.runtime import link
+from weft.runtime.signature import DTYPES
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
@@ -33,7 +35,7 @@ def missing() -> str:
     absent = [name for name, address in functions().items() if not address]
     if absent:
         return f"torch {torch.__version__} has no {absent[0]}"
-    told = _told()
+    _, told = _facts()
     return f"torch {torch.__version__} gives another answer of {told}" if told else ""
 
 
@@ -52,9 +54,32 @@ def keys() -> boxed.Keys:
     return boxed.Keys(between, torch._C.DispatchKey.ADInplaceOrView.value)
 
 
-@functools.cache
 def number_of(dtype: torch.dtype) -> int:
     """torch's number of a dtype."""
+    return _facts()[0][dtype]
+
+
+@functools.cache
+def _facts() -> tuple[dict[torch.dtype, int], str]:
+    """torch's numbers of dtypes, and the first of its C++ functions that does not say what is known
+    of an example."""
+    found: list[Any] = []
+
+    def ask() -> None:
+        try:
+            with torch.no_grad():
+                found.extend([{dtype: _number(dtype) for dtype in DTYPES}, _told()])
+        except (AttributeError, RuntimeError) as error:  # another torch
+            found[:] = [{}, f"{error}"]
+
+    # Modes, which may watch this thread, are those of a thread.
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return found[0], found[1]
+
+
+def _number(dtype: torch.dtype) -> int:
     number = ctypes.c_int32()
     handle = Handle(torch.empty(0, dtype=dtype, device="cpu"))
     types = ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p
@@ -65,7 +90,6 @@ def number_of(dtype: torch.dtype) -> int:
 
 
 def _told() -> str:
-    """The first of torch's C++ functions that does not say what is known of an example."""
     plain, wanted = torch.ones(2, device="cpu"), torch.ones(2, device="cpu", requires_grad=True)
     with torch.inference_mode():
         inference = torch.ones(2, device="cpu")
@@ -74,14 +98,13 @@ def _told() -> str:
         boxed.SPECIAL[3]: (plain, torch._efficientzerotensor(2, device="cpu")),
         boxed.SPECIAL[1]: (plain, torch._to_functional_tensor(plain)),
     }  # fmt: skip
-    with torch.no_grad():
-        for name, pair in examples.items():
-            if [_say(name, v) for v in pair] != [False, True]:
-                return name
-        if [_say(boxed.REQUIRES_GRAD, v, inside=True) for v in (plain, wanted)] != [False, True]:
-            return boxed.REQUIRES_GRAD
-        before = plain._version
-        _say(boxed.VERSION, plain)
+    for name, pair in examples.items():
+        if [_say(name, v) for v in pair] != [False, True]:
+            return name
+    if [_say(boxed.REQUIRES_GRAD, v, inside=True) for v in (plain, wanted)] != [False, True]:
+        return boxed.REQUIRES_GRAD
+    before = plain._version
+    _say(boxed.VERSION, plain)
     return "" if plain._version == before + 1 else boxed.VERSION
 
 

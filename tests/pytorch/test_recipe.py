@@ -1,0 +1,219 @@
+"""Host parts that are carried out without Python."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from tests.pytorch.test_boxed import by_python, learned
+from weft.pytorch.recipe import Fresh, Made, Size, recipe_of
+from weft.runtime import stable
+
+needs_code = pytest.mark.skipif(bool(stable.missing()), reason=stable.missing())
+numbers = itertools.count()
+rate = 0.5
+
+
+def kernel(function: Any) -> Any:
+    return weft.kernel(namespace=f"weft_recipe_{next(numbers)}")(function)
+
+
+@kernel
+def conv(w: torch.Tensor, k: torch.Tensor, eps: float) -> torch.Tensor:
+    """A docstring."""
+    B, C, T = k.shape
+    out = torch.empty_like(k)
+    for b, c, t in weft.ndrange(B, C, T):
+        s = eps
+        for u in range(t + 1):
+            s += w[c, T - 1 - t + u] * k[b, c, u]
+        out[b, c, t] = s
+    return out
+
+
+@kernel
+def several(x: torch.Tensor, y: torch.Tensor) -> Any:
+    rows = x.shape[0]
+    n = x.shape[-1]
+    sums = torch.zeros_like(x)
+    unused = torch.empty_like(x)
+    copies = torch.empty_like(y)
+    for i, j in weft.ndrange(rows, n):
+        unused[i, j] = x[i, j] * rate
+        sums[i, j] += unused[i, j] + n
+        if i == 0:
+            copies[j] = y[j]
+    return copies, sums
+
+
+def test_what_is_known_of_a_host_part() -> None:
+    recipe = recipe_of(conv)
+    assert recipe is not None
+    assert recipe.places == (Size(1, 0), Size(1, 1), Size(1, 2), 2, 0, 1, Fresh(0))
+    assert recipe.made == (Made(1, False),)
+    assert recipe.returned == (0,)
+    recipe = recipe_of(several)
+    assert recipe is not None
+    assert recipe.made == (Made(0, True), Made(0, False), Made(1, False))
+    assert recipe.returned == (2, 0)
+
+
+def branches(x):
+    out = torch.empty_like(x)
+    if x.shape[0] > 3:
+        out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i]
+    return out
+
+
+def after(x):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i]
+    return out * 2
+
+
+def view(x):
+    out = torch.empty_like(x).view(-1)
+    for i in range(x.shape[0]):
+        out[i] = x[i]
+    return out
+
+
+def twice(x):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i]
+    return out, out
+
+
+def again(x):
+    x = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        x[i] += 1
+    return x
+
+
+def other_type(x):
+    out = torch.empty_like(x, dtype=torch.float64)
+    for i in range(x.shape[0]):
+        out[i] = x[i]
+    return out
+
+
+def reduced(x):
+    s = 0.0
+    for i in range(x.shape[0]):
+        s += x[i]
+    return s
+
+
+def converted(x, n: weft.i32):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] + n
+    return out
+
+
+@pytest.mark.parametrize(
+    "function", [branches, after, view, twice, again, other_type, reduced, converted]
+)
+def test_other_host_parts(function: Any) -> None:
+    assert recipe_of(kernel(function)) is None
+
+
+@needs_code
+def test_tensors_that_are_made() -> None:
+    x, y = torch.randn(3, 4), torch.randn(4)
+    code = learned(several, x, y)
+    for rows, n in ((3, 4), (5, 7), (0, 2), (2, 0)):
+        x, y = torch.randn(rows, n), torch.randn(n)
+        made = []
+        assert by_python(code, lambda x=x, y=y: made.extend(several.op(x, y))) == 0  # noqa: B023
+        copies, sums = made
+        torch.testing.assert_close(sums, x * 0.5 + n)
+        assert sums.is_contiguous()
+        assert not sums.requires_grad
+        if rows:
+            assert torch.equal(copies, y)
+    turned = torch.randn(4, 3).t()  # torch.empty_like has its strides
+    _, sums = several.op(turned, torch.randn(4))
+    assert sums.stride() == (1, 3)
+    torch.testing.assert_close(sums, turned * 0.5 + 4)
+
+
+@kernel
+def sizes_alone(x: torch.Tensor, out: torch.Tensor) -> None:
+    n = x.shape[0]
+    for i in range(out.shape[0]):
+        out[i] = n
+
+
+@needs_code
+def test_an_argument_that_the_loop_does_not_get() -> None:
+    out = torch.zeros(3)
+    code = learned(sizes_alone, torch.zeros(5), out)
+    assert by_python(code, lambda: sizes_alone.op(torch.zeros(6), out)) == 0
+    assert out.tolist() == [6.0] * 3
+    other = torch.zeros(7, dtype=torch.complex64)  # no loop takes such
+    for _ in range(9):
+        sizes_alone.op(other, out)
+    assert out.tolist() == [7.0] * 3
+
+
+@needs_code
+def test_strides_are_those_of_empty_like() -> None:
+    x = torch.randn(8, 4)[:1]
+    x = torch.as_strided(x, (1, 4), (100, 1))
+    y = torch.randn(4)
+    code = learned(several, x, y)
+    made: list[Any] = []
+    assert by_python(code, lambda: made.extend(several.op(x, y))) == 0
+    assert made[1].stride() == torch.zeros_like(x).stride() == (100, 1)
+
+
+@needs_code
+def test_gradients_go_by_python() -> None:
+    w, k = torch.randn(4, 6), torch.randn(2, 4, 6)
+    code = learned(conv, w, k, 0.1)
+    assert set(code._kernels) == {"weft_below"}
+    wanted = w.clone().requires_grad_()
+    out = conv.op(wanted, k, 0.1)
+    out.sum().backward()
+    own = w.clone().requires_grad_()
+    conv(own, k, 0.1).sum().backward()
+    torch.testing.assert_close(wanted.grad, own.grad)
+    with torch.inference_mode():
+        made = []
+        assert by_python(code, lambda: made.append(conv.op(w, k, 0.1))) == 0
+    torch.testing.assert_close(made[0], conv(w, k, 0.1))
+
+
+@needs_code
+def test_what_is_read_around_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.randn(3, 4), torch.randn(4)
+    code = learned(several, x, y)
+    monkeypatch.setitem(globals(), "rate", 2.0)
+    torch.testing.assert_close(several.op(x, y)[1], x * 2 + 4)
+    monkeypatch.undo()
+    made: list[Any] = []
+
+    def empty_like(x: torch.Tensor) -> torch.Tensor:
+        made.append(x)
+        return torch.zeros_like(x)
+
+    assert not code._known  # the number may change again
+    w, k = torch.randn(4, 6), torch.randn(2, 4, 6)
+    learned(conv, w, k, 0.1)
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    with torch.inference_mode():
+        conv.op(w, k, 0.1)
+    assert made
+
+
+def test_a_loop_over_no_elements_has_no_step() -> None:
+    w, k = torch.randn(4, 6), torch.randn(2, 4, 6)
+    assert conv(w[:, :0], k[..., :0], 0.1).shape == (2, 4, 0)

@@ -1,0 +1,200 @@
+"""Host parts as plain as most are, as values: sizes of parameters, new tensors like them, one loop,
+and a return. What is as a ``Recipe`` says can be carried out without Python."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.frontend.scope import Guard
+from weft.frontend.split import computed_step
+from weft.runtime.launch import KernelLike
+from weft.values import frozen
+
+
+@frozen
+class Size:
+    """The size of a parameter, given by its position, along an axis."""
+
+    parameter: int
+    axis: int
+
+
+@frozen
+class Fresh:
+    """One of the tensors that the host part makes."""
+
+    number: int
+
+
+@frozen
+class Made:
+    """A tensor that the host part makes: like a parameter, and filled with zeros or not."""
+
+    like: int
+    zeros: bool
+
+
+# Where an argument of the loop is from: a parameter, what is read around the kernel, or of these.
+Place = int | Guard | Size | Fresh
+
+
+@frozen
+class Recipe:
+    """``places``: of the loop's arguments, in turn. ``made``: the tensors that are made, of which
+    ``returned`` are given, in turn. ``guards``: on what the host part calls."""
+
+    places: tuple[Place, ...]
+    made: tuple[Made, ...]
+    returned: tuple[int, ...]
+    guards: tuple[Guard, ...]
+
+    def arguments(self, passed: Sequence[Any]) -> tuple[Any, ...]:
+        """The loop's arguments where the parameters are ``passed``."""
+        made = [torch.empty_like(passed[m.like]) for m in self.made]
+        found: list[Any] = []
+        for place in self.places:
+            match place:
+                case Size():
+                    found.append(passed[place.parameter].shape[place.axis])
+                case Fresh():
+                    found.append(made[place.number])
+                case Guard():
+                    found.append(place.read())
+                case _:
+                    found.append(passed[place])
+        return tuple(found)
+
+
+_MAKERS = {"empty_like": False, "zeros_like": True}
+
+
+def recipe_of(kernel: KernelLike) -> Recipe | None:
+    """What the kernel's host part does; None where it is another one."""
+    body = kernel.source.tree.body
+    if ast.get_docstring(kernel.source.tree) is not None:
+        body = body[1:]
+    if len(kernel.parts.regions) != 1:
+        return None
+    (loop,) = kernel.parts.regions
+    if loop.results or computed_step(loop.node) is not None:  # which the host part checks
+        return None
+    reader = _Reader(kernel)
+    try:
+        count = next(k for k, statement in enumerate(body) if statement is loop.node)
+        for statement in body[:count]:
+            reader.read(statement)
+        returned = reader.returned(body[count + 1 :])
+        places = tuple(map(reader.place, loop.args))
+    except (_Other, StopIteration):
+        return None
+    return Recipe(places, tuple(reader.made), returned, tuple(reader.guards))
+
+
+class _Other(Exception):
+    """It is another host part."""
+
+
+class _Reader:
+    """What is known of the names of a host part."""
+
+    def __init__(self, kernel: KernelLike) -> None:
+        function = kernel.function
+        parameters = kernel.parts.parameters
+        self.parameters = {p.name: k for k, p in enumerate(parameters)}
+        self.strong = any(p.dtype is not None for p in parameters)  # which the host part converts
+        self.names: dict[str, Size | Fresh] = {}
+        self.made: list[Made] = []
+        self.guards: list[Guard] = []
+        self.scope = function.__globals__
+        cells = function.__closure__ or ()
+        self.cells = dict(zip(function.__code__.co_freevars, cells, strict=True))
+
+    def read(self, statement: ast.stmt) -> None:
+        """A statement before the loop."""
+        if self.strong:
+            raise _Other
+        match statement:
+            case ast.Assign(targets=[ast.Tuple(elts=names)],
+                            value=ast.Attribute(value=ast.Name(id=of), attr="shape")):  # fmt: skip
+                for axis, name in enumerate(names):
+                    self._name(name, Size(self._parameter(of), axis))
+            case ast.Assign(targets=[name], value=ast.Subscript(
+                value=ast.Attribute(value=ast.Name(id=of), attr="shape"), slice=axis,
+            )):  # fmt: skip
+                self._name(name, Size(self._parameter(of), _axis(axis)))
+            case ast.Assign(targets=[name], value=ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="torch"), attr=maker),
+                    args=[ast.Name(id=like)], keywords=[])) if maker in _MAKERS:  # fmt: skip
+                if self.scope.get("torch") is not torch or "torch" in self.cells:
+                    raise _Other
+                self.guards.append(Guard(self.scope, "torch", torch, item=True))
+                self.guards.append(Guard(torch, maker, getattr(torch, maker)))
+                self._name(name, Fresh(len(self.made)))
+                self.made.append(Made(self._parameter(like), _MAKERS[maker]))
+            case _:
+                raise _Other
+
+    def returned(self, rest: Sequence[ast.stmt]) -> tuple[int, ...]:
+        """The tensors among what is made that the statements after the loop return."""
+        match rest:
+            case [] | [ast.Return(value=None)]:
+                return ()
+            case [ast.Return(value=ast.Name() as name)]:
+                names: Sequence[ast.expr] = [name]
+            case [ast.Return(value=ast.Tuple(elts=names))]:
+                pass
+            case _:
+                raise _Other
+        found: list[int] = []
+        for name in names:
+            match name:
+                case ast.Name(id=own) if own in self.parameters:
+                    pass  # the caller has it
+                case ast.Name(id=own) if isinstance(self.names.get(own), Fresh):
+                    found.append(self.names[own].number)  # type: ignore[union-attr]
+                case _:
+                    raise _Other
+        if len({*found}) != len(found):
+            raise _Other
+        return tuple(found)
+
+    def place(self, arg: Any) -> Place:
+        """Where an argument of the loop is from."""
+        name = arg.name
+        if not isinstance(arg.expr, ast.Name):
+            raise _Other
+        if arg.parameter is not None:
+            return self.parameters[name]
+        if name in self.names:
+            return self.names[name]
+        if arg.captured and name in self.cells:
+            cell = self.cells[name]
+            return Guard(cell, "cell_contents", Guard(cell, "cell_contents", None).read())
+        if arg.captured and name in self.scope:
+            return Guard(self.scope, sys.intern(name), self.scope[name], item=True)
+        raise _Other
+
+    def _name(self, target: ast.expr, value: Size | Fresh) -> None:
+        if not isinstance(target, ast.Name) or target.id in {*self.names, *self.parameters}:
+            raise _Other
+        self.names[target.id] = value
+
+    def _parameter(self, name: str) -> int:
+        if name not in self.parameters:
+            raise _Other
+        return self.parameters[name]
+
+
+def _axis(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(axis)):
+            return axis
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(axis))):
+            return -axis
+        case _:
+            raise _Other

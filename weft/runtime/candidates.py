@@ -7,7 +7,7 @@ import functools
 import html
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -73,11 +73,20 @@ class Row:
     taken: bool
     bytes: int
     operations: int
-    accessed: int | None
     exact: bool
     grid: Dims
     block: Dims
-    registers: int | None
+    count: Callable[[], int | None] = field(repr=False)
+    assemble: Callable[[], int | None] = field(repr=False)
+
+    # Both are as much work as to compile the candidate: for who asks.
+    @functools.cached_property
+    def accessed(self) -> int | None:
+        return self.count()
+
+    @functools.cached_property
+    def registers(self) -> int | None:
+        return self.assemble()
 
     @property
     def asked(self) -> bool:
@@ -304,16 +313,21 @@ class _Call:
             forms.insert(0, (passed(True), wanted))
         code = cpu.compile_cpu(forms[0][0], strict_math=strict, noalias=True, schedule=wanted)
         first = [schedule for _, schedule in forms].index(code.schedule)
+
+        def counted(function: Function, schedule: Schedule) -> int | None:
+            if only(schedule, Vectorize) is not None:
+                return None
+            made = cpu.scheduled(function, schedule, host_cpu(), strict_math=strict, noalias=True)
+            return self._accessed(made.function, schedule)
+
         rows = []
         for k, (function, schedule) in enumerate(forms):
             spent = self._cost(function)
-            made = cpu.scheduled(function, schedule, host_cpu(), strict_math=strict, noalias=True)
-            tiled = only(schedule, Vectorize) is not None
             rows.append(Row(
                 self.name, self.line, "cpu", show(schedule), (),
                 self._origin(wanted is not None and k == 0), k == first, spent.bytes,
-                spent.operations, None if tiled else self._accessed(made.function, schedule),
-                spent.exact, (0, 0, 0), (0, 0, 0), None,
+                spent.operations, spent.exact, (0, 0, 0), (0, 0, 0),
+                functools.partial(counted, function, schedule), lambda: None,
             ))  # fmt: skip
         return rows
 
@@ -340,7 +354,21 @@ class _Call:
         most = 2 * THREADS
         taken = choose(facts.candidates, sizes, machine, most).place
         spent = self._cost(function)
-        rows = []
+
+        def counted(schedule: Schedule) -> int:
+            # What a block stages its threads load from there as they would from memory.
+            plain = tuple(replace(step, staged=0) if isinstance(step, RegisterWindow) else step
+                          for step in schedule)  # fmt: skip
+            made = cuda.scheduled(function, plain, strict_math=strict, noalias=True)
+            return self._accessed(made.function, schedule)
+
+        def assembled(schedule: Schedule) -> int | None:
+            if ptx.ptxas() is None:
+                return None
+            code = cuda.compile_cuda(function, schedule, arch, strict_math=strict, noalias=True)
+            return ptx.usage(code.ptx, arch)[facts.symbol].registers
+
+        rows: list[Row] = []
         for k, text in enumerate(facts.candidates):
             schedule = fitted(candidate(text), sizes)
             first = k == taken
@@ -349,20 +377,14 @@ class _Call:
                 meets, why = judged(g, schedule, sizes, machine, most)
                 told.append(GuardOfCall(show([g]), meets, "" if meets else _named(g, facts) + why))
             choice = choose([f"-> {show(schedule)}"], sizes, machine, most)
-            # What a block stages its threads load from there as they would from memory.
-            plain = tuple(replace(step, staged=0) if isinstance(step, RegisterWindow) else step
-                          for step in schedule)  # fmt: skip
-            made = cuda.scheduled(function, plain, strict_math=strict, noalias=True)
-            registers = None
-            if first and ptx.ptxas() is not None:
-                code = cuda.compile_cuda(function, schedule, arch, strict_math=strict, noalias=True)
-                registers = ptx.usage(code.ptx, arch)[facts.symbol].registers
             rows.append(Row(
                 self.name, self.line, "cuda", show(schedule), tuple(told),
-                self._origin(k < facts.asked), first, spent.bytes, spent.operations,
-                self._accessed(made.function, schedule), spent.exact, choice.grid, choice.block,
-                registers,
+                self._origin(k < facts.asked), first, spent.bytes, spent.operations, spent.exact,
+                choice.grid, choice.block, functools.partial(counted, schedule),
+                functools.partial(assembled, schedule) if first else lambda: None,
             ))  # fmt: skip
+            if k < facts.asked:  # a text that the loop does not allow is said now
+                _ = rows[-1].accessed
         return rows
 
 

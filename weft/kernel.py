@@ -8,7 +8,7 @@ import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast, overload
 
 import torch
 from torch.autograd import forward_ad, profiler
@@ -52,17 +52,15 @@ class Tuning(Protocol):
     @property
     def text(self) -> str: ...
     def signature(self, signature: inspect.Signature) -> inspect.Signature: ...
-    def parts(self, kernel: Kernel, parts: HostPart) -> HostPart: ...
+    def parts(self, kernel: Any, parts: HostPart) -> HostPart: ...
     def completed(
-        self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
 
 
-class Kernel:
-    """A function whose top-level loops are compiled. Call it as the function is called.
-
-    Nothing is parsed before the first call. ``function`` is the undecorated function.
-    """
+class Definition:
+    """What was written: the function, and what it was decorated with. Nothing is parsed before
+    somebody asks. ``function`` is the undecorated function."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
@@ -71,19 +69,170 @@ class Kernel:
         self, function: Callable[..., Any], options: dict[str, Any], name: str, namespace: str,
         tuning: Tuning | None = None,
     ) -> None:  # fmt: skip
-        functools.update_wrapper(self, function)
-        self.function = function
-        self.given = options
-        self.tuning = tuning
-        self._op_name = name or function.__name__
-        self._namespace = namespace
+        functools.update_wrapper(cast(Any, self), function)
+        self.function, self.given, self.tuning = function, options, tuning
+        self._op_name, self._namespace = name or function.__name__, namespace
+        self._host: Any = None  # the host part, from the first call on
+        self._seen: set[Any] = set()
+
+    @functools.cached_property
+    def source(self) -> FunctionSource:
+        """The parsed source. Raises ``SourceUnavailableError``."""
+        source = read_function(self.function, self.__name__)
+        source.tree = configured_loops(source, Scope.of(self.function))
+        return source
+
+    @functools.cached_property
+    def parts(self) -> HostPart:
+        """The host part and the device loops. Raises ``CompileError``s."""
+        check = functools.partial(check_argument, span=self.span)
+        with deep(self.span), rarely_collected:
+            parts = split(self.source, self.function, check)
+        return parts if self.tuning is None else self.tuning.parts(self, parts)
+
+    @functools.cached_property
+    def _convert(self) -> Callable[[Any], Any] | None:
+        """What makes numbers of results, where the return annotation asks for that."""
+        wanted = returned_types(self.function)
+        return None if wanted is None else functools.partial(numbers.returned, wanted)
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        signature = inspect.signature(self.function)
+        return signature if self.tuning is None else self.tuning.signature(signature)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return self.signature
+
+    @property
+    def span(self) -> Span:
+        """The ``def`` line."""
+        tree = self.source.tree
+        text = self.source.lines.get(tree.lineno, "")
+        return Span(self.source.file, tree.lineno, tree.col_offset, tree.lineno, len(text), text,
+                    self.__name__)  # fmt: skip
+
+    @property
+    def mutated(self) -> frozenset[str]:
+        """Parameters that the kernel writes to."""
+        return self.parts.mutated & {p.name for p in self.parts.parameters}
+
+    @functools.cached_property
+    def options(self) -> Options:
+        given = {**self.given}
+        schedule = given.pop("schedule", None)
+        options = replace(default_options(), **given)
+        if schedule is None:
+            return options
+        from weft.runtime import scheduling  # only where a person asks for a schedule
+
+        found = scheduling.entries(schedule, self.__name__, self._lines, self.span)
+        return replace(options, schedules=tuple(found))
+
+    @property
+    def _lines(self) -> list[int]:
+        """The lines of the device loops."""
+        return [region.span.line for region in self.parts.regions]
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What it was given besides its function, in words for its operators' names."""
+        given = {name: value for name, value in self.given.items() if name != "schedule"}
+        return {**given, **({"autotune": self.tuning.text} if self.tuning else {})}
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        """The arguments by parameter name, defaults filled in. Raises ``KernelTypeError``."""
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise KernelTypeError(
+                f"{error}", self.span, help=f"the kernel is {self.__name__}{self.signature}"
+            ) from None
+        bound.apply_defaults()
+        return bound
+
+    @functools.cached_property
+    def _checked(self) -> tuple[Parameter, ...]:
+        return tuple(p for p in self.parts.parameters if is_checked(p))
+
+    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Checks tensors against annotations that give dtype, rank or sizes (once for each set of
+        shapes and dtypes)."""
+        bound = self.bind(args, kwargs).arguments
+        values = [bound[p.name] for p in self._checked]
+        key = tuple((v.shape, v.dtype) if isinstance(v, torch.Tensor) else type(v) for v in values)
+        if key not in self._seen:
+            check_annotations(self._checked, bound, self.span)
+            self._seen.add(key)
+
+    # --- decorated again, and as plain Python ----------------------------------------------------
+    def changed(self, options: dict[str, Any], tuning: Tuning | None = None) -> Self:
+        """A kernel of the same function, with further options."""
+        self._refuse_second(tuning)
+        options = {**self.given, **options}
+        return type(self)(
+            self.function, options, self._op_name, self._namespace, tuning or self.tuning
+        )
+
+    def adopt(self, options: dict[str, Any], tuning: Tuning | None = None) -> None:
+        """Takes further options, where other decorators stand between. Raises
+        ``KernelTypeError`` after the first call."""
+        self._refuse_second(tuning)
+        if self._host is not None:
+            raise KernelTypeError(
+                f"`{self.__name__}` is decorated again after its first call", self.span,
+                help="decorate it where it is defined",
+            )  # fmt: skip
+        for name in ("options", "signature", "parts"):
+            self.__dict__.pop(name, None)
+        self.given, self.tuning = {**self.given, **options}, tuning or self.tuning
+
+    def _refuse_second(self, tuning: Tuning | None) -> None:
+        if tuning is not None and self.tuning is not None:
+            raise KernelTypeError(
+                f"`{self.__name__}` is autotuned twice", self.span,
+                help="write one weft.autotune with all configs",
+            )  # fmt: skip
+
+    @user_frames
+    def interpret(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the Python itself, with bounds and races checked."""
+        result = self._watched(args, kwargs)
+        return result if self._convert is None else self._convert(result)
+
+    def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from weft.runtime import watch  # only where the Python itself is run
+
+        if self.tuning is not None:
+            args, kwargs = self.tuning.completed(self, args, {**kwargs})
+        return watch.run(self.function, args, kwargs, self.source)
+
+    def __reduce__(self) -> str:
+        """Kernels are pickled and copied as functions are: by name."""
+        return self.__qualname__
+
+    @property
+    def _torchdynamo_wrapper_id(self) -> int:
+        """Of this object, and of no method made of it."""
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"<weft.kernel {self.__module__}.{self.__qualname__}{self.signature}>"
+
+
+class Kernel(Definition):
+    """A function whose top-level loops are compiled. Call it as the function is called."""
+
+    def __init__(
+        self, function: Callable[..., Any], options: dict[str, Any], name: str, namespace: str,
+        tuning: Tuning | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(function, options, name, namespace, tuning)
         self._lock = threading.RLock()
-        self._host: Any = None
         self._entry: Callable[..., Any] = self._special
         self._launchers: list[Callable[..., Any]] = []
         self._regions: list[Launcher] = []
-        self._checked: tuple[Parameter, ...] = ()
-        self._seen: set[Any] = set()
         self._plain: set[type] = {*PLAIN}  # types of arguments that need no dispatcher
         namespace_of(namespace).announce(self._op_name, self)
 
@@ -171,11 +320,6 @@ class Kernel:
             return BoundForward(self, instance)
         return types.MethodType(self, instance)
 
-    @property
-    def _torchdynamo_wrapper_id(self) -> int:
-        """With the next: of this object, and of no method made of it."""
-        return id(self)
-
     @functools.cached_property
     def _torchdynamo_orig_callable(self) -> Callable[..., Any]:
         """What torch.compile of the kernel by itself compiles: a function with a code object of its
@@ -183,10 +327,6 @@ class Kernel:
         from weft.pytorch.dynamo import original  # only under torch.compile
 
         return original(self)
-
-    def __reduce__(self) -> str:
-        """Kernels are pickled and copied as functions are: by name."""
-        return self.__qualname__
 
     def _is_foreign(self, value: Any) -> bool:
         """Whether ``value`` is a tensor that only the dispatcher knows how to treat."""
@@ -204,27 +344,6 @@ class Kernel:
         code = getattr(inspect.unwrap(self._host), "__code__", None)
         explain(self, code, error, args, kwargs)
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-        """The arguments by parameter name, defaults filled in. Raises ``KernelTypeError``."""
-        try:
-            bound = self.signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise KernelTypeError(
-                f"{error}", self.span, help=f"the kernel is {self.__name__}{self.signature}"
-            ) from None
-        bound.apply_defaults()
-        return bound
-
-    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Checks tensors against annotations that give dtype, rank or sizes (once for each set of
-        shapes and dtypes)."""
-        bound = self.bind(args, kwargs).arguments
-        values = [bound[p.name] for p in self._checked]
-        key = tuple((v.shape, v.dtype) if isinstance(v, torch.Tensor) else type(v) for v in values)
-        if key not in self._seen:
-            check_annotations(self._checked, bound, self.span)
-            self._seen.add(key)
-
     def _prepare(self) -> Callable[..., Any]:
         """Splits the function and makes the launchers: at the first call."""
         if self._host is not None:  # assigned when all of it is there
@@ -239,7 +358,6 @@ class Kernel:
                     launcher.history = functools.partial(_history, launcher)
                     self._regions.append(launcher)
                     self._launchers.append(launcher)
-                self._checked = tuple(p for p in parts.parameters if is_checked(p))
                 if self._convert is None and not self._checked and not self.options.interpret:
                     self._entry = entry = make_entry(
                         self.signature, parts.host, self._launchers, self._special, self._plain
@@ -261,58 +379,7 @@ class Kernel:
         """Whether ``launchers`` are those of plain calls."""
         return launchers is self._launchers
 
-    def changed(self, options: dict[str, Any], tuning: Tuning | None = None) -> Kernel:
-        """A kernel of the same function, with further options."""
-        self._refuse_second(tuning)
-        given = {**self.given, **options}
-        return Kernel(
-            self.function, given, self._op_name, self._namespace, tuning or self.tuning
-        )  # fmt: skip
-
-    def adopt(self, options: dict[str, Any], tuning: Tuning | None = None) -> None:
-        """Takes further options, where other decorators stand between. Raises
-        ``KernelTypeError`` after the first call."""
-        self._refuse_second(tuning)
-        if self._host is not None:
-            raise KernelTypeError(
-                f"`{self.__name__}` is decorated again after its first call", self.span,
-                help="decorate it where it is defined",
-            )  # fmt: skip
-        for name in ("options", "signature", "parts"):
-            self.__dict__.pop(name, None)
-        self.given, self.tuning = {**self.given, **options}, tuning or self.tuning
-
-    def _refuse_second(self, tuning: Tuning | None) -> None:
-        if tuning is not None and self.tuning is not None:
-            raise KernelTypeError(
-                f"`{self.__name__}` is autotuned twice", self.span,
-                help="write one weft.autotune with all configs",
-            )  # fmt: skip
-
     # --- what is known of it ---------------------------------------------------------------------
-    @property
-    def described(self) -> dict[str, Any]:
-        """What it was given besides its function, in words for its operators' names."""
-        given = {name: value for name, value in self.given.items() if name != "schedule"}
-        return {**given, **({"autotune": self.tuning.text} if self.tuning else {})}
-
-    @functools.cached_property
-    def options(self) -> Options:
-        given = {**self.given}
-        schedule = given.pop("schedule", None)
-        options = replace(default_options(), **given)
-        if schedule is None:
-            return options
-        from weft.runtime import scheduling  # only where a person asks for a schedule
-
-        found = scheduling.entries(schedule, self.__name__, self._lines, self.span)
-        return replace(options, schedules=tuple(found))
-
-    @property
-    def _lines(self) -> list[int]:
-        """The lines of the device loops."""
-        return [region.span.line for region in self.parts.regions]
-
     @user_frames
     def schedule(self, device: str, text: str | None, loop: int | str | None = None) -> Kernel:
         """Has a device loop run by the schedule ``text`` on "cpu" or "cuda"; None: by one of
@@ -334,49 +401,6 @@ class Kernel:
             for launcher in self._regions:
                 launcher.forms.rescheduled(self.options)
         return self
-
-    @functools.cached_property
-    def source(self) -> FunctionSource:
-        """The parsed source. Raises ``SourceUnavailableError``."""
-        source = read_function(self.function, self.__name__)
-        source.tree = configured_loops(source, Scope.of(self.function))
-        return source
-
-    @functools.cached_property
-    def parts(self) -> HostPart:
-        """The host part and the device loops. Raises ``CompileError``s."""
-        check = functools.partial(check_argument, span=self.span)
-        with deep(self.span), rarely_collected:
-            parts = split(self.source, self.function, check)
-        return parts if self.tuning is None else self.tuning.parts(self, parts)
-
-    @functools.cached_property
-    def _convert(self) -> Callable[[Any], Any] | None:
-        """What makes numbers of results, where the return annotation asks for that."""
-        wanted = returned_types(self.function)
-        return None if wanted is None else functools.partial(numbers.returned, wanted)
-
-    @functools.cached_property
-    def signature(self) -> inspect.Signature:
-        signature = inspect.signature(self.function)
-        return signature if self.tuning is None else self.tuning.signature(signature)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return self.signature
-
-    @property
-    def span(self) -> Span:
-        """The ``def`` line."""
-        tree = self.source.tree
-        text = self.source.lines.get(tree.lineno, "")
-        return Span(self.source.file, tree.lineno, tree.col_offset, tree.lineno, len(text), text,
-                    self.__name__)  # fmt: skip
-
-    @property
-    def mutated(self) -> frozenset[str]:
-        """Parameters that the kernel writes to."""
-        return self.parts.mutated & {p.name for p in self.parts.parameters}
 
     @property
     def specializations(self) -> list[Specialization]:
@@ -423,20 +447,6 @@ class Kernel:
 
         return Jvp(self)
 
-    # --- looking at it ---------------------------------------------------------------------------
-    @user_frames
-    def interpret(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the Python itself, with bounds and races checked."""
-        result = self._watched(args, kwargs)
-        return result if self._convert is None else self._convert(result)
-
-    def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from weft.runtime import watch  # only where the Python itself is run
-
-        if self.tuning is not None:
-            args, kwargs = self.tuning.completed(self, args, {**kwargs})
-        return watch.run(self.function, args, kwargs, self.source)
-
     @user_frames
     def inspect(self, *args: Any, **kwargs: Any) -> Inspection:
         """Every stage of each loop that a call with these arguments runs. The call is carried out
@@ -466,9 +476,6 @@ class Kernel:
         return candidates.of_call(
             self.parts.host, self.launchers, fakes, args, kwargs, device, machine
         )
-
-    def __repr__(self) -> str:
-        return f"<weft.kernel {self.__module__}.{self.__qualname__}{self.signature}>"
 
 
 def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:

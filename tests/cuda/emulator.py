@@ -189,6 +189,13 @@ class Emulated(gpu.GpuCompiled):
         EmulatedCall.seen.append(schedule)
         if self.optimized is None:
             raise AssertionError("the emulator compiles anew: turn the cache off")
+        key = schedule, EmulatedCall.interpreted
+        if key not in self.modules:
+            self.modules[key] = self.made(schedule)
+        return self.modules[key]
+
+    def made(self, schedule: Schedule) -> Module:
+        assert self.optimized is not None
         if EmulatedCall.interpreted:
             grid = backend.scheduled(
                 self.optimized, schedule, strict_math=self.job.options.strict_math,

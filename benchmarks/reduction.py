@@ -1,6 +1,5 @@
 """Sum and maximum of a long vector, and sums of rows."""
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -9,22 +8,7 @@ import weft
 from benchmarks import peers
 from benchmarks.calls import Call, Provider, calling, compiled, on_arrays, on_warp, poisoned
 from benchmarks.harness import Case, Subject, main
-
-
-@weft.kernel
-def total(x: torch.Tensor) -> torch.Tensor:
-    s = 0.0
-    for i in range(x.shape[0]):
-        s += x[i]
-    return s
-
-
-@weft.kernel
-def largest(x: torch.Tensor) -> torch.Tensor:
-    m = -math.inf
-    for i in range(x.shape[0]):
-        m = max(m, x[i])
-    return m
+from examples.gallery import largest, total
 
 
 @weft.kernel

@@ -15,7 +15,7 @@ from examples.layer_norm import layer_norm
 from examples.softmax import softmax
 from tests.cuda.emulator import gradients
 from tests.fuzz.check import function as written
-from tests.passes.texts import normal, parsed, result_of
+from tests.passes.texts import in_function, normal, parsed, result_of
 from weft import compiler
 from weft.ir import interp
 from weft.ir.core import Function, walk
@@ -27,16 +27,7 @@ from weft.passes.factor import factor
 from weft.passes.fuse import fuse
 from weft.tools.cross import gradient_loops, lowered_loops
 
-FRAME = """
-func.func @f(%x: memref<?xf32>, %y: memref<?xf32>, %r: memref<?xf32>, %c: f32, %n: index) attributes {{noalias = {noalias}, order = {order}}} {{
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %c2 = arith.constant 2 : index
-  %zero = arith.constant 0.0 : f32
-{body}
-  func.return
-}}
-"""  # noqa: E501
+ARGUMENTS = "%x: memref<?xf32>, %y: memref<?xf32>, %r: memref<?xf32>, %c: f32, %n: index"
 
 SUM = """
   %s = scf.for %j = %c0 to %n step %c1 iter_args(%a = %zero) -> (f32) {
@@ -87,7 +78,7 @@ SCALED = """
 
 
 def text(body: str, noalias: bool = True, order: int = 1) -> str:
-    return "\n" + normal(FRAME.format(body=body, noalias=str(noalias).lower(), order=order))
+    return "\n" + normal(in_function(ARGUMENTS, body, noalias=noalias, order=order))
 
 
 def after(step, body: str, noalias: bool = True, order: int = 1) -> str:

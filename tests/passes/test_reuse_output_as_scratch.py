@@ -7,21 +7,13 @@ import pytest
 import torch
 
 import weft
-from tests.passes.texts import normal, parsed, result_of
+from tests.passes.texts import in_function, normal, parsed, result_of
 from weft.ir import interp
 from weft.ir.core import walk
 from weft.passes.merge_updates import merge_updates
 from weft.passes.reuse_output_as_scratch import reuse_output_as_scratch
 
-FRAME = """
-func.func @f(%x: memref<?xf32>, %y: memref<?xf32>, %n: index) attributes {{noalias = {noalias}}} {{
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %zero = arith.constant 0.0 : f32
-{body}
-  func.return
-}}
-"""
+ARGUMENTS = "%x: memref<?xf32>, %y: memref<?xf32>, %n: index"
 
 EXP_TWICE = """
   %s = scf.for %j = %c0 to %n step %c1 iter_args(%a = %zero) -> (f32) {
@@ -90,7 +82,7 @@ AT_ONCE = """
 
 
 def text(body: str, noalias: bool = True) -> str:
-    return "\n" + normal(FRAME.format(body=body, noalias=str(noalias).lower()))
+    return "\n" + normal(in_function(ARGUMENTS, body, noalias=noalias))
 
 
 def after(step, body: str, noalias: bool = True) -> str:

@@ -32,6 +32,21 @@ def parsed(text: str) -> Function:
     return function
 
 
+def in_function(arguments: str, body: str, **attributes: object) -> str:
+    """A function with some constants and ``body``."""
+    told = ", ".join(f"{name} = {str(value).lower()}" for name, value in attributes.items())
+    return f"""
+func.func @f({arguments}) attributes {{{told}}} {{
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c2 = arith.constant 2 : index
+  %zero = arith.constant 0.0 : f32
+{body}
+  func.return
+}}
+"""
+
+
 def normal(text: str) -> str:
     """``text`` as it is printed."""
     return print_function(parsed(text))

@@ -9,22 +9,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import weft
+from tests.pytorch.tensors import double_, twice
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.jit.trace is deprecated
-
-
-@weft.kernel
-def twice(x: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x)
-    for i in range(x.shape[0]):
-        out[i] = 2 * x[i]
-    return out
-
-
-@weft.kernel
-def double_(x: torch.Tensor) -> None:
-    for i in range(x.shape[0]):
-        x[i] = 2 * x[i]
 
 
 @weft.kernel

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import weft
+from benchmarks.recurrences import mapped, summed
 from tests.cuda.emulator import EmulatedCall, emulated
 from weft import compiler
 from weft.codegen import cuda
@@ -189,6 +190,23 @@ def test_the_ir(function: Callable[..., Any], width: int, monkeypatch: pytest.Mo
     assert found.width == width
 
 
+def not_finite(n: int, reset: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Factors, summands and sums, whose products overflow, meet zeros, and are ``reset``."""
+    a, b = torch.full((6, n), 2.0), torch.zeros(6, n)
+    b[1, 540] = 1.0  # 2^540 before it, times 0
+    a[2, 100] = inf
+    b[3, 7], a[3, 300] = nan, 0.0
+    a[4], b[4] = torch.rand(n), torch.randn(n)
+    b[4, 50], a[4, reset] = inf, 0.0
+    a[5] = torch.where(torch.arange(n) % 2 == 0, 1e-30, 1e30)
+    b[5, 0] = 1.0
+    s, expected = torch.zeros(6), torch.zeros(6, n)
+    for j in range(n):
+        s = a[:, j] * s + b[:, j]
+        expected[:, j] = s
+    return a, b, expected
+
+
 @pytest.mark.parametrize("threads", [32, 64, 128])
 def test_what_is_not_finite_is_as_turn_by_turn(threads: int) -> None:
     """Products overflow, meet zeros, and infinities are reset: as in the written order."""
@@ -200,21 +218,9 @@ def test_what_is_not_finite_is_as_turn_by_turn(threads: int) -> None:
                 s = a[i, j] * s + b[i, j]
                 out[i, j] = s
 
-    n = 560
-    a, b = torch.full((6, n), 2.0), torch.zeros(6, n)
-    b[1, 540] = 1.0  # 2^540 before it, times 0
-    a[2, 100] = inf
-    b[3, 7], a[3, 300] = nan, 0.0
-    a[4], b[4] = torch.rand(n), torch.randn(n)
-    b[4, 50], a[4, 400] = inf, 0.0
-    a[5] = torch.where(torch.arange(n) % 2 == 0, 1e-30, 1e30)
-    b[5, 0] = 1.0
-    found = torch.zeros(6, n)
+    a, b, expected = not_finite(560, reset=400)
+    found = torch.zeros_like(b)
     emulated(by(f"scan((), {threads}, width=4)", mapped))(a, b, found)
-    s, expected = torch.zeros(6), torch.zeros(6, n)
-    for j in range(n):
-        s = a[:, j] * s + b[:, j]
-        expected[:, j] = s
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
@@ -273,28 +279,6 @@ def test_columns_are_left_to_threads() -> None:
         x = torch.empty(65536, width, device="meta")
         (taken,) = weft.kernel(columns).schedules(x, x, device="cuda").taken
         assert ("scan" in taken.schedule) == scanned
-
-
-@weft.kernel
-def summed(x: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x)
-    for i in range(x.shape[0]):
-        s = 0.0
-        for j in range(x.shape[1]):
-            s += x[i, j]
-            out[i, j] = s
-    return out
-
-
-@weft.kernel
-def mapped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(b)
-    for i in range(b.shape[0]):
-        s = 0.0
-        for j in range(b.shape[1]):
-            s = a[i, j] * s + b[i, j]
-            out[i, j] = s
-    return out
 
 
 @pytest.mark.parametrize(("kernel", "count"), [(summed, 1), (mapped, 2)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import weft
+from benchmarks.recurrences import mapped, summed
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.schedule.test_scan import (
     FAMILIES,
@@ -16,13 +17,10 @@ from tests.schedule.test_scan import (
     by,
     cumsum,
     exclusive,
-    inf,
     largest,
     levels,
-    mapped,
-    nan,
+    not_finite,
     same,
-    summed,
 )
 from weft.errors import ScheduleError
 from weft.schedule.language import Scan, only
@@ -100,15 +98,6 @@ def test_the_ir(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_is_not_finite_is_as_turn_by_turn() -> None:
     """Also where turns overwrite what they read: blocks do not read what others had."""
-    n = 1100
-    a, b = torch.full((6, n), 2.0), torch.zeros(6, n)
-    b[1, 540] = 1.0  # 2^540 before it, times 0
-    a[2, 100] = inf
-    b[3, 7], a[3, 300] = nan, 0.0
-    a[4], b[4] = torch.rand(n), torch.randn(n)
-    b[4, 50], a[4, 900] = inf, 0.0
-    a[5] = torch.where(torch.arange(n) % 2 == 0, 1e-30, 1e30)
-    b[5, 0] = 1.0
 
     def over(a, b):
         for i in range(a.shape[0]):
@@ -117,10 +106,7 @@ def test_what_is_not_finite_is_as_turn_by_turn() -> None:
                 s = a[i, j] * s + b[i, j]
                 b[i, j] = s
 
-    s, expected = torch.zeros(6), torch.zeros(6, n)
-    for j in range(n):
-        s = a[:, j] * s + b[:, j]
-        expected[:, j] = s
+    a, b, expected = not_finite(1100, reset=900)
     emulated(by("scan((), 64, parts=4)", over))(a, b)
     torch.testing.assert_close(b, expected, equal_nan=True)
 

@@ -14,6 +14,7 @@ from benchmarks import nests
 from examples import causal_conv, gallery
 from tests.cuda.sizes import call_of
 from tests.cuda.test_emulated import same
+from tests.cuda.test_teams import row_sums
 from weft import compiler
 from weft.ir import interp
 from weft.ir.core import Function, Op, walk
@@ -255,15 +256,6 @@ def test_indices_that_share_loads_are_jammed() -> None:
 def test_rows_of_a_sparse_matrix_are_not_in_step_but_columns_are() -> None:
     whole = [meta(5, dtype=torch.int64), meta(9, dtype=torch.int64)]
     assert found(sparse, *whole, meta(9), meta(6, 3), meta(4, 3)) == [("j", 32)]
-
-
-@weft.kernel
-def row_sums(x, out):
-    for i in range(x.shape[0]):
-        s = 0.0
-        for j in range(x.shape[1]):
-            s += x[i, j]
-        out[i] = s
 
 
 @weft.kernel

@@ -34,7 +34,8 @@ class Tile:
         self.row = axes.index(rows.axis) if rows is not None else None
         self.rows = rows.copies if rows is not None else 1
         # Such loops may have few iterations; code for these is compiled where it is little.
-        self.alone = len(axes) == 1 and not self.reverse and _is_small(self.body)
+        operations = sum(op.name != "arith.constant" for op in walk(self.body))
+        self.alone = len(axes) == 1 and not self.reverse and operations <= SMALL
         self.down, self.along = self.variations(frozenset())
 
     def variations(self, whole: Set[Op]) -> tuple[Variation, Variation]:
@@ -48,10 +49,6 @@ class Tile:
     @property
     def columns(self) -> int:
         return self.width * self.vectors
-
-
-def _is_small(body: Block) -> bool:
-    return sum(1 for op in walk(body) if op.name != "arith.constant") <= SMALL
 
 
 def tile_of(parallel: Op, schedule: Schedule) -> Tile | None:

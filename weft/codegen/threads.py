@@ -8,7 +8,7 @@ which hands the chunk its pointers as arguments, for only arguments can be told 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from weft.codegen import pool, private
 from weft.codegen.accumulations import accumulations
@@ -39,7 +39,8 @@ def argument_slots(function: Function) -> tuple[Slot, ...]:
             slots.append(Slot("float" if value.type.is_float else "int", k))
     for k, type in memrefs:
         slots += [Slot("size", k, axis) for axis in range(type.rank)]
-        slots += [Slot("stride", k, axis) for axis in range(_stored_strides(type))]
+        strides = {"contiguous": 0, "unit": max(type.rank - 1, 0), "strided": type.rank}
+        slots += [Slot("stride", k, axis) for axis in range(strides[type.layout])]
     slots.append(Slot("record", -1))
     watched = {CheckRace(op).memref: op.attrs["words"] for op in walk(function.body)
                if op.name == "weft.check_race"}  # fmt: skip
@@ -48,10 +49,6 @@ def argument_slots(function: Function) -> tuple[Slot, ...]:
         if words is not None:
             slots += [Slot("shadow", k, words), Slot("shift", k)]
     return tuple(slots)
-
-
-def _stored_strides(type: MemRefType) -> int:
-    return {"contiguous": 0, "unit": max(type.rank - 1, 0), "strided": type.rank}[type.layout]
 
 
 class CpuModule:
@@ -210,7 +207,7 @@ class CpuModule:
                     flat = e.inst(f"add nsw i64 {passed}, {count}") if depth else count
                     return nest(depth + 1, flat, values)
                 if self.tile is not None:
-                    self._tile(e, counts, (sides[0], sides[1]), index)
+                    emit_tile(e, self.tile, self.cpu.machine, sides, counts, index)
                     return []
                 e.groups = [group] if group else []
                 parts = emit_block(e, body)
@@ -232,18 +229,6 @@ class CpuModule:
         own = "ptr noalias readonly %slots, ptr noalias readonly %frame, i64 %begin, i64 %end"
         signature = f"@chunk{'.plain' if alone else ''}({own}, ptr noalias %partial{memrefs})"
         self._finish(e, f"define internal void {signature} noinline")
-
-    def _tile(
-        self, e: Emitter, counts: list[str], sides: tuple[str, str],
-        index: Callable[[Value, str], str],
-    ) -> None:  # fmt: skip
-        tile = self.tile
-        assert tile is not None
-        column = e.inst(f"mul nsw i64 {counts[tile.column]}, {tile.columns}")
-        row = "0"
-        if tile.row is not None:
-            row = e.inst(f"mul nsw i64 {counts[tile.row]}, {tile.rows}")
-        emit_tile(e, tile, self.cpu.machine, sides, (row, column), index)
 
     def _index(self, e: Emitter, value: Value, count: str, lower: Value, step: Value) -> str:
         """The parallel index ``value`` at an iteration: lower + count * step."""

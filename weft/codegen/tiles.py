@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from weft.codegen.emit import Emitter
 from weft.codegen.lane_values import pick
@@ -17,18 +17,19 @@ def emit_tile(
     e: Emitter,
     tile: Tile,
     machine: CpuMachine,
-    lengths: tuple[str, str],
-    origins: tuple[str, str],
+    lengths: Sequence[str],
+    counts: Sequence[str],
     index: Callable[[Value, str], str],
 ) -> None:
     """Writes the code of one tile, whole or at an edge.
 
-    ``origins`` are the tile's first iterations along its rows' and its columns' index, ``lengths``
-    the numbers of iterations there; ``index(value, count)`` gives the parallel index ``value`` at
+    ``counts``: the tile's number along each index; ``lengths``: the numbers of iterations along its
+    rows' and its columns' index; ``index(value, count)`` gives the parallel index ``value`` at
     iteration ``count``.
     """
-    row, column = origins
-    rows, columns = lengths
+    column = e.inst(f"mul nsw i64 {counts[tile.column]}, {tile.columns}")
+    row = "0" if tile.row is None else e.inst(f"mul nsw i64 {counts[tile.row]}, {tile.rows}")
+    origins, (rows, columns) = (row, column), lengths
     full, edge, out = e.label("full"), e.label("edge"), e.label("tiled")
     end = e.inst(f"add nsw i64 {column}, {tile.columns}")
     fits = e.inst(f"icmp sle i64 {end}, {columns}")

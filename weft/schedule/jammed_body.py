@@ -7,7 +7,7 @@ its own: the order within an iteration is what it was, and so is every bit of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, below, walk
@@ -63,17 +63,19 @@ class JammedBody:
         if self.single or len(lanes) == 1 < len(self.values):
             self.alone(op, lanes)
         elif op.attrs.get("rare"):
-            for k in lanes:
-                self.alone(op, [k])
+            self._each(op, lanes)
         elif op.name == "scf.for":
             self._for(op, lanes)
         elif op.name == "scf.if":
             self._if(op, lanes)
-        elif not self.along.common(op):
-            for k in lanes:
-                self.alone(op, [k])
-        else:
+        elif self.along.common(op):
             self.alone(op, lanes)
+        else:
+            self._each(op, lanes)
+
+    def _each(self, op: Op, lanes: Sequence[int]) -> None:
+        for k in lanes:
+            self.alone(op, [k])
 
     def alone(self, op: Op, lanes: Sequence[int]) -> None:
         """One copy of ``op``, for all of ``lanes``, as the first of them has its operands."""
@@ -116,8 +118,7 @@ class JammedBody:
         carried = [[self.get(k, v) for v in For(op).inits] for k in lanes]
         uneven = [not self.same(bound) for bound in bounds]
         if not self.same(step) or (any(uneven) and not is_constant(step, 1)):
-            for k in lanes:
-                self.alone(op, [k])
+            self._each(op, lanes)
             return
         ranks = [self.along.direction(bound) for bound in bounds]
         if uneven[0] != uneven[1] and ranks[uneven[1]]:
@@ -160,22 +161,20 @@ class JammedBody:
     ) -> list[list[Value]]:  # fmt: skip
         """All together where all are there; before and after that, each by itself."""
         low, high = lows[0], highs[0]
+
+        def own(begins: Iterable[Value], ends: Iterable[Value]) -> list[list[Value]]:
+            return [
+                self._together(op, [k], begin, end, [row], {"unroll": 1})[0]
+                for k, begin, end, row in zip(lanes, begins, ends, carried, strict=True)
+            ]
+
         if uneven[0]:
             low = self.least(lows, "arith.maxsi")
-            for place, k in enumerate(lanes):
-                end = self.least([low, highs[place]])
-                carried[place] = self._own(op, k, lows[place], end, carried[place])
+            carried = own(lows, (self.least([low, end]) for end in highs))
         if uneven[1]:
             high = self.least([low, self.least(highs)], "arith.maxsi")
         carried = self._together(op, lanes, low, high, carried, {})
-        if uneven[1]:
-            for place, k in enumerate(lanes):
-                carried[place] = self._own(op, k, high, highs[place], carried[place])
-        return carried
-
-    def _own(self, op: Op, k: int, low: Value, high: Value, carried: list[Value]) -> list[Value]:
-        """The iterations of a serial loop from ``low`` to ``high`` of the ``k``-th iteration."""
-        return self._together(op, [k], low, high, [carried], {"unroll": 1})[0]
+        return own([high] * len(lanes), highs) if uneven[1] else carried
 
     def _together(
         self, op: Op, lanes: Sequence[int], low: Value, high: Value, carried: list[list[Value]],
@@ -223,8 +222,7 @@ class JammedBody:
             conditions = [self.get(k, condition) for k in lanes]
             self._branch(op, lanes, self.least(conditions, "arith.andi"), apart=True)
         else:
-            for k in lanes:
-                self.alone(op, [k])
+            self._each(op, lanes)
 
     def _branch(self, op: Op, lanes: Sequence[int], condition: Value, *, apart: bool) -> None:
         own = [not self.same(v) for v in op.results]
@@ -237,8 +235,7 @@ class JammedBody:
         for number, region in enumerate(op.regions):
             with self.builder.at(made.regions[number]):
                 if number == 1 and apart:
-                    for k in lanes:
-                        self.alone(op, [k])
+                    self._each(op, lanes)
                     ends = [self.get(k, op.results[j]) for j, k in columns]
                 else:
                     self.ops(region.ops[:-1], lanes)

@@ -8,6 +8,7 @@ mathematics. Races between threads stay unseen.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import struct
@@ -20,7 +21,7 @@ import torch
 import weft
 from tests.cuda import fibers, interpreted
 from weft.codegen import cuda as backend
-from weft.codegen import launching, libraries
+from weft.codegen import launching, libraries, ptx
 from weft.frontend.lower import Lowered
 from weft.options import Options
 from weft.runtime import build, gpu
@@ -178,6 +179,14 @@ class Function:
                    waits=self.waits)  # fmt: skip
 
 
+@functools.lru_cache(128)
+def functions(text: str, mathematics: tuple[str, ...]) -> dict[str, Function]:
+    """Those of a module, which LLVM has to take for a GPU, too."""
+    assembly = ptx.assemble(ptx.optimized(text, "sm_90", mathematics), "sm_90")
+    here = host_text(text)
+    return {name: Function(here, name) for name in launching.entries(assembly)}
+
+
 class Emulated(gpu.GpuCompiled):
     """A specialisation whose code runs here, by whatever schedule."""
 
@@ -196,21 +205,16 @@ class Emulated(gpu.GpuCompiled):
 
     def made(self, schedule: Schedule) -> Module:
         assert self.optimized is not None
+        grid = backend.scheduled(
+            self.optimized, schedule, strict_math=self.job.options.strict_math,
+            noalias=self.job.noalias,
+        )  # fmt: skip
         if EmulatedCall.interpreted:
-            grid = backend.scheduled(
-                self.optimized, schedule, strict_math=self.job.options.strict_math,
-                noalias=self.job.noalias,
-            )  # fmt: skip
             name, kinds = self.facts.symbol, self.facts.nest.kinds
             found = interpreted.functions(name, grid.bound, self.optimized, schedule, kinds)
             return Module(None, found)  # type: ignore[arg-type]
-        code = backend.compile_cuda(
-            self.optimized, schedule, "sm_90", strict_math=self.job.options.strict_math,
-            noalias=self.job.noalias,
-        )  # fmt: skip
-        text = host_text(code.llvm)
-        names = launching.entries(code.ptx)
-        return Module(None, {name: Function(text, name) for name in names})  # type: ignore[arg-type]
+        text = grid.emit()
+        return Module(None, functions(text, tuple(sorted(grid.cuda.functions))))  # type: ignore[arg-type]
 
 
 class EmulatedCall(gpu.Call):

@@ -50,7 +50,7 @@ from weft.schedule.legal import legal
 from weft.schedule.nest import LoopNest, axes_of
 from weft.schedule.shared_loads import UnrollJamCandidates, WindowTile
 
-COUNT = int(os.environ.get("WEFT_FUZZ_CUDA", "3"))
+COUNT = int(os.environ.get("WEFT_FUZZ_CUDA", "5"))
 
 
 def without(kind: type[Any]) -> Callable[[Candidate], bool]:

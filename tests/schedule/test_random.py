@@ -18,7 +18,7 @@ from tests.fuzz import generate, nests, rows, scans, schedules, staged
 from weft import compiler
 from weft.tools.cross import lowered_loops
 
-COUNT = int(os.environ.get("WEFT_FUZZ_SCHEDULES", "4"))
+COUNT = int(os.environ.get("WEFT_FUZZ_SCHEDULES", "6"))
 DRAWS = [generate.kernel, rows.kernel, nests.kernel, staged.kernel, scans.kernel]
 
 

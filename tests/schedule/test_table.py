@@ -10,6 +10,7 @@ import torch
 
 import weft
 from examples import brick_wall, causal_conv, gallery, softmax
+from weft.codegen import cuda
 from weft.runtime import tuned
 from weft.runtime.candidates import Row
 from weft.schedule.machine import GpuMachine
@@ -145,6 +146,17 @@ def test_reasons(call: tuple[Any, ...], why: str) -> None:
 def test_sizes_beyond_32_bits() -> None:
     rows = gallery.axpy.schedules(2.0, meta(1 << 32), meta(1 << 32), device="cuda")
     assert rows[0].why.startswith("not fits32(): an index or an offset needs more than 32 bits")
+
+
+def test_no_candidate_is_compiled_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(*_: Any, **__: Any) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(cuda, "scheduled", compiled)
+    row = taken(gallery.axpy, 2.0, meta(1000), meta(1000))
+    assert row.grid != (0, 0, 0)
+    with pytest.raises(AssertionError, match="compiled"):
+        _ = row.accessed
 
 
 def test_the_machine_decides() -> None:

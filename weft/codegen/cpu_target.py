@@ -119,7 +119,7 @@ class CpuTarget(Reports):
         for k, (value, name) in enumerate(zip(op.operands, operands, strict=True)):
             place = e.inst(f"getelementptr i64, ptr {words}, i64 {k}")
             e.line(f"store i64 {word(e, name, value.scalar)}, ptr {place}")
-        e.call("weft_print", ("i64", str(self.prints[op])), ("ptr", words))
+        e.call_void("weft_print", ("i64", str(self.prints[op])), ("ptr", words))
 
 
 # What another iteration left at a place, else 0. An empty place is taken by this iteration's word

@@ -99,10 +99,10 @@ def _barrier(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
         e.line(f"call void @llvm.nvvm.bar.warp.sync(i32 {_mask(e, width)})")
     elif _cuda(e).group:
         for half in ("arrive", "wait"):
-            e.call(f"llvm.nvvm.barrier.cluster.{half}.aligned")
+            e.call_void(f"llvm.nvvm.barrier.cluster.{half}.aligned")
     else:
         # That it ends is said so that loads of what no thread writes leave loops with it.
-        e.call("llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"), traits="willreturn")
+        e.call_void("llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"), traits="willreturn")
     return ()
 
 

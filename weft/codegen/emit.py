@@ -286,7 +286,7 @@ class Emitter:
         """Calls ``@name`` with (type, value) operands."""
         return self.inst(self._called(name, result, operands, flags))
 
-    def call(self, name: str, *operands: tuple[str, str], traits: str = "") -> None:
+    def call_void(self, name: str, *operands: tuple[str, str], traits: str = "") -> None:
         """The same where there is no result."""
         self.line(f"{self._called(name, 'void', operands)} {traits}".rstrip())
 

@@ -95,7 +95,7 @@ class LaneMemory:
         element = memref.memref.element
         ty, pointers = memory_type(element), self.pointers(memref, indices, at)
         value = self.v.of(ty), self.v.vector(stored, at)
-        self.e.call(self.masked("scatter", ty), value, pointers, *self.by(element, at))
+        self.e.call_void(self.masked("scatter", ty), value, pointers, *self.by(element, at))
 
     def masked(self, name: str, ty: str) -> str:
         """The intrinsic for vectors."""
@@ -142,7 +142,7 @@ class LaneMemory:
             if mask is None:
                 self.e.line(f"store {kind} {value}, ptr {pointer}, align {element.bytes}")
                 continue
-            self.e.call(
+            self.e.call_void(
                 self.masked("store", memory_type(element)), (kind, value), ("ptr", pointer),
                 ("i32", str(element.bytes)), (v.bits, mask),
             )  # fmt: skip

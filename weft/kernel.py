@@ -74,6 +74,7 @@ class Definition:
         self._op_name, self._namespace = name or function.__name__, namespace
         self._host: Any = None  # the host part, from the first call on
         self._seen: set[Any] = set()
+        self._plain: set[type] = {*PLAIN}  # types of arguments that need no dispatcher
 
     @functools.cached_property
     def source(self) -> FunctionSource:
@@ -166,6 +167,15 @@ class Definition:
             check_annotations(self._checked, bound, self.span)
             self._seen.add(key)
 
+    def _is_foreign(self, value: Any) -> bool:
+        """Whether ``value`` is a tensor that only the dispatcher knows how to treat."""
+        kind = type(value)
+        if not isinstance(value, torch.Tensor) or kind.__torch_dispatch__ is _dispatch:
+            if not overrides(kind):
+                self._plain.add(kind)
+            return False
+        return True
+
     # --- decorated again, and as plain Python ----------------------------------------------------
     def changed(self, options: dict[str, Any], tuning: Tuning | None = None) -> Self:
         """A kernel of the same function, with further options."""
@@ -233,7 +243,6 @@ class Kernel(Definition):
         self._entry: Callable[..., Any] = self._special
         self._launchers: list[Callable[..., Any]] = []
         self._regions: list[Launcher] = []
-        self._plain: set[type] = {*PLAIN}  # types of arguments that need no dispatcher
         namespace_of(namespace).announce(self._op_name, self)
 
     # --- calling ---------------------------------------------------------------------------------
@@ -327,15 +336,6 @@ class Kernel(Definition):
         from weft.pytorch.dynamo import original  # only under torch.compile
 
         return original(self)
-
-    def _is_foreign(self, value: Any) -> bool:
-        """Whether ``value`` is a tensor that only the dispatcher knows how to treat."""
-        kind = type(value)
-        if not isinstance(value, torch.Tensor) or kind.__torch_dispatch__ is _dispatch:
-            if not overrides(kind):
-                self._plain.add(kind)
-            return False
-        return True
 
     def _explain(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises an error that says what to write instead, where there is one."""

@@ -48,7 +48,8 @@ def test_its_text_is_read_back() -> None:
     ):
         parse("reverse_blocks(3)")
     with pytest.raises(
-        ScheduleError, match=r"strip_mine, register_window, reverse, longest_first, shared_arrays, reverse_blocks$"
+        ScheduleError,
+        match=r"register_window, reverse, longest_first, shared_arrays, reverse_blocks$",
     ):
         parse("reverse_all()")
 

@@ -83,9 +83,6 @@ class Form:
         if code is not None:
             run = taught(run, code)
         overload = family.define(name, schema, run, without_data(fake, self.kernel), *tags)
-        if not overload._schema.returns and not overload._schema.is_mutable:
-            # It asserts or prints: graphs must not drop the call.
-            has_side_effect(overload)
         rule: Rule | None = None
         writes = any(a.alias_info is not None for a in overload._schema.arguments)
         if writes or not _gives(overload):
@@ -94,6 +91,10 @@ class Form:
             rule = self._rule(name, family, code)
         if code is not None:
             code.attach(family, name)
+        if not overload._schema.returns and not overload._schema.is_mutable:
+            # It asserts or prints: graphs must not drop the call. (The overload's hash is that of
+            # what ``attach`` puts there.)
+            has_side_effect(overload)
         return Operator(overload, self.types, self.constants, rule)
 
     def _boxed(self, name: str) -> BoxedKernel | None:

@@ -16,9 +16,7 @@ from tests.fuzz.check import function as function_of
 from tests.fuzz.schedules import loops_of
 from weft.codegen import cuda
 from weft.errors import ScheduleError
-from weft.ir.core import walk
 from weft.ir.uniform import divergent_wait
-from weft.ir.views import For, constant_of
 from weft.schedule.language import BlockDim, RegisterWindow, only, parse, show
 
 
@@ -125,17 +123,6 @@ def test_all_threads_come_to_where_they_wait(case: Case) -> None:
     made = cuda.scheduled(function, schedule, strict_math=False, noalias=True)
     for stage in made.bound.stages:
         assert divergent_wait(stage) is None
-
-
-def test_where_all_turns_of_a_chunk_are_there_their_number_is_known() -> None:
-    (function,) = loops_of(causal_conv, args_of(causal_conv, 4, 16))
-    given = text(causal_conv, "t 4 4", "b 2 2", "u, 4, staged=8", swapped=False)
-    facts = cuda.analyse(function, noalias=True, strict_math=False, asked=given)
-    schedule = parse(facts.candidates[0].split("->")[1])
-    made = cuda.scheduled(function, schedule, strict_math=False, noalias=True)
-    loops = [op for stage in made.bound.stages for op in walk(stage.body) if op.name == "scf.for"]
-    (whole,) = (For(op) for op in loops if op.attrs.get("unroll") == 2)
-    assert [constant_of(bound) for bound in whole.bounds] == [0, 8, 4]
 
 
 def test_elements_of_several_types_and_rows_that_are_not_shared() -> None:

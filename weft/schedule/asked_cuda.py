@@ -13,7 +13,6 @@ from typing import Any
 from weft.index.access import Access, accesses
 from weft.ir.core import Op, Value, walk
 from weft.ir.views import For, Parallel, is_constant
-from weft.schedule.block_rows import why_not_staged
 from weft.schedule.choose import Candidate
 from weft.schedule.cooperative_loops import Team, asked, ordered
 from weft.schedule.default_cuda import MOST_COPIES, Divisible, Picks, in_rows, nest_steps, shift
@@ -74,6 +73,7 @@ from weft.schedule.scan import vectors
 from weft.schedule.shared_arrays import fitting
 from weft.schedule.stage import MOST_BYTES, bytes_of, done_once
 from weft.schedule.stage import rows_of as staged_rows
+from weft.schedule.stage_rows import why_not_staged
 
 _MOST_BLOCKS = 2**31 - 1
 _MOST_SPLIT = 1 << 20  # iterations that leave a word for each block that shares them

@@ -37,7 +37,6 @@ from weft.schedule.rows import VECTOR_BYTES
 from weft.schedule.unroll_jam import TILE
 from weft.values import mutable
 
-_WRITTEN_OUT = 2  # such turns, one after the other, of loops that have just so many
 _MOST_STORED = 128  # bytes of a thread's results that it stores in vectors, if it stages no rows
 MARK = "window"  # attribute of a loop: so many turns become one
 
@@ -279,32 +278,28 @@ class _Windows(Rewriter):
         loop = For(op)
         rows = windows(self.old, op, self.limits, self.found)
         lower, upper, step = map(self.lookup, loop.bounds)
-        many, exact = self.number(turns, lower), op.attrs.get(STAGED)  # just so many turns
-        if exact is not None:
-            start, end, some = self.number(0, lower), self.number(exact, lower), None
-        else:
-            # Behind a row in shared memory there is something to load.
-            ends = [row.ahead for row in rows if not is_shared(memory(row.first)[0])]
-            later = self.number(max([0, *ends]), lower)
-            left = self.subi(self.trip_count(lower, upper, step), later)
-            left = self.op("arith.maxsi", left, self.number(0, lower))
-            whole = self.muli(self.op("arith.floordivsi", left, many), many)
-            start, end = lower, self.addi(lower, whole)
-            some = self.op("arith.cmpi", lower, end, predicate="slt")
+        none = self.number(0, lower)
+        many = self.number(turns, lower)
+        # Behind a row in shared memory there is something to load.
+        ends = [row.ahead for row in rows if not is_shared(memory(row.first)[0])]
+        later = self.number(max([0, *ends]), lower)
+        left = self.subi(self.trip_count(lower, upper, step), later)
+        whole = self.op("arith.floordivsi", self.op("arith.maxsi", left, none), many)
+        end = self.addi(lower, self.muli(whole, many))
+        some = self.op("arith.cmpi", lower, end, predicate="slt")
         kept = [(row, element) for row in rows for element in row.carried()]
         begin = self._first(op, some, lower, kept)
-        main = self.for_(start, end, many, [*map(self.lookup, loop.inits), *begin])
-        main.attrs |= {"unroll": 1 if some is not None else _WRITTEN_OUT}
+        main = self.for_(lower, end, many, [*map(self.lookup, loop.inits), *begin])
+        main.attrs |= {"unroll": 1}
         main.regions = [block := Block([lower.type, *(v.type for v in main.results)])]
-        place, *values = block.args
-        place.name = loop.index.name
+        position, *values = block.args
+        position.name = loop.index.name
         carried, buffer = values[: len(loop.inits)], values[len(loop.inits) :]
         for (row, element), value in zip(kept, buffer, strict=True):
             row.values[element] = value
         of = {load: row for row in rows for load in row.loads}
 
         def body() -> list[Value]:
-            position = place if some is not None else self.addi(lower, place)
             places = {row: self._place(row, op, position) for row in rows}
             ends = carried
             for turn in range(turns):
@@ -322,8 +317,6 @@ class _Windows(Rewriter):
         self.fill(block, body)
         block.ops[:-1] = by_loads(block.ops[:-1])
         results = main.results[: len(loop.inits)]
-        if some is None:
-            return list(results)
         rest = self.for_(end, upper, step, results)
         rest.attrs |= {"unroll": 1, "rare": True}
         rest.regions = [Block([lower.type, *(v.type for v in results)])]
@@ -331,7 +324,7 @@ class _Windows(Rewriter):
         return list(rest.results)
 
     def _first(
-        self, op: Op, some: Value | None, lower: Value, kept: Sequence[tuple[Window, int]]
+        self, op: Op, some: Value, lower: Value, kept: Sequence[tuple[Window, int]]
     ) -> list[Value]:
         """The elements that are in registers before the first turn."""
         types = [row.first.result.scalar for row, _ in kept]
@@ -343,9 +336,7 @@ class _Windows(Rewriter):
         def nothing() -> list[Value]:
             return [self.constant(0, t) for t in types]
 
-        if not types or some is None:
-            return loaded()
-        return self.either(some, loaded, nothing, types)
+        return self.either(some, loaded, nothing, types) if types else []
 
     def _place(self, row: Window, op: Op, position: Value) -> list[Value]:
         """The subscripts of the first load of a row where the turn is at ``position``."""

@@ -11,29 +11,129 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field
 
 from weft.index.access import Extraction
-from weft.index.expression import Poly, number
+from weft.index.expression import Poly, atom, number
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.core import Block, Function, Op, Value, below, slice_of, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i32
 from weft.ir.views import For, If, memory
-from weft.schedule.block_rows import Row, Tile, is_convex, laid_out, rows_of
+from weft.ir.writes import written
 from weft.schedule.jammed_body import STAGED
 from weft.schedule.language import (
+    Bind,
     BlockDim,
     LongestFirst,
+    RegisterWindow,
+    Reverse,
     Schedule,
+    UnrollJam,
     only,
+    several,
 )
+from weft.schedule.nest import LoopNest, Refusal
 from weft.schedule.register_window import behind
 from weft.schedule.rows import VECTOR_BYTES
+from weft.schedule.stage import MOST_BYTES
 from weft.schedule.unroll_jam import TILE
 from weft.schedule.variation import Variation
+from weft.values import mutable
 
-_MOST_HELD = 24  # words that a thread has loaded, and not stored yet
+_MOST_STAGED = 512  # turns
+_MOST_HELD = 32  # elements that a thread has loaded and not stored yet
+_PAD = 4  # elements that a window may load behind a row, or in front of one that goes downwards
+
+
+@mutable
+class Row:
+    """Elements that loops load of a row: turn ``u`` those ``sign * u + d`` behind a place, for each
+    ``d`` in ``loads``, and ``across`` further on for the next thread, by the side along which it
+    is the next. ``own``: the sides along which threads have rows of their own. In shared memory
+    the first of them begins at ``base``, and the next one ``pitch`` later."""
+
+    sign: int
+    across: dict[int, int]
+    own: list[int]
+    place: Poly
+    loads: dict[Op, int] = field(default_factory=dict[Op, int])
+    length: int = 0
+    pitch: int = 0
+    base: int = 0
+
+    @property
+    def first(self) -> Op:
+        return next(iter(self.loads))
+
+    @property
+    def element(self) -> ScalarType:
+        return self.first.result.scalar
+
+    @property
+    def low(self) -> int:
+        return min(self.loads.values())
+
+
+@mutable
+class Tile:
+    """A block's threads along x and y. ``blocks``, ``threads``: the values of an iteration that say
+    which block along a side it belongs to, and which thread, by the place of the side."""
+
+    sides: tuple[int, int]
+    blocks: dict[int, Value]
+    threads: dict[int, Value]
+
+
+def rows_of(
+    function: Function, group: Sequence[Op], tile: Tile, turns: int, found: Extraction | None = None
+) -> list[Row]:
+    """What the threads of a block load of rows in ``group``, loops of which one follows the other,
+    in so many turns."""
+    found = found or Extraction(function)
+    changed, rows = written(function), dict[object, Row]()
+    for loop in group:
+        iv = For(loop).index
+        for op in loop.body.ops:
+            if op.name != "memref.load" or memory(op)[0] not in function.args:
+                continue
+            memref, subscripts, _ = memory(op)
+            polys = [poly for v in subscripts if (poly := found.poly(v)) is not None]
+            if memref in changed or not 0 < len(polys) == len(subscripts):
+                continue
+            *outer, last = polys
+            sign = last.slope(iv)
+            if sign not in (1, -1) or any(poly.mentions(iv) for poly in outer):
+                continue
+            place = last - atom(iv).scaled(sign)
+            own = [side for side, thread in tile.threads.items()
+                   if any(poly.mentions(thread) for poly in outer)]  # fmt: skip
+            across = {side: slope for side, thread in tile.threads.items()
+                      if side not in own and (slope := place.slope(thread)) != 0}  # fmt: skip
+            if None in across.values() or len(own) == len(tile.threads):
+                continue
+            plain = place - number(place.offset)
+            key = memref, sign, (*outer, plain)
+            row = rows.setdefault(key, Row(sign, across, own, plain))  # type: ignore[arg-type]
+            row.loads[op] = place.offset
+    for row in rows.values():
+        spread = max(row.loads.values()) - row.low
+        far = sum((tile.sides[side] - 1) * abs(n) for side, n in row.across.items())
+        row.length = turns + spread + far
+        # An odd number of vectors: neighbours along y read in other banks.
+        row.pitch = 4 * (-(-row.length // 4) | 1)
+    return list(rows.values())
+
+
+def laid_out(rows: Sequence[Row], tile: Tile) -> dict[ScalarType, int]:
+    """Elements of each type in shared memory. Rows get their places."""
+    sizes: dict[ScalarType, int] = {}
+    for row in rows:
+        row.base = sizes.get(row.element, _PAD)
+        copies = math.prod(tile.sides[side] for side in row.own)
+        sizes[row.element] = row.base + row.pitch * copies
+    return {element: size + _PAD for element, size in sizes.items()}
 
 
 def stage_rows(
@@ -57,9 +157,40 @@ def groups_of(parallel: Op) -> Iterator[tuple[Block, list[Op]]]:
             yield block, group
 
 
-def _words(values: Iterable[Value]) -> int:
-    """The registers that values take."""
-    return sum(-(-v.scalar.bytes // 4) for v in values)
+def together(nest: LoopNest, loop: Op, tile: Tile, *, backwards: bool) -> bool:
+    """Whether the threads of a block come to ``loop`` together, and begin it at the same turn.
+    ``backwards``: it goes from its last turn to the first."""
+    body = nest.parallel.body
+    along = [Variation(body, {thread: 1}) for thread in tile.threads.values()]
+    lower, upper, _ = For(loop).bounds
+    begin, end = (upper, lower) if backwards else (lower, upper)
+    if not all(a.uniform(begin) and (a.uniform(end) or a.direction(end)) for a in along):
+        return False
+    for around in walk(body):
+        if around is loop or not any(inner is loop for inner in below(around)):
+            continue
+        if around.name == "scf.if":
+            inside = any(inner is loop for inner in walk(If(around).then))
+            condition = If(around).condition
+            early = around in body.ops and slice_of(condition, body, lambda op: OPS[op.name].pure)
+            uniform = all(a.uniform(condition) for a in along)
+            if not inside or not (uniform or (early and is_convex(condition, along))):
+                return False
+        elif around.name != "scf.for" or not all(a.uniform(*For(around).bounds) for a in along):
+            return False
+    return True
+
+
+def is_convex(condition: Value, along: Sequence[Variation]) -> bool:
+    """Whether ``condition`` holds between threads of a block for which it holds. ``along``: what
+    varies from thread to thread."""
+    op = condition.op
+    if op is None or op.name == "arith.constant":
+        return True
+    if op.name == "arith.andi":
+        return all(is_convex(v, along) for v in op.operands)
+    affine = all(a.slope(v) is not None for a in along for v in op.operands)
+    return op.name == "arith.cmpi" and op.attrs["predicate"] != "ne" and affine
 
 
 class _Tiles(Rewriter):
@@ -199,7 +330,7 @@ class _Elements(_Tiles):
         for row in rows:
             for part in self._loaded(row, chunk, group):
                 held.append(part)
-                if _words(v for _, _, values, _ in held for v in values) >= _MOST_HELD:
+                if sum(len(values) for _, _, values, _ in held) >= _MOST_HELD:
                     store()
         store()
         self.do("gpu.barrier", width=0)
@@ -231,11 +362,11 @@ class _Elements(_Tiles):
         threads = math.prod(self.tile.sides[side] for side in free)
         begin, thread = self._copy_of(row), self._linear(free)[0]
         assert thread is not None
-        width = row.width
+        width = self._width(row, group)
         if width > 1:
             thread = self.muli(thread, self.number(width, thread))
-        extent = self.op("memref.dim", self.lookup(memref), type=low.scalar, axis=len(outer))
-        array, subscripts = self._row_of(memref, outer, low)
+        axis = memref.memref.rank - 1
+        extent = self.op("memref.dim", self.lookup(memref), type=low.scalar, axis=axis)
         length = -(-row.length // width) * width
         for k in range(0, length, threads * width):
             place = self.addi(thread, self.number(k, thread)) if k else thread
@@ -246,37 +377,19 @@ class _Elements(_Tiles):
                 own = self.op("arith.cmpi", place, self.number(length, place), predicate="slt")
                 there = self.op("arith.andi", there, own)
 
-            def elements(at: Value = at) -> list[Value]:
-                operands, found = [array, *subscripts(at)], list[Value]()
+            def elements(at: Value = at) -> Iterator[Value]:
                 for j in range(width):
-                    made = Op("memref.load", operands, [row.element], span=row.first.span)
+                    made = Op("memref.load", [self.lookup(memref), *outer, at], [row.element],
+                              span=row.first.span)  # fmt: skip
                     bytes = j * row.element.bytes
                     made.attrs |= {"offset": j} if j else {}
                     if width > 1:
                         made.attrs["align"] = bytes & -bytes or VECTOR_BYTES
-                    found.append(self.append(made).result)
-                return found
+                    yield self.append(made).result
 
             nothing = self._nothing(row, width)
-            values = self.either(there, elements, nothing, [row.element] * width)
+            values = self.either(there, lambda: list(elements()), nothing, [row.element] * width)
             yield row, self.addi(begin, place), values, own
-
-    def _row_of(
-        self, memref: Value, outer: Sequence[Value], like: Value
-    ) -> tuple[Value, Callable[[Value], list[Value]]]:
-        """An array, and the subscripts of elements of its row ``outer``. Of a contiguous one all
-        elements are in one row: how far its rows are apart is the same for all threads, and takes
-        no register of each."""
-        array, begin, stride = self.lookup(memref), None, None
-        if memref.memref.layout != "contiguous" or not outer:
-            return array, lambda at: [*outer, at]
-        for k in reversed(range(len(outer))):
-            size = self.op("memref.dim", array, type=like.scalar, axis=k + 1)
-            stride = size if stride is None else self.muli(stride, size)
-            far = self.muli(self._cast(outer[k], like.scalar), stride)
-            begin = far if begin is None else self.addi(begin, far)
-        flat = MemRefType(memref.memref.element, 1, "contiguous")
-        return self.op("memref.flatten", array, type=flat), lambda at: [self.addi(begin, at)]  # type: ignore[arg-type]
 
     def _nothing(self, row: Row, width: int) -> Callable[[], list[Value]]:
         zero = 0.0 if row.element.is_float else 0
@@ -297,15 +410,15 @@ class _Elements(_Tiles):
         far = row.low - row.loads[row.first]
         return (self.addi(last, self.number(far, last)) if far else last), outer
 
-    def _in_vectors(self, row: Row, group: Sequence[Op]) -> None:
-        """Chooses how many elements of a row are loaded as a vector."""
+    def _width(self, row: Row, group: Sequence[Op]) -> int:
+        """How many elements are loaded as a vector."""
         memref, turns = memory(row.first)[0], group[0].attrs[STAGED]
         width = self.limits.get(memref, 0) // row.element.bytes
         begin = self.found.poly(For(group[0]).lower)
         # Rows that begin at whole vectors end at them, too, where one follows the other.
         whole = memref.memref.layout == "contiguous" and memref.memref.rank > 1
         if width < 2 or turns % width or begin is None or not whole:
-            return
+            return 1
         first: dict[object, Poly] = {
             self.tile.threads[side]: number(0 if slope > 0 else self.tile.sides[side] - 1)
             for side, slope in row.across.items()
@@ -314,7 +427,7 @@ class _Elements(_Tiles):
         if row.sign < 0:
             place = place - number(turns - 1)
         asked = behind(place, width, {*self.old.args})
-        row.width = width if asked is not None and asked[0] == 0 else 1
+        return width if asked is not None and asked[0] == 0 else 1
 
 
 class _Staging(_Elements):
@@ -350,8 +463,6 @@ class _Staging(_Elements):
     def _staged(self, block: Block, group: list[Op]) -> list[Value]:
         turns = group[0].attrs[STAGED]
         rows = rows_of(self.old, group, self.tile, turns, self.found)
-        for row in rows:
-            self._in_vectors(row, group)
         sizes = laid_out(rows, self.tile)
         with self.at(self.front):
             self.shared = {
@@ -391,35 +502,20 @@ class _Staging(_Elements):
             stop = self.addi(chunk, many)
             self.chunk = chunk
             self.of = {load: row for row in rows for load in row.loads}
-
-            def through(loop: Op, low: Value, high: Value, ends: list[Value]) -> Op:
-                made, mine = self.copy(loop), carried[group.index(loop)]
-                made.operands = [low, high, self.lookup(For(loop).step), *(ends[k] for k in mine)]
+            for loop, mine in zip(group, carried, strict=True):
+                low, high = (self.lookup(v) for v in For(loop).bounds[:2])
+                low = chunk if loop is group[0] else self.op("arith.maxsi", low, chunk)
+                high = self.op("arith.minsi", high, stop)
+                made = self.copy(loop)
+                step = self.lookup(For(loop).step)
+                made.operands = [low, high, step, *(values[k] for k in mine)]
+                del made.attrs[STAGED]
                 self.region(loop.body, made.body)
                 self.append(made)
                 for k, result in zip(mine, made.results, strict=True):
-                    ends[k] = result
-                return made
-
-            def all_turns() -> list[Value]:
-                ends = list(values)
-                through(group[0], chunk, stop, ends)
-                return ends
-
-            def some_turns() -> list[Value]:
-                ends = list(values)
-                for loop in group:
-                    low, high = (self.lookup(v) for v in For(loop).bounds[:2])
-                    low = chunk if loop is group[0] else self.op("arith.maxsi", low, chunk)
-                    made = through(loop, low, self.op("arith.minsi", high, stop), ends)
-                    del made.attrs[STAGED]
-                return ends
-
-            end, types = self.lookup(For(group[0]).upper), [v.type for v in values]
-            whole = self.op("arith.cmpi", end, stop, predicate="sge")
-            ends = self.either(whole, all_turns, some_turns, types)
+                    values[k] = result
             self.of = {}
-            return ends
+            return values
 
         self.fill(new, body)
         for loop, mine in zip(group, carried, strict=True):
@@ -440,3 +536,40 @@ class _Staging(_Elements):
             found = value if found is None else self.op("arith.maxsi", found, value)
         assert found is not None
         return found
+
+
+def tile_of(nest: LoopNest, schedule: Schedule) -> Tile | None:
+    """The iterations of a block, as if each had a thread; None where blocks have no whole tiles:
+    an index along x or y is not jammed in groups of as many threads as a block has."""
+    asked = only(schedule, BlockDim)
+    jams = {jam.axis: jam for jam in several(schedule, UnrollJam)}
+    bound = [bind.axis for bind in several(schedule, Bind) if bind.side != "z"]
+    given = tuple(jams[axis].overlap if axis in jams else 0 for axis in bound)
+    if asked is None or asked.sides != given or any(jam.stride > 1 for jam in jams.values()):
+        return None
+    sides = [jams[axis].overlap * jams[axis].copies for axis in bound]
+    return Tile((sides[0], (*sides, 1)[1]), {}, dict(enumerate(map(nest.index, bound))))
+
+
+def why_not_staged(nest: LoopNest, step: RegisterWindow, schedule: Schedule) -> Refusal | None:
+    """Why the rows of a loop are not staged; None where they may be."""
+    loop, tile = nest.serial[step.loop], tile_of(nest, schedule)
+    if not step.turns <= step.staged <= _MOST_STAGED or step.staged % step.turns:
+        return Refusal(f"a multiple of {step.turns} turns is staged, {_MOST_STAGED} at most")
+    if len(several(schedule, RegisterWindow)) > 1:
+        return Refusal("rows of one loop are staged", loop.span, "leave the others out")
+    if tile is None:
+        return Refusal(
+            "a block that stages rows has a whole tile", None,
+            "unroll_jam(t, 8, overlap=8) of each index along x and y, and block_dim(...) of just "
+            "these threads",
+        )  # fmt: skip
+    if not together(nest, loop, tile, backwards=Reverse(step.loop) in schedule):
+        return Refusal(f"threads of a block do not come to `{step.loop}` together", loop.span)
+    rows = rows_of(nest.function, [loop], tile, step.staged)
+    if not rows or not nest.function.attrs.get("noalias", True):
+        return Refusal(f"`{step.loop}` loads no rows that threads of a block share", loop.span)
+    size = sum(n * element.bytes for element, n in laid_out(rows, tile).items())
+    if size > MOST_BYTES:
+        return Refusal(f"it takes {size} bytes of shared memory, {MOST_BYTES} are there", loop.span)
+    return None

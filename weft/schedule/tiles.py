@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from weft.ir.core import Value
 from weft.ir.views import For
-from weft.schedule.block_rows import why_not_staged
 from weft.schedule.guards import Aligned, Busy, Covered, Guard, Overlapped, Turns, Whole
 from weft.schedule.language import (
     Bind,
@@ -30,6 +29,7 @@ from weft.schedule.language import (
 from weft.schedule.nest import LoopNest
 from weft.schedule.register_window import whole_vectors
 from weft.schedule.shared_loads import MOST_TILE, WindowTile
+from weft.schedule.stage_rows import why_not_staged
 from weft.schedule.unroll_jam import repeatable, variation
 
 _LEAST_CHUNKS = 8  # of turns that become one, in the longest loop

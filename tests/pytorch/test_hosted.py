@@ -274,3 +274,22 @@ def test_host_parts_that_a_trace_may_not_follow_stay_one_operator(graphs):
         assert kernel.operators.loops == ()
         same(kernel, torch.compile(kernel, fullgraph=True, backend=graphs.backend), (leaf(4),))
     assert all("_loop" not in t for seen in graphs.seen for t in seen)
+
+
+def test_a_number_that_host_part_and_loop_read_is_looked_up_by_both(monkeypatch):
+    @weft.kernel
+    def scaled_twice(x: torch.Tensor) -> torch.Tensor:
+        y = x * FACTOR
+        out = torch.empty_like(y)
+        for i in range(x.shape[0]):
+            out[i] = y[i] + FACTOR
+        return out
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return scaled_twice(x)
+
+    assert scaled_twice.operators.loops == ()
+    program = torch.export.export(Module(), (torch.ones(2),)).module()
+    monkeypatch.setitem(globals(), "FACTOR", 5.0)
+    assert program(torch.ones(2)).tolist() == [10.0, 10.0]

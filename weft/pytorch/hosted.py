@@ -65,7 +65,14 @@ def traced_loops(operators: Operators) -> tuple[TracedLoop, ...]:
         return ()
     if not all(_is_separate(r, scope) and r.node in kernel.source.tree.body for r in parts.regions):
         return ()
+    looked_up = {n for r in parts.regions for a in r.args if a.captured for n in _names(a.expr)}
+    if not looked_up.isdisjoint({n for s in host for n in _names(s)} - known):
+        return ()  # an exported graph keeps what the host part saw, and loops look it up
     return tuple(TracedLoop(operators, region) for region in parts.regions)
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def _works(statement: ast.stmt) -> bool:

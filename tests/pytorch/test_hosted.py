@@ -14,6 +14,7 @@ from torch.torch_version import TorchVersion
 
 import weft
 from tests import processes
+from tests.pytorch.test_ambient import drop
 from weft.pytorch.hosted import OLDEST
 
 pytestmark = [
@@ -30,15 +31,6 @@ def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(y)
     for i, j in weft.ndrange(y.shape[0], y.shape[1]):
         out[i, j] = y[i, j] * FACTOR
-    return out
-
-
-@weft.kernel
-def drop(x: torch.Tensor, p: float) -> torch.Tensor:
-    mask = torch.rand_like(x)
-    out = torch.empty_like(x)
-    for i in range(x.shape[0]):
-        out[i] = x[i] / (1 - p) if mask[i] > p else 0.0
     return out
 
 

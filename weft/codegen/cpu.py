@@ -9,6 +9,7 @@ import llvmlite.binding as llvm
 from weft import timing
 from weft.codegen.interface import Check, Slot
 from weft.codegen.machine import host_cpu, machine
+from weft.codegen.optimize import optimize
 from weft.codegen.threads import CpuModule, argument_slots
 from weft.ir.core import Function
 from weft.schedule import default_cpu
@@ -109,14 +110,7 @@ def _optimize(text: str, *, simplified: bool) -> llvm.ModuleRef:
     module.data_layout = str(machine().target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=1 if simplified else 2)
     options.loop_vectorization = longest_block(text) <= MOST_VECTORISED
-    builder = llvm.create_pass_builder(machine(), options)
-    if simplified:
-        passes = builder.getFunctionPassManager()
-        for function in module.functions:
-            if not function.is_declaration:
-                passes.run(function, builder)
-    else:
-        builder.getModulePassManager().run(module, builder)
+    optimize(module, machine(), options, simplified=simplified)
     return module
 
 

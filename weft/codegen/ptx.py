@@ -14,6 +14,7 @@ import llvmlite.binding as llvm
 
 from weft.codegen import libdevice
 from weft.codegen.libraries import folders
+from weft.codegen.optimize import optimize
 from weft.errors import WeftError
 from weft.values import frozen
 
@@ -48,8 +49,7 @@ def optimized(text: str, arch: str, functions: Sequence[str] = ()) -> llvm.Modul
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = False
     options.slp_vectorization = False
-    builder = llvm.create_pass_builder(tm, options)
-    builder.getModulePassManager().run(module, builder)
+    optimize(module, tm, options)
     return module
 
 

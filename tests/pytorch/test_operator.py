@@ -529,3 +529,20 @@ def test_a_gradient_behind_a_list_of_tensors(backend):
     a, b, c = torch.rand(5), torch.rand(5), torch.rand(5, requires_grad=True)
     call = torch.compile(of_a_list, backend=backend, fullgraph=True)
     assert torch.equal(torch.autograd.grad(call([a, b], c).sum(), c)[0], a)
+
+
+@weft.kernel
+def of_a_column(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    a = x[:, None]
+    out = torch.empty((x.shape[0], y.shape[0]))
+    for i, j in weft.ndrange(out.shape[0], out.shape[1]):
+        out[i, j] = a[i, 0] * y[j]
+    return out
+
+
+def test_a_gradient_of_a_host_part_with_views_where_sizes_are_symbols():
+    """Whether results are to be saved is found by a run of the host part, before anything else."""
+    x, y = torch.rand(5), torch.rand(4, requires_grad=True)
+    out = torch.compile(of_a_column, backend="aot_eager", fullgraph=True, dynamic=True)(x, y)
+    (grad,) = torch.autograd.grad(out.sum(), y)
+    torch.testing.assert_close(grad, x.sum().expand(4))

@@ -19,7 +19,7 @@ from weft.lang.dtypes import DTYPES, DType, as_dtype, bool_, from_torch
 from weft.lang.vectors import Matrix, MatrixType, Vector, VectorType
 
 # Sizes under torch.compile: no numbers of their own, so that they have no range.
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Number:
@@ -77,7 +77,7 @@ def cast(annotation: Any, value: Any) -> Any:
     if isinstance(annotation, DType):
         if isinstance(value, torch.Tensor) and value.dim() == 0:
             return value.to(annotation.torch)
-        if isinstance(value, _SYMBOLS):
+        if isinstance(value, SYMBOLS):
             return value
         if isinstance(value, int | float):
             return strong(value, annotation)
@@ -126,7 +126,7 @@ def _joined(a: Any, b: Any) -> type[Any] | None:
 
 
 def _computed(function: Callable[..., Any], a: Any, b: Any) -> Any:
-    if isinstance(a, _SYMBOLS) or isinstance(b, _SYMBOLS):
+    if isinstance(a, SYMBOLS) or isinstance(b, SYMBOLS):
         return function(plain(a), plain(b))
     if not isinstance(a, int | float) or not isinstance(b, int | float):
         return NotImplemented

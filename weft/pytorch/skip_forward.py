@@ -7,7 +7,7 @@ its gradient can want to know of it. Whether it wants to know is found by derivi
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from weft.errors import WeftError
 from weft.frontend.lower import lower
 from weft.frontend.split import HostPart
 from weft.ir.core import Function
+from weft.lang.numbers import SYMBOLS
 from weft.pytorch.fake import fake_launchers, loose_spec
 from weft.pytorch.transforms import PLAIN
 from weft.runtime.launch import KernelLike, Launcher
@@ -77,6 +78,8 @@ class NeedsOutputs:
             answers.append(needs_outputs(lower(region, specs, self.kernel.source).function))
             return fake(*args)
 
+        if any(symbol.node.hint is None for symbol in _symbols(inputs)):
+            return True
         # This is no part of the program, so modes that watch the program do not see it.
         with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(*PLAIN):
             self.run((launch,), [_hollow(v) for v in inputs])
@@ -107,12 +110,24 @@ def _kind(value: Any) -> Hashable:
     return type(value)
 
 
+def _symbols(value: Any) -> Iterator[Any]:
+    """The symbols among sizes and numbers."""
+    if isinstance(value, torch.Tensor):
+        value = value.shape
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _symbols(item)
+    elif isinstance(value, SYMBOLS):
+        yield value
+
+
 def _hollow(value: Any) -> Any:
-    """A tensor of this shape and no contents."""
+    """A tensor of this shape and no contents. Symbols become the numbers that they were made for:
+    tensors of symbolic sizes are for fake modes."""
     if isinstance(value, torch.device):
         return torch.device("meta")
     if isinstance(value, torch.Tensor):
-        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+        return torch.empty(_hollow(value.shape), dtype=value.dtype, device="meta")
     if isinstance(value, list | tuple):
         return [_hollow(v) for v in value]
-    return value
+    return value.node.hint if isinstance(value, SYMBOLS) else value

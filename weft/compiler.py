@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import field
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import field, replace
+from types import MappingProxyType
 
 from weft import timing
 from weft.codegen import cpu
@@ -39,44 +41,41 @@ from weft.schedule.nest import loops_of
 from weft.source import FunctionSource
 from weft.values import mutable
 
-Listener = Callable[[str, str], None]
+DEFAULTS = Options()
 
 
 def to_code(
-    function: Function, *, strict_math: bool, noalias: bool, verify: bool, debug: bool = False,
+    function: Function, options: Options, *, noalias: bool = True,
     listener: Callable[[str, Function], None] | None = None, asked: str | None = None,
 ) -> cpu.CpuCode:  # fmt: skip
     """IR to object code of this machine, by the schedule that is ``asked`` for. Raises
-    ``RaceError`` where iterations provably meet, ``ScheduleError``; with ``debug``, the code checks
+    ``RaceError`` where iterations provably meet, ``ScheduleError``; in debug mode, the code checks
     at run time where that is not known."""
-    function = optimize_for_cpu(
-        function, strict_math=strict_math, noalias=noalias, verify=verify, debug=debug,
-        listener=listener, asked=asked is not None,
-    )  # fmt: skip
-    schedule = None if asked is None else default_cpu.completed(asked)
-    return cpu.compile_cpu(function, strict_math=strict_math, noalias=noalias, schedule=schedule)
+    wish = asked is not None
+    function = optimize_for_cpu(function, options, noalias=noalias, listener=listener, asked=wish)
+    return cpu.compile_cpu(function, None if asked is None else default_cpu.completed(asked))
 
 
 def optimize_for_cpu(
-    function: Function, *, strict_math: bool, noalias: bool, verify: bool, debug: bool = False,
+    function: Function, options: Options = DEFAULTS, *, noalias: bool = True,
     listener: Callable[[str, Function], None] | None = None, asked: bool = False,
 ) -> Function:  # fmt: skip
     """IR after the passes, for a CPU. The loop that a schedule is ``asked`` for is not cut up: its
     axes are those of the source. Raises ``RaceError``."""
-    first = [race_checks] if debug else []
-    without = [factor, fuse, advance, *([reassociate_extrema, reciprocal] if strict_math else []),
-               *([split_quotients, tile] if asked else [])]  # fmt: skip
-    return _passed(function, first, without, {}, noalias=noalias, verify=verify, listener=listener)
+    first = [race_checks] if options.debug else []
+    reordered = [reassociate_extrema, reciprocal] if options.strict_math else []
+    without = [factor, fuse, advance, *reordered, *([split_quotients, tile] if asked else [])]
+    return _passed(function, options, noalias, listener, without, first)
 
 
 def optimize(
-    function: Function, *, strict_math: bool, noalias: bool, verify: bool,
+    function: Function, options: Options = DEFAULTS, *, noalias: bool = True,
     listener: Callable[[str, Function], None] | None = None, asked: str | None = None,
 ) -> Function:  # fmt: skip
     """IR after the passes, for a GPU: its loops are not cut up. Loops that the schedule ``asked``
     for lets threads share stay loops, and all that it names where it names one that would be fused
     with others. Raises ``RaceError``."""
-    reordered = [reassociate_extrema, factor, reciprocal] if strict_math else []
+    reordered = [reassociate_extrema, factor, reciprocal] if options.strict_math else []
     without = [widen, split_quotients, tile, reuse_output_as_scratch, *reordered]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
 
@@ -88,30 +87,33 @@ def optimize(
 
     collapsed.__name__, merged.__name__ = collapse.__name__, merge_updates.__name__
     other: dict[Pass, Pass] = {collapse: collapsed, merge_updates: merged}
-    made = _passed(function, [], without, other, noalias=noalias, verify=verify, listener=listener)
+    made = _passed(function, options, noalias, listener, without, other=other)
     steps = parse(asked or "")
     named = {name for step in steps for name in (*getattr(step, "loops", ()),
                                                  *[getattr(step, "loop", "")])} - {""}  # fmt: skip
     if all(named <= {*loops_of(op)} for op in made.body.ops if op.name == "scf.parallel"):
         return made
     without += [factor, fuse]
-    return _passed(function, [], without, other, noalias=noalias, verify=verify, listener=listener)
+    return _passed(function, options, noalias, listener, without, other=other)
 
 
 def _passed(
-    function: Function, first: list[Pass], without: list[Pass], other: Mapping[Pass, Pass], *,
-    noalias: bool, verify: bool, listener: Callable[[str, Function], None] | None,
+    function: Function, options: Options, noalias: bool,
+    listener: Callable[[str, Function], None] | None, without: Sequence[Pass],
+    first: Sequence[Pass] = (), other: Mapping[Pass, Pass] = MappingProxyType({}),
 ) -> Function:  # fmt: skip
-    if verify:
+    if options.verify:
         check(function)
     with timing.stage("races"):
         check_negative(function)
         check_races(function)
-    function.attrs["noalias"] = noalias
+    function = copy(function)
+    strict = {"strict_math": True} if options.strict_math else {}
+    function.attrs = {**function.attrs, "noalias": noalias, **strict}
     # Where buffers overlap, accumulations into two of them may meet: they stay atomic.
     left_out = without if noalias else [*without, relax_atomics]
     passes = [*first, *(other.get(p, p) for p in PIPELINE if p not in left_out)]
-    return run(function, passes, verify=verify, listener=listener)
+    return run(function, passes, verify=options.verify, listener=listener)
 
 
 @mutable
@@ -151,17 +153,13 @@ def stages(
             key, k = f"ir after {name} ({k})", k + 1
         shown.texts[key] = print_function(function)
 
-    strict_math = options.strict_math
+    options = replace(options, verify=True)
+    asked = None if options.debug else options.asked("cuda" if arch else "cpu", shown.name)
     if arch:
-        function = optimize(
-            lowered.function, strict_math=strict_math, noalias=True, verify=True,
-            listener=listener, asked=None if options.debug else options.asked("cuda", shown.name),
-        )  # fmt: skip
-        shown.texts.update(_gpu_texts(function, arch, options))
+        function = optimize(lowered.function, options, listener=listener, asked=asked)
+        shown.texts.update(_gpu_texts(function, arch, asked))
         return shown
-    asked = None if options.debug else options.asked("cpu", shown.name)
-    code = to_code(lowered.function, strict_math=strict_math, noalias=True, verify=True,
-                   debug=options.debug, listener=listener, asked=asked)  # fmt: skip
+    code = to_code(lowered.function, options, listener=listener, asked=asked)
     shown.texts["schedule"] = show(code.schedule) or "nothing: LLVM vectorises"
     shown.texts["llvm"] = code.llvm
     shown.texts["llvm optimized"] = code.optimized()
@@ -169,23 +167,19 @@ def stages(
     return shown
 
 
-def _gpu_texts(function: Function, arch: str, options: Options) -> dict[str, str]:
+def _gpu_texts(function: Function, arch: str, asked: str | None) -> dict[str, str]:
     """The stages behind the passes: of each candidate the IR after its steps, then the code by what
     is asked for, or by the schedule that a large call takes."""
     from weft.codegen import cuda, ptx  # code generation for GPUs is not needed without one
 
-    strict_math = options.strict_math
-    asked = None if options.debug else options.asked("cuda", function.name)
-    facts = cuda.analyse(function, noalias=True, strict_math=strict_math, asked=asked)
+    facts = cuda.analyse(function, asked)
     schedule = cuda.usual(facts)
     every = "\n".join(facts.candidates)
     texts = {"schedule": f"{show(schedule)}\n\nfor {arch}, of these:\n{every}"}
     for k, text in enumerate(facts.candidates):
-        made = cuda.scheduled(
-            function, candidate(text).schedule, strict_math=strict_math, noalias=True
-        )
+        made = cuda.scheduled(function, candidate(text).schedule)
         texts[f"scheduled ir {k}"] = f"// {text}\n{print_function(made.bound.function)}"
-    code = cuda.compile_cuda(function, schedule, arch, strict_math=strict_math, noalias=True)
+    code = cuda.compile_cuda(function, schedule, arch)
     texts |= {"llvm": code.llvm, "llvm optimized": code.optimized(), "ptx": code.ptx}
     if ptx.ptxas() is None:
         return texts

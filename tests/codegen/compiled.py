@@ -11,13 +11,17 @@ import numpy as np
 from weft.codegen.cpu import CpuCode, compile_cpu
 from weft.ir.core import Function
 from weft.runtime.cpu import LoadedFunction, load
+from weft.schedule.language import Schedule
 
 
 class Compiled:
     """A compiled function that can be called on arrays (uint16 for bf16) and numbers."""
 
-    def __init__(self, function: Function, **options: Any) -> None:
-        self.code: CpuCode = compile_cpu(function, **options)
+    def __init__(
+        self, function: Function, schedule: Schedule | None = None, **attributes: bool
+    ) -> None:  # fmt: skip
+        function.attrs |= {name: True for name, given in attributes.items() if given}
+        self.code: CpuCode = compile_cpu(function, schedule)
         self.loaded: LoadedFunction = load(self.code.object, self.code.symbol, self.code.prints)
         self.record = (ctypes.c_int64 * 16)()
 

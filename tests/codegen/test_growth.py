@@ -13,6 +13,11 @@ from weft.ir.types import f32
 from weft.tools.cross import lowered_loops
 
 
+def marked(function: Function) -> Function:
+    function.attrs["noalias"] = True
+    return function
+
+
 def chain(statements: int) -> Function:
     """``v = v * 0.5 + x[i]`` so often."""
     make = Make(x=1, y=1)
@@ -22,12 +27,12 @@ def chain(statements: int) -> Function:
         for _ in range(statements):
             value = b.op("arith.addf", b.op("arith.mulf", value, b.constant(0.5, f32)), x)
         make.store(make.y, i, value=value)
-    return make.done()
+    return marked(make.done())
 
 
 @pytest.mark.parametrize(("statements", "vectors"), [(20, True), (2001, False)])
 def test_long_code_is_not_vectorised(statements, vectors):
-    code = cpu.compile_cpu(chain(statements), noalias=True)
+    code = cpu.compile_cpu(chain(statements))
     assert (cpu.longest_block(code.llvm) > cpu.MOST_VECTORISED) is not vectors
     found = re.search(r"fmul contract <\d+ x float>", code.optimized())
     assert (found is not None) is vectors
@@ -50,7 +55,7 @@ def test_a_tile_of_loops_in_loops_is_left_out_where_it_is_long():
     """Each loop begins with the lane, so it is written twice."""
     x, y, out = torch.randn(8), torch.randn(8, 8), torch.zeros(8)
     (function,) = lowered_loops(deep, x, y, out)
-    code = cpu.compile_cpu(function, noalias=True)
+    code = cpu.compile_cpu(marked(function))
     assert not code.tiled
     assert code.llvm.count("\n") < 1000  # a tile has more than 9,000
     deep(x, y, out)
@@ -60,7 +65,7 @@ def test_a_tile_of_loops_in_loops_is_left_out_where_it_is_long():
 
 
 def test_what_all_kernels_share_is_not_compiled_with_each():
-    text = cpu.compile_cpu(chain(1), noalias=True).llvm
+    text = cpu.compile_cpu(chain(1)).llvm
     assert text.count("GOMP") == text.count("Py") == 0
     assert f"@{pool.RUN}" in text
     assert text.count("\n") < 100

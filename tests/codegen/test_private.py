@@ -145,9 +145,9 @@ def test_who_shares_memory_goes_without_copies() -> None:
     torch.testing.assert_close(memory, expected)
 
 
-def refusal(function: Function, *steps: Privatize | Vectorize, strict: bool = False) -> str:
+def refusal(function: Function, *steps: Privatize | Vectorize) -> str:
     with pytest.raises(ScheduleError) as error:
-        check(function, steps, host_cpu(), strict=strict)
+        check(function, steps, host_cpu())
     return str(error.value).splitlines()[-1].split("error: ")[-1]
 
 
@@ -155,10 +155,10 @@ def test_legality() -> None:
     function = scatter("addf", f32)
     own = Privatize("bins")
     check(function, (own,), host_cpu())
-    assert candidates(function, host_cpu(), strict=True) == [(Privatize("counts"),)]
-    assert refusal(function, own, strict=True) == (
-        "`privatize(bins)`: strict_math keeps the order of sums"
-    )
+    strict = scatter("addf", f32)
+    strict.attrs["strict_math"] = True
+    assert candidates(strict, host_cpu()) == [(Privatize("counts"),)]
+    assert refusal(strict, own) == "`privatize(bins)`: strict_math keeps the order of sums"
     assert refusal(function, own, own) == (
         "`privatize(bins)`: a register tile has no copies, an array has them once"
     )

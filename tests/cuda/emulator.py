@@ -205,10 +205,7 @@ class Emulated(gpu.GpuCompiled):
 
     def made(self, schedule: Schedule) -> Module:
         assert self.optimized is not None
-        grid = backend.scheduled(
-            self.optimized, schedule, strict_math=self.job.options.strict_math,
-            noalias=self.job.noalias,
-        )  # fmt: skip
+        grid = backend.scheduled(self.optimized, schedule)
         if EmulatedCall.interpreted:
             name, kinds = self.facts.symbol, self.facts.nest.kinds
             found = interpreted.functions(name, grid.bound, self.optimized, schedule, kinds)

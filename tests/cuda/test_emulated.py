@@ -93,12 +93,12 @@ def every_jam(function: Function, parallel: Op, fastest: int) -> UnrollJamCandid
     })  # fmt: skip
 
 
-def every_window(function: Function, parallel: Op, *, strict: bool) -> list[WindowTile]:
+def every_window(function: Function, parallel: Op) -> list[WindowTile]:
     """Neighbours along the last index that allows it, loops backwards that may go so, and windows
     of all loops that have them, whether or not that pays."""
     if parallel.attrs["kinds"]:
         return []
-    nest = LoopNest(function, parallel, strict)
+    nest = LoopNest(function, parallel)
     order = tuple(reversed(range(len(nest.axes))))
     steps: list[Any] = []
     found = [name for name, loop in nest.serial.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from weft.schedule import grid
 from weft.schedule.cooperative_loops import Team, find
 from weft.schedule.default_cuda import picks
 from weft.schedule.language import Cooperate, only
+from weft.tools.cross import lowered_loops
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -26,24 +28,11 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def team_of(kernel: weft.Kernel, *args: Any, strict: bool = False) -> Team | None:
     """The team of a kernel's only loop."""
-    found: list[Team | None] = []
-    original = compiler.optimize
-
-    def seen(function: Any, **options: Any) -> Any:
-        optimized = original(function, **{**options, "strict_math": strict})
-        parallel = outermost(optimized, noalias=True)
-        assert parallel is not None
-        fastest = picks(optimized, parallel).order[0]
-        found.append(find(optimized, parallel, fastest, strict=strict))
-        return optimized
-
-    compiler.optimize = seen
-    try:
-        weft.compile_for("sm_90", kernel, *args)
-    finally:
-        compiler.optimize = original
-    (team,) = found
-    return team
+    (loop,) = lowered_loops(kernel, *args)
+    optimized = compiler.optimize(loop, replace(kernel.options, strict_math=strict))
+    parallel = outermost(optimized)
+    assert parallel is not None
+    return find(optimized, parallel, picks(optimized, parallel).order[0])
 
 
 def kinds(kernel: weft.Kernel, *args: Any, strict: bool = False) -> list[tuple[str, ...]] | None:

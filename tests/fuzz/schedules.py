@@ -89,21 +89,20 @@ def staged(random: Random, axes: tuple[str, ...], loop: str) -> str:
 def loops_of(kernel: weft.Kernel, tensors: list[torch.Tensor], *rest: Any) -> list[Function]:
     """The loops of a call, after the passes for a GPU."""
     return [
-        compiler.optimize(loop, strict_math=kernel.options.strict_math, noalias=True, verify=False)
-        for loop in lowered_loops(kernel, *tensors, *rest)
+        compiler.optimize(loop, kernel.options) for loop in lowered_loops(kernel, *tensors, *rest)
     ]
 
 
-def for_cuda(random: Random, function: Function, *, strict_math: bool) -> str | None:
+def for_cuda(random: Random, function: Function) -> str | None:
     """A text that the loop allows; None where none was found."""
-    parallel = cuda.outermost(function, noalias=True)
+    parallel = cuda.outermost(function)
     if parallel is None:
         return None
-    nest = LoopNest(function, parallel, strict_math)
+    nest = LoopNest(function, parallel)
     for _ in range(TRIES):
         text = text_for(random, nest)
         try:
-            cuda.analyse(function, noalias=True, strict_math=strict_math, asked=text)
+            cuda.analyse(function, text)
         except ScheduleError:
             continue
         return text

@@ -57,22 +57,19 @@ def loops(name: str) -> Iterator[tuple[str, Function]]:
 def texts(name: str) -> Iterator[tuple[str, str]]:
     """What each stage makes of each loop: (loop, stage and candidate; text)."""
     options: Options = KERNELS[name][0][0].options
-    strict = options.strict_math
     for label, loop in loops(name):
-        function = compiler.optimize_for_cpu(
-            loop, strict_math=strict, noalias=True, verify=False, debug=options.debug
-        )
+        function = compiler.optimize_for_cpu(loop, options)
         yield f"{label} ir cpu", print_function(function)
         for machine in MACHINES:
             schedule, *_ = default_cpu.candidates(function, machine)
-            kernel = cpu.scheduled(function, schedule, machine, strict_math=strict, noalias=True)
+            kernel = cpu.scheduled(function, schedule, machine)
             yield f"{label} llvm cpu{machine.vector_bytes}", kernel.emit()
-        function = compiler.optimize(loop, strict_math=strict, noalias=True, verify=False)
+        function = compiler.optimize(loop, options)
         yield f"{label} ir cuda", print_function(function)
-        facts = cuda.analyse(function, noalias=True, strict_math=strict)
+        facts = cuda.analyse(function)
         for text in facts.candidates:
             schedule = candidate(text).schedule
-            grid = cuda.scheduled(function, schedule, strict_math=strict, noalias=True)
+            grid = cuda.scheduled(function, schedule)
             yield f"{label} llvm {brief(schedule)}", grid.emit()
 
 

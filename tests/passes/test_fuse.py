@@ -20,6 +20,7 @@ from weft import compiler
 from weft.ir import interp
 from weft.ir.core import Function, walk
 from weft.ir.types import MemRefType
+from weft.options import Options
 from weft.passes.advance import advance
 from weft.passes.cse import cse
 from weft.passes.dce import dce
@@ -249,7 +250,7 @@ def test_loads_do_not_wait_for_loops():
 def optimized(kernel: weft.Kernel, *args: object) -> Function:
     (loop,) = lowered_loops(kernel, *args)
     adjoint, *_ = gradient_loops(loop)
-    return compiler.optimize(adjoint, strict_math=False, noalias=True, verify=True)
+    return compiler.optimize(adjoint, Options(verify=True))
 
 
 def meta(*shape: int) -> torch.Tensor:
@@ -360,7 +361,7 @@ def test_random_gradients_keep_their_meaning(seed):
         numbers = {"rows": rows, "cols": cols, "n": n}
         for step in steps:
             if change:
-                step = compiler.optimize(step, strict_math=False, noalias=True, verify=True)
+                step = compiler.optimize(step, Options(verify=True))
             for arg in step.args:  # what is kept of each row
                 if isinstance(arg.type, MemRefType) and arg.name not in given:
                     given[arg.name] = np.zeros((rows, cols)[: arg.memref.rank])

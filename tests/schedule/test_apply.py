@@ -311,7 +311,7 @@ def test_shuffles_become_one_instruction(mode: str, width: int) -> None:
 }}
 """)
     verify(function)
-    text = GridEmitter(function, None, (), (), strict_math=False, noalias=True).emit()
+    text = GridEmitter(function, None, (), ()).emit()
     code = ptx.assemble(ptx.optimized(text, "sm_90", ()), "sm_90")
     # Lanes of other neighbours are not asked: the last lane, and the bits that neighbours share.
     clamp = 31 if mode == "xor" else (32 - width) * 256 + 31

@@ -22,7 +22,7 @@ def kinds(function: Callable[..., Any]) -> list[list[str | None]]:
     """The combiners of a kernel's loops."""
     x, out = torch.empty(4, 9, device="meta"), torch.empty(4, 4, device="meta")
     (loop,) = lowered_loops(weft.kernel(function), x, out)
-    made = compiler.optimize(loop, strict_math=False, noalias=True, verify=False)
+    made = compiler.optimize(loop)
     return [combiners(op).kinds for op in walk(made.body) if op.name == "scf.for"]
 
 

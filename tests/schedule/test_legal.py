@@ -279,7 +279,7 @@ def test_sums_keep_their_order_with_strict_math() -> None:
 
 def test_a_loop_that_one_thread_runs_has_no_schedule() -> None:
     with pytest.raises(ScheduleError) as caught:
-        cuda.analyse(Function("f", [], []), noalias=True, strict_math=False, asked="cover()")
+        cuda.analyse(Function("f", [], []), "cover()")
     assert str(caught.value) == (
         "`cover()`: no parallel loop goes onto the grid, one thread runs all of this\n"
         "help: take the schedule away"

@@ -67,11 +67,9 @@ def test_results_keep_their_bits(text: str) -> None:
 
 def test_the_ir_before_and_after() -> None:
     (loop,) = lowered_loops(gallery.axpy, 2.0, meta(9), meta(9))
-    function = optimize(loop, strict_math=False, noalias=True, verify=False)
-    made = cuda.scheduled(
-        function, parse("reverse_blocks(); bind(i, x); block(256, 1)"), strict_math=False,
-        noalias=True,
-    ).function  # fmt: skip
+    function = optimize(loop)
+    schedule = parse("reverse_blocks(); bind(i, x); block(256, 1)")
+    made = cuda.scheduled(function, schedule).function
     verify(made)
     before, after = print_function(function), print_function(made)
     assert "memref.load %x[%i]" in before

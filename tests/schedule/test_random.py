@@ -31,9 +31,8 @@ def test_in_the_emulator(seed: int, draw: Callable[[Random], Any]) -> None:
         kernel: weft.Kernel, options: dict[str, bool], tensors: list[torch.Tensor], *rest: Any
     ) -> Any:
         made = weft.kernel(strict_math=options["strict_math"])(kernel.function)
-        strict = made.options.strict_math
         for k, function in enumerate(schedules.loops_of(made, tensors, *rest)):
-            text = schedules.for_cuda(random, function, strict_math=strict)
+            text = schedules.for_cuda(random, function)
             made.schedule("cuda", text, loop=k)
         return emulated(made)(*tensors, *rest)
 
@@ -50,10 +49,7 @@ def test_on_the_cpu(seed: int, draw: Callable[[Random], Any]) -> None:
     ) -> Any:
         made = weft.kernel(strict_math=options["strict_math"])(kernel.function)
         for k, loop in enumerate(lowered_loops(made, *tensors, *rest)):
-            function = compiler.optimize_for_cpu(
-                loop, strict_math=made.options.strict_math, noalias=True, verify=False,
-                asked=True,
-            )  # fmt: skip
+            function = compiler.optimize_for_cpu(loop, made.options, asked=True)
             made.schedule("cpu", schedules.for_cpu(random, function), loop=k)
         return made(*tensors, *rest)
 

@@ -17,6 +17,7 @@ from weft.ir import interp
 from weft.ir.core import walk
 from weft.ir.verify import verify
 from weft.ir.views import For
+from weft.options import Options
 from weft.schedule.language import Reverse, parse, several, show
 from weft.schedule.reverse import reverse
 from weft.tools.cross import gradient_loops, lowered_loops
@@ -24,8 +25,8 @@ from weft.tools.cross import gradient_loops, lowered_loops
 
 def test_turns_are_counted_from_the_end() -> None:
     (function,) = lowered_loops(causal_conv, torch.zeros(3, 9), torch.zeros(2, 3, 9), 0.1)
-    function = optimize(function, strict_math=False, noalias=True, verify=False)
-    parallel = cuda.outermost(function, noalias=True)
+    function = optimize(function)
+    parallel = cuda.outermost(function)
     assert parallel is not None
     (loop,) = (op for op in walk(parallel.body) if op.name == "scf.for")
     made, after = reverse(function, parallel, [loop])
@@ -75,8 +76,8 @@ def test_a_gradient_whose_loops_begin_later_goes_backwards() -> None:
     )
     (loop,) = lowered_loops(causal_conv, *args, 0.1)
     for step in gradient_loops(loop):
-        strict = optimize(step, strict_math=True, noalias=True, verify=False)
-        facts = cuda.analyse(strict, noalias=True, strict_math=True)
+        strict = optimize(step, Options(strict_math=True))
+        facts = cuda.analyse(strict)
         assert not any("reverse" in text for text in facts.candidates)
 
 

@@ -12,6 +12,7 @@ import weft
 from tests.cuda.emulator import EmulatedCall
 from tests.cuda.test_emulated import same
 from weft import compiler
+from weft.options import Options
 from weft.schedule import cooperative_loops
 from weft.schedule.rows import find
 from weft.tools.cross import lowered_loops
@@ -144,9 +145,9 @@ def inputs(rows: int, length: int, chunks: int, dtype: torch.dtype = torch.float
 def kept(kernel: weft.Kernel) -> tuple[set[str], set[str]]:
     """The arrays of which rows are in registers for a turn, and for all turns."""
     (loop,) = lowered_loops(kernel, *inputs(6, 64, 2))
-    loop = compiler.optimize(loop, strict_math=False, noalias=True, verify=True)
+    loop = compiler.optimize(loop, Options(verify=True))
     (parallel,) = (op for op in loop.body.ops if op.name == "scf.parallel")
-    team = cooperative_loops.find(loop, parallel, 0, strict=False)
+    team = cooperative_loops.find(loop, parallel, 0)
     assert team is not None
     rows = find(parallel, team.loops, keep=True)
     assert rows is not None

@@ -141,8 +141,8 @@ def loop_of(function: Callable[..., Any]) -> Any:
     """The first serial loop, after the passes for a GPU."""
     given = torch.empty(3, 9, device="meta"), torch.empty(3, 9, device="meta")
     (loop,) = lowered_loops(weft.kernel(function), *given)
-    made = compiler.optimize(loop, strict_math=False, noalias=True, verify=False)
-    parallel = cuda.outermost(made, noalias=True)
+    made = compiler.optimize(loop)
+    parallel = cuda.outermost(made)
     assert parallel is not None
     return next(op for op in walk(parallel.body) if op.name == "scf.for")
 

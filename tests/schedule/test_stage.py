@@ -55,7 +55,7 @@ def inputs(time: int, size: int, width: int) -> list[Any]:
 def lowered(kernel: weft.Kernel, *args: Any) -> tuple[Function, Op]:
     (function,) = loops_of(kernel, list(args))
     function.attrs["noalias"] = True
-    parallel = cuda.outermost(function, noalias=True)
+    parallel = cuda.outermost(function)
     assert parallel is not None
     return function, parallel
 
@@ -287,14 +287,14 @@ def test_random_kernels(seed: int) -> None:
     ) -> Any:
         made = weft.kernel(strict_math=options["strict_math"])(kernel.function)
         (function,) = loops_of(made, tensors, *rest)
-        parallel = cuda.outermost(function, noalias=True)
+        parallel = cuda.outermost(function)
         assert parallel is not None
         inner = ", ".join(name for name in serial_of(parallel) if name[0] == "j")
         text = f"stage(t, {random.choice((2, 4, 16))}, {random.choice((32, 64))})"
         text += f"; unroll(({inner}))" if random.random() < 0.5 and inner else ""
         text += "; shared_arrays()" if random.random() < 0.5 else ""
         try:
-            cuda.analyse(function, noalias=True, strict_math=False, asked=text)
+            cuda.analyse(function, text)
             made.schedule("cuda", text)
         except ScheduleError:
             pass

@@ -119,9 +119,9 @@ def test_all_threads_come_to_where_they_wait(case: Case) -> None:
     kernel, *how, swapped = case
     (function,) = loops_of(kernel, args_of(kernel, 4, 16))
     given = text(kernel, *how, swapped=swapped)
-    facts = cuda.analyse(function, noalias=True, strict_math=False, asked=given)
+    facts = cuda.analyse(function, given)
     schedule = parse(facts.candidates[0].split("->")[1])
-    made = cuda.scheduled(function, schedule, strict_math=False, noalias=True)
+    made = cuda.scheduled(function, schedule)
     for stage in made.bound.stages:
         assert divergent_wait(stage) is None
 

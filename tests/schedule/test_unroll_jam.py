@@ -21,6 +21,7 @@ from weft.ir.core import Function, Op, walk
 from weft.ir.parse import parse_function
 from weft.ir.text import print_function
 from weft.ir.verify import verify
+from weft.options import Options
 from weft.schedule.choose import choose
 from weft.schedule.grid import left_over
 from weft.schedule.guards import FewLeft, holds
@@ -432,7 +433,7 @@ def test_a_triangle_is_done_together_where_not_all_do_it() -> None:
 
 def jammed(kernel: weft.Kernel, *args: Any) -> Any:
     (loop,) = lowered_loops(kernel, *args)
-    function = compiler.optimize(loop, strict_math=False, noalias=True, verify=True)
+    function = compiler.optimize(loop, Options(verify=True))
     made, parallel = unroll_jam(function, only(function), 0, 4)
     made, _ = unroll_jam(made, parallel, 1, 4, 32)
     verify(made)

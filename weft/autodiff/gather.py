@@ -228,7 +228,7 @@ def _along_rows(group: Sequence[Access], slicer: Slicer) -> bool:
     share."""
     if any(len(a.serial) != 1 or a.subscripts != (atom(a.serial[0]),) for a in group):
         return False
-    team = find(slicer.function, slicer.parallel, 0, strict=False)
+    team = find(slicer.function, slicer.parallel, 0)
     return (
         team is not None
         and not team.columns

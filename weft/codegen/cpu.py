@@ -55,25 +55,16 @@ class CpuCode:
         return machine().emit_assembly(_optimize(self.llvm, simplified=self.simplified))
 
 
-def compile_cpu(
-    function: Function, *, strict_math: bool = False, noalias: bool = False,
-    schedule: Schedule | None = None,
-) -> CpuCode:  # fmt: skip
-    """Machine code of ``function`` for this machine.
-
-    ``strict_math`` turns contraction and reassociation off. ``noalias`` says that no memory written
-    through one argument is accessed through another. Without a ``schedule``, the first candidate
-    whose text is not too long is taken. Raises ``ScheduleError`` where a schedule is not legal.
-    """
+def compile_cpu(function: Function, schedule: Schedule | None = None) -> CpuCode:
+    """Machine code of ``function`` for this machine. Without a ``schedule``, the first candidate
+    whose text is not too long is taken. Raises ``ScheduleError`` where a schedule is not legal."""
     if schedule is not None:
-        default_cpu.check(function, schedule, host_cpu(), strict=strict_math)
+        default_cpu.check(function, schedule, host_cpu())
     with timing.stage("emit"):
-        usual = default_cpu.candidates(function, host_cpu(), strict=strict_math)
+        usual = default_cpu.candidates(function, host_cpu())
         tried = usual if schedule is None else [schedule]
         while True:
-            kernel = scheduled(
-                function, tried.pop(0), host_cpu(), strict_math=strict_math, noalias=noalias
-            )
+            kernel = scheduled(function, tried.pop(0), host_cpu())
             text = kernel.emit()
             if not tried or text.count("\n") <= MOST_TILED:
                 break
@@ -86,9 +77,7 @@ def compile_cpu(
     )  # fmt: skip
 
 
-def scheduled(
-    function: Function, schedule: Schedule, machine: CpuMachine, *, strict_math: bool, noalias: bool
-) -> CpuModule:
+def scheduled(function: Function, schedule: Schedule, machine: CpuMachine) -> CpuModule:
     """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
     parallel = default_cpu.outermost(function)
     if parallel is not None and only(schedule, Vectorize) is None:
@@ -96,7 +85,7 @@ def scheduled(
         for step in several(schedule, UnrollJam):
             axis = axes.index(step.axis)
             function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
-    return CpuModule(function, machine, schedule, strict_math=strict_math, noalias=noalias)
+    return CpuModule(function, machine, schedule)
 
 
 # -- LLVM's side

@@ -80,14 +80,11 @@ class CudaCode:
         return str(ptx.optimized(self.llvm, self.arch, self.functions))
 
 
-def analyse(
-    function: Function, *, noalias: bool, strict_math: bool, asked: str | None = None
-) -> Facts:
+def analyse(function: Function, asked: str | None = None) -> Facts:
     """What is known of ``function``, the result of the passes, and its candidates. ``asked``: the
     text of a person's schedule, whose candidates come first. Raises ``ScheduleError`` where the
     loop does not allow it."""
-    function.attrs["noalias"] = noalias
-    parallel = outermost(function, noalias=noalias)
+    parallel = outermost(function)
     if parallel is None and asked is not None:
         raise ScheduleError(
             f"`{asked}`: no parallel loop goes onto the grid, one thread runs all of this",
@@ -102,9 +99,9 @@ def analyse(
             (program.of(low), program.of(high), program.of(step))
             for low, high, step in Parallel(parallel).axes
         ]
-        found = picks(function, parallel, strict=strict_math)
+        found = picks(function, parallel)
         if not found.asked:
-            team = find(function, parallel, found.order[0], strict=strict_math)
+            team = find(function, parallel, found.order[0])
     lengths = team.lengths if team is not None else []
     nest = Nest(
         arrays_of(function), axes_of(parallel) if parallel is not None else (),
@@ -123,8 +120,8 @@ def analyse(
         team.split(parallel.body) or team.parted(parallel.body)
     ):  # fmt: skip
         splits = dict.fromkeys(team.loops, team)
-    if asked is not None and parallel is not None and found is not None:
-        loop = LoopNest(function, parallel, strict_math)
+    loop = LoopNest(function, parallel) if parallel is not None else None
+    if asked is not None and loop is not None and found is not None:
         first = _asked(asked, loop, nest, found, program)
         shared = asked_cuda.shared_loops(loop, first)
         ends = [program.of(For(op).upper) for op in shared]
@@ -139,7 +136,6 @@ def analyse(
             ))
             for name, op in loops_of(parallel).items() if op in splits
         ))  # fmt: skip
-    loop = LoopNest(function, parallel, strict_math) if parallel is not None else None
     made = (*first, *schedules(loop, nest, found, team, divisible, program.of))
     tables = Tables(function)
     return Facts(
@@ -176,12 +172,10 @@ def usual(facts: Facts) -> Schedule:
     return next(s for s in found if not any(isinstance(step, special) for step in s))
 
 
-def compile_cuda(
-    function: Function, schedule: Schedule, arch: str, *, strict_math: bool, noalias: bool
-) -> CudaCode:
+def compile_cuda(function: Function, schedule: Schedule, arch: str) -> CudaCode:
     """PTX of ``function`` by a schedule. ``arch`` as ``ptx.architecture`` gives it."""
     with timing.stage("emit"):
-        grid = scheduled(function, schedule, strict_math=strict_math, noalias=noalias)
+        grid = scheduled(function, schedule)
         text = grid.emit()
     with timing.stage("llvm"):
         functions = tuple(sorted(grid.cuda.functions))
@@ -193,17 +187,14 @@ def compile_cuda(
     return CudaCode(arch, schedule, text, functions, assembly, grid.symbol)
 
 
-def scheduled(
-    function: Function, schedule: Schedule, *, strict_math: bool, noalias: bool
-) -> GridEmitter:
+def scheduled(function: Function, schedule: Schedule) -> GridEmitter:
     """``function`` after the steps of ``schedule``, to be written as LLVM IR. Raises
     ``ScheduleError`` for what the loop does not allow."""
-    parallel = outermost(function, noalias=noalias)
+    parallel = outermost(function)
     axes = axes_of(parallel) if parallel is not None else ()
     order = [axes.index(bind.axis) for bind in several(schedule, Bind)]
     if parallel is not None:
-        loop = LoopNest(function, parallel, strict_math)
-        function = _marked(loop, schedule)
+        function = _marked(LoopNest(function, parallel), schedule)
     divisors: list[int] = []
     if only(schedule, IndexWidth) is not None:
         program = program_of(function)
@@ -216,13 +207,13 @@ def scheduled(
                 notes[op]["divisor"] = divisors.index(step)
         vector = only(schedule, Vectorize)
         if vector is not None and vector.divisible:
-            outer = outermost(function, noalias=noalias)
+            outer = outermost(function)
             shared = _common(outer, order[0], vector.width, program)
             assert shared is not None
             notes |= {op: notes[op] | {"even": "shared"} for op in shared.shared}
             notes |= {op: notes[op] | {"even": "whole"} for op in shared.whole}
         function = narrow(function, chosen, notes)
-    parallel = outermost(function, noalias=noalias)
+    parallel = outermost(function)
     if parallel is not None and (reversed_ := several(schedule, Reverse)):
         serial = loops_of(parallel)
         function, parallel = reverse(function, parallel, {serial[r.loop] for r in reversed_})
@@ -256,10 +247,7 @@ def scheduled(
             limits = {function.args[names.index(a.array)]: a.bytes
                       for a in several(schedule, Align)}  # fmt: skip
         function, parallel = register_window.register_window(function, parallel, limits)
-    return GridEmitter(
-        function, parallel, order, schedule, strict_math=strict_math, noalias=noalias,
-        divisors=len(divisors),
-    )  # fmt: skip
+    return GridEmitter(function, parallel, order, schedule, len(divisors))
 
 
 def _marked(loop: LoopNest, schedule: Schedule) -> Function:
@@ -327,7 +315,7 @@ _EFFECTS = {
 }  # fmt: skip
 
 
-def outermost(function: Function, *, noalias: bool) -> Op | None:
+def outermost(function: Function) -> Op | None:
     """The parallel loop that the grid runs; None if one thread has to run the function as written.
 
     Every thread computes for itself what comes before the loop: that must write nothing, and read
@@ -348,7 +336,7 @@ def outermost(function: Function, *, noalias: bool) -> Op | None:
         return None
     written = written_memrefs(function)
     read = loaded(before)
-    if read & written or (read and written and not noalias):
+    if read & written or (read and written and not function.attrs.get("noalias", True)):
         return None
     return ops[place]
 

@@ -62,8 +62,8 @@ class GridEmitter:
     """The LLVM module of one kernel while it is written."""
 
     def __init__(
-        self, function: Function, parallel: Op | None, order: Sequence[int], schedule: Schedule, *,
-        strict_math: bool, noalias: bool, divisors: int = 0,
+        self, function: Function, parallel: Op | None, order: Sequence[int], schedule: Schedule,
+        divisors: int = 0,
     ) -> None:  # fmt: skip
         """``divisors``: how many the argument block has reciprocals of."""
         self.function = function
@@ -72,8 +72,6 @@ class GridEmitter:
         # Of each argument that is accessed in whole vectors, their bytes.
         self.limits = {arrays.index(a.array): a.bytes for a in several(schedule, Align)}
         self.narrow = only(schedule, IndexWidth) is not None
-        self.strict_math = strict_math
-        self.noalias = noalias
         self.divisors = divisors if only(schedule, FastDivision) else 0
         tables, copies, sums = Tables(function), self.bound.copies, accumulations(function)
         for numbers in (tables.checks, tables.prints):
@@ -120,7 +118,7 @@ class GridEmitter:
         return str(self.module)
 
     def _write(self, function: Function, name: str) -> None:
-        e = Emitter(self.module, self.cuda, strict_math=self.strict_math)
+        e = Emitter(self.module, self.cuda, strict_math=self.function.strict)
         e.ordering = ORDERING
         e.offset_type = "i32" if self.narrow else "i64"
         self._arguments(e, function)
@@ -197,7 +195,7 @@ class GridEmitter:
             traits = ""
             if slot.kind == "pointer":
                 value = self.function.args[slot.arg]
-                traits = " noalias" if self.noalias else ""
+                traits = " noalias" if self.function.attrs.get("noalias", True) else ""
                 traits += "" if value in self.written else " readonly"
                 traits += f" align {self.limits.get(slot.arg, value.memref.element.bytes)}"
             params.append(f"{types.get(slot.kind, 'i64')}{traits} %s{k}")

@@ -54,14 +54,9 @@ def argument_slots(function: Function) -> tuple[Slot, ...]:
 class CpuModule:
     """The LLVM module of one kernel while it is written."""
 
-    def __init__(
-        self, function: Function, machine: CpuMachine, schedule: Schedule, *,
-        strict_math: bool, noalias: bool,
-    ) -> None:  # fmt: skip
+    def __init__(self, function: Function, machine: CpuMachine, schedule: Schedule) -> None:
         self.function = function
         self.schedule = schedule
-        self.strict_math = strict_math
-        self.noalias = noalias
         self.cpu = CpuTarget(function, machine)
         self.module = Module(accumulations=accumulations(function))
         self.symbol = symbol_of(function.name)
@@ -94,7 +89,7 @@ class CpuModule:
     # -- what a function starts with
 
     def _emitter(self) -> Emitter:
-        return Emitter(self.module, self.cpu, strict_math=self.strict_math)
+        return Emitter(self.module, self.cpu, strict_math=self.function.strict)
 
     def _arguments(self, e: Emitter, pointers: Sequence[str] | None = None) -> None:
         """Binds the kernel's arguments: what is not a pointer is loaded from ``%slots``."""
@@ -224,7 +219,7 @@ class CpuModule:
         results = nest(0, "", neutral)
         for k, (value, t) in enumerate(zip(results, types, strict=True)):
             e.line(f"store i64 {word(e, value, t)}, ptr {e.place('%partial', k)}")
-        alias = "noalias " if self.noalias else ""
+        alias = "noalias " if self.function.attrs.get("noalias") else ""
         memrefs = "".join(f", ptr {alias}{p}" for p in pointers)
         own = "ptr noalias readonly %slots, ptr noalias readonly %frame, i64 %begin, i64 %end"
         signature = f"@chunk{'.plain' if alone else ''}({own}, ptr noalias %partial{memrefs})"

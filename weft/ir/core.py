@@ -123,7 +123,9 @@ class Function:
     """One device loop: arguments (memrefs and scalars), a body, no results.
 
     What a loop reduces into is a memref argument of rank 0. ``attrs`` may hold ``"kernel"`` (the
-    Python function's name) and ``"float"`` (the kernel's own float, ``"f32"`` or ``"f64"``).
+    Python function's name) and ``"float"`` (the kernel's own float, ``"f32"`` or ``"f64"``); of
+    what is compiled, ``"noalias"`` (no memory written through one argument is accessed through
+    another) and ``"strict_math"`` (only where it is so).
     """
 
     __slots__ = ("attrs", "body", "name", "span")
@@ -146,6 +148,11 @@ class Function:
     @property
     def args(self) -> list[Value]:
         return self.body.args
+
+    @property
+    def strict(self) -> bool:
+        """Whether arithmetic stays as it is written (``strict_math``)."""
+        return bool(self.attrs.get("strict_math"))
 
     def without_body(self) -> Function:
         types, names = [a.type for a in self.args], [a.name for a in self.args]

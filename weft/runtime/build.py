@@ -327,10 +327,9 @@ class Cpu:
         from weft import compiler as pipeline  # the other door
         from weft.schedule.language import show  # imported by it
 
-        options = job.options
+        options = replace(job.options, debug=job.checked)
         code = pipeline.to_code(
-            job.loop.function, strict_math=options.strict_math, noalias=job.noalias,
-            verify=options.verify, debug=job.checked, asked=job.asked,
+            job.loop.function, options, noalias=job.noalias, asked=job.asked
         )  # fmt: skip
         log_llvm.debug("%s", code.llvm)
         if log_asm.isEnabledFor(logging.DEBUG):

@@ -290,34 +290,27 @@ class _Call:
         """Bytes that threads load and store, after the steps of a schedule."""
         work = Work(*self._shapes(function))
         found, _ = work.block(function.body, 1.0)
-        parallel = cuda.outermost(function, noalias=True)
+        parallel = cuda.outermost(function)
         if parallel is not None and only(schedule, KeepRow) is not None:
             rows = find(parallel, shared(parallel), keep=True)
             found -= rows.spared(work.times) if rows is not None else 0.0
         return round(found)
 
     def on_cpu(self) -> list[Row]:
-        options, strict = self.options, self.options.strict_math
-
-        def passed(asked: bool) -> Function:
-            return compiler.optimize_for_cpu(
-                self.function, strict_math=strict, noalias=True, verify=options.verify,
-                debug=options.debug, asked=asked,
-            )  # fmt: skip
-
-        function = passed(False)
-        usual = default_cpu.candidates(function, host_cpu(), strict=strict)
+        function = compiler.optimize_for_cpu(self.function, self.options)
+        usual = default_cpu.candidates(function, host_cpu())
         forms = [(function, schedule) for schedule in usual]
         wanted = None if self.asked is None else default_cpu.completed(self.asked)
         if wanted is not None:  # of the loop as it is written
-            forms.insert(0, (passed(True), wanted))
-        code = cpu.compile_cpu(forms[0][0], strict_math=strict, noalias=True, schedule=wanted)
+            whole = compiler.optimize_for_cpu(self.function, self.options, asked=True)
+            forms.insert(0, (whole, wanted))
+        code = cpu.compile_cpu(forms[0][0], wanted)
         first = [schedule for _, schedule in forms].index(code.schedule)
 
         def counted(function: Function, schedule: Schedule) -> int | None:
             if only(schedule, Vectorize) is not None:
                 return None
-            made = cpu.scheduled(function, schedule, host_cpu(), strict_math=strict, noalias=True)
+            made = cpu.scheduled(function, schedule, host_cpu())
             return self._accessed(made.function, schedule)
 
         rows = []
@@ -332,7 +325,6 @@ class _Call:
         return rows
 
     def on_gpu(self, machine: GpuMachine | None, tensors: Sequence[torch.Tensor]) -> list[Row]:
-        options, strict = self.options, self.options.strict_math
         here = [t for t in tensors if t.is_cuda]
         arch = "sm_90"
         if here:
@@ -341,11 +333,8 @@ class _Call:
             arch = gpu.architecture(here[0].get_device())
             machine = machine or gpu.machine_of(here[0].get_device())
         machine = machine or H200
-        function = compiler.optimize(
-            self.function, strict_math=strict, noalias=True, verify=options.verify,
-            asked=self.asked,
-        )  # fmt: skip
-        facts = cuda.analyse(function, noalias=True, strict_math=strict, asked=self.asked)
+        function = compiler.optimize(self.function, self.options, asked=self.asked)
+        facts = cuda.analyse(function, self.asked)
         args = dict(zip(facts.nest.arrays, self.values, strict=True))
         pairs = [(guard.array, guard.bytes) for guard in alignments(facts.candidates)]
         aligned = frozenset(p for p in pairs if _address(args[p[0]]) % p[1] == 0)
@@ -359,13 +348,13 @@ class _Call:
             # What a block stages its threads load from there as they would from memory.
             plain = tuple(replace(step, staged=0) if isinstance(step, RegisterWindow) else step
                           for step in schedule)  # fmt: skip
-            made = cuda.scheduled(function, plain, strict_math=strict, noalias=True)
+            made = cuda.scheduled(function, plain)
             return self._accessed(made.function, schedule)
 
         def assembled(schedule: Schedule) -> int | None:
             if ptx.ptxas() is None:
                 return None
-            code = cuda.compile_cuda(function, schedule, arch, strict_math=strict, noalias=True)
+            code = cuda.compile_cuda(function, schedule, arch)
             return ptx.usage(code.ptx, arch)[facts.symbol].registers
 
         rows: list[Row] = []

@@ -110,10 +110,7 @@ class GpuCompiled(build.Made):
                 self.optimized = optimized(job)
             from weft.codegen import cuda as backend  # a door of the compiler
 
-            code = backend.compile_cuda(
-                self.optimized, schedule, arch, strict_math=job.options.strict_math,
-                noalias=job.noalias,
-            )  # fmt: skip
+            code = backend.compile_cuda(self.optimized, schedule, arch)
         for stage, milliseconds in recording.stages.items():
             self.stages[stage] = self.stages.get(stage, 0.0) + milliseconds
         name = self.loop.summary.name
@@ -157,8 +154,7 @@ def optimized(job: build.Job) -> Function:
     from weft import compiler as pipeline  # a door of the compiler
 
     return pipeline.optimize(
-        job.loop.function, strict_math=job.options.strict_math, noalias=job.noalias,
-        verify=job.options.verify, asked=job.asked,
+        job.loop.function, job.options, noalias=job.noalias, asked=job.asked
     )  # fmt: skip
 
 
@@ -180,11 +176,8 @@ class Cuda:
         function = optimized(job)
         from weft.codegen import cuda as backend  # a door of the compiler
 
-        strict_math = job.options.strict_math
         with timing.stage("schedule"):
-            facts = backend.analyse(
-                function, noalias=job.noalias, strict_math=strict_math, asked=job.asked
-            )
+            facts = backend.analyse(function, job.asked)
         if job.cache is not None:
             job.cache.store(job.key, to_json(facts), b"")
         return GpuCompiled(job, facts, function)

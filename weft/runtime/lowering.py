@@ -34,7 +34,7 @@ def summarize(lowered: Lowered, options: Options) -> tuple[Summary, str]:
     function = lowered.function
     if lowered.typed_source:
         log_source.debug("%s:\n%s", function.name, lowered.typed_source)
-    bare = copy.copy(function)  # compiling it notes what it is compiled for
+    bare = copy.copy(function)  # what is derived says what it is derived of
     bare.attrs = {name: value for name, value in function.attrs.items() if name != "noalias"}
     text = print_function(bare)
     log_ir.debug("%s", text)

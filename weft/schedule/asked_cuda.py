@@ -173,7 +173,7 @@ def _vectors(schedule: Schedule) -> Vectorize | KeepRow | StripMine | Scan | Non
 
 def _reverse(nest: LoopNest, step: Reverse, schedule: Schedule) -> Refusal | None:
     loop = nest.serial[step.loop]
-    reason = ordered(nest.function, loop, strict=nest.strict)
+    reason = ordered(nest.function, loop)
     return Refusal(reason, loop.span) if reason is not None else beside(step, schedule, Stage)
 
 
@@ -339,7 +339,7 @@ def team(nest: LoopNest, step: Cooperate) -> Team | str:
     """The team of a step, or why there is none."""
     loops = [nest.serial[name] for name in step.loops]
     return asked(
-        nest.function, nest.parallel, loops, strict=nest.strict, columns=bool(step.columns),
+        nest.function, nest.parallel, loops, columns=bool(step.columns),
         split=isinstance(step, SplitReduction), scan=isinstance(step, Scan),
     )  # fmt: skip
 

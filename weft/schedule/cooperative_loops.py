@@ -85,13 +85,13 @@ class Team:
 
 
 def asked(
-    function: Function, parallel: Op, loops: Collection[Op], *, strict: bool, columns: bool,
+    function: Function, parallel: Op, loops: Collection[Op], *, columns: bool,
     split: bool = False, scan: bool = False,
 ) -> Team | str:  # fmt: skip
     """The team that shares ``loops`` (those that it may, if there are none), or why there is none,
     whether it pays or not. ``columns``: teams stand side by side. ``split``: they have several
     blocks."""
-    search = _Search({access.op: access for access in accesses(function)}, strict, scan)
+    search = _Search(function, scan)
     for loop in loops:
         if (reason := search.refusal(loop)) is not None:
             return reason
@@ -120,17 +120,16 @@ def asked(
     return team
 
 
-def find(function: Function, parallel: Op, fastest: int, *, strict: bool) -> Team | None:
+def find(function: Function, parallel: Op, fastest: int) -> Team | None:
     """The team for iterations of ``parallel``. Its members are neighbours if they then read
     neighbouring elements where threads of their own (neighbours along ``fastest``) would not. If
-    those would, teams may stand side by side, where there are few iterations. ``strict``: sums keep
-    their order."""
+    those would, teams may stand side by side, where there are few iterations."""
     if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
         return None
     body = parallel.body
     if not any(op.name == "scf.for" for op in walk(body)):
         return None
-    search = _Search({access.op: access for access in accesses(function)}, strict, True)
+    search = _Search(function, True)
     if not search.uniform(body) or not search.team.loops:
         return None
     search.order(body)
@@ -144,9 +143,9 @@ def find(function: Function, parallel: Op, fastest: int, *, strict: bool) -> Tea
     return team if team.pays or team.split(body) else None
 
 
-def ordered(function: Function, loop: Op, *, strict: bool) -> str | None:
+def ordered(function: Function, loop: Op) -> str | None:
     """Why turns of ``loop`` have an order; None where they may go in any."""
-    search = _Search({access.op: access for access in accesses(function)}, strict)
+    search = _Search(function)
     if any(kind is not None and is_joint(kind) for kind in combiners(loop).kinds):
         return f"what `{For(loop).index.name}` carries goes by the numbers of its turns"
     return search.refusal(loop)
@@ -210,11 +209,9 @@ class _Marking(Rewriter):
 
 
 class _Search:
-    def __init__(
-        self, found: dict[Op, Access], strict: bool, scan: bool = False
-    ) -> None:  # fmt: skip
-        self.found = found
-        self.strict = strict
+    def __init__(self, function: Function, scan: bool = False) -> None:
+        self.found = {access.op: access for access in accesses(function)}
+        self.strict = function.strict
         self.scan = scan  # whether loops may be shared in which turns ask for what was carried
         self.team = Team()
         self.local: set[Value] = set()

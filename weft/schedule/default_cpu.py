@@ -48,9 +48,8 @@ def outermost(function: Function) -> Op | None:
 # -- the picker
 
 
-def candidates(function: Function, machine: CpuMachine, *, strict: bool = False) -> list[Schedule]:
-    """The schedules to try, the best first. The last one has no tile: LLVM vectorises. ``strict``:
-    sums of floats keep their order."""
+def candidates(function: Function, machine: CpuMachine) -> list[Schedule]:
+    """The schedules to try, the best first. The last one has no tile: LLVM vectorises."""
     parallel = outermost(function)
     if parallel is None:
         return [()]
@@ -58,7 +57,7 @@ def candidates(function: Function, machine: CpuMachine, *, strict: bool = False)
     names = arrays_of(function)
     own = tuple(
         Privatize(name) for name, array in zip(names, function.args, strict=True)
-        if combiner(function, array) and not _no_copies(function, parallel, array, strict=strict)
+        if combiner(function, array) and not _no_copies(function, parallel, array)
     )  # fmt: skip
     return [tile, own] if tile else [own]
 
@@ -79,7 +78,7 @@ def combiner(function: Function, array: Value) -> str:
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def _no_copies(function: Function, parallel: Op, array: Value, *, strict: bool) -> str:
+def _no_copies(function: Function, parallel: Op, array: Value) -> str:
     """Why chunks cannot have copies of ``array``, which iterations accumulate into."""
     element = array.memref.element
     if parallel.attrs["kinds"]:
@@ -88,7 +87,7 @@ def _no_copies(function: Function, parallel: Op, array: Value, *, strict: bool) 
         return "it is not contiguous"
     if element in (f16, bf16, i1):
         return f"copies of {element} would be combined with other roundings"
-    if strict and element.is_float:
+    if function.strict and element.is_float:
         return "strict_math keeps the order of sums"
     if not function.attrs.get("noalias"):
         return "the loop's arguments may overlap in memory"
@@ -196,9 +195,7 @@ def completed(text: str) -> Schedule:
 # -- legality
 
 
-def check(
-    function: Function, schedule: Schedule, machine: CpuMachine, *, strict: bool = False
-) -> None:
+def check(function: Function, schedule: Schedule, machine: CpuMachine) -> None:
     """Raises ``ScheduleError`` where ``function`` cannot run by ``schedule`` on this CPU.
 
     A register tile is one ``vectorize`` and at most one ``unroll_jam`` along another axis. Without
@@ -211,7 +208,7 @@ def check(
     taken: set[str] = set()
     for step in schedule:
         if isinstance(step, Privatize):
-            _check_copies(function, step, schedule, strict=strict)
+            _check_copies(function, step, schedule)
             continue
         if not isinstance(step, UnrollJam | Vectorize):
             raise ScheduleError(
@@ -248,7 +245,7 @@ def _refused(step: Step, why: str, op: Op | None) -> ScheduleError:
     return ScheduleError(f"`{show([step])}`: {why}", span if isinstance(span, Span) else None)
 
 
-def _check_copies(function: Function, step: Privatize, schedule: Schedule, *, strict: bool) -> None:
+def _check_copies(function: Function, step: Privatize, schedule: Schedule) -> None:
     parallel, named = (
         outermost(function),
         dict(zip(arrays_of(function), function.args, strict=True)),
@@ -261,7 +258,7 @@ def _check_copies(function: Function, step: Privatize, schedule: Schedule, *, st
         raise _refused(step, "a register tile has no copies, an array has them once", parallel)
     if not combiner(function, array):
         raise _refused(step, f"iterations do not only accumulate into `{step.array}`", parallel)
-    why = _no_copies(function, parallel, array, strict=strict)
+    why = _no_copies(function, parallel, array)
     if why:
         raise _refused(step, why, parallel)
 

@@ -144,9 +144,8 @@ class Picks:
     tiles: Sequence[WindowTile] = ()
 
 
-def picks(function: Function, parallel: Op, *, strict: bool = False) -> Picks:
-    """What the accesses of ``parallel``, the function's outermost loop, ask for. ``strict``: sums
-    keep their order."""
+def picks(function: Function, parallel: Op) -> Picks:
+    """What the accesses of ``parallel``, the function's outermost loop, ask for."""
     ivs = Parallel(parallel).indices
     found = [
         a for a in accesses(function) if any(loop.iv in ivs for loop in a.loops) and not a.local
@@ -171,7 +170,7 @@ def picks(function: Function, parallel: Op, *, strict: bool = False) -> Picks:
                  *_ahead(function, parallel, written_out),
                  (Unroll(written_out),) if written_out else (),
                  () if asked else staged(function, parallel, fastest, written_out),
-                 [] if alone else window_tiles(function, parallel, strict=strict))  # fmt: skip
+                 [] if alone else window_tiles(function, parallel))  # fmt: skip
 
 
 # -- candidates

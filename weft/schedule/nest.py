@@ -52,11 +52,10 @@ class Refusal:
 
 @frozen
 class LoopNest:
-    """A loop as the rules of steps look at it. ``strict``: sums keep their order."""
+    """A loop as the rules of steps look at it."""
 
     function: Function
     parallel: Op
-    strict: bool = False
 
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:

@@ -87,9 +87,8 @@ class WindowTile:
     words: int = 1
 
 
-def window_tiles(function: Function, parallel: Op, *, strict: bool) -> list[WindowTile]:
-    """What may pay for the iterations of ``parallel``, the best first. ``strict``: sums keep their
-    order."""
+def window_tiles(function: Function, parallel: Op) -> list[WindowTile]:
+    """What may pay for the iterations of ``parallel``, the best first."""
     innermost = _innermost(function, parallel)
     found = Extraction(function)
     if len(innermost) != 1:
@@ -112,7 +111,7 @@ def window_tiles(function: Function, parallel: Op, *, strict: bool) -> list[Wind
     names = axes_of(parallel)
     name = next(name for name, op in loops_of(parallel).items() if op is loop)
     later = _begins_later(loop, indices[first], found)
-    if later and ordered(function, loop, strict=strict) is not None:
+    if later and ordered(function, loop) is not None:
         return []
     order = (first, *beside[-1:])
     order += tuple(k for k in reversed(range(len(names))) if k not in order)

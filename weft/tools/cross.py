@@ -116,10 +116,8 @@ def lowered_loops(kernel: Kernel, *args: Any, **kwargs: Any) -> list[Function]:
 def compiled(function: Function, target: str, options: Options, every_schedule: bool) -> GpuLoop:
     """One loop for an architecture, as ``codegen.launching.architecture`` gives it."""
     asked = options.asked("cuda", function.name)
-    optimized = compiler.optimize(
-        function, strict_math=options.strict_math, noalias=True, verify=options.verify, asked=asked
-    )
-    facts = cuda.analyse(optimized, noalias=True, strict_math=options.strict_math, asked=asked)
+    optimized = compiler.optimize(function, options, asked=asked)
+    facts = cuda.analyse(optimized, asked)
     able = int(re.findall(r"\d+", target)[0]) >= 90
     found = [
         c.schedule for c in map(candidate, facts.candidates) if able or Clusters() not in c.guards
@@ -127,11 +125,7 @@ def compiled(function: Function, target: str, options: Options, every_schedule: 
     wanted = [usual if (usual := cuda.usual(facts)) in found else found[0]]
     if every_schedule:
         wanted += [schedule for schedule in found if schedule != wanted[0]]
-    codes = tuple(
-        cuda.compile_cuda(optimized, schedule, target,
-                          strict_math=options.strict_math, noalias=True)
-        for schedule in wanted
-    )  # fmt: skip
+    codes = tuple(cuda.compile_cuda(optimized, schedule, target) for schedule in wanted)
     return GpuLoop(function.name, facts, codes)
 
 

@@ -61,7 +61,7 @@ def proposals(made: Made, block: bytes) -> list[str]:
     wanted, width, longest = 1, math.inf, math.inf
     if isinstance(made, GpuCompiled):
         function = optimized(job)
-        parallel = cuda.outermost(function, noalias=job.noalias)
+        parallel = cuda.outermost(function)
         own = [_told(candidate(text).schedule) for text in made.facts.candidates]
         bound = only(candidate(made.facts.candidates[0]).schedule, Bind)
         if bound is not None and parallel is not None:
@@ -71,11 +71,9 @@ def proposals(made: Made, block: bytes) -> list[str]:
         longest = max((n or 1 for n in sizes.lengths), default=math.inf)
         wanted = _BUSY * GpuMachine().processors
     else:
-        function = compiler.optimize_for_cpu(
-            made.function, strict_math=job.options.strict_math, noalias=job.noalias, verify=False
-        )
+        function = compiler.optimize_for_cpu(made.function, job.options, noalias=job.noalias)
         parallel = default_cpu.outermost(function)
-        own = default_cpu.candidates(function, host_cpu(), strict=job.options.strict_math)
+        own = default_cpu.candidates(function, host_cpu())
         if parallel is not None:
             others = cpu_schedules(parallel, host_cpu())
     if parallel is None:

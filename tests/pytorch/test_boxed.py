@@ -115,7 +115,6 @@ def test_calls_run_no_python() -> None:
 def test_numbers_and_layouts() -> None:
     x, out = torch.randn(3, 4), torch.empty(3, 4)
     code = learned(scaled_beyond, x, 2, 0.5, True, out)
-    assert set(code._kernels) == {"weft_below"}  # a kernel at autograd fixes symbolic numbers
     wide, turned = torch.full((3, 8), torch.nan)[:, :4], torch.full((4, 3), torch.nan).t()
     for place in (wide, turned):
         learned(scaled_beyond, x, 2, 0.5, True, place)

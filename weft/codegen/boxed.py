@@ -1,23 +1,27 @@
 """The kernel of an operator as PyTorch's dispatcher calls it, without Python: a boxed kernel of the
 stable C interface (torch/csrc/stable/c/shim.h), as LLVM IR.
 
-It takes a stack of words, one for each argument: a handle of a tensor that it owns, or a number.
-It asks each tensor what a plan knows of it (dtype, rank, layout, memory), packs the argument block,
-and calls the compiled loop. What no ``Form`` covers goes to Python, which also words the errors.
+It takes a stack of words, one for each argument: a handle of a tensor that it owns, a number, or a
+handle of a list of these. It asks each tensor what a plan knows of it (dtype, rank, layout,
+memory), makes the tensors that the host part makes, packs the argument blocks, and calls the
+compiled loops. What no ``Form`` covers goes to Python, which also words the errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
+from weft.codegen.boxed_forms import CPU, CUDA, Form, Keys, MadeForm, RunForm, TensorForm
 from weft.codegen.emit import Emitter, Module
 from weft.codegen.interface import Slot
-from weft.values import frozen
+
+# CUlaunchConfig: its bytes, and the place of the stream; names of cuLaunchKernelEx's ``extra``.
+CONFIG, STREAM, EXTRA_POINTER, EXTRA_SIZE = 56, 32, 1, 2
 
 # The symbols of the kernels: at the key of the device, and at that of its autograd. Beside what
 # torch passes they take a record of words: the kernel's own address; ``python(stack, which)``,
 # which carries a call out (``which``: the position here) and gives the text of an error or null;
-# and for each form the address of its loop, and that of its table of guards.
+# then for each form the address of its table of guards, and those of its loops.
 BELOW, AUTOGRAD = SYMBOLS = "weft_below", "weft_autograd"
 PYTHON, FORMS = 1, 2  # positions in the record
 
@@ -31,8 +35,18 @@ FUNCTIONS = {
     "aoti_torch_get_storage_offset": "i32 (ptr, ptr)", "aoti_torch_is_defined": "i32 (ptr, ptr)",
     "aoti_torch_empty_strided": "i32 (i64, ptr, ptr, i32, i32, i32, ptr)",
     "aoti_torch_delete_tensor_object": "i32 (ptr)", "aoti_torch_zero_": "i32 (ptr)",
+    "aoti_torch_copy_": "i32 (ptr, ptr, i32)", "aoti_torch_get_device_index": "i32 (ptr, ptr)",
     "aoti_torch_grad_mode_is_enabled": "i1 ()",
     "aoti_torch_check": "void (i1, ptr, ptr, i32, ptr)",
+}  # fmt: skip
+LISTS = {  # where an operator takes lists, or gives one
+    "torch_list_size": "i32 (ptr, ptr)", "torch_list_get_item": "i32 (ptr, i64, ptr)",
+    "torch_delete_list": "i32 (ptr)", "torch_new_list_reserve_size": "i32 (i64, ptr)",
+    "torch_list_push_back": "i32 (ptr, i64)", "torch_delete_stable_ivalue": "i32 (ptr)",
+}  # fmt: skip
+DEVICE = {  # where it launches on a CUDA device
+    "aoti_torch_get_current_cuda_stream": "i32 (i32, ptr)", "cuCtxGetDevice": "i32 (ptr)",
+    "cuLaunchKernelEx": "i32 (ptr, ptr, ptr, ptr)",
 }  # fmt: skip
 REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
 TANGENT = "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE"
@@ -50,75 +64,30 @@ METHODS = {
     INFERENCE: "i1 (ptr)", INCLUDED: "i1 (i16)", **dict.fromkeys(SPECIAL, "i1 (ptr)"),
 }  # fmt: skip
 
-_TENSOR = ("dtype", "rank", "contiguous", "sizes", "strides", "data", "storage", "offset")
+_TENSOR = ("device", "index", "dtype", "rank", "contiguous", "sizes", "strides", "data", "storage",
+           "offset")  # fmt: skip
 _ASKED = dict(zip(_TENSOR, (
-    "get_dtype", "get_dim", "is_contiguous", "get_sizes", "get_strides", "get_data_ptr",
-    "get_storage_size", "get_storage_offset",
+    "get_device_type", "get_device_index", "get_dtype", "get_dim", "is_contiguous", "get_sizes",
+    "get_strides", "get_data_ptr", "get_storage_size", "get_storage_offset",
 ), strict=True))  # fmt: skip
 
 
-@frozen
-class Keys:
-    """torch's numbers of dispatch keys: those that are included where something stands ``between``
-    autograd and the device; that of ``views``, which is included outside of inference mode."""
-
-    between: tuple[int, ...]
-    views: int
-
-
-@frozen
-class TensorForm:
-    """A tensor argument: torch's number of its dtype, the bytes of an element, what is known of its
-    strides (one of ``ir.types.LAYOUTS``), and whether the loop writes to it."""
-
-    dtype: int
-    bytes: int
-    rank: int
-    layout: str
-    written: bool
-
-
-@frozen
-class NumberForm:
-    """An argument that is a number, from ``low`` to ``high`` where it is an integer."""
-
-    low: int | None = None
-    high: int | None = None
-
-
-@frozen
-class MadeForm:
-    """A tensor that the kernel makes, of dtype, sizes and strides of the argument ``like``, which
-    is contiguous, and fills with ``zeros`` or not."""
-
-    like: int
-    zeros: bool
-
-
-@frozen
-class Form:
-    """What one compiled loop takes: the operator's arguments, and the words of the argument block,
-    whose ``arg`` are positions among the arguments, and behind them among what is ``made``.
-    ``returned``: which of these the operator gives, in turn."""
-
-    arguments: tuple[TensorForm | NumberForm, ...]
-    slots: tuple[Slot, ...]
-    made: tuple[MadeForm, ...]
-    returned: tuple[int, ...]
-    guarded: bool
-
-
 def text(forms: Sequence[Form], keys: Keys) -> str:
-    """The LLVM IR of the kernels. The forms' tensors are at the same positions. Without forms all
-    calls go to Python."""
+    """The LLVM IR of the kernels. Without forms all calls go to Python."""
     module = Module()
+    groups = dict[Hashable, list[tuple[int, Form]]]()  # whose tensors are at the same positions
+    place = FORMS
+    for form in forms:
+        tensors = tuple(k for k, a in enumerate(form.arguments) if isinstance(a, TensorForm))
+        groups.setdefault((form.lists, tensors), []).append((place, form))
+        place += form.words
     if forms:
-        tensors = [k for k, a in enumerate(forms[0].arguments) if isinstance(a, TensorForm)]
         _looks(_Writer(module))
-        _runs(_Writer(module), forms, tensors, keys)
-        _plain(_Writer(module), tensors, keys.between)
+        _plain(_Writer(module))
+    for number, group in enumerate(groups.values()):
+        _runs(_Writer(module), number, group, keys)
     for which, symbol in enumerate(SYMBOLS):
-        _kernel(_Writer(module), symbol, which, bool(forms))
+        _kernel(_Writer(module), symbol, which, len(groups))
     return str(module) + _GUARDS * any(form.guarded for form in forms)
 
 
@@ -130,7 +99,9 @@ class _Writer(Emitter):
 
     def torch(self, name: str, *operands: str | int) -> str:
         """A call of a function of torch."""
-        result, _, types = {**FUNCTIONS, **METHODS}[name].removesuffix(")").partition(" (")
+        result, _, types = (
+            {**FUNCTIONS, **LISTS, **DEVICE, **METHODS}[name].removesuffix(")").partition(" (")
+        )
         types = types.split(", ") if types else []
         extended = [t + " zeroext" * (t in ("i1", "i16")) for t in types]
         self.declare(f"declare {result} @{name}({', '.join(extended)})")
@@ -150,7 +121,7 @@ class _Writer(Emitter):
         self.line(f"store {type} {value}, ptr {place}")
 
     def room(self, words: int) -> str:
-        name = self.fresh()
+        name, words = self.fresh(), max(words, 1)
         self.allocas.append(f"{name} = alloca [{words} x i64], align 16")
         return name
 
@@ -174,15 +145,14 @@ class _Writer(Emitter):
         self.finish(f"define internal i1 {header} nounwind")
 
 
-def _kernel(w: _Writer, symbol: str, which: int, runs: bool) -> None:
-    """A kernel: the loop, or Python. An error is torch's to throw, by a call in tail position:
+def _kernel(w: _Writer, symbol: str, which: int, groups: int) -> None:
+    """A kernel: the loops, or Python. An error is torch's to throw, by a call in tail position:
     nothing unwinds through this code."""
-    if runs and symbol == AUTOGRAD:
-        w.need(w.inst("call i1 @plain(ptr %stack)"), "python")
-    w.branch(
-        w.inst("call i1 @runs(ptr %stack, ptr %record)") if runs else "false", "done", "python"
-    )
-    w.start("python")
+    above = "true" if symbol == AUTOGRAD else "false"
+    for k in range(groups):
+        other = w.label("other")
+        w.branch(w.inst(f"call i1 @runs{k}(ptr %stack, ptr %record, i1 {above})"), "done", other)
+        w.start(other)
     python = w.load(w.at("%record", PYTHON), "ptr")
     error = w.inst(f"call ptr {python}(ptr %stack, i64 {which})")
     w.branch(w.test("eq", error, "null", "ptr"), "done", "fail")
@@ -197,11 +167,8 @@ def _kernel(w: _Writer, symbol: str, which: int, runs: bool) -> None:
 
 
 def _looks(w: _Writer) -> None:
-    """Writes what torch says of a tensor to the words ``_TENSOR``; false where it is not on the
-    CPU, or has nothing to say."""
-    device = w.room(1)
-    w.succeeds(w.torch("aoti_torch_get_device_type", "%tensor", device))
-    w.need(w.test("eq", w.load(device, "i32"), 0, "i32"))
+    """Writes what torch says of a tensor to the words ``_TENSOR``; false where it has nothing to
+    say."""
     for k, name in enumerate(_TENSOR):
         place = w.at("%words", k)
         w.store(0, place)  # some are of fewer bytes
@@ -209,23 +176,18 @@ def _looks(w: _Writer) -> None:
     w.ends("@looks(ptr %tensor, ptr %words)")
 
 
-def _plain(w: _Writer, tensors: Sequence[int], keys: Sequence[int]) -> None:
-    """Whether nothing stands between autograd and the loop, and no derivative is asked for."""
-    for key in keys:
-        w.need(w.inst(f"xor i1 {w.torch(INCLUDED, key)}, true"))
+def _plain(w: _Writer) -> None:
+    """Whether nothing but autograd wants to see the tensor, and that no derivative of it."""
     defined = w.room(1)
-    grads = w.torch("aoti_torch_grad_mode_is_enabled")
-    for k in tensors:
-        handle = w.load(w.at("%stack", k), "ptr")
-        for question in SPECIAL:
-            w.need(w.inst(f"xor i1 {w.torch(question, handle)}, true"))
-        tensor = w.load(handle, "ptr")
-        wanted = w.inst(f"and i1 {w.torch(REQUIRES_GRAD, tensor)}, {grads}")
-        w.need(w.inst(f"xor i1 {wanted}, true"))
-        w.store(0, defined)
-        w.succeeds(w.torch("aoti_torch_is_defined", w.torch(TANGENT, tensor, 0, handle), defined))
-        w.need(w.test("eq", w.load(defined), 0))
-    w.ends("@plain(ptr %stack)")
+    for question in SPECIAL:
+        w.need(w.inst(f"xor i1 {w.torch(question, '%handle')}, true"))
+    tensor = w.load("%handle", "ptr")
+    wanted = w.inst(f"and i1 {w.torch(REQUIRES_GRAD, tensor)}, %grads")
+    w.need(w.inst(f"xor i1 {wanted}, true"))
+    w.store(0, defined)
+    w.succeeds(w.torch("aoti_torch_is_defined", w.torch(TANGENT, tensor, 0, "%handle"), defined))
+    w.need(w.test("eq", w.load(defined), 0))
+    w.ends("@plain(ptr %handle, i1 %grads)")
 
 
 # Asks CPython whether guards hold. A table is the number of steps, and four words for each: its
@@ -291,20 +253,23 @@ end:
 
 
 class _Tensor:
-    """A tensor while a form is tested: what torch says of it, and the names of its sizes, strides
-    and, in bytes, of its extent."""
+    """A tensor while a form is tested: its handle, what torch says of it, and the names of its
+    sizes, strides and, in bytes, of its extent."""
 
-    def __init__(self, w: _Writer, form: TensorForm, words: str) -> None:
-        self.form = form
+    def __init__(self, w: _Writer, form: TensorForm, handle: str, words: str) -> None:
+        self.form, self.handle = form, handle
         self.told = {name: w.load(w.at(words, k)) for k, name in enumerate(_TENSOR)}
         self.data = self.told["data"]
         self.sizes: list[str] = []
         self.strides: list[str] = []
         self.extent = "0"
 
-    def covered(self, w: _Writer, no: str) -> None:
+    def covered(self, w: _Writer, device: tuple[int, int], no: str) -> None:
         """Goes to ``no`` where the tensor is not of the form."""
         form, told = self.form, self.told
+        w.need(w.test("eq", told["device"], device[0]), no)
+        if device[0] != CPU:
+            w.need(w.test("eq", told["index"], device[1]), no)
         w.need(w.test("eq", told["dtype"], form.dtype), no)
         w.need(w.test("eq", told["rank"], form.rank), no)
         w.need(w.test("eq", told["contiguous"], int(form.layout == "contiguous")), no)
@@ -314,6 +279,9 @@ class _Tensor:
         if form.layout != "contiguous":
             unit = w.test("eq", self.strides[-1], 1)
             w.need(unit if form.layout == "unit" else w.inst(f"xor i1 {unit}, true"), no)
+        for found, known in ((self.sizes, form.shape), (self.strides, form.steps)):
+            for word, number in zip(found, known or (), strict=False):
+                w.need(w.test("eq", word, number), no)
         self._reaches(w, no)
 
     def _reaches(self, w: _Writer, no: str) -> None:
@@ -331,11 +299,11 @@ class _Tensor:
         there = w.inst(f"and i1 {inside}, {w.test('ne', self.told['data'], 0)}")
         w.need(w.inst(f"select i1 {some}, i1 {there}, i1 true"), no)
 
-    def writable(self, w: _Writer, handle: str, keys: Keys, no: str) -> None:
+    def writable(self, w: _Writer, keys: Keys, no: str) -> None:
         """Goes to ``no`` where torch would not write to the tensor, or two of its indices may be
         one place: where a stride does not step over all that the smaller ones reach."""
         outside = w.torch(INCLUDED, keys.views)  # of inference mode
-        refused = w.inst(f"and i1 {w.torch(INFERENCE, handle)}, {outside}")
+        refused = w.inst(f"and i1 {w.torch(INFERENCE, self.handle)}, {outside}")
         w.need(w.inst(f"xor i1 {refused}, true"), no)
         if self.form.layout == "contiguous":
             return
@@ -359,115 +327,212 @@ class _Tensor:
         w.need(w.inst(f"or i1 {before[0]}, {before[1]}"), no)
 
 
-def _runs(w: _Writer, forms: Sequence[Form], tensors: Sequence[int], keys: Keys) -> None:
+def _runs(w: _Writer, number: int, group: Sequence[tuple[int, Form]], keys: Keys) -> None:
     """Carries the call out by the first form that covers it; false where none does."""
-    handles = {k: w.load(w.at("%stack", k), "ptr") for k in tensors}
-    words = {k: w.room(len(_TENSOR)) for k in tensors}
-    for k in tensors:
-        w.need(w.inst(f"call i1 @looks(ptr {handles[k]}, ptr {words[k]})"))
-    for number, form in enumerate(forms):
-        other = w.label("other")
-        found = _covered(w, form, words, other)
-        _writable(w, found, handles, keys, other)
-        _run(w, number, form, found, handles, other)
-        w.start(other)
+    form = group[0][1]
+    leaves = _leaves(w, form)
+    handles = {k: w.load(w.at(leaves, k), "ptr")
+               for k, a in enumerate(form.arguments) if isinstance(a, TensorForm)}  # fmt: skip
+    words = {k: w.room(len(_TENSOR)) for k in handles}
+    ask, asked = w.label("ask"), w.label("asked")
+    w.branch("%above", ask, asked)
+    w.start(ask)
+    for key in keys.between:
+        w.need(w.inst(f"xor i1 {w.torch(INCLUDED, key)}, true"))
+    grads = w.torch("aoti_torch_grad_mode_is_enabled")
+    for handle in handles.values():
+        w.need(w.inst(f"call i1 @plain(ptr {handle}, i1 {grads})"))
+    w.jump(asked)
+    w.start(asked)
+    for k, handle in handles.items():
+        w.need(w.inst(f"call i1 @looks(ptr {handle}, ptr {words[k]})"))
+    for place, each in group:
+        _Run(w, each, place, leaves, keys).carry_out(handles, words)
     w.line("ret i1 false")
     w.start("no")
     w.line("ret i1 false")
-    w.finish("define internal i1 @runs(ptr %stack, ptr %record) nounwind")
+    w.finish(f"define internal i1 @runs{number}(ptr %stack, ptr %record, i1 %above) nounwind")
 
 
-def _covered(
-    w: _Writer, form: Form, words: Mapping[int, str], other: str
-) -> dict[int, _Tensor]:  # fmt: skip
-    """The tensors; to ``other`` where the arguments are not of the form."""
-    found: dict[int, _Tensor] = {}
-    for k, argument in enumerate(form.arguments):
-        if isinstance(argument, TensorForm):
-            found[k] = _Tensor(w, argument, words[k])
-            found[k].covered(w, other)
-        elif argument.low is not None:
-            value = w.load(w.at("%stack", k))
-            w.need(w.test("sge", value, argument.low), other)
-            w.need(w.test("sle", value, argument.high or 0), other)
-    return found
+def _leaves(w: _Writer, form: Form) -> str:
+    """Where the arguments are, item by item."""
+    if not any(form.lists):
+        return "%stack"
+    leaves, length, at = w.room(len(form.arguments)), w.room(1), 0
+    for k, held in enumerate(form.lists):
+        word = w.load(w.at("%stack", k))
+        if held is None:
+            w.store(word, w.at(leaves, at))
+            at += 1
+            continue
+        count, optional = held
+        handle = w.inst(f"inttoptr i64 {word} to ptr")
+        if optional:  # there is a word around it
+            w.need(w.test("eq" if count < 0 else "ne", word, 0))
+            if count < 0:
+                continue
+            handle = w.load(handle, "ptr")
+        w.succeeds(w.torch("torch_list_size", handle, length))
+        w.need(w.test("eq", w.load(length), count))
+        for item in range(count):
+            w.succeeds(w.torch("torch_list_get_item", handle, item, w.at(leaves, at)))
+            at += 1
+    return leaves
 
 
-def _writable(
-    w: _Writer, found: Mapping[int, _Tensor], handles: Mapping[int, str], keys: Keys, other: str
-) -> None:
-    """Goes to ``other`` where what is written must not be, or shares memory."""
-    written = [k for k, tensor in found.items() if tensor.form.written]
-    for k in written:
-        found[k].writable(w, handles[k], keys, other)
-        for j in found:
-            if j != k and not (j in written and j < k):
-                found[k].apart(w, found[j], other)
+class _Run:
+    """One form of the arguments, and what is done where it is theirs."""
 
+    def __init__(self, w: _Writer, form: Form, place: int, leaves: str, keys: Keys) -> None:
+        """``place``: of its words in the record; ``leaves``: where the arguments are."""
+        self.w, self.form, self.place, self.leaves, self.keys = w, form, place, leaves, keys
+        self.other = w.label("other")  # where it is not theirs
+        self.there: dict[int, _Tensor] = {}
+        self.made: list[tuple[str, str]] = []  # the handle, and where what is made goes
 
-def _run(
-    w: _Writer, number: int, form: Form, found: Mapping[int, _Tensor], handles: Mapping[int, str],
-    other: str,
-) -> None:  # fmt: skip
-    """Calls the loop, and ends the function; to ``other`` where there is no memory."""
-    if form.guarded:
-        table = w.load(w.at("%record", FORMS + 2 * number + 1), "ptr")
-        w.need(w.inst(f"call i1 @guards(ptr {table})"), other)
-    there: dict[int, _Tensor | _New] = {**found}
-    made: list[str] = []
-    for new in form.made:
-        tensor = _New(w, found[new.like], other)
-        there[len(form.arguments) + len(made)] = tensor
-        made.append(tensor.handle)
-        if new.zeros:
-            w.succeeds(w.torch("aoti_torch_zero_", tensor.handle), other)
-    block = w.room(len(form.slots))
-    for n, slot in enumerate(form.slots):
-        w.store(_word(w, slot, there), w.at(block, n))
-    loop = w.load(w.at("%record", FORMS + 2 * number), "ptr")
-    w.line(f"call void {loop}(ptr {block})")
-    for k in [k for k, tensor in found.items() if tensor.form.written]:
-        skip, counted = w.label("next"), w.label("counted")
-        w.branch(w.torch(INFERENCE, handles[k]), skip, counted)  # which has no version
-        w.start(counted)
-        w.torch(VERSION, handles[k])
-        w.jump(skip)
-        w.start(skip)
-    for handle in [*handles.values(), *(h for k, h in enumerate(made) if k not in form.returned)]:
-        w.torch("aoti_torch_delete_tensor_object", handle)
-    for n, k in enumerate(form.returned):
-        w.store(made[k], w.at("%stack", n), "ptr")
-    w.line("ret i1 true")
+    @property
+    def no(self) -> str:
+        """Where something is not as it must be: what is made goes, and another form is tried."""
+        return self.made[-1][1] if self.made else self.other
 
+    def carry_out(self, handles: Mapping[int, str], words: Mapping[int, str]) -> None:
+        """Ends the function where the form covers the call."""
+        w, form = self.w, self.form
+        for k, argument in enumerate(form.arguments):
+            if isinstance(argument, TensorForm):
+                self.there[k] = tensor = _Tensor(w, argument, handles[k], words[k])
+                tensor.covered(w, form.device, self.other)
+            elif argument.low is not None:
+                value = w.load(w.at(self.leaves, k))
+                w.need(w.test("sge", value, argument.low), self.other)
+                w.need(w.test("sle", value, argument.high or 0), self.other)
+        self._writable()
+        if form.guarded:
+            table = w.load(w.at("%record", self.place), "ptr")
+            w.need(w.inst(f"call i1 @guards(ptr {table})"), self.other)
+        if form.device[0] == CUDA:
+            current = w.room(1)
+            w.succeeds(w.torch("cuCtxGetDevice", current), self.other)
+            w.need(w.test("eq", w.load(current, "i32"), form.device[1], "i32"), self.other)
+        for made in form.made:
+            self._make(made)
+        blocks = [self._block(run) for run in form.runs]
+        for number, (run, block) in enumerate(zip(form.runs, blocks, strict=True)):
+            code = w.load(w.at("%record", self.place + 1 + number), "ptr")
+            if form.device[0] == CUDA:
+                self._launch(run, code, block)
+            else:
+                w.line(f"call void {code}(ptr {block})")
+        self._finish(handles)
+        for position in reversed(range(len(self.made))):
+            handle, label = self.made[position]
+            w.start(label)
+            w.torch("aoti_torch_delete_tensor_object", handle)
+            w.jump(self.made[position - 1][1] if position else self.other)
+        w.start(self.other)
 
-class _New:
-    """A tensor with the sizes and strides of another one; to ``no`` where there is no memory."""
+    def _writable(self) -> None:
+        """Goes to ``other`` where what is written must not be, or shares memory."""
+        written = [k for k, tensor in self.there.items() if tensor.form.written]
+        for k in written:
+            self.there[k].writable(self.w, self.keys, self.other)
+            for j in self.there:
+                if j != k and not (j in written and j < k):
+                    self.there[k].apart(self.w, self.there[j], self.other)
 
-    def __init__(self, w: _Writer, like: _Tensor, no: str) -> None:
-        rank = like.form.rank
-        self.sizes, self.strides = like.sizes, like.strides
-        rooms = w.room(max(rank, 1)), w.room(max(rank, 1))
-        for room, words in zip(rooms, (self.sizes, self.strides), strict=True):
-            for axis, word in enumerate(words):
-                w.store(word, w.at(room, axis))
-        place = w.room(1)
-        asked = rank, *rooms, like.form.dtype, 0, 0, place
-        w.succeeds(w.torch("aoti_torch_empty_strided", *asked), no)
-        self.handle = w.load(place, "ptr")
-        w.torch("aoti_torch_get_data_ptr", self.handle, place)
-        self.data = w.load(place)
+    def _make(self, made: MadeForm) -> None:
+        """Makes a tensor, which goes again where it is not as it has to be."""
+        w, form, place = self.w, made.tensor, self.w.room(1)
+        rooms = w.room(form.rank), w.room(form.rank)
+        for room, slots in zip(rooms, (made.sizes, made.strides), strict=True):
+            for axis, slot in enumerate(slots):
+                w.store(self._word(slot), w.at(room, axis))
+        asked = form.rank, *rooms, form.dtype, *self.form.device, place
+        w.succeeds(w.torch("aoti_torch_empty_strided", *asked), self.no)
+        handle, words = w.load(place, "ptr"), w.room(len(_TENSOR))
+        self.made.append((handle, w.label("drop")))
+        if made.zeros:
+            w.succeeds(w.torch("aoti_torch_zero_", handle), self.no)
+        if made.of >= 0:
+            w.succeeds(w.torch("aoti_torch_copy_", handle, self.there[made.of].handle, 0), self.no)
+        w.need(w.inst(f"call i1 @looks(ptr {handle}, ptr {words})"), self.no)
+        tensor = _Tensor(w, form, handle, words)
+        tensor.covered(w, self.form.device, self.no)
+        if form.written:
+            tensor.writable(w, self.keys, self.no)
+        self.there[len(self.form.arguments) + len(self.made) - 1] = tensor
 
+    def _block(self, run: RunForm) -> str:
+        w = self.w
+        block, words = w.room(len(run.slots)), [self._word(slot) for slot in run.slots]
+        for n, word in enumerate(words):
+            w.store(word, w.at(block, n))
+        for n, bytes in run.aligned:
+            w.need(w.test("eq", w.inst(f"and i64 {words[n]}, {bytes - 1}"), 0), self.no)
+        return block
 
-def _word(w: _Writer, slot: Slot, there: Mapping[int, _Tensor | _New]) -> str:
-    """What stands in a word of the argument block."""
-    match slot.kind:
-        case "pointer":
-            return there[slot.arg].data
-        case "size":
-            return there[slot.arg].sizes[slot.axis]
-        case "stride":
-            return there[slot.arg].strides[slot.axis]
-        case "int" | "float":
-            return w.load(w.at("%stack", slot.arg))
-        case _:
-            return "0"  # the record of checks, of which there are none
+    def _launch(self, run: RunForm, code: str, block: str) -> None:
+        """Has the driver launch a loop on the current stream."""
+        w = self.w
+        stream, size, extra, config = (w.room(n) for n in (1, 1, 5, CONFIG // 8))
+        w.succeeds(w.torch("aoti_torch_get_current_cuda_stream", self.form.device[1], stream),
+                   self.no)  # fmt: skip
+        w.store(8 * len(run.slots), size)
+        for n, (word, type) in enumerate(
+            ((EXTRA_POINTER, "i64"), (block, "ptr"), (EXTRA_SIZE, "i64"), (size, "ptr"), (0, "i64"))
+        ):
+            w.store(word, w.at(extra, n), type)
+        for n in range(CONFIG // 8):
+            w.store(0, w.at(config, n))
+        for n, number in enumerate(run.grid):
+            w.store(number, w.inst(f"getelementptr i32, ptr {config}, i64 {n}"), "i32")
+        w.store(w.load(stream), w.inst(f"getelementptr i8, ptr {config}, i64 {STREAM}"))
+        w.succeeds(w.torch("cuLaunchKernelEx", config, code, "null", extra), self.no)
+
+    def _finish(self, handles: Mapping[int, str]) -> None:
+        """Counts what was written, lets go of what is not given, and ends the function."""
+        w, form = self.w, self.form
+        for k in handles:
+            if self.there[k].form.written:
+                skip, counted = w.label("next"), w.label("counted")
+                w.branch(w.torch(INFERENCE, handles[k]), skip, counted)  # which has no version
+                w.start(counted)
+                w.torch(VERSION, handles[k])
+                w.jump(skip)
+                w.start(skip)
+        first = len(form.arguments)
+        given = [self.made[k - first][0] for k in form.returned]
+        for handle in [*handles.values(), *(h for h, _ in self.made if h not in given)]:
+            w.torch("aoti_torch_delete_tensor_object", handle)
+        for k, held in enumerate(form.lists):
+            if held is not None and held[0] >= 0:
+                handle = box = w.load(w.at("%stack", k), "ptr")
+                if held[1]:
+                    handle = w.load(box, "ptr")
+                    w.torch("torch_delete_stable_ivalue", box)
+                w.torch("torch_delete_list", handle)
+        if form.listed:
+            w.torch("torch_new_list_reserve_size", len(given), "%stack")
+            made = w.load("%stack", "ptr")
+            for handle in given:
+                w.torch("torch_list_push_back", made, w.inst(f"ptrtoint ptr {handle} to i64"))
+        else:
+            for n, handle in enumerate(given):
+                w.store(handle, w.at("%stack", n), "ptr")
+        w.line("ret i1 true")
+
+    def _word(self, slot: Slot) -> str:
+        """What stands in a word of an argument block."""
+        match slot.kind:
+            case "pointer":
+                return self.there[slot.arg].data
+            case "size":
+                return self.there[slot.arg].sizes[slot.axis]
+            case "stride":
+                return self.there[slot.arg].strides[slot.axis]
+            case "int" | "float":
+                return self.w.load(self.w.at(self.leaves, slot.arg))
+            case "constant":
+                return str(slot.arg)
+            case _:
+                return "0"  # the record of checks, of which there are none

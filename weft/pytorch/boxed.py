@@ -1,10 +1,13 @@
 """Operators whose kernel is machine code: a call of ``torch.ops`` runs no Python.
 
-A kernel whose host part is plain (``recipe.py``) gets such a kernel for the CPU once it was called
-twice through its operator: what ``codegen/boxed.py`` writes for the forms that the calls had, at
-the dispatch key of the device, and, where the operator takes tensors only, at that of its autograd.
-What no form covers (another dtype, memory that is shared, a gradient, a mode) goes on to the
-operator's Python functions, as do all calls on a torch without the functions that this takes.
+A kernel whose host part is plain (``recipe.py``) gets such a kernel once it was called twice
+through its operator: what ``codegen/boxed.py`` writes for the forms that the calls had, at the
+dispatch key of the device and at that of its autograd. What no form covers (another dtype, memory
+that is shared, a gradient, a mode) goes on to the operator's Python functions, as do all calls on a
+torch without the functions that this takes.
+
+A kernel at autograd's key makes numbers of symbolic ones. An operator that takes numbers therefore
+has a second overload, ``.int``, which calls go on to where nothing is symbolic.
 """
 
 from __future__ import annotations
@@ -21,25 +24,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from weft.codegen import boxed
-from weft.codegen.boxed import Form, MadeForm, NumberForm, TensorForm
+from weft.codegen.boxed_forms import Form
 from weft.codegen.interface import Slot
-from weft.errors import KernelTypeError
 from weft.frames import shorten
 from weft.frontend.kinds import RegionChanged
 from weft.frontend.parameters import returned_types
 from weft.frontend.scope import Guard
-from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec
+from weft.frontend.specs import ConstSpec, TensorSpec
 from weft.pytorch.annotations import is_checked
-from weft.pytorch.recipe import Fresh, Place, Recipe, Size, recipe_of
+from weft.pytorch.boxed_program import Operand, Program, Unfit, constant
+from weft.pytorch.recipe import Fresh, Number, Place, Recipe, Size, recipe_of
 from weft.runtime import stable, tuned
-from weft.runtime.build import Compiled
+from weft.runtime.build import Compiled, Made
 from weft.runtime.cache import DiskCache, disk, hashed
 from weft.runtime.cpu import load_shared
-from weft.runtime.fastpath import bounds
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.link import Linked
-from weft.runtime.signature import value_spec
-from weft.runtime.specialize import Specialization
+from weft.runtime.signature import TORCH_DTYPES
 
 if TYPE_CHECKING:
     from weft.pytorch.namespace import Family
@@ -50,15 +51,15 @@ log = logging.getLogger("weft.launch")
 
 FIRST, EVERY = 2, 8  # calls by Python that are looked at; later ones each time their number doubles
 MOST = 8  # forms of one operator
-_TYPES = ("Tensor", "SymInt", "float", "bool")  # of arguments
-_FROM = {"SymInt": ctypes.c_int64, "float": ctypes.c_double, "bool": ctypes.c_bool}
+_TYPES = ("Tensor", "SymInt", "float", "bool", "SymInt[]", "ScalarType", "Device")  # of arguments
 _errors = threading.local()  # what a thread's last call by Python has raised, and its text
 
 
 class _Known(NamedTuple):
-    """What carries out the calls of a form."""
+    """What carries out the calls of a form: its loops' addresses."""
 
-    special: Specialization
+    codes: tuple[int, ...]
+    keep: object
     guards: stable.Guards
 
 
@@ -69,26 +70,55 @@ class BoxedKernel:
         self.launcher, self.types, self.recipe = launcher, types, recipe
         self._calls = 0  # by Python
         self._known = dict[Form, _Known]()
-        self._kernels = dict[str, stable.Registered]()
+        self._kernels: list[tuple[str, stable.Registered]] = []
         launcher.boxed.add(self)
 
     def attach(self, family: Family, name: str) -> None:
         """Becomes the kernel of its operator, which nobody has called yet."""
         self.name, self._family = name, weakref.ref(family)
         packet, namespace = family.namespace.packets[name], family.namespace.namespace
+        differentiable = ("autograd", name) in family.python
+        numbers = differentiable and any(t != "Tensor" for t in self.types)
+        quick = _overload_of_numbers(family, name) if numbers else None
         for called in (packet, packet.default):
-            called._op = _raising(called._op)
+            plain = called._op if quick is None else self._quick(quick, called._op)
+            called._op = _raising(plain)
         torch.jit._builtins._register_builtin(packet._op, f"{namespace}::{name}")
         self._python = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(
             _called(weakref.ref(self))
         )
-        keys = {boxed.BELOW: "CPU"}
-        if all(t == "Tensor" for t in self.types) and ("autograd", name) in family.python:
-            # A kernel of this kind makes a number of a symbolic one.
-            keys[boxed.AUTOGRAD] = "AutogradCPU"
-        for symbol, key in keys.items():
-            record = self._record(symbol)
-            self._kernels[symbol] = stable.Registered(namespace, name, key, record)
+        for device in stable.devices():
+            self._register(boxed.BELOW, namespace, name, device)
+            if numbers:
+                self._register(boxed.BELOW, namespace, f"{name}.int", device)
+            if differentiable:
+                above = f"{name}.int" if numbers else name
+                self._register(boxed.AUTOGRAD, namespace, above, f"Autograd{device}")
+
+    def _register(self, symbol: str, namespace: str, name: str, key: str) -> None:
+        kernel = stable.Registered(namespace, name, key, self._record(symbol))
+        self._kernels.append((symbol, kernel))
+
+    def _quick(self, quick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+        """``quick`` where nothing is symbolic, nothing watches and no derivative is asked for;
+        ``plain`` otherwise."""
+        count, own = len(self.types), stable.PLAIN
+        tensors = [k for k, kind in enumerate(self.types) if kind == "Tensor"]
+        transforms = torch._C._are_functorch_transforms_active
+        modes, functions = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+        recording = torch.is_grad_enabled
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if kwargs or len(args) != count or modes() or functions() or transforms():
+                return plain(*args, **kwargs)
+            recorded = recording()
+            for k in tensors:
+                tensor = args[k]
+                if type(tensor) not in own or (recorded and tensor.requires_grad):
+                    return plain(*args)
+            return quick(*args)
+
+        return call
 
     def forget(self) -> None:
         """What the loop was compiled to is not what it is compiled to now."""
@@ -102,23 +132,20 @@ class BoxedKernel:
             return
         with self.launcher.lock:
             try:
-                found = self._form(passed)
-            except RegionChanged:  # the next launch sees to it
+                form, codes, keep, guards = self._form(passed)
+            except (RegionChanged, Unfit):  # the next launch sees to the former
                 return
-            if found is None:
-                return
-            form, special, guards = found
             known = self._known.get(form)
-            if known is not None and known.special is special:
+            if known is not None and known.codes == codes:
                 known.guards.refresh()
             elif known is not None or len(self._known) < MOST:
-                self._known[form] = _Known(special, stable.Guards(guards))
+                self._known[form] = _Known(codes, keep, stable.Guards(guards))
                 self._update()
                 log.debug("%s: %d form(s) of calls in machine code", self.name,
                           len(self._known))  # fmt: skip
 
     def _update(self) -> None:
-        for symbol, kernel in self._kernels.items():
+        for symbol, kernel in self._kernels:
             kernel.become(self._record(symbol))
 
     def _record(self, symbol: str) -> Any:
@@ -126,63 +153,76 @@ class BoxedKernel:
         known = list(self._known.items())[::-1]
         code = _code(tuple(form for form, _ in known), disk(self.launcher.options))
         words = [code.addresses[symbol], ctypes.cast(self._python, ctypes.c_void_p).value or 0]
-        for _, (special, guards) in known:
-            words += [special.compiled.code.address, ctypes.addressof(guards.table)]
+        for _, what in known:
+            words += [ctypes.addressof(what.guards.table), *what.codes]
         record: Any = (ctypes.c_uint64 * len(words))(*words)
         record.keep = [code, *(what for _, what in known)]
         return record
 
-    def _form(self, passed: Sequence[Any]) -> tuple[Form, Specialization, tuple[Guard, ...]] | None:
-        """The form of a call, and what carries it out; None where that takes Python."""
+    def _form(
+        self, passed: Sequence[Any]
+    ) -> tuple[Form, tuple[int, ...], object, tuple[Guard, ...]]:
+        """The form of a call, its loop's code, and what that rests on. Raises ``Unfit`` where it
+        takes Python."""
         launcher, recipe = self.launcher, self.recipe
-        tensors = [v for v in passed if isinstance(v, torch.Tensor)]
-        if len(launcher.region.args) != len(recipe.places) or not tensors:
-            return None
-        if any(type(v) is not torch.Tensor or v.device.type != "cpu" for v in tensors):
-            return None
-        if not all(passed[made.like].is_contiguous() for made in recipe.made):
-            return None
+        if len(launcher.region.args) != len(recipe.places):
+            raise Unfit
+        program = Program(passed, self.types)
+        if not all(m.described or passed[m.like].is_contiguous() for m in recipe.made):
+            raise Unfit
         args = recipe.arguments(passed)
         specs = list(launcher.forms.specs(args).values())
-        special = launcher.forms.specialize(specs, place="cpu")
-        compiled, written = special.compiled, special.compiled.loop.summary.written
+        compiled = launcher.forms.specialize(specs, place=program.device.type).compiled
+        written = compiled.loop.summary.written
         read = (place for place in recipe.places if isinstance(place, Guard))
         guards = (*compiled.guards, *recipe.guards, *read)
         tensors = [v for v in args if isinstance(v, torch.Tensor)]
-        if not tensors or not _without_python(launcher, compiled, guards, tensors):
-            return None
+        if not tensors or compiled.loop.summary.unordered or not all(g.by_identity for g in guards):
+            raise Unfit  # it takes Python to compare values, and to order iterations
         positions = [k for k, spec in enumerate(specs) if isinstance(spec, TensorSpec)]
         writes = {positions[k] for k in written if k < len(positions)}
-        arguments: list[Any] = [None] * len(passed)
-        sources: list[Place] = []  # of the function's arguments
+        examples = dict[int, tuple[torch.Tensor, bool]]()  # of what is made
         for k, (spec, place) in enumerate(zip(specs, recipe.places, strict=True)):
-            if not isinstance(spec, ConstSpec):
-                sources.append(place)
             if isinstance(place, int):
-                arguments[place] = _argument(spec, k in writes, args[k])
-        for k, value in enumerate(passed):
-            if k not in recipe.places:  # the host part alone asks for its sizes
-                try:
-                    arguments[k] = _argument(value_spec("", value), False, value)
-                except KernelTypeError:  # loops do not take it
-                    return None
-        slots = [_slot(slot, sources, passed) for slot in compiled.slots]
-        if None in arguments or None in slots:
-            return None
-        made = tuple(MadeForm(m.like, m.zeros) for m in recipe.made)
-        form = Form(tuple(arguments), tuple(slots), made, recipe.returned, bool(guards))  # type: ignore[arg-type]
-        return form, special, guards
+                program.take(program.starts[place], spec, written=k in writes)
+            elif isinstance(place, Fresh):
+                examples[place.number] = args[k], k in writes
+        program.take_rest()
+        for number, (like, written) in examples.items():
+            self._make(program, number, like, written)
+        operands = [_operand(place, program, passed)
+                    for spec, place in zip(specs, recipe.places, strict=True)
+                    if not isinstance(spec, ConstSpec)]  # fmt: skip
+        values = [v for v, spec in zip(args, specs, strict=True) if not isinstance(spec, ConstSpec)]
+        for _, dtype in compiled.results:
+            result = torch.empty((), dtype=TORCH_DTYPES[dtype], device=program.device)
+            operands.append(program.make(result))
+            values.append(result)
+        program.run(_fitting(launcher, compiled, tensors), operands, values)
+        first = len(program.items)
+        form = program.form([first + k for k in recipe.returned], guards)
+        return form, tuple(program.codes), (compiled, *program.keep), guards
+
+    def _make(self, program: Program, number: int, like: torch.Tensor, written: bool) -> None:
+        """Writes down how the host part makes a tensor."""
+        made = self.recipe.made[number]
+        start = program.starts[made.like]
+        if not made.described:
+            how = {"zeros": made.zeros, "of": start if made.copied else -1}
+            program.like(start, like, written=written, **how)
+            return
+        rank = like.dim()
+        sizes = [Slot("int", start + axis) for axis in range(rank)]
+        strides = [Slot("int", start + rank + axis) for axis in range(rank)]
+        program.make(like, sizes=sizes, strides=strides, written=written)
 
     def call(self, stack: int, which: int) -> int | None:
         """Carries a call out by the operator's functions in Python. Gives the address of the text
         of an error; torch's words are the handles of what was made."""
         words = (ctypes.c_uint64 * max(len(self.types), 1)).from_address(stack)
         try:
-            passed = [
-                stable.taken(word) if kind == "Tensor"
-                else _FROM[kind].from_buffer_copy(word.to_bytes(8, "little")).value
-                for word, kind in zip(words, self.types, strict=False)
-            ]  # fmt: skip
+            passed = [stable.argument(word, kind)
+                      for word, kind in zip(words, self.types, strict=False)]  # fmt: skip
             family = self._family()
             assert family is not None
             if boxed.SYMBOLS[which] == boxed.AUTOGRAD:
@@ -210,27 +250,39 @@ def boxed_kernel(kernel: KernelLike, types: Sequence[str], name: str) -> BoxedKe
     if recipe is None:
         return None
     missing = stable.missing()
+    if not missing and any("[" in kind for kind in types):
+        missing = stable.missing_for_lists()
     if missing:
         log.debug("%s: the operator's kernels are in Python: %s", name, missing)
         return None
     return BoxedKernel(kernel.launchers[0], types, recipe)
 
 
-def _slot(slot: Slot, sources: Sequence[Place], passed: Sequence[Any]) -> Slot | None:
-    """A word of the loop's argument block, by where its value is from; None where that takes
-    Python. ``sources``: of the function's arguments."""
-    if slot.arg < 0:
-        return slot
-    source = sources[slot.arg]
-    match source:
+def _operand(place: Place, program: Program, passed: Sequence[Any]) -> Operand:
+    """An argument of the loop, by where it is from."""
+    match place:
         case int():
-            return Slot(slot.kind, source, slot.axis)
+            start = program.starts[place]
+            is_float = type(passed[place]) is float
+            return start if start in program.values else Slot("float" * is_float or "int", start)
         case Fresh():
-            return Slot(slot.kind, len(passed) + source.number, slot.axis)
+            return len(program.items) + place.number
         case Size():
-            return Slot("size", source.parameter, source.axis % passed[source.parameter].dim())
+            start = program.starts[place.parameter]
+            return Slot("size", start, place.axis % passed[place.parameter].dim())
+        case Number():
+            return constant(place.value)
         case _:
-            return None
+            raise Unfit
+
+
+def _overload_of_numbers(family: Family, name: str) -> Callable[..., Any]:
+    """Makes the overload that takes no symbolic numbers. Gives what calls it."""
+    qualified = f"{family.namespace.namespace}::{name}"
+    schema = str(torch._C._get_schema(qualified, "")).partition("(")[2]
+    default = family.namespace.packets[name].default._op
+    family.define_overload(name, f"{name}.int({schema.replace('SymInt', 'int')}", default)
+    return torch._C._get_operation_overload(qualified, "int")[0]
 
 
 @functools.lru_cache(256)
@@ -241,31 +293,14 @@ def _code(forms: tuple[Form, ...], cache: DiskCache | None) -> Linked:
     return load_shared(f"boxed {hashed(text)}", make, cache, needs=stable.functions())
 
 
-def _without_python(
-    launcher: Launcher, compiled: Any, guards: Sequence[Guard], tensors: Sequence[torch.Tensor]
-) -> bool:
-    """Whether calls of the loop need none: to compare values that were compiled in, to order
-    iterations, to choose a schedule by the sizes."""
-    return (
-        isinstance(compiled, Compiled)
-        and bool(compiled.code.address)
-        and not (compiled.header.checks or compiled.loop.summary.unordered)
-        and all(guard.by_identity for guard in guards)
-        and compiled.fitting(tensors, launcher) is compiled
-        and tuned.records.none(launcher.options, compiled.loop.digest, tensors[0].device)
-    )
-
-
-def _argument(spec: Spec, written: bool, value: Any) -> TensorForm | NumberForm | None:
-    """What an argument has to be; None where machine code cannot tell."""
-    if isinstance(spec, TensorSpec):
-        if spec.shape is not None or spec.element or spec.backing or spec.clamped:
-            return None
-        number = stable.number_of(value.dtype)
-        return TensorForm(number, value.element_size(), spec.rank, spec.layout, written)
-    if isinstance(spec, ScalarSpec) and not spec.captured:
-        return NumberForm(*(bounds(spec) or (None, None)))
-    return None
+def _fitting(launcher: Launcher, compiled: Made, tensors: Sequence[torch.Tensor]) -> Made:
+    """What carries the loop out. Raises ``Unfit`` where a call must choose it by the sizes."""
+    found = compiled.fitting(tensors, launcher)
+    if isinstance(compiled, Compiled):
+        digest, device = compiled.loop.digest, tensors[0].device
+        if found is not compiled or not tuned.records.none(launcher.options, digest, device):
+            raise Unfit
+    return found
 
 
 def _keys(passed: Sequence[Any]) -> Any:

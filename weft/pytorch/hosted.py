@@ -27,6 +27,7 @@ from weft.frontend.split import HostPart, Region, Returned
 from weft.pytorch.ambient import Autocast
 from weft.pytorch.library import Operators
 from weft.pytorch.operator import Operator
+from weft.pytorch.recipe import Fresh, Made, Place, Recipe, captured, cells_of
 from weft.runtime.launch import KernelLike, Launcher
 from weft.source import FunctionSource
 
@@ -261,6 +262,30 @@ class LoopKernel:
         outs = [args[k] for k in self.given]
         outs += results if isinstance(results, tuple) else [] if results is None else [results]
         return outs[0] if len(outs) == 1 else tuple(outs) or None
+
+    def recipe(self) -> Recipe | None:
+        """What the host part does, for machine code."""
+        scope, cells = self.function.__globals__, cells_of(self.function)
+        places: list[Place] = []
+        made: list[Made] = []
+        position = 0
+        numbers = dict[int, int]()
+        for k, arg in enumerate(self.region.args):
+            if arg.captured:
+                if not isinstance(arg.expr, ast.Name):
+                    return None
+                places.append(captured(arg.name, scope, cells))
+                continue
+            places.append(position)
+            if k in self.made or k in self.copied:
+                numbers[k] = len(made)
+                places[-1] = Fresh(len(made))
+                made.append(Made(position, copied=k in self.copied, described=k in self.made))
+            position += 4 if k in self.made else 1
+        results = range(len(made), len(made) + len(self.region.results))
+        return Recipe(
+            tuple(places), tuple(made), (*map(numbers.__getitem__, self.given), *results), ()
+        )
 
     def unconverted(self, *args: Any) -> Any:
         return self._host(self.kernel.current_launchers()[self.region.index :], *args)

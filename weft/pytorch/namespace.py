@@ -48,6 +48,15 @@ class Family:
         )
         return namespace.adopt(name, self)
 
+    def define_overload(self, name: str, schema: str, otherwise: Callable[..., Any]) -> None:
+        """Makes another overload of the operator ``name``, which is ``otherwise`` where it has no
+        kernel of its own."""
+        self.namespace.defining = name
+        self._library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        self.namespace.defining = ""
+        overload = schema.partition("(")[0]
+        self._library.impl(overload, self._held(otherwise), "CompositeImplicitAutograd")
+
     def differentiate(self, name: str, autograd: Callable[..., Any]) -> None:
         """Gives the operator ``name`` what autograd calls in its place."""
         self.python["autograd", name] = held = self._held(autograd)

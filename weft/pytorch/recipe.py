@@ -1,11 +1,11 @@
-"""Host parts as plain as most are, as values: sizes of parameters, new tensors like them, one loop,
+"""Host parts as plain as most are, as values: sizes of parameters, numbers, new tensors, one loop,
 and a return. What is as a ``Recipe`` says can be carried out without Python."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,21 +32,33 @@ class Fresh:
 
 
 @frozen
+class Number:
+    """A number that the host part has."""
+
+    value: int | float
+
+
+@frozen
 class Made:
-    """A tensor that the host part makes: like a parameter, and filled with zeros or not."""
+    """A tensor that the host part makes: like the parameter ``like``, filled with ``zeros``, or
+    ``copied`` from it, or with neither. ``described``: of the sizes, strides, dtype and device that
+    ``like`` and the three parameters after it are."""
 
     like: int
-    zeros: bool
+    zeros: bool = False
+    copied: bool = False
+    described: bool = False
 
 
 # Where an argument of the loop is from: a parameter, what is read around the kernel, or of these.
-Place = int | Guard | Size | Fresh
+Place = int | Guard | Size | Fresh | Number
 
 
 @frozen
 class Recipe:
-    """``places``: of the loop's arguments, in turn. ``made``: the tensors that are made, of which
-    ``returned`` are given, in turn. ``guards``: on what the host part calls."""
+    """``places``: of the loop's arguments, in turn. ``made``: the tensors that are made, and behind
+    them what the loop reduces into; ``returned`` of these are given, in turn. ``guards``: on what
+    the host part calls."""
 
     places: tuple[Place, ...]
     made: tuple[Made, ...]
@@ -55,7 +67,15 @@ class Recipe:
 
     def arguments(self, passed: Sequence[Any]) -> tuple[Any, ...]:
         """The loop's arguments where the parameters are ``passed``."""
-        made = [torch.empty_like(passed[m.like]) for m in self.made]
+        made: list[torch.Tensor] = []
+        for m in self.made:
+            like = passed[m.like]
+            if m.described:
+                dtype, device = passed[m.like + 2 : m.like + 4]
+                strides = passed[m.like + 1]
+                made.append(torch.empty_strided(like, strides, dtype=dtype, device=device))
+            else:
+                made.append(torch.empty_like(like))
         found: list[Any] = []
         for place in self.places:
             match place:
@@ -63,6 +83,8 @@ class Recipe:
                     found.append(passed[place.parameter].shape[place.axis])
                 case Fresh():
                     found.append(made[place.number])
+                case Number():
+                    found.append(place.value)
                 case Guard():
                     found.append(place.read())
                 case _:
@@ -75,23 +97,28 @@ _MAKERS = {"empty_like": False, "zeros_like": True}
 
 def recipe_of(kernel: KernelLike) -> Recipe | None:
     """What the kernel's host part does; None where it is another one."""
+    try:
+        own = getattr(kernel, "recipe", None)  # of a loop that is a kernel
+        return _recipe_of(kernel) if own is None else own()
+    except (_Other, StopIteration):
+        return None
+
+
+def _recipe_of(kernel: KernelLike) -> Recipe | None:
     body = kernel.source.tree.body
     if ast.get_docstring(kernel.source.tree) is not None:
         body = body[1:]
     if len(kernel.parts.regions) != 1:
         return None
     (loop,) = kernel.parts.regions
-    if loop.results or computed_step(loop.node) is not None:  # which the host part checks
+    if computed_step(loop.node) is not None:  # which the host part checks
         return None
-    reader = _Reader(kernel)
-    try:
-        count = next(k for k, statement in enumerate(body) if statement is loop.node)
-        for statement in body[:count]:
-            reader.read(statement)
-        returned = reader.returned(body[count + 1 :])
-        places = tuple(map(reader.place, loop.args))
-    except (_Other, StopIteration):
-        return None
+    reader = _Reader(kernel, loop.results)
+    count = next(k for k, statement in enumerate(body) if statement is loop.node)
+    for statement in body[:count]:
+        reader.read(statement)
+    returned = reader.returned(body[count + 1 :])
+    places = tuple(map(reader.place, loop.args))
     return Recipe(places, tuple(reader.made), returned, tuple(reader.guards))
 
 
@@ -102,17 +129,16 @@ class _Other(Exception):
 class _Reader:
     """What is known of the names of a host part."""
 
-    def __init__(self, kernel: KernelLike) -> None:
-        function = kernel.function
+    def __init__(self, kernel: KernelLike, results: Sequence[str]) -> None:
+        function, self.results = kernel.function, results
         parameters = kernel.parts.parameters
         self.parameters = {p.name: k for k, p in enumerate(parameters)}
         self.strong = any(p.dtype is not None for p in parameters)  # which the host part converts
-        self.names: dict[str, Size | Fresh] = {}
+        self.names: dict[str, Size | Fresh | Number] = {}
         self.made: list[Made] = []
         self.guards: list[Guard] = []
         self.scope = function.__globals__
-        cells = function.__closure__ or ()
-        self.cells = dict(zip(function.__code__.co_freevars, cells, strict=True))
+        self.cells = cells_of(function)
 
     def read(self, statement: ast.stmt) -> None:
         """A statement before the loop."""
@@ -127,6 +153,10 @@ class _Reader:
                 value=ast.Attribute(value=ast.Name(id=of), attr="shape"), slice=axis,
             )):  # fmt: skip
                 self._name(name, Size(self._parameter(of), _axis(axis)))
+            case ast.Assign(targets=[name], value=ast.Constant(value=int() | float() as value)):
+                if isinstance(value, bool):
+                    raise _Other
+                self._name(name, Number(value))
             case ast.Assign(targets=[name], value=ast.Call(
                     func=ast.Attribute(value=ast.Name(id="torch"), attr=maker),
                     args=[ast.Name(id=like)], keywords=[])) if maker in _MAKERS:  # fmt: skip
@@ -153,6 +183,8 @@ class _Reader:
         found: list[int] = []
         for name in names:
             match name:
+                case ast.Name(id=own) if own in self.results:
+                    found.append(len(self.made) + self.results.index(own))
                 case ast.Name(id=own) if own in self.parameters:
                     pass  # the caller has it
                 case ast.Name(id=own) if isinstance(self.names.get(own), Fresh):
@@ -172,14 +204,11 @@ class _Reader:
             return self.parameters[name]
         if name in self.names:
             return self.names[name]
-        if arg.captured and name in self.cells:
-            cell = self.cells[name]
-            return Guard(cell, "cell_contents", Guard(cell, "cell_contents", None).read())
-        if arg.captured and name in self.scope:
-            return Guard(self.scope, sys.intern(name), self.scope[name], item=True)
+        if arg.captured:
+            return captured(name, self.scope, self.cells)
         raise _Other
 
-    def _name(self, target: ast.expr, value: Size | Fresh) -> None:
+    def _name(self, target: ast.expr, value: Size | Fresh | Number) -> None:
         if not isinstance(target, ast.Name) or target.id in {*self.names, *self.parameters}:
             raise _Other
         self.names[target.id] = value
@@ -188,6 +217,22 @@ class _Reader:
         if name not in self.parameters:
             raise _Other
         return self.parameters[name]
+
+
+def cells_of(function: Any) -> dict[str, Any]:
+    """The cells of what a function has from functions around it, by name."""
+    cells = function.__closure__ or ()
+    return dict(zip(function.__code__.co_freevars, cells, strict=True))
+
+
+def captured(name: str, scope: dict[str, Any], cells: Mapping[str, Any]) -> Guard:
+    """What is read around a kernel. Raises ``_Other`` where nothing is there."""
+    if name in cells:
+        cell = cells[name]
+        return Guard(cell, "cell_contents", Guard(cell, "cell_contents", None).read())
+    if name in scope:
+        return Guard(scope, sys.intern(name), scope[name], item=True)
+    raise _Other
 
 
 def _axis(node: ast.expr) -> int:

@@ -262,6 +262,16 @@ class Call:
             if self.cell is not None and not astray and self.ready is not launch:
                 self._ready(launch, self.cell, slots)
 
+    def launch_of(self, slots: bytes) -> tuple[Launch | None, tuple[tuple[int, int], ...]]:
+        """What runs with this argument block, None where there is nothing to do; and its words
+        that are pointers to multiples of so many bytes, where that counts."""
+        bits = [
+            (place // 8, mask, bit, not slots[place] & mask) for place, mask, bit in self.places
+        ]
+        astray = sum(bit for _, _, bit, fits in bits if not fits)
+        launch = self._launch(slots, (slots[self.within], astray))
+        return launch, tuple((word, mask + 1) for word, mask, _, fits in bits if fits)
+
     @functools.cached_property
     def api(self) -> Driver:
         return driver()

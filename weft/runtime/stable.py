@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import platform
+import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,11 +16,12 @@ import torch
 
 from weft.codegen import boxed, libraries
 from weft.frontend.scope import ABSENT, Guard
-from weft.runtime import link
+from weft.runtime import cuda, link
 from weft.runtime.signature import DTYPES
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # types of tensors that are nothing else
 _LIBRARY = ("aoti_torch_library_init_impl", "aoti_torch_library_impl",
             "aoti_torch_delete_library_object")  # fmt: skip
 # Keys that stand between autograd and a device: modes and subclasses, functions that are traced,
@@ -32,7 +35,8 @@ def missing() -> str:
     """Why no operator of this process can be machine code; "" where they can."""
     if sys.implementation.name != "cpython" or link.trampoline(0) is None:
         return f"no code for {sys.implementation.name} on {platform.machine()}"
-    absent = [name for name, address in functions().items() if not address]
+    absent = [name for name in (*boxed.FUNCTIONS, *boxed.METHODS, *_LIBRARY)
+              if not functions()[name]]  # fmt: skip
     if absent:
         return f"torch {torch.__version__} has no {absent[0]}"
     _, told = _facts()
@@ -43,8 +47,32 @@ def missing() -> str:
 def functions() -> Mapping[str, int]:
     """The addresses of what the machine code calls, 0 where there is nothing."""
     libraries.load()
-    names = (*boxed.FUNCTIONS, *boxed.METHODS, *_LIBRARY)
+    names = (*boxed.FUNCTIONS, *boxed.METHODS, *_LIBRARY, *boxed.LISTS)
     return {name: libraries.address_of(name) for name in names}
+
+
+def missing_for_lists() -> str:
+    """Why no operator that takes lists can be machine code; "" where they can."""
+    absent = [name for name in boxed.LISTS if not functions()[name]]
+    return f"torch {torch.__version__} has no {absent[0]}" if absent else ""
+
+
+@functools.cache
+def devices() -> tuple[str, ...]:
+    """The devices, by the names of their dispatch keys, for which operators can be machine code."""
+    return ("CPU", "CUDA") if torch._C._has_cuda and all(device_functions().values()) else ("CPU",)
+
+
+@functools.cache
+def device_functions() -> Mapping[str, int]:
+    """The addresses of what the machine code calls for CUDA devices, 0 where there is nothing."""
+    found = {name: libraries.address_of(name) for name in boxed.DEVICE}
+    with contextlib.suppress(cuda.CudaError):  # there is no driver
+        library = cuda.driver().library
+        for name in [name for name, address in found.items() if not address]:
+            with contextlib.suppress(AttributeError):
+                found[name] = ctypes.cast(library[name], ctypes.c_void_p).value or 0
+    return found
 
 
 @functools.cache
@@ -137,6 +165,73 @@ def taken(handle: int) -> torch.Tensor:
     # torch's function for one handle keeps it.
     capsule = _capsule()(handle, None, None)
     return torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs([capsule])[0]
+
+
+def argument(word: int, kind: str) -> Any:
+    """The argument of this schema type that a word of the stack is; what it holds is no more."""
+    if kind.endswith("?"):
+        if word == 0:
+            return None
+        inner = ctypes.c_uint64.from_address(word).value
+        _ask("torch_delete_stable_ivalue", word)
+        return argument(inner, kind[:-1])
+    if kind.endswith("[]"):
+        size, item = ctypes.c_uint64(), ctypes.c_uint64()
+        _ask("torch_list_size", word, ctypes.addressof(size))
+        found: list[Any] = []
+        for k in range(size.value):
+            _ask("torch_list_get_item", word, k, ctypes.addressof(item))
+            found.append(argument(item.value, kind[:-2]))
+        _ask("torch_delete_list", word)
+        return found
+    match kind:
+        case "Tensor":
+            return taken(word)
+        case "ScalarType":
+            return _dtypes()[word]
+        case "Device":
+            index = word & 0xFFFFFFFF
+            return torch.device(_DEVICES[word >> 32], *([index] if index < 1 << 31 else []))
+        case _:
+            return _NUMBERS[kind].from_buffer_copy(word.to_bytes(8, "little")).value
+
+
+_NUMBERS: Any = {"SymInt": ctypes.c_int64, "int": ctypes.c_int64, "float": ctypes.c_double,
+                 "bool": ctypes.c_bool}  # fmt: skip
+_DEVICES = {0: "cpu", 1: "cuda", 12: "xpu", 13: "mps", 14: "meta", 20: "privateuseone"}
+
+
+def word_of(value: torch.dtype | torch.device) -> int:
+    """The word of the stack that this argument is."""
+    if isinstance(value, torch.dtype):
+        return number_of(value)
+    number = next(n for n, name in _DEVICES.items() if name == value.type)
+    return number << 32 | (0xFFFFFFFF if value.index is None else value.index)
+
+
+def listed(tensors: Sequence[torch.Tensor]) -> int:
+    """A handle of a list of tensors, for who takes it to own."""
+    made = ctypes.c_uint64()
+    _ask("torch_new_list_reserve_size", len(tensors), ctypes.addressof(made))
+    for tensor in tensors:
+        _ask("torch_list_push_back", made.value, given(tensor))
+    return made.value
+
+
+def _ask(name: str, *words: int) -> None:
+    call = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_uint64] * len(words))(functions()[name])
+    if call(*words) != 0:
+        raise RuntimeError(f"{name} fails")
+
+
+@functools.cache
+def _dtypes() -> dict[int, torch.dtype]:
+    found = {8: torch.complex32}  # torch warns of tensors of such
+    for value in vars(torch).values():
+        if isinstance(value, torch.dtype) and not re.match(r"torch\.(q|complex32)", str(value)):
+            with contextlib.suppress(RuntimeError):  # torch makes no tensors of it
+                found[_number(value)] = value
+    return found
 
 
 @functools.cache

@@ -1,0 +1,87 @@
+"""What kernels of operators in machine code (``boxed.py``) are made of, as values."""
+
+from __future__ import annotations
+
+from weft.codegen.interface import Slot
+from weft.values import frozen
+
+CPU, CUDA = 0, 1  # torch's numbers of device types
+
+
+@frozen
+class Keys:
+    """torch's numbers of dispatch keys: those that are included where something stands ``between``
+    autograd and the device; that of ``views``, which is included outside of inference mode."""
+
+    between: tuple[int, ...]
+    views: int
+
+
+@frozen
+class TensorForm:
+    """A tensor: torch's number of its dtype, the bytes of an element, what is known of its strides
+    (one of ``ir.types.LAYOUTS``), whether a loop writes to it, and its sizes and strides where they
+    are to be these."""
+
+    dtype: int
+    bytes: int
+    rank: int
+    layout: str
+    written: bool
+    shape: tuple[int, ...] | None = None
+    steps: tuple[int, ...] | None = None
+
+
+@frozen
+class NumberForm:
+    """A number, from ``low`` to ``high`` where it is an integer."""
+
+    low: int | None = None
+    high: int | None = None
+
+
+@frozen
+class MadeForm:
+    """A tensor that the kernel makes, and what it has to be: of the words ``sizes`` and
+    ``strides``, with the contents of the tensor ``of`` where that is a position, and zeros where
+    ``zeros``."""
+
+    tensor: TensorForm
+    sizes: tuple[Slot, ...]
+    strides: tuple[Slot, ...]
+    zeros: bool = False
+    of: int = -1
+
+
+@frozen
+class RunForm:
+    """A compiled loop: the words of its argument block. On a CUDA device also the grid, block and
+    shared bytes, and the pointers among the words that have to be multiples of so many bytes."""
+
+    slots: tuple[Slot, ...]
+    grid: tuple[int, ...] = ()
+    aligned: tuple[tuple[int, int], ...] = ()
+
+
+@frozen
+class Form:
+    """What a kernel does with arguments of one kind. ``lists``: for each argument of the operator
+    None, or of a list its length and whether it is an optional one (of which -1 is none at all).
+    ``arguments``: what they are, lists item by item. ``made``: tensors, whose positions are behind
+    these; a ``Slot``'s ``arg`` is such a position (of the kind "constant" the word itself).
+    ``returned``: the positions of those that the operator gives, as a list if ``listed``.
+    ``device``: torch's numbers of its type, and its index."""
+
+    arguments: tuple[TensorForm | NumberForm, ...]
+    made: tuple[MadeForm, ...]
+    runs: tuple[RunForm, ...]
+    returned: tuple[int, ...]
+    guarded: bool
+    lists: tuple[tuple[int, bool] | None, ...]
+    listed: bool = False
+    device: tuple[int, int] = (CPU, 0)
+
+    @property
+    def words(self) -> int:
+        """How many words of a record are this form's."""
+        return 1 + len(self.runs)

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.skipif(bool(stable.missing()), reason=stable.missing())
 
 
 numbers = itertools.count()
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def make_add() -> Any:
@@ -396,3 +398,97 @@ def test_handles_are_given_back() -> None:
         with pytest.raises(WeftError, match="it is expanded"):
             add.op(*args[:2], args[2][:1].expand(16))
     assert users() == before
+
+
+def test_a_parameter_is_a_tensor() -> None:
+    add = make_add()
+    x, y, out = vectors()
+    weight = torch.nn.Parameter(x, requires_grad=False)
+    code = learned(add, weight, y, out)
+    assert by_python(code, lambda: add.op(weight, y, out)) == 0
+    assert torch.equal(out, x + y)
+
+
+@weft.kernel
+def row_sums(x: torch.Tensor, n: int, s: float) -> Any:
+    rows, cols = x.shape
+    out = torch.zeros_like(x)
+    total = 0.5
+    for i, j in weft.ndrange(rows, cols):
+        out[i, j] += x[i, j] * s + n
+        total += x[i, j]
+    return out, total
+
+
+def test_numbers_that_loops_reduce_into() -> None:
+    x = torch.randn(5, 7)
+    code = learned(row_sums, x, 2, 0.5)
+    x = torch.randn(3, 4)
+    made: list[Any] = []
+    assert by_python(code, lambda: made.extend(row_sums.op(x, -3, 1.5))) == 0
+    torch.testing.assert_close(made[0], x * 1.5 - 3)
+    torch.testing.assert_close(made[1], x.sum() + 0.5)
+    assert made[1].shape == ()
+
+
+def test_symbolic_numbers_stay_symbolic() -> None:
+    """An operator with numbers has an overload for such as are none."""
+    x, out = torch.randn(3, 4), torch.empty(3, 4)
+    learned(scaled_beyond, x, 2, 0.5, True, out)
+    name = scaled_beyond.op._schema.name
+    assert "SymInt n" in str(scaled_beyond.op._schema)
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"{name}.int", "AutogradCPU")
+    with Watch() as mode:
+        scaled_beyond.op(x, 2, 0.5, True, out)
+    assert mode.seen == [name]
+    assert scaled_beyond.op(x.to("meta"), 2, 0.5, True, out.to("meta")) is None
+    with pytest.raises(WeftError, match="`x` requires grad"):
+        scaled_beyond.op(x.clone().requires_grad_(), 2, 0.5, True, out)
+    for other in (x.to_sparse(), torch._neg_view(x), x.double()):
+        with pytest.raises((WeftError, RuntimeError)) if other.is_sparse else nullcontext():
+            scaled_beyond.op(other, 3, 0.5, True, out)
+            torch.testing.assert_close(out, other.to(out.dtype) * 0.5 + 3)
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_calls_on_a_device_run_no_python() -> None:
+    assert stable.devices() == ("CPU", "CUDA")
+    add = make_add()
+    args = [v.cuda() for v in vectors(1000)]
+    code = learned(add, *args)
+    args[2].fill_(torch.nan)
+    side = torch.cuda.Stream()
+    for stream in (torch.cuda.current_stream(), side):
+        with torch.cuda.stream(stream):
+            version = args[2]._version
+            assert by_python(code, lambda: add.op(*args)) == 0
+            assert args[2]._version == version + 1
+            assert torch.equal(args[2], args[0] + args[1])
+    others = [v.cuda() for v in vectors(999)]
+    assert by_python(code, lambda: add.op(*others)) == 1  # of another size
+    whole = torch.randn(1001, device="cuda")[1:]  # not as aligned
+    for x in (whole, args[0]):
+        add.op(x, args[1], args[2])
+        assert torch.equal(args[2], x + args[1])
+    with pytest.raises(WeftError, match="device"):
+        add.op(args[0].cpu(), *args[1:])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        add.op(*args)
+    args[0].fill_(3)
+    graph.replay()
+    assert torch.equal(args[2], args[0] + args[1])
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_what_is_made_on_a_device() -> None:
+    for shape in ((5, 7), (300, 700)):
+        x = torch.randn(shape, device="cuda")
+        row_sums.op(x, 2, 0.5)
+        code = learned(row_sums, x, 2, 0.5)
+        made: list[Any] = []
+        assert by_python(code, lambda x=x: made.extend(row_sums.op(x, -3, 1.5))) == 0  # noqa: B023
+        torch.testing.assert_close(made[0], x * 1.5 - 3)
+        torch.testing.assert_close(made[1], x.sum() + 0.5, rtol=1e-4, atol=1e-3)

@@ -1,5 +1,6 @@
 """Graphs that hold the operators of a kernel's host part, and its loops."""
 
+import functools
 import math
 import os
 from pathlib import Path
@@ -15,7 +16,9 @@ from torch.torch_version import TorchVersion
 import weft
 from tests import processes
 from tests.pytorch.test_ambient import drop
+from tests.pytorch.test_boxed import by_python
 from weft.pytorch.hosted import OLDEST
+from weft.runtime import stable
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torch.compile's own
@@ -285,3 +288,57 @@ def test_a_number_that_host_part_and_loop_read_is_looked_up_by_both(monkeypatch)
     program = torch.export.export(Module(), (torch.ones(2),)).module()
     monkeypatch.setitem(globals(), "FACTOR", 5.0)
     assert program(torch.ones(2)).tolist() == [10.0, 10.0]
+
+
+@weft.kernel
+def in_code(x: torch.Tensor, w: torch.Tensor, pair: torch.Tensor):
+    y = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        y[i] = x[i] * w[i] * FACTOR
+    z = (y * 2).view(-1)
+    s = 0.5
+    for i, j in weft.ndrange(pair.shape[0], pair.shape[1]):
+        s += z[i] + j
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        out[i] += z[i] * x[i]
+    return out, s
+
+
+@pytest.mark.skipif(bool(stable.missing()), reason=stable.missing())
+def test_the_loops_of_a_graph_run_no_python():
+    torch._dynamo.reset()
+    compiled = torch.compile(in_code, fullgraph=True, backend="aot_eager", dynamic=True)
+    for n in (3, 4, 5):
+        args = torch.randn(n), torch.randn(n), torch.randn(n, n + 2)
+        torch.testing.assert_close(compiled(*args), in_code(*args))
+    codes = [code for launcher in in_code.launchers for code in launcher.boxed]
+    assert [len(code._known) for code in codes] == [1, 1, 1]
+    args = torch.randn(9), torch.randn(9), torch.randn(9, 2)
+    call = functools.partial(compiled, *args)
+    for code in codes:
+        call = functools.partial(by_python, code, call)
+    assert call() == 0
+    torch.testing.assert_close(compiled(*args), in_code(*args))
+
+
+@pytest.mark.skipif(bool(stable.missing()), reason=stable.missing())
+def test_what_a_loop_makes_is_as_the_host_part_says():
+    """Sizes, strides, dtype and device are numbers of the call."""
+    (first, _, _), x = in_code.launchers, torch.randn(6)
+    in_code_loop = torch.compile(in_code, fullgraph=True, backend="aot_eager")
+    for _ in range(3):
+        in_code_loop(x, x, x[:, None])
+    (op,) = {code.name for code in first.boxed}
+    op = getattr(torch.ops.weft, op).default
+    want = x * x * FACTOR
+    for size, stride, dtype in (
+        ((6,), (1,), torch.float32), ((6,), (2,), torch.float32), ((6,), (1,), torch.float64),
+        ((9,), (1,), torch.float32),
+    ):  # fmt: skip
+        for _ in range(3):
+            made = op(x, x, [*size], [*stride], dtype, torch.device("cpu"))
+            assert (made.shape, made.stride(), made.dtype) == (size, stride, dtype)
+            torch.testing.assert_close(made[:6].float(), want)
+    with pytest.raises(RuntimeError, match="negative"):
+        op(x, x, [-1], [1], torch.float32, torch.device("cpu"))

@@ -118,9 +118,7 @@ def converted(x, n: weft.i32):
     return out
 
 
-@pytest.mark.parametrize(
-    "function", [branches, after, view, twice, again, other_type, converted]
-)
+@pytest.mark.parametrize("function", [branches, after, view, twice, again, other_type, converted])
 def test_other_host_parts(function: Any) -> None:
     assert recipe_of(kernel(function)) is None
 
@@ -129,6 +127,7 @@ def test_other_host_parts(function: Any) -> None:
 def test_tensors_that_are_made() -> None:
     x, y = torch.randn(3, 4), torch.randn(4)
     code = learned(several, x, y)
+    assert [made.zeros for form in code._known for made in form.made] == [True, False, False]
     for rows, n in ((3, 4), (5, 7), (0, 2), (2, 0)):
         x, y = torch.randn(rows, n), torch.randn(n)
         made = []

@@ -269,7 +269,8 @@ class _Tensor:
         form, told = self.form, self.told
         w.need(w.test("eq", told["device"], device[0]), no)
         if device[0] != CPU:
-            w.need(w.test("eq", told["index"], device[1]), no)
+            index = w.inst(f"trunc i64 {told['index']} to i32")
+            w.need(w.test("eq", index, device[1], "i32"), no)
         w.need(w.test("eq", told["dtype"], form.dtype), no)
         w.need(w.test("eq", told["rank"], form.rank), no)
         w.need(w.test("eq", told["contiguous"], int(form.layout == "contiguous")), no)

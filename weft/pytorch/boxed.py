@@ -38,6 +38,7 @@ from weft.runtime import stable, tuned
 from weft.runtime.build import Compiled, Made
 from weft.runtime.cache import DiskCache, disk, hashed
 from weft.runtime.cpu import load_shared
+from weft.runtime.fastpath import passed as given
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.link import Linked
 from weft.runtime.signature import TORCH_DTYPES
@@ -51,7 +52,8 @@ log = logging.getLogger("weft.launch")
 
 FIRST, EVERY = 2, 8  # calls by Python that are looked at; later ones each time their number doubles
 MOST = 8  # forms of one operator
-_TYPES = ("Tensor", "SymInt", "float", "bool", "SymInt[]", "ScalarType", "Device")  # of arguments
+_TYPES = ("Tensor", "SymInt", "float", "bool", "SymInt[]", "float[]", "bool[]",
+          "ScalarType", "Device")  # of arguments  # fmt: skip
 _errors = threading.local()  # what a thread's last call by Python has raised, and its text
 
 
@@ -170,7 +172,7 @@ class BoxedKernel:
         program = Program(passed, self.types)
         if not all(m.described or passed[m.like].is_contiguous() for m in recipe.made):
             raise Unfit
-        args = recipe.arguments(passed)
+        args, made = recipe.arguments(passed)
         specs = list(launcher.forms.specs(args).values())
         compiled = launcher.forms.specialize(specs, place=program.device.type).compiled
         written = compiled.loop.summary.written
@@ -181,19 +183,16 @@ class BoxedKernel:
             raise Unfit  # it takes Python to compare values, and to order iterations
         positions = [k for k, spec in enumerate(specs) if isinstance(spec, TensorSpec)]
         writes = {positions[k] for k in written if k < len(positions)}
-        examples = dict[int, tuple[torch.Tensor, bool]]()  # of what is made
         for k, (spec, place) in enumerate(zip(specs, recipe.places, strict=True)):
             if isinstance(place, int):
                 program.take(program.starts[place], spec, written=k in writes)
-            elif isinstance(place, Fresh):
-                examples[place.number] = args[k], k in writes
         program.take_rest()
-        for number, (like, written) in examples.items():
-            self._make(program, number, like, written)
-        operands = [_operand(place, program, passed)
-                    for spec, place in zip(specs, recipe.places, strict=True)
-                    if not isinstance(spec, ConstSpec)]  # fmt: skip
-        values = [v for v, spec in zip(args, specs, strict=True) if not isinstance(spec, ConstSpec)]
+        for number, tensor in enumerate(made):
+            self._make(program, number, tensor)
+        operands, values = list[Operand](), given(specs, args)
+        for place, spec, value in zip(recipe.places, specs, args, strict=True):
+            if not isinstance(spec, ConstSpec):
+                operands += _operands(place, program, value)
         for _, dtype in compiled.results:
             result = torch.empty((), dtype=TORCH_DTYPES[dtype], device=program.device)
             operands.append(program.make(result))
@@ -203,18 +202,16 @@ class BoxedKernel:
         form = program.form([first + k for k in recipe.returned], guards)
         return form, tuple(program.codes), (compiled, *program.keep), guards
 
-    def _make(self, program: Program, number: int, like: torch.Tensor, written: bool) -> None:
+    def _make(self, program: Program, number: int, tensor: torch.Tensor) -> None:
         """Writes down how the host part makes a tensor."""
         made = self.recipe.made[number]
-        start = program.starts[made.like]
+        start, rank = program.starts[made.like], tensor.dim()
         if not made.described:
-            how = {"zeros": made.zeros, "of": start if made.copied else -1}
-            program.like(start, like, written=written, **how)
+            program.like(start, tensor, zeros=made.zeros, of=start if made.copied else -1)
             return
-        rank = like.dim()
-        sizes = [Slot("int", start + axis) for axis in range(rank)]
-        strides = [Slot("int", start + rank + axis) for axis in range(rank)]
-        program.make(like, sizes=sizes, strides=strides, written=written)
+        sizes, strides = ([Slot("int", first + axis) for axis in range(rank)]
+                          for first in (start, start + rank))  # fmt: skip
+        program.make(tensor, sizes=sizes, strides=strides)
 
     def call(self, stack: int, which: int) -> int | None:
         """Carries a call out by the operator's functions in Python. Gives the address of the text
@@ -258,20 +255,23 @@ def boxed_kernel(kernel: KernelLike, types: Sequence[str], name: str) -> BoxedKe
     return BoxedKernel(kernel.launchers[0], types, recipe)
 
 
-def _operand(place: Place, program: Program, passed: Sequence[Any]) -> Operand:
-    """An argument of the loop, by where it is from."""
+def _operands(place: Place, program: Program, value: Any) -> list[Operand]:
+    """The words or the tensor that an argument of the loop is, by where it is from."""
     match place:
         case int():
             start = program.starts[place]
-            is_float = type(passed[place]) is float
-            return start if start in program.values else Slot("float" * is_float or "int", start)
+            if start in program.values:
+                return [start]
+            numbers = value if isinstance(value, tuple | list) else (value,)
+            return [Slot("float" if type(number) is float else "int", start + k)
+                    for k, number in enumerate(numbers)]  # fmt: skip
         case Fresh():
-            return len(program.items) + place.number
+            return [len(program.items) + place.number]
         case Size():
             start = program.starts[place.parameter]
-            return Slot("size", start, place.axis % passed[place.parameter].dim())
+            return [Slot("size", start, place.axis % program.values[start].dim())]
         case Number():
-            return constant(place.value)
+            return [constant(place.value)]
         case _:
             raise Unfit
 
@@ -290,7 +290,12 @@ def _code(forms: tuple[Form, ...], cache: DiskCache | None) -> Linked:
     """The machine code of kernels for these forms."""
     text = boxed.text(forms, stable.keys())
     make: Callable[[], Any] = lambda: (text, boxed.SYMBOLS)  # noqa: E731
-    return load_shared(f"boxed {hashed(text)}", make, cache, needs=stable.functions())
+    return load_shared(
+        f"boxed {hashed(text)}",
+        make,
+        cache,
+        needs={**stable.functions(), **stable.device_functions()},
+    )
 
 
 def _fitting(launcher: Launcher, compiled: Made, tensors: Sequence[torch.Tensor]) -> Made:

@@ -12,7 +12,7 @@ from weft.codegen.boxed_forms import CPU, CUDA, Form, MadeForm, NumberForm, RunF
 from weft.codegen.interface import Slot
 from weft.errors import KernelTypeError
 from weft.frontend.scope import Guard
-from weft.frontend.specs import ScalarSpec, Spec, TensorSpec
+from weft.frontend.specs import ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.runtime import stable
 from weft.runtime.build import Compiled, Made
 from weft.runtime.fastpath import bounds
@@ -73,6 +73,9 @@ class Program:
             self.arguments[k] = self._tensor(self.values[k], spec, written=written)
         elif isinstance(spec, ScalarSpec) and not spec.captured:
             self.arguments[k] = NumberForm(*(bounds(spec) or (None, None)))
+        elif isinstance(spec, TupleSpec):
+            for n, each in enumerate(spec.items):
+                self.take(k + n, each)
         else:
             raise Unfit
 
@@ -106,13 +109,12 @@ class Program:
     def make(
         self, tensor: torch.Tensor, *, sizes: Sequence[Slot] | None = None,
         strides: Sequence[Slot] | None = None, zeros: bool = False, of: int = -1,
-        written: bool = True,
     ) -> int:  # fmt: skip
         """A tensor like this one, of the words ``sizes`` and ``strides`` if not of its own. Gives
         its position."""
         spec = value_spec("", tensor)
         assert isinstance(spec, TensorSpec)
-        form = self._tensor(tensor, spec, written=written)
+        form = self._tensor(tensor, spec, written=True)
         own = [[Slot("constant", n) for n in words] for words in (tensor.shape, tensor.stride())]
         if sizes is None or strides is None:
             sizes, strides = own

@@ -65,8 +65,9 @@ class Recipe:
     returned: tuple[int, ...]
     guards: tuple[Guard, ...]
 
-    def arguments(self, passed: Sequence[Any]) -> tuple[Any, ...]:
-        """The loop's arguments where the parameters are ``passed``."""
+    def arguments(self, passed: Sequence[Any]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+        """The loop's arguments where the parameters are ``passed``, and all that is made, without
+        its contents."""
         made: list[torch.Tensor] = []
         for m in self.made:
             like = passed[m.like]
@@ -89,7 +90,7 @@ class Recipe:
                     found.append(place.read())
                 case _:
                     found.append(passed[place])
-        return tuple(found)
+        return tuple(found), made
 
 
 _MAKERS = {"empty_like": False, "zeros_like": True}

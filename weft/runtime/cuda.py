@@ -47,19 +47,25 @@ class Driver:
 
 
 @functools.cache
-def driver() -> Driver:
-    """The driver. Raises ``CudaError`` where there is none."""
+def library() -> ctypes.CDLL:
+    """The driver's library, which is not started. Raises ``CudaError`` where there is none."""
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
-        library = ctypes.CDLL(name)
+        return ctypes.CDLL(name)
     except OSError as error:
         raise CudaError(f"no CUDA driver: {error}", 0) from error
-    code = library.cuInit(0)
+
+
+@functools.cache
+def driver() -> Driver:
+    """The driver. Raises ``CudaError`` where there is none."""
+    api = library()
+    code = api.cuInit(0)
     if code:
         raise CudaError(f"the CUDA driver does not start: CUresult {code}", code)
-    launch: Any = library.cuLaunchKernelEx
+    launch: Any = api.cuLaunchKernelEx
     launch.restype = ctypes.c_int
-    return Driver(library, launch, torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice)
+    return Driver(api, launch, torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice)
 
 
 @frozen

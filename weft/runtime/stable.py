@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,12 +67,13 @@ def devices() -> tuple[str, ...]:
 @functools.cache
 def device_functions() -> Mapping[str, int]:
     """The addresses of what the machine code calls for CUDA devices, 0 where there is nothing."""
-    found = {name: libraries.address_of(name) for name in boxed.DEVICE}
-    with contextlib.suppress(cuda.CudaError):  # there is no driver
-        library = cuda.driver().library
-        for name in [name for name, address in found.items() if not address]:
+    found = dict.fromkeys(boxed.DEVICE, 0)
+    with contextlib.suppress(cuda.CudaError, OSError):  # there is no driver, or torch is without
+        torch_cuda = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+        for name in found:
+            place = cuda.library() if name.startswith("cu") else torch_cuda
             with contextlib.suppress(AttributeError):
-                found[name] = ctypes.cast(library[name], ctypes.c_void_p).value or 0
+                found[name] = ctypes.cast(place[name], ctypes.c_void_p).value or 0
     return found
 
 

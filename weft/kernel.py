@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from weft.schedule.machine import GpuMachine
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_transforms = torch._C._are_functorch_transforms_active
 _dispatch = torch.Tensor.__torch_dispatch__
 
 
@@ -300,10 +301,10 @@ class Kernel(Definition):
     def current_launchers(self) -> Sequence[Callable[..., Any]]:
         """What launches each device loop in a call that does not go through the dispatcher."""
         self._prepare()
-        if forward_ad._current_level < 0:
+        way = _with_batches if _transforms() else _with_tangents
+        if way is _with_tangents and forward_ad._current_level < 0:
             return self._launchers
-        return [functools.partial(_with_tangents, self._launchers, launcher)
-                for launcher in self._regions]  # fmt: skip
+        return [functools.partial(way, self._launchers, launcher) for launcher in self._regions]
 
     def carry_out(
         self, launchers: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -496,6 +497,13 @@ def _with_tangents(plain: list[Callable[..., Any]], launcher: Launcher, *args: A
         from weft.pytorch.autograd import with_tangents  # only where a derivative is asked for
 
     return with_tangents(launcher, plain[launcher.region.index], *args)
+
+
+def _with_batches(plain: list[Callable[..., Any]], launcher: Launcher, *args: Any) -> Any:
+    with rarely_collected:
+        from weft.pytorch.batching import with_batches  # only under vmap
+
+    return with_batches(launcher, plain[launcher.region.index], *args)
 
 
 def kernel_inside(function: Any) -> Kernel | None:

@@ -490,21 +490,31 @@ def differentiate(
         ):
             made.copy_(result)
 
+    if outs is not None:  # results come last, under names of their own
+        totals = zip(launcher.region.results, loop.names[len(values) :], strict=True)
+        outs = {**outs, **{own: outs[name] for name, own in totals if name in outs}}
+    tracked(loop, values, results, run if make is None else None, outs)
+    return one_or_all(results)
+
+
+def tracked(
+    loop: Loop, values: list[Any], results: Sequence[torch.Tensor],
+    run: Callable[[Sequence[Any]], None] | None = None,
+    outs: Mapping[str, torch.Tensor | None] | None = None,
+) -> None:  # fmt: skip
+    """``launch`` of a kernel's loop on ``values``, and on ``results`` that it reduces into: what it
+    overwrites, and what was held of it, is known from then on."""
     written = [k for k in loop.written if k < len(values)]
     spared = REFERENCES.overwritten(
         [values[k] for k in written],
         lambda n: overwriting.touched(loop, written[n], values, writes=True),
     )
-    if outs is not None:  # results come last, under names of their own
-        totals = zip(launcher.region.results, loop.names[len(values) :], strict=True)
-        outs = {**outs, **{own: outs[name] for name, own in totals if name in outs}}
-    values += results
-    held = launch(loop, values, run if make is None else None, outs)
+    values = [*values, *results]
+    held = launch(loop, values, run, outs)
     for moment, tensor in spared:
         moment.version = tensor._version
     for one in (h for h in held if isinstance(h, Referred)):
         REFERENCES.add(one, values[one.k])
-    return one_or_all(results)
 
 
 def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> Any:
@@ -516,21 +526,21 @@ def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> 
             return differentiate(launcher, given)
         return plain(*given[: len(args)])
 
-    return _extended(launcher, args, call)
+    return extended(launcher, args, call)
 
 
 def with_functions(launcher: Launcher, make: Make, *args: Any) -> Any:
     """A launch of a kernel's loop that ``make`` carries out, and all that is derived from it."""
-    return _extended(launcher, args, lambda given: differentiate(launcher, given, make))
+    return extended(launcher, args, lambda given: differentiate(launcher, given, make))
 
 
-def _extended(
+def extended(
     launcher: Launcher, args: tuple[Any, ...], call: Callable[[tuple[Any, ...]], Any]
 ) -> Any:
     """``call`` of the arguments and the tensors that called functions reach."""
     if is_backed(launcher.region, args):
         tensors = backed(launcher.region, args)
-        results = _extended(launcher, tensors, call)
+        results = extended(launcher, tensors, call)
         put_back(launcher.region, args, tensors)
         return results
     return launcher.forms.retried(args, call)

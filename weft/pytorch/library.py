@@ -31,13 +31,14 @@ from weft.frontend.specs import constant_key
 from weft.frontend.split import Returned
 from weft.lang.dtypes import DType
 from weft.pytorch.ambient import Autocast, autocast_state
+from weft.pytorch.batches import direct, is_batched
 from weft.pytorch.double_backward_op import transformed
 from weft.pytorch.fake import hidden_write
 from weft.pytorch.forward_level import has_dual
 from weft.pytorch.identity import decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.operator import Form, Operator, needs_grad
-from weft.pytorch.transforms import batching_error, called
+from weft.pytorch.transforms import called
 from weft.runtime.launch import KernelLike
 
 # schema type of a Python value's type
@@ -83,8 +84,8 @@ class Operators:
             out = (transformed(operator.overload, operator.rule, passed)
                    if torch._C._len_torch_dispatch_stack()  # which wants to see operators
                    else called(operator.rule.plain, passed, self.kernel.span))  # fmt: skip
-        elif any(map(_is_batched, passed)):  # which torch has no way to write to
-            raise batching_error(self.kernel.span)
+        elif any(map(is_batched, passed)):
+            return direct(self.kernel.direct, args, kwargs)
         else:
             out = operator.overload(*passed)
         return self.assemble(out, values)
@@ -261,11 +262,6 @@ def _is_tracing() -> bool:
         proxies is not None and proxies.get_proxy_mode() is not None
         and not torch._C._are_functorch_transforms_active()
     )  # fmt: skip
-
-
-def _is_batched(value: Any) -> bool:
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    return isinstance(value, torch.Tensor) and functorch.is_batchedtensor(value)
 
 
 def schema_type(parameter: Parameter, value: Any) -> str:

@@ -18,6 +18,7 @@ from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.split import Returned
 from weft.lang.dtypes import DType, tensor_of
 from weft.pytorch.ambient import Autocast, under
+from weft.pytorch.batches import storage
 from weft.pytorch.boxed import BoxedKernel, boxed_kernel
 from weft.pytorch.derivative_ops import Rule, is_plain, register
 from weft.pytorch.fake import fake_launchers, without_data
@@ -354,7 +355,7 @@ def list_made(
                 help="as an operator (under torch.compile, say) it can return tensors only; write "
                 "a tuple as `return a, b`",
             )  # fmt: skip
-        if item.untyped_storage()._cdata in taken:
+        if storage(item) in taken:
             item = item.clone()
             if traced:
                 warn(
@@ -364,7 +365,7 @@ def list_made(
                     kernel.source.warned,
                 )  # fmt: skip
         if len(names) > 1:
-            taken.add(item.untyped_storage()._cdata)
+            taken.add(storage(item))
         made.append(item)
     return made[0] if len(made) == 1 else tuple(made)
 
@@ -372,6 +373,6 @@ def list_made(
 def _add_storages(values: Sequence[Any], taken: set[int]) -> None:
     for value in values:
         if isinstance(value, torch.Tensor):
-            taken.add(value.untyped_storage()._cdata)
+            taken.add(storage(value))
         elif isinstance(value, list | tuple):
             _add_storages(value, taken)

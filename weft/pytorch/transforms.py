@@ -1,22 +1,26 @@
 """Kernels under ``torch.func``: derivatives of any order and kind, made of eager calls.
 
 ``Eager.apply(f, *tensors)`` calls ``f``; its derivatives are again ``Eager.apply`` of functions
-that differentiate eagerly what ``f`` does. Batching (``vmap``, and ``jacfwd``, ``jacrev`` and
-``hessian``, which rest on it) is refused by name.
+that differentiate eagerly what ``f`` does, and under ``vmap`` it is ``Eager.apply`` of one that
+does for every sample what ``f`` does for one: derivatives are outside, batches inside, where the
+host part runs under ``vmap`` and each device loop has one more index (``batching.py``).
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch.vmap import vmap_increment_nesting
 from torch.autograd import forward_ad
 
 from weft.errors import GradientError, KernelValueError
 from weft.frames import user_frames
 from weft.pytorch.ambient import Draws
+from weft.pytorch.batches import Fresh, unbatched, wrapped
 from weft.pytorch.forward_level import is_dual, level
 from weft.source import Span
 
@@ -146,7 +150,7 @@ class Eager(torch.autograd.Function):
         needed = ctx.needs_input_grad[-len(tensors) :]
         wanted = [k for k, need in enumerate(needed) if need]
         given = [g for g, has in zip(grads, ctx.floats, strict=True) if has]
-        found = Eager.apply(Pulled(ctx.f, len(tensors), wanted), ctx.span, *tensors, *given)
+        found = Eager.apply(Pulled(ctx.f, len(tensors), wanted, ctx.span), ctx.span, *tensors, *given)
         result: list[Any] = [None] * len(tensors)
         for k, g in zip(wanted, found, strict=True):
             result[k] = g
@@ -163,36 +167,78 @@ class Eager(torch.autograd.Function):
         return tuple(next(found) if has else None for has in ctx.floats)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        raise batching_error(args[1])
+    def vmap(info: Any, in_dims: Any, f: Many, span: Span, *tensors: torch.Tensor) -> Any:
+        pairs = zip(tensors, in_dims[2:], strict=True)
+        moved = [t if d is None else t.movedim(d, 0) for t, d in pairs]
+        have = [d is not None for d in in_dims[2:]]
+        every, need = over_batch(f, have, functools.partial(Batched, info))
+        given = [t.expand(info.batch_size, *t.shape) if wanted and not has else t
+                 for t, has, wanted in zip(moved, have, need, strict=True)]  # fmt: skip
+        found = Eager.apply(every, span, *given)
+        return found, (0,) * len(found)
 
 
-class Pulled:
-    """``(*tensors, *grads)`` -> the gradients of ``f(*tensors)`` for those of ``tensors`` that are
-    ``wanted``, given those of its floats."""
+def over_batch(
+    f: Any, have: Sequence[bool], batched: Callable[[Many, Sequence[bool]], Many]
+) -> tuple[Many, Sequence[bool]]:
+    """``f`` for every sample, and which of its arguments it wants as batches (along their first
+    dimension), where it could have those of ``have``. ``batched``: what makes it of a function that
+    is no derivative. A derivative of samples is that of the function of all of them: each has
+    elements of its own."""
+    if not isinstance(f, Derivative):
+        return batched(f, have), have
+    need = [has or k in f.which for k, has in enumerate(have[: f.count])]
+    inner, need = over_batch(f.f, need, batched)
+    return f.of(inner), [*need, *[True] * (len(have) - f.count)]
 
-    def __init__(self, f: Many, count: int, wanted: Sequence[int]) -> None:
-        self.f, self.count, self.wanted = f, count, wanted
+
+class Batched:
+    """``f(*tensors)`` of every sample. ``have``: which of the tensors are batches, along their
+    first dimension; results are, too."""
+
+    def __init__(self, info: Any, f: Many, have: Sequence[bool]) -> None:
+        self.size, self.randomness = info.batch_size, info.randomness
+        self.f, self.have = f, have
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with vmap_increment_nesting(self.size, self.randomness) as level, Fresh():
+            given = [wrapped(t, [level]) if has else t
+                     for t, has in zip(tensors, self.have, strict=True)]  # fmt: skip
+            return tuple(unbatched(o, level, self.size) for o in self.f(*given))
+
+
+class Derivative:
+    """A derivative of a function of ``count`` tensors for those that ``which`` names. It takes
+    gradients or tangents after these tensors."""
+
+    def __init__(self, f: Many, count: int, which: Sequence[int], span: Span) -> None:
+        self.f, self.count, self.which, self.span = f, count, which, span
+
+    def of(self, f: Many) -> Any:
+        """The same derivative of another function."""
+        return type(self)(f, self.count, self.which, self.span)
+
+
+class Pulled(Derivative):
+    """``(*tensors, *grads)`` -> the gradients of ``f(*tensors)`` for those of ``tensors`` that
+    ``which`` names, given those of its floats."""
 
     def __call__(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         tensors, grads = list(values[: self.count]), values[self.count :]
         more = torch.is_grad_enabled() and any(v.requires_grad for v in values)
         with torch.enable_grad():
-            for k in self.wanted:
+            for k in self.which:
                 tensors[k] = tensors[k].view_as(tensors[k])  # a value of its own, with its tangent
                 if not tensors[k].requires_grad:
                     tensors[k].requires_grad_()
-            leaves = [tensors[k] for k in self.wanted]
+            leaves = [tensors[k] for k in self.which]
             outs = [o for o in self.f(*tensors) if is_float(o)]
             return tuple(gradients(outs, leaves, grads, again=more))
 
 
-class Pushed:
+class Pushed(Derivative):
     """``(*tensors, *tangents)`` -> the tangents of the floats that ``f(*tensors)`` gives, where
     those of ``tensors`` that ``which`` names have ``tangents``."""
-
-    def __init__(self, f: Many, count: int, which: Sequence[int], span: Span) -> None:
-        self.f, self.count, self.which, self.span = f, count, which, span
 
     def __call__(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if any(map(is_dual, values)):

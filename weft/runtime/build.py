@@ -346,3 +346,32 @@ class Cpu:
 
 
 CPU = Cpu()
+
+
+# --- no device ------------------------------------------------------------------------------------
+@mutable
+class Uncompiled(Made):
+    """A loop of which only the IR is wanted: others are derived from it."""
+
+    slots = ()
+
+    def bound(self, tensors: Any, error: Any, *, brief: bool) -> Any:
+        raise NotImplementedError
+
+    ran = bound
+
+
+class NoDevice:
+    name, version = "none", 0
+
+    def machine(self) -> str:
+        return ""
+
+    def from_disk(self, job: Job, header: dict[str, Any], code: bytes) -> None:
+        return None
+
+    def compile(self, job: Job) -> Uncompiled:
+        return Uncompiled(job)
+
+
+LOWERED = NoDevice()

@@ -21,7 +21,7 @@ from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, constant_key
 from weft.frontend.split import Region, RegionArg
 from weft.options import Options
 from weft.runtime.backing import backed, is_backed
-from weft.runtime.build import CPU, Backend, Made, compile_region
+from weft.runtime.build import CPU, LOWERED, Backend, Made, compile_region
 from weft.runtime.overlap import check_memory
 from weft.runtime.signature import check_devices, spec_of
 from weft.settings import deep, rarely_collected
@@ -55,7 +55,10 @@ class Specialization:
 
 
 def backend(device: str) -> Backend:
-    """What compiles for a kind of device. (What meta tensors are asked, CPUs answer.)"""
+    """What compiles for a kind of device, or for "none". (What meta tensors are asked, CPUs
+    answer.)"""
+    if device == "none":
+        return LOWERED
     if device == "cuda":
         with rarely_collected:
             from weft.runtime import gpu  # heavy, and not needed where there is no GPU
@@ -185,8 +188,8 @@ class Forms:
     def specialize(
         self, specs: list[Spec], aliased: bool = False, place: str = "cpu", in_order: bool = False
     ) -> Specialization:
-        """The compiled form for arguments of these specs, on "cpu" or "cuda". ``in_order``: one
-        iteration after the other."""
+        """The compiled form for arguments of these specs, on "cpu" or "cuda" ("none": its IR only).
+        ``in_order``: one iteration after the other."""
         key = (*specs, place, aliased, in_order)
         found = self.compiled.pop(key, None)
         if found is not None and holds(found.compiled.guards):

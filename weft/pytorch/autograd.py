@@ -26,19 +26,27 @@ from weft.frontend.specs import Spec
 from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType, compute_type
 from weft.pytorch import overwriting, workspaces
+from weft.pytorch.batches import (
+    expanded,
+    is_batched,
+    outside,
+    samples_of,
+    under_vmap,
+    unwrapped,
+    wrapped,
+)
 from weft.pytorch.forward_level import is_dual, tangent_of, within_level
 from weft.pytorch.forward_mode import Along
 from weft.pytorch.loop import NEVER, Loop, Make, Reversed
 from weft.pytorch.overwriting import Held, Referred
 from weft.pytorch.ownership import owned
 from weft.pytorch.references import REFERENCES
-from weft.pytorch.transforms import batching_error, is_batch
 from weft.pytorch.workspaces import Workspaces, numbers, unfilled
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
 from weft.runtime.overlap import dense
-from weft.runtime.signature import TORCH_DTYPES
+from weft.runtime.signature import TORCH_DTYPES, layout
 from weft.values import mutable
 
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -118,13 +126,17 @@ class Launch(torch.autograd.Function):
         call: Call = ctx.call
         along, call.along = call.along, None  # it holds the results, which hold ``ctx``
         assert along is not None
-        found = along.handed_over(launch)
+        found = along.handed_over()
         tangents = dict(zip(call.loop.written, found, strict=True))
         return (*found, *(h.tangent(tangents[h.k]) for h in call.held if h.graph))
 
     @staticmethod
     @user_frames
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        return tuple(under_vmap(functools.partial(Launch.gradients, ctx), grads))
+
+    @staticmethod
+    def gradients(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         mine = owned(grads)
         call: Call = ctx.call
         loop, made = call.loop, call.reversed
@@ -143,13 +155,12 @@ class Launch(torch.autograd.Function):
                 grad = torch.zeros(ctx.shapes[n], dtype=ctx.dtypes[n], device=ctx.device)
             if grad is None or not grad.is_floating_point():
                 continue
-            if is_batch(grad):
-                raise batching_error(loop.function.span)
             env[name] = dense((grad,))[0].resolve_neg()
             if position in mine and grads[position] is env[name]:
                 spare.add(name)
         shapes = {loop.function.args[k]: ctx.shapes[n] for k, n in places.items()}
-        plain = not torch.is_grad_enabled() and not within_level()
+        batched = any(map(is_batched, grads))
+        plain = not torch.is_grad_enabled() and not within_level() and not batched
         made, sizes = _Sizes(call, env, shapes, ctx.device, plain).fitting(made)
         _check_deterministic(loop, made.adjoint)
         if plain:
@@ -174,6 +185,8 @@ class Launch(torch.autograd.Function):
             values = made.values(step, env)
             if plain:
                 step.run(values)
+            elif batched:
+                env |= on_samples(step, values)
             else:
                 launch(step, values)
         for x in made.adjoint.listed:
@@ -186,6 +199,33 @@ class Launch(torch.autograd.Function):
             call.learn(made, sizes, env)
         overwriting.release(call.held)
         return (None, *found)
+
+
+def over_samples(
+    loop: Loop, values: Sequence[Any], levels: Sequence[tuple[int, ...]]
+) -> Loop:  # fmt: skip
+    """``loop`` for those of ``values`` that are batches, of these ``levels``."""
+    every = sorted({level for own in levels for level in own})
+    places = [tuple(map(every.index, own)) for own in levels]
+    layouts = [layout(v) if isinstance(v, torch.Tensor) else "" for v in values]
+    return loop.batched(places, layouts)
+
+
+def on_samples(step: Loop, values: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Launches a step under ``vmap``. Gives what it writes, by name: batches, if there is one among
+    ``values``."""
+    with outside():
+        pairs = [unwrapped(v) for v in values]
+        tensors, levels = [t for t, _ in pairs], [own for _, own in pairs]
+        every = tuple(sorted({level for own in levels for level in own}))
+        if not every:
+            launch(step, tensors)
+            return {}
+        sizes = samples_of(tensors, levels)
+        for k in step.written:
+            tensors[k], levels[k] = expanded(tensors[k], levels[k], dict(zip(every, sizes))), every
+        launch(over_samples(step, tensors, levels), tensors)
+    return {step.names[k]: wrapped(tensors[k], every) for k in step.written}
 
 
 def _added(gradient: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -388,7 +428,7 @@ def launch(
     fixed = [None if isinstance(v, torch.Tensor) else v for v in values]
     call = Call(loop, fixed, None, wanted, run, [])
     if tangents:
-        call.along = Along(loop, values, tangents)
+        call.along = Along(loop, values, tangents, on_samples)
     if recording:
         made = loop.reversed(wanted, frozenset(loop.written) - wanted)
         if made.steps or tangents:

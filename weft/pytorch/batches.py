@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,11 @@ def unwrapped(value: Any) -> tuple[Any, tuple[int, ...]]:
     return tensor, (*levels, _functorch.maybe_get_level(value))
 
 
+def level_of(value: Any) -> int:
+    """The level of the batch that ``value`` is; below 0 if it is none."""
+    return _functorch.maybe_get_level(value) if is_batched(value) else -1
+
+
 def storage(tensor: torch.Tensor) -> int:
     """What tells the memory of ``tensor``, a batch maybe, from others'."""
     while is_batched(tensor):
@@ -55,10 +60,73 @@ def unbatched(tensor: torch.Tensor, level: int, size: int) -> torch.Tensor:
     return _functorch._remove_batch_dim(tensor, level, size, 0)
 
 
+def expanded(
+    tensor: torch.Tensor, levels: Sequence[int], sizes: Mapping[int, int]
+) -> torch.Tensor:  # fmt: skip
+    """``tensor``, whose first dimensions are batches of ``levels``, with a copy for each sample of
+    all those of ``sizes``; itself if it has them."""
+    if len(levels) == len(sizes):
+        return tensor
+    for place, level in enumerate(sizes):
+        if level not in levels:
+            tensor = tensor.unsqueeze(place)
+    return tensor.expand(*sizes.values(), *tensor.shape[len(sizes) :]).contiguous()
+
+
+def samples_of(tensors: Sequence[Any], levels: Sequence[Sequence[int]]) -> list[int]:
+    """The sizes of all the batches that ``tensors`` are of, in the order of their levels."""
+    pairs = (pair for v, own in zip(tensors, levels, strict=True) if own
+             for pair in zip(own, v.shape, strict=False))  # fmt: skip
+    return list(dict(sorted(pairs)).values())
+
+
 def active() -> dict[int, int]:
     """The sizes of the batches around, by level."""
     found = pyfunctorch.retrieve_all_functorch_interpreters()
     return {i.level(): i.batch_size() for i in found if isinstance(i, pyfunctorch.VmapInterpreter)}
+
+
+def under_vmap(call: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Sequence[Any]:
+    """``call(*values)``, tensors or None, where batches among them may be those of torch's first
+    ``vmap``, which ``is_grads_batched`` and ``vectorize`` go by and which knows few functions: in
+    the second one's place."""
+    if not any(isinstance(v, torch.Tensor) and _functorch.is_legacy_batchedtensor(v)
+               for v in values):  # fmt: skip
+        return call(*values)
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return _under_vmap(call, values, level)
+
+
+def _under_vmap(
+    call: Callable[..., Sequence[Any]], values: Sequence[Any], level: int
+) -> Sequence[Any]:
+    if not level:
+        return call(*values)
+    tensors, dims = map(list, zip(*(_legacy_unwrapped(v, level) for v in values), strict=True))
+    if not any(d == 0 for d in dims):
+        return _under_vmap(call, values, level - 1)
+    there: list[bool] = []
+
+    def many(*given: Any) -> list[Any]:
+        def one(*given: Any) -> tuple[Any, ...]:
+            found = call(*given)
+            there[:] = [v is not None for v in found]
+            return tuple(v for v in found if v is not None)
+
+        return [*torch.vmap(one, tuple(dims), randomness="different")(*given)]
+
+    found = iter(_under_vmap(many, tensors, level - 1))
+    return [torch._add_batch_dim(next(found), 0, level) if has else None for has in there]
+
+
+def _legacy_unwrapped(value: Any, level: int) -> tuple[Any, int | None]:
+    if not isinstance(value, torch.Tensor):
+        return value, None
+    try:  # what has no such batch cannot be expanded to -1 samples
+        return torch._remove_batch_dim(value, level, -1, 0), 0
+    except RuntimeError:
+        return value, None
 
 
 class Fresh(TorchFunctionMode):
@@ -76,11 +144,7 @@ class Fresh(TorchFunctionMode):
             tensor, levels = unwrapped(made)
             if len(levels) == len(sizes):
                 return made
-            for place, level in enumerate(sizes):
-                if level not in levels:
-                    tensor = tensor.unsqueeze(place)
-            own = tensor.shape[len(sizes) :]
-            many = tensor.expand(*sizes.values(), *own).contiguous()
+            many = expanded(tensor, levels, sizes)
         return wrapped(many, list(sizes))
 
 

@@ -8,18 +8,15 @@ from typing import Any
 import torch
 
 from weft.errors import KernelValueError
-from weft.frontend.specs import Spec
-from weft.ir.types import MemRefType
-from weft.passes.batch import batch
 from weft.pytorch import overwriting
-from weft.pytorch.autograd import differentiate, extended, tracked
-from weft.pytorch.batches import outside, unwrapped, wrapped
+from weft.pytorch.autograd import differentiate, extended, over_samples, tracked
+from weft.pytorch.batches import outside, samples_of, unwrapped, wrapped
 from weft.pytorch.forward_level import is_dual
 from weft.pytorch.loop import Loop
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
 from weft.runtime.overlap import dense
-from weft.runtime.signature import TORCH_DTYPES, layout
+from weft.runtime.signature import TORCH_DTYPES
 
 # pyright: reportPrivateUsage=false
 
@@ -54,29 +51,28 @@ def _launched(
     specs = list(launcher.forms.specs(samples).values())
     launcher.forms.check(args)
     values = passed(specs, args)
+    special = launcher.forms.specialize(specs, place="none")
+    if special.derived is None:
+        special.derived = Loop(special.compiled.function, launcher.options)
+        special.derived.later = overwriting.overwritten_later(launcher, specs)
     of = {id(v): own for v, own in zip(args, levels, strict=True)}
-    loop = _loop_of(launcher, specs, values, [of.get(id(v), ()) for v in values], every)
-    for k in loop.written:
-        if k < len(values) and of.get(id(values[k]), ()) != every:
-            raise _unbatched(loop, k, next(n for n, own in zip(launcher.forms.names, levels,
-                                                               strict=True) if own))  # fmt: skip
+    own = [of.get(id(v), ()) for v in values]
+    for k in special.derived.written:
+        if k < len(values) and own[k] != every:
+            pairs = zip(launcher.forms.names, levels, strict=True)
+            raise _unbatched(special.derived, k, next(name for name, found in pairs if found))
+    device = next(v.device for v in values if isinstance(v, torch.Tensor))
+    sizes = samples_of(values, own)
+    results = [torch.empty(sizes, dtype=TORCH_DTYPES[a.memref.element.name], device=device)
+               for a in special.derived.function.args[len(values) :]]  # fmt: skip
+    loop = over_samples(special.derived, [*values, *results], [*own, *[every] * len(results)])
     if overlaps(launcher, specs, args, loop.function):
         raise KernelValueError(
             "memory that the loop writes is also read or written through another argument, which "
             "vmap does not allow", loop.function.span, help="pass a copy: x.clone()",
         )  # fmt: skip
-    device = next(v.device for v in values if isinstance(v, torch.Tensor))
-    sizes = [size for level, size in _sizes(args, levels).items() if level in every]
-    results = [torch.empty(sizes, dtype=TORCH_DTYPES[a.memref.element.name], device=device)
-               for a in loop.function.args[len(values) :]]  # fmt: skip
     tracked(loop, values, results)
     return results
-
-
-def _sizes(args: Sequence[Any], levels: Sequence[tuple[int, ...]]) -> dict[int, int]:
-    pairs = (pair for v, own in zip(args, levels, strict=True)
-             for pair in zip(own, getattr(v, "shape", ()), strict=False))  # fmt: skip
-    return dict(sorted(pairs))
 
 
 def _sample(value: Any, dims: int) -> Any:
@@ -85,29 +81,6 @@ def _sample(value: Any, dims: int) -> Any:
         return value
     shape, strides = value.shape[dims:], value.stride()[dims:]
     return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
-
-
-def _loop_of(
-    launcher: Launcher, specs: list[Spec], values: Sequence[Any],
-    levels: Sequence[tuple[int, ...]], every: tuple[int, ...],
-) -> Loop:  # fmt: skip
-    """The loop over all samples."""
-    special = launcher.forms.specialize(specs, place="none")
-    if special.derived is None:
-        special.derived = {}
-    places = [tuple(map(every.index, own)) for own in levels]
-    layouts = [layout(v) if isinstance(v, torch.Tensor) else "" for v in values]
-    key = *places, *layouts
-    loop = special.derived.get(key)
-    if loop is None:
-        function = special.compiled.function
-        results = len(function.args) - len(values)
-        places += [tuple(range(len(every)))] * results
-        loop = Loop(batch(function, places, [*layouts, *["contiguous"] * results]),
-                    launcher.options)  # fmt: skip
-        loop.later = overwriting.overwritten_later(launcher, specs)
-        special.derived[key] = loop
-    return loop
 
 
 def _unbatched(loop: Loop, k: int, batched: str) -> KernelValueError:

@@ -6,7 +6,7 @@ loop: they compute what the loop computes, and the tangents of what it writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from weft.autodiff.jvp import PREFIX
 from weft.errors import GradientError
 from weft.index.expression import evaluate
 from weft.pytorch.loop import Loop
-from weft.pytorch.transforms import batching_error, is_batch
+from weft.pytorch.batches import is_batched, under_vmap
+from weft.pytorch.transforms import is_batch
 from weft.pytorch.workspaces import numbers
 from weft.runtime.overlap import extent
 from weft.runtime.signature import TORCH_DTYPES
@@ -27,13 +28,15 @@ class Along:
     """One launch of ``loop`` on ``values`` along ``tangents`` (by position of the argument).
 
     Either ``carry_out`` does it all and nothing is recorded. Or, where a derivative of the tangents
-    may be asked for (``recording``), they are computed by themselves, in operations that autograd
-    sees, from values as they were before.
+    may be asked for, or they are batches (``recording``), they are computed by themselves, in
+    operations that autograd sees, from values as they were before: ``launch`` launches a loop so,
+    also under ``vmap``, and gives what is a batch from then on.
     """
 
     def __init__(
-        self, loop: Loop, values: Sequence[Any], tangents: dict[int, torch.Tensor]
-    ) -> None:
+        self, loop: Loop, values: Sequence[Any], tangents: dict[int, torch.Tensor],
+        launch: Callable[[Loop, list[Any]], Mapping[str, torch.Tensor]],
+    ) -> None:  # fmt: skip
         self.loop = loop
         self.made = loop.forwarded(frozenset(tangents))
         self.tangents = tangents
@@ -41,23 +44,37 @@ class Along:
         self.values = list(values)
         self.leaves = [v for v in (*values, *tangents.values())
                        if isinstance(v, torch.Tensor) and v.requires_grad]  # fmt: skip
-        self.recording = torch.is_grad_enabled() and bool(self.leaves)
+        self.launch, self.batches = launch, any(map(is_batch, tangents.values()))
+        self.recording = self.batches or (torch.is_grad_enabled() and bool(self.leaves))
         self.before = {k: values[k].clone() for k in loop.written} if self.recording else {}
 
     def carry_out(self) -> None:
         """Does what the loop does, and computes ``found``."""
-        with torch.no_grad():
-            self._run(lambda step, values: step.run(values))
 
-    def handed_over(
-        self, launch: Callable[[Loop, list[Any]], Any]
-    ) -> tuple[torch.Tensor | None, ...]:
+        def run(step: Loop, values: list[Any]) -> Mapping[str, torch.Tensor]:
+            step.run(values)
+            return {}
+
+        with torch.no_grad():
+            self._run(run)
+
+    def _recorded(self, *tangents: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Computes ``found`` along ``tangents``, batches maybe."""
+        given, self.tangents = self.tangents, dict(zip(self.tangents, tangents, strict=True))
+        self._run(self.launch)
+        self.tangents = given
+        return list(self.found.values())
+
+    def handed_over(self) -> tuple[torch.Tensor | None, ...]:
         """The tangents of what is written, as torch wants them: in the memory of those from before
-        where there were any. ``launch`` launches a loop so that autograd sees it."""
+        where there were any."""
         if self.recording:
             try:
-                self._run(launch)
+                found = under_vmap(self._recorded, list(self.tangents.values()))
+                self.found = dict(zip(self.found, found, strict=True))
             except GradientError as error:  # said where a derivative of the tangents is asked for
+                if self.batches:
+                    raise
                 self.carry_out()
                 self.found = {k: Refused.apply(error, t, *self.leaves)
                               for k, t in self.found.items()}  # fmt: skip
@@ -72,7 +89,7 @@ class Along:
             result.append(found)
         return tuple(result)
 
-    def _run(self, launch: Callable[[Loop, list[Any]], Any]) -> None:
+    def _run(self, launch: Callable[[Loop, list[Any]], Mapping[str, torch.Tensor]]) -> None:
         loop, tangent = self.loop, self.made.tangent
         for k, tensor in self.before.items():
             self.values[k] = tensor.clone()
@@ -82,7 +99,7 @@ class Along:
             env[PREFIX + loop.names[k]] = self._buffer(k, written)
         env |= self._workspaces()
         for step in self.made.steps:
-            launch(step, [env[name] for name in step.names])
+            env |= launch(step, [env[name] for name in step.names])
         active = set(tangent.active)
         self.found = {k: env[PREFIX + loop.names[k]] for k in loop.written if k in active}
 
@@ -90,8 +107,8 @@ class Along:
         """The tangent of argument ``k``, contiguous; in memory of its own where it is written, or
         where it shares memory with something that is."""
         value, given = self.values[k], self.tangents.get(k)
-        if given is not None and is_batch(given):
-            raise batching_error(self.loop.function.span)
+        if is_batched(given):
+            return given.to(value.dtype).clone(memory_format=torch.contiguous_format)
         if given is None or given._is_zerotensor():
             return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
         found = given.resolve_neg().to(value.dtype).contiguous()

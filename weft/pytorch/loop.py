@@ -21,6 +21,7 @@ from weft.ir.types import MemRefType, compute_type
 from weft.ir.views import accessed_by
 from weft.ir.writes import written
 from weft.options import Options
+from weft.passes.batch import batch
 from weft.passes.collapse import collapse
 from weft.passes.forward_stores import forward_stores
 from weft.pytorch.workspaces import Workspaces
@@ -58,6 +59,7 @@ class Loop:
         self.sizes: Workspaces | None = None  # of that one
         self.later = NEVER
         self._forwards: dict[frozenset[int], Forwarded] = {}
+        self._batched: dict[tuple[Any, ...], Loop] = {}
         self._lock = threading.RLock()
         stored = written(function)
         self.written = [k for k in memrefs if function.args[k] in stored]
@@ -67,6 +69,16 @@ class Loop:
     def derived(self, function: Function) -> Loop:
         """A loop that was derived from this one."""
         return Loop(function, self.options, self.make)
+
+    def batched(self, levels: Sequence[tuple[int, ...]], layouts: Sequence[str]) -> Loop:
+        """The loop over samples (see ``batch``)."""
+        key = *levels, *layouts
+        with self._lock:
+            found = self._batched.get(key)
+            if found is None:
+                found = self._batched[key] = self.derived(batch(self.function, levels, layouts))
+                found.later = self.later
+            return found
 
     @property
     def adjoints(self) -> list[Adjoint]:

@@ -20,8 +20,8 @@ from torch.autograd import forward_ad
 from weft.errors import GradientError, KernelValueError
 from weft.frames import user_frames
 from weft.pytorch.ambient import Draws
-from weft.pytorch.batches import Fresh, unbatched, wrapped
-from weft.pytorch.forward_level import is_dual, level
+from weft.pytorch.batches import Fresh, is_batched, level_of, unbatched, under_vmap, wrapped
+from weft.pytorch.forward_level import is_dual, level, primal_of
 from weft.source import Span
 
 # pyright: reportPrivateUsage=false
@@ -146,11 +146,16 @@ class Eager(torch.autograd.Function):
     @staticmethod
     @user_frames
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return tuple(under_vmap(functools.partial(Eager.gradients, ctx), grads))
+
+    @staticmethod
+    def gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[-len(tensors) :]
         wanted = [k for k, need in enumerate(needed) if need]
         given = [g for g, has in zip(grads, ctx.floats, strict=True) if has]
-        found = Eager.apply(Pulled(ctx.f, len(tensors), wanted, ctx.span), ctx.span, *tensors, *given)
+        pulled = Pulled(ctx.f, len(tensors), wanted, ctx.span)
+        found = Eager.apply(pulled, ctx.span, *tensors, *given)
         result: list[Any] = [None] * len(tensors)
         for k, g in zip(wanted, found, strict=True):
             result[k] = g
@@ -159,11 +164,17 @@ class Eager(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         tensors = ctx.saved_tensors
+        if not torch._C._are_functorch_transforms_active():  # they have these tangents themselves
+            tensors = [primal_of(t) if is_float(t) else t for t in tensors]
+        return tuple(under_vmap(functools.partial(Eager.pushed, ctx, tensors), tangents))
+
+    @staticmethod
+    def pushed(ctx: Any, tensors: Sequence[torch.Tensor], *tangents: Any) -> tuple[Any, ...]:
         given = tangents[-len(tensors) :]
         which = [k for k, t in enumerate(given) if t is not None and is_float(tensors[k])]
         along = [given[k] for k in which]
         pushed = Pushed(ctx.f, len(tensors), which, ctx.span)
-        found = iter(Eager.apply(pushed, ctx.span, *tensors, *along))
+        found = iter(_applied(pushed, ctx.span, *tensors, *along))
         return tuple(next(found) if has else None for has in ctx.floats)
 
     @staticmethod
@@ -171,14 +182,36 @@ class Eager(torch.autograd.Function):
         pairs = zip(tensors, in_dims[2:], strict=True)
         moved = [t if d is None else t.movedim(d, 0) for t, d in pairs]
         have = [d is not None for d in in_dims[2:]]
-        every, need = over_batch(f, have, functools.partial(Batched, info))
-        given = [t.expand(info.batch_size, *t.shape) if wanted and not has else t
-                 for t, has, wanted in zip(moved, have, need, strict=True)]  # fmt: skip
-        found = Eager.apply(every, span, *given)
+        found = over_batch(f, span, moved, have, info.batch_size, info.randomness)
         return found, (0,) * len(found)
 
 
 def over_batch(
+    f: Many, span: Span, tensors: Sequence[torch.Tensor], have: Sequence[bool], size: int,
+    randomness: str,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """``Eager.apply(f, span, *tensors)`` of each sample, where ``have`` says which tensors are
+    batches along their first dimension. Results are."""
+    every, need = _for_samples(f, have, functools.partial(Batched, size, randomness))
+    given = [t.expand(size, *t.shape) if wanted and not has else t
+             for t, has, wanted in zip(tensors, have, need, strict=True)]  # fmt: skip
+    return Eager.apply(every, span, *given)
+
+
+def _applied(f: Many, span: Span, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """``Eager.apply`` where the tensors may be batches whose ``vmap`` does not see the call, as of
+    tangents (``vectorize=True``)."""
+    if torch._C._are_functorch_transforms_active() or not any(map(is_batched, tensors)):
+        return Eager.apply(f, span, *tensors)
+    level = max(map(level_of, tensors))
+    own = [level_of(t) == level for t in tensors]
+    moved = [unbatched(t, level, 0) if has else t for t, has in zip(tensors, own, strict=True)]
+    size = moved[own.index(True)].shape[0]
+    found = over_batch(f, span, moved, own, size, "error")
+    return tuple(wrapped(t, [level]) for t in found)
+
+
+def _for_samples(
     f: Any, have: Sequence[bool], batched: Callable[[Many, Sequence[bool]], Many]
 ) -> tuple[Many, Sequence[bool]]:
     """``f`` for every sample, and which of its arguments it wants as batches (along their first
@@ -188,7 +221,7 @@ def over_batch(
     if not isinstance(f, Derivative):
         return batched(f, have), have
     need = [has or k in f.which for k, has in enumerate(have[: f.count])]
-    inner, need = over_batch(f.f, need, batched)
+    inner, need = _for_samples(f.f, need, batched)
     return f.of(inner), [*need, *[True] * (len(have) - f.count)]
 
 
@@ -196,8 +229,8 @@ class Batched:
     """``f(*tensors)`` of every sample. ``have``: which of the tensors are batches, along their
     first dimension; results are, too."""
 
-    def __init__(self, info: Any, f: Many, have: Sequence[bool]) -> None:
-        self.size, self.randomness = info.batch_size, info.randomness
+    def __init__(self, size: int, randomness: str, f: Many, have: Sequence[bool]) -> None:
+        self.size, self.randomness = size, randomness
         self.f, self.have = f, have
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

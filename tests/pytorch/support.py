@@ -101,7 +101,9 @@ def second(device: str) -> None:
 
 def batched_gradient(device: str) -> None:
     x, w = pair(device, True)
-    torch.autograd.grad(loop(x, w), x, torch.eye(5).to(x), is_grads_batched=True)
+    for kernel, expected in BOTH:
+        same(*(torch.autograd.grad(f(x, w), (x, w), torch.eye(5).to(x), is_grads_batched=True)
+               for f in (kernel, expected)))  # fmt: skip
 
 
 def forward_mode(device: str) -> None:
@@ -208,8 +210,28 @@ def jvp(device: str) -> None:
 
 
 def vmap(device: str) -> None:
-    args = drawn(device, 10).view(2, 5), drawn(device)
-    torch.vmap(loop, (0, None))(*args)
+    x, w = drawn(device, 10).view(5, 2), drawn(device)
+    for kernel, expected in BOTH:
+        for dims in ((1, None), (None, 1)):
+            args = (x, w) if dims[1] is None else (w, x)
+            same(torch.vmap(kernel, dims)(*args), torch.vmap(expected, dims)(*args))
+        both = [torch.vmap(torch.vmap(f, (0, None), 1), (None, 0))(x.T, x.T)
+                for f in (kernel, expected)]  # fmt: skip
+        same(*both)
+
+
+def of_samples(device: str) -> None:
+    x, w = drawn(device, 10).view(2, 5), drawn(device)
+    for kernel, expected in BOTH:
+        same(*(torch.vmap(torch.func.grad(lambda w, x, f=f: (f(x, w) ** 2).sum()), (None, 0))(w, x)
+               for f in (kernel, expected)))  # fmt: skip
+
+
+def batched_in_place(device: str) -> None:
+    x, out = (drawn(device, 10).view(2, 5) for _ in range(2))
+    expected = out + x * x
+    torch.vmap(into, out_dims=None)(out, x)
+    same(out, expected)
 
 
 def functional_call(device: str) -> None:
@@ -323,7 +345,9 @@ ROWS: dict[str, Callable[[str], str | None]] = {
     "`torch.func.vjp`": vjp,
     "`torch.func.jvp`": jvp,
     "`torch.func.functional_call`": functional_call,
-    "`torch.vmap`": vmap,
+    "`torch.vmap`, nested too": vmap,
+    "`torch.vmap` of `torch.func.grad`: a gradient for each sample": of_samples,
+    "`torch.vmap`, writing to a batch": batched_in_place,
     "`torch.utils.checkpoint`": checkpoints,
     "`saved_tensors_hooks`, `save_on_cpu`": hooks,
     "anomaly mode": anomaly,

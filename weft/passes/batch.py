@@ -12,9 +12,7 @@ from weft.ir.views import Parallel, memory
 from weft.ir.writes import written
 
 
-def batch(
-    function: Function, levels: Sequence[Sequence[int]], layouts: Sequence[str]
-) -> Function:
+def batch(function: Function, levels: Sequence[Sequence[int]], layouts: Sequence[str]) -> Function:
     """``function`` for each sample of one or more batches, as further parallel indices, outermost.
 
     ``levels``: for each argument the batches that it has samples of, as numbers from 0 in rising

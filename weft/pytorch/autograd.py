@@ -46,7 +46,7 @@ from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
 from weft.runtime.overlap import dense
-from weft.runtime.signature import TORCH_DTYPES, layout
+from weft.runtime.signature import TORCH_DTYPES
 from weft.values import mutable
 
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -201,30 +201,20 @@ class Launch(torch.autograd.Function):
         return (None, *found)
 
 
-def over_samples(
-    loop: Loop, values: Sequence[Any], levels: Sequence[tuple[int, ...]]
-) -> Loop:  # fmt: skip
-    """``loop`` for those of ``values`` that are batches, of these ``levels``."""
-    every = sorted({level for own in levels for level in own})
-    places = [tuple(map(every.index, own)) for own in levels]
-    layouts = [layout(v) if isinstance(v, torch.Tensor) else "" for v in values]
-    return loop.batched(places, layouts)
-
-
 def on_samples(step: Loop, values: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Launches a step under ``vmap``. Gives what it writes, by name: batches, if there is one among
     ``values``."""
     with outside():
         pairs = [unwrapped(v) for v in values]
         tensors, levels = [t for t, _ in pairs], [own for _, own in pairs]
-        every = tuple(sorted({level for own in levels for level in own}))
-        if not every:
+        sizes = samples_of(tensors, levels)
+        if not sizes:
             launch(step, tensors)
             return {}
-        sizes = samples_of(tensors, levels)
+        every = tuple(sizes)
         for k in step.written:
-            tensors[k], levels[k] = expanded(tensors[k], levels[k], dict(zip(every, sizes))), every
-        launch(over_samples(step, tensors, levels), tensors)
+            tensors[k], levels[k] = expanded(tensors[k], levels[k], sizes), every
+        launch(step.over_samples(tensors, levels), tensors)
     return {step.names[k]: wrapped(tensors[k], every) for k in step.written}
 
 

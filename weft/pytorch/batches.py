@@ -10,7 +10,7 @@ from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._functorch import pyfunctorch
 from torch.overrides import TorchFunctionMode
 
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 outside = pyfunctorch.temporarily_clear_interpreter_stack  # of all transforms
 
 # Functions that allocate what they return.
@@ -73,11 +73,11 @@ def expanded(
     return tensor.expand(*sizes.values(), *tensor.shape[len(sizes) :]).contiguous()
 
 
-def samples_of(tensors: Sequence[Any], levels: Sequence[Sequence[int]]) -> list[int]:
-    """The sizes of all the batches that ``tensors`` are of, in the order of their levels."""
+def samples_of(tensors: Sequence[Any], levels: Sequence[Sequence[int]]) -> dict[int, int]:
+    """The sizes of all the batches that ``tensors`` are of, by level, in the order of levels."""
     pairs = (pair for v, own in zip(tensors, levels, strict=True) if own
              for pair in zip(own, v.shape, strict=False))  # fmt: skip
-    return list(dict(sorted(pairs)).values())
+    return dict(sorted(pairs))
 
 
 def active() -> dict[int, int]:

@@ -111,14 +111,39 @@ def without_data(implementation: Callable[..., Any], kernel: KernelLike) -> Call
             refused, asks_for_data = _data_errors()
             if not isinstance(error, asks_for_data):
                 raise
-            frames = traceback.extract_tb(error.__traceback__)
-            lines = {f.lineno for f in frames if f.filename == kernel.source.file}
-        tree = kernel.source.tree
-        found = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno in lines]
+            span = statement_span(kernel, error)
         # Not as its cause, which Dynamo would look at instead.
-        raise refused(kernel.source.span(found[-1]) if found else kernel.span)
+        raise refused(span)
 
     return fake
+
+
+def statement_span(kernel: KernelLike, error: Exception) -> Span:
+    """The statement of the host part that has raised ``error``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = {f.lineno for f in frames if f.filename == kernel.source.file}
+    tree = kernel.source.tree
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno in lines]
+    return kernel.source.span(found[-1]) if found else kernel.span
+
+
+def of_samples(call: Callable[..., Any], kernel: KernelLike) -> Callable[..., Any]:
+    """``call``, whose error says where the host part of ``kernel`` asks for data of a batch."""
+
+    def sampled(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except RuntimeError as error:
+            if not str(error).startswith("vmap: It looks like you're"):
+                raise
+            raise KernelValueError(
+                "the host part makes a number of what is in a tensor, and under vmap each sample "
+                "has its own", statement_span(kernel, error),
+                help="sizes and branches may depend on shapes and numbers only: use torch.where "
+                "and the like, or compute the number outside of vmap and pass it as an argument",
+            ) from error  # fmt: skip
+
+    return sampled
 
 
 @functools.cache

@@ -14,8 +14,8 @@ import torch
 from weft.autodiff.jvp import PREFIX
 from weft.errors import GradientError
 from weft.index.expression import evaluate
-from weft.pytorch.loop import Loop
 from weft.pytorch.batches import is_batched, under_vmap
+from weft.pytorch.loop import Loop
 from weft.pytorch.transforms import is_batch
 from weft.pytorch.workspaces import numbers
 from weft.runtime.overlap import extent
@@ -107,7 +107,7 @@ class Along:
         """The tangent of argument ``k``, contiguous; in memory of its own where it is written, or
         where it shares memory with something that is."""
         value, given = self.values[k], self.tangents.get(k)
-        if is_batched(given):
+        if given is not None and is_batched(given):
             return given.to(value.dtype).clone(memory_format=torch.contiguous_format)
         if given is None or given._is_zerotensor():
             return torch.zeros(value.shape, dtype=value.dtype, device=value.device)

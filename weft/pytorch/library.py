@@ -33,7 +33,7 @@ from weft.lang.dtypes import DType
 from weft.pytorch.ambient import Autocast, autocast_state
 from weft.pytorch.batches import direct, is_batched
 from weft.pytorch.double_backward_op import transformed
-from weft.pytorch.fake import hidden_write
+from weft.pytorch.fake import hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual
 from weft.pytorch.identity import decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.namespace import namespace_of
@@ -83,9 +83,10 @@ class Operators:
         if operator.rule is not None and torch._C._are_functorch_transforms_active():
             out = (transformed(operator.overload, operator.rule, passed)
                    if torch._C._len_torch_dispatch_stack()  # which wants to see operators
-                   else called(operator.rule.plain, passed, self.kernel.span))  # fmt: skip
+                   else called(of_samples(operator.rule.plain, self.kernel), passed,
+                               self.kernel.span))  # fmt: skip
         elif any(map(is_batched, passed)):
-            return direct(self.kernel.direct, args, kwargs)
+            return direct(of_samples(self.kernel.direct, self.kernel), args, kwargs)
         else:
             out = operator.overload(*passed)
         return self.assemble(out, values)

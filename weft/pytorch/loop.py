@@ -26,6 +26,7 @@ from weft.passes.collapse import collapse
 from weft.passes.forward_stores import forward_stores
 from weft.pytorch.workspaces import Workspaces
 from weft.runtime.function import CompiledFunction
+from weft.runtime.signature import layout
 from weft.settings import rarely_collected
 
 # The arguments of a loop that may be overwritten after it: by loops, by the host part.
@@ -70,13 +71,17 @@ class Loop:
         """A loop that was derived from this one."""
         return Loop(function, self.options, self.make)
 
-    def batched(self, levels: Sequence[tuple[int, ...]], layouts: Sequence[str]) -> Loop:
-        """The loop over samples (see ``batch``)."""
-        key = *levels, *layouts
+    def over_samples(self, values: Sequence[Any], levels: Sequence[tuple[int, ...]]) -> Loop:
+        """The loop for those of ``values`` that are batches, of these levels (see ``batch``)."""
+        every = sorted({level for own in levels for level in own})
+        places = [tuple(map(every.index, own)) for own in levels]
+        layouts = [layout(v) if isinstance(a.type, MemRefType) else ""
+                   for a, v in zip(self.function.args, values, strict=True)]  # fmt: skip
+        key = *places, *layouts
         with self._lock:
             found = self._batched.get(key)
             if found is None:
-                found = self._batched[key] = self.derived(batch(self.function, levels, layouts))
+                found = self._batched[key] = self.derived(batch(self.function, places, layouts))
                 found.later = self.later
             return found
 

@@ -178,7 +178,8 @@ class Eager(torch.autograd.Function):
         return tuple(next(found) if has else None for has in ctx.floats)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, f: Many, span: Span, *tensors: torch.Tensor) -> Any:
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        f, span, *tensors = args
         pairs = zip(tensors, in_dims[2:], strict=True)
         moved = [t if d is None else t.movedim(d, 0) for t, d in pairs]
         have = [d is not None for d in in_dims[2:]]

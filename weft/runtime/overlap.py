@@ -54,8 +54,7 @@ def check_memory(name: str, tensor: torch.Tensor, span: Span) -> None:
         raise KernelValueError(
             f"`{name}` has no memory of its own: it is a batch, or belongs to a transform of "
             "torch.func", span,
-            help="kernels have no batching rule: write the loop over the batch in the kernel, and "
-            "use tensors of a transform inside of it only",
+            help="use tensors of a transform inside of it only",
         ) from error  # fmt: skip
     size = tensor.untyped_storage().nbytes()
     if tensor.numel() and size < tensor.storage_offset() * tensor.element_size() + extent(tensor):

@@ -251,6 +251,13 @@ def redirected(op: Op, memref: Value) -> None:
     op.operands[MEMREF_AT[op.name]] = memref
 
 
+def subscripted(op: Op, subscripts: Sequence[Value]) -> None:
+    """Lets ``op``, which loads or writes, have ``subscripts`` in front of its own. It is changed in
+    place."""
+    place = MEMREF_AT[op.name] + 1
+    op.operands[place:place] = subscripts
+
+
 class CheckRace(View):
     """``weft.check_race``."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Function, Op, Value, walk
-from weft.ir.ops import MEMREF_AT, OPS
+from weft.ir.core import Function, Op, Value, below
+from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
-from weft.ir.views import Parallel, memory
+from weft.ir.views import Parallel, accessed_by, subscripted
 from weft.ir.writes import written
 
 
@@ -117,10 +117,9 @@ class _Batched(Rewriter):
         return loop.results
 
     def _visit(self, op: Op, _: Rewriter) -> None:
-        if op.name in MEMREF_AT:
-            own = self.levels.get(memory(op)[0], ())
-            place = MEMREF_AT[op.name] + 1
-            op.operands[place:place] = [self.samples[level] for level in own]
+        memref = accessed_by(op)
+        if memref is not None:
+            subscripted(op, [self.samples[level] for level in self.levels.get(memref, ())])
         elif op.name == "memref.dim":
             op.attrs["axis"] += len(self.levels.get(op.operand, ()))
 
@@ -130,7 +129,7 @@ def _is_common(op: Op, batched: set[Value]) -> bool:
     gets them as indices."""
     if op.name == "scf.parallel":
         return not Parallel(op).kinds
-    loads = (o for o in (op, *(o for r in op.regions for o in walk(r))) if o.name == "memref.load")
-    if op.name in ("memref.load", "scf.if", "scf.for", "scf.yield", "func.return"):
-        return batched.isdisjoint(memory(o)[0] for o in loads) and not written(op)
-    return OPS[op.name].pure
+    return all(
+        OPS[o.name].pure or o.name == "func.return"
+        or (o.name == "memref.load" and accessed_by(o) not in batched) for o in below(op)
+    )  # fmt: skip

@@ -133,11 +133,13 @@ class Launch(torch.autograd.Function):
     @staticmethod
     @user_frames
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        return tuple(under_vmap(functools.partial(Launch.gradients, ctx), grads))
+        call = functools.partial(Launch.gradients, ctx, owned(grads))
+        return tuple(under_vmap(call, grads))
 
     @staticmethod
-    def gradients(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        mine = owned(grads)
+    def gradients(
+        ctx: Any, mine: frozenset[int], *grads: torch.Tensor | None
+    ) -> tuple[Any, ...]:  # fmt: skip
         call: Call = ctx.call
         loop, made = call.loop, call.reversed
         assert made is not None

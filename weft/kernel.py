@@ -141,6 +141,7 @@ class Definition:
     def described(self) -> dict[str, Any]:
         """What it was given besides its function, in words for its operators' names."""
         given = {name: value for name, value in self.given.items() if name != "schedule"}
+        given |= {} if self.options.fuse is None else {"fuse": self.options.fuse}
         return {**given, **({"autotune": self.tuning.text} if self.tuning else {})}
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
@@ -519,11 +520,12 @@ def kernel(function: Callable[..., Any], /) -> Kernel: ...
 @overload
 def kernel(
     *, name: str = "", namespace: str = "weft", debug: bool | None = None,
-    strict_math: bool | None = None, schedule: Given | None = None,
+    strict_math: bool | None = None, schedule: Given | None = None, fuse: bool | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]: ...  # fmt: skip
 def kernel(
     function: Callable[..., Any] | None = None, /, *, name: str = "", namespace: str = "weft",
     debug: bool | None = None, strict_math: bool | None = None, schedule: Given | None = None,
+    fuse: bool | None = None,
 ) -> Any:  # fmt: skip
     """Compiles the top-level loops of a function: ``@weft.kernel`` or ``@weft.kernel(debug=True)``.
 
@@ -531,9 +533,11 @@ def kernel(
     ``debug`` checks every subscript, and races that could not be decided (on the CPU);
     ``strict_math`` forbids contraction and reassociation. ``schedule``: how loops are run, as
     ``Kernel.schedule`` says, ``{"cuda": "unroll_jam(t, 4)"}``, or, by the number of the loop,
-    ``{"cuda": {0: "unroll_jam(t, 4)", 2: "persist(32)"}}``.
+    ``{"cuda": {0: "unroll_jam(t, 4)", 2: "persist(32)"}}``. ``fuse``: whether Inductor may fuse
+    loops with PyTorch's own; True: also those that are expected to be slower so.
     """
-    given = {"debug": debug, "strict_math": strict_math, "schedule": schedule}
+    given = {"debug": debug, "strict_math": strict_math, "schedule": schedule,
+             "fuse": fuse}  # fmt: skip
     options = {key: value for key, value in given.items() if value is not None}
 
     def decorate(function: Any) -> Any:

@@ -4,6 +4,7 @@ The only module that reads the environment:
 
     WEFT_DEBUG=1          check every subscript, and races that cannot be decided
     WEFT_STRICT_MATH=1    no contraction, no reassociation
+    WEFT_FUSE=0           no loop is fused with PyTorch's own by Inductor
     WEFT_INTERPRET=1      run kernels as plain Python, with checks
     WEFT_VERIFY=1         verify the IR after each pass
     WEFT_CACHE=0          no disk cache
@@ -50,6 +51,7 @@ class Options:
     debug: bool = False
     strict_math: bool = False
     interpret: bool = False
+    fuse: bool | None = None  # with Inductor's loops: False not at all, True also where slower
     verify: bool = False
     cache: bool = True
     cache_dir: Path | None = None  # None: the user's cache folder
@@ -124,6 +126,7 @@ def default_options() -> Options:
         debug=_flag("WEFT_DEBUG", False),
         strict_math=_flag("WEFT_STRICT_MATH", False),
         interpret=_flag("WEFT_INTERPRET", False),
+        fuse=None if _flag("WEFT_FUSE", True) else False,
         verify=_flag("WEFT_VERIFY", False),
         cache=_flag("WEFT_CACHE", True),
         cache_dir=_folder("WEFT_CACHE_DIR"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 # pyright: reportPrivateUsage=false
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,7 +84,8 @@ class Form:
         code = self._boxed(name)
         if code is not None:
             run = taught(run, code)
-        overload = family.define(name, schema, run, without_data(fake, self.kernel), *tags)
+        fake = without_data(self._offering(fake, name), self.kernel)
+        overload = family.define(name, schema, run, fake, *tags)
         rule: Rule | None = None
         writes = any(a.alias_info is not None for a in overload._schema.arguments)
         if writes or not _gives(overload):
@@ -97,6 +99,18 @@ class Form:
             # what ``attach`` puts there.)
             has_side_effect(overload)
         return Operator(overload, self.types, self.constants, rule)
+
+    def _offering(self, fake: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """``fake``, which tells Inductor, where that is at work, what the operator becomes."""
+
+        def offering(*args: Any) -> Any:
+            if "torch._inductor.lowering" in sys.modules:
+                from weft.pytorch.inductor import offer  # only where Inductor compiles
+
+                offer(self, namespace_of(self.namespace).packets[name].default)
+            return fake(*args)
+
+        return offering
 
     def _boxed(self, name: str) -> BoxedKernel | None:
         """Its kernel in machine code, where it is one loop over its parameters."""

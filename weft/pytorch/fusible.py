@@ -1,0 +1,193 @@
+"""Launches that Inductor may fuse with others, and why others stay calls of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import sympy
+import torch
+
+from weft.errors import CompileError
+from weft.frontend.lower import Lowered, lower
+from weft.frontend.names import KNOWN_MODULES, Scope, dotted, is_known
+from weft.frontend.scope import ABSENT
+from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec
+from weft.index.bounds import check_negative
+from weft.index.races import check_races
+from weft.ir.core import Function, Value
+from weft.options import Options
+from weft.pytorch.fake import loose_spec
+from weft.pytorch.fusion import Facts, Fusion, Opaque, Probe, Tensor, prepared
+from weft.pytorch.identity import DECIDING, chains
+from weft.runtime.backing import is_backed
+from weft.runtime.launch import KernelLike, Launcher, empty_results, one_or_all
+from weft.values import frozen
+
+# pyright: reportPrivateUsage=false
+
+
+@frozen
+class Launch:
+    """A launch of a loop on tensors without data: ``function`` as ``Fusion`` reads it, the specs
+    and values of its arguments, and what it reduces into."""
+
+    function: Function
+    specs: Sequence[Spec]
+    args: Sequence[Any]
+    results: Sequence[torch.Tensor]
+    anyway: bool
+
+    @property
+    def named(self) -> list[tuple[Value, Any]]:
+        """The function's arguments, with what each is."""
+        given = [v for v, s in zip(self.args, self.specs, strict=True) if type(s) is not ConstSpec]
+        return list(zip(self.function.args, (*given, *self.results), strict=True))
+
+    def values(self, load: Callable[[torch.Tensor], Any]) -> dict[Value, Any]:
+        """By argument, what ``Fusion`` takes; ``load`` gives what loads from a tensor."""
+        return {
+            value: Tensor(_sizes(given), given.dtype, load(given))
+            if isinstance(given, torch.Tensor) else _number(given)
+            for value, given in self.named
+        }  # fmt: skip
+
+    def probed(self, known: Callable[[Any], bool]) -> Fusion:
+        """Raises ``Opaque`` where the loop cannot be fused, or should not be."""
+        on_gpu = any(isinstance(v, torch.Tensor) and v.is_cuda for _, v in self.named)
+        return Fusion(
+            self.function, self.values(lambda tensor: lambda index: None),
+            Facts(known, self.anyway, on_gpu), Probe(), lambda *reduction: lambda index: None,
+        )  # fmt: skip
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, torch.SymInt):
+        return value.node.expr
+    if isinstance(value, torch.SymFloat | torch.SymBool):
+        raise Opaque("a number that is no integer may differ from call to call")
+    return sympy.Integer(value) if type(value) is int else value
+
+
+def _sizes(tensor: torch.Tensor) -> list[Any]:
+    return [_number(s) for s in tensor.shape]
+
+
+def launched(launcher: Launcher, args: Sequence[Any]) -> Launch:
+    """A launch with these arguments. Raises ``Opaque``."""
+    region, options = launcher.region, launcher.options
+    _check_options(options)
+    if is_backed(region, args) or any(a.read for a in region.args):
+        raise Opaque("it uses a tensor or a vector that is no argument of the loop")
+    specs = [loose_spec(arg, value) for arg, value in zip(region.args, args, strict=True)]
+    for arg, spec in zip(region.args, specs, strict=True):
+        if not isinstance(spec, TensorSpec | ScalarSpec | ConstSpec):
+            raise Opaque(f"`{arg.name}` is a tuple")
+        if arg.captured and not (isinstance(spec, ConstSpec) and _is_steady(spec.value)):
+            raise Opaque(f"`{arg.name}`, from around the kernel, may change")
+    names = [arg.name for arg in region.args]
+    try:
+        lowered: Lowered = lower(region, dict(zip(names, specs, strict=True)), launcher.source)
+        check_negative(lowered.function)
+        check_races(lowered.function)
+    except CompileError as error:  # which the call raises
+        raise Opaque(f"it is a {type(error).__name__}") from None
+    for guard in lowered.guards:
+        if not _is_steady(guard.value):
+            raise Opaque(f"`{guard.name}`, from around the kernel, may change")
+    tensors = [v for v in args if isinstance(v, torch.Tensor)]
+    if len({t.device for t in tensors}) > 1:
+        raise Opaque("its tensors are on several devices")
+    made: Any = empty_results(lowered.results, tensors[0].device if tensors else None)
+    results = made if isinstance(made, tuple) else () if made is None else (made,)
+    function = prepared(lowered.function)
+    return Launch(function, specs, args, results, options.fuse is True)
+
+
+def _check_options(options: Options) -> None:
+    for asked, name in (
+        (options.fuse is False, "fuse=False"), (options.debug, "debug=True"),
+        (options.strict_math, "strict_math=True"), (options.interpret, "WEFT_INTERPRET=1"),
+        (len(options.schedules) > 0, "a schedule"),
+    ):  # fmt: skip
+        if asked:
+            raise Opaque(f"{name} is asked for")
+
+
+def _is_steady(value: Any) -> bool:
+    """Whether a value from around a kernel is one that nobody replaces: of torch, math or weft."""
+    if value is ABSENT:
+        return True
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+    return is_known(value) and (name or "").partition(".")[0] in KNOWN_MODULES
+
+
+def check_host(kernel: KernelLike) -> None:
+    """Raises ``Opaque`` where the host part takes from around the kernel what may change, and what
+    no graph has a guard for."""
+    function, scope = kernel.function, Scope.of(kernel.function)
+    around = {*function.__code__.co_freevars, *function.__code__.co_names}
+    loops = frozenset(region.node for region in kernel.parts.regions)
+    for chain in chains(kernel.source.tree, loops):
+        name = dotted(chain)
+        value = scope.resolve(chain) if name.partition(".")[0] in around else ABSENT
+        if not isinstance(value, DECIDING) and not _is_steady(value):
+            raise Opaque(f"its host part reads `{name}`, from around the kernel")
+
+
+class Recorded:
+    """The launches of a call on tensors without data; ``given`` are the call's."""
+
+    def __init__(self, given: Sequence[Any], known: Callable[[Any], bool]) -> None:
+        self.known = known
+        self.launches: list[tuple[Launch, Fusion]] = []
+        self.tensors: dict[int, tuple[torch.Tensor, int]] = {}  # with how often each was written to
+        for value in given:
+            if isinstance(value, torch.Tensor):
+                self.tensors[id(value)] = value, value._version
+
+    def launcher(self, launcher: Launcher) -> Callable[..., Any]:
+        def launch(*args: Any) -> Any:
+            self.check()
+            found = launched(launcher, args)
+            probe = found.probed(self.known)
+            filled = {s.memref for s in probe.stores}
+            for value, tensor in found.named:
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                if value not in filled and id(tensor) not in self.tensors:
+                    raise Opaque(f"its host part computes `{value.name}`")
+                if value in filled:
+                    self._fill(value.name, tensor)
+            self.launches.append((found, probe))
+            return one_or_all(found.results)
+
+        return launch
+
+    def _fill(self, name: str, tensor: torch.Tensor) -> None:
+        memory = tensor.untyped_storage()._cdata
+        if tensor._is_view() or any(
+            t.untyped_storage()._cdata == memory for t, _ in self.tensors.values()
+        ):
+            raise Opaque(f"`{name}` shares memory with another tensor")
+        self.tensors[id(tensor)] = tensor, tensor._version
+
+    def check(self) -> None:
+        """Raises ``Opaque`` where the host part has written to a tensor of the launches."""
+        if any(tensor._version != version for tensor, version in self.tensors.values()):
+            raise Opaque("its host part writes to a tensor")
+
+
+def explained(launcher: Launcher, args: Sequence[Any]) -> str:
+    """What Inductor makes of a launch, or why it does not: for ``kernel.inspect``."""
+    try:
+        found = launched(launcher, args)
+        probe = found.probed(lambda relation: bool(relation == True))  # noqa: E712
+    except Opaque as reason:
+        return f"a call: {reason}"
+    lines = [f"Reduction over {list(map(int, reduced))} for {list(map(int, ranges))}"
+             for ranges, reduced in probe.reduced]  # fmt: skip
+    lines += [f"Pointwise {s.memref.name} over {list(map(int, probe.values[s.memref].sizes))}"
+              for s in probe.stores]  # fmt: skip
+    return "\n".join(lines)

@@ -1,0 +1,120 @@
+"""What Inductor is told of a kernel's operators: the nodes of its loop IR that they become.
+
+All that depends on the version of torch is here. These hooks are no public interface: with a
+version that is not in ``HOOKS``, operators stay calls.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft.pytorch.fusible import Launch, Recorded, check_host
+from weft.pytorch.fusion import Fusion, Opaque
+from weft.pytorch.operator import Form
+
+log = logging.getLogger("weft.specialize")
+
+# By the first two numbers of torch's version: where Inductor keeps the lowerings of others.
+HOOKS = {"2.13": "user_lowerings"}
+MOST = 256  # operators that Inductor, which would keep all, is told of at a time
+_told = deque[Any]()
+
+
+def offer(form: Form, overload: Any) -> None:
+    """Tells Inductor, which is imported, how an operator is lowered."""
+    from torch._inductor import lowering
+
+    version = ".".join(torch.__version__.split(".")[:2])
+    if version not in HOOKS:
+        log.debug("%s stays a call: Inductor's hooks are known of torch %s, and this is %s",
+                  overload, ", ".join(HOOKS), version)  # fmt: skip
+        return
+    table = getattr(lowering, HOOKS[version])
+    if overload in table or overload._schema.is_mutable or not overload._schema.returns:
+        return
+    if len(_told) >= MOST:
+        table.pop(_told.popleft(), None)
+    _told.append(overload)
+
+    def lowered(*passed: Any) -> Any:
+        try:
+            return _lowered(form, passed)
+        except Opaque as reason:
+            log.debug("%s stays a call: %s", overload, reason)
+            return None
+
+    table[overload] = lowered
+
+
+def _lowered(form: Form, passed: Sequence[Any]) -> Any:
+    """What stands for a call with ``passed``, of Inductor's. Raises ``Opaque``."""
+    from torch._guards import detect_fake_mode
+    from torch._inductor.virtualized import V
+
+    fakes = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in V.graph.current_node.args]
+    mode = detect_fake_mode(fakes)
+    if mode is None or form.autocast or len(fakes) != len(passed):
+        raise Opaque("it has no tensor argument")
+    if any(isinstance(v, torch.Tensor) and v.is_inference() for v in fakes):
+        raise Opaque("it reads tensors of inference mode")
+    check_host(form.kernel)
+    recorded = Recorded(fakes, V.graph.sizevars.statically_known_true)
+    with mode:
+        launchers = tuple(map(recorded.launcher, form.kernel.launchers))
+        out = form.implementation(launchers)(*fakes)
+    recorded.check()
+    boxes = {id(f): p for f, p in zip(fakes, passed, strict=True) if isinstance(f, torch.Tensor)}
+    for launch, probe in recorded.launches:
+        _carry_out(launch, probe, boxes)
+    outs = out if isinstance(out, tuple) else (out,)
+    if not all(id(o) in boxes for o in outs):
+        raise Opaque("its host part computes what it returns")
+    return tuple(boxes[id(o)] for o in outs) if isinstance(out, tuple) else boxes[id(out)]
+
+
+class _Ops:
+    """Inductor's operations, with one more of them on each device."""
+
+    def __init__(self, on_gpu: bool) -> None:
+        from torch._inductor.virtualized import ops
+
+        self.ops = ops
+        self.div_rn = ops.div_rn if on_gpu else ops.truediv
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return getattr(self.ops, name)
+
+
+def _carry_out(launch: Launch, probe: Fusion, boxes: dict[int, Any]) -> None:
+    """Adds to ``boxes`` what a launch fills."""
+    from torch._inductor import ir
+
+    tensors = {v: t for v, t in launch.named if isinstance(t, torch.Tensor)}
+    device = next(iter(tensors.values())).device
+    inputs = {id(t): boxes[id(t)] for t in tensors.values() if id(t) in boxes}
+
+    def reduce(
+        kind: str, dtype: torch.dtype, inner: Callable[..., Any], ranges: Sequence[Any],
+        reduced: Sequence[Any],
+    ) -> Callable[..., Any]:  # fmt: skip
+        made = ir.Reduction.create(
+            device=device, dst_dtype=dtype, src_dtype=dtype, inner_fn=inner, ranges=list(ranges),
+            reduction_ranges=list(reduced), reduction_type=kind,
+        )  # fmt: skip
+        made.realize()
+        return made.make_loader()
+
+    loaders = {k: box.make_loader() for k, box in inputs.items()}
+    values = launch.values(lambda tensor: loaders.get(id(tensor)))
+    fusion = Fusion(launch.function, values, probe.facts, _Ops(probe.facts.on_gpu), reduce, probe)
+    for stored in fusion.stores:
+        boxes[id(tensors[stored.memref])] = ir.Pointwise.create(
+            device=device, dtype=tensors[stored.memref].dtype,
+            inner_fn=lambda index, stored=stored: fusion.element(stored, index),
+            ranges=list(fusion.values[stored.memref].sizes),
+        )  # fmt: skip

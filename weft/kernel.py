@@ -454,9 +454,10 @@ class Kernel(Definition):
         """Every stage of each loop that a call with these arguments runs. The call is carried out
         on copies of the tensors."""
         self._prepare()
+        from weft.pytorch.fusible import explained
         from weft.runtime import inspection  # the compiler proper is imported where it is needed
 
-        return inspection.inspected(self.parts.host, self._regions, args, kwargs)
+        return inspection.inspected(self.parts.host, self._regions, args, kwargs, explained)
 
     @user_frames
     def schedules(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from weft.errors import CompileError
 from weft.frontend.lower import Lowered, lower
-from weft.frontend.names import KNOWN_MODULES, Scope, dotted, is_known
+from weft.frontend.names import KNOWN_MODULES, Scope, dotted, is_known, is_known_module
 from weft.frontend.scope import ABSENT
 from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec
 from weft.index.bounds import check_negative
@@ -131,7 +132,12 @@ def check_host(kernel: KernelLike) -> None:
     loops = frozenset(region.node for region in kernel.parts.regions)
     for chain in chains(kernel.source.tree, loops):
         name = dotted(chain)
-        value = scope.resolve(chain) if name.partition(".")[0] in around else ABSENT
+        root, _, member = name.partition(".")
+        value = scope.resolve(chain) if root in around else ABSENT
+        if isinstance(value, float) and member and (
+            is_known_module(scope.resolve(ast.Name(root, ast.Load())))
+        ):  # `math.inf`
+            continue
         if not isinstance(value, DECIDING) and not _is_steady(value):
             raise Opaque(f"its host part reads `{name}`, from around the kernel")
 

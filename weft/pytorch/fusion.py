@@ -31,7 +31,7 @@ from weft.passes.relax_atomics import relax_atomics
 from weft.passes.run import run
 from weft.passes.simplify import simplify
 from weft.passes.widen import widen
-from weft.pytorch.fusion_rules import OPAQUE, REDUCTIONS, RULES, torch_type
+from weft.pytorch.fusion_rules import OPAQUE, OPAQUE_ON_CPU, REDUCTIONS, RULES, torch_type
 from weft.values import frozen
 
 PASSES = (simplify, widen, cse, relax_atomics, lower_updates, promote, forward_stores,
@@ -262,9 +262,10 @@ class Fusion:
         dtype, value = self.values[stored.memref].dtype, body.chosen(stored.value)
         if dtype not in _HALVES:
             return value
-        # Rounded here: what is fused with it may read it from a register.
-        half = self.ops.to_dtype(value, dtype, torch.float32, use_compute_types=False)
-        return self.ops.to_dtype(half, dtype)
+        # Rounded here: what is fused with it may read it from a register. (Conversions that are
+        # given a type to start from are taken for none by Inductor's C++.)
+        half = self.ops.to_dtype(value, dtype, use_compute_types=False)
+        return self.ops.to_dtype(half, torch.float32)
 
 
 def _carried(view: For, k: int) -> tuple[str, Value, Value, Value]:
@@ -342,7 +343,7 @@ class Body:
             return ops.constant(int(found), dtype)
         self._check_narrow(found)
         wide = ops.index_expr(found, torch.int64)
-        return wide if dtype is torch.int64 else ops.to_dtype(wide, dtype, torch.int64)
+        return wide if dtype is torch.int64 else ops.to_dtype(wide, dtype)
 
     def chosen(self, value: Value | Choice) -> Any:
         """What is stored; halves as floats of 32 bits."""
@@ -354,7 +355,7 @@ class Body:
             return self.lifted(value)
         if narrowed is not None and narrowed.operand.scalar.name == "f32":
             return self.lifted(narrowed.operand)
-        return self.of.ops.to_dtype(self.lifted(value), torch.float32, torch_type(value.type))
+        return self.of.ops.to_dtype(self.lifted(value), torch.float32)
 
     def _where(self, op: Op, yes: Callable[[Body], Any], no: Callable[[Body], Any]) -> Any:
         """What an ``scf.if`` chooses: what its branches load is loaded where they are taken."""
@@ -414,6 +415,8 @@ class Body:
             return float(np.float32(found[0]))
         if op.name in OPAQUE:
             raise Opaque(OPAQUE[op.name])
+        if op.name in OPAQUE_ON_CPU and not self.of.facts.on_gpu:
+            raise Opaque(f"on a CPU Inductor's {op.name.partition('.')[2]} is less accurate")
         types = [v.scalar for v in (*op.operands, op.result)]
         if op.name != "arith.extf" and any(compute_type(t) is not t for t in types):
             raise Opaque("it rounds to half precision before it stores")

@@ -158,6 +158,9 @@ OPAQUE: dict[str, str] = {
                      "gpu.barrier", "gpu.shuffle"), _GRID),
 }  # fmt: skip
 
+# Where Inductor's C++ has a function of its own that loses digits, and the sign of zero.
+OPAQUE_ON_CPU = frozenset({"math.expm1", "math.atanh", "math.erf"})
+
 # What ``fusion.py`` takes apart itself.
 STRUCTURE = frozenset({
     "arith.constant", "memref.load", "memref.store", "memref.dim", "scf.parallel", "scf.reduce",

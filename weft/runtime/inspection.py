@@ -54,9 +54,10 @@ def visited(
 
 def inspected(
     host: Callable[..., Any], launchers: Sequence[Launcher], args: Sequence[Any],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, Any], fused: Callable[[Launcher, tuple[Any, ...]], str],
 ) -> Inspection:  # fmt: skip
-    """Every stage of each loop that a call launches, which is carried out on copies."""
+    """Every stage of each loop that a call launches, which is carried out on copies. ``fused`` says
+    what Inductor makes of a launch."""
     copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in args]
     named = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in kwargs.items()}
     runs = [lambda *values, launcher=launcher: launcher.slow(values) for launcher in launchers]
@@ -75,6 +76,8 @@ def inspected(
             from weft.runtime import gpu  # imported by the call already
 
             arch = gpu.architecture(on_gpu[0].get_device())
-        return compiler.stages(launcher.region, specs, launcher.source, options, arch=arch)
+        found = compiler.stages(launcher.region, specs, launcher.source, options, arch=arch)
+        found.texts["inductor"] = fused(launcher, values)
+        return found
 
     return Inspection(visited(host, launchers, runs, copies, named, stages))

@@ -38,6 +38,15 @@ def test_code_generation_has_a_rule_for_each_operation() -> None:
     assert set(CudaTarget.rules) >= ON_GPUS
 
 
+def test_inductor_has_a_rule_for_each_operation_or_a_reason_why_not() -> None:
+    rules = importlib.import_module("weft.pytorch.fusion_rules")
+    columns = [{*rules.RULES}, {*rules.OPAQUE}, {*rules.STRUCTURE}]
+    assert set.union(*columns) == {*OPS}
+    assert sum(map(len, columns)) == len(OPS)
+    assert {*rules.RULES} >= rules.OPAQUE_ON_CPU
+    assert all(rules.OPAQUE.values())
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_rows_are_well_formed(name: str) -> None:
     row = OPS[name]

@@ -78,7 +78,8 @@ def _sizes(tensor: torch.Tensor) -> list[Any]:
 def launched(launcher: Launcher, args: Sequence[Any]) -> Launch:
     """A launch with these arguments. Raises ``Opaque``."""
     region, options = launcher.region, launcher.options
-    _check_options(options)
+    tensors = [v for v in args if isinstance(v, torch.Tensor)]
+    _check_options(options, tensors[0].device.type if tensors else "cpu")
     if is_backed(region, args) or any(a.read for a in region.args):
         raise Opaque("it uses a tensor or a vector that is no argument of the loop")
     specs = [loose_spec(arg, value) for arg, value in zip(region.args, args, strict=True)]
@@ -97,7 +98,6 @@ def launched(launcher: Launcher, args: Sequence[Any]) -> Launch:
     for guard in lowered.guards:
         if not _is_steady(guard.value):
             raise Opaque(f"`{guard.name}`, from around the kernel, may change")
-    tensors = [v for v in args if isinstance(v, torch.Tensor)]
     if len({t.device for t in tensors}) > 1:
         raise Opaque("its tensors are on several devices")
     made: Any = empty_results(lowered.results, tensors[0].device if tensors else None)
@@ -106,11 +106,11 @@ def launched(launcher: Launcher, args: Sequence[Any]) -> Launch:
     return Launch(function, specs, args, results, options.fuse is True)
 
 
-def _check_options(options: Options) -> None:
+def _check_options(options: Options, device: str) -> None:
     for asked, name in (
         (options.fuse is False, "fuse=False"), (options.debug, "debug=True"),
         (options.strict_math, "strict_math=True"), (options.interpret, "WEFT_INTERPRET=1"),
-        (len(options.schedules) > 0, "a schedule"),
+        (any(place == device for place, _, _ in options.schedules), "a schedule"),
     ):  # fmt: skip
         if asked:
             raise Opaque(f"{name} is asked for")
@@ -134,8 +134,10 @@ def check_host(kernel: KernelLike) -> None:
         name = dotted(chain)
         root, _, member = name.partition(".")
         value = scope.resolve(chain) if root in around else ABSENT
-        if isinstance(value, float) and member and (
-            is_known_module(scope.resolve(ast.Name(root, ast.Load())))
+        if (
+            isinstance(value, float)
+            and member
+            and (is_known_module(scope.resolve(ast.Name(root, ast.Load()))))
         ):  # `math.inf`
             continue
         if not isinstance(value, DECIDING) and not _is_steady(value):

@@ -18,6 +18,7 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, compute_type
 from weft.ir.views import For, If, Parallel, constant_of, loop_of, made_by
 from weft.ir.writes import loaded, written
@@ -42,7 +43,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 _LOOPS = ("scf.parallel", "scf.for")
 
 
-class Opaque(Exception):  # noqa: N818  (the loop stays an operator, which is no error)
+class Opaque(Exception):
     """Why a loop is not fused."""
 
 
@@ -134,7 +135,8 @@ class Fusion:
         for memref in written(function) & loaded(function):
             raise Opaque(f"it reads `{memref.name}`, which it writes to")
         self._walk(function.body, ())
-        if len(self.stores) > len({s.memref for s in self.stores}):
+        filled = {s.memref for s in self.stores}
+        if len(self.stores) > len(filled) or filled != {*written(function)}:
             raise Opaque("it stores to a tensor in several places")
 
     # --- what the function does ------------------------------------------------------------------
@@ -146,7 +148,7 @@ class Fusion:
                 self._loop(op, axes)
             elif op.name == "scf.if":
                 self._condition(op, axes)
-            elif op.name in OPAQUE and not op.results:
+            elif op.name in OPAQUE and not OPS[op.name].pure:
                 raise Opaque(OPAQUE[op.name])
 
     def _loop(self, op: Op, axes: tuple[Axis, ...]) -> None:
@@ -162,12 +164,12 @@ class Fusion:
 
     def _axis(self, index: Value, bounds: Sequence[Value]) -> Axis:
         self.indices.add(index)
-        lower, upper, step = map(Body(self, {}).value, bounds)
+        lower, upper, step = map(Body(self, {}, {}).value, bounds)
         if not all(isinstance(b, sympy.Expr) for b in (lower, upper, step)):
             raise Opaque("the bounds of a loop depend on what was loaded")
         if not step.is_Integer:
             raise Opaque("the step of a loop is known only at run time")
-        extent = upper - lower if step == 1 else FloorDiv(upper - lower + step - 1, step)
+        extent: Any = upper - lower if step == 1 else FloorDiv(upper - lower + step - 1, step)
         if not self.facts.known(extent >= 0):
             raise Opaque("a loop may have no iterations")
         return Axis(index, lower, step, extent)
@@ -177,7 +179,7 @@ class Fusion:
         for inner in (o for region in op.regions for o in walk(region)):
             if inner.name in (*_LOOPS, "scf.while"):
                 raise Opaque("a loop runs under a condition")
-            if inner.name in OPAQUE and not inner.results:
+            if inner.name in OPAQUE and not OPS[inner.name].pure:
                 raise Opaque(OPAQUE[inner.name])
         for store, value in _stores(op):
             self._store(store, axes, value)
@@ -244,12 +246,12 @@ class Fusion:
     def body(self, axes: Sequence[Axis], numbers: Sequence[Any]) -> Body:
         """The iteration of these numbers."""
         pairs = zip(axes, numbers, strict=True)
-        return Body(self, {a.index: a.lower + n * a.step for a, n in pairs})
+        return Body(self, {a.index: a.lower + n * a.step for a, n in pairs}, {})
 
     def _probe(self, axes: Sequence[Axis], compute: Callable[[Body], Any]) -> Body:
         numbers = [sympy.Symbol(f"n{k}", integer=True, nonnegative=True) for k in range(len(axes))]
         body, self.loads = self.body(axes, numbers), []
-        body.axes = dict(zip(numbers, axes, strict=True))
+        body.axes.update(zip(numbers, axes, strict=True))
         compute(body)
         return body
 
@@ -304,33 +306,25 @@ class Body:
     computed of indices and sizes is an expression of sympy, other constants are Python's; all else
     is a value of Inductor's."""
 
-    def __init__(self, of: Fusion, env: dict[Value, Any], around: Body | None = None) -> None:
-        self.of, self.env, self.around = of, env, around
-        self.axes: dict[Any, Axis] = around.axes if around else {}  # by their numbers, if probing
+    def __init__(self, of: Fusion, indices: dict[Value, Any], axes: dict[Any, Axis]) -> None:
+        self.of, self.indices, self.env = of, indices, {**indices}
+        self.axes = axes  # while probing, by their numbers
 
     def value(self, value: Value) -> Any:
         open_ = [value]  # no recursion: chains of operations are long
         while open_:
             last = open_[-1]
             op = last.op
-            needed = [] if op is None or op.name in _LOOPS or self._knows(last) else [
-                v for v in op.operands if not isinstance(v.type, MemRefType) and not self._knows(v)
+            needed = [] if op is None or op.name in _LOOPS or last in self.env else [
+                v for v in op.operands if not isinstance(v.type, MemRefType) and v not in self.env
             ]  # fmt: skip
             if needed:
                 open_ += needed
                 continue
-            if not self._knows(last):
+            if last not in self.env:
                 self.env[last] = self._computed(last)
             open_.pop()
-        return self._known(value)
-
-    def _knows(self, value: Value) -> bool:
-        return value in self.env or (self.around is not None and self.around._knows(value))
-
-    def _known(self, value: Value) -> Any:
-        if value in self.env or self.around is None:
-            return self.env[value]
-        return self.around._known(value)
+        return self.env[value]
 
     def lifted(self, value: Value) -> Any:
         """The same as a value of Inductor's."""
@@ -364,10 +358,10 @@ class Body:
             return yes(self) if condition else no(self)
 
         def branch(region: Block, mask: Any, compute: Callable[[Body], Any]) -> Any:
-            inside = Body(self.of, {}, self)
             if not any(o.name == "memref.load" for o in walk(region)):
-                return compute(inside)
-            return ops.masked(mask, lambda: compute(Body(self.of, {}, self)), 0)
+                return compute(self)
+            # Inductor wants a mask's body to use nothing from outside of it.
+            return ops.masked(mask, lambda: compute(Body(self.of, self.indices, self.axes)), 0)
 
         then = branch(If(op).then, condition, yes)
         return ops.where(condition, then,

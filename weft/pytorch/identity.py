@@ -52,10 +52,11 @@ def fingerprint(text: str) -> str:
 
 @functools.cache
 def decided_by() -> str:
-    """A hash of the text of weft that decides on schemas, and on shapes and dtypes of results: what
-    graphs have in them besides the name. It is the same wherever the same weft is installed."""
+    """A hash of the text of weft that decides on schemas, on shapes and dtypes of results, and on
+    what Inductor makes of a loop: what graphs have in them besides the name. It is the same
+    wherever the same weft is installed."""
     package = Path(__file__).parents[1]
-    folders = [package / name for name in ("frontend", "lang", "pytorch")]
+    folders = [package / name for name in ("frontend", "ir", "lang", "passes", "pytorch")]
     texts = [file.read_bytes() for folder in folders for file in sorted(folder.glob("*.py"))]
     return hashlib.sha256(b"".join(texts)).hexdigest()
 

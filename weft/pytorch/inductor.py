@@ -15,7 +15,7 @@ import torch
 
 from weft.pytorch.fusible import Launch, Recorded, check_host
 from weft.pytorch.fusion import Fusion, Opaque
-from weft.pytorch.operator import Form
+from weft.runtime.launch import KernelLike
 
 log = logging.getLogger("weft.specialize")
 
@@ -25,8 +25,9 @@ MOST = 256  # operators that Inductor, which would keep all, is told of at a tim
 _told = deque[Any]()
 
 
-def offer(form: Form, overload: Any) -> None:
-    """Tells Inductor, which is imported, how an operator is lowered."""
+def offer(kernel: KernelLike, implementation: Callable[[Any], Any], overload: Any) -> None:
+    """Tells Inductor, which is imported, how an operator of ``kernel`` is lowered.
+    ``implementation(launchers)`` carries the operator out with these for its loops."""
     from torch._inductor import lowering
 
     version = ".".join(torch.__version__.split(".")[:2])
@@ -43,7 +44,7 @@ def offer(form: Form, overload: Any) -> None:
 
     def lowered(*passed: Any) -> Any:
         try:
-            return _lowered(form, passed)
+            return _lowered(kernel, implementation, passed)
         except Opaque as reason:
             log.debug("%s stays a call: %s", overload, reason)
             return None
@@ -51,22 +52,23 @@ def offer(form: Form, overload: Any) -> None:
     table[overload] = lowered
 
 
-def _lowered(form: Form, passed: Sequence[Any]) -> Any:
+def _lowered(
+    kernel: KernelLike, implementation: Callable[[Any], Any], passed: Sequence[Any]
+) -> Any:  # fmt: skip
     """What stands for a call with ``passed``, of Inductor's. Raises ``Opaque``."""
     from torch._guards import detect_fake_mode
     from torch._inductor.virtualized import V
 
-    fakes = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in V.graph.current_node.args]
+    fakes = torch.fx.map_arg(V.graph.current_node.args, lambda node: node.meta["val"])
     mode = detect_fake_mode(fakes)
-    if mode is None or form.autocast or len(fakes) != len(passed):
+    if mode is None or len(fakes) != len(passed):
         raise Opaque("it has no tensor argument")
     if any(isinstance(v, torch.Tensor) and v.is_inference() for v in fakes):
         raise Opaque("it reads tensors of inference mode")
-    check_host(form.kernel)
+    check_host(kernel)
     recorded = Recorded(fakes, V.graph.sizevars.statically_known_true)
     with mode:
-        launchers = tuple(map(recorded.launcher, form.kernel.launchers))
-        out = form.implementation(launchers)(*fakes)
+        out = implementation(tuple(map(recorded.launcher, kernel.launchers)))(*fakes)
     recorded.check()
     boxes = {id(f): p for f, p in zip(fakes, passed, strict=True) if isinstance(f, torch.Tensor)}
     for launch, probe in recorded.launches:
@@ -99,7 +101,7 @@ def _carry_out(launch: Launch, probe: Fusion, boxes: dict[int, Any]) -> None:
     inputs = {id(t): boxes[id(t)] for t in tensors.values() if id(t) in boxes}
 
     def reduce(
-        kind: str, dtype: torch.dtype, inner: Callable[..., Any], ranges: Sequence[Any],
+        kind: Any, dtype: torch.dtype, inner: Callable[..., Any], ranges: Sequence[Any],
         reduced: Sequence[Any],
     ) -> Callable[..., Any]:  # fmt: skip
         made = ir.Reduction.create(

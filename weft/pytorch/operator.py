@@ -104,10 +104,11 @@ class Form:
         """``fake``, which tells Inductor, where that is at work, what the operator becomes."""
 
         def offering(*args: Any) -> Any:
-            if "torch._inductor.lowering" in sys.modules:
+            if "torch._inductor.lowering" in sys.modules and not self.autocast:
                 from weft.pytorch.inductor import offer  # only where Inductor compiles
 
-                offer(self, namespace_of(self.namespace).packets[name].default)
+                overload = namespace_of(self.namespace).packets[name].default
+                offer(self.kernel, self.implementation, overload)
             return fake(*args)
 
         return offering

@@ -454,7 +454,7 @@ class Kernel(Definition):
         """Every stage of each loop that a call with these arguments runs. The call is carried out
         on copies of the tensors."""
         self._prepare()
-        from weft.pytorch.fusible import explained
+        from weft.pytorch.fusible import explained  # only for a look at it
         from weft.runtime import inspection  # the compiler proper is imported where it is needed
 
         return inspection.inspected(self.parts.host, self._regions, args, kwargs, explained)

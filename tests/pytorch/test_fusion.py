@@ -10,7 +10,6 @@ import torch
 from torch.torch_version import TorchVersion
 
 import weft
-from weft.pytorch import inductor
 
 Tensor = torch.Tensor
 pytestmark = [
@@ -356,6 +355,8 @@ def test_fuse_false_is_another_operator_that_stays_a_call(compiled):
 
 
 def test_with_another_torch_operators_stay_calls(compiled, monkeypatch, caplog):
+    from weft.pytorch import inductor
+
     monkeypatch.setattr(inductor, "HOOKS", {"1.0": "lowerings"})
     again = weft.kernel(name="scaled_again")(scaled.function)
     with caplog.at_level(logging.DEBUG, "weft.specialize"):
@@ -366,6 +367,8 @@ def test_with_another_torch_operators_stay_calls(compiled, monkeypatch, caplog):
 
 def test_inductor_keeps_a_bounded_number_of_operators(compiled, monkeypatch):
     from torch._inductor import lowering
+
+    from weft.pytorch import inductor
 
     monkeypatch.setattr(inductor, "MOST", 2)
     monkeypatch.setattr(inductor, "_told", type(inductor._told)())

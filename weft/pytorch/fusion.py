@@ -20,7 +20,7 @@ from torch.utils._sympy.functions import FloorDiv
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, compute_type
-from weft.ir.views import For, If, Parallel, constant_of, loop_of, made_by
+from weft.ir.views import For, If, Parallel, constant_of, loop_of, made_by, memory
 from weft.ir.writes import loaded, written
 from weft.passes.cse import cse
 from weft.passes.dce import dce
@@ -143,7 +143,7 @@ class Fusion:
     def _walk(self, block: Block, axes: tuple[Axis, ...]) -> None:
         for op in block.ops:
             if op.name == "memref.store":
-                self._store(op, axes, op.operands[0])
+                self._store(op, axes, *memory(op)[2])
             elif op.name in _LOOPS:
                 self._loop(op, axes)
             elif op.name == "scf.if":
@@ -185,7 +185,7 @@ class Fusion:
             self._store(store, axes, value)
 
     def _store(self, op: Op, axes: tuple[Axis, ...], value: Value | Choice) -> None:
-        _, memref, *subscripts = op.operands
+        memref, subscripts, _ = memory(op)
         known, sizes = self.facts.known, self.values[memref].sizes
         left = {a.index: a for a in axes}
         found = [left.pop(s, None) for s in subscripts]
@@ -286,16 +286,17 @@ def _stores(op: Op) -> list[tuple[Op, Choice]]:
     for region in op.regions:
         found: dict[Value, tuple[Op, Value | Choice]] = {}
         for inner in region.ops:
-            pairs = [(inner, inner.operands[0])] if inner.name == "memref.store" else (
+            pairs = [(inner, *memory(inner)[2])] if inner.name == "memref.store" else (
                 _stores(inner) if inner.name == "scf.if" else [])  # fmt: skip
             for store, value in pairs:
-                if store.operands[1] in found:
+                memref = memory(store)[0]
+                if memref in found:
                     raise Opaque("it stores to a tensor in several places")
-                found[store.operands[1]] = store, value
+                found[memref] = store, value
         arms.append(found)
     then, otherwise = arms
     if then.keys() != otherwise.keys() or any(
-        store.operands[2:] != otherwise[m][0].operands[2:] for m, (store, _) in then.items()
+        memory(store)[1] != memory(otherwise[m][0])[1] for m, (store, _) in then.items()
     ):
         raise Opaque("it stores under a condition")
     return [(store, Choice(op, yes, otherwise[m][1])) for m, (store, yes) in then.items()]
@@ -424,12 +425,12 @@ class Body:
 
     def _is_unsigned(self, value: Value) -> bool:
         load = made_by(value, "memref.load")
-        bytes_ = load is not None and self.of.values[load.operands[0]].dtype is torch.uint8
+        bytes_ = load is not None and self.of.values[memory(load)[0]].dtype is torch.uint8
         return bytes_ or value.scalar.name == "i1"
 
     def _exact(self, op: Op, a: Any, b: Any = None) -> Any:
         """What is computed of indices alone, as an expression of indices; None where it is none."""
-        known, bits = self.of.facts.known, op.operands[0].scalar.bits
+        known, bits = self.of.facts.known, next(iter(op.operands)).scalar.bits
         match op.name:
             case "arith.addi":
                 found = a + b
@@ -471,7 +472,7 @@ class Body:
         return self.of.facts.known(sympy.expand(found) >= 0)
 
     def _loaded(self, op: Op) -> Any:
-        memref, *subscripts = op.operands
+        memref, subscripts, _ = memory(op)
         tensor, of = self.of.values.get(memref), self.of
         if not isinstance(tensor, Tensor):
             raise Opaque("it has an array of its own")

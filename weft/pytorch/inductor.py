@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
+from torch._inductor import ir, lowering
+from torch._inductor.virtualized import V, ops
 
 from weft.pytorch.fusible import Launch, Recorded, check_host
 from weft.pytorch.fusion import Fusion, Opaque
@@ -28,8 +31,6 @@ _told = deque[Any]()
 def offer(kernel: KernelLike, implementation: Callable[[Any], Any], overload: Any) -> None:
     """Tells Inductor, which is imported, how an operator of ``kernel`` is lowered.
     ``implementation(launchers)`` carries the operator out with these for its loops."""
-    from torch._inductor import lowering
-
     version = ".".join(torch.__version__.split(".")[:2])
     if version not in HOOKS:
         log.debug("%s stays a call: Inductor's hooks are known of torch %s, and this is %s",
@@ -56,9 +57,6 @@ def _lowered(
     kernel: KernelLike, implementation: Callable[[Any], Any], passed: Sequence[Any]
 ) -> Any:  # fmt: skip
     """What stands for a call with ``passed``, of Inductor's. Raises ``Opaque``."""
-    from torch._guards import detect_fake_mode
-    from torch._inductor.virtualized import V
-
     fakes = torch.fx.map_arg(V.graph.current_node.args, lambda node: node.meta["val"])
     mode = detect_fake_mode(fakes)
     if mode is None or len(fakes) != len(passed):
@@ -83,8 +81,6 @@ class _Ops:
     """Inductor's operations, with one more of them on each device."""
 
     def __init__(self, on_gpu: bool) -> None:
-        from torch._inductor.virtualized import ops
-
         self.ops = ops
         self.div_rn = ops.div_rn if on_gpu else ops.truediv
 
@@ -94,8 +90,6 @@ class _Ops:
 
 def _carry_out(launch: Launch, probe: Fusion, boxes: dict[int, Any]) -> None:
     """Adds to ``boxes`` what a launch fills."""
-    from torch._inductor import ir
-
     tensors = {v: t for v, t in launch.named if isinstance(t, torch.Tensor)}
     device = next(iter(tensors.values())).device
     inputs = {id(t): boxes[id(t)] for t in tensors.values() if id(t) in boxes}

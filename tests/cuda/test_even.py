@@ -18,7 +18,7 @@ from tests.cuda.emulator import EmulatedCall, emulated
 from weft.runtime import gpu
 from weft.schedule.choose import Candidate, Choice
 from weft.schedule.grid import joined
-from weft.schedule.guards import LargerThanCache, holds
+from weft.schedule.guards import LargerThanCache, judged
 from weft.schedule.language import (
     BlockDim,
     Cover,
@@ -272,7 +272,7 @@ def test_large_outputs_make_way_for_what_is_read() -> None:
     def streams(written: int, read: int, cache: int) -> bool:
         arrays = {"out": Array((written,), (1,), 1, True), "x": Array((read,), (1,), 1, True)}
         call = Sizes(Nest(("x", "out"), (), ()), [], arrays, frozenset())
-        return holds(LargerThanCache(("out",)), (), call, GpuMachine(1, cache))
+        return judged(LargerThanCache(("out",)), (), call, GpuMachine(1, cache))[0]
 
     assert streams(written=100, read=12, cache=99)
     assert not streams(written=100, read=12, cache=100)

@@ -24,7 +24,7 @@ from weft.ir.verify import verify
 from weft.options import Options
 from weft.schedule.choose import choose
 from weft.schedule.grid import left_over
-from weft.schedule.guards import FewLeft, holds
+from weft.schedule.guards import FewLeft, judged
 from weft.schedule.language import UnrollJam, several
 from weft.schedule.machine import GpuMachine
 from weft.schedule.shared_loads import UnrollJamCandidates
@@ -341,7 +341,7 @@ def test_what_is_left_of_trips() -> None:
     assert [left_over(UnrollJam("i", 4), n) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
     assert [left_over(UnrollJam("i", 4, 32), n) for n in (0, 1, 128, 129)] == [0, 32, 32, 64]
     facts = weft.compile_for("sm_90", gallery.matmul, meta(9, 8), meta(8, 7)).loops[0].facts
-    enough = [holds(FewLeft("i", 4), (), call_of(facts.nest, {"i": n, "j": 1}), GpuMachine())
+    enough = [judged(FewLeft("i", 4), (), call_of(facts.nest, {"i": n, "j": 1}), GpuMachine())[0]
               for n in (0, 3, 4, 5, 6, 7, 8, 11)]  # fmt: skip
     assert enough == [False, False, True, True, False, False, True, False]
 

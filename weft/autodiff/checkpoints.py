@@ -104,8 +104,8 @@ class Loops:
             self.tapes.write(tape, number)
             return self._carried_out(op, number, count, carried, None)
 
-        loop = self.b.for_(self.b.index(0), whole, self.b.index(1), inits)
-        loop.attrs["turns"] = self.tapes.chunk
+        first, one = self.b.index(0), self.b.index(1)
+        loop = self.b.for_(first, whole, one, inits, turns=self.tapes.chunk)
         with self.b.at(loop.body) as block:
             number, *carried = block.args
             self.b.do("scf.yield", *chunk(number, self.b.index(self.tapes.chunk), carried))
@@ -185,8 +185,8 @@ class Loops:
             return span.results
 
         starts = chunk(whole, rest, starts)
-        loop = self.b.for_(self.b.index(0), whole, self.b.index(1), starts)
-        loop.attrs["turns"] = self.tapes.chunk
+        first, one = self.b.index(0), self.b.index(1)
+        loop = self.b.for_(first, whole, one, starts, turns=self.tapes.chunk)
         with self.b.at(loop.body) as block:
             number = self._from_end(whole, block.args[0])
             size = self.b.index(self.tapes.chunk)

@@ -64,7 +64,16 @@ class _Plan:
 
 @frozen
 class Form:
-    """What is chosen by the sizes of a call: see ``reverse``."""
+    """What is chosen by the sizes of a call. ``split``: the gradients, of ``Adjoint.sums``, whose
+    sums are computed in chunks. ``wide``: a sum may have a workspace of the size of the whole
+    iteration space where it needs what a sequential loop carries; it is accumulated atomically
+    otherwise. ``sort``: what would be accumulated atomically is listed instead
+    (``Adjoint.listed``), or, in ``segments``, summed for each element over the iterations that data
+    picks for its row (``Adjoint.sorted``), where these can be known. ``stored``: gradients of
+    ``Adjoint.dense`` that are stored. ``private``: gradients of ``Adjoint.private`` that have
+    private copies. ``narrow``: gradients are in f16 or bf16 themselves where that is the same.
+    ``alike``: those with private copies have one shape and dtype: one loop adds them up.
+    ``atomic``: no sums have loops of their own, over the elements of a gradient."""
 
     split: Collection[str] = ()
     wide: bool = True

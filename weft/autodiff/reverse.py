@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from weft.autodiff.adjoint import Adjoint, Buffer, Extent
 from weft.autodiff.adjoints import Adjoints
@@ -35,16 +36,8 @@ def reverse(
     *,
     lasting: bool = False,
     checkpoints: Collection[Op] = (),
-    split: Collection[str] = (),
-    wide: bool = True,
-    sort: bool = False,
-    segments: Collection[str] = (),
-    stored: Collection[str] = (),
-    private: Collection[str] = (),
-    narrow: bool = False,
-    alike: bool = False,
     chunk: int = 0,
-    atomic: bool = False,
+    **form: Any,
 ) -> Adjoint:
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
 
@@ -52,24 +45,14 @@ def reverse(
     matter, because they are fresh. ``lasting``: no place on a tape is written twice, as a
     derivative of the adjoint needs; tapes in nested loops are then larger. ``checkpoints``:
     the sequential loops of ``function`` that keep what they carry only at the start of segments
-    (see ``checkpoints.py``; not together with ``lasting``). ``split``: the gradients, of
-    ``Adjoint.sums``, whose sums are computed in chunks. ``wide``: a sum may have a workspace of the
-    size of the whole iteration space where it needs what a sequential loop carries; it is
-    accumulated atomically otherwise. ``sort``: what would be accumulated atomically is listed
-    instead (``Adjoint.listed``), or, in ``segments``, summed for each element over the iterations
-    that data picks for its row (``Adjoint.sorted``), where these can be known.
-    ``stored``: gradients of ``Adjoint.dense`` that are stored. ``private``: gradients of
-    ``Adjoint.private`` that have private copies. ``narrow``: gradients
-    are in f16 or bf16 themselves where that is the same. ``alike``: those with private copies have
-    one shape and dtype: one loop adds them up. ``chunk``: how many iterations are written out of
-    those of ``checkpoints`` that carry some numbers, if not 0 (see ``Tapes``). ``atomic``: no sums
-    have loops of their own, over the elements of a gradient. Raises ``GradientError`` for what
-    cannot be reversed correctly.
+    (see ``checkpoints.py``; not together with ``lasting``). ``chunk``: how many iterations are
+    written out of those of ``checkpoints`` that carry some numbers, if not 0 (see ``Tapes``).
+    ``form``: how sums are computed, see ``gather.Form``. Raises ``GradientError`` for what cannot
+    be reversed correctly.
     """
-    form = Form(split, wide, sort, segments, stored, private, narrow, alike, atomic)
     primal = Primal(function, wanted, kept)
     primal.check()
-    return _Reversal(primal, lasting, checkpoints, chunk).run(form)
+    return _Reversal(primal, lasting, checkpoints, chunk).run(Form(**form))
 
 
 class _Reversal:

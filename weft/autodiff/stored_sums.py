@@ -87,8 +87,7 @@ class Sums(Rewriter):
             return
         for loop, addition in self.before.get(op, ()):
             lower, upper, step = map(self.lookup, For(loop).bounds)
-            made = self.for_(lower, upper, step)
-            made.attrs |= {"unroll": 1, "rare": True}
+            made = self.for_(lower, upper, step, unroll=1, rare=True)
             with self.at(made.body) as block:
                 memref, subscripts, (value,) = memory(addition)
                 known = {For(loop).index: block.args[0]}

@@ -196,8 +196,7 @@ class Walk(ABC):
         varied = [inits[f.place] in self.activity.values for f in extrema]
         starts += [self.number(float(v), f.carried.type)
                    for f, v in zip(extrema, varied, strict=True)]  # fmt: skip
-        loop = self.b.for_(*(self.env[v] for v in For(op).bounds), inits=starts)
-        loop.attrs.update(op.attrs)
+        loop = self.b.for_(*(self.env[v] for v in For(op).bounds), inits=starts, **op.attrs)
         counts = For(loop).carried[len(starts) - len(extrema) :]
 
         def handed(given: list[Value]) -> list[Value]:

@@ -116,11 +116,13 @@ class Builder:
         """A bound for a loop that has as many iterations as one with these bounds."""
         return trip_bound(Integers(self, lower.scalar), lower, upper, step)
 
-    def for_(self, lower: Value, upper: Value, step: Value, inits: Sequence[Value] = ()) -> Op:
+    def for_(
+        self, lower: Value, upper: Value, step: Value, inits: Sequence[Value] = (), **attrs: Any
+    ) -> Op:  # fmt: skip
         """An ``scf.for`` with an empty region: fill ``op.regions[0]``, end it with scf.yield."""
-        block = Block([index, *(v.type for v in inits)])
-        operands = [lower, upper, step, *inits]
-        return self.append(Op("scf.for", operands, [v.type for v in inits], {}, [block]))
+        types = [v.type for v in inits]
+        block = Block([lower.type, *types])
+        return self.append(Op("scf.for", [lower, upper, step, *inits], types, attrs, [block]))
 
     def if_(self, condition: Value, types: Sequence[Type] = ()) -> Op:
         return self.append(Op("scf.if", [condition], list(types), {}, [Block(), Block()]))

@@ -50,8 +50,7 @@ def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     for k, (name, _, _, _) in found.items():
         type = op.results[k].type
         starts[k] = rewriter.constant(-math.inf if name == "arith.maxnumf" else math.inf, type)  # type: ignore[arg-type]
-    new = rewriter.for_(*map(rewriter.lookup, For(op).bounds), inits=starts)
-    new.attrs.update(op.attrs)
+    new = rewriter.for_(*map(rewriter.lookup, For(op).bounds), inits=starts, **op.attrs)
     old, block = op.body, new.body
     rewriter.stand_for(old.args, block.args)
     selects = {select: (name, x, For(op).carried[k]) for k, (name, _, x, select) in found.items()}

@@ -79,8 +79,7 @@ class _Blocker(Rewriter):
                 ends.append(self.op("arith.minsi", self.op("arith.addi", begin, size), upper))
             outer = self.for_(block.args[-2], ends[0], steps[-2])
             with self.at(outer.body):
-                inner = self.for_(block.args[-1], ends[1], steps[-1])
-                inner.attrs["independent"] = True
+                inner = self.for_(block.args[-1], ends[1], steps[-1], independent=True)
                 self.stand_for(body.args[-2:], [For(outer).index, For(inner).index])
                 with self.at(inner.body):
                     for inside in body.ops[:-1]:

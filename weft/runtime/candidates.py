@@ -6,7 +6,7 @@ import contextlib
 import functools
 import html
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -113,32 +113,20 @@ class Row:
         ]
 
 
-class Schedules:
+class Schedules(tuple[Row, ...]):
     """The candidates of each loop that a call launches, in the order in which they are tried."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = tuple(rows)
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, k: int) -> Row:
-        return self.rows[k]
 
     @property
     def taken(self) -> tuple[Row, ...]:
         """What this call runs, loop by loop."""
-        return tuple(row for row in self.rows if row.taken)
+        return tuple(row for row in self if row.taken)
 
     def __str__(self) -> str:
         """Of each loop the candidates up to the one that this call takes."""
         lines: list[str] = []
         later = 0
         before = None
-        for k, row in enumerate(self.rows):
+        for k, row in enumerate(self):
             if before is None or row.loop != before.loop:
                 later = 0
                 least = "" if row.exact else " at least"
@@ -150,7 +138,7 @@ class Schedules:
             before = row
             lines += row.described() if not later else []
             later += row.taken or later > 0
-            last = k + 1 == len(self.rows) or self.rows[k + 1].loop != row.loop
+            last = k + 1 == len(self) or self[k + 1].loop != row.loop
             if last and later > 1:
                 lines.append(f"  {later - 1} more, which calls of other sizes may take")
         return "\n".join(lines)
@@ -162,7 +150,7 @@ class Schedules:
         heads = ("", "schedule", "this call", "grid", "block", "bytes", "accessed", "operations",
                  "registers")  # fmt: skip
         parts = ["<table><tr>", *(f"<th>{head}</th>" for head in heads), "</tr>"]
-        for row in self.rows:
+        for row in self:
             cells = (
                 "▶" if row.taken else "", row.schedule or _NOTHING, row.why,
                 _dims(row.grid), _dims(row.block), _large(row.bytes, "B"),

@@ -14,7 +14,7 @@ from weft.schedule.guards import (
     Held,
     Long,
     Scanned,
-    holds,
+    judged,
     scanning,
     sharing,
 )
@@ -77,7 +77,7 @@ def choose(candidates: Sequence[str], sizes: Sizes, machine: GpuMachine, most: i
     The last one has no guards."""
     for place, text in enumerate(candidates):
         found = candidate(text)
-        if all(holds(guard, found.schedule, sizes, machine, most) for guard in found.guards):
+        if all(judged(guard, found.schedule, sizes, machine, most)[0] for guard in found.guards):
             schedule = fitted(found, sizes)
             own = only(schedule, Privatize)
             shared = sizes.count(own.array) * sizes.arrays[own.array].bytes if own else 0

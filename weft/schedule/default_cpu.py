@@ -26,7 +26,7 @@ from weft.schedule.language import (
     show,
 )
 from weft.schedule.machine import CpuMachine
-from weft.schedule.nest import arrays_of, axes_of, is_plain
+from weft.schedule.nest import arrays_of, axes_of, combined_by, is_plain
 from weft.schedule.variation import Variation
 
 MOST = 8  # vectors side by side, and iterations along the other index, of a register tile
@@ -65,17 +65,8 @@ def candidates(function: Function, machine: CpuMachine) -> list[Schedule]:
 def combiner(function: Function, array: Value) -> str:
     """What iterations combine with the elements of ``array`` atomically, if nothing else happens to
     it; "" where that is not so, and of a number."""
-    if not isinstance(array.type, MemRefType):
-        return ""
-    used = {v for op in walk(function.body) for v in op.operands}
-    kinds: set[str] = set()
-    for op in walk(function.body):
-        if array not in op.operands or op.name == "memref.dim":
-            continue
-        if op.name != "memref.atomic_rmw" or not op.attrs["atomic"] or op.result in used:
-            return ""
-        kinds.add(op.attrs["kind"])
-    return kinds.pop() if len(kinds) == 1 else ""
+    kinds = combined_by(function, array) if isinstance(array.type, MemRefType) else ()
+    return "" if isinstance(kinds, Op) or len(kinds) != 1 else next(iter(kinds))
 
 
 def _no_copies(function: Function, parallel: Op, array: Value) -> str:

@@ -223,18 +223,11 @@ Guard = (
 GUARDS: tuple[type[Any], ...] = get_args(Guard)
 
 
-def holds(
-    guard: Guard, schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int = grid.THREADS
-) -> bool:
-    """Whether a call of these sizes satisfies ``guard`` for ``schedule``, in blocks of at most
-    ``most`` threads."""
-    return judged(guard, schedule, sizes, machine, most)[0]
-
-
 def judged(
     guard: Guard, schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int = grid.THREADS
 ) -> tuple[bool, str]:
-    """Whether it does, and why not where it does not."""
+    """Whether a call of these sizes satisfies ``guard`` for ``schedule``, in blocks of at most
+    ``most`` threads, and why not where it does not."""
     match guard:
         case Fits32():
             return sizes.fits_32, "an index or an offset needs more than 32 bits"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import Function, Op, Value
 from weft.ir.views import For
 from weft.schedule.unroll import turns
 
@@ -59,10 +59,11 @@ class _Loop:
                 return None
         lower, upper, step = map(r.lookup, loop.bounds)
         inits = list(map(r.lookup, loop.inits))
-        made = r.for_(lower, upper, r.number(self.many, step), inits)  # where they go by one
-        made.attrs = {k: v for k, v in self.op.attrs.items() if k != TOGETHER}
-        made.attrs["unroll"] = max(self.op.attrs.get("unroll", 1) // self.many, 1)
-        made.regions = [block := Block([lower.type, *(v.type for v in inits)])]
+        attrs = {k: v for k, v in self.op.attrs.items() if k != TOGETHER}
+        attrs["unroll"] = max(self.op.attrs.get("unroll", 1) // self.many, 1)
+        step = r.number(self.many, step)  # where they go by one
+        made = r.for_(lower, upper, step, inits, **attrs)
+        block = made.body
         self.first = dict(zip((loop.index, *loop.carried), block.args, strict=True))
         with r.at(block):
             for k, lane in enumerate(self.lanes):

@@ -37,7 +37,7 @@ from weft.schedule.language import (
     several,
     show,
 )
-from weft.schedule.nest import LoopNest, Refusal
+from weft.schedule.nest import LoopNest, Refusal, combined_by
 from weft.schedule.own import OwnStep
 from weft.schedule.prefetch import ahead
 from weft.schedule.register_window import windows
@@ -297,15 +297,9 @@ def _register_window(nest: LoopNest, step: RegisterWindow, schedule: Schedule) -
 def private_kind(nest: LoopNest, memref: Any) -> tuple[str] | str | Op:
     """The combiner that iterations accumulate into ``memref`` by; why there is none that shared
     memory has; or the operation that does something else."""
-    used = {v for op in walk(nest.function.body) for v in op.operands}
-    kinds: set[str] = set()
-    for op in walk(nest.function.body):
-        if memref not in op.operands or op.name == "memref.dim":
-            continue
-        free = op.name == "memref.atomic_rmw" and op.attrs["atomic"] and op.result not in used
-        if not free or memory(op)[0] is not memref:
-            return op
-        kinds.add(op.attrs["kind"])
+    kinds = combined_by(nest.function, memref)
+    if isinstance(kinds, Op):
+        return kinds
     if len(kinds) != 1:
         return "iterations combine in several ways" if kinds else "nothing accumulates into it"
     (kind,), element = kinds, memref.memref.element

@@ -85,6 +85,19 @@ class LoopNest:
         return Parallel(self.parallel).indices[self.axes.index(axis)]
 
 
+def combined_by(function: Function, memref: Value) -> set[str] | Op:
+    """The combiners by which iterations accumulate into ``memref``; or what does something else
+    with it than to accumulate without asking what was there."""
+    used = {v for op in walk(function.body) for v in op.operands}
+    kinds: set[str] = set()
+    for op in walk(function.body):
+        if memref in op.operands and op.name != "memref.dim":
+            if op.name != "memref.atomic_rmw" or not op.attrs["atomic"] or op.result in used:
+                return op
+            kinds.add(op.attrs["kind"])
+    return kinds
+
+
 def names(given: Iterable[str], otherwise: str) -> tuple[str, ...]:
     """Names of their own for what is called so, or nothing."""
     found: list[str] = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value, slice_of, walk
+from weft.ir.core import Function, Op, Value, slice_of, walk
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType
 from weft.ir.views import For, memory, written_by
@@ -107,13 +107,11 @@ class Serial(Rewriter):
         first = self.either(
             some, lambda: self._loaded(op, loads, lower, steps), lambda: self.nothing(types), types
         )
-        main = self.for_(lower, end, many, [*map(self.lookup, loop.inits), *first])
-        main.attrs |= {"unroll": 1}
-        main.regions = [block := Block([lower.type, *(v.type for v in main.results)])]
-        position, *values = block.args
+        main = self.for_(lower, end, many, [*map(self.lookup, loop.inits), *first], unroll=1)
+        position, *values = main.body.args
         position.name = loop.index.name
         carried, buffer = values[: len(loop.inits)], values[len(loop.inits) :]
-        with self.at(block):
+        with self.at(main.body):
             next_ = self.addi(position, many)
             more = self.op("arith.cmpi", next_, end, predicate="slt")
             later = self.either(
@@ -126,9 +124,7 @@ class Serial(Rewriter):
         left = main.results[: len(loop.inits)]
         if steps == 1:  # all turns are whole
             return list(left)
-        rest = self.for_(end, upper, step, left)
-        rest.attrs |= {"unroll": 1, "rare": True}
-        rest.regions = [Block([lower.type, *(v.type for v in left)])]
+        rest = self.for_(end, upper, step, left, unroll=1, rare=True)
         self.region(op.body, rest.body)
         return list(rest.results)
 

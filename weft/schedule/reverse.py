@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import Function, Op, Value
 from weft.ir.views import For
 
 
@@ -35,10 +35,8 @@ class _Backwards(Rewriter):
         count = self.trip_bound(lower, upper, step)
         last = self.subi(upper, self.constant(1, upper.scalar))
         inits = list(map(self.lookup, loop.inits))
-        made = self.for_(self.constant(0, lower.scalar), count, step, inits)
-        made.attrs = dict(op.attrs)
-        made.regions = [block := Block([v.type for v in op.body.args])]
-        number, *carried = block.args
+        made = self.for_(self.constant(0, lower.scalar), count, step, inits, **op.attrs)
+        number, *carried = made.body.args
         number.name = loop.index.name
-        self.fill(block, lambda: self.inline(op.body, [self.subi(last, number), *carried]))
+        self.fill(made.body, lambda: self.inline(op.body, [self.subi(last, number), *carried]))
         return list(made.results)

@@ -143,10 +143,8 @@ class Places(Rewriter):
         body: Callable[[Value, list[Value]], list[Value]], **attrs: int,
     ) -> list[Value]:  # fmt: skip
         """``scf.for``; ``unroll=1`` for one that mostly turns once: it is not unrolled."""
-        op = self.for_(lower, upper, step, inits)
-        op.attrs |= attrs
+        op = self.for_(lower, upper, step, inits, **attrs)
         iv, *carried = op.body.args
-        iv.type = lower.type
         self.fill(op.body, lambda: body(iv, carried))
         return op.results
 

@@ -198,9 +198,8 @@ class _Jamming:
         """The iterations that are there, each by itself; of a group those from ``begin`` on."""
         build, first = self.jam.builder, indices[0]
         end = build.addi(indices[-1], build.number(1, first))
-        rest = build.for_(first, self.jam.least([end, upper]), build.number(self.apart, first))
-        rest.attrs |= RARE
-        rest.regions = [inner := Block([first.type])]
+        last = self.jam.least([end, upper])
+        inner = build.for_(first, last, build.number(self.apart, first), **RARE).body
         self.jam.single = True
 
         def carried_out() -> None:

@@ -31,20 +31,8 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class Config(Mapping[str, Any]):
+class Config(dict[str, Any]):
     """Values for parameters of a kernel: ``weft.Config(BLOCK=32)``."""
-
-    def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        self._values = {**(values or {}), **more}
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={_text(value)}" for name, value in self.items())

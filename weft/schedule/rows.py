@@ -10,11 +10,11 @@ a row that all of its turns add to stays in registers from the first turn to the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value, below, walk
+from weft.ir.core import Block, Function, Op, Value, below, defined, walk
 from weft.ir.ops import OPS
 from weft.ir.uniform import WARP
 from weft.ir.views import For, accessed_by, is_constant, memory
@@ -160,7 +160,7 @@ def _found(
     parallel: Op, loops: Mapping[Op, tuple[str, ...]], ops: Collection[Op], *, one: bool = True
 ) -> Rows | None:
     """Those of the ``loops`` among ``ops`` that go by vectors. ``one``: to the same end."""
-    inside, rows = {*_made_in(parallel.body)}, Rows()
+    inside, rows = defined([parallel.body]), Rows()
     for op in ops:
         loop = For(op)
         if op not in loops or not is_constant(loop.lower, 0) or loop.upper in inside:
@@ -172,14 +172,6 @@ def _found(
         if plain and (found := _accesses(op)):
             rows.loops[op] = found
     return rows if rows.loops else None
-
-
-def _made_in(block: Block) -> Iterator[Value]:
-    yield from block.args
-    for op in walk(block):
-        yield from op.results
-        for region in op.regions:
-            yield from region.args
 
 
 def _by_memref(block: Block) -> dict[Value, list[Op]]:
@@ -194,7 +186,7 @@ def _by_memref(block: Block) -> dict[Value, list[Op]]:
 def _accesses(op: Op) -> dict[Op, Row]:
     """Loads and stores of the element at the loop's index, of arrays of which a turn of the loop
     touches no other that it writes."""
-    iv, inside = For(op).index, {*_made_in(op.body)}
+    iv, inside = For(op).index, defined([op.body])
     found: dict[Op, Row] = {}
     for memref, several in _by_memref(op.body).items():
         rows = {o: row for o in several if (row := _row(o, iv, inside)) is not None}
@@ -230,7 +222,7 @@ def _keep(parallel: Op, rows: Rows) -> bool:
     accessed as this row only from the first loop on that does so. In turns of a serial loop,
     nothing else accesses what one of them writes; a row is the same in all of them if its
     subscripts come from before."""
-    inside, around, body = {*_made_in(parallel.body)}, rows.around, parallel.body.ops
+    inside, around, body = defined([parallel.body]), rows.around, parallel.body.ops
     outside: list[Op] = []
     known = {*parallel.body.args}
     if around is not None:

@@ -15,7 +15,7 @@ from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.ops import OPS
 from weft.ir.views import For, If, Parallel
 from weft.ir.writes import loaded, written
-from weft.schedule.jammed_body import RARE, JammedBody
+from weft.schedule.jammed_body import JammedBody
 from weft.schedule.variation import Variation
 
 _MASKED = ("memref.load", "memref.store", "scf.for", "scf.if", "scf.yield")
@@ -198,8 +198,8 @@ class _Jamming:
         """The iterations that are there, each by itself; of a group those from ``begin`` on."""
         build, first = self.jam.builder, indices[0]
         end = build.addi(indices[-1], build.number(1, first))
-        last = self.jam.least([end, upper])
-        inner = build.for_(first, last, build.number(self.apart, first), **RARE).body
+        last, step = self.jam.least([end, upper]), build.number(self.apart, first)
+        inner = build.for_(first, last, step, unroll=1, rare=True).body
         self.jam.single = True
 
         def carried_out() -> None:

@@ -34,6 +34,7 @@ from weft.settings import deep, rarely_collected
 from weft.source import FunctionSource, Span, read_function
 
 if TYPE_CHECKING:
+    from weft.pytorch.cost import Cost
     from weft.pytorch.inspect_derivatives import Backward, Jvp
     from weft.pytorch.library import Operators
     from weft.runtime.candidates import Schedules
@@ -219,6 +220,13 @@ class Definition:
         if self.tuning is not None:
             args, kwargs = self.tuning.completed(self, args, {**kwargs})
         return watch.run(self.function, args, kwargs, self.source)
+
+    @user_frames
+    def cost(self, *args: Any, **kwargs: Any) -> Cost:
+        """Operations and bytes of a call, counted from the index sets of its loops."""
+        from weft.pytorch import cost  # only where somebody counts
+
+        return cost.cost(cast(Any, self), args, kwargs, cost.forward)
 
     def __reduce__(self) -> str:
         """Kernels are pickled and copied as functions are: by name."""

@@ -292,10 +292,12 @@ def profiled(device: str) -> None:
     assert {"weft::loop", "loop_0Backward"} <= {e.key for e in profile.key_averages()}
 
 
-def flops(device: str) -> str:
+def flops(device: str) -> None:
     with FlopCounterMode(display=False) as counter:
-        loop(*pair(device))
-    return "works" if counter.get_total_flops() else "runs, and counts 0"
+        out = loop(*pair(device, True))
+        assert counter.get_total_flops() == 10
+        out.sum().backward()
+        assert counter.get_total_flops() > 20
 
 
 def copies(device: str) -> None:
@@ -354,7 +356,7 @@ ROWS: dict[str, Callable[[str], str | None]] = {
     "autocast": autocast,
     "fake and meta tensors": fakes,
     "the profiler": profiled,
-    "`FlopCounterMode`": flops,
+    "`FlopCounterMode`, forward and backward": flops,
     "copies of modules, `torch.save`": copies,
     "complex tensors": complex_numbers,
     "jagged tensors": jagged,

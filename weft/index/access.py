@@ -171,7 +171,7 @@ class Extraction:
                     self.loops[op] = *loops, self._loop(For(op).index, *For(op).bounds, False)
                     self._walk(op.body, self.loops[op], guards)
                 case "scf.if":
-                    condition = self._condition(If(op).condition)
+                    condition = self.condition(If(op).condition)
                     self._walk(If(op).then, loops, (*guards, condition))
                     self._walk(If(op).otherwise, loops, (*guards, negate(condition)))
                 case "scf.while":
@@ -248,7 +248,7 @@ class Extraction:
         if op.name == "arith.select":
             return self._choice(*op.operands)
         if op.name == "arith.extui":
-            condition = self._condition(op.operand)
+            condition = self.condition(op.operand)
             if condition is None or not known(condition):
                 return None
             return atom(Choice(condition, ONE, number(0)))
@@ -267,7 +267,7 @@ class Extraction:
         return self._choice(If(op).condition, *If(op).arms(op.results.index(value)))
 
     def _choice(self, test: Value, yes: Value, no: Value) -> Poly | None:
-        condition = self._condition(test)
+        condition = self.condition(test)
         left, right = self.poly(yes), self.poly(no)
         if left is None or right is None:
             return None
@@ -277,7 +277,7 @@ class Extraction:
             return None
         return atom(Choice(condition, left, right))
 
-    def _condition(self, value: Value) -> Condition | None:
+    def condition(self, value: Value) -> Condition | None:
         op = value.op
         if op is None:
             return None
@@ -290,11 +290,11 @@ class Extraction:
                     return None
                 return compare(op.attrs["predicate"], left, right)
             case "arith.andi":
-                return Both(tuple(map(self._condition, op.operands)))
+                return Both(tuple(map(self.condition, op.operands)))
             case "arith.ori":
-                return Either(tuple(map(self._condition, op.operands)))
+                return Either(tuple(map(self.condition, op.operands)))
             case "arith.xori":
-                left, right = map(self._condition, op.operands)
+                left, right = map(self.condition, op.operands)
                 if right == TRUE:
                     return negate(left)
                 return negate(right) if left == TRUE else None
@@ -307,10 +307,10 @@ class Extraction:
 
     def _either(self, test: Value, yes: Value, no: Value) -> Condition:
         """``yes if test else no``, all of them conditions (this is how `and` and `or` arrive)."""
-        condition = self._condition(test)
+        condition = self.condition(test)
         return Either((
-            Both((condition, self._condition(yes))),
-            Both((negate(condition), self._condition(no))),
+            Both((condition, self.condition(yes))),
+            Both((negate(condition), self.condition(no))),
         ))  # fmt: skip
 
 

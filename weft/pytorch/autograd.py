@@ -363,9 +363,12 @@ class _Sizes:
 
         def measured(count: int) -> list[int]:
             assert made.measure is not None
-            if self.device.type == "meta":  # without data, a loop has no iterations
-                return [0] * count
-            trips = torch.zeros(count, dtype=torch.int64, device=self.device)
+            device = self.device
+            if device.type == "meta":
+                if self.call.loop.make is None:  # without data, a loop has no iterations
+                    return [0] * count
+                device = torch.device("cpu")  # for who counts
+            trips = torch.zeros(count, dtype=torch.int64, device=device)
             with torch.no_grad():
                 made.measure.run(made.values(made.measure, {**self.env, "trips": trips}))
             return trips.tolist()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
@@ -19,12 +19,16 @@ from torch.autograd.function import _SingleLevelFunction
 
 from weft.errors import GradientError
 from weft.frames import shorten, user_frames
+from weft.pytorch import flops
 from weft.pytorch.ambient import drawing_nothing
 from weft.pytorch.double_backward_op import Backward, Form, Made
 from weft.pytorch.forward_level import has_dual, is_dual, is_open, primal_of
 from weft.pytorch.namespace import Family
 from weft.pytorch.transforms import PLAIN, Pushed, is_float, items, list_error
 from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.pytorch.cost import Counter
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 
@@ -134,6 +138,16 @@ class Rule(Backward):
 
         schema = f"({ahead}Tensor[] tangents, int[] which) -> Tensor[]"
         forwards = family.define(name, schema, run, fake)
+
+        def counted(counter: Counter, passed: Sequence[Any]) -> None:
+            def made(*inputs: Any) -> Any:
+                with counter.watching():
+                    return self.made(inputs, None, counter)
+
+            *inputs, tangents, which = passed
+            pushed(made, inputs, which, tangents, self.span)
+
+        flops.register(family, forwards, self.span, counted)
 
         def refuse(*_: Any) -> Any:
             raise self.refuse()

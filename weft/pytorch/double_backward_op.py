@@ -8,15 +8,17 @@ is not carried out again: what it has written is what the operator has returned
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._library.autograd import Info, make_autograd_impl
 
 from weft.frames import user_frames
+from weft.pytorch import flops
 from weft.pytorch.ambient import autocast_state, drawing_nothing, under
 from weft.pytorch.forward_level import is_dual
 from weft.pytorch.namespace import Family
@@ -24,11 +26,15 @@ from weft.pytorch.transforms import PLAIN, batching_error, gradients, is_batch, 
 from weft.source import Span
 from weft.values import frozen
 
+if TYPE_CHECKING:
+    from weft.pytorch.cost import Counter
+
 # pyright: reportPrivateUsage=false
 
 # Carries an operator out: ``made(inputs, outs)``. ``outs``, unless it is None, says that only the
-# derivative is wanted: what the operator has returned before, or nothing if that is not read.
-Made = Callable[[Sequence[Any], Sequence[torch.Tensor] | None], Any]
+# derivative is wanted: what the operator has returned before, or nothing if that is not read. After
+# these, it takes what counts the loops instead of carrying them out.
+Made = Callable[..., Any]
 
 
 @frozen
@@ -76,17 +82,20 @@ class Form:
 def recorded(
     made: Made, inputs: Sequence[Any], outs: Sequence[torch.Tensor] | None,
     grads: Sequence[torch.Tensor], wanted: Sequence[int], *, again: bool = False,
+    counter: Counter | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
     """The gradients of ``made(inputs, outs)`` for those of its tensors whose numbers are
-    ``wanted``, given the gradients of its floats. ``again``: they can be differentiated."""
+    ``wanted``, given the gradients of its floats. ``again``: they can be differentiated;
+    ``counter`` counts what is carried out."""
     autocast = autocast_state()  # of the call; a backward pass has none
-    with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.enable_grad():
+    watching = contextlib.nullcontext() if counter is None else counter.watching()
+    with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.enable_grad(), watching:
         tensors, form = Form.of(inputs)
         for k in wanted:
             if not (again and tensors[k].requires_grad):
                 tensors[k] = tensors[k].detach().requires_grad_()
         with under(autocast):
-            out = made(form.inputs(tensors), outs)
+            out = made(form.inputs(tensors), outs, counter)
         outs = [o for o in items(out) if is_float(o)]
         found = gradients(outs, [tensors[k] for k in wanted], grads, again=again)
     return [g.contiguous() for g in found]
@@ -131,9 +140,13 @@ class Backward:
                     return recorded(self.made, *split(passed))
 
             def again(
-                passed: Sequence[Any], _: Sequence[torch.Tensor] | None
-            ) -> list[torch.Tensor]:
-                return recorded(self.made, *split(passed), again=True)
+                passed: Sequence[Any], _: Sequence[torch.Tensor] | None,
+                counter: Counter | None = None,
+            ) -> list[torch.Tensor]:  # fmt: skip
+                return recorded(self.made, *split(passed), again=True, counter=counter)
+
+            def counted(counter: Counter, passed: Sequence[Any]) -> None:
+                recorded(self.made, *split(passed), counter=counter)
 
             def fake(*passed: Any) -> list[torch.Tensor]:
                 inputs, _, _, numbers = split(passed)
@@ -143,6 +156,7 @@ class Backward:
 
             family = self.family
             overload = family.define(name, f"({schema}) -> Tensor[]", implementation, fake)
+            flops.register(family, overload, self.span, counted)
             rule = Backward(family, name, schema, again, lambda _: False, self.refuse, self.span)
             differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
 

@@ -21,6 +21,7 @@ from weft.pytorch.transforms import gradients, is_float, items
 from weft.runtime.launch import KernelLike, Launcher
 
 if TYPE_CHECKING:
+    from weft.pytorch.cost import Cost
     from weft.runtime.candidates import Row, Schedules
     from weft.schedule.machine import GpuMachine
 
@@ -104,6 +105,14 @@ class Backward(_Derived):
         return candidates.Schedules(
             [row for n, loop in rows.items() if n not in own for row in loop]
         )
+
+    @user_frames
+    def cost(self, *args: Any, **kwargs: Any) -> Cost:
+        """What the loops of the gradient cost, as ``Kernel.cost`` says of the kernel's own; every
+        float tensor counts as wanted."""
+        from weft.pytorch import cost  # only where somebody counts
+
+        return cost.cost(self.kernel, args, kwargs, _differentiated, derived=True)
 
     @user_frames
     def inspect(self, *args: Any, **kwargs: Any) -> str:

@@ -41,10 +41,10 @@ class Family:
         namespace.defining = name  # torch asks whether it is there
         self._library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
         namespace.defining = ""
-        self.python["run", name] = held = self._held(run)
+        self.python["run", name] = held = self.held(run)
         self._library.impl(name, held, "CompositeExplicitAutograd")
         torch.library.register_fake(
-            f"{namespace.namespace}::{name}", self._held(fake), lib=self._library
+            f"{namespace.namespace}::{name}", self.held(fake), lib=self._library
         )
         return namespace.adopt(name, self)
 
@@ -55,14 +55,15 @@ class Family:
         self._library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.namespace.defining = ""
         overload = schema.partition("(")[0]
-        self._library.impl(overload, self._held(otherwise), "CompositeImplicitAutograd")
+        self._library.impl(overload, self.held(otherwise), "CompositeImplicitAutograd")
 
     def differentiate(self, name: str, autograd: Callable[..., Any]) -> None:
         """Gives the operator ``name`` what autograd calls in its place."""
-        self.python["autograd", name] = held = self._held(autograd)
+        self.python["autograd", name] = held = self.held(autograd)
         self._library.impl(name, held, "Autograd", with_keyset=True)
 
-    def _held(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def held(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, held by the family alone: for tables of torch's."""
         number, family = len(self._functions), weakref.ref(self)
         self._functions.append(function)
 

@@ -8,7 +8,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx.node import has_side_effect
@@ -18,6 +18,7 @@ from weft.frames import shorten, user_frames
 from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.split import Returned
 from weft.lang.dtypes import DType, tensor_of
+from weft.pytorch import flops
 from weft.pytorch.ambient import Autocast, under
 from weft.pytorch.batches import storage
 from weft.pytorch.boxed import BoxedKernel, boxed_kernel
@@ -30,6 +31,9 @@ from weft.pytorch.transforms import is_float, items
 from weft.runtime.launch import KernelLike, gradient_error
 from weft.runtime.overlap import OverlapWarning
 from weft.values import frozen, mutable
+
+if TYPE_CHECKING:
+    from weft.pytorch.cost import Counter
 
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
@@ -94,9 +98,10 @@ class Form:
             rule = self._rule(name, family, code)
         if code is not None:
             code.attach(family, name)
+        # The hashes of overload and packet are those of what ``attach`` puts there.
+        flops.register(family, overload, self.kernel.span, self._counted)
         if not overload._schema.returns and not overload._schema.is_mutable:
-            # It asserts or prints: graphs must not drop the call. (The overload's hash is that of
-            # what ``attach`` puts there.)
+            # It asserts or prints: graphs must not drop the call.
             has_side_effect(overload)
         return Operator(overload, self.types, self.constants, rule)
 
@@ -113,6 +118,11 @@ class Form:
 
         return offering
 
+    def _counted(self, counter: Counter, inputs: Sequence[Any]) -> None:
+        """A call whose operations are counted."""
+        with counter.watching():
+            self.implementation(counter.launchers(self.kernel))(*inputs)
+
     def _boxed(self, name: str) -> BoxedKernel | None:
         """Its kernel in machine code, where it is one loop over its parameters."""
         if self.autocast or not all(self.types):
@@ -128,12 +138,18 @@ class Form:
         def run(launchers: Any, inputs: Sequence[Any], *, recording: bool = False) -> Any:
             return self.implementation(launchers, recording)(*inputs)
 
-        def made(inputs: Sequence[Any], outs: Sequence[torch.Tensor] | None) -> Any:
+        def made(
+            inputs: Sequence[Any], outs: Sequence[torch.Tensor] | None,
+            counter: Counter | None = None,
+        ) -> Any:  # fmt: skip
             if names is None or outs is None:
-                return run(None, inputs, recording=True)
+                launchers = None if counter is None else counter.launchers(kernel)
+                return run(launchers, inputs, recording=True)
             fresh = [n for n, item in zip(names, items, strict=True) if not item]
             known = dict(zip(fresh, outs or [None] * len(fresh), strict=True))
-            return run((replaying(kernel.launchers[0], known),), inputs, recording=True)
+            (loop,) = kernel.launchers
+            make = None if counter is None else counter.make(loop)
+            return run((replaying(loop, known, make),), inputs, recording=True)
 
         schema = self.schema()
         schema = schema[1 : schema.index(") ->")]

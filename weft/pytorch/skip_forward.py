@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes  # has no public name
@@ -23,6 +23,9 @@ from weft.pytorch.fake import fake_launchers, loose_spec
 from weft.pytorch.transforms import PLAIN
 from weft.runtime.launch import KernelLike, Launcher
 from weft.source import FunctionSource
+
+if TYPE_CHECKING:
+    from weft.pytorch.loop import Make
 
 
 def returned_names(parts: HostPart, source: FunctionSource) -> tuple[str, ...] | None:
@@ -39,13 +42,16 @@ def returned_names(parts: HostPart, source: FunctionSource) -> tuple[str, ...] |
     return names if len(names) == len(items) else None
 
 
-def replaying(launcher: Launcher, outs: Mapping[str, torch.Tensor | None]) -> Callable[..., Any]:
+def replaying(
+    launcher: Launcher, outs: Mapping[str, torch.Tensor | None], make: Make | None = None
+) -> Callable[..., Any]:
     """Launches the loop so that autograd sees it, but takes what it writes from ``outs`` (by name;
-    None: not to be had) where all of that is there which the gradient reads."""
+    None: not to be had) where all of that is there which the gradient reads. ``make``: see
+    ``differentiate``."""
     from weft.pytorch.autograd import differentiate  # gradients: where one is asked for
 
     def launch(*args: Any) -> Any:
-        return differentiate(launcher, launcher.forms.extended(args), outs=outs)
+        return differentiate(launcher, launcher.forms.extended(args), make, outs)
 
     return launch
 

@@ -1,0 +1,98 @@
+"""FLOPs of operators, for ``torch.utils.flop_counter.FlopCounterMode``."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+# What asks for the modes has no public name.
+# pyright: reportPrivateUsage=false
+from weft.errors import warn
+from weft.pytorch.namespace import Family
+from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.pytorch.cost import Bounds, Counter
+
+_MOST = 128  # sets of sizes of which an operator's count is remembered
+
+
+class CountWarning(UserWarning):
+    """FLOPs that are not counted, or not exactly."""
+
+
+class _Packet:
+    """What a table finds for an operator without holding it."""
+
+    def __init__(self, packet: Any) -> None:
+        self.hash = hash(packet)
+        self.packet = weakref.ref(packet, lambda _: flop_registry.pop(self, None))
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or (other is not None and other is self.packet())
+
+
+def register(
+    family: Family, overload: Any, span: Span, count: Callable[[Counter, Sequence[Any]], object]
+) -> None:
+    """Has ``FlopCounterMode`` count the operator: ``count(counter, inputs)`` carries it out with
+    the counter's loops."""
+    known: dict[Hashable, Bounds | Exception] = {}
+    name, mutable = overload._schema.name, overload._schema.is_mutable
+
+    def flops(*passed: Any) -> int:
+        key = _key(passed)
+        found = None if key is None else known.get(key)
+        if found is None:
+            from weft.pytorch import cost  # only where somebody counts
+
+            found = cost.flops(count, passed, mutable)
+            if key is not None and len(known) < _MOST:
+                known[key] = found
+        if isinstance(found, Exception):
+            warn(
+                CountWarning, f"the FLOPs of `{name}` are not counted: {found}", span,
+                "FlopCounterMode counts operators whose host part looks at shapes and numbers "
+                "only: kernel.cost(...) carries the call out on copies",
+            )  # fmt: skip
+            return 0
+        if not found.exact:
+            warn(
+                CountWarning, f"data decide how many FLOPs `{name}` has: {found} are counted", span,
+                "kernel.cost(...) says of which loops",
+            )  # fmt: skip
+        return found.value
+
+    held = family.held(flops)
+
+    def formula(*passed: Any, out_val: Any = None, **_: Any) -> int:
+        return held(*passed)
+
+    key = _Packet(overload.overloadpacket)
+    flop_registry[key] = formula
+    for mode in _get_current_dispatch_mode_stack():  # which have copies of the table
+        counter = getattr(mode, "counter", None)
+        if isinstance(counter, FlopCounterMode):
+            counter.flop_registry[key] = formula
+
+
+def _key(value: Any) -> Hashable:
+    """What the count of a call depends on; None where sizes are symbolic."""
+    if isinstance(value, torch.Tensor):
+        sizes = (*value.shape, *value.stride())
+        plain = all(type(n) is int for n in sizes)
+        return (value.shape, value.stride(), value.dtype) if plain else None
+    if isinstance(value, list | tuple):
+        keys = tuple(map(_key, value))
+        return None if None in keys else keys
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return None
+    return (type(value), value)

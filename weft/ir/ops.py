@@ -31,6 +31,9 @@ class OpDef:
 
 OPS: dict[str, OpDef] = {}
 
+# Of integers, in which a divisor may be 0.
+DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui")
+
 # What loads from or writes to memory, and which operand the memref is.
 MEMREF_AT = {"memref.load": 0, "memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 

@@ -217,6 +217,12 @@ def is_constant(value: Value, number: Number) -> bool:
     return constant_of(value) == number
 
 
+def surely_less(a: Value, b: Value) -> bool:
+    """Whether both are written as numbers, and the first one is less."""
+    first, last = constant_of(a), constant_of(b)
+    return first is not None and last is not None and first < last
+
+
 # -- memory
 
 

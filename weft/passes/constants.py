@@ -8,13 +8,12 @@ from collections.abc import Hashable, Sequence
 
 from weft.ir.core import Op, Value
 from weft.ir.interp import evaluate
-from weft.ir.ops import OPS
+from weft.ir.ops import DIVISIONS, OPS
 from weft.ir.scalar import SCALAR_RULES, literal, to_float
 from weft.ir.types import ScalarType
 from weft.ir.views import Number
 
 # The operations that trap on some machines for some operands.
-DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui")
 
 
 def canonical(value: Number, type: ScalarType) -> Number:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
-from weft.ir.ops import OPS
-from weft.ir.views import constant_of, loop_of, memory
-from weft.passes.constants import DIVISIONS
+from weft.ir.ops import DIVISIONS, OPS
+from weft.ir.views import constant_of, loop_of, memory, surely_less
 from weft.passes.memory import is_local, may_alias, writes
 from weft.values import mutable
 
@@ -189,8 +188,4 @@ def _surely_runs(loop: Op) -> bool:
     """True if the first region is entered at least once."""
     if loop.name == "scf.while":
         return True
-    for lower, upper, _ in loop_of(loop).axes:
-        first, last = constant_of(lower), constant_of(upper)
-        if first is None or last is None or first >= last:
-            return False
-    return True
+    return all(surely_less(lower, upper) for lower, upper, _ in loop_of(loop).axes)

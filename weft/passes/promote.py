@@ -8,7 +8,7 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, below, defined, walk
 from weft.ir.ops import OPS
 from weft.ir.types import bf16, f16
-from weft.ir.views import For, accessed_by, constant_of, memory
+from weft.ir.views import For, accessed_by, memory, surely_less
 from weft.passes.memory import is_local, may_alias, subscripts_differ
 
 Element = tuple[Value, ...]  # a memref and subscripts
@@ -148,8 +148,7 @@ class _Promoter(Rewriter):
         """Whether all of ``loops`` have iterations; None if they surely do."""
         found: Value | None = None
         for lower, upper in (For(loop).bounds[:2] for loop in loops):
-            first, last = constant_of(lower), constant_of(upper)
-            if first is None or last is None or first >= last:
+            if not surely_less(lower, upper):
                 pair = self.lookup(lower), self.lookup(upper)
                 runs = self.op("arith.cmpi", *pair, predicate="slt")
                 found = runs if found is None else self.op("arith.andi", found, runs)

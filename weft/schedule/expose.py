@@ -9,13 +9,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value
-from weft.ir.ops import OPS
+from weft.ir.core import Block, Function, Op, Value, below
+from weft.ir.ops import DIVISIONS, OPS
 from weft.ir.types import i1
 from weft.ir.views import For, If
 from weft.schedule.spmd import Threads
 
-_DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui")
+
+def anywhere(op: Op) -> bool:
+    """Whether ``op`` has no effect, reads no memory and divides nothing."""
+    return all(
+        (OPS[inner.name].pure and inner.name not in DIVISIONS)
+        or inner.name in ("scf.if", "scf.yield")
+        for inner in below(op)
+    )  # fmt: skip
 
 
 def exposed(body: Block, loops: Collection[Op]) -> set[Op]:
@@ -31,13 +38,8 @@ def _is_guard(op: Op, loops: Collection[Op]) -> bool:
     inside = [inner for region in op.regions for inner in region.ops[:-1]]
     return (
         op.name == "scf.if" and any(inner in loops for inner in inside)
-        and all(inner in loops or _anywhere(inner) for inner in inside)
+        and all(inner in loops or (not inner.regions and anywhere(inner)) for inner in inside)
     )  # fmt: skip
-
-
-def _anywhere(op: Op) -> bool:
-    """Whether ``op`` has no effect, reads no memory and divides nothing."""
-    return OPS[op.name].pure and not op.regions and op.name not in _DIVISIONS
 
 
 def expose(function: Function, parallel: Op) -> tuple[Function, Op, dict[Op, Op]]:

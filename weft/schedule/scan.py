@@ -19,6 +19,7 @@ from weft.ir.types import ScalarType, i32
 from weft.ir.views import For, constant_of, is_constant, memory
 from weft.schedule.across_threads import AcrossThreads
 from weft.schedule.bind import Bound
+from weft.schedule.expose import anywhere
 from weft.schedule.grid import SEVERAL
 from weft.schedule.guards import Aligned, Guard, MultipleOf, Scanned, ScanSplit
 from weft.schedule.language import Align, Scan, Step
@@ -26,7 +27,6 @@ from weft.schedule.nest import Nest
 from weft.schedule.prefetch import ahead
 from weft.schedule.recurrences import recalled
 from weft.schedule.rows import VECTOR_BYTES
-from weft.schedule.turn_maps import anywhere
 from weft.schedule.variation import Variation
 from weft.values import frozen
 

@@ -9,25 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from weft.ir.core import Block, Op, Value, below
+from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType
 from weft.ir.views import For, If
 from weft.schedule.combiners import choice, neutral
 from weft.schedule.cooperate import Members
+from weft.schedule.expose import anywhere
 from weft.schedule.recurrences import Recurrences
 
-_DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui")
 Linear = tuple[int | Value, Value | None]
-
-
-def anywhere(op: Op) -> bool:
-    """Whether ``op`` has no effect, reads no memory and divides nothing."""
-    return all(
-        (OPS[inner.name].pure and inner.name not in _DIVISIONS)
-        or inner.name in ("scf.if", "scf.yield")
-        for inner in below(op)
-    )  # fmt: skip
 
 
 class TurnMaps(Members):

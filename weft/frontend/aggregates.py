@@ -125,17 +125,10 @@ def unary(cx: Lowering, op: ast.unaryop, x: Vec, span: Span) -> Operand:
     return x
 
 
-def fold(cx: Lowering, f: Callable[[Operand, Operand], Operand], items: list[Operand]) -> Operand:
-    result = items[0]
-    for item in items[1:]:
-        result = f(result, item)
-    return result
-
-
 def dot(cx: Lowering, a: Operand, b: Operand, span: Span) -> Operand:
     product = binary(cx, "*", a, b, span)
     assert isinstance(product, Vec)
-    return fold(cx, lambda x, y: cx.scalars.binary("+", x, y, span), list(product.items))
+    return reduce(lambda x, y: cx.scalars.binary("+", x, y, span), list(product.items))
 
 
 def matmul(cx: Lowering, a: Operand, b: Operand, span: Span) -> Operand:
@@ -278,17 +271,17 @@ def method(cx: Lowering, x: Vec, name: str, arguments: list[Operand], span: Span
     if name == "cross":
         return cross(cx, x, build(arguments[0], span), span)
     if name == "sum":
-        return fold(cx, plus, items)
+        return reduce(plus, items)
     if name in ("min", "max"):
-        return fold(cx, lambda a, b: s.extreme("<" if name == "min" else ">", a, b, span), items)
+        return reduce(lambda a, b: s.extreme("<" if name == "min" else ">", a, b, span), items)
     if name in ("any", "all"):
         truths = [s.cast(i, "bool", span) for i in items]
-        return fold(cx, lambda a, b: s.binary("|" if name == "any" else "&", a, b, span), truths)  # type: ignore[arg-type]
+        return reduce(lambda a, b: s.binary("|" if name == "any" else "&", a, b, span), truths)  # type: ignore[arg-type]
     if name == "transpose" and len(x.shape) == 2:
         n, m = x.shape
         return Vec([x.items[i * m + j] for j in range(m) for i in range(n)], (m, n))
     if name == "trace" and len(x.shape) == 2:
-        return fold(cx, plus, items[:: x.shape[1] + 1])
+        return reduce(plus, items[:: x.shape[1] + 1])
     if name == "outer_product":
         other = build(arguments[0], span)
         products = [s.binary("*", a, b, span) for a in items for b in other.items]

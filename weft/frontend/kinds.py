@@ -61,14 +61,9 @@ def promote(a: str, b: str) -> str:
         if set(strong) == {"f16", "bf16"}:
             return "f32"
         return max(strong, key=lambda d: BITS[d])
-    if a == "bool":
-        return b
-    if b == "bool":
-        return a
-    if a == "int":
-        return b
-    if b == "int":
-        return a
+    for least in ("bool", "int"):
+        if least in (a, b):
+            return b if a == least else a
     if "u8" in (a, b):
         other = b if a == "u8" else a
         return "i16" if other == "i8" else other

@@ -6,15 +6,13 @@ import ast
 
 from weft.errors import KernelSyntaxError
 from weft.frontend.desugar import placed
+from weft.frontend.expressions import BINARY
 from weft.frontend.kinds import is_float
 from weft.source import FunctionSource
 
 # The combiner that `x op= v` accumulates with.
 AUGMENTED = {"+": "add", "-": "add", "*": "mul", "/": "mul", "&": "and", "|": "or", "^": "xor"}
-_OPERATORS: dict[type[ast.operator], str] = {
-    ast.Add: "add", ast.Sub: "add", ast.Mult: "mul", ast.Div: "mul",
-    ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
-}  # fmt: skip
+_OPERATORS = {kind: AUGMENTED[symbol] for kind, symbol in BINARY.items() if symbol in AUGMENTED}
 _EXTREMES = {
     "max": "max", "maximum": "max", "fmax": "max", "min": "min", "minimum": "min", "fmin": "min",
 }  # fmt: skip

@@ -180,10 +180,7 @@ DTYPES: dict[str, DType] = {
     t.name: t for t in (f16, bf16, f32, f64, i8, i16, i32, i64, u8, bool_)
 }  # fmt: skip
 _BY_TORCH = {t.torch: t for t in DTYPES.values()}
-_BY_NUMPY = {
-    "float16": f16, "float32": f32, "float64": f64, "int8": i8, "int16": i16, "int32": i32,
-    "int64": i64, "uint8": u8, "bool": bool_,
-}  # fmt: skip
+_BY_NUMPY = {str(t.torch).removeprefix("torch."): t for t in DTYPES.values() if t is not bf16}
 
 
 def from_torch(dtype: torch.dtype) -> DType:

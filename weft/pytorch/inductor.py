@@ -23,7 +23,7 @@ from weft.runtime.launch import KernelLike
 log = logging.getLogger("weft.specialize")
 
 # By the first two numbers of torch's version: where Inductor keeps the lowerings of others.
-HOOKS = {"2.13": "user_lowerings"}
+HOOKS = {"2.11": "lowerings", "2.13": "user_lowerings"}
 MOST = 256  # operators that Inductor, which would keep all, is told of at a time
 _told = deque[Any]()
 
@@ -36,19 +36,27 @@ def offer(kernel: KernelLike, implementation: Callable[[Any], Any], overload: An
         log.debug("%s stays a call: Inductor's hooks are known of torch %s, and this is %s",
                   overload, ", ".join(HOOKS), version)  # fmt: skip
         return
-    table = getattr(lowering, HOOKS[version])
+    table: dict[Any, Any] = getattr(lowering, HOOKS[version])
     if overload in table or overload._schema.is_mutable or not overload._schema.returns:
         return
     if len(_told) >= MOST:
         table.pop(_told.popleft(), None)
     _told.append(overload)
 
+    if (
+        HOOKS[version] == "lowerings"
+    ):  # which has a call's, too, and makes that of what is not there
+        tag = lowering.get_layout_constraint_tag(overload, with_default=True)
+        constraint = lowering.tag_to_layout_constraint(tag)
+        lowering.make_fallback(overload, constraint, warn=False, override_decomp=True)
+    call = table.get(overload)
+
     def lowered(*passed: Any) -> Any:
         try:
             return _lowered(kernel, implementation, passed)
         except Opaque as reason:
             log.debug("%s stays a call: %s", overload, reason)
-            return None
+            return None if call is None else call(*passed)
 
     table[overload] = lowered
 

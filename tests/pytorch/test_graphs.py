@@ -1,0 +1,161 @@
+"""Compiled graphs with kernels in them: CUDA graphs, caches, memory that is used again, packages."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.torch_version import TorchVersion
+
+import weft
+from tests import processes
+from tests.pytorch.test_fusion import calls, compiled, kernels, scaled, softmax
+from tests.pytorch.test_hosted import several
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # torch.compile's own
+    pytest.mark.skipif(TorchVersion(torch.__version__) < "2.11", reason="an older torch"),
+]
+assert compiled  # a fixture
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+softmax_called = weft.kernel(fuse=False)(softmax.function)
+
+
+@weft.kernel
+def add_squares(acc: torch.Tensor, x: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        acc[i] += x[i] * x[i]
+
+
+@pytest.mark.cuda
+@NEEDS_GPU
+@pytest.mark.parametrize("gradient", [False, True])
+def test_cuda_graphs_replay_kernels(gradient):
+    from torch._dynamo.utils import counters
+    from torch._inductor.cudagraph_trees import get_manager
+
+    def f(x, w):
+        y, s = several(softmax_called(x)[0] * 2, w)
+        return softmax(x * 2) + y, s
+
+    torch._dynamo.reset()
+    counters.clear()
+    call = torch.compile(f, fullgraph=True, mode="reduce-overhead")
+    for _ in range(5):
+        x = torch.randn(4, 8, device="cuda", requires_grad=gradient)
+        w = torch.randn(8, device="cuda", requires_grad=gradient)
+        found, expected = call(x, w), f(x, w)
+        torch.testing.assert_close(found, expected)
+        if gradient:
+            grads = [torch.autograd.grad(a.pow(2).sum() + b, (x, w)) for a, b in (found, expected)]
+            torch.testing.assert_close(*grads)
+    assert counters["inductor"]["cudagraph_skips"] == 0
+    manager = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    assert manager is not None
+    assert manager.new_graph_id().id > gradient  # and the backward pass one of its own
+
+
+# Calls alone, which need no C++ compiler.
+CACHED = """
+import torch, weft
+from torch._dynamo.utils import counters
+@weft.kernel(fuse=False)
+def cached(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.shape[0], dtype=torch.float32)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * 3
+    return out
+x = torch.arange(4.0, requires_grad=True)
+y = torch.compile(lambda x: cached(cached(x)))(x)
+y.sum().backward()
+found = sorted(k for k in counters["aot_autograd"] if k.startswith("autograd_cache"))
+print(y.tolist(), x.grad.tolist(), *found)
+"""
+EDITED = CACHED.replace("float32", "float64").replace("import torch, weft", "")
+
+
+def test_aot_autograds_cache_is_hit_by_another_process_and_knows_an_edited_kernel(tmp_path: Path):
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run(*texts):
+        program = tmp_path / "cached_program.py"
+        program.write_text(texts[0])
+        for text in texts[1:]:
+            (tmp_path / "edited.py").write_text("import torch, weft\n" + text)
+        done = processes.run(program, environment, tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    (first,) = run(CACHED)
+    values = "[0.0, 9.0, 18.0, 27.0] [9.0, 9.0, 9.0, 9.0]"
+    assert first == f"{values} autograd_cache_miss autograd_cache_saved"
+    program = f"{CACHED}\ncounters.clear()\ntorch._dynamo.reset()\nimport edited\n"
+    again, other = run(program, EDITED)
+    assert again == f"{values} autograd_cache_hit"
+    assert other == first
+
+
+def test_what_a_graph_made_is_written_in_place(compiled):
+    def f(x):
+        y = x * 2
+        add_squares(y, x)
+        return y + 1
+
+    x = torch.randn(64)
+    out, code = compiled(f, x)
+    torch.testing.assert_close(out, x * 2 + x * x + 1)
+    assert calls(code) == 1
+    assert code.count(" = empty_strided_cpu(") == 2  # of x * 2 and of the result: no copy
+    assert not re.search("clone|copy_", code.partition("def call")[2])
+
+
+def test_an_argument_is_written_in_place(compiled):
+    def f(acc, x):
+        add_squares(acc, x)
+
+    acc, x = torch.randn(2, 64)
+    expected = acc + x * x
+    _, code = compiled(f, acc, x)
+    torch.testing.assert_close(acc, expected)
+    assert (calls(code), kernels(code)) == (1, 0)  # and nothing that copies
+
+
+def test_recompilations_are_those_of_pytorchs_own_operators():
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def count(f):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        call = torch.compile(f, fullgraph=True, backend=counter)
+        for n in (3, 4, 5, 6, 1, 9):
+            x = torch.randn(n, requires_grad=True)
+            call(x, 2.0).sum().backward()
+        return counter.frame_count
+
+    assert count(scaled) == count(lambda x, f: x * f)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        y, s = several(x[0] * 2, self.w)
+        return softmax_called(x) + softmax(x + y) * s
+
+
+def test_a_package_of_aot_inductor_calls_kernels(tmp_path):
+    model, dim = Model(), torch.export.Dim("rows", min=2)
+    with torch.no_grad():
+        program = torch.export.export(model, (torch.randn(4, 8),), dynamic_shapes={"x": {0: dim}})
+        place = str(tmp_path / "model.pt2")
+        quick = {"aot_inductor.compile_wrapper_opt_level": "O0"}
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=place, inductor_configs=quick
+        )
+        package = torch._inductor.aoti_load_package(place)
+        for n in (4, 7):
+            x = torch.randn(n, 8)
+            torch.testing.assert_close(package(x), model(x))

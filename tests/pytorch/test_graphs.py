@@ -1,4 +1,4 @@
-"""Compiled graphs with kernels in them: CUDA graphs, caches, memory that is used again, packages."""
+"""Compiled graphs with kernels in them: CUDA graphs, caches, memory used again, packages."""
 
 import os
 import re

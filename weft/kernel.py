@@ -428,6 +428,8 @@ class Kernel(Definition):
         operators = Operators(self, self._namespace, self._op_name)
         special = self._checked or self._convert or self.tuning or self.options.interpret
         operators.loops = () if special else traced_loops(operators)
+        if not (special or operators.loops) and self.mutated:
+            operators.recorded = traced_loops(operators, recorded=True)
         return operators
 
     @property
@@ -439,7 +441,7 @@ class Kernel(Definition):
 
     def loop_op(self, index: int, code: str) -> Any:
         """The operator of a device loop (see ``TracedLoop.named``); None where there is none."""
-        loops = self.operators.loops
+        loops = self.operators.loops or self.operators.recorded
         return loops[index].named(code) if index < len(loops) else None
 
     @functools.cached_property

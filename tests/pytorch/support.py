@@ -142,7 +142,9 @@ def compiled_in_place(device: str) -> None:
 def compiled_in_place_gradient(device: str) -> None:
     torch._dynamo.reset()
     x = drawn(device, grad=True)
-    torch.compile(into, fullgraph=True, backend="aot_eager")(torch.zeros_like(x), x)
+    out = torch.zeros_like(x.detach())
+    torch.compile(into, fullgraph=True, backend="aot_eager")(out, x)
+    same(torch.autograd.grad(out.sum(), x)[0], (2 * x).detach())
 
 
 def sizes(device: str) -> None:

@@ -271,6 +271,48 @@ def test_host_parts_that_a_trace_may_not_follow_stay_one_operator(graphs):
     assert all("_loop" not in t for seen in graphs.seen for t in seen)
 
 
+@weft.kernel
+def add_squares(acc: torch.Tensor, x: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        acc[i] += x[i] * acc[i]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_kernel_that_writes_to_its_arguments_has_a_gradient(backend):
+    def views(x):
+        y = x * 2
+        add_squares(y[1:], x[1:])
+        add_squares(y.view(2, 3)[1], x[:3])
+        return (y.sin(),)
+
+    def hosted(acc, x):
+        acc = acc * 1
+        y = into(acc, x)
+        return acc * x, y
+
+    def argument(acc, x):
+        into(acc, x)
+        return (acc * x,)
+
+    for f, count in ((views, 1), (hosted, 2), (argument, 2)):
+        found = []
+        for call in (f, torch.compile(f, fullgraph=True, backend=backend)):
+            torch._dynamo.reset()
+            torch.manual_seed(0)
+            args = [leaf(6) for _ in range(count)]
+            given = args if f is not argument else [args[0].detach().clone(), args[1]]
+            outs = call(*given)
+            grads = torch.autograd.grad(sum(o.pow(2).sum() for o in outs), args[f is argument :])
+            found.append((given, outs, grads))
+        torch.testing.assert_close(*found)
+
+
+def test_a_leaf_that_is_written_is_an_error_as_in_eager_mode():
+    call = torch.compile(add_squares, fullgraph=True, backend="aot_eager")
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad is being used in"):
+        call(leaf(3), leaf(3))
+
+
 def test_a_number_that_host_part_and_loop_read_is_looked_up_by_both(monkeypatch):
     @weft.kernel
     def scaled_twice(x: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,30 @@ from weft.values import frozen
 
 
 @frozen
+class Hooks:
+    """Of a version of Inductor: the name of the table where it keeps the lowerings of others, and
+    the operations that its code for GPUs does not carry out as weft does."""
+
+    table: str
+    lacking: frozenset[str] = frozenset()
+
+
+# By the first two numbers of torch's version. These hooks are no public interface.
+HOOKS = {
+    "2.11": Hooks("lowerings", frozenset({"arith.divf"})),  # which it rounds to two units
+    "2.13": Hooks("user_lowerings"),
+}
+
+
+def hooks() -> Hooks:
+    """Those of this torch. Raises ``Opaque``."""
+    version = ".".join(torch.__version__.split(".")[:2])
+    if version not in HOOKS:
+        raise Opaque(f"Inductor's hooks are known of torch {', '.join(HOOKS)}, this is {version}")
+    return HOOKS[version]
+
+
+@frozen
 class Launch:
     """A launch of a loop on tensors without data: ``function`` as ``Fusion`` reads it, the specs
     and values of its arguments, and what it reduces into."""
@@ -57,9 +81,11 @@ class Launch:
     def probed(self, known: Callable[[Any], bool]) -> Fusion:
         """Raises ``Opaque`` where the loop cannot be fused, or should not be."""
         on_gpu = any(isinstance(v, torch.Tensor) and v.is_cuda for _, v in self.named)
+        lacking = hooks().lacking
         return Fusion(
             self.function, self.values(lambda tensor: lambda index: None),
-            Facts(known, self.anyway, on_gpu), Probe(), lambda *reduction: lambda index: None,
+            Facts(known, self.anyway, on_gpu, lacking if on_gpu else frozenset()), Probe(),
+            lambda *reduction: lambda index: None,
         )  # fmt: skip
 
 

@@ -63,6 +63,7 @@ class Facts:
     known: Callable[[Any], bool]  # whether a relation of sizes always holds
     anyway: bool  # also where weft's own code is expected to be faster
     on_gpu: bool
+    lacking: frozenset[str]  # operations that this Inductor computes otherwise
 
 
 @frozen
@@ -412,6 +413,8 @@ class Body:
             raise Opaque(OPAQUE[op.name])
         if op.name in OPAQUE_ON_CPU and not self.of.facts.on_gpu:
             raise Opaque(f"on a CPU Inductor's {op.name.partition('.')[2]} is less accurate")
+        if op.name in self.of.facts.lacking:
+            raise Opaque(f"this Inductor's {op.name} is less accurate")
         types = [v.scalar for v in (*op.operands, op.result)]
         if op.name != "arith.extf" and any(compute_type(t) is not t for t in types):
             raise Opaque("it rounds to half precision before it stores")

@@ -5,7 +5,8 @@ has them, with their derivatives, random numbers and guards, and ``weft::<kernel
 where a loop was. Such an operator writes to none of its arguments if it makes what the loop fills,
 or if a gradient is asked for: it returns a tensor, which the trace copies to the one that the host
 part has. (A graph has no copy then, where nothing else sees that tensor.) Otherwise it writes to
-its arguments, which Inductor lets it do in place.
+its arguments, which Inductor lets it do in place. So a kernel that writes to its own arguments has
+a gradient, too.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ _EXPRESSIONS = (
 )  # fmt: skip
 
 
-def traced_loops(operators: Operators) -> tuple[TracedLoop, ...]:
+def traced_loops(operators: Operators, recorded: bool = False) -> tuple[TracedLoop, ...]:
     """What stands for the device loops of a kernel while its host part is traced. None where the
     kernel is an operator as a whole: where its host part only allocates for one loop, or has
-    statements and calls that a trace may not be able to follow."""
+    statements and calls that a trace may not be able to follow. ``recorded``: for calls of which a
+    gradient is asked, where loops write to the kernel's own arguments."""
     kernel = operators.kernel
     parts, scope = kernel.parts, Scope.of(kernel.function)
     if TorchVersion(torch.__version__) < OLDEST:
@@ -59,12 +61,15 @@ def traced_loops(operators: Operators) -> tuple[TracedLoop, ...]:
         return ()  # Dynamo imports the module of what it follows
     nodes = [region.node for region in parts.regions]
     host = [s for s in kernel.source.tree.body if s not in nodes]
-    if len(parts.regions) == 1 and not any(map(_works, host)):
+    if len(parts.regions) == 1 and not any(map(_works, host)) and not recorded:
         return ()
     known = {p.name for p in parts.parameters} | {n for s in host for n in bound_names(s)}
     if not all(_is_followed(s, scope, known) for s in host):
         return ()
-    if not all(_is_separate(r, scope) and r.node in kernel.source.tree.body for r in parts.regions):
+    if not all(
+        _is_separate(r, scope, recorded) and r.node in kernel.source.tree.body
+        for r in parts.regions
+    ):
         return ()
     looked_up = {n for r in parts.regions for a in r.args if a.captured for n in _names(a.expr)}
     if not looked_up.isdisjoint({n for s in host for n in _names(s)} - known):
@@ -123,21 +128,36 @@ def _is_torchs(call: ast.Call, scope: Scope, known: set[str]) -> bool:
     )
 
 
-def _is_separate(region: Region, scope: Scope) -> bool:
-    """Whether all that the loop writes to was made by the host part, which knows it by one name,
-    and all that it takes from around the kernel are plain values."""
+def _is_separate(region: Region, scope: Scope, recorded: bool) -> bool:
+    """Whether all that the loop writes to was made by the host part (or is an argument, if
+    ``recorded``), which knows it by one name, and all that it takes from around the kernel are
+    plain values."""
     if any(a.read for a in region.args):
         return False
     captured = [scope.resolve(a.expr) for a in region.args if a.captured]
     if any(isinstance(v, torch.Tensor) or not isinstance(v, _PLAIN) for v in captured):
         return False
     stored = [region.args[k] for k in region.stored]
-    if not all(a.fresh and isinstance(a.expr, ast.Name) for a in stored):
+    if not all(
+        (a.fresh or (recorded and a.parameter is not None)) and isinstance(a.expr, ast.Name)
+        for a in stored
+    ):
         return False
     return region.order.written(region.node, [a.name for a in region.args]) == {*region.stored}
 
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
+
+
+@torch.library.custom_op("weft::copied", mutates_args=())
+def copied(x: torch.Tensor) -> torch.Tensor:
+    """A copy of what a loop writes to, which its gradient may need. A compiled graph would make one
+    by ``clone`` again in the backward pass, of what an argument holds by then."""
+    return x.clone()
+
+
+copied.register_fake(torch.clone)
+copied.register_autograd(lambda ctx, grad: grad)
 
 
 class TracedLoop:
@@ -148,8 +168,10 @@ class TracedLoop:
         made = tuple(k for k in region.stored if _is_made(kernel, region, k))
         others = tuple(k for k in region.stored if k not in made)
         # For each argument a letter: Dynamo may take the numbers of an object for symbols.
-        self.roles = "".join("c" if a.captured else "m" if k in made else "-"
-                             for k, a in enumerate(region.args))  # fmt: skip
+        self.roles = "".join(
+            "c" if a.captured else "m" if k in made else "-" if a.fresh or k not in others else "w"
+            for k, a in enumerate(region.args)
+        )
         # Where a gradient is asked for, and where none is: the operators, and what they return.
         self.recorded = LoopOperators(LoopKernel(operators, region, made, others))
         self.plain = self.recorded
@@ -160,15 +182,17 @@ class TracedLoop:
         wanted = False
         if torch.is_grad_enabled():
             for value, role in zip(args, self.roles, strict=True):
-                if role == "-" and isinstance(value, torch.Tensor) and value.requires_grad:
+                if role in "-w" and isinstance(value, torch.Tensor) and value.requires_grad:
                     wanted = True
         operators = self.recorded if wanted else self.plain
         values: list[Any] = []
         for value, role, back in zip(args, self.roles, operators.given, strict=True):
             if role == "m":
                 values += [list(value.shape), list(value.stride()), value.dtype, value.device]
-            elif role == "-":  # what comes back is written to, and saved for a gradient before
-                values.append(value.clone() if back == "r" else value)
+            elif back == "r":  # it is written to, and saved for a gradient before
+                values.append(copied(value) if role == "w" else value.clone())
+            elif role != "c":
+                values.append(value)
         found = operators.traced(tuple(values), {})
         outs = [] if found is None else list(found) if isinstance(found, tuple) else [found]
         for value, role in zip(args, operators.given, strict=True):

@@ -1,7 +1,7 @@
 """What Inductor is told of a kernel's operators: the nodes of its loop IR that they become.
 
-All that depends on the version of torch is here. These hooks are no public interface: with a
-version that is not in ``HOOKS``, operators stay calls.
+These hooks are no public interface: with a version of torch that is not in ``fusible.HOOKS``,
+operators stay calls.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from torch._guards import detect_fake_mode
 from torch._inductor import ir, lowering
 from torch._inductor.virtualized import V, ops
 
-from weft.pytorch.fusible import Launch, Recorded, check_host
+from weft.pytorch.fusible import Launch, Recorded, check_host, hooks
 from weft.pytorch.fusion import Fusion, Opaque
 from weft.runtime.launch import KernelLike
 
 log = logging.getLogger("weft.specialize")
 
-# By the first two numbers of torch's version: where Inductor keeps the lowerings of others.
-HOOKS = {"2.11": "lowerings", "2.13": "user_lowerings"}
 MOST = 256  # operators that Inductor, which would keep all, is told of at a time
 _told = deque[Any]()
 
@@ -31,21 +29,19 @@ _told = deque[Any]()
 def offer(kernel: KernelLike, implementation: Callable[[Any], Any], overload: Any) -> None:
     """Tells Inductor, which is imported, how an operator of ``kernel`` is lowered.
     ``implementation(launchers)`` carries the operator out with these for its loops."""
-    version = ".".join(torch.__version__.split(".")[:2])
-    if version not in HOOKS:
-        log.debug("%s stays a call: Inductor's hooks are known of torch %s, and this is %s",
-                  overload, ", ".join(HOOKS), version)  # fmt: skip
+    try:
+        name = hooks().table
+    except Opaque as reason:
+        log.debug("%s stays a call: %s", overload, reason)
         return
-    table: dict[Any, Any] = getattr(lowering, HOOKS[version])
+    table: dict[Any, Any] = getattr(lowering, name)
     if overload in table or overload._schema.is_mutable or not overload._schema.returns:
         return
     if len(_told) >= MOST:
         table.pop(_told.popleft(), None)
     _told.append(overload)
 
-    if (
-        HOOKS[version] == "lowerings"
-    ):  # which has a call's, too, and makes that of what is not there
+    if name == "lowerings":  # which has calls, too, made of what is not there
         tag = lowering.get_layout_constraint_tag(overload, with_default=True)
         constraint = lowering.tag_to_layout_constraint(tag)
         lowering.make_fallback(overload, constraint, warn=False, override_decomp=True)
@@ -90,7 +86,7 @@ class _Ops:
 
     def __init__(self, on_gpu: bool) -> None:
         self.ops = ops
-        self.div_rn = ops.div_rn if on_gpu else ops.truediv
+        self.div_rn = ops.div_rn if on_gpu and not hooks().lacking else ops.truediv
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return getattr(self.ops, name)

@@ -68,12 +68,14 @@ class Operators:
         self.deciding = deciding(kernel.function, kernel.source.tree, loops)
         # What stands for the loops where PyTorch traces the host part (``hosted.py``), if it may.
         self.loops: Sequence[Any] = ()
+        self.recorded: Sequence[Any] = ()  # where it writes to arguments, and a gradient is wanted
         self.host = kernel.parts.host  # Dynamo does not look at kernels
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the kernel through PyTorch's dispatcher."""
-        if self.loops and _is_tracing() and not any(isinstance(v, _CODE) for v in args):
-            return self.host(self.loops, *args, **kwargs)
+        loops = self.loops or (self.recorded if _any_requires_grad(args, kwargs) else ())
+        if loops and _is_tracing() and not any(isinstance(v, _CODE) for v in args):
+            return self.host(loops, *args, **kwargs)
         self._check_captured()
         values = list(self.kernel.bind(args, kwargs).arguments.values())
         types = tuple(map(schema_type, self.parameters, values))
@@ -97,7 +99,8 @@ class Operators:
         types: list[str] = []
         passed: list[Any] = []
         fixed: list[Any] = []
-        plain = len(self.loops) > 0
+        loops = self.loops or (self.recorded if _any_requires_grad(args, kwargs) else ())
+        plain = len(loops) > 0
         for number, parameter in enumerate(self.parameters):
             if number < len(args):
                 value = args[number]
@@ -114,7 +117,7 @@ class Operators:
             (passed if kind else fixed).append(value)
             plain = plain and not isinstance(value, _CODE)
         if plain:
-            return self.host(self.loops, *args, **kwargs)
+            return self.host(loops, *args, **kwargs)
         around = self.deciding()
         name = self.name_for(self.token, tuple(types), tuple(fixed), around)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)
@@ -263,6 +266,15 @@ def _is_tracing() -> bool:
         proxies is not None and proxies.get_proxy_mode() is not None
         and not torch._C._are_functorch_transforms_active()
     )  # fmt: skip
+
+
+def _any_requires_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a gradient is asked for. Dynamo traces this."""
+    if torch.is_grad_enabled():
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                return True
+    return False
 
 
 def schema_type(parameter: Parameter, value: Any) -> str:

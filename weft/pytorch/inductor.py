@@ -42,7 +42,7 @@ def offer(kernel: KernelLike, implementation: Callable[[Any], Any], overload: An
     _told.append(overload)
 
     if name == "lowerings":  # which has calls, too, made of what is not there
-        tag = lowering.get_layout_constraint_tag(overload, with_default=True)
+        tag = lowering.get_layout_constraint_tag(overload, with_default=True)  # pyright: ignore[reportPrivateImportUsage]
         constraint = lowering.tag_to_layout_constraint(tag)
         lowering.make_fallback(overload, constraint, warn=False, override_decomp=True)
     call = table.get(overload)

@@ -34,6 +34,7 @@ from weft.settings import deep, rarely_collected
 from weft.source import FunctionSource, Span, read_function
 
 if TYPE_CHECKING:
+    from weft.pytorch.autocast import Policy
     from weft.pytorch.cost import Cost
     from weft.pytorch.inspect_derivatives import Backward, Jvp
     from weft.pytorch.library import Operators
@@ -170,6 +171,23 @@ class Definition:
             check_annotations(self._checked, bound, self.span)
             self._seen.add(key)
 
+    @property
+    def _is_simple(self) -> bool:
+        """Whether calls go to the host part as they are."""
+        options = self.options
+        special = self._convert or self._checked or options.interpret or options.autocast
+        return not special
+
+    @functools.cached_property
+    def _policy(self) -> Policy:
+        from weft.pytorch.autocast import Policy  # where a policy is asked for
+
+        return Policy(cast(Any, self), self.options.autocast)
+
+    def recast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The arguments of a call, as the policy for autocast wants them."""
+        return self._policy.cast(args, kwargs) if self.options.autocast else (args, kwargs)
+
     def _is_foreign(self, value: Any) -> bool:
         """Whether ``value`` is a tensor that only the dispatcher knows how to treat."""
         kind = type(value)
@@ -259,7 +277,7 @@ class Kernel(Definition):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_dynamo_compiling():
             self._ready()
-            return self.operators.traced(args, kwargs)
+            return self.operators.traced(*self.recast(args, kwargs))
         try:
             try:
                 return self._entry(*args, **kwargs)
@@ -272,6 +290,7 @@ class Kernel(Definition):
 
     def _special(self, *args: Any, **kwargs: Any) -> Any:
         """A call whose way is not known: the first, one with checks, or one for the dispatcher."""
+        args, kwargs = self.recast(args, kwargs)
         values = (*args, *kwargs.values())
         plain = self._plain.issuperset(map(type, values))
         if not plain and overriding(values):
@@ -291,7 +310,7 @@ class Kernel(Definition):
 
     def _ready(self) -> bool:
         """Makes ``operators``. Dynamo, which cannot trace that, calls this as it is."""
-        _ = self.operators
+        _ = self.operators, self.options.autocast and self._policy
         return True
 
     _ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -368,7 +387,7 @@ class Kernel(Definition):
                     launcher.history = functools.partial(_history, launcher)
                     self._regions.append(launcher)
                     self._launchers.append(launcher)
-                if self._convert is None and not self._checked and not self.options.interpret:
+                if self._is_simple:
                     self._entry = entry = make_entry(
                         self.signature, parts.host, self._launchers, self._special, self._plain
                     )
@@ -532,11 +551,12 @@ def kernel(function: Callable[..., Any], /) -> Kernel: ...
 def kernel(
     *, name: str = "", namespace: str = "weft", debug: bool | None = None,
     strict_math: bool | None = None, schedule: Given | None = None, fuse: bool | None = None,
+    autocast: Any = None,
 ) -> Callable[[Callable[..., Any]], Kernel]: ...  # fmt: skip
 def kernel(
     function: Callable[..., Any] | None = None, /, *, name: str = "", namespace: str = "weft",
     debug: bool | None = None, strict_math: bool | None = None, schedule: Given | None = None,
-    fuse: bool | None = None,
+    fuse: bool | None = None, autocast: Any = None,
 ) -> Any:  # fmt: skip
     """Compiles the top-level loops of a function: ``@weft.kernel`` or ``@weft.kernel(debug=True)``.
 
@@ -546,9 +566,12 @@ def kernel(
     ``Kernel.schedule`` says, ``{"cuda": "unroll_jam(t, 4)"}``, or, by the number of the loop,
     ``{"cuda": {0: "unroll_jam(t, 4)", 2: "persist(32)"}}``. ``fuse``: whether Inductor may fuse
     loops with PyTorch's own; True: also those that are expected to be slower so.
+    ``autocast``: what ``torch.autocast`` does to arguments of floats. Nothing, if it is not given;
+    a dtype: all go to it; names of parameters: these go to autocast's own; True: those that loops
+    use for contractions alone do. Gradients have the dtypes that were passed.
     """
     given = {"debug": debug, "strict_math": strict_math, "schedule": schedule,
-             "fuse": fuse}  # fmt: skip
+             "fuse": fuse, "autocast": autocast}  # fmt: skip
     options = {key: value for key, value in given.items() if value is not None}
 
     def decorate(function: Any) -> Any:

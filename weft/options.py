@@ -24,6 +24,7 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from weft.values import frozen
 
@@ -51,6 +52,7 @@ class Options:
     debug: bool = False
     strict_math: bool = False
     interpret: bool = False
+    autocast: Any = None  # which arguments torch.autocast casts (see ``pytorch/autocast.py``)
     fuse: bool | None = None  # with Inductor's loops: False not at all, True also where slower
     verify: bool = False
     cache: bool = True

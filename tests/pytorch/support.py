@@ -280,6 +280,13 @@ def autocast(device: str) -> None:
         assert loop(x, w).dtype == loop.op(x, w).dtype == torch.float32
 
 
+def autocast_policy(device: str) -> None:
+    x, w = (t.float() for t in pair(device))
+    kernel = weft.kernel(autocast=("x",))(loop.function)
+    with torch.autocast(device, torch.bfloat16):
+        same(kernel(x, w), (x.bfloat16().float() ** 2 * w).bfloat16())
+
+
 def fakes(device: str) -> None:
     with FakeTensorMode():
         x, w = torch.empty(5, device=device), torch.empty(5, device=device)
@@ -356,6 +363,7 @@ ROWS: dict[str, Callable[[str], str | None]] = {
     "`saved_tensors_hooks`, `save_on_cpu`": hooks,
     "anomaly mode": anomaly,
     "autocast": autocast,
+    "autocast, with a policy": autocast_policy,
     "fake and meta tensors": fakes,
     "the profiler": profiled,
     "`FlopCounterMode`, forward and backward": flops,

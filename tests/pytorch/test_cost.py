@@ -317,6 +317,14 @@ def test_a_call_that_cannot_be_counted_says_so():
 
 
 def test_reductions_into_a_number():
+    @weft.kernel
+    def least(x: torch.Tensor):
+        m = 9.0
+        for i in range(x.shape[0]):
+            m = min(m, x[i] * x[i])
+        return m
+
+    assert counts(least.cost(draw(7))) == {"compare": 7, "multiply": 7, "FLOPs": 7}
     x = draw(7)
     assert counts(total.cost(x)) == {"add": 7, "multiply": 7, "FLOPs": 14}
 

@@ -39,7 +39,7 @@ from weft.ir.builder import identity
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.trips import steps_of
 from weft.ir.types import i1, index
-from weft.ir.views import For, If, Parallel, While, constant_of, loop_of
+from weft.ir.views import For, If, Parallel, Select, While, constant_of, loop_of
 from weft.values import mutable
 
 # Kinds, and what each is worth in FLOPs.
@@ -280,6 +280,8 @@ def _accumulates(value: Value, kind: str) -> bool:
             return constant_of(value) == identity(kind, value.scalar)
         case "scf.if":
             starts = If(op).arms(op.results.index(value))
+        case "arith.select":
+            starts = Select(op).yes, Select(op).no
         case "scf.for":
             starts = [For(op).inits[op.results.index(value)]]
         case name if name.removeprefix("arith.") in _SAME_CHAIN.get(kind, (kind,)):

@@ -17,7 +17,7 @@ from dataclasses import field
 from weft.index.access import Extraction
 from weft.index.expression import Dim, Poly, atom
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value, slice_of, walk
+from weft.ir.core import Function, Op, Value, slice_of, walk
 from weft.ir.ops import OPS
 from weft.ir.views import For, Parallel, memory
 from weft.ir.writes import written
@@ -289,10 +289,8 @@ class _Windows(Rewriter):
         some = self.op("arith.cmpi", lower, end, predicate="slt")
         kept = [(row, element) for row in rows for element in row.carried()]
         begin = self._first(op, some, lower, kept)
-        main = self.for_(lower, end, many, [*map(self.lookup, loop.inits), *begin])
-        main.attrs |= {"unroll": 1}
-        main.regions = [block := Block([lower.type, *(v.type for v in main.results)])]
-        position, *values = block.args
+        main = self.for_(lower, end, many, [*map(self.lookup, loop.inits), *begin], unroll=1)
+        position, *values = main.body.args
         position.name = loop.index.name
         carried, buffer = values[: len(loop.inits)], values[len(loop.inits) :]
         for (row, element), value in zip(kept, buffer, strict=True):
@@ -314,12 +312,10 @@ class _Windows(Rewriter):
                 ends = [self.lookup(v) for v in loop.yielded]
             return [*ends, *(row.values[element + row.sign * turns] for row, element in kept)]
 
-        self.fill(block, body)
-        block.ops[:-1] = by_loads(block.ops[:-1])
+        self.fill(main.body, body)
+        main.body.ops[:-1] = by_loads(main.body.ops[:-1])
         results = main.results[: len(loop.inits)]
-        rest = self.for_(end, upper, step, results)
-        rest.attrs |= {"unroll": 1, "rare": True}
-        rest.regions = [Block([lower.type, *(v.type for v in results)])]
+        rest = self.for_(end, upper, step, results, unroll=1, rare=True)
         self.region(op.body, rest.body)
         return list(rest.results)
 

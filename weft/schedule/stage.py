@@ -418,13 +418,11 @@ class _Staging(Serial):
             some, lambda: self._loaded(op, own, lower, steps), lambda: self.nothing(types), types
         )
         inits = list(map(self.lookup, loop.inits))
-        main = self.for_(lower, end, many, [*inits, *waiting, *given])
-        main.attrs |= {"unroll": 1}
-        main.regions = [block := Block([lower.type, *(v.type for v in main.results)])]
-        position, *values = block.args
+        main = self.for_(lower, end, many, [*inits, *waiting, *given], unroll=1)
+        position, *values = main.body.args
         position.name = loop.index.name
         carried, values = values[: len(inits)], values[len(inits) :]
-        with self.at(block):
+        with self.at(main.body):
             self._fill(values[: len(waiting)], position)
             next_ = self.addi(position, many)
             later = self._loaded_elements(next_)
@@ -441,12 +439,10 @@ class _Staging(Serial):
         if steps == 1:  # all turns are whole
             return left
         self._fill(main.results[len(inits) :][: len(waiting)], end)
-        rest = self.for_(end, upper, step, left)
-        rest.attrs |= {"unroll": 1, "rare": True}
-        rest.regions = [block := Block([lower.type, *(v.type for v in left)])]
-        with self.at(block):
-            self.base = self._slot(block.args[0])
-            self.do("scf.yield", *self.inline(op.body, block.args))
+        rest = self.for_(end, upper, step, left, unroll=1, rare=True)
+        with self.at(rest.body):
+            self.base = self._slot(rest.body.args[0])
+            self.do("scf.yield", *self.inline(op.body, rest.body.args))
         return list(rest.results)
 
     def _behind(self, position: Value, steps: int) -> Value:

@@ -492,10 +492,8 @@ class _Staging(_Elements):
                 places[result] = mine[-1]
             carried.append(mine)
         self.starts = {row: self._start(row) for row in rows}
-        main = self.for_(lower, end, many, [self.lookup(v) for v in inits])
-        main.attrs |= {"unroll": 1}
-        main.regions = [new := Block([lower.type, *(v.type for v in main.results)])]
-        chunk, *values = new.args
+        main = self.for_(lower, end, many, [self.lookup(v) for v in inits], unroll=1)
+        chunk, *values = main.body.args
 
         def body() -> list[Value]:
             self._fill(rows, chunk, group)
@@ -517,7 +515,7 @@ class _Staging(_Elements):
             self.of = {}
             return values
 
-        self.fill(new, body)
+        self.fill(main.body, body)
         for loop, mine in zip(group, carried, strict=True):
             self.replacement.update(zip(loop.results, (main.results[k] for k in mine), strict=True))
         self.done.update(group)

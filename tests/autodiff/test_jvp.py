@@ -215,3 +215,25 @@ def test_subscripts_are_checked_along_tangents():
     message = "subscript 4 of `x` is out of range: its dimension 0 has 4 elements"
     with pytest.raises(weft.KernelIndexError, match=message):
         jvp(lambda x: doubled(x, 5), (x,), (x,))
+
+
+def test_compiled_outside_of_the_level_and_called_in_it(pair):
+    """Also where the host part is in the graph, which has no tangents."""
+    x, t = pair
+    for kernel, f in ((k.softmax, lambda x: torch.softmax(x, 1)), (doubled, lambda x: 4 * x * x)):
+        compiled = torch.compile(kernel, fullgraph=True)
+        expected = jvp(f, (x,), (t,))
+        same([compiled(x)], expected[:1])
+        with forward_ad.dual_level():
+            out = compiled(forward_ad.make_dual(x, t))
+            same(forward_ad.unpack_dual(out), expected)
+        same([compiled(x)], [f(x)])
+
+
+@weft.kernel
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    y = x + x
+    out = torch.empty_like(y)
+    for i, j in weft.ndrange(x.shape[0], x.shape[1]):
+        out[i, j] = y[i, j] * y[i, j]
+    return out

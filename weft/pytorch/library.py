@@ -34,7 +34,7 @@ from weft.pytorch.ambient import Autocast, autocast_state
 from weft.pytorch.batches import direct, is_batched
 from weft.pytorch.double_backward_op import transformed
 from weft.pytorch.fake import hidden_write, of_samples
-from weft.pytorch.forward_level import has_dual
+from weft.pytorch.forward_level import has_dual, is_open
 from weft.pytorch.identity import decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.operator import Form, Operator, needs_grad
@@ -47,6 +47,7 @@ _SCALARS = {int: "SymInt", float: "float", bool: "bool", torch.SymInt: "SymInt",
 # Types of values that an operator may have fixed in it under torch.compile.
 _FIXED = (str, type(None), bool, int, float, tuple, list, torch.dtype, torch.device, DType, type,
           FunctionType, BuiltinFunctionType, MethodType)  # fmt: skip
+TANGENTS = "tangents"  # around an operator whose tensors may have them
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType)  # which may write to arguments
 _ANNOTATED = {"tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bool"}
 
@@ -116,7 +117,7 @@ class Operators:
             types.append(kind)
             (passed if kind else fixed).append(value)
             plain = plain and not isinstance(value, _CODE)
-        if plain:
+        if plain and not self.in_level(self.token):
             return self.host(loops, *args, **kwargs)
         around = self.deciding()
         name = self.name_for(self.token, tuple(types), tuple(fixed), around)
@@ -171,8 +172,9 @@ class Operators:
             constants = {p.name: next(absent) for p, kind in pairs if not kind}
             written = self._written(constants)
             form = Form(
-                self.kernel, self.returned, self.namespace, types, constants, written, autocast
-            )
+                self.kernel, self.returned, self.namespace, types, constants, written, autocast,
+                TANGENTS not in around,
+            )  # fmt: skip
             schema = form.schema()
             others = (types, tuple(fixed), around, autocast, schema, decided_by())
             text = text_of(self.kernel.source, self.kernel.described, *others)
@@ -194,8 +196,20 @@ class Operators:
         and guards the token and ``around``."""
         assert token == self.token
         self._check_captured()
+        if self.in_level(token):
+            around = (*around, TANGENTS)
         operator = self.find(types, fixed, around, autocast_state())
         return operator.overload._schema.name.rpartition(":")[2]
+
+    def in_level(self, token: str) -> bool:
+        """Whether what Dynamo compiles is called where tensors may have tangents: Inductor's code
+        loses them, the operator does not. Compiled again where that changes."""
+        from torch._dynamo.guards import GuardBuilder, install_guard  # which calls this
+        from torch._dynamo.source import GlobalStateSource
+
+        assert token == self.token
+        install_guard(GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL))
+        return is_open() and not torch._C._are_functorch_transforms_active()
 
     def refuse(self, name: str) -> bool:
         """Makes ``refused[name]``: the kernel, in front of which Dynamo breaks its graph. Where it
@@ -213,6 +227,7 @@ class Operators:
 
     # What torch.compiler.assume_constant_result does, without importing Dynamo.
     name_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    in_level._dynamo_marked_constant = True  # type: ignore[attr-defined]
     refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     @functools.cached_property

@@ -56,7 +56,8 @@ class Operator:
 class Form:
     """What an operator of a kernel is like. ``types``: the schema type of each parameter, "" where
     its value is fixed, in which case it is in ``constants``; ``written``: the names of those that
-    it writes to; ``autocast``: that under which its host part runs."""
+    it writes to; ``autocast``: that under which its host part runs; ``fuses``: whether Inductor may
+    take it apart."""
 
     kernel: KernelLike
     returned: Returned
@@ -65,6 +66,7 @@ class Form:
     constants: dict[str, Any]
     written: frozenset[str]
     autocast: Autocast
+    fuses: bool
 
     def schema(self) -> str:
         letters = iter("abcdefghijklmnopqrstuvwxyz")
@@ -109,7 +111,7 @@ class Form:
         """``fake``, which tells Inductor, where that is at work, what the operator becomes."""
 
         def offering(*args: Any) -> Any:
-            if "torch._inductor.lowering" in sys.modules and not self.autocast:
+            if "torch._inductor.lowering" in sys.modules and self.fuses and not self.autocast:
                 from weft.pytorch.inductor import offer  # only where Inductor compiles
 
                 overload = namespace_of(self.namespace).packets[name].default

@@ -71,6 +71,20 @@ def log_softmax(x: Tensor) -> Tensor:
 
 
 @weft.kernel
+def masked_sum(x: Tensor, index: Tensor) -> Tensor:
+    out = torch.empty(x.shape[0], device=x.device)
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            if x[i, j] > 0:
+                s += x[i, j] if x[i, index[j]] > 0 else 0.25
+            elif j > 3:
+                s += 1.5
+        out[i] = s
+    return out
+
+
+@weft.kernel
 def norm(x: Tensor, w: Tensor, eps: float) -> Tensor:
     mean = x.mean(1)
     out = torch.empty_like(x)
@@ -99,7 +113,7 @@ def edges(x: Tensor, f: float) -> Tensor:
 
 @weft.kernel
 def rows(w: Tensor, index: Tensor) -> Tensor:
-    out = torch.empty(index.shape[0], w.shape[1])
+    out = torch.empty(index.shape[0], w.shape[1], device=w.device)
     for i, j in weft.ndrange(index.shape[0], w.shape[1]):
         out[i, j] = w[index[i], j]
     return out
@@ -107,7 +121,7 @@ def rows(w: Tensor, index: Tensor) -> Tensor:
 
 @weft.kernel
 def statistics(x: Tensor, mask: Tensor):
-    small = torch.empty(x.shape[1], dtype=torch.bool)
+    small = torch.empty(x.shape[1], dtype=torch.bool, device=x.device)
     s = 0.0
     for j in range(x.shape[1]):
         least = math.inf
@@ -191,15 +205,16 @@ def test_a_loop_becomes_one_kernel_with_its_neighbours(compiled, device):
 
 @on_devices
 def test_rows_gathers_and_conditions_are_fused(compiled, device):
-    def several(x, w, index, mask):
+    def several(x, w, index, mask, order):
         small, s = statistics(x + 1, mask)
         return (
             softmax(x * 2) + 1, torch.relu(norm(x, w, 1e-5)), rows(w[:, None], index) * 2,
             edges(w.sin(), 0.5) * 2, ~small, s * 2, log_softmax(x.cos()) * 2,
+            masked_sum(x, order) * 2,
         )  # fmt: skip
 
     args = torch.randn(9, 33), torch.randn(33), torch.randint(0, 33, (5,)), torch.rand(33) > 0.5
-    args = [arg.to(device) for arg in args]
+    args = [arg.to(device) for arg in (*args, torch.randperm(33))]
     out, code = compiled(several, *args)
     assert calls(code) == 2 * (device == "cuda" and LACKS_DIVISION)
     torch.testing.assert_close(out, several(*args))
@@ -370,6 +385,13 @@ def test_options_decide():
     jammed = weft.kernel(fuse=True, schedule={"cuda": "unroll_jam(i, 2)"})(product.function)
     assert says(jammed, a, a).startswith("Reduction")
     assert says(reads_a_number, a[0]) == "a call: `FACTOR`, from around the kernel, may change"
+
+
+def test_a_reduction_without_neighbours_stays_a_call(compiled):
+    x = torch.randn(4, 7)
+    out, code = compiled(softmax, x)
+    assert (kernels(code), calls(code)) == (0, 1)
+    torch.testing.assert_close(out, x.softmax(1))
 
 
 def test_fuse_false_is_another_operator_that_stays_a_call(compiled):

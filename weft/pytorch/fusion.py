@@ -16,11 +16,23 @@ import numpy as np
 import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
+from weft.ir.scalar import to_float
 from weft.ir.types import MemRefType, compute_type
-from weft.ir.views import For, If, Parallel, constant_of, loop_of, made_by, memory
+from weft.ir.views import (
+    For,
+    If,
+    Parallel,
+    Select,
+    condition_of,
+    constant_of,
+    loop_of,
+    made_by,
+    memory,
+)
 from weft.ir.writes import loaded, written
 from weft.passes.cse import cse
 from weft.passes.dce import dce
@@ -78,11 +90,12 @@ class Axis:
 
 @frozen
 class Choice:
-    """What the branches of an ``scf.if`` store."""
+    """What the branches of an ``scf.if`` or ``arith.select`` store or contribute to a reduction
+    (None: nothing)."""
 
     op: Op
-    yes: Value | Choice
-    no: Value | Choice
+    yes: Value | Choice | None
+    no: Value | Choice | None
 
 
 @frozen
@@ -204,8 +217,8 @@ class Fusion:
         self.stores.append(stored)
 
     def _reduction(
-        self, kind: str, init: Value, value: Value, result: Value, axes: tuple[Axis, ...],
-        inner: tuple[Axis, ...],
+        self, kind: str, init: Value, value: Value | Choice | None, result: Value,
+        axes: tuple[Axis, ...], inner: tuple[Axis, ...],
     ) -> None:  # fmt: skip
         if kind not in REDUCTIONS:
             raise Opaque("it reduces integers")
@@ -217,7 +230,7 @@ class Fusion:
             raise Opaque("a loop may have no iterations")
 
         def contribution(body: Body) -> Any:
-            found = body.lifted(value)
+            found = body.chosen(value, lambda: ops.constant(start, dtype))
             if "num" not in kind:
                 return found
             return ops.where(ops.isnan(found), ops.constant(start, dtype), found)
@@ -271,14 +284,27 @@ class Fusion:
         return self.ops.to_dtype(half, torch.float32)
 
 
-def _carried(view: For, k: int) -> tuple[str, Value, Value, Value]:
+def _carried(view: For, k: int) -> tuple[str, Value, Value | Choice | None, Value]:
     """The combiner, initial value, contribution and result of a value that a loop carries."""
     carried, init, step, result = view.rows[k]
+    kind, value = _contributed(step, carried)
+    return kind, init, value, result
+
+
+def _contributed(step: Value, carried: Value) -> tuple[str, Value | Choice | None]:
+    """The combiner of an iteration, and what it contributes: None for nothing."""
     op = step.op
-    kind = op.name.partition(".")[2] if op is not None else ""
-    if op is None or kind not in REDUCTIONS or carried not in op.operands:
-        raise Opaque("an iteration of a loop needs what another one has computed")
-    return kind, init, op.right if op.left is carried else op.left, result
+    if step is carried:
+        return "", None
+    if op is not None and op.name in ("scf.if", "arith.select"):
+        arms = (Select(op).yes, Select(op).no) if op.name == "arith.select" else (
+            If(op).arms(op.results.index(step)))  # fmt: skip
+        (kind, yes), (other, no) = (_contributed(arm, carried) for arm in arms)
+        if not kind or not other or kind == other:
+            return kind or other, Choice(op, yes, no)
+    elif op is not None and op.name.partition(".")[2] in REDUCTIONS and carried in op.operands:
+        return op.name.partition(".")[2], op.right if op.left is carried else op.left
+    raise Opaque("an iteration of a loop needs what another one has computed")
 
 
 def _stores(op: Op) -> list[tuple[Op, Choice]]:
@@ -332,6 +358,8 @@ class Body:
         """The same as a value of Inductor's."""
         found, ops, dtype = self.value(value), self.of.ops, torch_type(value.type)
         if isinstance(found, bool | float):
+            if dtype in _HALVES:  # which Inductor computes with as floats of 32 bits
+                found = float(to_float(found, value.scalar))
             return ops.constant(found, dtype)
         if not isinstance(found, sympy.Expr):
             return found
@@ -341,11 +369,16 @@ class Body:
         wide = ops.index_expr(found, torch.int64)
         return wide if dtype is torch.int64 else ops.to_dtype(wide, dtype)
 
-    def chosen(self, value: Value | Choice) -> Any:
-        """What is stored; halves as floats of 32 bits."""
+    def chosen(
+        self, value: Value | Choice | None, nothing: Callable[[], Any] = lambda: None
+    ) -> Any:
+        """What is stored or contributed, ``nothing()`` for None; halves as floats of 32 bits."""
         if isinstance(value, Choice):
             yes, no = value.yes, value.no
-            return self._where(value.op, lambda b: b.chosen(yes), lambda b: b.chosen(no))
+            return self._where(value.op, lambda b: b.chosen(yes, nothing),
+                               lambda b: b.chosen(no, nothing))  # fmt: skip
+        if value is None:
+            return nothing()
         narrowed = made_by(value, "arith.truncf")
         if compute_type(value.scalar) is value.scalar:
             return self.lifted(value)
@@ -355,19 +388,20 @@ class Body:
 
     def _where(self, op: Op, yes: Callable[[Body], Any], no: Callable[[Body], Any]) -> Any:
         """What an ``scf.if`` chooses: what its branches load is loaded where they are taken."""
-        condition, ops = self.value(If(op).condition), self.of.ops
+        found = condition_of(op)
+        assert found is not None
+        condition, ops = self.value(found), self.of.ops
         if isinstance(condition, bool):
             return yes(self) if condition else no(self)
 
-        def branch(region: Block, mask: Any, compute: Callable[[Body], Any]) -> Any:
-            if not any(o.name == "memref.load" for o in walk(region)):
+        def branch(k: int, mask: Any, compute: Callable[[Body], Any]) -> Any:
+            if not any(o.name == "memref.load" for r in op.regions[k : k + 1] for o in walk(r)):
                 return compute(self)
             # Inductor wants a mask's body to use nothing from outside of it.
             return ops.masked(mask, lambda: compute(Body(self.of, self.indices, self.axes)), 0)
 
-        then = branch(If(op).then, condition, yes)
-        return ops.where(condition, then,
-                         branch(If(op).otherwise, ops.logical_not(condition), no))  # fmt: skip
+        then = branch(0, condition, yes)
+        return ops.where(condition, then, branch(1, ops.logical_not(condition), no))
 
     def _computed(self, value: Value) -> Any:
         op, of = value.op, self.of
@@ -458,8 +492,22 @@ class Body:
         """Raises ``Opaque`` where a number that is computed of indices may not fit 32 bits."""
         if not self.of.probing or found.is_Symbol or not (anywhere or self.of.facts.on_gpu):
             return
-        if not (self._never_negative(found + _NARROW) and self._never_negative(_NARROW - found)):
+        ends = found + _NARROW, _NARROW - found
+        if not all(map(self._never_negative, ends)) and not self._is_bounded(found):
             raise Opaque("numbers that it computes of indices may need more than 32 bits")
+
+    def _is_bounded(self, found: Any) -> bool:
+        """Whether it fits 32 bits where all sizes are known, also if it is not affine."""
+        extents = {number: axis.extent for number, axis in self.axes.items()}
+        if not all(e.is_Integer and e > 0 for e in extents.values()):
+            return False
+        ranges = {n: ValueRanges(sympy.Integer(0), e - 1) for n, e in extents.items()}
+        if not found.free_symbols <= ranges.keys():
+            return False
+        # Each part, too: what is divided is computed on the way.
+        parts: Any = sympy.preorder_traversal(found)
+        bounds: list[Any] = [bound_sympy(part, ranges) for part in parts]
+        return all(b.lower >= -_NARROW and b.upper <= _NARROW for b in bounds)
 
     def _never_negative(self, found: Any) -> bool:
         """Of an expression of indices, while probing."""

@@ -7,6 +7,7 @@ operators stay calls.
 from __future__ import annotations
 
 import logging
+import operator
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,7 +62,8 @@ def _lowered(
     kernel: KernelLike, implementation: Callable[[Any], Any], passed: Sequence[Any]
 ) -> Any:  # fmt: skip
     """What stands for a call with ``passed``, of Inductor's. Raises ``Opaque``."""
-    fakes = torch.fx.map_arg(V.graph.current_node.args, lambda node: node.meta["val"])
+    node: torch.fx.Node = V.graph.current_node
+    fakes: Any = torch.fx.map_arg(node.args, lambda arg: arg.meta["val"])
     mode = detect_fake_mode(fakes)
     if mode is None or len(fakes) != len(passed):
         raise Opaque("it has no tensor argument")
@@ -72,6 +74,8 @@ def _lowered(
     with mode:
         out = implementation(tuple(map(recorded.launcher, kernel.launchers)))(*fakes)
     recorded.check()
+    if any(probe.reduced for _, probe in recorded.launches) and not _has_neighbours(node):
+        raise Opaque("it reduces, and nothing stands beside it")
     boxes = {id(f): p for f, p in zip(fakes, passed, strict=True) if isinstance(f, torch.Tensor)}
     for launch, probe in recorded.launches:
         _carry_out(launch, probe, boxes)
@@ -79,6 +83,13 @@ def _lowered(
     if not all(id(o) in boxes for o in outs):
         raise Opaque("its host part computes what it returns")
     return tuple(boxes[id(o)] for o in outs) if isinstance(out, tuple) else boxes[id(out)]
+
+
+def _has_neighbours(node: torch.fx.Node) -> bool:
+    """Whether it is computed from, or for, what the graph computes."""
+    items = [u for user in node.users for u in (
+        user.users if user.target is operator.getitem else [user])]  # fmt: skip
+    return any(n.op == "call_function" for n in (*node.all_input_nodes, *items))
 
 
 class _Ops:

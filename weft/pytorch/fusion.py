@@ -394,14 +394,15 @@ class Body:
         if isinstance(condition, bool):
             return yes(self) if condition else no(self)
 
-        def branch(k: int, mask: Any, compute: Callable[[Body], Any]) -> Any:
-            if not any(o.name == "memref.load" for r in op.regions[k : k + 1] for o in walk(r)):
+        def branch(region: Block | None, mask: Any, compute: Callable[[Body], Any]) -> Any:
+            if region is None or not any(o.name == "memref.load" for o in walk(region)):
                 return compute(self)
             # Inductor wants a mask's body to use nothing from outside of it.
             return ops.masked(mask, lambda: compute(Body(self.of, self.indices, self.axes)), 0)
 
-        then = branch(0, condition, yes)
-        return ops.where(condition, then, branch(1, ops.logical_not(condition), no))
+        regions = (If(op).then, If(op).otherwise) if op.name == "scf.if" else (None, None)
+        then = branch(regions[0], condition, yes)
+        return ops.where(condition, then, branch(regions[1], ops.logical_not(condition), no))
 
     def _computed(self, value: Value) -> Any:
         op, of = value.op, self.of

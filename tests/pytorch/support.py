@@ -250,6 +250,17 @@ def compiled_transform(device: str) -> None:
              torch.func.grad(lambda x, e=expected: e(x, w).sum())(x))  # fmt: skip
 
 
+def compiled_vmap(device: str) -> None:
+    x, w = drawn(device, 10).view(2, 5), drawn(device)
+    for kernel, expected in BOTH:
+        torch._dynamo.reset()
+        for f in (lambda f: torch.vmap(f, (0, None)),
+                  lambda f: torch.vmap(torch.func.grad(lambda x, w: f(x, w).sum()), (0, None)),
+                  lambda f: torch.func.jacrev(lambda x, w: f(x[0], w))):  # fmt: skip
+            same(torch.compile(f(kernel), fullgraph=True, backend="aot_eager")(x, w),
+                 f(expected)(x, w))  # fmt: skip
+
+
 def checkpoints(device: str) -> None:
     for kernel, expected in BOTH:
         for reentrant in (False, True):
@@ -347,6 +358,7 @@ ROWS: dict[str, Callable[[str], str | None]] = {
     "the same, writing to an argument": compiled_in_place,
     "the same, writing to an argument, backward": compiled_in_place_gradient,
     "the same of `torch.func.grad`": compiled_transform,
+    "the same of `torch.vmap`, of it over `grad`, of `jacrev`": compiled_vmap,
     "`torch.export`": exported,
     "`torch.export(strict=True)`": strictly,
     "`make_fx`, symbolic": proxies,

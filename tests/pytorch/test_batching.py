@@ -186,6 +186,36 @@ def test_a_batch_without_samples(case: str) -> None:
         assert (a.shape, a.dtype) == ((0, *b.shape[1:]), b.dtype)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_gpu(case: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    kernel, make, dims = CASES[case]
+    args = make(33)
+    expected = by_sample(kernel, args, dims)
+    with torch.device("cuda"):
+        found = vmap(kernel, dims)(*(a.cuda() if torch.is_tensor(a) else a for a in args))
+    single = isinstance(expected, torch.Tensor)
+    for a, b in [(found, expected)] if single else zip(found, expected, strict=True):
+        close(a.cpu(), b)
+
+
+@pytest.mark.cuda
+def test_derivatives_on_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    with torch.device("cuda"):
+        x, w = drawn(6, 5), drawn(5)
+        for f in (DERIVATIVES["of samples"], DERIVATIVES["a hessian of samples"]):
+            close(f(scaled)(x, w), f(lambda x, w: x * x * w)(x, w))
+        close(jacrev(softmax)(x), jacrev(lambda x: x.softmax(1))(x))
+        y, w = x.clone().requires_grad_(), w.requires_grad_()
+        rows = torch.autograd.grad(norm(y, w, 1e-5), w, torch.eye(30).double().view(30, 6, 5),
+                                   is_grads_batched=True)[0]  # fmt: skip
+        close(rows, jacrev(lambda w: norm(x, w, 1e-5))(w.detach()).reshape(30, 5))
+
+
 def test_nested() -> None:
     x, w = drawn(3, 4), drawn(2, 4)
     close(vmap(vmap(scaled, (0, None)), (None, 0))(x, w), x * x * w[:, None])

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch.func import grad, jacrev, jvp, vjp, vmap
+from torch.func import grad, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 
@@ -53,15 +54,137 @@ def test_the_gradient_of_a_compiled_gradient(x):
     torch.testing.assert_close(found, expected)
 
 
-def test_a_compiled_batch(x):
-    both = torch.stack([x, 2 * x])
-    torch.testing.assert_close(compiled(vmap(square), both), both**2)
+@weft.kernel
+def waved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x.sin() * w
+    out = torch.zeros_like(y)
+    for i in range(y.shape[0]):
+        out[i] += y[i] * y[i]
+    return out
 
 
-@pytest.mark.parametrize(
-    ("f", "size"), [(vmap(grad(loss)), 6), (jacrev(square), 3)], ids=["vmap", "jacrev"]
-)
-def test_batched_gradients_are_refused_by_name(f, size):
+@weft.kernel
+def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i] * w[i]
+    return out
+
+
+@weft.kernel
+def added_(out: torch.Tensor, x: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        out[i] += x[i] * x[i]
+
+
+BOTH = ((scaled, lambda x, w: x * x * w), (waved, lambda x, w: (x.sin() * w) ** 2))
+BATCHES = {
+    "vmap": lambda f: vmap(f, (0, None)),
+    "nested": lambda f: vmap(vmap(f, (0, None), 1), (None, 0)),
+    "of samples": lambda f: vmap(grad(lambda x, w: (f(x, w) ** 2).sum(), argnums=(0, 1)), (0, 0)),
+    "jacrev": lambda f: jacrev(lambda x, w: f(x[0], w[1]), argnums=(0, 1)),
+    "jacrev of jacrev": lambda f: jacrev(jacrev(lambda x, w: f(x[0], w[1]).sum())),
+}
+
+
+@pytest.mark.parametrize("form", BATCHES)
+def test_compiled_batches(form):
+    x, w = torch.rand(2, 3, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
+    if form == "vmap":
+        w = w[0]
+    for kernel, expected in BOTH:
+        torch._dynamo.reset()
+        found = compiled(BATCHES[form](kernel), x, w)
+        torch.testing.assert_close(found, BATCHES[form](expected)(x, w))
+
+
+def test_compiled_tangents_of_a_batch(x):
+    w = x.flip(0)
+    found = compiled(jacfwd(scaled, argnums=(0, 1)), x, w)
+    torch.testing.assert_close(found, (torch.diag(2 * x * w), torch.diag(x * x)))
+
+
+def test_a_gradient_of_a_compiled_batch():
+    x, w = (torch.rand(2, 3, dtype=torch.float64).requires_grad_() for _ in range(2))
+    for kernel, expected in BOTH:
+        torch._dynamo.reset()
+        grads = [torch.autograd.grad((f(x, w) ** 2).sum(), (x, w))
+                 for f in (torch.compile(vmap(kernel), backend="aot_eager"), expected)]  # fmt: skip
+        torch.testing.assert_close(*grads)
+
+
+def test_a_compiled_batch_that_is_written():
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="a kernel has no batching rule yet"):
-        compiled(f, torch.rand(size // 3, 3) if size > 3 else torch.rand(3))
+    out, x = torch.rand(2, 3), torch.rand(2, 3)
+    expected = out + x * x
+    compiled(lambda out, x: vmap(added_, out_dims=None)(out, x), out, x)
+    torch.testing.assert_close(out, expected)
+
+
+def test_one_graph_for_batches_of_many_sizes():
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    f = torch.compile(vmap(scaled, (0, None)), fullgraph=True, backend=counter, dynamic=True)
+    for n, m in ((2, 3), (4, 5), (7, 6)):
+        x, w = torch.rand(n, m), torch.rand(m)
+        torch.testing.assert_close(f(x, w), x * x * w)
+    assert counter.frame_count == 1
+
+
+def test_a_graph_has_one_operator_for_all_samples():
+    x, w = torch.rand(2, 3), torch.rand(3)
+    graph = make_fx(vmap(scaled, (0, None)), tracing_mode="symbolic")(x, w)
+    found = [n.target for n in graph.graph.nodes if "weft" in str(n.target)]
+    assert [t._schema.name for t in found] == [f"{scaled.op._schema.name}_vmap"]
+    torch.testing.assert_close(graph(x, w), x * x * w)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_batch(strict):
+    class Module(torch.nn.Module):
+        def forward(self, x, w):
+            return vmap(scaled, (0, None))(x, w)
+
+    x, w = torch.rand(2, 3), torch.rand(3)
+    program = torch.export.export(Module(), (x, w), strict=strict).run_decompositions()
+    torch.testing.assert_close(program.module()(x, w), x * x * w)
+
+
+def test_operators_of_batches_by_name():
+    """As a graph that torch has kept asks for them."""
+
+    @weft.kernel
+    def tripled(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = 3 * x[i]
+        return out
+
+    name = tripled.op._schema.name.rpartition(":")[2]
+    x = torch.rand(2, 4, 3)
+    every = getattr(torch.ops.weft, f"{name}_vmap_vmap").default
+    torch.testing.assert_close(every(x, 4, [0], "error", 2, [0], "error"), 3 * x)
+    assert getattr(torch.ops.weft, f"{name}_vmap_backward").default
+
+
+def test_transforms_of_the_operator():
+    x, w = torch.rand(2, 3), torch.rand(3)
+    torch.testing.assert_close(vmap(scaled.op, (0, None))(x, w), x * x * w)
+    each = vmap(grad(lambda w, x: scaled.op(x, w).sum()), (None, 0))(w, x)
+    torch.testing.assert_close(each, x * x)
+    w.requires_grad_()
+    (rows,) = torch.autograd.grad(scaled.op(w, x[0]), w, torch.eye(3), is_grads_batched=True)
+    torch.testing.assert_close(rows, torch.diag(2 * w * x[0]).detach())
+
+
+def test_opcheck_of_a_batch():
+    x, w = torch.rand(2, 3, requires_grad=True), torch.rand(3, requires_grad=True)
+    vmap(scaled.op, (0, None))(x, w)
+    name = scaled.op._schema.name.rpartition(":")[2]
+    every = getattr(torch.ops.weft, f"{name}_vmap").default
+    torch.library.opcheck(every, (x, w, 2, [0], "error"))
+
+
+def test_the_linear_function_of_linearize(x):
+    _, f = linearize(lambda x: scaled(x, x), x)
+    torch.testing.assert_close(vmap(f)(torch.eye(3).to(x)), torch.diag(3 * x * x))

@@ -73,6 +73,25 @@ def expanded(
     return tensor.expand(*sizes.values(), *tensor.shape[len(sizes) :]).contiguous()
 
 
+def in_front(values: Sequence[Any], dims: Sequence[Any]) -> tuple[list[torch.Tensor], list[bool]]:
+    """The tensors among ``values`` and the lists in it, their batches (of ``dims``) along the first
+    dimension, and which have one."""
+    tensors: list[torch.Tensor] = []
+    have: list[bool] = []
+    for value, dim in zip(values, dims, strict=True):
+        many = isinstance(value, list | tuple)
+        for t, d in zip(value, dim or [None] * len(value), strict=True) if many else [(value, dim)]:
+            if isinstance(t, torch.Tensor):
+                tensors.append(t if d is None else t.movedim(d, 0))
+                have.append(d is not None)
+    return tensors, have
+
+
+def filled(tensor: torch.Tensor, size: Any, has: bool) -> torch.Tensor:
+    """``tensor``, or a batch of ``size`` samples that are all it."""
+    return tensor if has else tensor.expand(size, *tensor.shape)
+
+
 def samples_of(tensors: Sequence[Any], levels: Sequence[Sequence[int]]) -> dict[int, int]:
     """The sizes of all the batches that ``tensors`` are of, by level, in the order of levels."""
     pairs = (pair for v, own in zip(tensors, levels, strict=True) if own

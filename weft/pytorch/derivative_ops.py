@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
@@ -21,9 +21,11 @@ from weft.errors import GradientError
 from weft.frames import shorten, user_frames
 from weft.pytorch import flops
 from weft.pytorch.ambient import drawing_nothing
+from weft.pytorch.batches import filled, in_front
 from weft.pytorch.double_backward_op import Backward, Form, Made
 from weft.pytorch.forward_level import has_dual, is_dual, is_open, primal_of
 from weft.pytorch.namespace import Family
+from weft.pytorch.samples_op import Samples, extra_arguments
 from weft.pytorch.transforms import PLAIN, Pushed, is_float, items, list_error
 from weft.source import Span
 
@@ -69,6 +71,12 @@ def register(
     rule = Rule(family, name, schema, made, reads, functools.partial(_second, span), span)
     _ = rule.operator  # a compiled graph from torch's cache may be the first to ask for it
     rule.forwards = rule.forward_operator(overload)
+
+    def derive(overload: Any, made: Made) -> Rule:
+        more = f"{schema}{', ' if schema else ''}{extra_arguments(name)}"
+        return register(f"{name}_vmap", more, made, lambda _: False, family, span)
+
+    Samples(family, overload, made, derive)
     differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
 
     def autograd(keyset: Any, *passed: Any) -> Any:
@@ -160,6 +168,18 @@ class Rule(Backward):
             return differentiable(keyset, *passed)
 
         family.differentiate(name, autograd)
+
+        def sampled(
+            passed: Sequence[Any], dims: Sequence[Any], size: Any, randomness: str
+        ) -> tuple[Any, list[Any]]:
+            *inputs, tangents, which = passed
+            need = [len(Form.of(inputs[:k])[0]) for k in which]
+            _, rule, args = self.sampled(inputs, dims[:-2], size, randomness, need)
+            tensors, have = in_front([tangents], [dims[-2]])
+            along = [filled(t, size, has) for t, has in zip(tensors, have, strict=True)]
+            return cast(Rule, rule).forwards, [*args, along, which]
+
+        family.batch(name, sampled)
         return forwards
 
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:

@@ -20,9 +20,10 @@ from torch._library.autograd import Info, make_autograd_impl
 from weft.frames import user_frames
 from weft.pytorch import flops
 from weft.pytorch.ambient import autocast_state, drawing_nothing, under
+from weft.pytorch.batches import filled, in_front, under_vmap
 from weft.pytorch.forward_level import is_dual
 from weft.pytorch.namespace import Family
-from weft.pytorch.transforms import PLAIN, batching_error, gradients, is_batch, is_float, items
+from weft.pytorch.transforms import PLAIN, gradients, is_float, items
 from weft.source import Span
 from weft.values import frozen
 
@@ -101,19 +102,26 @@ def recorded(
     return [g.contiguous() for g in found]
 
 
+def _batches(tensors: Sequence[torch.Tensor], dims: Any, size: Any) -> list[torch.Tensor]:
+    """``tensors`` as batches."""
+    return [filled(t, size, has) for t, has in zip(*in_front([tensors], [dims]), strict=True)]
+
+
 class Backward:
     """The derivative of the operator ``name`` of ``family``, whose arguments are ``schema``.
 
     ``made`` carries it out so that autograd sees it. ``reads(inputs)``: whether ``made`` gains from
     what the operator has returned, which then is saved. ``refuse(name)`` raises the error that says
-    that the operator ``name`` has no forward mode.
+    that the operator ``name`` has no forward mode. ``of``: the rule of the operator whose backward
+    this one is, if it is one.
     """
 
     def __init__(
         self, family: Family, name: str, schema: str, made: Made,
         reads: Callable[[Sequence[Any]], bool], refuse: Callable[[], Any], span: Span,
+        of: Backward | None = None,
     ) -> None:  # fmt: skip
-        self.family, self.name, self.schema = family, name, schema
+        self.family, self.name, self.schema, self.of = family, name, schema, of
         self.made, self.reads, self.refuse, self.span = made, reads, refuse, span
         self._lock = threading.RLock()
 
@@ -128,12 +136,7 @@ class Backward:
             name = f"{self.name}_backward"
             ahead = f"{self.schema.replace('=None', '')}{', ' if self.schema else ''}"
             schema = f"{ahead}Tensor[] grads, int[] wanted, Tensor[]? outs=None"
-            operators = getattr(torch.ops, self.family.namespace.namespace)
-            count = len(getattr(operators, self.name).default._schema.arguments)
-
-            def split(passed: Sequence[Any]) -> tuple[Sequence[Any], Any, Any, Any]:
-                grads, wanted, *outs = passed[count:]
-                return passed[:count], outs[0] if outs else None, grads, wanted
+            split = self.split
 
             def implementation(*passed: Any) -> list[torch.Tensor]:
                 with drawing_nothing(passed, self.span):
@@ -157,7 +160,8 @@ class Backward:
             family = self.family
             overload = family.define(name, f"({schema}) -> Tensor[]", implementation, fake)
             flops.register(family, overload, self.span, counted)
-            rule = Backward(family, name, schema, again, lambda _: False, self.refuse, self.span)
+            rule = Backward(family, name, schema, again, lambda _: False, self.refuse, self.span,
+                            self)  # fmt: skip
             differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
 
             def autograd(keyset: Any, *passed: Any) -> Any:
@@ -166,7 +170,45 @@ class Backward:
                 return differentiable(keyset, *passed)
 
             family.differentiate(name, autograd)
+            family.batch(name, rule.on_samples)
             return overload, rule
+
+    @functools.cached_property
+    def count(self) -> int:
+        """How many arguments the operator ``name`` has."""
+        operators = getattr(torch.ops, self.family.namespace.namespace)
+        return len(getattr(operators, self.name).default._schema.arguments)
+
+    def split(self, passed: Sequence[Any]) -> tuple[Sequence[Any], Any, Any, Any]:
+        """Of arguments of the backward: those of the operator, and ``outs``, ``grads``,
+        ``wanted``."""
+        grads, wanted, *outs = passed[self.count :]
+        return passed[: self.count], outs[0] if outs else None, grads, wanted
+
+    # --- vmap ------------------------------------------------------------------------------------
+    def sampled(
+        self, passed: Sequence[Any], dims: Sequence[Any], size: Any, randomness: str,
+        need: Sequence[int] = (),
+    ) -> tuple[Any, Backward, list[Any]]:  # fmt: skip
+        """The operator for every sample of ``name``, its rule, and its arguments (see
+        ``Samples``): the backward of all samples."""
+        if self.of is None:
+            samples = self.family.samples[self.name]
+            return *samples.operator, samples.arguments(passed, dims, size, randomness, need)
+        inputs, outs, grads, wanted = self.of.split(passed)
+        own, given = dims[: self.of.count], dims[self.of.count :]
+        tensors = len(Form.of(inputs)[0])
+        more = sorted({*wanted, *(k for k in need if k < tensors)})
+        _, rule, args = self.of.sampled(inputs, own, size, randomness, more)
+        grads = _batches(grads, given[0], size)
+        outs = None if outs is None else _batches(outs, given[2], size)
+        return *rule.operator, [*args, grads, wanted, outs]
+
+    def on_samples(
+        self, passed: Sequence[Any], dims: Sequence[Any], size: Any, randomness: str
+    ) -> tuple[Any, list[Any]]:
+        overload, _, args = self.sampled(passed, dims, size, randomness)
+        return overload, args
 
     # --- autograd --------------------------------------------------------------------------------
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -178,8 +220,13 @@ class Backward:
         ctx.floats = [is_float(o) for o in made]
         ctx.autocast = autocast_state()
 
-    def gradients(self, ctx: Any, needed: Sequence[bool], grads: Sequence[Any]) -> list[Any]:
+    def gradients(
+        self, ctx: Any, needed: Sequence[bool], grads: Sequence[Any]
+    ) -> Sequence[Any]:  # fmt: skip
         """The gradient of each of the tensors that are ``needed``, None for the others."""
+        return under_vmap(functools.partial(self._gradients, ctx, needed), grads)
+
+    def _gradients(self, ctx: Any, needed: Sequence[bool], *grads: Any) -> list[Any]:
         saved = ctx.saved_tensors  # once: a checkpoint lets each be taken out a single time
         tensors, outs = saved[: ctx.count], list(saved[ctx.count :])
         inputs = ctx.form.inputs(tensors)
@@ -190,8 +237,6 @@ class Backward:
         with under(ctx.autocast):
             if torch._C._are_functorch_transforms_active():
                 found = transformed(overload, rule, passed)
-            elif any(map(is_batch, given)):
-                raise batching_error(self.span)
             else:
                 found = overload(*passed)
         result: list[Any] = [None] * len(tensors)
@@ -245,4 +290,7 @@ class Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        raise batching_error(args[1].span)
+        _, rule, form, *tensors = args
+        dims = form.inputs(in_dims[3:], others=False)
+        found = transformed(*rule.sampled(form.inputs(tensors), dims, *info))
+        return found, (0,) * len(found) if isinstance(found, tuple) else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,7 +43,7 @@ class _Packet:
 
 
 def register(
-    family: Family, overload: Any, span: Span, count: Callable[[Counter, Sequence[Any]], object]
+    family: Family, overload: Any, span: Span | None, count: Callable[[Counter, Sequence[Any]], object]
 ) -> None:
     """Has ``FlopCounterMode`` count the operator: ``count(counter, inputs)`` carries it out with
     the counter's loops."""
@@ -71,7 +73,7 @@ def register(
             )  # fmt: skip
         return found.value
 
-    held = family.held(flops)
+    held = family.held(_of_samples(family, name.rpartition(":")[2]) or flops)
 
     def formula(*passed: Any, out_val: Any = None, **_: Any) -> int:
         return held(*passed)
@@ -82,6 +84,37 @@ def register(
         counter = getattr(mode, "counter", None)
         if isinstance(counter, FlopCounterMode):
             counter.flop_registry[key] = formula
+
+
+_VMAP = re.compile(r"(\w+_[0-9a-f]{8}(?:_\d+)?(?:_vmap)*)_vmap((?:_backward|_jvp)*)")
+
+
+def _of_samples(family: Family, name: str) -> Callable[..., int] | None:
+    """The count of an operator for every sample: as many times that of one."""
+    match = _VMAP.fullmatch(name)
+    if match is None:
+        return None
+
+    def flops(*passed: Any) -> int:
+        packets = family.namespace.packets
+        count = len(packets[match[1]].default._schema.arguments)
+        size, have, _ = passed[count : count + 3]
+        if not size:
+            return 0
+        number = itertools.count()
+
+        def sample(value: Any, every: bool) -> Any:
+            if isinstance(value, list | tuple):
+                return [sample(v, every) for v in value]
+            if not isinstance(value, torch.Tensor):
+                return value
+            return value.select(0, 0) if every or next(number) in have else value
+
+        one = [sample(v, False) for v in passed[:count]]
+        one += [sample(v, True) for v in passed[count + 3 :]]
+        return size * flop_registry[packets[match[1] + match[2]]](*one)
+
+    return flops
 
 
 def _key(value: Any) -> Hashable:

@@ -179,7 +179,8 @@ class TracedLoop:
             self.plain = LoopOperators(LoopKernel(operators, region, made, ()))
 
     def __call__(self, *args: Any) -> Any:
-        wanted = False
+        # Tensors of transforms do not say whether a derivative is wanted.
+        wanted = torch._C._functorch.get_dynamic_layer_stack_depth() > 0
         if torch.is_grad_enabled():
             for value, role in zip(args, self.roles, strict=True):
                 if role in "-w" and isinstance(value, torch.Tensor) and value.requires_grad:

@@ -83,12 +83,15 @@ class Operators:
         fixed = [v for v, t in zip(values, types, strict=True) if not t]
         operator = self.find(types, fixed, self.deciding(), autocast_state())
         passed = [v for v, t in zip(values, types, strict=True) if t]
-        if operator.rule is not None and torch._C._are_functorch_transforms_active():
-            out = (transformed(operator.overload, operator.rule, passed)
-                   if torch._C._len_torch_dispatch_stack()  # which wants to see operators
+        watched = torch._C._len_torch_dispatch_stack() > 0  # which wants to see operators
+        batched = any(map(is_batched, passed))
+        if batched and watched:
+            out = operator.overload(*passed)
+        elif operator.rule is not None and torch._C._are_functorch_transforms_active():
+            out = (transformed(operator.overload, operator.rule, passed) if watched
                    else called(of_samples(operator.rule.plain, self.kernel), passed,
                                self.kernel.span))  # fmt: skip
-        elif any(map(is_batched, passed)):
+        elif batched:
             return direct(of_samples(self.kernel.direct, self.kernel), args, kwargs)
         else:
             out = operator.overload(*passed)

@@ -7,7 +7,7 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,11 @@ from weft.runtime.launch import KernelLike
 # pyright: reportPrivateUsage=false
 
 
+# The operator that carries one out on every sample, and its arguments, of those for one sample,
+# their batch dimensions, the size of the batch and its randomness.
+Sampled = Callable[[Sequence[Any], Sequence[Any], Any, str], tuple[Any, Sequence[Any]]]
+
+
 class Family:
     """An operator and its derivatives, each of which holds it by its ``overload``, as graphs hold
     these. Nothing else does (torch gets functions with a weak reference), so that PyTorch forgets
@@ -29,6 +34,7 @@ class Family:
         self.namespace = namespace
         self._library = torch.library.Library(namespace.namespace, "FRAGMENT")
         self._functions: list[Callable[..., Any]] = []
+        self.samples: dict[str, Any] = {}  # what vmap does, by name of the operator (``Samples``)
         # What torch calls where a kernel in machine code does not, by ("run" or "autograd", name).
         self.python: dict[tuple[str, str], Callable[..., Any]] = {}
 
@@ -61,6 +67,27 @@ class Family:
         """Gives the operator ``name`` what autograd calls in its place."""
         self.python["autograd", name] = held = self.held(autograd)
         self._library.impl(name, held, "Autograd", with_keyset=True)
+
+    def batch(self, name: str, sampled: Sampled) -> None:
+        """Tells ``vmap`` what to do with the operator ``name``."""
+
+        def vmapped(info: Any, in_dims: Sequence[Any], *passed: Any) -> Any:
+            overload, args = sampled(passed, in_dims, info.batch_size, info.randomness)
+            out = overload(*args)
+            if isinstance(out, list):
+                return out, [0] * len(out)
+            return out, (0,) * len(out) if isinstance(out, tuple) else None if out is None else 0
+
+        def rule(keyset: Any, *passed: Any) -> Any:
+            # What `torch.library.register_vmap` does, imported by vmap.
+            from torch._functorch.autograd_function import custom_function_call_vmap_helper
+            from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+            interpreter: Any = retrieve_current_functorch_interpreter()
+            overload = self.namespace.packets[name].default
+            return custom_function_call_vmap_helper(interpreter, vmapped, overload, *passed)
+
+        self._library.impl(name, self.held(rule), "FuncTorchBatched", with_keyset=True)
 
     def held(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, held by the family alone: for tables of torch's."""
@@ -141,7 +168,7 @@ class Namespace:
             kernel = list(self.kernels[name])[-1]
             self.latest[name] = weakref.ref(kernel)
             return kernel.op.overloadpacket
-        match = re.fullmatch(r"(\w+)_[0-9a-f]{8}(_\d+)?(_backward|_jvp)*", name)
+        match = re.fullmatch(r"(\w+)_[0-9a-f]{8}(_\d+)?(_vmap)*(_backward|_jvp)*", name)
         if match is None or name == self.defining:
             return None
         loop = re.fullmatch(r"(\w+)_loop(\d+)_([pr][a-zA-Z]*)", match[1])
@@ -150,6 +177,9 @@ class Namespace:
             found = kernel.loop_op(int(loop[2]), loop[3]) if loop else kernel.op
             first = found._schema.name.rpartition(":")[2] if found else ""
             if first and (name == first or name.startswith(f"{first}_")):
+                while name.startswith(f"{first}_vmap"):  # which is made when it is asked for
+                    _ = found.family.samples[first].operator
+                    first += "_vmap"
                 return None  # it is there now
         if kernels:
             raise KernelNameError(

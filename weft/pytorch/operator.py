@@ -23,9 +23,11 @@ from weft.pytorch.ambient import Autocast, under
 from weft.pytorch.batches import storage
 from weft.pytorch.boxed import BoxedKernel, boxed_kernel
 from weft.pytorch.derivative_ops import Rule, is_plain, register
+from weft.pytorch.double_backward_op import Made
 from weft.pytorch.fake import fake_launchers, without_data
 from weft.pytorch.forward_level import has_dual
 from weft.pytorch.namespace import Family, namespace_of
+from weft.pytorch.samples_op import Samples
 from weft.pytorch.skip_forward import NeedsOutputs, replaying, returned_names
 from weft.pytorch.transforms import is_float, items
 from weft.runtime.launch import KernelLike, gradient_error
@@ -95,16 +97,14 @@ class Form:
         rule: Rule | None = None
         writes = any(a.alias_info is not None for a in overload._schema.arguments)
         if writes or not _gives(overload):
-            family.differentiate(name, self._autograd(overload, self._direct(code)))
+            self._without_derivative(family, overload, self._direct(code))
         else:
             rule = self._rule(name, family, code)
         if code is not None:
             code.attach(family, name)
         # The hashes of overload and packet are those of what ``attach`` puts there.
         flops.register(family, overload, self.kernel.span, self._counted)
-        if not overload._schema.returns and not overload._schema.is_mutable:
-            # It asserts or prints: graphs must not drop the call.
-            has_side_effect(overload)
+        _stays(overload)
         return Operator(overload, self.types, self.constants, rule)
 
     def _offering(self, fake: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -124,6 +124,21 @@ class Form:
         """A call whose operations are counted."""
         with counter.watching():
             self.implementation(counter.launchers(self.kernel))(*inputs)
+
+    def _without_derivative(
+        self, family: Family, overload: Any, direct: Callable[..., Any] | None = None,
+        made: Made | None = None,
+    ) -> None:  # fmt: skip
+        """Tells autograd and ``vmap`` of an operator that writes to arguments or gives nothing."""
+        name = overload._schema.name.rpartition(":")[2]
+        family.differentiate(name, self._autograd(overload, direct))
+        run = self.implementation(None)
+
+        def derive(overload: Any, made: Made) -> None:
+            self._without_derivative(family, overload, made=made)
+            _stays(overload)
+
+        Samples(family, overload, made or (lambda inputs, _: run(*inputs)), derive)
 
     def _boxed(self, name: str) -> BoxedKernel | None:
         """Its kernel in machine code, where it is one loop over its parameters."""
@@ -204,7 +219,7 @@ class Form:
 
     def implementation(self, launchers: Any, recording: bool = False) -> Callable[..., Any]:
         """What carries the kernel out: with ``launchers`` for its loops, if not its own.
-        ``recording``: autograd is to see it, and forward mode."""
+        ``recording``: autograd is to see it, where it is on, and forward mode."""
         kernel, returned = self.kernel, self.returned
         types, constants, written = self.types, self.constants, self.written
         parameters = kernel.parts.parameters
@@ -226,7 +241,7 @@ class Form:
 
         def implementation(*passed: Any) -> Any:
             grad, tangents = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
-            torch._C._set_grad_enabled(recording)
+            torch._C._set_grad_enabled(recording and grad)
             torch._C._set_fwd_grad_enabled(recording and tangents)
             before = [_version(passed[k]) for k in unwritten]
             uncounted = _is_excluded(_VERSIONS)  # compiled graphs do not count what is written
@@ -301,6 +316,12 @@ class Form:
             return out
 
         return autograd
+
+
+def _stays(overload: Any) -> None:
+    """Has graphs keep the calls of an operator that asserts or prints, and nothing else."""
+    if not overload._schema.returns and not overload._schema.is_mutable:
+        has_side_effect(overload)
 
 
 def taught(run: Callable[..., Any], code: BoxedKernel) -> Callable[..., Any]:

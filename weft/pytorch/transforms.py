@@ -79,14 +79,6 @@ def list_error(span: Span) -> KernelValueError:
     )  # fmt: skip
 
 
-def batching_error(span: Span | None) -> GradientError:
-    return GradientError(
-        "a kernel has no batching rule yet, so vmap and what rests on it (jacfwd, jacrev, hessian, "
-        "is_grads_batched, vectorize=True) cannot be had", span,
-        help="write the loop over the batch in the kernel, or call jvp or vjp for each vector",
-    )  # fmt: skip
-
-
 def is_batch(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is a batch, whose elements are those of another."""
     if type(tensor) is not torch.Tensor:

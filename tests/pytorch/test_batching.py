@@ -10,7 +10,7 @@ import torch
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import weft
-from weft.errors import GradientError, KernelValueError
+from weft.errors import GradientError, KernelIndexError, KernelValueError
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher
 
@@ -451,6 +451,92 @@ def test_sums_in_order_where_torch_is_to_be_deterministic(monkeypatch: pytest.Mo
     finally:
         torch.use_deterministic_algorithms(False)
     assert threads == [1]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_batch_that_is_no_argument(hidden: bool) -> None:
+    """Its level may be one that a kernel's own batches have, and its size theirs."""
+
+    class Box:
+        value: Any = None
+
+    def outer(c: torch.Tensor) -> torch.Tensor:
+        Box.value = c
+
+        @weft.kernel
+        def product(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for i in range(x.shape[0]):
+                out[i] = x[i] * c[i]
+            return out
+
+        @weft.kernel
+        def hides(x: torch.Tensor) -> torch.Tensor:
+            out = x * getattr(Box, "value")  # noqa: B009
+            for i in range(x.shape[0]):
+                out[i] += 1
+            return out
+
+        return vmap(hides if hidden else product)(x)
+
+    x = drawn(3, 4)
+    with pytest.raises(GradientError) as raised:
+        vmap(outer)(drawn(3, 4))
+    assert raised.value.message == (
+        f"{'a tensor' if hidden else '`c`'} belongs to a transform of torch.func, and it is not "
+        "an argument of the kernel"
+    )
+    assert raised.value.help == "transforms see arguments only: pass it as one"
+
+
+def test_a_kernel_in_the_host_part_of_another() -> None:
+    @weft.kernel
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * x[i]
+        return out
+
+    @weft.kernel
+    def cubed(x: torch.Tensor) -> torch.Tensor:
+        y = squared(x)
+        out = torch.zeros_like(x)
+        for i in range(x.shape[0]):
+            out[i] += y[i] * x[i]
+        return out
+
+    x = drawn(3, 4)
+    close(vmap(cubed)(x), x**3)
+    close(vmap(hessian(lambda x: cubed(x).sum()))(x), torch.diag_embed(6 * x))
+
+
+def test_a_loop_that_writes_to_two_tensors() -> None:
+    @weft.kernel
+    def both(x: torch.Tensor, y: torch.Tensor):
+        a = torch.empty_like(y)
+        b = torch.zeros_like(y)
+        for i in range(x.shape[0]):
+            a[i] = x[i] * y[i]
+            b[i] += x[i] + y[i]
+        return a, b
+
+    for n in (1, 3):
+        x, y = drawn(n, 4), drawn(4)
+        close(vmap(grad(lambda x, y: (both(x, y)[0] * both(x, y)[1]).sum()), (0, None))(x, y),
+              2 * x * y + y**2)  # fmt: skip
+
+
+@weft.kernel(debug=True)
+def beyond(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i + 1]
+    return out
+
+
+def test_subscripts_are_checked_in_each_sample() -> None:
+    with pytest.raises(KernelIndexError, match="subscript 4 of `x` is out of range: its dimension"):
+        vmap(beyond)(drawn(3, 4))
 
 
 def test_forward_mode_over_forward_mode_is_refused() -> None:

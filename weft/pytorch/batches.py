@@ -70,7 +70,9 @@ def expanded(
     for place, level in enumerate(sizes):
         if level not in levels:
             tensor = tensor.unsqueeze(place)
-    return tensor.expand(*sizes.values(), *tensor.shape[len(sizes) :]).contiguous()
+    return tensor.expand(*sizes.values(), *tensor.shape[len(sizes) :]).clone(
+        memory_format=torch.contiguous_format
+    )
 
 
 def in_front(values: Sequence[Any], dims: Sequence[Any]) -> tuple[list[torch.Tensor], list[bool]]:
@@ -99,10 +101,16 @@ def samples_of(tensors: Sequence[Any], levels: Sequence[Sequence[int]]) -> dict[
     return dict(sorted(pairs))
 
 
-def active() -> dict[int, int]:
-    """The sizes of the batches around, by level."""
+def level() -> int:
+    """That of the innermost transform around; 0 where there is none."""
+    return _functorch.maybe_current_level() or 0
+
+
+def active(floor: int) -> dict[int, int]:
+    """The sizes of the batches around, by level, of those above ``floor``."""
     found = pyfunctorch.retrieve_all_functorch_interpreters()
-    return {i.level(): i.batch_size() for i in found if isinstance(i, pyfunctorch.VmapInterpreter)}
+    return {i.level(): i.batch_size() for i in found
+            if isinstance(i, pyfunctorch.VmapInterpreter) and i.level() > floor}  # fmt: skip
 
 
 def under_vmap(call: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Sequence[Any]:
@@ -150,7 +158,11 @@ def _legacy_unwrapped(value: Any, level: int) -> tuple[Any, int | None]:
 
 class Fresh(TorchFunctionMode):
     """Under ``vmap``: what a host part allocates has room for every sample, as loops may write to
-    it."""
+    it. ``floor``: see ``active``."""
+
+    def __init__(self, floor: int) -> None:
+        super().__init__()
+        self.floor = floor
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -158,7 +170,7 @@ class Fresh(TorchFunctionMode):
         made = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") not in _FRESH:
             return made
-        sizes = active()
+        sizes = active(self.floor)
         with outside():
             tensor, levels = unwrapped(made)
             if len(levels) == len(sizes):
@@ -169,5 +181,5 @@ class Fresh(TorchFunctionMode):
 
 def direct(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``call(*args, **kwargs)`` of a kernel that writes to batches."""
-    with Fresh():
+    with Fresh(0):
         return call(*args, **kwargs)

@@ -38,7 +38,7 @@ from weft.pytorch.forward_level import has_dual, is_open
 from weft.pytorch.identity import decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.operator import Form, Operator, needs_grad
-from weft.pytorch.transforms import called
+from weft.pytorch.transforms import called, foreign_error
 from weft.runtime.launch import KernelLike
 
 # schema type of a Python value's type
@@ -92,7 +92,7 @@ class Operators:
                    else called(of_samples(operator.rule.plain, self.kernel), passed,
                                self.kernel.span))  # fmt: skip
         elif batched:
-            return direct(of_samples(self.kernel.direct, self.kernel), args, kwargs)
+            return direct(of_samples(self.kernel.unconverted, self.kernel), args, kwargs)
         else:
             out = operator.overload(*passed)
         return self.assemble(out, values)
@@ -254,6 +254,8 @@ class Operators:
         for dotted in self._captured:
             first, *rest = dotted.split(".")
             value = functools.reduce(lambda v, name: getattr(v, name, None), rest, scope.get(first))
+            if is_batched(value):
+                raise foreign_error(f"`{dotted}`", self.kernel.span)
             if has_dual((value,)) or (torch.is_grad_enabled() and needs_grad(value)):
                 raise GradientError(
                     f"`{dotted}` needs a derivative, and it is not an argument of the kernel",

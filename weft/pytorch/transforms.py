@@ -8,6 +8,7 @@ host part runs under ``vmap`` and each device loop has one more index (``batchin
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from torch.autograd import forward_ad
 
 from weft.errors import GradientError, KernelValueError
 from weft.frames import user_frames
+from weft.pytorch import batches
 from weft.pytorch.ambient import Draws
 from weft.pytorch.batches import Fresh, is_batched, level_of, unbatched, under_vmap, wrapped
 from weft.pytorch.forward_level import is_dual, level, primal_of
@@ -79,6 +81,14 @@ def list_error(span: Span) -> KernelValueError:
     )  # fmt: skip
 
 
+def foreign_error(name: str = "a tensor", span: Span | None = None) -> GradientError:
+    """What a transform would take for a constant, or for a batch of its own."""
+    return GradientError(
+        f"{name} belongs to a transform of torch.func, and it is not an argument of the kernel",
+        span, help="transforms see arguments only: pass it as one",
+    )  # fmt: skip
+
+
 def is_batch(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is a batch, whose elements are those of another."""
     if type(tensor) is not torch.Tensor:
@@ -114,6 +124,7 @@ def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
         single = not isinstance(out, tuple | list)
         return tuple(items(out))
 
+    many.floor = batches.level()  # type: ignore[attr-defined]
     found = Eager.apply(many, span, *(values[k] for k in places))
     return found[0] if single else found
 
@@ -223,14 +234,24 @@ class Batched:
     first dimension; results are, too."""
 
     def __init__(self, size: int, randomness: str, f: Many, have: Sequence[bool]) -> None:
-        self.size, self.randomness = size, randomness
-        self.f, self.have = f, have
+        self.size, self.randomness, self.f, self.have = size, randomness, f, have
+        # Levels begin where those of the call end, whose tensors are none of these batches.
+        self.floor: int = getattr(f, "floor", 0)
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with vmap_increment_nesting(self.size, self.randomness) as level, Fresh():
+        with contextlib.ExitStack() as stack:
+            around = batches.level()
+            outermost = around <= self.floor
+            for _ in range(around, self.floor):
+                stack.enter_context(vmap_increment_nesting(1, "same"))
+            level = stack.enter_context(vmap_increment_nesting(self.size, self.randomness))
+            stack.enter_context(Fresh(self.floor))
             given = [wrapped(t, [level]) if has else t
                      for t, has in zip(tensors, self.have, strict=True)]  # fmt: skip
-            return tuple(unbatched(o, level, self.size) for o in self.f(*given))
+            found = tuple(unbatched(o, level, self.size) for o in self.f(*given))
+            if outermost and any(map(is_batched, found)):
+                raise foreign_error()
+            return found
 
 
 class Derivative:

@@ -447,6 +447,7 @@ class Kernel(Definition):
         operators = Operators(self, self._namespace, self._op_name)
         special = self._checked or self._convert or self.tuning or self.options.interpret
         operators.loops = () if special else traced_loops(operators)
+        operators.fills = any(loop.plain is not loop.recorded for loop in operators.loops)
         if not (special or operators.loops) and self.mutated:
             operators.recorded = traced_loops(operators, recorded=True)
         return operators

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp,
 
 import weft
 from weft.errors import GradientError, KernelIndexError, KernelValueError
+from weft.pytorch.batches import under_vmap
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher
 
@@ -508,6 +509,55 @@ def test_a_kernel_in_the_host_part_of_another() -> None:
     x = drawn(3, 4)
     close(vmap(cubed)(x), x**3)
     close(vmap(hessian(lambda x: cubed(x).sum()))(x), torch.diag_embed(6 * x))
+
+
+def test_modes_reach_what_the_host_part_makes() -> None:
+    @weft.kernel
+    def ones(x: torch.Tensor) -> torch.Tensor:
+        out = torch.ones(4)
+        for i in range(4):
+            out[i] += x[i]
+        return out
+
+    with torch.device("meta"):
+        x = torch.empty(3, 4, device="meta")
+        assert vmap(ones)(x).is_meta
+        assert vmap(grad(lambda x: ones(x).sum()))(x).is_meta
+        assert torch.empty(1).is_meta
+    assert torch.empty(1).is_cpu
+
+
+def test_a_gradient_that_is_that_of_the_result() -> None:
+    x = drawn(3, 4)
+    close(vmap(grad(lambda x: (blurred(x, 0) ** 2).sum()))(x), 2 * x)
+    close(vmap(jacrev(lambda x: blurred(x, 0)))(x), torch.eye(4).double().expand(3, 4, 4))
+
+
+def test_a_tensor_without_dimensions_beside_others() -> None:
+    @weft.kernel
+    def sums(a: torch.Tensor, b: torch.Tensor):
+        c = torch.empty_like(a)
+        d = torch.empty_like(b)
+        total = torch.zeros((), dtype=a.dtype)
+        for i in range(a.shape[0]):
+            c[i] = a[i] * b[i]
+            d[i] = a[i] + b[i]
+            total[()] += a[i]
+        return c, d, total
+
+    a, b = drawn(3, 4), drawn(3, 4)
+    found = vmap(grad(lambda a, b: sum((o * o).sum() for o in sums(a, b))))(a, b)
+    close(found, 2 * a * b * b + 2 * (a + b) + 2 * a.sum(1, keepdim=True))
+
+
+def test_batches_of_gradients_in_a_thread_that_knows_no_levels() -> None:
+    """As backward passes on GPUs are in one."""
+    x = drawn(2, 3, 4)
+    both = torch._add_batch_dim(torch._add_batch_dim(x, 0, 1), 0, 2)
+    found, none = under_vmap(lambda t, _: [(t * t).sum(), None], [both, None])
+    assert none is None
+    known = torch._remove_batch_dim(torch._remove_batch_dim(found, 2, 3, 0), 1, 2, 0)
+    close(known, (x * x).sum(2))
 
 
 def test_a_loop_that_writes_to_two_tensors() -> None:

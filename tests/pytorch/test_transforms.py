@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.func import grad, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 
@@ -98,6 +99,21 @@ def test_compiled_batches(form):
         torch.testing.assert_close(found, BATCHES[form](expected)(x, w))
 
 
+def test_a_compiled_batch_of_what_the_host_part_fills():
+    @weft.kernel
+    def sums(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        s = w.sin()
+        out = torch.zeros(3, dtype=x.dtype)
+        for i in range(x.shape[0]):
+            out[i] += x[i] * s[i]
+        return out
+
+    x, w = torch.rand(2, 3), torch.rand(3)
+    for args, dims in (((x, w), (0, None)), ((w, x), (None, 0))):
+        torch._dynamo.reset()
+        torch.testing.assert_close(compiled(vmap(sums, dims), *args), args[0] * args[1].sin())
+
+
 def test_compiled_tangents_of_a_batch(x):
     w = x.flip(0)
     found = compiled(jacfwd(scaled, argnums=(0, 1)), x, w)
@@ -119,6 +135,20 @@ def test_a_compiled_batch_that_is_written():
     expected = out + x * x
     compiled(lambda out, x: vmap(added_, out_dims=None)(out, x), out, x)
     torch.testing.assert_close(out, expected)
+
+
+def test_flops_of_a_batch_are_those_of_its_samples():
+    def count(f, *args):
+        with FlopCounterMode(display=False) as counter:
+            f(*args)
+        return counter.get_total_flops()
+
+    x, w = torch.rand(3, 4), torch.rand(4)
+    one = count(scaled, x[0], w)
+    assert count(vmap(scaled, (0, None)), x, w) == 3 * one > 0
+    assert count(vmap(vmap(scaled, (0, None)), (None, 0)), x, x) == 9 * one
+    loss = grad(lambda x, w: scaled(x, w).sum())
+    assert count(vmap(loss, (0, None)), x, w) == 3 * count(loss, x[0], w) > 0
 
 
 def test_one_graph_for_batches_of_many_sizes():

@@ -33,6 +33,25 @@ def under(autocast: Autocast) -> Generator[None]:
         yield
 
 
+def function_modes() -> list[Any]:
+    """The ``TorchFunctionMode``s around."""
+    return [torch._C._get_function_stack_at(k) for k in range(torch._C._len_torch_function_stack())]
+
+
+@contextlib.contextmanager
+def under_modes(modes: Sequence[Any]) -> Generator[None]:
+    """With ``modes`` around, too."""
+    around = function_modes()
+    more = [mode for mode in modes if all(mode is not own for own in around)]
+    for mode in more:  # not entered, which ``torch.device`` would note
+        torch._C._push_on_torch_function_stack(mode)
+    try:
+        yield
+    finally:
+        for _ in more:
+            torch._C._pop_torch_function_stack()
+
+
 class Draws:
     """The states of the random number generators that work on ``tensors`` may draw from."""
 

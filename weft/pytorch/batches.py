@@ -117,38 +117,41 @@ def under_vmap(call: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Seq
     """``call(*values)``, tensors or None, where batches among them may be those of torch's first
     ``vmap``, which ``is_grads_batched`` and ``vectorize`` go by and which knows few functions: in
     the second one's place."""
-    if not any(isinstance(v, torch.Tensor) and _functorch.is_legacy_batchedtensor(v)
-               for v in values):  # fmt: skip
-        return call(*values)
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    return _under_vmap(call, values, level)
-
-
-def _under_vmap(
-    call: Callable[..., Sequence[Any]], values: Sequence[Any], level: int
-) -> Sequence[Any]:
-    if not level:
-        return call(*values)
-    tensors, dims = map(list, zip(*(_legacy_unwrapped(v, level) for v in values), strict=True))
-    if not any(d == 0 for d in dims):
-        return _under_vmap(call, values, level - 1)
+    taken: list[int] = []
+    level = 0
     there: list[bool] = []
 
-    def many(*given: Any) -> list[Any]:
-        def one(*given: Any) -> tuple[Any, ...]:
-            found = call(*given)
-            there[:] = [v is not None for v in found]
-            return tuple(v for v in found if v is not None)
+    def one(*given: Any) -> tuple[Any, ...]:
+        found = call(*given)
+        there[:] = [v is not None for v in found]
+        return tuple(v for v in found if v is not None)
 
-        return [*torch.vmap(one, tuple(dims), randomness="different")(*given)]
+    every: Callable[..., Sequence[Any]] = one
+    while any(map(_is_legacy, values)):
+        level += 1  # those around are not asked for: a backward pass may be in another thread
+        values, dims = zip(*(_legacy_unwrapped(v, level) for v in values), strict=True)
+        if 0 in dims:
+            taken.append(level)
+            every = torch.vmap(every, dims, randomness="different")
+    if not taken:
+        return call(*values)
+    found = iter(every(*values))
+    return [_legacy_wrapped(next(found), taken) if has else None for has in there]
 
-    found = iter(_under_vmap(many, tensors, level - 1))
-    return [torch._add_batch_dim(next(found), 0, level) if has else None for has in there]
+
+def _legacy_wrapped(tensor: torch.Tensor, levels: Sequence[int]) -> torch.Tensor:
+    """``tensor``, whose first dimensions are batches of ``levels`` from the last to the first."""
+    for place, level in zip(reversed(range(len(levels))), levels, strict=True):
+        tensor = torch._add_batch_dim(tensor, place, level)
+    return tensor
+
+
+def _is_legacy(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and _functorch.is_legacy_batchedtensor(value)
 
 
 def _legacy_unwrapped(value: Any, level: int) -> tuple[Any, int | None]:
-    if not isinstance(value, torch.Tensor):
+    if not _is_legacy(value):
         return value, None
     try:  # what has no such batch cannot be expanded to -1 samples
         return torch._remove_batch_dim(value, level, -1, 0), 0

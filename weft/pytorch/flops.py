@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 # pyright: reportPrivateUsage=false
 from weft.errors import warn
 from weft.pytorch.namespace import Family
-from weft.source import Span
 
 if TYPE_CHECKING:
     from weft.pytorch.cost import Bounds, Counter
@@ -43,7 +42,10 @@ class _Packet:
 
 
 def register(
-    family: Family, overload: Any, span: Span | None, count: Callable[[Counter, Sequence[Any]], object]
+    family: Family,
+    overload: Any,
+    span: Any,
+    count: Callable[[Counter, Sequence[Any]], object],
 ) -> None:
     """Has ``FlopCounterMode`` count the operator: ``count(counter, inputs)`` carries it out with
     the counter's loops."""

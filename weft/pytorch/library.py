@@ -9,7 +9,7 @@ the caller.
 from __future__ import annotations
 
 # What is asked of torch's dispatcher has no public name.
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 import ast
 import contextlib
 import dis
@@ -70,6 +70,9 @@ class Operators:
         # What stands for the loops where PyTorch traces the host part (``hosted.py``), if it may.
         self.loops: Sequence[Any] = ()
         self.recorded: Sequence[Any] = ()  # where it writes to arguments, and a gradient is wanted
+        # Whether they write to what the host part has filled: under vmap it fills it once, and the
+        # operator of the whole kernel once for each sample.
+        self.fills = False
         self.host = kernel.parts.host  # Dynamo does not look at kernels
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,6 +108,7 @@ class Operators:
         fixed: list[Any] = []
         loops = self.loops or (self.recorded if _any_requires_grad(args, kwargs) else ())
         plain = len(loops) > 0
+        every = False
         for number, parameter in enumerate(self.parameters):
             if number < len(args):
                 value = args[number]
@@ -120,7 +124,9 @@ class Operators:
             types.append(kind)
             (passed if kind else fixed).append(value)
             plain = plain and not isinstance(value, _CODE)
-        if plain and not self.in_level(self.token):
+            if isinstance(value, torch.Tensor) and torch._C._functorch.is_batchedtensor(value):
+                every = True
+        if plain and not (every and self.fills) and not self.in_level(self.token):
             return self.host(loops, *args, **kwargs)
         around = self.deciding()
         name = self.name_for(self.token, tuple(types), tuple(fixed), around)

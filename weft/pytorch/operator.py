@@ -97,7 +97,7 @@ class Form:
         rule: Rule | None = None
         writes = any(a.alias_info is not None for a in overload._schema.arguments)
         if writes or not _gives(overload):
-            self._without_derivative(family, overload, self._direct(code))
+            _without_derivative(self, family, overload, self._direct(code))
         else:
             rule = self._rule(name, family, code)
         if code is not None:
@@ -124,21 +124,6 @@ class Form:
         """A call whose operations are counted."""
         with counter.watching():
             self.implementation(counter.launchers(self.kernel))(*inputs)
-
-    def _without_derivative(
-        self, family: Family, overload: Any, direct: Callable[..., Any] | None = None,
-        made: Made | None = None,
-    ) -> None:  # fmt: skip
-        """Tells autograd and ``vmap`` of an operator that writes to arguments or gives nothing."""
-        name = overload._schema.name.rpartition(":")[2]
-        family.differentiate(name, self._autograd(overload, direct))
-        run = self.implementation(None)
-
-        def derive(overload: Any, made: Made) -> None:
-            self._without_derivative(family, overload, made=made)
-            _stays(overload)
-
-        Samples(family, overload, made or (lambda inputs, _: run(*inputs)), derive)
 
     def _boxed(self, name: str) -> BoxedKernel | None:
         """Its kernel in machine code, where it is one loop over its parameters."""
@@ -284,7 +269,7 @@ class Form:
                 f"to: write to `{names[k]}` by its name, or to a view that the kernel makes of it",
             )  # fmt: skip
 
-    def _autograd(
+    def autograd(
         self, overload: Any, direct: Callable[..., Any] | None
     ) -> Callable[..., Any]:  # fmt: skip
         names = [argument.name for argument in overload._schema.arguments]
@@ -316,6 +301,21 @@ class Form:
             return out
 
         return autograd
+
+
+def _without_derivative(
+    form: Form, family: Family, overload: Any, direct: Callable[..., Any] | None = None,
+    made: Made | None = None,
+) -> None:  # fmt: skip
+    """Tells autograd and ``vmap`` of an operator that writes to arguments or gives nothing."""
+    family.differentiate(overload._schema.name.rpartition(":")[2], form.autograd(overload, direct))
+    run = form.implementation(None)
+
+    def derive(overload: Any, made: Made) -> None:
+        _without_derivative(form, family, overload, made=made)
+        _stays(overload)
+
+    Samples(family, overload, made or (lambda inputs, *_: run(*inputs)), derive)
 
 
 def _stays(overload: Any) -> None:

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from weft.errors import GradientError, KernelValueError
 from weft.frames import user_frames
 from weft.pytorch import batches
-from weft.pytorch.ambient import Draws
+from weft.pytorch.ambient import Draws, function_modes, under_modes
 from weft.pytorch.batches import Fresh, is_batched, level_of, unbatched, under_vmap, wrapped
 from weft.pytorch.forward_level import is_dual, level, primal_of
 from weft.source import Span
@@ -108,6 +108,8 @@ def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
             raise list_error(span)
     single = False
     draws: Draws | None = None
+    # Torch takes modes (``torch.device``, say) away while it transforms.
+    modes = [mode for mode in function_modes() if not isinstance(mode, Fresh)]
 
     def many(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The first time it is called for the values, then for derivatives."""
@@ -115,12 +117,10 @@ def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
         given = list(values)
         for k, tensor in zip(places, tensors, strict=True):
             given[k] = tensor
-        if draws is None:
-            draws = Draws(given)
+        again = contextlib.nullcontext() if draws is None else draws.again()
+        draws = draws or Draws(given)
+        with under_modes(modes), again:
             out = f(*given)
-        else:
-            with draws.again():
-                out = f(*given)
         single = not isinstance(out, tuple | list)
         return tuple(items(out))
 
@@ -136,7 +136,9 @@ class Eager(torch.autograd.Function):
     @staticmethod
     def forward(f: Many, span: Span, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.no_grad():
-            return f(*tensors)
+            found = f(*tensors)
+            # Torch wants no argument back as it is: a gradient, say, that is that of the result.
+            return tuple(o.view_as(o) if any(o is t for t in tensors) else o for o in found)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -146,6 +146,13 @@ class Definition:
         given |= {} if self.options.fuse is None else {"fuse": self.options.fuse}
         return {**given, **({"autotune": self.tuning.text} if self.tuning else {})}
 
+    @user_frames
+    def export(self, path: Any, *examples: tuple[Any, ...]) -> None:
+        """Writes a shared library without Python: see ``pytorch.shared_library.export``."""
+        from weft.pytorch import shared_library as library  # only where one is written
+
+        library.export(cast(Any, self), path, examples)
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         """The arguments by parameter name, defaults filled in. Raises ``KernelTypeError``."""
         try:
@@ -414,11 +421,9 @@ class Kernel(Definition):
         """Has a device loop run by the schedule ``text`` on "cpu" or "cuda"; None: by one of
         weft's own again. Gives the kernel.
 
-        ``loop``: its number among the device loops, in the order of the source, or its name; not
-        needed where there is one. What the text leaves open is chosen as usual. Where the sizes of
-        a call do not allow it, the call goes by one of weft's own schedules, and the log ``launch``
-        says so. Raises ``ScheduleError``: at once for a text that is none, at the first call for
-        what the loop does not allow.
+        ``loop``: the loop's number or name; not needed where there is one. What the text leaves
+        open is chosen as usual. Where the sizes of a call do not allow it, one of weft's own is
+        taken, as the log ``launch`` says. Raises ``ScheduleError``, at the first call at the last.
         """
         from weft.runtime import scheduling  # only where a person asks for a schedule
 
@@ -505,9 +510,8 @@ class Kernel(Definition):
         from weft.pytorch.fake import fake_launchers
         from weft.runtime import candidates
 
-        fakes = fake_launchers(self)
         return candidates.of_call(
-            self.parts.host, self.launchers, fakes, args, kwargs, device, machine
+            self.parts.host, self.launchers, fake_launchers(self), args, kwargs, device, machine
         )
 
 

@@ -41,7 +41,7 @@ from weft.pytorch.loop import NEVER, Loop, Make, Reversed
 from weft.pytorch.overwriting import Held, Referred
 from weft.pytorch.ownership import owned
 from weft.pytorch.references import REFERENCES
-from weft.pytorch.workspaces import Workspaces, numbers, unfilled
+from weft.pytorch.workspaces import Workspaces, computed_in, numbers, unfilled
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
@@ -49,7 +49,6 @@ from weft.runtime.overlap import dense
 from weft.runtime.signature import TORCH_DTYPES
 from weft.values import mutable
 
-_COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _MANY = 1 << 14  # elements of a gradient, from which on each may have a thread that sums it
 
 
@@ -171,7 +170,7 @@ class Launch(torch.autograd.Function):
         env |= sizes.make(ctx.device, plain=plain)
         for k, n in places.items():
             name, dtype = prefix + loop.names[k], ctx.dtypes[n]
-            wide: Any = dtype if name in made.adjoint.narrow else _COMPUTE.get(dtype, dtype)
+            wide = computed_in(dtype, name in made.adjoint.narrow)
             if k in loop.written and name in env:
                 g = env[name].to(wide).contiguous()
                 again = g is env[name] and name not in spare and name in made.writes

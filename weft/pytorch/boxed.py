@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import logging
 import operator
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +32,7 @@ from weft.frames import shorten
 from weft.frontend.kinds import RegionChanged
 from weft.frontend.parameters import returned_types
 from weft.frontend.scope import Guard
-from weft.frontend.specs import ConstSpec, TensorSpec
+from weft.frontend.specs import ConstSpec, Spec, TensorSpec
 from weft.pytorch.annotations import is_checked
 from weft.pytorch.boxed_program import Operand, Program, Unfit, constant
 from weft.pytorch.recipe import Fresh, Number, Place, Recipe, Size, recipe_of
@@ -57,6 +59,16 @@ _TYPES = ("Tensor", "SymInt", "float", "bool", "SymInt[]", "float[]", "bool[]",
 _errors = threading.local()  # what a thread's last call by Python has raised, and its text
 
 
+class Found(NamedTuple):
+    """The form of a call, the addresses of its loops, what these rest on, and what was compiled
+    in."""
+
+    form: Form
+    codes: tuple[int, ...]
+    keep: object
+    guards: tuple[Guard, ...]
+
+
 class _Known(NamedTuple):
     """What carries out the calls of a form: its loops' addresses."""
 
@@ -66,12 +78,17 @@ class _Known(NamedTuple):
 
 
 class BoxedKernel:
-    """The kernel of one operator in machine code. ``types`` are its arguments' schema types."""
+    """The kernel of one operator in machine code. ``types`` are its arguments' schema types.
+    ``listed``: it gives a list."""
+
+    listed = False
 
     def __init__(self, launcher: Launcher, types: Sequence[str], recipe: Recipe) -> None:
         self.launcher, self.types, self.recipe = launcher, types, recipe
         self._calls = 0  # by Python
+        self._met = deque[Any](maxlen=64)  # sizes of calls
         self._known = dict[Form, _Known]()
+        self._forgotten = dict[Form, _Known]()
         self._kernels: list[tuple[str, stable.Registered]] = []
         launcher.boxed.add(self)
 
@@ -80,7 +97,7 @@ class BoxedKernel:
         self.name, self._family = name, weakref.ref(family)
         packet, namespace = family.namespace.packets[name], family.namespace.namespace
         differentiable = ("autograd", name) in family.python
-        numbers = differentiable and any(t != "Tensor" for t in self.types)
+        numbers = differentiable and any(t.startswith("SymInt") for t in self.types)
         quick = _overload_of_numbers(family, name) if numbers else None
         for called in (packet, packet.default):
             plain = called._op if quick is None else self._quick(quick, called._op)
@@ -105,6 +122,7 @@ class BoxedKernel:
         """``quick`` where nothing is symbolic, nothing watches and no derivative is asked for;
         ``plain`` otherwise."""
         count, own = len(self.types), stable.PLAIN
+        lists = [k for k, kind in enumerate(self.types) if kind.startswith("Tensor[]")]
         tensors = [k for k, kind in enumerate(self.types) if kind == "Tensor"]
         transforms = torch._C._are_functorch_transforms_active
         modes, functions = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
@@ -114,8 +132,10 @@ class BoxedKernel:
             if kwargs or len(args) != count or modes() or functions() or transforms():
                 return plain(*args, **kwargs)
             recorded = recording()
-            for k in tensors:
-                tensor = args[k]
+            found = [args[k] for k in tensors]
+            for k in lists:
+                found += args[k] or ()
+            for tensor in found:
                 if type(tensor) not in own or (recorded and tensor.requires_grad):
                     return plain(*args)
             return quick(*args)
@@ -124,24 +144,50 @@ class BoxedKernel:
 
     def forget(self) -> None:
         """What the loop was compiled to is not what it is compiled to now."""
+        self._forgotten = {**self._known} or self._forgotten
         self._known.clear()
         self._update()
 
+    def taught(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run``, of whose calls this is told."""
+
+        def implementation(*passed: Any) -> Any:
+            out = run(*passed)
+            self.learn(passed)
+            return out
+
+        return implementation
+
     def learn(self, passed: Sequence[Any]) -> None:
         """Is told of a call that Python has carried out."""
+        if torch._C._are_functorch_transforms_active():  # of which tensors show a part
+            return
+        first = FIRST
+        if self.listed or any(isinstance(v, torch.Tensor) and v.is_cuda for v in passed):
+            sizes, first = _sizes(passed), 1  # a form is one of these
+            if sizes not in self._met:
+                self._met.append(sizes)
+                return
         self._calls += 1
-        if self._calls < FIRST or (self._calls > EVERY and self._calls & (self._calls - 1)):
+        if self._calls < first or (self._calls > EVERY and self._calls & (self._calls - 1)):
             return
         with self.launcher.lock:
             try:
-                form, codes, keep, guards = self._form(passed)
-            except (RegionChanged, Unfit):  # the next launch sees to the former
+                form, codes, keep, guards = self.form_of(passed)
+            except (RegionChanged, Unfit, torch.OutOfMemoryError):  # at the next call, perhaps
                 return
             known = self._known.get(form)
             if known is not None and known.codes == codes:
                 known.guards.refresh()
-            elif known is not None or len(self._known) < MOST:
-                self._known[form] = _Known(codes, keep, stable.Guards(guards))
+            else:
+                if known is None and len(self._known) == MOST:
+                    del self._known[next(iter(self._known))]  # the oldest
+                known = self._forgotten.pop(form, None)
+                places = [guard.place for guard in guards]
+                if known is None or known.codes != codes or known.guards.places != places:
+                    known = _Known(codes, keep, stable.Guards(guards))
+                known.guards.refresh()
+                self._known[form] = known
                 self._update()
                 log.debug("%s: %d form(s) of calls in machine code", self.name,
                           len(self._known))  # fmt: skip
@@ -161,26 +207,34 @@ class BoxedKernel:
         record.keep = [code, *(what for _, what in known)]
         return record
 
-    def _form(
-        self, passed: Sequence[Any]
-    ) -> tuple[Form, tuple[int, ...], object, tuple[Guard, ...]]:
-        """The form of a call, its loop's code, and what that rests on. Raises ``Unfit`` where it
-        takes Python."""
+    def specialized(
+        self, inputs: Sequence[Any], program: Program
+    ) -> tuple[tuple[Any, ...], list[torch.Tensor], list[Spec], Made, tuple[Guard, ...]]:
+        """The loop's arguments, what the host part makes, what is known of the former, the compiled
+        loop, and what was compiled in. Raises ``Unfit``."""
         launcher, recipe = self.launcher, self.recipe
         if len(launcher.region.args) != len(recipe.places):
             raise Unfit
+        args, made = recipe.arguments(inputs)
+        specs = list(launcher.forms.specs(args).values())
+        compiled = launcher.forms.specialize(specs, place=program.device.type).compiled
+        read = (place for place in recipe.places if isinstance(place, Guard))
+        guards = (*compiled.guards, *recipe.guards, *read)
+        if compiled.loop.summary.unordered or not all(guard.by_identity for guard in guards):
+            raise Unfit  # it takes Python to compare values, and to order iterations
+        return args, made, specs, compiled, guards
+
+    def form_of(self, passed: Sequence[Any]) -> Found:
+        """Raises ``Unfit`` where the call takes Python."""
+        launcher, recipe = self.launcher, self.recipe
         program = Program(passed, self.types)
         if not all(m.described or passed[m.like].is_contiguous() for m in recipe.made):
             raise Unfit
-        args, made = recipe.arguments(passed)
-        specs = list(launcher.forms.specs(args).values())
-        compiled = launcher.forms.specialize(specs, place=program.device.type).compiled
+        args, made, specs, compiled, guards = self.specialized(passed, program)
         written = compiled.loop.summary.written
-        read = (place for place in recipe.places if isinstance(place, Guard))
-        guards = (*compiled.guards, *recipe.guards, *read)
         tensors = [v for v in args if isinstance(v, torch.Tensor)]
-        if not tensors or compiled.loop.summary.unordered or not all(g.by_identity for g in guards):
-            raise Unfit  # it takes Python to compare values, and to order iterations
+        if not tensors:
+            raise Unfit
         positions = [k for k, spec in enumerate(specs) if isinstance(spec, TensorSpec)]
         writes = {positions[k] for k in written if k < len(positions)}
         for k, (spec, place) in enumerate(zip(specs, recipe.places, strict=True)):
@@ -189,18 +243,18 @@ class BoxedKernel:
         program.take_rest()
         for number, tensor in enumerate(made):
             self._make(program, number, tensor)
-        operands, values = list[Operand](), given(specs, args)
+        held, values = list[Operand](), given(specs, args)
         for place, spec, value in zip(recipe.places, specs, args, strict=True):
             if not isinstance(spec, ConstSpec):
-                operands += _operands(place, program, value)
+                held += operands(place, program, value)
         for _, dtype in compiled.results:
             result = torch.empty((), dtype=TORCH_DTYPES[dtype], device=program.device)
-            operands.append(program.make(result))
+            held.append(program.make(result))
             values.append(result)
-        program.run(_fitting(launcher, compiled, tensors), operands, values)
+        program.run(_fitting(launcher, compiled, tensors), held, values)
         first = len(program.items)
         form = program.form([first + k for k in recipe.returned], guards)
-        return form, tuple(program.codes), (compiled, *program.keep), guards
+        return Found(form, tuple(program.codes), (compiled, *program.keep), guards)
 
     def _make(self, program: Program, number: int, tensor: torch.Tensor) -> None:
         """Writes down how the host part makes a tensor."""
@@ -227,13 +281,38 @@ class BoxedKernel:
             else:
                 made = family.python["run", self.name](*passed)
             results = [made] if isinstance(made, torch.Tensor) else list(made or ())
-            for k, result in enumerate(results):
-                ctypes.c_uint64.from_address(stack + 8 * k).value = stable.given(result)
+            given = [stable.listed(results)] if self.listed else map(stable.given, results)
+            for k, handle in enumerate(given):
+                ctypes.c_uint64.from_address(stack + 8 * k).value = handle
         except BaseException as error:  # it goes on at ``_raising``
             _errors.last = _meant(error)
             _errors.text = ctypes.create_string_buffer(str(error).encode(errors="replace"))
             return ctypes.addressof(_errors.text)
         return None
+
+
+class BoxedBackward(BoxedKernel):
+    """The kernel of the backward of an operator that has one itself. ``former`` finds the form of a
+    call, or raises ``Unfit``."""
+
+    listed = True
+    former: Callable[[BoxedKernel, Sequence[Any]], Found]
+
+    @classmethod
+    def of(
+        cls, code: BoxedKernel, former: Callable[[BoxedKernel, Sequence[Any]], Found]
+    ) -> BoxedBackward | None:
+        missing = stable.missing_for_lists()
+        if missing:
+            log.debug("gradients of operators are in Python: %s", missing)
+            return None
+        types = *code.types, "Tensor[]", "int[]", "Tensor[]?"  # of grads, wanted, outs
+        made = cls(code.launcher, types, code.recipe)
+        made.former = former
+        return made
+
+    def form_of(self, passed: Sequence[Any]) -> Found:
+        return self.former(self, passed)
 
 
 def boxed_kernel(kernel: KernelLike, types: Sequence[str], name: str) -> BoxedKernel | None:
@@ -255,7 +334,7 @@ def boxed_kernel(kernel: KernelLike, types: Sequence[str], name: str) -> BoxedKe
     return BoxedKernel(kernel.launchers[0], types, recipe)
 
 
-def _operands(place: Place, program: Program, value: Any) -> list[Operand]:
+def operands(place: Place, program: Program, value: Any) -> list[Operand]:
     """The words or the tensor that an argument of the loop is, by where it is from."""
     match place:
         case int():
@@ -308,10 +387,21 @@ def _fitting(launcher: Launcher, compiled: Made, tensors: Sequence[torch.Tensor]
     return found
 
 
+def _sizes(value: Any) -> Any:
+    """What is equal for values that one form may be of."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple(map(_sizes, value))
+    return float if isinstance(value, float) else value
+
+
 def _keys(passed: Sequence[Any]) -> Any:
     """The dispatch keys that a call has at its autograd, without those that do nothing for the
     operators of kernels."""
-    own = [torch._C._dispatch_keys(v) for v in passed if isinstance(v, torch.Tensor)]
+    lists = [v for v in passed if isinstance(v, list)]
+    own = [torch._C._dispatch_keys(v) for v in itertools.chain(passed, *lists)
+           if isinstance(v, torch.Tensor)]  # fmt: skip
     every = functools.reduce(operator.or_, own, torch._C._dispatch_tls_local_include_set())
     every = every - torch._C._dispatch_tls_local_exclude_set()
     key = torch._C.DispatchKey

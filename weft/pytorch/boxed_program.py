@@ -94,6 +94,15 @@ class Program:
                 except KernelTypeError:  # loops do not take it
                     raise Unfit from None
 
+    def take_all(self) -> None:
+        """All items are as they are, but for the contents of tensors, and floats."""
+        for k, value in enumerate(self.items):
+            if isinstance(value, torch.dtype | torch.device):
+                self.fix(k, stable.word_of(value))
+            elif isinstance(value, int):
+                self.fix(k, int(value))
+        self.take_rest()
+
     def fix(self, k: int, number: int) -> None:
         """Item ``k`` is always this number."""
         self.arguments[k] = NumberForm(number, number)

@@ -21,6 +21,7 @@ from weft.frames import user_frames
 from weft.pytorch import flops
 from weft.pytorch.ambient import autocast_state, drawing_nothing, under
 from weft.pytorch.batches import filled, in_front, under_vmap
+from weft.pytorch.boxed import BoxedKernel
 from weft.pytorch.forward_level import is_dual
 from weft.pytorch.namespace import Family
 from weft.pytorch.transforms import PLAIN, gradients, is_float, items
@@ -120,9 +121,11 @@ class Backward:
         self, family: Family, name: str, schema: str, made: Made,
         reads: Callable[[Sequence[Any]], bool], refuse: Callable[[], Any], span: Span,
         of: Backward | None = None,
+        boxed: Callable[[], BoxedKernel | None] = lambda: None,
     ) -> None:  # fmt: skip
         self.family, self.name, self.schema, self.of = family, name, schema, of
         self.made, self.reads, self.refuse, self.span = made, reads, refuse, span
+        self.boxed = boxed  # makes the backward's machine code
         self._lock = threading.RLock()
 
     @functools.cached_property
@@ -157,9 +160,9 @@ class Backward:
                 wanted = [tensors[k] for k in numbers]
                 return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in wanted]
 
-            family = self.family
-            overload = family.define(name, f"({schema}) -> Tensor[]", implementation, fake)
-            flops.register(family, overload, self.span, counted)
+            family, code = self.family, self.boxed()
+            run = implementation if code is None else code.taught(implementation)
+            overload = family.define(name, f"({schema}) -> Tensor[]", run, fake)
             rule = Backward(family, name, schema, again, lambda _: False, self.refuse, self.span,
                             self)  # fmt: skip
             differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
@@ -171,6 +174,10 @@ class Backward:
 
             family.differentiate(name, autograd)
             family.batch(name, rule.on_samples)
+            if code is not None:
+                code.attach(family, name)
+            # The hash of the packet is that of what ``attach`` puts there.
+            flops.register(family, overload, self.span, counted)
             return overload, rule
 
     @functools.cached_property

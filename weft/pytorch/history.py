@@ -180,14 +180,8 @@ def _backward(
     where that follows from more than the plan. ``env``: everything by name, as the first one had
     it."""
     loop, adjoint = of.loop, made.adjoint
-    base, prefix = of.made.adjoint, adjoint_prefix(loop.function)
-    notes = (*base.notes.values(), *adjoint.notes.values())
-    if (
-        made.measure or adjoint.sorted or adjoint.listed
-        or any(note.startswith("atomic") for note in notes)
-        or any(x.atomic for x in base.private.values())  # as many copies as there are threads
-        or any(prefix + loop.names[k] in made.writes for k in loop.written)
-    ):  # fmt: skip
+    prefix = adjoint_prefix(loop.function)
+    if not repeats(loop, of.made, made):
         return None
     unusual = "grad_enabled() or forward_ad._current_level >= 0"
     if adjoint.taped:  # may be carried out in segments
@@ -251,6 +245,19 @@ def backward(ctx, {given[1:-1]}):
     return {_tuple([*result, "None"])}
 """
     return _executed("backward", text, scope)["backward"]
+
+
+def repeats(loop: Loop, base: Reversed, made: Reversed) -> bool:
+    """Whether what a backward does follows from the sizes alone, where ``made`` is the form of
+    ``base`` that fits these."""
+    prefix, adjoint = adjoint_prefix(loop.function), made.adjoint
+    notes = (*base.adjoint.notes.values(), *adjoint.notes.values())
+    return not (
+        made.measure or adjoint.sorted or adjoint.listed
+        or any(note.startswith("atomic") for note in notes)
+        or any(x.atomic for x in base.adjoint.private.values())  # by the number of threads
+        or any(prefix + loop.names[k] in made.writes for k in loop.written)
+    )  # fmt: skip
 
 
 def _launched(step: Loop, values: Sequence[Any], chooser: _History) -> Callable[..., Any] | None:

@@ -21,7 +21,7 @@ from weft.lang.dtypes import DType, tensor_of
 from weft.pytorch import flops
 from weft.pytorch.ambient import Autocast, under
 from weft.pytorch.batches import storage
-from weft.pytorch.boxed import BoxedKernel, boxed_kernel
+from weft.pytorch.boxed import BoxedBackward, BoxedKernel, Found, boxed_kernel
 from weft.pytorch.derivative_ops import Rule, is_plain, register
 from weft.pytorch.double_backward_op import Made
 from weft.pytorch.fake import fake_launchers, without_data
@@ -91,7 +91,7 @@ class Form:
         run = self.implementation(None)
         code = self._boxed(name)
         if code is not None:
-            run = taught(run, code)
+            run = code.taught(run)
         fake = without_data(self._offering(fake, name), self.kernel)
         overload = family.define(name, schema, run, fake, *tags)
         rule: Rule | None = None
@@ -157,7 +157,9 @@ class Form:
         schema = schema[1 : schema.index(") ->")]
         first = kernel.launchers[0] if names is not None else None
         reads = NeedsOutputs(kernel, first, run) if first else lambda _: False
-        return register(name, schema, made, reads, family, kernel.span, self._direct(code))
+
+        direct, backward = self._direct(code), functools.partial(_backward_of, code)
+        return register(name, schema, made, reads, family, kernel.span, direct, backward)
 
     def _direct(self, code: BoxedKernel | None) -> Callable[..., Any] | None:
         """What carries out a call that nothing watches and nobody wants a derivative of: as
@@ -200,7 +202,7 @@ class Form:
                 torch._C._set_fwd_grad_enabled(tangents)
                 torch._C._set_grad_enabled(grads)
 
-        return direct if code is None else taught(direct, code)
+        return direct if code is None else code.taught(direct)
 
     def implementation(self, launchers: Any, recording: bool = False) -> Callable[..., Any]:
         """What carries the kernel out: with ``launchers`` for its loops, if not its own.
@@ -324,15 +326,14 @@ def _stays(overload: Any) -> None:
         has_side_effect(overload)
 
 
-def taught(run: Callable[..., Any], code: BoxedKernel) -> Callable[..., Any]:
-    """``run``, whose calls ``code`` is told of."""
+def _backward_of(code: BoxedKernel | None) -> BoxedKernel | None:
+    return None if code is None else BoxedBackward.of(code, _form_of_backward)
 
-    def implementation(*passed: Any) -> Any:
-        out = run(*passed)
-        code.learn(passed)
-        return out
 
-    return implementation
+def _form_of_backward(kernel: BoxedKernel, passed: Sequence[Any]) -> Found:
+    from weft.pytorch import boxed_backward  # gradients: where one was asked for
+
+    return boxed_backward.found(kernel, passed)
 
 
 def _gives(overload: Any) -> bool:

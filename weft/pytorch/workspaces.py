@@ -29,6 +29,7 @@ _FEW = 4096  # iterations
 # tensor their tapes may be: the chunks of a state are its number of elements by ``CHUNK``.
 _ROWS_TOGETHER = (64, 32, 16, 8)
 _ROOM = 32
+_COMPUTE: dict[Any, Any] = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 REMEMBERED = 64  # sizes of calls for which it is known what fits them
 # Private copies of a gradient are for the CPU. Atomic additions cost some times what it takes to
 # fill an element of a copy and to add it up; fewer of them are not worth the second launch.
@@ -216,6 +217,11 @@ class Workspaces:
         for name, op in self.adjoint.segments:
             made[name] = segment_length(self.trips[op])
         return made
+
+
+def computed_in(dtype: torch.dtype, narrow: bool) -> torch.dtype:
+    """The dtype of a gradient, for one that is not ``narrow``, while it is accumulated."""
+    return dtype if narrow else _COMPUTE.get(dtype, dtype)
 
 
 def unfilled(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

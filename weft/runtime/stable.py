@@ -22,6 +22,7 @@ from weft.runtime.signature import DTYPES
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
+_DELETE = "torch_delete_stable_ivalue"
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # types of tensors that are nothing else
 _LIBRARY = ("aoti_torch_library_init_impl", "aoti_torch_library_impl",
             "aoti_torch_delete_library_object")  # fmt: skip
@@ -49,7 +50,10 @@ def functions() -> Mapping[str, int]:
     """The addresses of what the machine code calls, 0 where there is nothing."""
     libraries.load()
     names = (*boxed.FUNCTIONS, *boxed.METHODS, *_LIBRARY, *boxed.LISTS)
-    return {name: libraries.address_of(name) for name in names}
+    found = {name: libraries.address_of(name) for name in names}
+    # Older ones leave it to who is given the word, which is made by `new`.
+    found[_DELETE] = found[_DELETE] or libraries.address_of("_ZdlPv")
+    return found
 
 
 def missing_for_lists() -> str:
@@ -175,7 +179,7 @@ def argument(word: int, kind: str) -> Any:
         if word == 0:
             return None
         inner = ctypes.c_uint64.from_address(word).value
-        _ask("torch_delete_stable_ivalue", word)
+        ctypes.CFUNCTYPE(None, ctypes.c_uint64)(functions()[_DELETE])(word)
         return argument(inner, kind[:-1])
     if kind.endswith("[]"):
         size, item = ctypes.c_uint64(), ctypes.c_uint64()
@@ -208,7 +212,8 @@ def word_of(value: torch.dtype | torch.device) -> int:
     if isinstance(value, torch.dtype):
         return number_of(value)
     number = next(n for n, name in _DEVICES.items() if name == value.type)
-    return number << 32 | (0xFFFFFFFF if value.index is None else value.index)
+    index: Any = value.index
+    return number << 32 | (0xFFFFFFFF if index is None else index)
 
 
 def listed(tensors: Sequence[torch.Tensor]) -> int:
@@ -260,6 +265,10 @@ class Guards:
         self._objects: list[Any] = []
         self.refresh()
 
+    @property
+    def places(self) -> list[tuple[int, str, bool]]:
+        return [guard.place for guard in self.guards]
+
     def refresh(self) -> None:
         """Expects from now on what is there now, which equals what was there."""
         objects: list[Any] = []
@@ -294,8 +303,11 @@ class Registered:
 
     def become(self, record: Any) -> None:
         """Is from now on what ``record`` says."""
-        self._kept.append(record)
-        self._cell.value = ctypes.addressof(record)
+        words = bytes(record)
+        same = next((old for old in self._kept if bytes(old) == words), None)
+        if same is None:
+            self._kept.append(record)
+        self._cell.value = ctypes.addressof(record if same is None else same)
 
     def __del__(self) -> None:
         if self._handle and not sys.is_finalizing():

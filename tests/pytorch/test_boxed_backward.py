@@ -1,0 +1,181 @@
+"""Backwards of operators that are machine code."""
+
+import functools
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from tests.pytorch.test_boxed import by_python, needs_gpu
+from weft.pytorch.boxed import BoxedKernel
+from weft.runtime import stable
+
+pytestmark = [
+    pytest.mark.skipif(bool(stable.missing()), reason=stable.missing()),
+    pytest.mark.skipif(bool(stable.missing_for_lists()), reason="an older torch"),
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, needs_gpu])]
+numbers = itertools.count()
+
+
+def kernel(function: Any) -> Any:
+    return weft.kernel(namespace=f"weft_backward_{next(numbers)}")(function)
+
+
+def product(x: torch.Tensor, y: torch.Tensor, s: float) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * y[i] * s
+    return out
+
+
+def exponentials(x: torch.Tensor, y: torch.Tensor, s: float) -> Any:
+    """Its gradient reads what it has returned, and one result is not wanted."""
+    n = x.shape[0]
+    out = torch.empty_like(x)
+    other = torch.zeros_like(y)
+    for i in range(n):
+        out[i] = math.exp(x[i] * s)
+        other[i] += y[i] * y[i]
+    return other, out
+
+
+def scan(x: torch.Tensor, y: torch.Tensor, s: float) -> torch.Tensor:
+    """Its gradient has a tape."""
+    rows, cols = x.shape
+    out = torch.empty_like(x)
+    for i in range(rows):
+        h = s
+        for j in range(cols):
+            h = h * math.tanh(x[i, j]) + y[i, j]
+            out[i, j] = h
+    return out
+
+
+def convolution(w: torch.Tensor, k: torch.Tensor, s: float) -> torch.Tensor:
+    B, C, T = k.shape
+    out = torch.empty_like(k)
+    for b, c, t in weft.ndrange(B, C, T):
+        total = s
+        for u in range(t + 1):
+            total += w[c, T - 1 - t + u] * k[b, c, u]
+        out[b, c, t] = total
+    return out
+
+
+def total(x: torch.Tensor, y: torch.Tensor, s: float) -> torch.Tensor:
+    found = 0.5
+    for i in range(x.shape[0]):
+        found += x[i] * y[i] * s
+    return found
+
+
+SHAPES = {product: ((16,), (16,)), exponentials: ((9,), (9,)), scan: ((3, 20), (3, 20)),
+          convolution: ((4, 6), (2, 4, 6)), total: ((20,), (20,))}  # fmt: skip
+
+
+def gradients(call: Any, args: Any, weights: Any, which: Any) -> Any:
+    leaves = [a.clone().requires_grad_(k in which) for k, a in enumerate(args)]
+    outs = call(*leaves, 0.7)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    loss = sum((o * w).sum() for o, w in zip(outs, weights, strict=False))
+    return torch.autograd.grad(loss, [leaves[k] for k in which])
+
+
+def codes(k: Any) -> list[BoxedKernel]:
+    return [code for code in k.launchers[0].boxed if code.listed]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("function", SHAPES)
+def test_backwards_run_no_python(function: Any, device: str) -> None:
+    k = kernel(function)
+    args = [torch.randn(shape, device=device) for shape in SHAPES[function]]
+    weights = [
+        torch.randn_like(o) for o in (lambda o: o if isinstance(o, tuple) else (o,))(k(*args, 0.7))
+    ]
+    for which in ((0, 1), (1,)):
+        for _ in range(8):
+            gradients(k.op, args, weights, which)
+    (code,) = codes(k)
+    assert len(code._known) == 2
+    for which in ((0, 1), (1,)):
+        args = [torch.randn_like(a) for a in args]
+        found: list[Any] = []
+        call = functools.partial(gradients, k.op, args, weights, which)
+        assert by_python(code, lambda call=call, found=found: found.extend(call())) == 0
+        torch.testing.assert_close(found, [*gradients(k, args, weights, which)])
+
+
+def test_what_is_not_as_it_was_goes_by_python() -> None:
+    k = kernel(product)
+    x, y = torch.randn(2, 16)
+    for _ in range(2):
+        gradients(k.op, (x, y), [torch.randn(16)], (0, 1))
+    (code,) = codes(k)
+    assert len(code._known) == 1
+    wide = torch.randn(32)[::2]
+    for args, weights in (
+        ((x[:9], y[:9]), torch.randn(9)), ((wide, y), torch.randn(16)),
+        ((x.double(), y.double()), torch.randn(16).double()), ((x, y), torch.randn(32)[::2]),
+    ):  # fmt: skip
+        found = gradients(k.op, args, [weights], (0, 1))
+        torch.testing.assert_close(found, gradients(k, args, [weights], (0, 1)))
+    leaf = x.clone().requires_grad_()
+    (first,) = torch.autograd.grad(k.op(leaf, y, 0.7).pow(3).sum(), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), leaf)
+    torch.testing.assert_close(second, 6 * leaf * (y * 0.7) ** 3)
+
+
+def test_a_compiled_graph_runs_it() -> None:
+    k = kernel(convolution)
+    args = [torch.randn(shape) for shape in SHAPES[convolution]]
+    weights = [torch.randn(2, 4, 6)]
+    compiled = torch.compile(k, fullgraph=True, backend="aot_eager")
+    for _ in range(3):
+        found = gradients(compiled, args, weights, (0, 1))
+    torch.testing.assert_close(found, gradients(k, args, weights, (0, 1)))
+    (code,) = codes(k)
+    assert len(code._known) == 1
+    call = functools.partial(gradients, compiled, args, weights, (0, 1))
+    assert by_python(code, call) == 0
+
+
+def test_handles_are_given_back() -> None:
+    k = kernel(product)
+    x, y, g = torch.randn(3, 16)
+    for _ in range(2):
+        gradients(k.op, (x, y), [g], (0, 1))
+    backward = getattr(torch.ops, k._namespace)
+    backward = getattr(backward, f"{k.op._schema.name.partition('::')[2]}_backward").default
+    args = (x, y, 0.7, [g], [0, 1], [])
+    (code,) = codes(k)
+
+    def users() -> list[int]:
+        return [torch._C._storage_Use_Count(v.untyped_storage()._cdata) for v in (x, y, g)]
+
+    for _ in range(9):
+        backward(*args)
+    before = users()
+    found: list[Any] = []
+    assert by_python(code, lambda: found.extend(backward(*args))) == 0
+    assert [torch._C._storage_Use_Count(v.untyped_storage()._cdata) for v in found] == [2, 2]
+    torch.testing.assert_close(found, [g * y * 0.7, g * x * 0.7])
+    for _ in range(3):
+        backward(*args)
+        backward(*(x[:4], y[:4], 0.7, [g[:4]], [0], []))
+    assert users() == before
+
+
+def test_sizes_that_are_met_once_are_not_learned() -> None:
+    k = kernel(product)
+    for n in range(3, 40):
+        x, y, g = torch.randn(3, n)
+        gradients(k.op, (x, y), [g], (0, 1))
+    (code,) = codes(k)
+    assert not code._known
+    gradients(k.op, (x, y), [g], (0, 1))
+    assert len(code._known) == 1

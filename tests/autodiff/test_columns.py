@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +81,51 @@ def states(x, k, s0, last):
     return out
 
 
+@weft.kernel
+def pairs(x, k, s0, last):
+    """Two arrays, of which sums are known: the elements of one of them move those of the other."""
+    out = torch.empty_like(x)
+    for b, i in weft.ndrange(x.shape[0], x.shape[2]):
+        s = weft.zeros((8,), weft.f64)
+        r = weft.zeros((8,), weft.f64)
+        for j in range(8):
+            s[j] = s0[b, i, j]
+            r[j] = 0.5 * s0[b, i, j] * s0[b, i, j]
+        for t in range(x.shape[1]):
+            y = 0.0
+            for j in range(8):
+                y += s[j] * k[b, t, j]
+            for j in range(8):
+                s[j] = weft.math.sin(r[j]) + 0.2 * y * k[b, t, j]
+                r[j] = 0.3 * r[j] * k[b, t, j] + 0.1 * y * x[b, t, i]
+            out[b, t, i] = y
+        for j in range(8):
+            last[b, i, j] = s[j] - 2.0 * r[j]
+    return out
+
+
+@pytest.mark.parametrize("turns", [1, 3, 4, 6, 8])
+def test_states_are_kept_where_chunks_begin(turns: int, columns: None) -> None:
+    """By the loop that keeps the sums; behind the last chunk, too."""
+    args = [torch.rand(2, turns, 8), torch.rand(2, turns, 8), torch.rand(2, 8, 8)]
+    args = [a.double().requires_grad_() for a in args]
+
+    def call(x: torch.Tensor, k: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        last = torch.empty_like(s)
+        return pairs(x, k, s, last), last
+
+    (loop,) = lowered_loops(pairs, *args, torch.empty_like(args[2]))
+    wanted, written = read_and_written(loop)
+    state = state_of(loop, written)
+    assert state is not None
+    form: dict[str, Any] = {"rows": 8, "checkpoints": [state.loop], "chunk": 4}
+    made = by_columns(loop, wanted, written, **form)
+    assert made is not None
+    names = {a.name for a in made.steps[0].args}
+    assert {"kept.tape1.0.v", "kept.tape1.1.v", "kept.0.y"} <= names
+    assert gradcheck(call, args)
+
+
 @pytest.mark.parametrize("turns", [1, 6])
 def test_a_state_that_is_given_and_handed_on(turns: int, columns: None) -> None:
     args = [torch.rand(2, turns, 8), torch.rand(2, turns, 8), torch.rand(2, 8, 8)]
@@ -110,10 +157,12 @@ def test_what_the_loops_are(columns: None) -> None:
     assert "d.w: plain store" in head  # a thread has all rows
     assert "d.v: plain store" in head
     assert [line.split(":")[0] for line in head.splitlines() if line.startswith("workspace")] == [
-        "workspace tape1.0.v.rwkv7_0_elements", "workspace d.sum.0.known", "workspace kept.0.known",
+        "workspace kept.tape1.0.v", "workspace d.sum.0.known", "workspace kept.0.known",
     ]  # fmt: skip
     sums, rows, elements = text.split("func.func")[1:]
     assert "alloca() : memref<8xf32>" in sums
+    assert sums.count("%kept.tape1.0.v[") == 2  # where chunks begin, and behind the last one
+    assert not re.search(r"store .*%kept.tape1.0.v\[", elements)
     assert "%tape" not in rows  # the state itself is not needed for its adjoint
     assert "sum.0.known[" in rows
     assert "scf.parallel (%n, %h, %j)" in elements

@@ -340,9 +340,11 @@ def test_the_gradient_of_a_state_stays_in_registers() -> None:
     made = by_columns(loop, wanted, written, rows=64, checkpoints=[state.loop], chunk=8)
     assert made is not None
     steps = [cross.compiled(s, "sm_90", recurrences.rwkv7.options, False) for s in made.steps]
-    for gpu_loop, staged in zip(steps, (1, 1, 2), strict=True):
+    # Where chunks begin, among staged turns and among those that are left; and behind the last one.
+    assert steps[0].ptx.count("st.global.v4") == 3 * 64 // 4
+    for gpu_loop in steps:
         ((schedule, _), use), = gpu_loop.usage().items()  # fmt: skip
-        assert len(several(schedule, Stage)) == staged
+        assert len(several(schedule, Stage)) == 1
         assert use.spill_loads == use.spill_stores == 0
         assert use.registers * 64 * 4 <= 65536  # four blocks at once
     assert only(schedule, SharedArrays) is not None

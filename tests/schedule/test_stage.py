@@ -20,7 +20,7 @@ from tests.fuzz.schedules import loops_of
 from weft.codegen import cuda
 from weft.errors import ScheduleError
 from weft.ir.core import Function, Op
-from weft.schedule.language import Stage, only, parse, show
+from weft.schedule.language import Align, Stage, only, parse, several, show
 from weft.schedule.nest import loops_of as serial_of
 from weft.schedule.stage import rows_of
 
@@ -162,6 +162,41 @@ def test_it_is_chosen_where_threads_have_arrays_and_rows_are_long() -> None:
     assert taken(9, 64, 200) == Stage("t", 4, 64)
     assert taken(9, 4, 64) is None  # a turn reads nine numbers
     assert taken(9, 16, 31) is None  # half of the threads would have nothing to do
+
+
+@weft.kernel
+def kept(k: torch.Tensor, v: torch.Tensor, every: torch.Tensor, K: weft.template()) -> None:  # type: ignore[valid-type]
+    """A state of K numbers, which a thread stores in every other turn. ``k`` (B, T, K), ``v`` (B,
+    T, N), ``every`` (T // 2 + 1, B, N, K)."""
+    B, T, N = v.shape
+    for b, i in weft.ndrange(B, N):
+        s = weft.zeros(K)
+        for t in range(T):
+            if t % 2 == 0:
+                for j in range(K):
+                    every[t // 2, b, i, j] = s[j]
+            for j in range(K):
+                s[j] = 0.5 * s[j] + v[b, t, i] * k[b, t, j]
+
+
+@pytest.mark.parametrize("rows", [0, 4, 16])
+def test_rows_are_stored_in_vectors(rows: int) -> None:
+    """Where they begin at whole ones: ``rows`` bytes behind."""
+    k, v = torch.randn(2, 5, 32), torch.randn(2, 5, 40)
+    expected = torch.zeros(3, 2, 40, 32)
+    kept(k, v, expected, 32)
+    found = torch.zeros(expected.numel() + 4)[rows // 4 :][: expected.numel()].view(expected.shape)
+    EmulatedCall.seen.clear()
+    emulated(kept)(k, v, found, 32)
+    (taken,) = EmulatedCall.seen
+    assert only(taken, Stage) is not None
+    aligned = [Align("every", 16)] if rows % 16 == 0 else []
+    assert several(taken, Align) == aligned
+    assert torch.equal(found, expected)
+    again = weft.kernel(schedule={"cuda": show(taken)})(kept.function)
+    found.zero_()
+    emulated(again)(k, v, found, 32)
+    assert torch.equal(found, expected)
 
 
 @weft.kernel

@@ -46,16 +46,16 @@ def segment_length(trips: int) -> int:
 
 @mutable
 class Buffer:
-    """A workspace: as large as the parallel loop ``parallel`` (a single element
-    if that is None), then ``extents``, then
-    ``shape``. Its contents need not be defined. ``element`` is the name of the scalar type.
-    ``interleaved``: ``extents`` and ``shape`` come first, so that neighbouring iterations are
-    neighbours in it; ``by_element``: ``extents`` alone do, so that the elements of an iteration
-    are. ``partial``: instead, for each chunk of a sum that is split, or of the loop,
-    as large as the gradient of that name. ``private``: it is a private copy. ``of``: the argument
-    whose elements, which are overwritten later, it keeps. ``dims``: it has these of the parallel
-    loop's indices only, by place; if it is ``partial``, a chunk is ``RUN`` iterations along these,
-    and it is as large as the gradient along ``axes``."""
+    """A workspace: as large as the parallel loop ``parallel`` (a single element if that is None),
+    then ``extents``, then ``shape``. Its contents need not be defined. ``element`` is the name of
+    the scalar type. ``interleaved``: ``extents`` and ``shape`` come first, so that neighbouring
+    iterations are neighbours in it; ``by_element``: ``extents`` alone do, so that the elements of
+    an iteration are; ``vector``: so many of the elements of an iteration are, and then those of its
+    neighbour along the last index. ``partial``: instead, for each chunk of a sum that is split, or
+    of the loop, as large as the gradient of that name. ``private``: it is a private copy. ``of``:
+    the argument whose elements, which are overwritten later, it keeps. ``dims``: it has these of
+    the parallel loop's indices only, by place; if it is ``partial``, a chunk is ``RUN`` iterations
+    along these, and it is as large as the gradient along ``axes``."""
 
     name: str
     element: str
@@ -64,6 +64,7 @@ class Buffer:
     shape: tuple[int, ...] = ()
     interleaved: bool = False
     by_element: bool = False
+    vector: int = 0
     partial: str = ""
     private: bool = False
     of: str = ""

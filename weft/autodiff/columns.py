@@ -6,8 +6,9 @@ of it in every turn, and threads with a row each meet there all the time. But el
 meet in sums: where these are known (one number for each row and turn), each element is a recurrence
 of its own. So the adjoint is several functions:
 
-* what the sums are (``known_sums``), and what their adjoints are (``with_ports``): the adjoint of
-  the loop by rows, in which each sum has an input of its own added to it;
+* what the sums are (``known_sums``, which keeps the state where chunks begin, too), and what their
+  adjoints are (``with_ports``): the adjoint of the loop by rows, in which each sum has an input of
+  its own added to it;
 * the gradients of what rows share: from a loop over rows *and* elements (``by_element``) that is
   reversed like any other loop, in chunks, and whose rows then go inside of the chunks
   (``rows_inside.py``): a thread has the sums over rows in registers.
@@ -15,7 +16,7 @@ of its own. So the adjoint is several functions:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from weft.autodiff.activity import read_and_written
@@ -29,8 +30,9 @@ from weft.autodiff.rows_inside import rows_inside
 from weft.autodiff.state import State, by_element, known_sums, state_of, with_ports
 from weft.autodiff.stored_sums import Pairs, Sums, read_once, renamed
 from weft.ir.builder import Rewriter
-from weft.ir.core import Function, Op, Value, below
-from weft.ir.views import Parallel, constant_of, memory
+from weft.ir.core import Function, Op, Value, below, walk
+from weft.ir.types import MemRefType
+from weft.ir.views import For, Parallel, constant_of, memory
 from weft.passes.hoist import hoist
 
 
@@ -54,14 +56,20 @@ def by_columns(
     if len(made.steps) != 1 or not alone:
         return None
     primal = Primal(function, wanted, kept)
+    step, begun = made.steps[0], list[str]()
+    given = {a.name for a in step.args}
+    if not given.isdisjoint(map(state.known, state.sums)):  # the loop by rows runs anyway
+        step, begun = _begun(step, state) or (step, begun)
+    names = {w.name: f"kept.{w.name}" if begun else f"{w.name}.{elements.name}"
+             for w in made.workspaces}  # fmt: skip
+    vectors = dict(zip(begun, map(state.vector, state.arrays), strict=False))
     buffers = [
-        Buffer(f"{w.name}.{elements.name}", w.element, primal.parallel,
+        Buffer(names[w.name], w.element, primal.parallel,
                tuple(Extent(state.loop, x.part, x.chunk) for x in w.extents), (state.width,),
-               by_element=True)
+               by_element=not begun, vector=vectors.get(names[w.name], 0))
         for w in made.workspaces
     ]  # fmt: skip
-    names = {w.name: x.name for w, x in zip(made.workspaces, buffers, strict=True)}
-    step = rows_inside(made.steps[0], state.row, rows, made.notes, names)
+    step = rows_inside(step, state.row, rows, made.notes, names)
     for a in step.args:
         a.name = names.get(a.name, a.name)
     step, whole = _stored(state, elements, step, {*shared}, stored, rows, chunk)
@@ -77,7 +85,7 @@ def by_columns(
         for name, value in sums.items() if name in given
     ]  # fmt: skip
     known = {state.known(v) for v in state.sums} & given
-    first = [known_sums(state, known)] if known else []
+    first = [known_sums(state, known, begun, chunk)] if known else []
     buffers += by_row.workspaces
     return Adjoint(
         function, tuple(primal.names), (*first, *by_row.steps, step), tuple(buffers),
@@ -87,6 +95,54 @@ def by_columns(
         defined=by_row.defined | (whole.keys() & {*stored}), dense=by_row.dense | whole,
         copies={work_name(name): before_name(name) for name in primal.names},
     )  # fmt: skip
+
+
+def _begun(step: Function, state: State) -> tuple[Function, list[str]] | None:
+    """``step`` without the loop that keeps the arrays of ``state`` where chunks begin, and the
+    workspaces of these: the loop by rows keeps them then. None where there is more in it."""
+    arrays = len(state.arrays)
+    (parallel,) = (op for op in step.body.ops if op.name == "scf.parallel")
+    loop = next(op for op in parallel.body.ops if op.name == "scf.for")
+    writes = [op for op in walk(parallel.body) if op.name == "memref.store"
+              and memory(op)[0] in step.args]  # fmt: skip
+    inside = [op for op in writes if op in loop.body.ops]
+    behind = [op for op in writes if op in parallel.body.ops]
+    tapes = [memory(op)[0] for op in inside]
+    if (
+        len({*tapes}) != arrays or len(writes) != 2 * arrays
+        or [memory(op)[2] for op in inside] != [[v] for v in For(loop).carried]
+        or [memory(op)[2] for op in behind] != [[v] for v in loop.results]
+        or [memory(op)[0] for op in behind] != tapes
+        or any(memory(op)[1][0] is not For(loop).upper for op in behind)
+        or any(op.name == "memref.atomic_rmw" for op in walk(loop.body))
+    ):  # fmt: skip
+        return None
+
+    new, vectors = step.without_body(), dict[Value, int]()
+    for tape, array in zip(tapes, state.arrays, strict=True):
+        kept = new.args[step.args.index(tape)]
+        kept.type = MemRefType(tape.memref.element, tape.memref.rank + 1)
+        vectors[kept] = state.vector(array)
+
+    def read(tape: Value, at: Sequence[Value], r: Rewriter) -> Value:
+        *outer, row, element = at
+        width = r.index(vectors[tape])
+        first, place = (r.op(f"arith.{n}", element, width) for n in ("floordivsi", "remsi"))
+        return r.load(tape, [*outer, first, row, place])
+
+    def last(op: Op, r: Rewriter) -> list[Value] | None:
+        """What was kept where the last chunk begins, which has fewer turns."""
+        places = [memory(o) for o in behind] if op is loop else []
+        return [read(r.lookup(tape), [*map(r.lookup, at)], r) for tape, at, _ in places] or None
+
+    def kept_so(op: Op, r: Rewriter) -> list[Value] | None:
+        tape, at, _ = memory(op) if op.name in ("memref.load", "memref.store") else (None, (), ())
+        if tape not in vectors or len(at) == tape.memref.rank:
+            return None
+        return [read(tape, at, r)] if op.name == "memref.load" else []
+
+    made = Rewriter(kept_so, last).into(step, new)
+    return made, [f"kept.{tape.name}" for tape in tapes]
 
 
 def _stored(

@@ -7,6 +7,7 @@ element.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
@@ -56,6 +57,10 @@ class State:
 
     def type(self, value: Value) -> MemRefType:
         return MemRefType(value.scalar, Parallel(self.parallel).dims + 1)
+
+    def vector(self, array: Value) -> int:
+        """How many elements of ``array`` are kept side by side."""
+        return math.gcd(self.width, 16 // array.memref.element.bytes)
 
     def place(self, indices: Sequence[Value], turn: Value) -> list[Value]:
         """Where a row and turn have their place in what is kept."""
@@ -224,9 +229,12 @@ def _leaves(values: Sequence[Value]) -> set[Value]:
 # -- by rows
 
 
-def known_sums(state: State, names: Collection[str]) -> Function:
-    """The loop that keeps the sums of these ``names``, and does nothing else."""
-    return clean(_ByRow(state, names).made("sums"))
+def known_sums(
+    state: State, names: Collection[str], begun: Sequence[str] = (), chunk: int = 1
+) -> Function:
+    """The loop that keeps the sums of these ``names``, and what the arrays of the state are where
+    chunks of so many turns begin, in the arguments ``begun``; and does nothing else."""
+    return clean(_ByRow(state, names, begun, chunk).made("sums"))
 
 
 def with_ports(state: State) -> Function:
@@ -235,11 +243,15 @@ def with_ports(state: State) -> Function:
 
 
 class _ByRow(Rewriter):
-    """``names``: the sums to keep, None if all get ports."""
+    """``names``: the sums to keep, None if all get ports. ``begun``, ``chunk``: see
+    ``known_sums``."""
 
-    def __init__(self, state: State, names: Collection[str] | None) -> None:
+    def __init__(
+        self, state: State, names: Collection[str] | None, begun: Sequence[str] = (),
+        chunk: int = 1,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.state, self.names = state, names
+        self.state, self.names, self.begun, self.chunk = state, names, begun, chunk
         self.more: dict[str, Value] = {}
 
     def made(self, name: str) -> Function:
@@ -254,6 +266,8 @@ class _ByRow(Rewriter):
 
     def rewrite(self, op: Op) -> None:
         state = self.state
+        if op is state.loop.body.ops[0]:
+            self._begin(self.lookup(For(state.loop).index))
         if (
             self.names is not None
             and op.name == "memref.store"
@@ -261,6 +275,8 @@ class _ByRow(Rewriter):
         ):
             return
         super().rewrite(op)
+        if op is state.loop:
+            self._begin(self.lookup(For(op).upper))
         for value in op.results if op in state.inner else ():
             if value not in state.sums:
                 continue
@@ -272,6 +288,27 @@ class _ByRow(Rewriter):
             elif state.known(value) in self.names:
                 kept = self._argument(state.known(value), value)
                 self.store(self.lookup(value), kept, place)
+
+    def _begin(self, turn: Value) -> None:
+        """Keeps the state where a chunk begins: before ``turn``, or behind the last one."""
+        if not self.begun:
+            return
+        place = [*map(self.lookup, Parallel(self.state.parallel).indices)]
+        number = self.op("arith.floordivsi", turn, self.number(self.chunk, turn))
+        start = self.muli(number, self.number(self.chunk, turn))
+        with self.when(self.op("arith.cmpi", turn, start, predicate="eq")):
+            for name, array in zip(self.begun, self.state.arrays, strict=True):
+                type = MemRefType(array.memref.element, len(place) + 3)
+                kept = self.more.setdefault(name, Value(type, name))
+                width = self.state.vector(array)
+
+                def one(at: list[Value], kept: Value = kept, array: Value = array) -> None:
+                    first = self.muli(at[0], self.index(self.state.vector(array)))
+                    now = self.load(self.lookup(array), [self.addi(first, at[1])])
+                    self.store(now, kept, [number, *place[:-1], at[0], place[-1], at[1]])
+
+                sizes = self.state.width // width, width
+                self.nest([lambda n=n: self.index(n) for n in sizes], one)
 
     def _argument(self, name: str, value: Value) -> Value:
         return self.more.setdefault(name, Value(self.state.type(value), name))

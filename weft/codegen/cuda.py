@@ -227,6 +227,7 @@ def scheduled(function: Function, schedule: Schedule) -> GridEmitter:
         place = function.body.ops.index(parallel)
         function = interleave(function)
         parallel = function.body.ops[place]
+        register_window.align_stores(function, parallel, _limits(function, schedule))
     elif parallel is not None and (unrolled or pipelined):
         function, parallel = serial_steps(function, parallel, names, pipelined)
     for step in schedule:
@@ -239,15 +240,19 @@ def scheduled(function: Function, schedule: Schedule) -> GridEmitter:
         elif isinstance(step, OwnStep):
             function, parallel = step.apply(function, parallel)
     if parallel is not None and only(schedule, RegisterWindow) is not None:
-        names = arrays_of(function)
-        limits = {function.args[names.index(a.array)]: a.bytes for a in several(schedule, Align)}
+        limits = _limits(function, schedule)
         register_window.align_stores(function, parallel, limits)
         if tiled(schedule):
             function, parallel = stage_rows(function, parallel, order, schedule, limits)
-            limits = {function.args[names.index(a.array)]: a.bytes
-                      for a in several(schedule, Align)}  # fmt: skip
+            limits = _limits(function, schedule)
         function, parallel = register_window.register_window(function, parallel, limits)
     return GridEmitter(function, parallel, order, schedule, len(divisors))
+
+
+def _limits(function: Function, schedule: Schedule) -> dict[Value, int]:
+    """The bytes that arguments, and their rows, begin at multiples of."""
+    names = arrays_of(function)
+    return {function.args[names.index(a.array)]: a.bytes for a in several(schedule, Align)}
 
 
 def _marked(loop: LoopNest, schedule: Schedule) -> Function:

@@ -77,6 +77,9 @@ class Workspaces:
         space = self.space if buffer.parallel else ()
         if buffer.dims is not None:
             space = [space[k] for k in buffer.dims]
+        if buffer.vector:
+            vectors = buffer.shape[0] // buffer.vector
+            return [*time, *space[:-1], vectors, *space[-1:], buffer.vector]
         if buffer.by_element:
             return [*time, *space, *buffer.shape]
         if buffer.interleaved:

@@ -71,7 +71,7 @@ from weft.schedule.register_window import whole_vectors
 from weft.schedule.rows import VECTOR_BYTES, Rows, find
 from weft.schedule.scan import vectors
 from weft.schedule.shared_arrays import fitting
-from weft.schedule.stage import MOST_BYTES, bytes_of, done_once
+from weft.schedule.stage import MOST_BYTES, bytes_of, done_once, stored_rows
 from weft.schedule.stage import rows_of as staged_rows
 from weft.schedule.stage_rows import why_not_staged
 
@@ -153,6 +153,8 @@ def _align(nest: LoopNest, step: Align, schedule: Schedule) -> Refusal | None:
         return Refusal(
             f"no window loads or stores `{step.array}` in whole vectors of {step.bytes} bytes"
         )
+    if memref in _rows_stored(nest, schedule) and step.bytes == VECTOR_BYTES:
+        return None
     if vector is None:
         return Refusal("vectors are aligned, and there is no vectorize(...)")
     if step.bytes not in (2, 4, 8, VECTOR_BYTES):
@@ -163,6 +165,13 @@ def _align(nest: LoopNest, step: Align, schedule: Schedule) -> Refusal | None:
             f"{vector.width} elements of `{step.array}` are not {step.bytes} bytes side by side"
         )
     return None
+
+
+def _rows_stored(nest: LoopNest, schedule: Schedule) -> list[Value]:
+    """The arguments that staged loops store whole vectors of."""
+    unrolled = only(schedule, Unroll) if only(schedule, Stage) is not None else None
+    names = unrolled.loops if unrolled is not None else ()
+    return stored_rows(nest.function, nest.parallel, names)
 
 
 def _vectors(schedule: Schedule) -> Vectorize | KeepRow | StripMine | Scan | None:
@@ -472,6 +481,9 @@ def _aligns(
     if only(given, RegisterWindow) is not None:
         found, multiples = whole_vectors(loop, given, step_of)
         found = said or found
+    elif rows := _rows_stored(loop, given):
+        found = said or [Align(loop.arrays[loop.function.args.index(arg)], VECTOR_BYTES)
+                         for arg in rows]  # fmt: skip
     if isinstance(vector, KeepRow | StripMine):
         together = only(given, Cooperate)
         rows = rows_of(loop, together, keep=isinstance(vector, KeepRow)) if together else None

@@ -81,7 +81,7 @@ from weft.schedule.shared_loads import (
     unroll_jam_candidates,
     window_tiles,
 )
-from weft.schedule.stage import staged
+from weft.schedule.stage import staged, stored_rows
 from weft.schedule.tiles import in_tiles, placed
 from weft.schedule.unroll import for_registers
 from weft.values import frozen
@@ -128,7 +128,8 @@ class Picks:
     ``streamed``: the arguments that are written, if none of them is read. ``ahead``: what serial
     loops may load before its turn, where each multiprocessor gets fewer threads than ``idle``.
     ``unrolled``: the loops that would keep local arrays in memory. ``staged``: the loops whose
-    turns read much that neighbours read too, where there are such arrays or turns are several."""
+    turns read much that neighbours read too, where there are such arrays or turns are several.
+    ``rows``: the arguments that they store whole vectors of."""
 
     order: tuple[int, ...]
     vector: Vector
@@ -141,6 +142,7 @@ class Picks:
     idle: int
     unrolled: tuple[Unroll, ...]
     staged: tuple[Stage | SharedArrays, ...]
+    rows: tuple[int, ...]
     tiles: Sequence[WindowTile] = ()
 
 
@@ -170,6 +172,7 @@ def picks(function: Function, parallel: Op) -> Picks:
                  *_ahead(function, parallel, written_out),
                  (Unroll(written_out),) if written_out else (),
                  () if asked else staged(function, parallel, fastest, written_out),
+                 tuple(map(function.args.index, stored_rows(function, parallel, written_out))),
                  [] if alone else window_tiles(function, parallel))  # fmt: skip
 
 
@@ -246,7 +249,10 @@ def _lone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[For
         first = only(found.staged, Stage)
         assert first is not None
         enough = AtLeast(nest.axes[found.order[0]], first.threads // 2)
-        yield (enough, Covered()), (*found.staged, Cover())
+        whole = [Align(nest.arrays[k], VECTOR_BYTES) for k in found.rows]
+        for aligns in (whole, []) if whole else ([],):
+            aligned = (Aligned(align.array, align.bytes) for align in aligns)
+            yield (enough, *aligned, Covered()), (*found.staged, *aligns, Cover())
     if found.ahead:
         yield (Idle(found.idle), Covered()), (*found.ahead, Cover())
     vector, x = found.vector, nest.axes[found.order[0]]

@@ -20,7 +20,7 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i1, i32, i64, index
-from weft.ir.views import For, Parallel, constant_of, memory
+from weft.ir.views import For, Parallel, constant_of, is_constant, memory
 from weft.schedule.grid import WARP
 from weft.schedule.language import SharedArrays, Stage
 from weft.schedule.nest import loops_of
@@ -301,6 +301,23 @@ def _own_ahead(function: Function, loop: Op) -> list[Op]:
     """What each thread loads ahead for itself: not of chunks, which take so long that it does not
     count that they begin with loads, and whose sums need the registers."""
     return [] if "turns" in loop.attrs else ahead(function, loop)
+
+
+def stored_rows(function: Function, parallel: Op, unrolled: Sequence[str]) -> list[Value]:
+    """The arguments that loops which are written out store element after element of, in whole
+    vectors."""
+    found: dict[Value, None] = {}
+    for name in unrolled:
+        loop = loops_of(parallel)[name]
+        for memref, subscripts, _ in (memory(o) for o in walk(loop.body)
+                                      if o.name == "memref.store"):  # fmt: skip
+            if (
+                memref in function.args and memref.memref.row_major
+                and subscripts[-1] is For(loop).index and is_constant(For(loop).lower, 0)
+                and turns(loop) * memref.memref.element.bytes % _VECTOR == 0
+            ):  # fmt: skip
+                found[memref] = None
+    return [*found]
 
 
 # -- the rewrite

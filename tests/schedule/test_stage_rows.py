@@ -17,7 +17,9 @@ from tests.fuzz.schedules import loops_of
 from tests.schedule.test_register_window import refused
 from weft.codegen import cuda
 from weft.errors import ScheduleError
+from weft.ir.core import walk
 from weft.ir.uniform import divergent_wait
+from weft.ir.views import For, constant_of
 from weft.schedule.language import BlockDim, RegisterWindow, only, parse, show
 
 
@@ -124,6 +126,32 @@ def test_all_threads_come_to_where_they_wait(case: Case) -> None:
     made = cuda.scheduled(function, schedule)
     for stage in made.bound.stages:
         assert divergent_wait(stage) is None
+
+
+WHOLE = [  # of the candidates with vectors, and without: what bounds whole chunks, and copies of it
+    (causal_conv, "u, 4, staged=8", [None, ([0, 8, 4], 2)]),
+    (causal_conv, "u, 8, staged=16", [([0, 16, 8], 2), ([0, 16, 8], 1)]),
+    (later, "t, 4, staged=8", [([0, 8, 4], 4), ([0, 8, 4], 2)]),
+]
+
+
+@pytest.mark.parametrize(("kernel", "window", "expected"), WHOLE)
+def test_where_all_turns_of_a_chunk_are_there_their_number_is_known(
+    kernel: weft.Kernel, window: str, expected: list[Any]
+) -> None:
+    (function,) = loops_of(kernel, args_of(kernel, 4, 16))
+    index = "t" if kernel is causal_conv else "i"
+    given = text(kernel, f"{index} 4 4", "b 2 2", window, swapped=False)
+    facts = cuda.analyse(function, asked=given)
+    found: list[Any] = []
+    for candidate in facts.candidates[:2]:
+        schedule = parse(candidate.split("->")[1])
+        made = cuda.scheduled(function, schedule)
+        loops = [For(op) for stage in made.bound.stages for op in walk(stage.body)
+                 if op.name == "scf.for"]  # fmt: skip
+        bounds = {tuple(map(constant_of, loop.bounds)): loop.op.attrs["unroll"] for loop in loops}
+        found.append(next(((list(b), n) for b, n in bounds.items() if None not in b), None))
+    assert found == expected
 
 
 def test_elements_of_several_types_and_rows_that_are_not_shared() -> None:

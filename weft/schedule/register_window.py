@@ -37,6 +37,9 @@ from weft.schedule.rows import VECTOR_BYTES
 from weft.schedule.unroll_jam import TILE
 from weft.values import mutable
 
+# Turns that are written out one after the other where it is known that they are there: of rows that
+# are loaded in vectors, and of others, whose addresses need registers.
+_WRITTEN_OUT = 16, 8
 _MOST_STORED = 128  # bytes of a thread's results that it stores in vectors, if it stages no rows
 MARK = "window"  # attribute of a loop: so many turns become one
 
@@ -278,26 +281,31 @@ class _Windows(Rewriter):
         loop = For(op)
         rows = windows(self.old, op, self.limits, self.found)
         lower, upper, step = map(self.lookup, loop.bounds)
-        none = self.number(0, lower)
         many = self.number(turns, lower)
         # Behind a row in shared memory there is something to load.
-        ends = [row.ahead for row in rows if not is_shared(memory(row.first)[0])]
-        later = self.number(max([0, *ends]), lower)
-        left = self.subi(self.trip_count(lower, upper, step), later)
-        whole = self.op("arith.floordivsi", self.op("arith.maxsi", left, none), many)
-        end = self.addi(lower, self.muli(whole, many))
-        some = self.op("arith.cmpi", lower, end, predicate="slt")
+        later = max([0, *(row.ahead for row in rows if not is_shared(memory(row.first)[0]))])
+        if exact := 0 if later else op.attrs.get(STAGED, 0):  # just so many turns
+            start, end, some = self.number(0, lower), self.number(exact, lower), None
+        else:
+            left = self.subi(self.trip_count(lower, upper, step), self.number(later, lower))
+            left = self.op("arith.maxsi", left, self.number(0, lower))
+            whole = self.muli(self.op("arith.floordivsi", left, many), many)
+            start, end = lower, self.addi(lower, whole)
+            some = self.op("arith.cmpi", lower, end, predicate="slt")
         kept = [(row, element) for row in rows for element in row.carried()]
         begin = self._first(op, some, lower, kept)
-        main = self.for_(lower, end, many, [*map(self.lookup, loop.inits), *begin], unroll=1)
-        position, *values = main.body.args
-        position.name = loop.index.name
+        written_out = max(_WRITTEN_OUT[not self.limits] // turns, 1) if exact else 1
+        inits = [*map(self.lookup, loop.inits), *begin]
+        main = self.for_(start, end, many, inits, unroll=written_out)
+        place, *values = main.body.args
+        place.name = loop.index.name
         carried, buffer = values[: len(loop.inits)], values[len(loop.inits) :]
         for (row, element), value in zip(kept, buffer, strict=True):
             row.values[element] = value
         of = {load: row for row in rows for load in row.loads}
 
         def body() -> list[Value]:
+            position = self.addi(lower, place) if exact else place
             places = {row: self._place(row, op, position) for row in rows}
             ends = carried
             for turn in range(turns):
@@ -315,12 +323,14 @@ class _Windows(Rewriter):
         self.fill(main.body, body)
         main.body.ops[:-1] = by_loads(main.body.ops[:-1])
         results = main.results[: len(loop.inits)]
+        if exact:
+            return list(results)
         rest = self.for_(end, upper, step, results, unroll=1, rare=True)
         self.region(op.body, rest.body)
         return list(rest.results)
 
     def _first(
-        self, op: Op, some: Value, lower: Value, kept: Sequence[tuple[Window, int]]
+        self, op: Op, some: Value | None, lower: Value, kept: Sequence[tuple[Window, int]]
     ) -> list[Value]:
         """The elements that are in registers before the first turn."""
         types = [row.first.result.scalar for row, _ in kept]
@@ -332,7 +342,9 @@ class _Windows(Rewriter):
         def nothing() -> list[Value]:
             return [self.constant(0, t) for t in types]
 
-        return self.either(some, loaded, nothing, types) if types else []
+        if not types or some is None:
+            return loaded()
+        return self.either(some, loaded, nothing, types)
 
     def _place(self, row: Window, op: Op, position: Value) -> list[Value]:
         """The subscripts of the first load of a row where the turn is at ``position``."""

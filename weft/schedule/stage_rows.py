@@ -35,7 +35,7 @@ from weft.schedule.language import (
     several,
 )
 from weft.schedule.nest import LoopNest, Refusal
-from weft.schedule.register_window import behind
+from weft.schedule.register_window import MARK, behind
 from weft.schedule.rows import VECTOR_BYTES
 from weft.schedule.stage import MOST_BYTES
 from weft.schedule.unroll_jam import TILE
@@ -43,7 +43,9 @@ from weft.schedule.variation import Variation
 from weft.values import mutable
 
 _MOST_STAGED = 512  # turns
-_MOST_HELD = 32  # elements that a thread has loaded and not stored yet
+_LONG = 8  # turns that become one
+# Elements that a thread has loaded and not stored yet: of vectors, and one by one.
+_MOST_HELD = 32, 16
 _PAD = 4  # elements that a window may load behind a row, or in front of one that goes downwards
 
 
@@ -205,6 +207,7 @@ class _Tiles(Rewriter):
         self.sides = {axis: side for side, axis in enumerate(order[:2])}
         asked, self.longest_first = only(schedule, BlockDim), LongestFirst() in schedule
         assert asked is not None
+        self.backwards = bool(several(schedule, Reverse))
         x, y = (*asked.sides, 1)[:2]
         self.tile = Tile((x, y), {}, {})
         self.inside = {v for op in walk(parallel.body) for v in op.results}
@@ -330,7 +333,7 @@ class _Elements(_Tiles):
         for row in rows:
             for part in self._loaded(row, chunk, group):
                 held.append(part)
-                if sum(len(values) for _, _, values, _ in held) >= _MOST_HELD:
+                if sum(len(values) for _, _, values, _ in held) >= _MOST_HELD[not self.limits]:
                     store()
         store()
         self.do("gpu.barrier", width=0)
@@ -500,26 +503,48 @@ class _Staging(_Elements):
             stop = self.addi(chunk, many)
             self.chunk = chunk
             self.of = {load: row for row in rows for load in row.loads}
-            for loop, mine in zip(group, carried, strict=True):
-                low, high = (self.lookup(v) for v in For(loop).bounds[:2])
-                low = chunk if loop is group[0] else self.op("arith.maxsi", low, chunk)
-                high = self.op("arith.minsi", high, stop)
-                made = self.copy(loop)
-                step = self.lookup(For(loop).step)
-                made.operands = [low, high, step, *(values[k] for k in mine)]
-                del made.attrs[STAGED]
+
+            def through(loop: Op, low: Value, high: Value, ends: list[Value]) -> Op:
+                made, mine = self.copy(loop), carried[group.index(loop)]
+                made.operands = [low, high, self.lookup(For(loop).step), *(ends[k] for k in mine)]
                 self.region(loop.body, made.body)
                 self.append(made)
                 for k, result in zip(mine, made.results, strict=True):
-                    values[k] = result
+                    ends[k] = result
+                return made
+
+            def all_turns() -> list[Value]:
+                through(group[0], chunk, stop, ends := [*values])
+                return ends
+
+            def some_turns() -> list[Value]:
+                ends = [*values]
+                for loop in group:
+                    low, high = (self.lookup(v) for v in For(loop).bounds[:2])
+                    low = chunk if loop is group[0] else self.op("arith.maxsi", low, chunk)
+                    del through(loop, low, self.op("arith.minsi", high, stop), ends).attrs[STAGED]
+                return ends
+
+            if self._apart(group[0]):
+                # Loops that follow the first one have no turns before it ends.
+                end = self.lookup(For(group[0]).upper)
+                whole = self.op("arith.cmpi", end, stop, predicate="sge")
+                ends = self.either(whole, all_turns, some_turns, [v.type for v in values])
+            else:
+                ends = some_turns()
             self.of = {}
-            return values
+            return ends
 
         self.fill(main.body, body)
         for loop, mine in zip(group, carried, strict=True):
             self.replacement.update(zip(loop.results, (main.results[k] for k in mine), strict=True))
         self.done.update(group)
         return [main.results[k] for k in carried[0]]
+
+    def _apart(self, loop: Op) -> bool:
+        """Whether chunks whose turns are all there have code of their own. Not where loops go
+        forwards, over vectors, few turns at a time: 4 % slower, as ptxas reads operands again."""
+        return self.backwards or not self.limits or loop.attrs[MARK] >= _LONG
 
     def _at_most(self, uppers: Sequence[Value]) -> Value:
         """What any of ``uppers`` is at most for the threads of the block."""

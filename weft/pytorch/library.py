@@ -21,6 +21,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 from weft.errors import GradientError, KernelTypeError
 from weft.frontend.callees import known
@@ -213,11 +214,12 @@ class Operators:
     def in_level(self, token: str) -> bool:
         """Whether what Dynamo compiles is called where tensors may have tangents: Inductor's code
         loses them, the operator does not. Compiled again where that changes."""
-        from torch._dynamo.guards import GuardBuilder, install_guard  # which calls this
-        from torch._dynamo.source import GlobalStateSource
-
         assert token == self.token
-        install_guard(GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL))
+        if TracingContext.try_get() is not None:  # other tracers have no guards
+            from torch._dynamo.guards import GuardBuilder, install_guard  # which calls this
+            from torch._dynamo.source import GlobalStateSource
+
+            install_guard(GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL))
         return is_open() and not torch._C._are_functorch_transforms_active()
 
     def refuse(self, name: str) -> bool:

@@ -17,7 +17,7 @@ import weft
 from tests import processes
 from tests.pytorch.test_ambient import drop
 from tests.pytorch.test_boxed import by_python
-from weft.pytorch.hosted import OLDEST
+from weft.pytorch.hosted import OLDEST, copied
 from weft.runtime import stable
 
 pytestmark = [
@@ -402,3 +402,8 @@ def test_the_gradients_of_a_graph_run_no_python():
     for code in [code for launcher in in_code.launchers for code in launcher.boxed]:
         call = functools.partial(by_python, code, call)
     assert call() == 0
+
+
+def test_the_namespace_is_that_of_kernels():
+    """An operator of weft's own in it would be in the way of a kernel of its name."""
+    assert copied._opoverload.namespace == "weft_graphs"

@@ -149,7 +149,7 @@ def _is_separate(region: Region, scope: Scope, recorded: bool) -> bool:
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 
-@torch.library.custom_op("weft::copied", mutates_args=())
+@torch.library.custom_op("weft_graphs::copied", mutates_args=())
 def copied(x: torch.Tensor) -> torch.Tensor:
     """A copy of what a loop writes to, which its gradient may need. A compiled graph would make one
     by ``clone`` again in the backward pass, of what an argument holds by then."""

@@ -8,7 +8,7 @@ import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import torch
 from torch.autograd import forward_ad, profiler
@@ -27,7 +27,7 @@ from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.overrides import check_foreign, overridden, overrides, overriding
 from weft.runtime.entry import PLAIN, dispatched, make_entry, order_of
-from weft.runtime.launch import DirectEntry, Launcher
+from weft.runtime.launch import DirectEntry, Launcher, Tuning
 from weft.runtime.signature import check_argument
 from weft.runtime.specialize import Specialization
 from weft.settings import deep, rarely_collected
@@ -46,19 +46,6 @@ if TYPE_CHECKING:
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _transforms = torch._C._are_functorch_transforms_active
 _dispatch = torch.Tensor.__torch_dispatch__
-
-
-class Tuning(Protocol):
-    """What fills in parameters that a call leaves out (see ``weft.autotune``). ``text`` tells it
-    from others."""
-
-    @property
-    def text(self) -> str: ...
-    def signature(self, signature: inspect.Signature) -> inspect.Signature: ...
-    def parts(self, kernel: Any, parts: HostPart) -> HostPart: ...
-    def completed(
-        self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
 
 
 class Definition:

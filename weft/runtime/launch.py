@@ -58,6 +58,19 @@ MOST_PLANS = 4096  # per launcher: a program of ever new shapes must not grow wi
 TINY = 4096  # elements of all tensors together, below which the GIL is kept during the call
 
 
+class Tuning(Protocol):
+    """What fills in parameters that a call leaves out (see ``weft.autotune``). ``text`` tells it
+    from others."""
+
+    @property
+    def text(self) -> str: ...
+    def signature(self, signature: inspect.Signature) -> inspect.Signature: ...
+    def parts(self, kernel: Any, parts: HostPart) -> HostPart: ...
+    def completed(
+        self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
+
+
 class KernelLike(Protocol):
     """What is asked of a kernel below the layer that has them."""
 

@@ -534,7 +534,7 @@ def test_a_gradient_behind_a_list_of_tensors(backend):
 @weft.kernel
 def of_a_column(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     a = x[:, None]
-    out = torch.empty((x.shape[0], y.shape[0]))
+    out = torch.empty((x.shape[0], y.shape[0]), device=x.device)
     for i, j in weft.ndrange(out.shape[0], out.shape[1]):
         out[i, j] = a[i, 0] * y[j]
     return out

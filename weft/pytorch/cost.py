@@ -12,7 +12,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -27,6 +27,7 @@ from weft.index.sums import Count, UncountableError
 from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType
 from weft.pytorch.autograd import with_functions
+from weft.pytorch.fake import hollow
 from weft.pytorch.loop import Make
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import KernelLike, Launcher
@@ -356,19 +357,6 @@ def cost(
 def forward(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     with torch.no_grad():
         call(*args, **kwargs)
-
-
-def hollow(value: Any) -> Any:
-    """Tensors like those in ``value``, without memory."""
-    if isinstance(value, torch.device):
-        return torch.device("meta")
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device=torch.device("meta")
-        )
-    if isinstance(value, list | tuple):
-        return type(value)(map(hollow, cast(Sequence[Any], value)))
-    return value
 
 
 def copied(value: Any) -> Any:

@@ -80,6 +80,22 @@ def _count(value: Any) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
+def hollow(value: Any, number: Callable[[Any], Any] = lambda n: n) -> Any:
+    """Tensors like those in ``value``, without memory. ``number`` gives what stands for a number, a
+    size or a stride."""
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    if isinstance(value, torch.Tensor):
+        shape, strides = ([number(n) for n in words] for words in (value.shape, value.stride()))
+        return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
+    if isinstance(value, list | tuple):
+        items = [hollow(v, number) for v in value]
+        if isinstance(value, list):
+            return items
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return number(value)
+
+
 def hidden_write(name: str, span: Span) -> KernelValueError:
     """What an operator raises for a write to what is none of its arguments."""
     return KernelValueError(

@@ -19,7 +19,7 @@ from weft.frontend.lower import lower
 from weft.frontend.split import HostPart
 from weft.ir.core import Function
 from weft.lang.numbers import SYMBOLS
-from weft.pytorch.fake import fake_launchers, loose_spec
+from weft.pytorch.fake import fake_launchers, hollow, loose_spec
 from weft.pytorch.transforms import PLAIN
 from weft.runtime.launch import KernelLike, Launcher
 from weft.source import FunctionSource
@@ -88,7 +88,7 @@ class NeedsOutputs:
             return True
         # This is no part of the program, so modes that watch the program do not see it.
         with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(*PLAIN):
-            self.run((launch,), [_hollow(v) for v in inputs])
+            self.run((launch,), [hollow(v, _hint) for v in inputs])
         return any(answers)
 
 
@@ -117,9 +117,9 @@ def _kind(value: Any) -> Hashable:
 
 
 def _symbols(value: Any) -> Iterator[Any]:
-    """The symbols among sizes and numbers."""
+    """The symbols among sizes, strides and numbers."""
     if isinstance(value, torch.Tensor):
-        value = value.shape
+        value = (*value.shape, *value.stride())
     if isinstance(value, list | tuple):
         for item in value:
             yield from _symbols(item)
@@ -127,13 +127,6 @@ def _symbols(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _hollow(value: Any) -> Any:
-    """A tensor of this shape and no contents. Symbols become the numbers that they were made for:
-    tensors of symbolic sizes are for fake modes."""
-    if isinstance(value, torch.device):
-        return torch.device("meta")
-    if isinstance(value, torch.Tensor):
-        return torch.empty(_hollow(value.shape), dtype=value.dtype, device="meta")
-    if isinstance(value, list | tuple):
-        return [_hollow(v) for v in value]
+def _hint(value: Any) -> Any:
+    """The number that a symbol was made for: tensors of symbolic sizes are for fake modes."""
     return value.node.hint if isinstance(value, SYMBOLS) else value

@@ -8,6 +8,7 @@ from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 
 import weft
+from tests.pytorch.test_batching import added_, scaled
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
 
@@ -63,20 +64,6 @@ def waved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     for i in range(y.shape[0]):
         out[i] += y[i] * y[i]
     return out
-
-
-@weft.kernel
-def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x)
-    for i in range(x.shape[0]):
-        out[i] = x[i] * x[i] * w[i]
-    return out
-
-
-@weft.kernel
-def added_(out: torch.Tensor, x: torch.Tensor) -> None:
-    for i in range(x.shape[0]):
-        out[i] += x[i] * x[i]
 
 
 BOTH = ((scaled, lambda x, w: x * x * w), (waved, lambda x, w: (x.sin() * w) ** 2))

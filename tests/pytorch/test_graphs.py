@@ -30,13 +30,7 @@ def add_squares(acc: torch.Tensor, x: torch.Tensor) -> None:
 
 @pytest.mark.cuda
 @NEEDS_GPU
-@pytest.mark.parametrize("gradient", [
-    False,
-    pytest.param(True, marks=pytest.mark.xfail(
-        strict=True, raises=RuntimeError,
-        reason="a backward pass leaves tensors in the pool of CUDA graphs: not mended yet",
-    )),
-])  # fmt: skip
+@pytest.mark.parametrize("gradient", [False, True])
 def test_cuda_graphs_replay_kernels(gradient):
     from torch._dynamo.utils import counters
     from torch._inductor.cudagraph_trees import get_manager
@@ -60,6 +54,37 @@ def test_cuda_graphs_replay_kernels(gradient):
     manager = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
     assert manager is not None
     assert manager.new_graph_id().id > gradient  # and the backward pass one of its own
+
+
+@pytest.mark.cuda
+@NEEDS_GPU
+@pytest.mark.parametrize("route", ["kernel", "operator"])
+def test_a_cuda_graph_of_a_persons_holds_forward_and_backward(route):
+    kernel = weft.kernel(softmax.function)
+    call = kernel if route == "kernel" else kernel.op
+
+    def both(f, x):
+        out = f(x)
+        return out, *torch.autograd.grad(out.pow(2).sum(), x)
+
+    graphs, pool = [], torch.cuda.graph_pool_handle()
+    for shape in ((4, 8), (3, 100), (2, 3000)):
+        x = torch.randn(shape, device="cuda", requires_grad=True)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                both(call, x)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            outs = both(call, x)
+        graphs.append((graph, x, outs))
+    for graph, x, outs in graphs:
+        for _ in range(2):
+            with torch.no_grad():
+                x.copy_(torch.randn_like(x))
+            graph.replay()
+            torch.testing.assert_close(outs, both(lambda x: x.softmax(-1), x))
 
 
 # Calls alone, which need no C++ compiler.

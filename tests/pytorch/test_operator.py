@@ -1,6 +1,7 @@
 """A kernel as a PyTorch operator."""
 
 import functools
+import math
 import re
 import types
 import warnings
@@ -85,10 +86,120 @@ def schema(kernel):
 
 
 def test_schemas():
-    assert schema(prefix) == "weft::prefix(Tensor x, float start) -> Tensor"
+    assert schema(prefix) == "weft::prefix(Tensor x, float start=0.) -> Tensor"
     assert schema(scale_) == "weft::scale_(Tensor(a!) x, float factor) -> ()"
     with pytest.raises(KernelTypeError, match="nothing says what `x` is"):
         weft.kernel(both.function).op
+
+
+@weft.kernel
+def shifted(
+    x: torch.Tensor, by: float = -0.5, n: int = 3, up: bool = True, y: torch.Tensor | None = None
+) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i] + (by * n if up else by)
+    return out
+
+
+@weft.kernel
+def mapped(x: torch.Tensor, n=2, f=square, scale=1e-5, most=math.inf, sides=(1, 2)):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = min(f(x[i]) * scale + n, most) + sides[1]
+    return out
+
+
+@weft.kernel
+def shifted_into(x: torch.Tensor, out: torch.Tensor, n: int = 3):
+    for i in range(x.shape[0]):
+        out[i] = x[i] + n
+
+
+def test_defaults_are_those_of_the_schema():
+    assert schema(shifted) == (
+        "weft::shifted(Tensor x, float by=-0.5, SymInt n=3, bool up=True, Tensor? y=None) -> Tensor"
+    )
+    x = torch.randn(5)
+    for call in (shifted.op, torch.ops.weft.shifted):
+        for _ in range(4):  # the last by machine code, where there is some
+            torch.testing.assert_close(call(x), x * x - 1.5)
+        torch.testing.assert_close(call(x, 2.0), x * x + 6)
+        torch.testing.assert_close(call(x, n=4), x * x - 2)
+        torch.testing.assert_close(call(x, up=False), x * x - 0.5)
+    out = torch.empty(5)
+    for _ in range(4):
+        shifted_into.op(x, out.fill_(torch.nan))
+        torch.testing.assert_close(out, x + 3)
+    with pytest.raises(RuntimeError, match="missing value for argument 'x'"):
+        shifted.op()
+
+
+def test_other_defaults_are_fixed_in_the_operator():
+    # Infinity cannot be in a schema, nor anything that has a default before it.
+    assert schema(mapped) == (
+        "weft::mapped(Tensor x, SymInt n, float scale, float most, SymInt[] sides=[1, 2]) -> Tensor"
+    )
+    x = torch.randn(5)
+    torch.testing.assert_close(mapped.op(x, 3, 0.5, math.inf), x * x * 0.5 + 5)
+    torch.testing.assert_close(mapped.op(x, 3, 0.5, 3.0), (x * x * 0.5 + 3).clamp(max=3) + 2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_defaults_where_torch_leaves_them_out(backend):
+    def f(x):
+        return shifted.op(x) * shifted.op(x, n=4) + shifted(x)
+
+    def expected(x):
+        return (x * x - 1.5) * (x * x - 2) + x * x - 1.5
+
+    torch._dynamo.reset()
+    call = torch.compile(f, fullgraph=True, backend=backend)
+    x = torch.randn(5, requires_grad=True)
+    torch.testing.assert_close(call(x), expected(x))
+    torch.testing.assert_close(*(torch.autograd.grad(g(x).sum(), x) for g in (call, expected)))
+
+
+def test_defaults_of_derivatives_of_batches_and_of_counts():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(shifted.op, x, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(shifted.op, x)
+    batch = torch.randn(3, 5)
+    torch.testing.assert_close(torch.vmap(shifted.op)(batch), batch * batch - 1.5)
+    each = torch.vmap(torch.func.grad(lambda x: shifted.op(x).sum()))
+    torch.testing.assert_close(each(batch), 2 * batch)
+    for f in (shifted.op, lambda x: shifted.op(x, -0.5, 3, True, None)):
+        with FlopCounterMode(display=False) as counter, warnings.catch_warnings(action="ignore"):
+            f(x)
+        assert counter.get_total_flops() == 15
+    torch.library.opcheck(shifted.op, (x,))
+    program = torch.export.export(_Shifted(), (x.detach(),))
+    torch.testing.assert_close(program.module()(x.detach()), shifted(x.detach()))
+
+
+class _Shifted(torch.nn.Module):
+    def forward(self, x):
+        return shifted.op(x)
+
+
+def test_an_operator_changes_with_its_defaults():
+    def of(default):
+        @weft.kernel
+        def twice(x: torch.Tensor, n: int = default) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for i in range(x.shape[0]):
+                out[i] = x[i] * n
+            return out
+
+        return twice
+
+    a, b = of(2), of(3)
+    x = torch.ones(2)
+    assert a.op._schema.name != b.op._schema.name
+    assert a.op(x).tolist() == [2.0, 2.0]
+    assert b.op(x).tolist() == [3.0, 3.0]
 
 
 def test_names_do_not_clash():
@@ -416,7 +527,7 @@ def test_optional_tensors():
                 out[i] = x[i] + bias[i]
         return out
 
-    assert schema(shifted).endswith("(Tensor x, Tensor? bias) -> Tensor")
+    assert schema(shifted).endswith("(Tensor x, Tensor? bias=None) -> Tensor")
     x = torch.randn(3)
     for bias in (None, x):
         torch.testing.assert_close(shifted.operators((x, bias), {}), shifted(x, bias))

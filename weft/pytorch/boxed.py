@@ -100,7 +100,9 @@ class BoxedKernel:
         numbers = differentiable and any(t.startswith("SymInt") for t in self.types)
         quick = _overload_of_numbers(family, name) if numbers else None
         for called in (packet, packet.default):
-            plain = called._op if quick is None else self._quick(quick, called._op)
+            plain = called._op
+            if quick is not None:
+                plain = self._quick(quick, plain, packet.default._schema.arguments)
             called._op = _raising(plain)
         torch.jit._builtins._register_builtin(packet._op, f"{namespace}::{name}")
         self._python = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(
@@ -118,10 +120,14 @@ class BoxedKernel:
         kernel = stable.Registered(namespace, name, key, self._record(symbol))
         self._kernels.append((symbol, kernel))
 
-    def _quick(self, quick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _quick(
+        self, quick: Callable[..., Any], plain: Callable[..., Any], arguments: Sequence[Any]
+    ) -> Callable[..., Any]:
         """``quick`` where nothing is symbolic, nothing watches and no derivative is asked for;
         ``plain`` otherwise."""
         count, own = len(self.types), stable.PLAIN
+        least = sum(not a.has_default_value() for a in arguments)
+        defaults = [a.default_value for a in arguments]
         lists = [k for k, kind in enumerate(self.types) if kind.startswith("Tensor[]")]
         tensors = [k for k, kind in enumerate(self.types) if kind == "Tensor"]
         transforms = torch._C._are_functorch_transforms_active
@@ -129,8 +135,10 @@ class BoxedKernel:
         recording = torch.is_grad_enabled
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if kwargs or len(args) != count or modes() or functions() or transforms():
+            if kwargs or not least <= len(args) <= count or modes() or functions() or transforms():
                 return plain(*args, **kwargs)
+            if len(args) < count:
+                args = (*args, *defaults[len(args) :])
             recorded = recording()
             found = [args[k] for k in tensors]
             for k in lists:

@@ -23,7 +23,7 @@ from weft.pytorch.ambient import autocast_state, drawing_nothing, under
 from weft.pytorch.batches import filled, in_front, under_vmap
 from weft.pytorch.boxed import BoxedKernel
 from weft.pytorch.forward_level import is_dual
-from weft.pytorch.namespace import Family
+from weft.pytorch.namespace import Family, without_defaults
 from weft.pytorch.transforms import PLAIN, gradients, is_float, items
 from weft.source import Span
 from weft.values import frozen
@@ -137,7 +137,7 @@ class Backward:
         """
         with self._lock:
             name = f"{self.name}_backward"
-            ahead = f"{self.schema.replace('=None', '')}{', ' if self.schema else ''}"
+            ahead = f"{without_defaults(self.schema)}{', ' if self.schema else ''}"
             schema = f"{ahead}Tensor[] grads, int[] wanted, Tensor[]? outs=None"
             split = self.split
 

@@ -75,7 +75,8 @@ def register(
             )  # fmt: skip
         return found.value
 
-    held = family.held(_of_samples(family, name.rpartition(":")[2]) or flops)
+    own = name.rpartition(":")[2]
+    held = family.held(family.complete(own, _of_samples(family, own) or flops))
 
     def formula(*passed: Any, out_val: Any = None, **_: Any) -> int:
         return held(*passed)

@@ -205,6 +205,8 @@ def _backward(
         tensor = env[name]
         one = torch.empty((), dtype=tensor.dtype, device=tensor.device)
         scope[f"like_{variable}"], names[name] = one.expand(tensor.shape), variable
+        # Memory that outlives a backward would be missing where CUDA records that in a graph.
+        one.untyped_storage().resize_(0)
         body.append(f"{variable} = {function}(like_{variable})")
 
     for k, name in enumerate(loop.names):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,12 +48,12 @@ def offer(kernel: KernelLike, implementation: Callable[[Any], Any], overload: An
         lowering.make_fallback(overload, constraint, warn=False, override_decomp=True)
     call = table.get(overload)
 
-    def lowered(*passed: Any) -> Any:
+    def lowered(*passed: Any, **named: Any) -> Any:
         try:
-            return _lowered(kernel, implementation, passed)
+            return _lowered(kernel, implementation, _whole(overload, passed, named))
         except Opaque as reason:
             log.debug("%s stays a call: %s", overload, reason)
-            return None if call is None else call(*passed)
+            return None if call is None else call(*passed, **named)
 
     table[overload] = lowered
 
@@ -63,7 +63,8 @@ def _lowered(
 ) -> Any:  # fmt: skip
     """What stands for a call with ``passed``, of Inductor's. Raises ``Opaque``."""
     node: torch.fx.Node = V.graph.current_node
-    fakes: Any = torch.fx.map_arg(node.args, lambda arg: arg.meta["val"])
+    given: Any = _whole(node.target, node.args, node.kwargs)
+    fakes: Any = torch.fx.map_arg(given, lambda arg: arg.meta["val"])
     mode = detect_fake_mode(fakes)
     if mode is None or len(fakes) != len(passed):
         raise Opaque("it has no tensor argument")
@@ -83,6 +84,12 @@ def _lowered(
     if not all(id(o) in boxes for o in outs):
         raise Opaque("its host part computes what it returns")
     return tuple(boxes[id(o)] for o in outs) if isinstance(out, tuple) else boxes[id(out)]
+
+
+def _whole(overload: Any, passed: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """All arguments of a call: Inductor has those that a call left out as keywords."""
+    rest = overload._schema.arguments[len(passed) :]
+    return [*passed, *(named.get(a.name, a.default_value) for a in rest)]
 
 
 def _has_neighbours(node: torch.fx.Node) -> bool:

@@ -27,7 +27,7 @@ from weft.errors import GradientError, KernelTypeError
 from weft.frontend.callees import known
 from weft.frontend.mutation import mutated
 from weft.frontend.names import Scope
-from weft.frontend.parameters import Parameter
+from weft.frontend.parameters import EMPTY, Parameter
 from weft.frontend.specs import constant_key
 from weft.frontend.split import Returned
 from weft.lang.dtypes import DType
@@ -153,9 +153,14 @@ class Operators:
         for (*_, autocast), made in self.made.items():
             if not autocast:
                 return made.overload
-        types = []
+        types: list[str] = []
+        fixed: list[Any] = []
         for parameter in self.parameters:
             kind = _ANNOTATED.get(parameter.kind)
+            if kind is None and parameter.default is not EMPTY:
+                types.append(schema_type(parameter, parameter.default))
+                fixed += [] if types[-1] else [parameter.default]
+                continue
             if kind is None:
                 raise KernelTypeError(
                     f"the operator of `{self.kernel.__name__}` is not made yet: nothing says what "
@@ -164,7 +169,7 @@ class Operators:
                     "kernel once through the operator (under torch.compile, say)",
                 )  # fmt: skip
             types.append(kind + "?" if parameter.optional and kind == "Tensor" else kind)
-        return self.find(tuple(types), [], self.deciding()).overload
+        return self.find(tuple(types), fixed, self.deciding()).overload
 
     def find(
         self, types: tuple[str, ...], fixed: Sequence[Any], around: tuple[Any, ...],
@@ -181,9 +186,12 @@ class Operators:
             pairs = zip(self.parameters, types, strict=True)
             constants = {p.name: next(absent) for p, kind in pairs if not kind}
             written = self._written(constants)
+            pairs = zip(self.parameters, types, strict=True)
+            defaults = {p.name: p.default for p, kind in pairs
+                        if schema_type(p, p.default) == kind and kind}  # fmt: skip
             form = Form(
-                self.kernel, self.returned, self.namespace, types, constants, written, autocast,
-                TANGENTS not in around,
+                self.kernel, self.returned, self.namespace, types, constants, defaults, written,
+                autocast, TANGENTS not in around,
             )  # fmt: skip
             schema = form.schema()
             others = (types, tuple(fixed), around, autocast, schema, decided_by())

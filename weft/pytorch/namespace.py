@@ -20,6 +20,13 @@ from weft.runtime.launch import KernelLike
 # pyright: reportPrivateUsage=false
 
 
+_DEFAULT = re.compile(r"=(\[[^\]]*\]|[^,()]+)")  # in the text of a schema
+
+
+def without_defaults(schema: str) -> str:
+    return _DEFAULT.sub("", schema)
+
+
 # The operator that carries one out on every sample, and its arguments, of those for one sample,
 # their batch dimensions, the size of the batch and its randomness.
 Sampled = Callable[[Sequence[Any], Sequence[Any], Any, str], tuple[Any, Sequence[Any]]]
@@ -37,6 +44,9 @@ class Family:
         self.samples: dict[str, Any] = {}  # what vmap does, by name of the operator (``Samples``)
         # What torch calls where a kernel in machine code does not, by ("run" or "autograd", name).
         self.python: dict[tuple[str, str], Callable[..., Any]] = {}
+        # The default of each argument, or None, of the operators that have any: torch passes no
+        # last arguments on that are as their defaults.
+        self._defaults: dict[str, list[Any]] = {}
 
     def define(
         self, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any],
@@ -47,11 +57,14 @@ class Family:
         namespace.defining = name  # torch asks whether it is there
         self._library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
         namespace.defining = ""
-        self.python["run", name] = held = self.held(run)
+        qualified = f"{namespace.namespace}::{name}"
+        arguments = torch._C._get_schema(qualified, "").arguments
+        if any(a.has_default_value() for a in arguments):
+            self._defaults[name] = [a.default_value for a in arguments]
+        self.python["run", name] = held = self.held(self.complete(name, run))
         self._library.impl(name, held, "CompositeExplicitAutograd")
-        torch.library.register_fake(
-            f"{namespace.namespace}::{name}", self.held(fake), lib=self._library
-        )
+        whole = self.held(self.complete(name, fake))
+        torch.library.register_fake(qualified, whole, lib=self._library)
         return namespace.adopt(name, self)
 
     def define_overload(self, name: str, schema: str, otherwise: Callable[..., Any]) -> None:
@@ -65,7 +78,8 @@ class Family:
 
     def differentiate(self, name: str, autograd: Callable[..., Any]) -> None:
         """Gives the operator ``name`` what autograd calls in its place."""
-        self.python["autograd", name] = held = self.held(autograd)
+        complete = self.complete(name, autograd, after=1)
+        self.python["autograd", name] = held = self.held(complete)
         self._library.impl(name, held, "Autograd", with_keyset=True)
 
     def batch(self, name: str, sampled: Sampled) -> None:
@@ -87,7 +101,19 @@ class Family:
             overload = self.namespace.packets[name].default
             return custom_function_call_vmap_helper(interpreter, vmapped, overload, *passed)
 
-        self._library.impl(name, self.held(rule), "FuncTorchBatched", with_keyset=True)
+        complete = self.complete(name, rule, after=1)
+        self._library.impl(name, self.held(complete), "FuncTorchBatched", with_keyset=True)
+
+    def complete(self, name: str, function: Callable[..., Any], after: int = 0) -> Any:
+        """``function``, given all arguments of the operator ``name``, behind ``after`` others."""
+        defaults = self._defaults.get(name)
+        if defaults is None:
+            return function
+
+        def call(*passed: Any) -> Any:
+            return function(*passed, *defaults[len(passed) - after :])
+
+        return call
 
     def held(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, held by the family alone: for tables of torch's."""

@@ -15,7 +15,7 @@ from torch.fx.node import has_side_effect
 
 from weft.errors import GradientError, KernelTypeError, KernelValueError, warn
 from weft.frames import shorten, user_frames
-from weft.frontend.parameters import Parameter, returned_types
+from weft.frontend.parameters import EMPTY, Parameter, returned_types
 from weft.frontend.split import Returned
 from weft.lang.dtypes import DType, tensor_of
 from weft.pytorch import flops
@@ -26,7 +26,7 @@ from weft.pytorch.derivative_ops import Rule, is_plain, register
 from weft.pytorch.double_backward_op import Made
 from weft.pytorch.fake import fake_launchers, without_data
 from weft.pytorch.forward_level import has_dual
-from weft.pytorch.namespace import Family, namespace_of
+from weft.pytorch.namespace import Family, namespace_of, without_defaults
 from weft.pytorch.samples_op import Samples
 from weft.pytorch.skip_forward import NeedsOutputs, replaying, returned_names
 from weft.pytorch.transforms import is_float, items
@@ -57,28 +57,30 @@ class Operator:
 @frozen
 class Form:
     """What an operator of a kernel is like. ``types``: the schema type of each parameter, "" where
-    its value is fixed, in which case it is in ``constants``; ``written``: the names of those that
-    it writes to; ``autocast``: that under which its host part runs; ``fuses``: whether Inductor may
-    take it apart."""
+    its value is fixed, in which case it is in ``constants``; ``defaults``: what parameters are that
+    a caller leaves out; ``written``: the names of those that it writes to; ``autocast``: that under
+    which its host part runs; ``fuses``: whether Inductor may take it apart."""
 
     kernel: KernelLike
     returned: Returned
     namespace: str
     types: tuple[str, ...]
     constants: dict[str, Any]
+    defaults: dict[str, Any]
     written: frozenset[str]
     autocast: Autocast
     fuses: bool
 
     def schema(self) -> str:
         letters = iter("abcdefghijklmnopqrstuvwxyz")
-        parts = []
+        parts: list[str] = []
+        defaults = _defaults(self)
         for parameter, kind in zip(self.kernel.parts.parameters, self.types, strict=True):
             if not kind:
                 continue
             if parameter.name in self.written and kind.startswith("Tensor"):
                 kind = kind.replace("Tensor", f"Tensor({next(letters)}!)")
-            parts.append(f"{kind} {parameter.name}")
+            parts.append(f"{kind} {parameter.name}{defaults.get(parameter.name, '')}")
         made = _made_items(self.returned)
         returns = "Tensor" if made == 1 else f"({', '.join(['Tensor'] * made)})"
         return f"({', '.join(parts)}) -> {returns}"
@@ -153,7 +155,7 @@ class Form:
             make = None if counter is None else counter.make(loop)
             return run((replaying(loop, known, make),), inputs, recording=True)
 
-        schema = self.schema()
+        schema = without_defaults(self.schema())
         schema = schema[1 : schema.index(") ->")]
         first = kernel.launchers[0] if names is not None else None
         reads = NeedsOutputs(kernel, first, run) if first else lambda _: False
@@ -303,6 +305,33 @@ class Form:
             return out
 
         return autograd
+
+
+def _defaults(form: Form) -> dict[str, str]:
+    """The defaults as schemas have them, behind an ``=``: those of the last parameters."""
+    found: dict[str, str] = {}
+    pairs = zip(form.kernel.parts.parameters, form.types, strict=True)
+    for parameter, kind in reversed([(p, kind) for p, kind in pairs if kind]):
+        text = _default(kind, form.defaults.get(parameter.name, EMPTY))
+        if not text:
+            break
+        found[parameter.name] = text
+    return found
+
+
+def _default(kind: str, value: Any) -> str:
+    """A default of this schema type behind an ``=``; "" where schemas cannot have it."""
+    if value is EMPTY:
+        return ""
+    items = value if isinstance(value, list | tuple) else [value]
+    texts = [repr(float(v) if kind.startswith("float") else v) for v in items]
+    text = f"=[{', '.join(texts)}]" if items is value else f"={texts[0]}"
+    try:
+        (argument,) = torch._C.parse_schema(f"f({kind} x{text}) -> ()").arguments
+    except RuntimeError:  # of infinity, say
+        return ""
+    read = argument.default_value
+    return text if read == (list(items) if items is value else value) else ""
 
 
 def _without_derivative(

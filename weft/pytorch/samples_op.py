@@ -18,7 +18,7 @@ import torch
 from weft.pytorch import flops
 from weft.pytorch.batches import filled, in_front
 from weft.pytorch.double_backward_op import Form, Made
-from weft.pytorch.namespace import Family
+from weft.pytorch.namespace import Family, without_defaults
 from weft.pytorch.transforms import PLAIN, Batched, items
 
 # pyright: reportPrivateUsage=false
@@ -27,7 +27,7 @@ from weft.pytorch.transforms import PLAIN, Batched, items
 def define_samples(family: Family, name: str, overload: Any, made: Made) -> tuple[Any, Made]:
     """Defines the operator for every sample of ``overload``, which is called ``name`` and which
     ``made`` carries out so that autograd sees it. Gives it, and what carries it out so."""
-    inside, returns = str(overload._schema).split("(", 1)[1].rsplit(") -> ", 1)
+    inside, returns = without_defaults(str(overload._schema)).split("(", 1)[1].rsplit(") -> ", 1)
     schema = f"({inside}{', ' if inside else ''}{extra_arguments(name)})"
     single = len(overload._schema.returns) == 1
 

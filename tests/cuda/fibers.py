@@ -344,7 +344,7 @@ def _stores() -> str:
 
 @functools.cache
 def jit() -> llvm.LLJIT:
-    return llvm.create_lljit_compiler(machine(), use_jit_link=False, suppress_errors=False)
+    return llvm.create_lljit_compiler(machine(), use_jit_link=True, suppress_errors=False)
 
 
 @functools.cache

@@ -2,15 +2,19 @@
 
 import ctypes
 import math
+import os
 import platform
+from pathlib import Path
 
 import pytest
 
+from tests import processes
 from weft.codegen import libraries
 from weft.runtime import cpu, jit
 from weft.runtime.link import link
 from weft.runtime.maker import processor
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="LLVM links elsewhere")
 
 CALLS = """
@@ -43,6 +47,25 @@ define void @weft_test(ptr %block) {
 }
 """
 
+SCATTERED = '''
+import ctypes
+from weft.runtime import jit
+c = ctypes.CDLL(None)
+c.mmap.restype = ctypes.c_void_p
+c.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
+c.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+reserve = lambda size, protection: c.mmap(None, size, protection, 0x22, -1, 0)
+data = jit.emit("""{text}""")
+pages = [reserve(4096, 3 * (k % 2)) for k in range(20000)]
+reserve(6 << 30, 0)  # between the last pages and what is free
+for page in pages[-400::2]:
+    c.munmap(page, 4096)
+linked = jit.link(data, ["weft_test"], {{}})
+call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(linked.addresses["weft_test"])
+block = ctypes.c_int64()
+print(*[call(ctypes.addressof(block)) or block.value for _ in range(3)])
+'''
+
 
 def test_constants_and_calls():
     linked = link(jit.emit(CALLS), ["weft_test"], libraries.address_of)
@@ -68,6 +91,16 @@ def test_llvm_links_the_rest():
     for n in (1, 2, 3):
         loaded.call(ctypes.addressof(block))
         assert block.value == n
+
+
+def test_llvm_links_where_free_memory_is_scattered(tmp_path):
+    """Sections too far from each other ended the process: `isInt<32>(RealOffset)`."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        SCATTERED.format(text=WRITES.replace("i64 0", "[9999999 x i64] zeroinitializer", 1))
+    )
+    found = processes.run(program, {**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (found.returncode, found.stdout) == (0, "1 2 3\n"), found.stderr
 
 
 def test_a_function_that_is_not_there():

@@ -34,4 +34,4 @@ def link(data: bytes, symbols: Sequence[str], needs: Mapping[str, int]) -> Linke
 
 @functools.cache
 def _jit() -> llvm.LLJIT:
-    return llvm.create_lljit_compiler(machine(), use_jit_link=False, suppress_errors=False)
+    return llvm.create_lljit_compiler(machine(), use_jit_link=True, suppress_errors=False)

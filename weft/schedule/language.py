@@ -288,6 +288,7 @@ def brief(schedule: Schedule) -> str:
                 words.append(f"columns{columns}" if columns else f"team{threads}")
             case KeepRow(width=width, vectors=vectors) | StripMine(width=width, vectors=vectors):
                 words.append(f"{_name(type(step)).split('_')[0]}{width}x{vectors}")
+                words += ["any"] * (width > 1 and not only(schedule, Align))
             case (
                 Cover() | FastDivision() | LongestFirst() | Privatize() | Reverse()
                 | SharedArrays() | StreamingStores() | Unroll()

@@ -27,9 +27,10 @@ help:
 
 # Threads that spin while they wait take the processors from the tests beside them. Each process has
 # half of the folders, so that kernels are compiled in one, and takes from the other's at the end.
+# Bytecode is kept, whatever the environment says: tests start hundreds of processes.
 test: $(STAMP)
-	OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest -n auto --dist worksteal \
-		-m 'not slow' $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest -n auto \
+		--dist worksteal -m 'not slow' $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -1,8 +1,8 @@
 """Random kernels whose rows go by recurrences, as Python source.
 
 Loops that ask at every turn for what they carried so far: sums, products, extrema, affine maps,
-resets, values that follow others, forward and backward, stored before and after the update. On a
-GPU a block may scan them.
+resets, values that follow others, pairs and triples that depend on each other, forward and
+backward, stored before and after the update. On a GPU a block may scan them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,16 @@ COUNTED = (
     ("9", "{s} = min({s}, {t})"), ("0", "{s} = max({t}, {s})"), ("1", "{s} = {t} - {s}"),
     ("0", "if {c}:\n    {s} = 0\nelse:\n    {s} += 1"), ("3", "{s} = {t}"),
 )  # fmt: skip
+# Likewise of values that depend on each other.
+JOINT = (
+    "{p}, {q} = 0.5 * {p} - 0.4 * {g} * {q} + {t}, {p}",
+    "{p}, {q} = 0.6 * {p} - 0.5 * {q}, 0.5 * {p} + 0.6 * {q} + {t}",
+    "{p} += 0.5 * {g} * {q} - 0.5 * {p}\n{q} = 0.5 * {q} - 0.25 * {p} + {t}",
+    "if {c}:\n    {p}, {q} = {q}, {p}\nelse:\n    {p} = 0.5 * {p} + {q} * {g}\n    {q} = {t}",
+    "{p} = ({q} if {c} else 0.25 - {q})\n{q} = {t} - {p} / 2.0",
+    "{p}, {q}, {r} = 0.5 * {r} + {t}, {g} * {p}, {q} - 0.25 * {p}",
+    "{p}, {q} = 0.5 * {q} * {p}, 0.5 * {p} + {t}",  # has an order
+)  # fmt: skip
 
 
 class Recurrences(Rows):
@@ -46,7 +56,16 @@ class Recurrences(Rows):
         """A loop whose turns ask for some of what it carries."""
         k, lines = self.name("k"), list[str]()
         names: list[str] = []
-        for _ in range(self.random.choice((1, 1, 2, 3))):
+        if self.random.random() < 0.3:
+            joint = [self.name("s") for _ in range(3)]
+            self.emit(indent, f"{', '.join(joint)} = 0.0, 0.5, -0.25")
+            update = self.random.choice(JOINT)
+            names += joint if "{r}" in update else joint[:2]
+            lines.append(update.format(
+                **dict(zip("pqr", joint, strict=True)), t=self.small(k), g=self.small(k),
+                c=self.condition(k),
+            ))  # fmt: skip
+        for _ in range(self.random.choice((1, 1, 2, 3)) - bool(names)):
             whole = self.random.random() < 0.25
             name = self.name("c" if whole else "s")
             begin, update = self.random.choice(COUNTED if whole else CARRIED)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import i32
 from weft.ir.uniform import WARP
+from weft.schedule.entries import Entry
 from weft.schedule.language import Scan
-from weft.schedule.recurrences import Recurrences
+from weft.schedule.recurrences import Group, Recurrences
 from weft.schedule.rows import VECTOR_BYTES
 from weft.schedule.spmd import from_word, to_word
 from weft.schedule.turn_maps import TurnMaps
@@ -49,18 +50,18 @@ class AcrossThreads(TurnMaps):
         self.turn = -1
 
     def across(
-        self, places: Sequence[int], carry: list[Value], phase: Value
+        self, groups: Sequence[Group], carry: list[Value], phase: Value
     ) -> tuple[list[Value], list[Value]]:
         """What is carried up to the thread's turns, and behind the chunk."""
-        totals = self.in_order(places, [self.total(k) for k in places])
-        before, wholes = self.exclusive(places, totals), self.of_warps(totals, phase)
-        starts, behind = self.reached(places, carry, before, wholes)
-        exact = self.exact(places, carry, wholes)
+        totals = self.in_order(groups, [self.total(group) for group in groups])
+        before, wholes = self.exclusive(groups, totals), self.of_warps(totals, phase)
+        starts, behind = self.reached(groups, carry, before, wholes)
+        exact = self.exact(groups, carry, wholes)
         if not exact:
             return starts, behind
         both = self.either(
             self.finite(exact), lambda: [*starts, *behind],
-            lambda: self.one_by_one(places, carry), [v.type for v in carry] * 2,
+            lambda: self.one_by_one(groups, carry), [v.type for v in carry] * 2,
         )  # fmt: skip
         return both[: len(carry)], both[len(carry) :]
 
@@ -69,7 +70,7 @@ class AcrossThreads(TurnMaps):
         lane = self.op("arith.andi", thread, self.constant(WARP - 1, i32))
         return lane, self.op("arith.shrui", thread, self.constant(5, i32))
 
-    def in_order(self, places: Sequence[int], totals: list[list[Value]]) -> list[list[Value]]:
+    def in_order(self, groups: Sequence[Group], totals: list[list[Value]]) -> list[list[Value]]:
         """Of each lane, the maps ``totals`` of all lanes of its warp up to itself, composed."""
         lane, _ = self.lane_and_warp()
         away = 1
@@ -77,23 +78,27 @@ class AcrossThreads(TurnMaps):
             reached = self.compare("sge", lane, self.constant(away, i32))
             others = [self.shuffled("up", self.constant(away, i32), t) for t in totals]
             totals = [
-                self.chosen(reached, self.composed(k, other, t), t)
-                for k, other, t in zip(places, others, totals, strict=True)
+                self.chosen(reached, self.both(group, other, t), t)
+                for group, other, t in zip(groups, others, totals, strict=True)
             ]
             away *= 2
         return totals
 
-    def exclusive(self, places: Sequence[int], totals: list[list[Value]]) -> list[list[Value]]:
+    def both(self, group: Group, one: list[Value], other: list[Value]) -> list[Value]:
+        """As ``composed``, of numbers that are all written."""
+        return self.values(self.composed(group, [*one], [*other]), group)
+
+    def exclusive(self, groups: Sequence[Group], totals: list[list[Value]]) -> list[list[Value]]:
         """What the lane in front has by ``in_order``."""
         lane, _ = self.lane_and_warp()
         begins = self.compare("eq", lane, self.constant(0, i32))
         return [
-            self.chosen(begins, self.identity(k), self.shuffled("up", self.constant(1, i32), t))
-            for k, t in zip(places, totals, strict=True)
+            self.chosen(begins, self.identity(group), self.shuffled("up", self.constant(1, i32), t))
+            for group, t in zip(groups, totals, strict=True)
         ]
 
     def reached(
-        self, places: Sequence[int], carry: Sequence[Value], before: list[list[Value]],
+        self, groups: Sequence[Group], carry: Sequence[Value], before: list[list[Value]],
         wholes: list[list[list[Value]]],
     ) -> tuple[list[Value], list[Value]]:  # fmt: skip
         """What ``carry`` is up to the thread's turns, and behind those of all warps: ``before`` are
@@ -104,52 +109,52 @@ class AcrossThreads(TurnMaps):
             if w:
                 here = self.compare("eq", warp, self.constant(w, i32))
                 reach = self.chosen(here, behind, reach)
-            behind = [
-                self.applied(k, part, v) for k, part, v in zip(places, parts, behind, strict=True)
-            ]
-        starts = [self.applied(k, m, v) for k, m, v in zip(places, before, reach, strict=True)]
-        return starts, behind
+            behind = self.after(groups, parts, behind)
+        return self.after(groups, before, reach), behind
 
     def exact(
-        self, places: Sequence[int], carry: Sequence[Value], wholes: list[list[list[Value]]]
+        self, groups: Sequence[Group], carry: Sequence[Value], wholes: list[list[list[Value]]]
     ) -> list[Value]:
         """What must be finite for composed maps to do as the turns one by one."""
-        return [
-            v for n, k in enumerate(places) if self.found.families[k] in ("affine", "mulf")
-            and carry[n].scalar.is_float
-            for v in (carry[n], *(v for parts in wholes for v in parts[n]))
-        ]  # fmt: skip
+        left, found = iter(carry), list[Value]()
+        for n, group in enumerate(groups):
+            values = [next(left) for _ in group]
+            product = self.found.families[group] in ("affine", "mulf")
+            if product and values[0].scalar.is_float:
+                found += (*values, *(v for parts in wholes for v in parts[n]))
+        return found
 
-    def total(self, k: int) -> list[Value]:
+    def total(self, group: Group) -> list[Value]:
         """The map of all of the thread's turns, one after the other."""
         made: list[Value] = []
-        for group, there in zip(self.groups, self.within, strict=True):
-            before = made or self.identity(k)
+        for turns, there in zip(self.groups, self.within, strict=True):
+            before = made or self.identity(group)
 
-            def turns(group: range = group, made: list[Value] = made) -> list[Value]:
-                for e in group:
+            def through(turns: range = turns, first: list[Value] = made) -> list[Value]:
+                made: list[Entry] = [*first]
+                for e in turns:
                     self.enter(e)
-                    made = self.composed(k, made, self.map(k)) if made else self.map(k)
-                return made
+                    made = self.composed(group, made, self.map(group)) if made else self.map(group)
+                return self.values(made, group)
 
-            if self.anywhere(k):
-                made = self.chosen(there, turns(), before)
+            if self.anywhere(group):
+                made = self.chosen(there, through(), before)
             else:
                 types = [v.type for v in before]
-                made = self.either(there, turns, lambda before=before: before, types)
+                made = self.either(there, through, lambda before=before: before, types)
         return made
 
-    def next(self, k: int, turn: int, value: Value) -> Value:
-        """What a turn makes of ``value``; the same beyond the last turn."""
-        there, (_, end) = self.within[turn // self.wide], self.carried_at(k)
+    def next(self, group: Group, turn: int, values: list[Value]) -> list[Value]:
+        """What a turn makes of ``values``; the same beyond the last turn."""
+        there = self.within[turn // self.wide]
 
         def made() -> list[Value]:
             self.enter(turn)
-            return [self.evaluated(end, k, value)]
+            return self.evaluated(group, values)
 
-        if self.anywhere(k):
-            return self.chosen(there, made(), [value])[0]
-        return self.either(there, made, lambda: [value], [value.type])[0]
+        if self.anywhere(group):
+            return self.chosen(there, made(), values)
+        return self.either(there, made, lambda: values, [v.type for v in values])
 
     # -- what threads hand over
 
@@ -197,9 +202,9 @@ class AcrossThreads(TurnMaps):
         is carried, likewise. Others combine in front."""
         self.places = [self.used]
         for level in range(found.last + 1):
-            at = [k for k, known in found.levels.items() if known == level]
-            numbers = sum(1 + (found.families[k] == "affine") for k in at)
-            words = 2 * (numbers * self.warps + len(at))
+            at = found.at(level)
+            numbers = sum(map(found.numbers, at))
+            words = 2 * (numbers * self.warps + sum(map(len, at)))
             self.places.append(self.places[-1] + -(-words // 4) * 4)
 
     def finite(self, values: Sequence[Value]) -> Value:
@@ -215,7 +220,7 @@ class AcrossThreads(TurnMaps):
         assert ok is not None
         return ok
 
-    def one_by_one(self, places: Sequence[int], carry: list[Value]) -> list[Value]:
+    def one_by_one(self, groups: Sequence[Group], carry: list[Value]) -> list[Value]:
         """As ``across``: what is carried goes from thread to thread, through the turns of each."""
         (lane, warp), one, zero = self.lane_and_warp(), self.constant(1, i32), self.constant(0, i32)
         many = len(carry)
@@ -224,11 +229,12 @@ class AcrossThreads(TurnMaps):
 
         def through(number: Value, state: list[Value]) -> list[Value]:
             starts = self.chosen(self.compare("eq", lane, number), state[:many], state[many:])
-            ends: list[Value] = []
-            for k, value in zip(places, state[:many], strict=True):
+            ends, left = list[Value](), iter(state)
+            for group in groups:
+                values = [next(left) for _ in group]
                 for e in range(self.turns_of):
-                    value = self.next(k, e, value)
-                ends.append(value)
+                    values = self.next(group, e, values)
+                ends += values
             return [*self.shuffled("idx", number, ends), *starts]
 
         def lanes(state: list[Value]) -> list[Value]:

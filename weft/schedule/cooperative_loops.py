@@ -66,7 +66,7 @@ class Team:
         return (
             bool(self.scans) and self.loops.keys() == self.scans.keys() <= {*body.ops}
             and not self.ordered & self.single
-            and all(each.last == 0 and len(each.families) == len(each.kinds)
+            and all(each.last == 0 and len(each.levels) == len(each.kinds)
                     for each in self.scans.values())
             and all(op in self.single or (OPS[op.name].pure and not op.regions)
                     or (op.name == "memref.load" and memory(op)[0] not in touched)

@@ -27,6 +27,7 @@ from weft.schedule.language import (
     several,
 )
 from weft.schedule.machine import GpuMachine
+from weft.schedule.recurrences import MOST_JOINT
 from weft.schedule.sizes import Sizes
 from weft.values import frozen
 
@@ -54,7 +55,8 @@ ROW_THREADS = 256  # of one that has a single one
 MOST_PARTS = 1024  # of a loop that blocks share
 _SPLIT = 1 << 18  # threads of all parts of all iterations
 _LEAST_PARTS = 8  # of loops that blocks scan together: turns are read twice
-SCAN_WORDS = 4  # for each part and value: a map of two numbers, what is carried up to it and behind
+# For each part and value: its row of a map, what is carried up to the part, and behind.
+SCAN_WORDS = MOST_JOINT + 3
 _TURNS = 32  # of a member of one block, above which several share the loop
 _SCANNING = 512  # threads of a group that scans, at most
 _WAVES = 4  # blocks for each multiprocessor, below which blocks are made smaller

@@ -2,10 +2,13 @@
 
 A turn maps a carried value ``s`` to the next one. Maps of one family compose to one of that family,
 in any grouping: ``s + b``, ``s * b``, ``max(s, b)`` and their like, and ``a * s + b``, where ``a``
-and ``b`` do not depend on ``s``.
+and ``b`` do not depend on ``s``. Values that depend on each other are a group, with one map: ``s``
+is a vector of up to ``MOST_JOINT`` numbers, ``a`` a matrix (a filter of second order, a rotation).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from weft.ir.core import Block, Op, Value, below, walk
 from weft.ir.types import f32, f64
@@ -14,6 +17,8 @@ from weft.schedule.combiners import INEXACT, choice, combiners, exceeds, is_join
 from weft.values import mutable
 
 LATE = -1  # as a carried value: what a turn stored before
+MOST_JOINT = 4  # values of a group
+Group = tuple[int, ...]
 _LINEAR = {"arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.negf", "math.fma",
            "arith.addi", "arith.subi", "arith.muli"}  # fmt: skip
 _COMBINED = ("mulf", "muli", "maximumf", "minimumf", "maxnumf", "minnumf", "maxsi", "minsi",
@@ -25,22 +30,34 @@ _REFUSED = ("scf.while", "memref.alloca")
 @mutable
 class Recurrences:
     """Of what a loop carries: ``kinds``, the combiner of what is asked for behind the loop only;
-    ``families`` of the others, by place: "sum", "affine", a combiner, or the predicate by which a
-    value takes the place of another one; ``levels``: when each is known, as its maps may depend on
-    others. ``depends``: of each value in the loop, the places of what it depends on."""
+    ``families`` of the others, by group, the places of what has one map: "sum", "affine", a
+    combiner, or the predicate by which a value takes the place of another one; ``levels``: when
+    each is known, as its maps may depend on others. ``depends``: of each value in the loop, the
+    places of what it depends on."""
 
     kinds: list[str | None]
-    families: dict[int, str]
+    families: dict[Group, str]
     levels: dict[int, int]
     depends: dict[Value, frozenset[int]]
 
     @property
-    def noted(self) -> tuple[tuple[str | None, str, int], ...]:
+    def noted(self) -> tuple[tuple[tuple[str | None, int], ...], tuple[tuple[Group, str], ...]]:
         """All but ``depends``, for ``recalled``."""
-        return tuple(
-            (kind, self.families.get(k, ""), self.levels.get(k, -1))
-            for k, kind in enumerate(self.kinds)
-        )
+        kinds = tuple((kind, self.levels.get(k, -1)) for k, kind in enumerate(self.kinds))
+        return kinds, tuple(self.families.items())
+
+    def at(self, level: int) -> list[Group]:
+        """What is known at a level."""
+        return [group for group in self.families if self.levels[group[0]] == level]
+
+    def numbers(self, group: Group) -> int:
+        """Of which a map is made."""
+        count = len(group)
+        return count * (count + 1) if self.families[group] == "affine" else 1
+
+    def moves(self, value: Value, group: Group) -> bool:
+        """Whether a value in the loop depends on what is carried at ``group``."""
+        return not self.depends.get(value, frozenset()).isdisjoint(group)
 
     @property
     def last(self) -> int:
@@ -68,41 +85,70 @@ def recurrences(loop: Op, *, strict: bool = False) -> Recurrences | str:
     kinds = combiners(loop).kinds[: len(rows)]
     if any(kind is not None and is_joint(kind) for kind in kinds):
         return f"what is carried along `{name}` belongs together"
-    found = Recurrences(kinds, {}, {}, _depends(loop))
+    depends = _depends(loop)
+    families: dict[int, str] = {}
     asked: dict[int, frozenset[int]] = {}
     for k, (arg, _, end, result) in enumerate(rows):
         value = result.name or arg.name
         if kinds[k] is None:
-            family = _family(k, arg, end, found.depends)
+            family = _family(k, arg, end, depends)
             if family is None:
                 return f"`{value}` is carried along `{name}` by no sum, extremum or affine map"
-            found.families[k] = family[0]
-            asked[k] = family[1]
-        rounds = arg.scalar.is_float and (kinds[k] or found.families[k]) in _INEXACT
+            families[k], asked[k] = family
+        rounds = arg.scalar.is_float and (kinds[k] or families[k]) in _INEXACT
         if strict and rounds:
             return f"strict_math keeps the order of `{value}` along `{name}`"
-    if not found.families:
+    if not families:
         return f"nothing that is carried along `{name}` is asked for at every turn"
-    while left := [k for k in asked if k not in found.levels]:
-        ready = [k for k in left if asked[k] <= found.levels.keys()]
-        if not ready:
-            value = rows[left[0]][3].name or rows[left[0]][0].name
-            return f"`{value}` depends on what depends on it, or on what its turn stored"
-        found.levels |= {
-            k: 1 + max((found.levels[other] for other in asked[k]), default=-1) for k in ready
-        }
+    found = Recurrences(kinds, {}, {}, depends)
+    for group in _groups(asked):
+        if len(group) > 1 and (refused := _joint(loop, group, depends)) is not None:
+            return refused
+        others = frozenset[int]().union(*(asked[k] for k in group)).difference(group)
+        if not others <= found.levels.keys():
+            arg, _, _, result = rows[min(group)]
+            value = result.name or arg.name
+            return f"`{value}` depends on what its turn stored"
+        level = 1 + max((found.levels[k] for k in others), default=-1)
+        found.levels |= dict.fromkeys(group, level)
+        found.families[group] = families[group[0]] if len(group) == 1 else "affine"
+    found.families = dict(sorted(found.families.items()))
     return found
 
 
+def _groups(asked: dict[int, frozenset[int]]) -> list[Group]:
+    """Places that ask for each other, directly or not; each group behind what it asks for."""
+    reached = dict(asked)
+    while (wider := {
+        k: some.union(*(reached.get(other, ()) for other in some)) for k, some in reached.items()
+    }) != reached:  # fmt: skip
+        reached = wider
+    groups = {
+        k: tuple(o for o in asked if o == k or (o in some and k in reached[o]))
+        for k, some in reached.items()
+    }
+    return sorted(dict.fromkeys(groups.values()), key=lambda g: len(reached[g[0]].union(g)))
+
+
+def _joint(loop: Op, group: Group, depends: dict[Value, frozenset[int]]) -> str | None:
+    """Why what depends on each other has no affine map."""
+    name, rows = For(loop).index.name, [For(loop).rows[k] for k in group]
+    names = ", ".join(f"`{result.name or arg.name}`" for arg, _, _, result in rows)
+    shape = _Shape(group, [arg for arg, *_ in rows], depends)
+    kinds = {arg.type for arg, *_ in rows}
+    affine = len(kinds) == 1 and all(_affine(arg) for arg, *_ in rows)
+    if not affine or any(shape.linear(end) is None for _, _, end, _ in rows):
+        return f"{names} depend on each other along `{name}`, by no affine map"
+    if len(group) > MOST_JOINT:
+        return f"{names} depend on each other along `{name}`: {MOST_JOINT} may, at most"
+    return None
+
+
 def recalled(loop: Op) -> Recurrences:
-    """What was ``noted`` of a loop, which may have other types since."""
-    noted = dict(enumerate(loop.attrs["scan"]))
-    return Recurrences(
-        [kind for kind, _, _ in noted.values()],
-        {k: family for k, (_, family, _) in noted.items() if family},
-        {k: level for k, (_, family, level) in noted.items() if family},
-        _depends(loop),
-    )
+    """What was noted of a loop, which may have other types since."""
+    kinds, families = loop.attrs["scan"]
+    levels = {k: level for k, (_, level) in enumerate(kinds) if level >= 0}
+    return Recurrences([kind for kind, _ in kinds], dict(families), levels, _depends(loop))
 
 
 def _depends(loop: Op) -> dict[Value, frozenset[int]]:
@@ -152,44 +198,52 @@ def _family(
     k: int, arg: Value, end: Value, depends: dict[Value, frozenset[int]]
 ) -> tuple[str, frozenset[int]] | None:
     """The family of the maps from ``arg`` to ``end``, and what else these depend on."""
-    shape = _Shape(k, arg, depends)
+    shape = _Shape((k,), [arg], depends)
     slope = shape.linear(end)
     if slope == 1:
         return "sum", frozenset(shape.asked)
     for kind in _COMBINED:
-        shape = _Shape(k, arg, depends)
-        if shape.combined(end, kind):
-            return kind, frozenset(shape.asked)
+        other = _Shape((k,), [arg], depends)
+        if other.combined(end, kind):
+            return kind, frozenset(other.asked)
     if (chosen := _taken(end, arg, depends, k)) is not None:
         key, predicate = chosen
         return predicate, depends.get(key, frozenset())
-    if slope is None or (arg.type not in (f32, f64) and arg.scalar.is_float):
-        return None
-    shape = _Shape(k, arg, depends)
-    shape.linear(end)
-    return "affine", frozenset(shape.asked)
+    return None if slope is None or not _affine(arg) else ("affine", frozenset(shape.asked))
+
+
+def _affine(arg: Value) -> bool:
+    """Whether maps of such numbers are composed."""
+    return arg.type in (f32, f64) or not arg.scalar.is_float
 
 
 class _Shape:
-    """What a value is of ``arg``. ``asked``: the places of others that its maps depend on."""
+    """What a value is of ``args``, carried at ``group``. ``asked``: the places of others that its
+    maps depend on."""
 
-    def __init__(self, k: int, arg: Value, depends: dict[Value, frozenset[int]]) -> None:
-        self.k, self.arg, self.depends = k, arg, depends
+    def __init__(
+        self, group: Group, args: Sequence[Value], depends: dict[Value, frozenset[int]]
+    ) -> None:
+        self.group, self.args, self.depends = group, args, depends
         self.asked: set[int] = set()
+        self.known: dict[Value, int | None] = dict.fromkeys(args, 1)
 
     def free(self, value: Value) -> bool:
-        """Whether ``value`` is the same for every ``arg``."""
+        """Whether ``value`` is the same for all ``args``."""
         found = self.depends.get(value, frozenset())
-        if self.k in found:
+        if not found.isdisjoint(self.group):
             return False
         self.asked |= found
         return True
 
     def linear(self, value: Value) -> int | None:
-        """0 for a value that does not depend on ``arg``, 1 for ``arg`` plus one, 2 for another
+        """0 for a value that does not depend on ``args``, 1 for one of them plus one, 2 for another
         affine map, None for all else."""
-        if value is self.arg:
-            return 1
+        if value not in self.known:
+            self.known[value] = self.slope(value)
+        return self.known[value]
+
+    def slope(self, value: Value) -> int | None:
         if self.free(value):
             return 0
         op = value.op
@@ -224,19 +278,19 @@ class _Shape:
                 return None if one and other else 2
 
     def combined(self, value: Value, kind: str) -> bool:
-        """Whether ``value`` is ``arg`` combined with what does not depend on it, or left as it
-        is."""
-        if value is self.arg:
+        """Whether ``value`` is what is carried, combined with what does not depend on it, or left
+        as it is."""
+        if value in self.args:
             return True
-        op = value.op
-        if op is None or self.k not in self.depends.get(value, ()):
+        op, (k,) = value.op, self.group
+        if op is None or k not in self.depends.get(value, ()):
             return False
         if (chosen := choice(value)) is not None:
             condition, *arms = chosen
             return self.free(condition) and all(self.combined(v, kind) for v in arms)
         if op.name != f"arith.{kind}" or op.left is op.right:
             return False
-        chain = [v for v in op.operands if self.k in self.depends.get(v, ())]
+        chain = [v for v in op.operands if k in self.depends.get(v, ())]
         return len(chain) == 1 and all(self.combined(v, kind) or self.free(v) for v in op.operands)
 
 

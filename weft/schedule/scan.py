@@ -302,17 +302,19 @@ class Scanning(AcrossThreads):
             ops = [op for op in left if found.stage(op) <= self.level]
             self.early(ops)
             left = [op for op in left if op not in ops]
-            places = [k for k, level in found.levels.items() if level == self.level]
-            starts, wholes = self.across(places, [state[k] for k in places], phase)
+            groups = found.at(self.level)
+            places = [k for group in groups for k in group]
+            starts, wholes = self.across(groups, [state[k] for k in places], phase)
             for k, start, whole in zip(places, starts, wholes, strict=True):
                 state[k], ends[k] = start, whole
-                if self.level < found.last:
-                    for e, turn in enumerate(self.maps):
-                        turn[body.args[1 + k]] = start
-                        start = self.next(k, e, start)
+            for group in groups if self.level < found.last else ():
+                now = [state[k] for k in group]
+                for e, turn in enumerate(self.maps):
+                    turn |= {body.args[1 + k]: v for k, v in zip(group, now, strict=True)}
+                    now = self.next(group, e, now)
         last = [k for k in range(len(state)) if found.levels.get(k, found.last) == found.last]
         for k, value in zip(last, self.late(left, last, [state[k] for k in last]), strict=True):
-            if k not in found.families:
+            if k not in found.levels:
                 ends[k] = value
         return ends
 

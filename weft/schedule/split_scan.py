@@ -9,6 +9,7 @@ through the turns.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 from weft.ir.core import Function, Op, Value
 from weft.ir.ops import OPS
@@ -21,6 +22,7 @@ from weft.schedule.scan import Scanning
 from weft.schedule.spmd import Bounds, from_word, to_word
 
 _LAUNCHES = 3
+_UP_TO, _BEHIND = SCAN_WORDS - 2, SCAN_WORDS - 1  # of the words of a value, behind its map's
 
 
 def split_scan(
@@ -117,6 +119,10 @@ class _Stage(Scanning):
         for place, value in zip(places, values, strict=True):
             self.store(to_word(self, value, i64), self.partials, [place])
 
+    def leave_values(self, number: int, part: Value, values: Sequence[Value]) -> None:
+        """Likewise, a word of each value."""
+        self.leave(number * len(values), part, values)
+
     def left(self, loop: Op, number: int, part: Value, like: Sequence[Value]) -> list[Value]:
         places = self.places_of(loop, number, len(like), part)
         return [
@@ -127,16 +133,15 @@ class _Stage(Scanning):
     def behind(self, loop: Op) -> list[Value]:
         """What a loop carried in the end."""
         count = len(loop.results)
-        return self.left(loop, 3 * count, self.constant(0, index), loop.results)
+        return self.left(loop, _BEHIND * count, self.constant(0, index), loop.results)
 
     # -- the launches
 
     def compose(self, inits: list[Value]) -> None:
         """The map of all turns of the block's part."""
-        places = list(self.found.families)
         maps = self.split(self.run(*self.portion(self.part), self.unchanged()))
         if self.commutes:
-            maps = self.through(places, maps, self.constant(0, i32), None)
+            maps = self.through(maps, self.constant(0, i32), None)
         thread, _ = self.thread()
         self.branch(
             self.first(thread), lambda: self.leave(0, self.part, [v for m in maps for v in m])
@@ -150,44 +155,43 @@ class _Stage(Scanning):
         return all(kind == "sum" or f"arith.{kind}" in OPS for kind in kinds)
 
     def unchanged(self) -> list[Value]:
-        return [v for k in self.found.families for v in self.identity(k)]
+        return [v for group in self.found.families for v in self.identity(group)]
 
     def split(self, numbers: Sequence[Value]) -> list[list[Value]]:
         """The numbers of each map."""
         left = iter(numbers)
-        return [[next(left) for _ in self.identity(k)] for k in self.found.families]
+        count = self.found.numbers
+        return [[next(left) for _ in range(count(group))] for group in self.found.families]
 
     def through(
-        self, places: list[int], maps: list[list[Value]], phase: Value,
-        carried: list[list[Value]] | None,
-    ) -> list[list[Value]]:  # fmt: skip
+        self, maps: list[list[Value]], phase: Value, carried: list[list[Value]] | None
+    ) -> list[list[Value]]:
         """The maps ``carried``, and then those of all threads, ``maps``."""
-        for parts in self.of_warps(self.in_order(places, maps), phase):
-            carried = parts if carried is None else self.both(places, carried, parts)
+        for parts in self.of_warps(self.in_order([*self.found.families], maps), phase):
+            carried = parts if carried is None else self.each(carried, parts)
         assert carried is not None
         return carried
 
-    def both(
-        self, places: list[int], one: list[list[Value]], other: list[list[Value]]
-    ) -> list[list[Value]]:
-        return [self.composed(*three) for three in zip(places, one, other, strict=True)]
+    def each(self, one: list[list[Value]], other: list[list[Value]]) -> list[list[Value]]:
+        return [self.both(*three) for three in zip(self.found.families, one, other, strict=True)]
 
     def chunk(self, carried: Sequence[Value], phase: Value) -> list[Value]:
         if self.launch:
             return super().chunk(carried, phase)
-        self.level, places = 0, list(self.found.families)
+        self.level = 0
         ops = [op for op in self.serial.body.ops[:-1] if op not in self.loads]
         self.early([op for op in ops if self.found.stage(op) == 0])
-        maps, before = [self.total(k) for k in places], self.split(carried)
+        maps = [self.total(group) for group in self.found.families]
+        before = self.split(carried)
         made = (
-            self.both(places, before, maps) if self.commutes
-            else self.through(places, maps, phase, before)
+            self.each(before, maps) if self.commutes
+            else self.through(maps, phase, before)
         )  # fmt: skip
         return [v for map in made for v in map]
 
     def carry(self, inits: list[Value]) -> None:
         """What is carried up to each part, and behind the last. A thread has neighbouring parts."""
-        self.level, places = 0, list(self.found.families)
+        self.level, groups = 0, [*self.found.families]
         thread, none = self.thread(index)[0], self.unchanged()
         each = -(-(self.step.parts or MOST_PARTS) // self.count)
         begin = self.mul(thread, self.constant(each, index))
@@ -202,33 +206,37 @@ class _Stage(Scanning):
         ]  # fmt: skip
         totals = maps[0]
         for more in maps[1:]:
-            totals = self.both(places, totals, more)
-        totals = self.in_order(places, totals)
+            totals = self.each(totals, more)
+        totals = self.in_order(groups, totals)
         wholes = self.of_warps(totals, self.constant(0, i32))
-        count = len(inits)
+        order = [k for group in groups for k in group]
+        carry = [inits[k] for k in order]
 
         def quick() -> None:
-            before = self.exclusive(places, totals)
-            state, ends = self.reached(places, inits, before, wholes)
+            before = self.exclusive(groups, totals)
+            state, ends = self.reached(groups, carry, before, wholes)
             for part, here, map in zip(parts, there, maps, strict=True):
-                self.branch(here, lambda p=part, s=state: self.leave(2 * count, p, s))
-                state = [self.applied(*three) for three in zip(places, map, state, strict=True)]
-            leave_ends(ends)
+                self.branch(here, lambda p=part, s=state: self.leave_values(_UP_TO, p, in_place(s)))
+                state = self.after(groups, map, state)
+            leave_ends(in_place(ends))
+
+        def in_place(values: list[Value]) -> list[Value]:
+            return [v for _, v in sorted(zip(order, values, strict=True), key=itemgetter(0))]
 
         def leave_ends(ends: list[Value]) -> None:
             zero = self.constant(0, index)
-            self.branch(self.first(thread), lambda: self.leave(3 * count, zero, ends))
+            self.branch(self.first(thread), lambda: self.leave_values(_BEHIND, zero, ends))
 
         def slow() -> None:
             def part_by_part(part: Value, state: list[Value]) -> list[Value]:
-                self.branch(self.first(thread), lambda: self.leave(2 * count, part, state))
+                self.branch(self.first(thread), lambda: self.leave_values(_UP_TO, part, state))
                 return self.run(*self.portion(part), state)
 
             self.wait()
             zero, one = (self.constant(n, index) for n in (0, 1))
             leave_ends(self.loop(zero, self.parts, one, inits, part_by_part, unroll=1))
 
-        exact = self.exact(places, inits, wholes)
+        exact = self.exact(groups, carry, wholes)
         if exact:
             self.either(self.finite(exact), _nothing(quick), _nothing(slow), ())
         else:
@@ -237,7 +245,7 @@ class _Stage(Scanning):
     def apply(self, inits: list[Value]) -> None:
         """The turns of the block's part."""
         part = self.part
-        starts = self.left(self.serial, 2 * len(inits), part, inits)
+        starts = self.left(self.serial, _UP_TO * len(inits), part, inits)
         self.run(*self.portion(part), starts)
 
     def late(self, ops: Sequence[Op], places: Sequence[int], state: list[Value]) -> list[Value]:

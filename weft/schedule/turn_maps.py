@@ -1,11 +1,13 @@
 """The maps by which turns of a serial loop change what it carries, as IR: see ``recurrences``.
 
-A sum has a map of one number, what is added; an affine map two, the factor and what is added; other
-families one, what the value is combined with.
+A sum has a map of one number, what is added. An affine map of ``n`` values that belong together has
+``n + 1`` for each of them, the factors of all and what is added; other families one, what the value
+is combined with.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -15,10 +17,11 @@ from weft.ir.types import ScalarType
 from weft.ir.views import For, If
 from weft.schedule.combiners import choice, neutral
 from weft.schedule.cooperate import Members
+from weft.schedule.entries import Entry, arithmetic, product_sum, scaled, summed, written
 from weft.schedule.expose import anywhere
-from weft.schedule.recurrences import Recurrences
+from weft.schedule.recurrences import Group, Recurrences
 
-Linear = tuple[int | Value, Value | None]
+Linear = tuple[tuple[Entry, ...], Value | None]  # factors, and what is added, if anything
 
 
 class TurnMaps(Members):
@@ -34,33 +37,54 @@ class TurnMaps(Members):
         body = self.serial.body
         return body.args[1 + k], body.terminator.operands[k]
 
-    def anywhere(self, k: int) -> bool:
+    def scalar_of(self, group: Group) -> ScalarType:
+        return For(self.serial).inits[group[0]].scalar
+
+    def anywhere(self, group: Group) -> bool:
         """Whether maps may be computed beyond the loop's last turn."""
         return all(
             anywhere(op) for op in self.serial.body.ops
-            if op.regions and any(k in self.found.depends.get(v, ()) for v in op.results)
+            if op.regions and any(self.found.moves(v, group) for v in op.results)
         )  # fmt: skip
 
-    def map(self, k: int) -> list[Value]:
-        """The numbers by which the turn changes a value."""
-        (_, end), family = self.carried_at(k), self.found.families[k]
+    def map(self, group: Group) -> list[Entry]:
+        """The numbers by which the turn changes values: 0 and 1 where that is so in every turn."""
+        family = self.found.families[group]
         if family not in ("sum", "affine"):
-            return [self.evaluated(end, k, self.identity(k)[0])]
-        factor, added = self.linear(end, k)
-        added = self.identity(k)[-1] if added is None else added
-        return [added] if family == "sum" else [self.written(factor, added), added]
+            return [*self.evaluated(group, self.values(self.identity(group), group))]
+        args, ends = zip(*map(self.carried_at, group), strict=True)
+        known: dict[Value, Linear] = {
+            arg: (tuple(int(arg is other) for other in args), None) for arg in args
+        }
+        numbers: list[Entry] = []
+        for end in ends:
+            factors, added = self.linear(end, group, known)
+            none = 0 if len(group) > 1 else self.nothing(self.scalar_of(group))
+            numbers += () if family == "sum" else factors
+            numbers.append(none if added is None else added)
+        return numbers if len(group) > 1 else [*self.values(numbers, group)]
 
-    def evaluated(self, value: Value, k: int, carried: Value) -> Value:
-        """``value``, where what is carried at ``k`` is ``carried``."""
-        if value is self.carried_at(k)[0]:
-            return carried
+    def evaluated(self, group: Group, carried: Sequence[Value]) -> list[Value]:
+        """What the turn makes of ``carried``."""
+        args, ends = zip(*map(self.carried_at, group), strict=True)
+        known = dict(zip(args, carried, strict=True))
+        return [self.value(end, group, known) for end in ends]
+
+    def value(self, value: Value, group: Group, known: dict[Value, Value]) -> Value:
+        if value in known:
+            return known[value]
         op = value.op
-        if op is None or k not in self.found.depends.get(value, ()):
+        if op is None or not self.found.moves(value, group):
             return self.lookup(value)
         if op.name == "scf.if":
-            condition = self.evaluated(If(op).condition, k, carried)
-            return self.of_arms(value, condition, 1, lambda v: [self.evaluated(v, k, carried)])[0]
-        return self.copied(op, lambda v: self.evaluated(v, k, carried)).result
+            condition = self.value(If(op).condition, group, known)
+            (made,) = self.of_arms(
+                value, condition, 1, lambda v: [self.value(v, group, known.copy())]
+            )
+        else:
+            made = self.copied(op, lambda v: self.value(v, group, known)).result
+        known[value] = made
+        return made
 
     def of_arms(
         self, value: Value, condition: Value, count: int, of: Callable[[Value], list[Value]]
@@ -81,16 +105,19 @@ class TurnMaps(Members):
 
     # -- affine maps
 
-    def linear(self, value: Value, k: int) -> Linear:
-        """The factor of what is carried in ``value``, and what is added (None: nothing)."""
-        if value is self.carried_at(k)[0]:
-            return 1, None
+    def linear(self, value: Value, group: Group, known: dict[Value, Linear]) -> Linear:
+        """The factors of what is carried at ``group`` in ``value``, and what is added."""
+        if value not in known:
+            known[value] = self.form(value, group, known)
+        return known[value]
+
+    def form(self, value: Value, group: Group, known: dict[Value, Linear]) -> Linear:
         op = value.op
-        if op is None or k not in self.found.depends.get(value, ()):
-            return 0, self.lookup(value)
+        if op is None or not self.found.moves(value, group):
+            return (0,) * len(group), self.lookup(value)
         if (found := choice(value)) is not None:
-            return self.choice(value, found, k)
-        parts = [self.linear(v, k) for v in op.operands]
+            return self.choice(value, found, group, known)
+        parts = [self.linear(v, group, known) for v in op.operands]
         match op.name.partition(".")[2]:
             case "addf" | "addi":
                 return self.plus(parts[0], parts[1])
@@ -103,83 +130,73 @@ class TurnMaps(Members):
             case "divf":
                 by = parts[1][1]
                 assert by is not None
-                (factor, added) = parts[0]
-                over = self.op("arith.divf", self.written(factor, by), by)
-                return over, None if added is None else self.op("arith.divf", added, by)
-            case "index_cast":
-                factor, added = parts[0]
-                return (
-                    factor if isinstance(factor, int) else self.to(factor, value.type),
-                    None if added is None else self.to(added, value.type),
-                )
+                over, added = parts[0]
+                factors = [
+                    0 if f == 0 and len(group) > 1
+                    else self.op("arith.divf", written(self, f, by), by) for f in over
+                ]  # fmt: skip
+                return tuple(factors), None if added is None else self.op("arith.divf", added, by)
             case _:
                 return self.product(parts[0], parts[1])
 
-    def choice(self, value: Value, found: tuple[Value, Value, Value], k: int) -> Linear:
+    def choice(
+        self, value: Value, found: tuple[Value, Value, Value], group: Group,
+        known: dict[Value, Linear],
+    ) -> Linear:  # fmt: skip
         """Of one of two values."""
         none, condition = self.nothing(value.scalar), self.lookup(found[0])
 
         def numbers(part: Linear) -> list[Value]:
-            factor, added = part
-            return [none if added is None else added, self.written(factor, none)]
+            factors, added = part
+            return [none if added is None else added, *(written(self, f, none) for f in factors)]
 
         if value.op is not None and value.op.name == "scf.if":
-            both = 1 + (self.found.families[k] == "affine")
-            made = self.of_arms(value, condition, both, lambda v: numbers(self.linear(v, k))[:both])
-            return made[1] if both == 2 else 1, made[0]
-        yes, no = (self.linear(v, k) for v in found[1:])
-        made = self.chosen(condition, numbers(yes), numbers(no))
-        return yes[0] if yes[0] == no[0] else made[1], made[0]
+            count = 1 + len(group) * (self.found.families[group] == "affine")
+            added, *factors = self.of_arms(
+                value, condition, count,
+                lambda v: numbers(self.linear(v, group, known.copy()))[:count],
+            )  # fmt: skip
+            return tuple(factors) or (1,), added
+        yes, no = (self.linear(v, group, known) for v in found[1:])
+        added, *factors = self.chosen(condition, numbers(yes), numbers(no))
+        same = zip(yes[0], no[0], factors, strict=True)
+        return tuple(a if a == b else made for a, b, made in same), added
 
     def product(self, a: Linear, b: Linear) -> Linear:
         """Of an affine map and a number."""
-        if b[0] != 0:
+        if any(factor != 0 for factor in b[0]):
             a, b = b, a
         assert b[1] is not None
         return self.times(a, b[1])
 
-    def times(self, a: Linear, b: int | Value) -> Linear:
-        factor, added = a
-        if isinstance(factor, int) and isinstance(b, int):
-            factor *= b
-        elif factor == 1:
-            factor = b
-        elif factor != 0:
-            like = factor if isinstance(factor, Value) else b
-            assert isinstance(like, Value)
-            factor = self.arithmetic("mul", self.written(factor, like), self.written(b, like))
+    def times(self, a: Linear, b: Entry) -> Linear:
+        factors, added = a
+        factors = tuple(scaled(self, factor, b) for factor in factors)
         if added is not None:
-            added = self.arithmetic("mul", added, self.written(b, added))
-        return factor, added
+            added = arithmetic(self, "mul", added, written(self, b, added))
+        return factors, added
 
     def plus(self, a: Linear, b: Linear) -> Linear:
-        factor: int | Value
-        if isinstance(a[0], int) and isinstance(b[0], int):
-            factor = a[0] + b[0]
-        elif 0 in (a[0], b[0]):
-            factor = b[0] if a[0] == 0 else a[0]
-        else:
-            like = a[0] if isinstance(a[0], Value) else b[0]
-            assert isinstance(like, Value)
-            factor = self.arithmetic("add", self.written(a[0], like), self.written(b[0], like))
+        factors = tuple(summed(self, *pair) for pair in zip(a[0], b[0], strict=True))
         if a[1] is None or b[1] is None:
-            return factor, b[1] if a[1] is None else a[1]
-        return factor, self.arithmetic("add", a[1], b[1])
+            return factors, b[1] if a[1] is None else a[1]
+        return factors, arithmetic(self, "add", a[1], b[1])
 
-    def arithmetic(self, name: str, a: Value, b: Value) -> Value:
-        return self.op(f"arith.{name}{'f' if a.scalar.is_float else 'i'}", a, b)
-
-    def written(self, value: int | Value, like: Value) -> Value:
-        return self.constant(value, like.scalar) if isinstance(value, int) else value
+    def values(self, numbers: Sequence[Entry], group: Group) -> list[Value]:
+        type = self.scalar_of(group)
+        return [self.constant(v, type) if isinstance(v, int) else v for v in numbers]
 
     # -- families
 
-    def identity(self, k: int) -> list[Value]:
+    def identity(self, group: Group) -> list[Value]:
         """The map that changes nothing."""
-        type, family = For(self.serial).inits[k].scalar, self.found.families[k]
+        type, family = self.scalar_of(group), self.found.families[group]
         if family in ("sum", "affine"):
-            one = [self.constant(1, type)] if family == "affine" else []
-            return [*one, self.nothing(type)]
+            return [
+                v for row in range(len(group))
+                for v in (*(self.constant(int(row == other), type) for other in range(len(group))
+                            if family == "affine"), self.nothing(type))
+            ]  # fmt: skip
         kind = family if f"arith.{family}" in OPS else f"first.{family}"
         return [self.constant(neutral(kind, type), type)]
 
@@ -187,26 +204,48 @@ class TurnMaps(Members):
         """What changes no sum."""
         return self.constant(neutral("addf" if type.is_float else "addi", type), type)
 
-    def composed(self, k: int, one: list[Value], other: list[Value]) -> list[Value]:
+    def composed(self, group: Group, one: list[Entry], other: list[Entry]) -> list[Entry]:
         """The map of ``one`` and then ``other``."""
-        if self.found.families[k] == "affine":
-            return [self.arithmetic("mul", other[0], one[0]), self.applied(k, other, one[1])]
-        return [self.applied(k, other, one[0])]
+        if self.found.families[group] != "affine":
+            return [*self.applied(group, self.values(other, group), self.values(one, group))]
+        made: list[Entry] = []
+        for factors, added in self.rows(other):
+            for column in zip(*(row for row, _ in self.rows(one)), strict=True):
+                made.append(product_sum(self, factors, column))
+            made.append(product_sum(self, factors, [a for _, a in self.rows(one)], added))
+        return made
 
-    def applied(self, k: int, map: list[Value], value: Value) -> Value:
-        """What a map makes of ``value``."""
-        family = self.found.families[k]
-        if family == "affine" and value.scalar.is_float:
-            return self.op("math.fma", map[0], value, map[1])
+    def rows(self, map: Sequence[Entry]) -> list[tuple[Sequence[Entry], Entry]]:
+        """Of each value of an affine map, the factors and what is added."""
+        size = math.isqrt(len(map))
+        return [(map[k : k + size], map[k + size]) for k in range(0, len(map), size + 1)]
+
+    def applied(self, group: Group, map: Sequence[Value], values: Sequence[Value]) -> list[Value]:
+        """What a map makes of values."""
+        family = self.found.families[group]
         if family == "affine":
-            return self.op("arith.addi", self.op("arith.muli", map[0], value), map[1])
+            return self.values(
+                [product_sum(self, factors, values, added) for factors, added in self.rows(map)],
+                group,
+            )
+        (value,) = values
         if family == "sum":
-            return self.arithmetic("add", value, map[0])
+            return [arithmetic(self, "add", value, map[0])]
         if f"arith.{family}" in OPS:
-            return self.op(f"arith.{family}", value, map[0])
+            return [self.op(f"arith.{family}", value, map[0])]
         name = "arith.cmpf" if value.scalar.is_float else "arith.cmpi"
         beyond = self.op(name, map[0], value, predicate=family)
-        return self.chosen(beyond, map, [value])[0]
+        return self.chosen(beyond, map, values)
+
+    def after(
+        self, groups: Sequence[Group], maps: Sequence[Sequence[Value]], state: Sequence[Value]
+    ) -> list[Value]:
+        """What ``maps`` make of the values of all groups, one after the other."""
+        left = iter(state)
+        return [
+            v for group, map in zip(groups, maps, strict=True)
+            for v in self.applied(group, map, [next(left) for _ in group])
+        ]  # fmt: skip
 
     def chosen(self, condition: Value, yes: Sequence[Value], no: Sequence[Value]) -> list[Value]:
         return [

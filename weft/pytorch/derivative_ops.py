@@ -23,7 +23,7 @@ from weft.pytorch import flops
 from weft.pytorch.ambient import drawing_nothing
 from weft.pytorch.batches import filled, in_front
 from weft.pytorch.boxed import BoxedKernel
-from weft.pytorch.double_backward_op import Backward, Form, Made
+from weft.pytorch.double_backward_op import Backward, Form, Made, Offering
 from weft.pytorch.forward_level import has_dual, is_dual, is_open, primal_of
 from weft.pytorch.namespace import Family
 from weft.pytorch.samples_op import Samples, extra_arguments
@@ -60,18 +60,19 @@ def pushed(made: Callable[..., Any], inputs: Sequence[Any], which: Sequence[int]
 def register(
     name: str, schema: str, made: Made, reads: Callable[[Sequence[Any]], bool], family: Family,
     span: Span, direct: Callable[..., Any] | None = None,
-    boxed: Callable[[], BoxedKernel | None] = lambda: None,
+    boxed: Callable[[], BoxedKernel | None] = lambda: None, offering: Offering | None = None,
 ) -> Rule:  # fmt: skip
     """Makes the operator ``name`` of ``family`` (a kernel that writes to none of its arguments)
     differentiable. ``made`` and ``reads``: see ``Backward``; ``schema`` is that of its arguments.
 
     Two more operators are made: ``<name>_backward``, and ``<name>_jvp``, which gives the tangents
     of the results (for a result that is not of floats, an empty tensor). ``direct`` carries out
-    calls that are plain (see ``is_plain``), ``boxed`` makes machine code of the backward.
+    calls that are plain (see ``is_plain``), ``boxed`` makes machine code of the backward;
+    ``offering``: see ``Backward``.
     """
     overload = getattr(getattr(torch.ops, family.namespace.namespace), name).default
     rule = Rule(family, name, schema, made, reads, functools.partial(_second, span), span,
-                boxed=boxed)  # fmt: skip
+                boxed=boxed, offering=offering)  # fmt: skip
     _ = rule.operator  # a compiled graph from torch's cache may be the first to ask for it
     rule.forwards = rule.forward_operator(overload)
 

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 # these, it takes what counts the loops instead of carrying them out.
 Made = Callable[..., Any]
 
+# Gives a fake kernel that tells Inductor of the operator, whose name it takes, and what takes apart
+# the operator's arguments.
+Offering = Callable[[Callable[..., Any], str, Callable[..., Any]], Callable[..., Any]]
+
 
 @frozen
 class Form:
@@ -121,11 +125,11 @@ class Backward:
         self, family: Family, name: str, schema: str, made: Made,
         reads: Callable[[Sequence[Any]], bool], refuse: Callable[[], Any], span: Span,
         of: Backward | None = None,
-        boxed: Callable[[], BoxedKernel | None] = lambda: None,
+        boxed: Callable[[], BoxedKernel | None] = lambda: None, offering: Offering | None = None,
     ) -> None:  # fmt: skip
         self.family, self.name, self.schema, self.of = family, name, schema, of
         self.made, self.reads, self.refuse, self.span = made, reads, refuse, span
-        self.boxed = boxed  # makes the backward's machine code
+        self.boxed, self.offering = boxed, offering  # of the operator that is made here
         self._lock = threading.RLock()
 
     @functools.cached_property
@@ -162,7 +166,8 @@ class Backward:
 
             family, code = self.family, self.boxed()
             run = implementation if code is None else code.taught(implementation)
-            overload = family.define(name, f"({schema}) -> Tensor[]", run, fake)
+            told = fake if self.offering is None else self.offering(fake, name, split)
+            overload = family.define(name, f"({schema}) -> Tensor[]", run, told)
             rule = Backward(family, name, schema, again, lambda _: False, self.refuse, self.span,
                             self)  # fmt: skip
             differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))

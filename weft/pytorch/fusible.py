@@ -14,7 +14,7 @@ from weft.errors import CompileError
 from weft.frontend.lower import Lowered, lower
 from weft.frontend.names import KNOWN_MODULES, Scope, dotted, is_known, is_known_module
 from weft.frontend.scope import ABSENT
-from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec
+from weft.frontend.specs import ConstSpec, ScalarSpec, TensorSpec
 from weft.index.bounds import check_negative
 from weft.index.races import check_races
 from weft.ir.core import Function, Value
@@ -56,26 +56,30 @@ def hooks() -> Hooks:
 
 @frozen
 class Launch:
-    """A launch of a loop on tensors without data: ``function`` as ``Fusion`` reads it, the specs
-    and values of its arguments, and what it reduces into."""
+    """A launch of a loop on tensors without data: its ``function``, the same as ``Fusion`` reads
+    it, and the values of its arguments, of which the last ``results`` are what it reduces into."""
 
     function: Function
-    specs: Sequence[Spec]
-    args: Sequence[Any]
-    results: Sequence[torch.Tensor]
+    prepared: Function
+    values: Sequence[Any]
+    results: int
     anyway: bool
 
     @property
-    def named(self) -> list[tuple[Value, Any]]:
-        """The function's arguments, with what each is."""
-        given = [v for v, s in zip(self.args, self.specs, strict=True) if type(s) is not ConstSpec]
-        return list(zip(self.function.args, (*given, *self.results), strict=True))
+    def made(self) -> Any:
+        """What the launch gives."""
+        return one_or_all(self.values[len(self.values) - self.results :])
 
-    def values(self, load: Callable[[torch.Tensor], Any]) -> dict[Value, Any]:
+    @property
+    def named(self) -> list[tuple[Value, Any]]:
+        """The arguments of what ``Fusion`` reads, with what each is."""
+        return list(zip(self.prepared.args, self.values, strict=True))
+
+    def given(self, load: Callable[[torch.Tensor], Any]) -> dict[Value, Any]:
         """By argument, what ``Fusion`` takes; ``load`` gives what loads from a tensor."""
         return {
-            value: Tensor(_sizes(given), given.dtype, load(given))
-            if isinstance(given, torch.Tensor) else _number(given)
+            value: Tensor(list(map(number, given.shape)), given.dtype, load(given))
+            if isinstance(given, torch.Tensor) else number(given)
             for value, given in self.named
         }  # fmt: skip
 
@@ -84,22 +88,19 @@ class Launch:
         on_gpu = any(isinstance(v, torch.Tensor) and v.is_cuda for _, v in self.named)
         lacking = hooks().lacking
         return Fusion(
-            self.function, self.values(lambda tensor: lambda index: None),
+            self.prepared, self.given(lambda tensor: lambda index: None),
             Facts(known, self.anyway, on_gpu, lacking if on_gpu else frozenset()), Probe(),
             lambda *reduction: lambda index: None,
         )  # fmt: skip
 
 
-def _number(value: Any) -> Any:
+def number(value: Any) -> Any:
+    """A number or a size, of sympy where it is whole."""
     if isinstance(value, torch.SymInt):
         return value.node.expr
     if isinstance(value, torch.SymFloat | torch.SymBool):
         raise Opaque("a number that is no integer may differ from call to call")
     return sympy.Integer(value) if type(value) is int else value
-
-
-def _sizes(tensor: torch.Tensor) -> list[Any]:
-    return [_number(s) for s in tensor.shape]
 
 
 def launched(launcher: Launcher, args: Sequence[Any]) -> Launch:
@@ -129,8 +130,10 @@ def launched(launcher: Launcher, args: Sequence[Any]) -> Launch:
         raise Opaque("its tensors are on several devices")
     made: Any = empty_results(lowered.results, tensors[0].device if tensors else None)
     results = made if isinstance(made, tuple) else () if made is None else (made,)
-    function = prepared(lowered.function)
-    return Launch(function, specs, args, results, options.fuse is True)
+    given = [v for v, s in zip(args, specs, strict=True) if type(s) is not ConstSpec]
+    values, anyway = (*given, *results), options.fuse is True
+    function = lowered.function
+    return Launch(function, prepared(function), values, len(results), anyway)
 
 
 def _check_options(options: Options, device: str) -> None:
@@ -171,8 +174,28 @@ def check_host(kernel: KernelLike) -> None:
             raise Opaque(f"its host part reads `{name}`, from around the kernel")
 
 
+# What stands for a call of an operator with arguments without data, ``known`` being whether a
+# relation of sizes always holds: its launches, and what it gives. Raises ``Opaque``.
+Recorder = Callable[[Sequence[Any], Callable[[Any], bool]], tuple["Recorded", Any]]
+
+
+def recorder(kernel: KernelLike, implementation: Callable[[Any], Any]) -> Recorder:
+    """Of an operator of ``kernel`` that ``implementation(launchers)`` carries out with these for
+    its loops."""
+
+    def record(given: Sequence[Any], known: Callable[[Any], bool]) -> tuple[Recorded, Any]:
+        check_host(kernel)
+        recorded = Recorded(given, known)
+        out = implementation(tuple(map(recorded.launcher, kernel.launchers)))(*given)
+        recorded.check()
+        return recorded, out
+
+    return record
+
+
 class Recorded:
-    """The launches of a call on tensors without data; ``given`` are the call's."""
+    """The launches of a call on tensors without data; ``given`` are the call's. ``known``: whether
+    a relation of sizes always holds."""
 
     def __init__(self, given: Sequence[Any], known: Callable[[Any], bool]) -> None:
         self.known = known
@@ -186,21 +209,25 @@ class Recorded:
         def launch(*args: Any) -> Any:
             self.check()
             found = launched(launcher, args)
-            probe = found.probed(self.known)
-            filled = {s.memref for s in probe.stores}
-            for value, tensor in found.named:
-                if not isinstance(tensor, torch.Tensor):
-                    continue
-                if value not in filled and id(tensor) not in self.tensors:
-                    raise Opaque(f"its host part computes `{value.name}`")
-                if value in filled:
-                    self._fill(value.name, tensor)
-            self.launches.append((found, probe))
-            return one_or_all(found.results)
+            self.add(found)
+            return found.made
 
         return launch
 
-    def _fill(self, name: str, tensor: torch.Tensor) -> None:
+    def add(self, launch: Launch) -> None:
+        """Raises ``Opaque`` where it cannot be fused, or should not be."""
+        probe = launch.probed(self.known)
+        filled = {s.memref for s in probe.stores}
+        for value, tensor in launch.named:
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if value not in filled and id(tensor) not in self.tensors:
+                raise Opaque(f"its host part computes `{value.name}`")
+            if value in filled:
+                self.fill(value.name, tensor)
+        self.launches.append((launch, probe))
+
+    def fill(self, name: str, tensor: torch.Tensor) -> None:
         if tensor._is_view() or storage(tensor) in (storage(t) for t, _ in self.tensors.values()):
             raise Opaque(f"`{name}` shares memory with another tensor")
         self.tensors[id(tensor)] = tensor, tensor._version
@@ -214,10 +241,18 @@ class Recorded:
 def explained(launcher: Launcher, args: Sequence[Any]) -> str:
     """What Inductor makes of a launch, or why it does not: for ``kernel.inspect``."""
     try:
-        found = launched(launcher, args)
-        probe = found.probed(lambda relation: bool(relation == True))  # noqa: E712
+        return described(launched(launcher, args).probed(always))
     except Opaque as reason:
         return f"a call: {reason}"
+
+
+def always(relation: Any) -> bool:
+    """Whether a relation of sizes that are known holds."""
+    return bool(relation == True)  # noqa: E712
+
+
+def described(probe: Fusion) -> str:
+    """The nodes of a fused launch."""
     lines = [f"Reduction over {list(map(int, reduced))} for {list(map(int, ranges))}"
              for ranges, reduced in probe.reduced]  # fmt: skip
     lines += [f"Pointwise {s.memref.name} over {list(map(int, probe.values[s.memref].sizes))}"

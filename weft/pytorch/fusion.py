@@ -53,6 +53,8 @@ MOST_OPERATIONS = 400  # of a body, which is compiled again in each kernel that 
 _NARROW = 2**31 - 1  # on GPUs Inductor's indices have 32 bits where sizes fit
 _HALVES = (torch.float16, torch.bfloat16)
 _LOOPS = ("scf.parallel", "scf.for")
+# Of comparisons of integers: whether the first is to be more, and by how much at least.
+_ORDERS = {"sge": (True, 0), "sgt": (True, 1), "sle": (False, 0), "slt": (False, 1)}
 
 
 class Opaque(Exception):
@@ -139,6 +141,8 @@ class Fusion:
         self.values, self.facts, self.ops, self.reduce = values, facts, ops, reduce
         self.probing = probed is None
         self.in_range: dict[tuple[Op, int], bool] = probed.in_range if probed else {}
+        # What conditions on indices are wherever they are asked; None where that varies.
+        self.settled: dict[Op, bool | None] = probed.settled if probed else {}
         self.indices: set[Value] = set()
         self.reductions: dict[Value, tuple[list[Value], Callable[..., Any]]] = {}
         self.reduced: list[tuple[list[Any], list[Any]]] = []  # ranges, and those that go
@@ -190,6 +194,12 @@ class Fusion:
 
     def _condition(self, op: Op, axes: tuple[Axis, ...]) -> None:
         """An ``scf.if``: it gives values, or both branches store to the same elements."""
+        if self.probing:
+            self.settled[op] = self._settled(op, axes)
+        settled = self.settled[op]
+        if settled is not None:
+            self._walk(op.regions[not settled], axes)
+            return
         for inner in (o for region in op.regions for o in walk(region)):
             if inner.name in (*_LOOPS, "scf.while"):
                 raise Opaque("a loop runs under a condition")
@@ -197,6 +207,22 @@ class Fusion:
                 raise Opaque(OPAQUE[inner.name])
         for store, value in _stores(op):
             self._store(store, axes, value)
+
+    def _settled(self, op: Op, axes: tuple[Axis, ...]) -> bool | None:
+        """What its condition is in every iteration, where that follows from sizes."""
+        condition = condition_of(op)
+        compared = None if condition is None else made_by(condition, "arith.cmpi")
+        if compared is None or compared.attrs["predicate"] not in _ORDERS:
+            return None
+        body = self._numbered(axes)
+        a, b = map(body.value, compared.operands)
+        if not isinstance(a, sympy.Expr) or not isinstance(b, sympy.Expr):
+            return None
+        more, strict = _ORDERS[compared.attrs["predicate"]]
+        ahead = (a - b if more else b - a) - strict
+        if body.never_negative(ahead):
+            return True
+        return False if body.never_negative(-ahead - 1) else None
 
     def _store(self, op: Op, axes: tuple[Axis, ...], value: Value | Choice) -> None:
         memref, subscripts, _ = memory(op)
@@ -262,10 +288,15 @@ class Fusion:
         pairs = zip(axes, numbers, strict=True)
         return Body(self, {a.index: a.lower + n * a.step for a, n in pairs}, {})
 
-    def _probe(self, axes: Sequence[Axis], compute: Callable[[Body], Any]) -> Body:
+    def _numbered(self, axes: Sequence[Axis]) -> Body:
+        """Any iteration, while probing."""
         numbers = [sympy.Symbol(f"n{k}", integer=True, nonnegative=True) for k in range(len(axes))]
-        body, self.loads = self.body(axes, numbers), []
+        body = self.body(axes, numbers)
         body.axes.update(zip(numbers, axes, strict=True))
+        return body
+
+    def _probe(self, axes: Sequence[Axis], compute: Callable[[Body], Any]) -> Body:
+        body, self.loads = self._numbered(axes), []
         compute(body)
         return body
 
@@ -418,6 +449,9 @@ class Body:
                 return self._loaded(op)
             case "scf.if":
                 yes, no = If(op).arms(op.results.index(value))
+                settled = of.settled.get(op)
+                if settled is not None:
+                    return self.value(yes if settled else no)
                 return self._where(op, lambda b: b.lifted(yes), lambda b: b.lifted(no))
             case "scf.for" | "scf.parallel":
                 indices, complete = of.reductions[value]
@@ -494,7 +528,7 @@ class Body:
         if not self.of.probing or found.is_Symbol or not (anywhere or self.of.facts.on_gpu):
             return
         ends = found + _NARROW, _NARROW - found
-        if not all(map(self._never_negative, ends)) and not self._is_bounded(found):
+        if not all(map(self.never_negative, ends)) and not self._is_bounded(found):
             raise Opaque("numbers that it computes of indices may need more than 32 bits")
 
     def _is_bounded(self, found: Any) -> bool:
@@ -510,7 +544,7 @@ class Body:
         bounds: list[Any] = [bound_sympy(part, ranges) for part in parts]
         return all(b.lower >= -_NARROW and b.upper <= _NARROW for b in bounds)
 
-    def _never_negative(self, found: Any) -> bool:
+    def never_negative(self, found: Any) -> bool:
         """Of an expression of indices, while probing."""
         for number, axis in self.axes.items():
             found = sympy.expand(found)
@@ -533,8 +567,8 @@ class Body:
         for k, (found, size) in enumerate(zip(index, tensor.sizes, strict=True)):
             if of.probing:
                 of.in_range[op, k] = (
-                    isinstance(found, sympy.Expr) and self._never_negative(found)
-                    and self._never_negative(size - 1 - found)
+                    isinstance(found, sympy.Expr) and self.never_negative(found)
+                    and self.never_negative(size - 1 - found)
                 )  # fmt: skip
             if not of.in_range[op, k]:  # Inductor's code checks it
                 index[k] = of.ops.indirect_indexing(

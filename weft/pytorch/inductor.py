@@ -17,9 +17,8 @@ from torch._guards import detect_fake_mode
 from torch._inductor import ir, lowering
 from torch._inductor.virtualized import V, ops
 
-from weft.pytorch.fusible import Launch, Recorded, check_host, hooks
+from weft.pytorch.fusible import Launch, Recorder, hooks
 from weft.pytorch.fusion import Fusion, Opaque
-from weft.runtime.launch import KernelLike
 
 log = logging.getLogger("weft.specialize")
 
@@ -27,9 +26,8 @@ MOST = 256  # operators that Inductor, which would keep all, is told of at a tim
 _told = deque[Any]()
 
 
-def offer(kernel: KernelLike, implementation: Callable[[Any], Any], overload: Any) -> None:
-    """Tells Inductor, which is imported, how an operator of ``kernel`` is lowered.
-    ``implementation(launchers)`` carries the operator out with these for its loops."""
+def offer(overload: Any, record: Recorder) -> None:
+    """Tells Inductor, which is imported, how an operator is lowered."""
     try:
         name = hooks().table
     except Opaque as reason:
@@ -50,7 +48,7 @@ def offer(kernel: KernelLike, implementation: Callable[[Any], Any], overload: An
 
     def lowered(*passed: Any, **named: Any) -> Any:
         try:
-            return _lowered(kernel, implementation, _whole(overload, passed, named))
+            return _lowered(record, _whole(overload, passed, named))
         except Opaque as reason:
             log.debug("%s stays a call: %s", overload, reason)
             return None if call is None else call(*passed, **named)
@@ -58,9 +56,7 @@ def offer(kernel: KernelLike, implementation: Callable[[Any], Any], overload: An
     table[overload] = lowered
 
 
-def _lowered(
-    kernel: KernelLike, implementation: Callable[[Any], Any], passed: Sequence[Any]
-) -> Any:  # fmt: skip
+def _lowered(record: Recorder, passed: Sequence[Any]) -> Any:
     """What stands for a call with ``passed``, of Inductor's. Raises ``Opaque``."""
     node: torch.fx.Node = V.graph.current_node
     given: Any = _whole(node.target, node.args, node.kwargs)
@@ -68,22 +64,25 @@ def _lowered(
     mode = detect_fake_mode(fakes)
     if mode is None or len(fakes) != len(passed):
         raise Opaque("it has no tensor argument")
-    if any(isinstance(v, torch.Tensor) and v.is_inference() for v in fakes):
+    pairs = list(zip(_flat(fakes), _flat(passed), strict=True))
+    if any(isinstance(v, torch.Tensor) and v.is_inference() for v, _ in pairs):
         raise Opaque("it reads tensors of inference mode")
-    check_host(kernel)
-    recorded = Recorded(fakes, V.graph.sizevars.statically_known_true)
     with mode:
-        out = implementation(tuple(map(recorded.launcher, kernel.launchers)))(*fakes)
-    recorded.check()
+        recorded, out = record(fakes, V.graph.sizevars.statically_known_true)
     if any(probe.reduced for _, probe in recorded.launches) and not _has_neighbours(node):
         raise Opaque("it reduces, and nothing stands beside it")
-    boxes = {id(f): p for f, p in zip(fakes, passed, strict=True) if isinstance(f, torch.Tensor)}
+    boxes = {id(f): p for f, p in pairs if isinstance(f, torch.Tensor)}
     for launch, probe in recorded.launches:
         _carry_out(launch, probe, boxes)
-    outs = out if isinstance(out, tuple) else (out,)
+    outs = out if isinstance(out, tuple | list) else (out,)
     if not all(id(o) in boxes for o in outs):
         raise Opaque("its host part computes what it returns")
-    return tuple(boxes[id(o)] for o in outs) if isinstance(out, tuple) else boxes[id(out)]
+    found = [boxes[id(o)] for o in outs]
+    return type(out)(found) if isinstance(out, tuple | list) else found[0]
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    return [v for value in values for v in (value if isinstance(value, list | tuple) else [value])]
 
 
 def _whole(overload: Any, passed: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -128,8 +127,8 @@ def _carry_out(launch: Launch, probe: Fusion, boxes: dict[int, Any]) -> None:
         return made.make_loader()
 
     loaders = {k: box.make_loader() for k, box in inputs.items()}
-    values = launch.values(lambda tensor: loaders.get(id(tensor)))
-    fusion = Fusion(launch.function, values, probe.facts, _Ops(probe.facts.on_gpu), reduce, probe)
+    values = launch.given(lambda tensor: loaders.get(id(tensor)))
+    fusion = Fusion(launch.prepared, values, probe.facts, _Ops(probe.facts.on_gpu), reduce, probe)
     for stored in fusion.stores:
         boxes[id(tensors[stored.memref])] = ir.Pointwise.create(
             device=device, dtype=tensors[stored.memref].dtype,

@@ -117,8 +117,11 @@ class Backward(_Derived):
     @user_frames
     def inspect(self, *args: Any, **kwargs: Any) -> str:
         """For each loop, how each gradient is accumulated, the workspaces, and the loops of the
-        gradient as IR, in the form that these sizes call for. Forward and backward are carried out
-        on copies; every float tensor counts as wanted."""
+        gradient as IR, in the form that these sizes call for; and what Inductor makes of the
+        gradient of the operator. Forward and backward are carried out on copies; every float tensor
+        counts as wanted."""
+        from weft.pytorch.fusible_backward import explained  # only for a look at it
+
         _differentiated(self.kernel.direct, args, kwargs)
         texts: list[str] = []
         for line, loop in self.loops():
@@ -126,6 +129,7 @@ class Backward(_Derived):
             if loop.launched and loop.sizes:
                 found = [loop.launched.text(loop.sizes.bytes())]
             texts += [f"=== gradient of the loop at line {line} ===\n{text}" for text in found]
+        texts.append(f"=== inductor ===\n{explained(self.kernel, args, kwargs)}")
         return "\n\n".join(dict.fromkeys(texts))
 
     @user_frames

@@ -94,7 +94,7 @@ class Form:
         code = self._boxed(name)
         if code is not None:
             run = code.taught(run)
-        fake = without_data(self._offering(fake, name), self.kernel)
+        fake = without_data(_offering(self, fake, name), self.kernel)
         overload = family.define(name, schema, run, fake, *tags)
         rule: Rule | None = None
         writes = any(a.alias_info is not None for a in overload._schema.arguments)
@@ -108,19 +108,6 @@ class Form:
         flops.register(family, overload, self.kernel.span, self._counted)
         _stays(overload)
         return Operator(overload, self.types, self.constants, rule)
-
-    def _offering(self, fake: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """``fake``, which tells Inductor, where that is at work, what the operator becomes."""
-
-        def offering(*args: Any) -> Any:
-            if "torch._inductor.lowering" in sys.modules and self.fuses and not self.autocast:
-                from weft.pytorch.inductor import offer  # only where Inductor compiles
-
-                overload = namespace_of(self.namespace).packets[name].default
-                offer(self.kernel, self.implementation, overload)
-            return fake(*args)
-
-        return offering
 
     def _counted(self, counter: Counter, inputs: Sequence[Any]) -> None:
         """A call whose operations are counted."""
@@ -160,8 +147,9 @@ class Form:
         first = kernel.launchers[0] if names is not None else None
         reads = NeedsOutputs(kernel, first, run) if first else lambda _: False
 
+        offering = functools.partial(_offering, self)
         direct, backward = self._direct(code), functools.partial(_backward_of, code)
-        return register(name, schema, made, reads, family, kernel.span, direct, backward)
+        return register(name, schema, made, reads, family, kernel.span, direct, backward, offering)
 
     def _direct(self, code: BoxedKernel | None) -> Callable[..., Any] | None:
         """What carries out a call that nothing watches and nobody wants a derivative of: as
@@ -305,6 +293,30 @@ class Form:
             return out
 
         return autograd
+
+
+def _offering(
+    form: Form, fake: Callable[..., Any], name: str, split: Callable[..., Any] | None = None
+) -> Callable[..., Any]:  # fmt: skip
+    """``fake``, which tells Inductor, where that is at work, what the operator ``name`` becomes:
+    that of ``form``, or its backward, whose arguments ``split`` takes apart."""
+
+    def recorded(launchers: Any, inputs: Sequence[Any]) -> Any:
+        return form.implementation(launchers, recording=True)(*inputs)
+
+    def offering(*args: Any) -> Any:
+        if "torch._inductor.lowering" in sys.modules and form.fuses and not form.autocast:
+            # Only where Inductor compiles.
+            from weft.pytorch import fusible, fusible_backward, inductor
+
+            overload = namespace_of(form.namespace).packets[name].default
+            inductor.offer(overload, (
+                fusible.recorder(form.kernel, form.implementation) if split is None
+                else fusible_backward.recorder(form.kernel, recorded, split)
+            ))  # fmt: skip
+        return fake(*args)
+
+    return offering
 
 
 def _defaults(form: Form) -> dict[str, str]:

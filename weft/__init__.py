@@ -50,6 +50,7 @@ from weft.lang.atomics import (
     atomic_sub,
     atomic_xor,
 )
+from weft.lang.complexes import c64, c128, complex64, complex128
 from weft.lang.dtypes import (
     bf16,
     bfloat16,
@@ -125,14 +126,14 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "CompileError", "InternalError", "Kernel", "KernelAssertionError", "KernelIndexError",
     "KernelNameError", "KernelSyntaxError", "KernelTypeError", "KernelValueError", "Matrix",
-    "RaceError", "ScheduleError", "SourceUnavailableError", "Vector", "WeftError", "__version__",
-    "abs", "acos", "asin", "atan2", "atomic_add", "atomic_and", "atomic_and_", "atomic_cas",
-    "atomic_exchange", "atomic_max", "atomic_min", "atomic_mul", "atomic_or", "atomic_or_",
-    "atomic_sub", "atomic_xor", "bf16", "bfloat16", "bool_", "cast", "ceil", "cos", "cpu", "cuda",
-    "data_oriented", "errors", "exp", "f16", "f32", "f64", "field", "float16", "float32",
-    "float64", "floor", "func", "gpu", "grouped", "i8", "i16", "i32", "i64", "init", "int8",
-    "int16", "int32", "int64", "kernel", "log", "loop_config", "math", "max", "metal", "min",
-    "ndrange", "opengl", "pow", "round", "rsqrt", "select", "serial", "sin", "sqrt", "static",
-    "sync", "tan", "tanh", "template", "types", "u1", "u8", "uint8", "var", "vulkan", "x64",
-    "zeros",
+    "RaceError", "ScheduleError", "SourceUnavailableError", "Vector", "WeftError",
+    "__version__", "abs", "acos", "asin", "atan2", "atomic_add", "atomic_and", "atomic_and_",
+    "atomic_cas", "atomic_exchange", "atomic_max", "atomic_min", "atomic_mul", "atomic_or",
+    "atomic_or_", "atomic_sub", "atomic_xor", "bf16", "bfloat16", "bool_", "c64", "c128",
+    "cast", "ceil", "complex64", "complex128", "cos", "cpu", "cuda", "data_oriented", "errors",
+    "exp", "f16", "f32", "f64", "field", "float16", "float32", "float64", "floor", "func",
+    "gpu", "grouped", "i8", "i16", "i32", "i64", "init", "int8", "int16", "int32", "int64",
+    "kernel", "log", "loop_config", "math", "max", "metal", "min", "ndrange", "opengl", "pow",
+    "round", "rsqrt", "select", "serial", "sin", "sqrt", "static", "sync", "tan", "tanh",
+    "template", "types", "u1", "u8", "uint8", "var", "vulkan", "x64", "zeros",
 ]  # fmt: skip

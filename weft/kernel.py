@@ -377,8 +377,7 @@ class Kernel(Definition):
                 for region in parts.regions:
                     launcher = Launcher(region, self.source, self.options)
                     launcher.install = functools.partial(self._launchers.__setitem__, region.index)
-                    launcher.differentiate = functools.partial(_differentiate, launcher)
-                    launcher.history = functools.partial(_history, launcher)
+                    _connect(launcher)
                     self._regions.append(launcher)
                     self._launchers.append(launcher)
                 if self._is_simple:
@@ -426,7 +425,7 @@ class Kernel(Definition):
     @property
     def specializations(self) -> list[Specialization]:
         """What was compiled so far, loop by loop."""
-        return [s for launcher in self._regions for s in launcher.forms.compiled.values()]
+        return [s for launcher in self._regions for s in launcher.specializations]
 
     @functools.cached_property
     def operators(self) -> Operators:
@@ -500,6 +499,13 @@ class Kernel(Definition):
         return candidates.of_call(
             self.parts.host, self.launchers, fake_launchers(self), args, kwargs, device, machine
         )
+
+
+def _connect(launcher: Launcher) -> None:
+    """Has autograd know of the launches of ``launcher``."""
+    launcher.differentiate = functools.partial(_differentiate, launcher)
+    launcher.history = functools.partial(_history, launcher)
+    launcher.connect = _connect
 
 
 def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:

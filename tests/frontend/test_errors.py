@@ -461,11 +461,6 @@ def copied(x, out):
             "tensors of one loop must be on one device: move one with .to(...)",
         ),
         (
-            weft.KernelTypeError, lambda: (x.to(torch.complex64), x),
-            "`x` has dtype complex64, which kernels do not take",
-            "pass torch.view_as_real(x): the last dimension is then (real, imaginary)",
-        ),
-        (
             weft.KernelTypeError, lambda: (x.to(torch.float8_e4m3fn), x),
             "`x` has dtype float8_e4m3fn, which kernels do not take",
             "kernels take f16, bf16, f32, f64, i8, i16, i32, i64, u8 and bool tensors",

@@ -330,8 +330,11 @@ def copies(device: str) -> None:
 
 
 def complex_numbers(device: str) -> None:
-    x = torch.ones(5, dtype=torch.complex64, device=device)
-    loop(x, x)
+    x, w = (torch.randn(5, dtype=torch.complex128).to(device).requires_grad_() for _ in range(2))
+    same(loop(x, w), x * x * w)
+    assert gradcheck(loop, (x, w), check_forward_ad=True)
+    compiled = torch.compile(loop, fullgraph=True)
+    same(*(torch.autograd.grad(f(x, w).abs().sum(), (x, w)) for f in (compiled, loop)))
 
 
 def jagged(device: str) -> None:

@@ -40,8 +40,9 @@ EXPECTED = {
     "zero": ["Tensor [0.0, 0.0, 0.0, 0.0]", [
         "KernelValueError", "`x` is written, and it is a ZeroTensor, which is immutable",
         "pass x.clone()"]],
-    "conjugate": [["KernelTypeError", "`x` has dtype complex64, which kernels do not take",
-                   "pass torch.view_as_real(x): the last dimension is then (real, imaginary)"]],
+    "conjugate": [f"Tensor {[2 + 0j] * 4}", [
+        "KernelValueError", "`x` is written, and it is a lazily conjugated or negated view",
+        "pass x.resolve_conj().resolve_neg()"]],
     "negative": [LAZY],
     "negative, contiguous": [LAZY],
     "nested": [_nested("x.to_padded_tensor(0.0), or each of x.unbind()")],

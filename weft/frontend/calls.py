@@ -19,8 +19,24 @@ from typing import Any
 import torch
 
 from weft.errors import KernelSyntaxError, KernelTypeError, KernelValueError, Span
-from weft.frontend import aggregates, elements, expressions, signatures, uncallable
-from weft.frontend.casts import Handler, cast, dtype_from, dtype_name, static_items, vector_type
+from weft.frontend import (
+    aggregates,
+    complex_calls,
+    complexes,
+    elements,
+    expressions,
+    signatures,
+    uncallable,
+)
+from weft.frontend.casts import (
+    Handler,
+    cast,
+    dtype_from,
+    dtype_name,
+    of_constants,
+    static_items,
+    vector_type,
+)
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.conversions import shown
 from weft.frontend.effects import LAZY
@@ -28,6 +44,7 @@ from weft.frontend.functions import FUNCTIONS
 from weft.frontend.inline import inline
 from weft.frontend.kinds import (
     Box,
+    Complex,
     Keywords,
     Method,
     Operand,
@@ -38,10 +55,12 @@ from weft.frontend.kinds import (
     Tup,
     Vec,
     describe,
+    is_complex,
 )
 from weft.frontend.names import KNOWN_MODULES
 from weft.frontend.scope import Guard
 from weft.lang import names
+from weft.lang.complexes import ComplexType, complex_type
 from weft.lang.dtypes import DType, as_dtype, f32
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import adds_nothing
@@ -69,8 +88,8 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         )
     target = function.value
     if isinstance(target, torch.dtype):  # `x.dtype(v)` casts, too
-        target = as_dtype(target)
-    if isinstance(target, DType):
+        target = complex_type(target) or as_dtype(target)
+    if isinstance(target, DType | ComplexType):
         (x,) = bound(("x",), repr(target))
         return cast(cx, x, target, span)
     if isinstance(target, (VectorType, MatrixType)):
@@ -85,7 +104,10 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         raise KernelSyntaxError(
             f"`{text}` cannot be called in a device loop", span, help="call it in the host part"
         )
-    return handler(cx, node, bound(signatures.FUNCTIONS[name], text))
+    given = bound(signatures.FUNCTIONS[name], text)
+    if name in FUNCTIONS and any(map(is_complex, given)):
+        return complex_calls.of_complex(cx, name, text, given, span)
+    return handler(cx, node, given)
 
 
 def _arguments(cx: Lowering, node: ast.Call) -> list[Operand]:
@@ -214,15 +236,6 @@ def _places(signature: inspect.Signature, node: ast.Call, before: int) -> dict[s
 
 # Functions that are evaluated by Python where all arguments are known at compile time.
 _OF_CONSTANTS = (ord, chr, str, *(f for f in vars(math).values() if callable(f)))
-
-
-def of_constants(function: Any, values: list[Any], node: ast.Call, span: Span) -> Operand:
-    try:
-        return Static(function(*values))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise KernelTypeError(
-            f"`{ast.unparse(node)}`: {error}", span, help="write the value that is meant"
-        ) from None
 
 
 def _to(dtype: Any) -> Handler:
@@ -449,6 +462,8 @@ def _zeros(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     if isinstance(kind, (VectorType, MatrixType)):
         raise KernelTypeError("a local array of vectors", span,
                               help="give it one more dimension: weft.zeros((n, 3))")  # fmt: skip
+    if isinstance(kind, ComplexType):
+        return elements.local_array(cx, shape, kind.part, pair=True)
     dtype = dtype_name(kind)
     dtype = {"int": "i64", "float": cx.scalars.float_type.name}.get(dtype, dtype)
     return elements.local_array(cx, shape, dtype)
@@ -479,6 +494,14 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
         if name == "to_list":
             return Tup(list(aggregates.rows(x)))
         return aggregates.method(cx, x, name, arguments, span)
+    if isinstance(x, Complex):
+        if name == "item" and not arguments:
+            return x
+        if name in ("to", "type", "cast") and len(arguments) == 1:
+            return cast(cx, x, dtype_from(arguments[0], span), span)
+        own = {"conjugate": "conj", "conj_physical": "conj"}.get(name, name)
+        if own in complexes.NAMES and not arguments and own in (*names.UNARY, *names.COMPLEX):
+            return complexes.function(cx.scalars, own, [x], span)
     if isinstance(x, Scalar):
         if name == "item" and not arguments:
             return x
@@ -523,6 +546,7 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
 
 HANDLERS: dict[str, Handler] = {
     **FUNCTIONS,
+    **complex_calls.FUNCTIONS,
     "divmod": _divmod,
     "int": _to(int), "float": _to(float), "bool": _to(bool),
     "range": _range, "ndrange": _ndrange, "grouped": _grouped, "static": _static,

@@ -7,14 +7,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from weft.errors import KernelTypeError, KernelValueError, Span
-from weft.frontend import aggregates
+from weft.frontend import aggregates, complexes
 from weft.frontend.context import Lowering
 from weft.frontend.conversions import shown
 from weft.frontend.kinds import Operand, Scalar, Static, Tup, Vec, describe
 from weft.ir.core import Value
 from weft.ir.types import index
 from weft.ir.views import constant_of, made_by
+from weft.lang.complexes import ComplexType, complex_type
 from weft.lang.dtypes import DTYPES, as_dtype
 from weft.lang.vectors import MatrixType, VectorType
 
@@ -26,9 +29,17 @@ def dtype_object(name: str) -> Any:
     return {"int": int, "float": float}.get(name) or DTYPES[name].torch
 
 
+def complex_object(part: str) -> Any:
+    """What ``z.dtype`` is of a complex number with parts of that dtype."""
+    return {"f32": torch.complex64, "f64": torch.complex128}.get(part, complex)
+
+
 def dtype_from(x: Operand, span: Span) -> Any:
     """The dtype (or vector type) that an annotation or an argument names."""
     value = x.value if isinstance(x, Static) else None
+    found = complex_type(value)
+    if found is not None or value is complex:
+        return found or value
     if (
         value is float
         or value is int
@@ -54,6 +65,9 @@ def cast(cx: Lowering, x: Operand, dtype: Any, span: Span) -> Operand:
     """``dtype(x)``; of a vector, element by element."""
     if isinstance(dtype, (VectorType, MatrixType)):
         return vector_type(cx, dtype, [x], span)
+    if isinstance(dtype, ComplexType) or dtype is complex:
+        part = dtype.part if isinstance(dtype, ComplexType) else "float"
+        return complexes.cast(cx.scalars, cx.read_number(x, span), part, span)
     name = dtype_name(dtype)
     if isinstance(x, Vec):
         return aggregates.cast(cx, x, lambda i: cx.scalars.cast_exactly(i, name, span))
@@ -69,6 +83,16 @@ def cast(cx: Lowering, x: Operand, dtype: Any, span: Span) -> Operand:
             ) from None  # fmt: skip
     exact = _whole(cx, number) if name in ("int", "i32", "i64") else None
     return cx.scalars.cast_exactly(exact or number, name, span)
+
+
+def of_constants(function: Any, values: list[Any], node: ast.Call, span: Span) -> Operand:
+    """``function(*values)``, which Python evaluates. Raises ``KernelTypeError``."""
+    try:
+        return Static(function(*values))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise KernelTypeError(
+            f"`{ast.unparse(node)}`: {error}", span, help="write the value that is meant"
+        ) from None
 
 
 def _whole(cx: Lowering, x: Operand) -> Scalar | None:

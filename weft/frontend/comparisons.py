@@ -7,9 +7,9 @@ import operator
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates, casts, expressions
+from weft.frontend import aggregates, casts, complexes, expressions
 from weft.frontend.context import EXPRESSIONS, Lowering
-from weft.frontend.kinds import Operand, Scalar, Static, Vec, describe, dtype_of
+from weft.frontend.kinds import Operand, Scalar, Static, Vec, describe, dtype_of, is_complex
 
 COMPARE: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -82,6 +82,9 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
             )  # fmt: skip
     if isinstance(left, Static) and isinstance(right, Static):
         return Static(bool(_static_compare(symbol, left.value, right.value, span)))
+    if is_complex(left) or is_complex(right):
+        numbers = cx.read_number(left, span), cx.read_number(right, span)
+        return complexes.compare(cx.scalars, symbol, *numbers, span)
     return cx.scalars.compare(
         symbol,
         cx.read_scalar(left, span),

@@ -14,10 +14,12 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from weft.errors import KernelIndexError, KernelSyntaxError, Span
-from weft.frontend import refused
+from weft.frontend import complexes, refused
 from weft.frontend.desugar import RETURN_VALUE
 from weft.frontend.kinds import (
     STORAGE,
+    Complex,
+    ComplexKind,
     Kind,
     OpaqueKind,
     Operand,
@@ -31,6 +33,7 @@ from weft.frontend.kinds import (
     Vec,
     VecKind,
     dtype_of,
+    is_complex,
     join,
     kind_of,
 )
@@ -118,7 +121,7 @@ class Lowering:
 
     def assign(self, name: str, operand: Operand, span: Span) -> None:
         if isinstance(operand, Tensor) and operand.rank == 0 and not operand.local:
-            operand = self.read_scalar(operand, span)
+            operand = self.read_number(operand, span)
         flag = name.startswith(".") and name != RETURN_VALUE  # known where no path is in doubt
         if (flag or self.frame.counts.get(name, 0) <= 1) and isinstance(operand, Static):
             self.frame.env[name] = operand
@@ -133,7 +136,11 @@ class Lowering:
     def coerce(self, x: Operand, kind: Kind, span: Span) -> Operand:
         """``x`` with its scalars converted to the dtypes that ``kind`` says."""
         if isinstance(kind, ScalarKind):
+            if is_complex(x) and self.widened:  # this round is thrown away
+                return self.scalars.constant(0, kind.dtype)
             return self.scalars.cast(x, kind.dtype, span)
+        if isinstance(kind, ComplexKind):
+            return complexes.cast(self.scalars, x, kind.dtype, span)
         if isinstance(kind, VecKind):
             assert isinstance(x, Vec)
             return Vec([self.scalars.cast(item, kind.dtype, span) for item in x.items], x.shape)
@@ -186,14 +193,30 @@ class Lowering:
         """``x`` as a number: a 0-d tensor is read."""
         if isinstance(x, (Scalar, Static)) and dtype_of(x) is not None:
             return x
-        if isinstance(x, Tensor) and x.rank == 0:
-            return self.load_element(x, [], span)
+        if isinstance(x, Tensor) and x.rank == 0 and not x.pair:
+            return self.load_real(x, [], span)
         if isinstance(x, Part):
             wrong_subscripts(x.tensor, len(x.indices), span)
         self.scalars.number(x, span)
         raise AssertionError("unreachable")
 
-    def load_element(self, tensor: Tensor, indices: list[Value], span: Span) -> Scalar:
+    def read_number(self, x: Operand, span: Span) -> Scalar | Static | Complex:
+        """As ``read_scalar``, or a complex number."""
+        if not is_complex(x):
+            return self.read_scalar(x, span)
+        return self.load_element(x, [], span) if isinstance(x, Tensor) else x  # type: ignore[return-value]
+
+    def load_element(self, tensor: Tensor, indices: list[Value], span: Span) -> Scalar | Complex:
+        if tensor.pair:
+            parts = [self.load_real(tensor, [*indices, part], span) for part in self.parts()]
+            return Complex(*parts)
+        return self.load_real(tensor, indices, span)
+
+    def parts(self) -> list[Value]:
+        """The subscripts of a complex number's parts."""
+        return [self.builder.constant(k, ir.index) for k in range(2)]
+
+    def load_real(self, tensor: Tensor, indices: list[Value], span: Span) -> Scalar:
         with self.builder.about(span):
             value = self.builder.load(tensor.memref, indices)
         if tensor.dtype in ("f16", "bf16"):
@@ -214,6 +237,8 @@ class Lowering:
     def types(self, kind: Kind) -> list[ir.ScalarType]:
         if isinstance(kind, ScalarKind):
             return [self.scalars.type(kind.dtype)]
+        if isinstance(kind, ComplexKind):
+            return [self.scalars.type(kind.dtype)] * 2
         if isinstance(kind, VecKind):
             return [self.scalars.type(kind.dtype)] * math.prod(kind.shape)
         if isinstance(kind, TupKind):
@@ -224,6 +249,8 @@ class Lowering:
         """The operand of ``kind`` that is made of ``values``: the inverse of ``flatten``."""
         if isinstance(kind, ScalarKind):
             return Scalar(next(values), kind.dtype)
+        if isinstance(kind, ComplexKind):
+            return Complex(Scalar(next(values), kind.dtype), Scalar(next(values), kind.dtype))
         if isinstance(kind, VecKind):
             return Vec([Scalar(next(values), kind.dtype) for _ in self.types(kind)], kind.shape)
         if isinstance(kind, TupKind):

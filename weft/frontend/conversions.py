@@ -8,6 +8,7 @@ from typing import Any
 from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.kinds import (
     Box,
+    Complex,
     Method,
     NumberPinned,
     Operand,
@@ -210,6 +211,8 @@ def _scalar_of(x: Operand) -> str:
         )
     if isinstance(x, Tup):
         return "name an item: t[0]"
+    if isinstance(x, Complex) or (isinstance(x, Static) and isinstance(x.value, complex)):
+        return "write z.real, z.imag or abs(z)"
     if isinstance(x, Range | Box):
         return "loop over it"
     if isinstance(x, Method):

@@ -7,9 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend import aggregates, elements, reductions
+from weft.frontend import aggregates, elements, expressions, reductions
 from weft.frontend.context import Lowering
-from weft.frontend.kinds import Operand, Part, Scalar, Static, Tensor, Tup, Vec, describe, is_float
+from weft.frontend.kinds import (
+    Complex,
+    Operand,
+    Part,
+    Scalar,
+    Static,
+    Tensor,
+    Tup,
+    Vec,
+    describe,
+    is_complex,
+    is_float,
+)
 from weft.ir import types as ir
 from weft.ir.views import While
 
@@ -31,8 +43,37 @@ def _place(
             help += f"; of a variable, {_accumulation(name, node.args[0].id)}"
         raise KernelTypeError(f"`{name}` works on an element of a tensor", span, help=help)
     tensor, indices = elements.element(cx, base, node.args[0].slice, span)  # type: ignore[attr-defined]
+    if tensor.pair:
+        raise KernelTypeError(f"`{name}` of complex numbers", span, help="use atomic_add")
     values = [cx.read_scalar(cx.expression(a), span) for a in node.args[1:]]
     return tensor, indices, values
+
+
+def _of_complex(cx: Lowering, node: ast.Call, name: str) -> bool:
+    """Adds a complex number to an element, part by part; False where the element is real."""
+    span = cx.span(node)
+    place = node.args[0] if len(node.args) == 2 else None
+    base = elements.holder(cx, place.value) if isinstance(place, ast.Subscript) else None
+    tensor = base.tensor if isinstance(base, Part) else base
+    if not isinstance(place, ast.Subscript) or not isinstance(tensor, Tensor) or not tensor.pair:
+        return False
+    if _RMW[name] != "add" or cx.discarded is not node:
+        what = (
+            f"`{name}` of complex numbers"
+            if _RMW[name] != "add"
+            else (f"what `{name}` gives, of complex numbers: the two parts are added one by one")
+        )
+        raise KernelTypeError(what, span, help="write atomic_add as a statement of its own")
+    assert isinstance(base, Tensor | Part)
+    part = elements.subscripted(cx, base, place.slice, span)
+    value = cx.read_number(cx.expression(node.args[1]), span)
+    if name == "atomic_sub":
+        value = expressions.binary(cx, "-", Static(0), value, span)
+    for real, indices, item in elements.stored(cx, part, value, cx.span(place), span):
+        stored = cx.scalars.cast(item, real.dtype, span)
+        with cx.builder.about(cx.span(place)):
+            cx.builder.atomic_rmw("addf", stored.value, real.memref, indices)
+    return True
 
 
 def _accumulation(name: str, variable: str) -> str:
@@ -47,6 +88,8 @@ def _accumulation(name: str, variable: str) -> str:
 def _atomic(name: str) -> Callable[[Lowering, ast.Call], Operand]:
     def handler(cx: Lowering, node: ast.Call) -> Operand:
         span = cx.span(node)
+        if _of_complex(cx, node, name):
+            return Static(None)
         tensor, indices, (value,) = _place(cx, node, 2, name)
         if name == "atomic_sub":
             value = cx.scalars.negate(value, span)
@@ -131,6 +174,14 @@ def _print(cx: Lowering, node: ast.Call) -> Operand:
                     parts.append(", ")
                 add(item)
             parts.append("]" if isinstance(x, Vec) else ")")
+        elif is_complex(x):
+            z = cx.read_number(x, span)
+            assert isinstance(z, Complex)
+            parts.append("complex(")
+            add(z.real)
+            parts.append(", ")
+            add(z.imag)
+            parts.append(")")
         else:
             number = cx.read_scalar(x, span)
             assert isinstance(number, Scalar)

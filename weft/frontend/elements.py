@@ -7,9 +7,10 @@ import ast
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates
+from weft.frontend import aggregates, complexes
 from weft.frontend.context import Lowering, wrong_subscripts
 from weft.frontend.kinds import (
     STORAGE,
@@ -145,8 +146,10 @@ def _checked(cx: Lowering, tensor: Tensor, axis: int, value: Value, span: Span) 
     return value
 
 
-def local_array(cx: Lowering, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """``weft.zeros(shape, dtype)``: a local array, filled with zeros."""
+def local_array(cx: Lowering, shape: tuple[int, ...], dtype: str, pair: bool = False) -> Tensor:
+    """``weft.zeros(shape, dtype)``: a local array, filled with zeros. ``pair``: of complex numbers
+    with parts of ``dtype``."""
+    own, shape = shape, (*shape, 2) if pair else shape
     b = cx.builder
     memref = b.alloca(STORAGE[dtype], shape)
     zero = b.constant(0, STORAGE[dtype])
@@ -162,7 +165,7 @@ def local_array(cx: Lowering, shape: tuple[int, ...], dtype: str) -> Tensor:
         fill([])
     else:
         b.each_element(memref, lambda at: b.store(zero, memref, at))
-    return Tensor(memref, dtype, "a local array", local=True, shape=shape)
+    return Tensor(memref, dtype, "a local array", local=True, shape=own, pair=pair)
 
 
 # --- whole vectors and matrices -----------------------------------------------------------------
@@ -178,7 +181,7 @@ def places(cx: Lowering, part: Part) -> Iterator[list[Value]]:
 
 
 def load(cx: Lowering, part: Part, span: Span) -> Vec:
-    items = [cx.load_element(part.tensor, place, span) for place in places(cx, part)]
+    items = [cx.load_real(part.tensor, place, span) for place in places(cx, part)]
     return Vec(list(items), part.tensor.element)
 
 
@@ -200,8 +203,15 @@ def numbers(cx: Lowering, part: Part, x: Operand, span: Span) -> list[Operand]:
 def stored(
     cx: Lowering, part: Part, x: Operand, at: Span, span: Span
 ) -> Iterator[tuple[Tensor, list[Value], Operand]]:
-    """Where each number of ``x`` goes when it is written to ``part``: an element, or all of one."""
-    if is_whole(part):
+    """Where each number of ``x`` goes when it is written to ``part``: an element, all of one that
+    is a vector, or the parts of one that is a complex number."""
+    if part.tensor.pair:
+        tensor, indices = whole(part, at)
+        z = complexes.cast(cx.scalars, cx.read_number(x, span), tensor.dtype, span)
+        real = replace(tensor, pair=False)
+        for place, value in zip(cx.parts(), (z.real, z.imag), strict=True):
+            yield real, [*indices, place], value
+    elif is_whole(part):
         values = numbers(cx, part, x, span)
         for place, value in zip(places(cx, part), values, strict=True):
             yield part.tensor, place, value

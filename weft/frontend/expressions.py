@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates, casts, elements, refused
+from weft.frontend import aggregates, casts, complexes, elements, refused
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import (
+    Complex,
     Keywords,
     Method,
     OpaqueKind,
@@ -26,6 +27,7 @@ from weft.frontend.kinds import (
     describe,
     dtype_of,
     flatten,
+    is_complex,
     join,
     kind_of,
 )
@@ -57,6 +59,11 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
             span,
             help="write the loop of the product over the tensors' elements",
         )
+    if is_complex(a) or is_complex(b):
+        x, y = cx.read_number(a, span), cx.read_number(b, span)
+        if isinstance(x, Static) and isinstance(y, Static):
+            return cx.scalars.binary(symbol, x, y, span)
+        return complexes.binary(cx.scalars, symbol, x, y, span)
     return cx.scalars.binary(symbol, cx.read_scalar(a, span), cx.read_scalar(b, span), span)
 
 
@@ -101,15 +108,21 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         if name == "ndim":
             return Static(x.rank)
         if name == "dtype":
-            return Static(casts.dtype_object(x.dtype))
+            return Static((casts.complex_object if x.pair else casts.dtype_object)(x.dtype))
+        if x.pair and not x.rank:
+            return attribute(cx, cx.read_number(x, span), name, span)
         return Method(x, name)
+    if isinstance(x, Complex):
+        if name == "dtype":
+            return Static(casts.complex_object(x.dtype))
+        return x.real if name == "real" else x.imag if name == "imag" else Method(x, name)
     if isinstance(x, Vec):
         found = aggregates.get_attribute(cx, x, name, span)
         return found if found is not None else Method(x, name)
     if isinstance(x, Scalar):
         if name == "dtype":
             return Static(casts.dtype_object(x.dtype))
-        return Method(x, name)
+        return x if name == "real" else Method(x, name)
     if isinstance(x, Part):
         if name == "shape":
             rest = range(len(x.indices), x.tensor.rank)
@@ -125,9 +138,6 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
 
 # --- nodes --------------------------------------------------------------------------------------
 def _constant(cx: Lowering, node: ast.Constant) -> Operand:
-    if isinstance(node.value, complex):
-        raise KernelTypeError("complex numbers cannot be compiled", cx.span(node),
-                              help="use two floats, or weft.math.vec2")  # fmt: skip
     return Static(node.value)
 
 
@@ -259,7 +269,9 @@ def _unary(cx: Lowering, node: ast.UnaryOp) -> Operand:
     x = cx.expression(node.operand)
     if isinstance(x, Vec):
         return aggregates.unary(cx, node.op, x, span)
-    x = cx.read_scalar(x, span)
+    x = cx.read_number(x, span)
+    if isinstance(x, Complex) and isinstance(node.op, ast.USub):
+        return complexes.negate(cx.scalars, x, span)
     if isinstance(node.op, ast.USub):
         return cx.scalars.negate(x, span)
     if isinstance(node.op, ast.Invert):
@@ -291,7 +303,15 @@ def test(cx: Lowering, node: ast.expr) -> Static | Scalar:
     if isinstance(x, Vec):
         raise KernelTypeError("a vector is neither true nor false", span,
                               help="write .any() or .all() on it")  # fmt: skip
-    return Scalar(cx.scalars.truth(cx.read_scalar(x, span), span), "bool")
+    number = _truth(cx, cx.read_number(x, span), span)
+    return Scalar(cx.scalars.truth(number, span), "bool")
+
+
+def _truth(cx: Lowering, x: Operand, span: Span) -> Operand:
+    """What is true where ``x`` is: itself, or whether a complex number is not 0."""
+    if isinstance(x, Complex):
+        return complexes.compare(cx.scalars, "!=", x, Static(0.0), span)
+    return x
 
 
 def _boolean(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
@@ -344,8 +364,8 @@ def _boolop(cx: Lowering, node: ast.BoolOp) -> Operand:
                 return left
             left = cx.expression(value)
             continue
-        first = cx.read_scalar(left, span)
-        condition = Scalar(cx.scalars.truth(first, span), "bool")
+        first = cx.read_number(left, span)
+        condition = Scalar(cx.scalars.truth(_truth(cx, first, span), span), "bool")
         rest: Callable[[], Operand] = lambda value=value: cx.expression(value)  # noqa: E731
         same: Callable[[], Operand] = lambda first=first: first  # noqa: E731
         then, otherwise = (rest, same) if conjunction else (same, rest)
@@ -382,7 +402,7 @@ def choose(
         with b.at(region):
             x = side()
             if isinstance(x, Tensor) and x.rank == 0:
-                x = cx.read_scalar(x, span)
+                x = cx.read_number(x, span)
             sides.append(x)
     kind = join(kind_of(sides[0]), kind_of(sides[1]), "", span)
     if isinstance(kind, OpaqueKind):

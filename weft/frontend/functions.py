@@ -130,7 +130,7 @@ def _fminmax(symbol: str) -> Handler:
     return _each(f)
 
 
-def _sign(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+def sign(cx: Lowering, a: list[Operand], span: Span) -> Operand:
     s, dtype = cx.scalars, cx.scalars.number(a[0], span)
     up, down = s.compare(">", a[0], Static(0), span), s.compare("<", a[0], Static(0), span)
     dtype = "int" if dtype == "bool" else dtype
@@ -216,7 +216,7 @@ FUNCTIONS: dict[str, Handler] = {
     "neg": _each(lambda cx, a, span: cx.scalars.negate(a[0], span)),
     "invert": _each(lambda cx, a, span: cx.scalars.invert(a[0], span)),
     "logical_not": _each(lambda cx, a, span: cx.scalars.negation(a[0], span)),
-    "sign": _each(_sign), "isfinite": _each(_isfinite),
+    "sign": _each(sign), "isfinite": _each(_isfinite),
     "fract": _each(_fract), "bit_count": _each(_bit_count),
     "radians": _scaled(0.017453292519943295), "degrees": _scaled(57.29577951308232),
     "square": _each(lambda cx, a, span: cx.scalars.binary("*", a[0], a[0], span)),

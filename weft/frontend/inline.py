@@ -24,10 +24,12 @@ from weft.frontend.kinds import (
     Unbound,
     Vec,
     dtype_of,
+    is_complex,
 )
 from weft.frontend.names import root_name
 from weft.frontend.parameters import annotations_of, assigned_references, returned_types
 from weft.frontend.scope import REFERENCES, Frame, assigned
+from weft.lang.complexes import ComplexType
 from weft.lang.dtypes import DType
 from weft.lang.numbers import strong
 from weft.lang.types import is_template
@@ -108,12 +110,12 @@ def _references(
 
 def _converted(cx: Lowering, x: Operand, annotation: Any, span: Span) -> Operand:
     """``x`` as the annotation says. What is known when the kernel is compiled stays known."""
-    if not isinstance(annotation, DType | VectorType | MatrixType):
+    if not isinstance(annotation, DType | ComplexType | VectorType | MatrixType):
         return x
     if isinstance(annotation, DType) and isinstance(x, Static) and dtype_of(x) is not None:
         casts.cast(cx, x, annotation, span)  # refuses what does not fit
         return Static(strong(x.value, annotation))
-    scalar = dtype_of(x) is not None or (isinstance(x, Tensor) and x.rank == 0)
+    scalar = dtype_of(x) is not None or is_complex(x) or (isinstance(x, Tensor) and x.rank == 0)
     return casts.cast(cx, x, annotation, span) if scalar or isinstance(x, (Vec, Tup)) else x
 
 

@@ -26,6 +26,8 @@ STORAGE = {
     "i32": ir.i32, "i64": ir.i64, "u8": ir.i8, "bool": ir.i1,
 }  # fmt: skip
 BITS = {name: STORAGE[name].bits for name in (*FLOATS, *INTS)}
+COMPLEX = {"f32": "c64", "f64": "c128", "float": "complex"}  # by the dtype of their parts
+PARTS = {name: part for part, name in COMPLEX.items()}
 
 
 def is_float(dtype: str) -> bool:
@@ -136,10 +138,11 @@ class Tensor:
     element: tuple[int, ...] = ()  # of a field of vectors or matrices: their shape
     clamped: bool = False  # subscripts are moved into its range
     backing: bool = False  # it is a vector of the host part, into which the loop stores
+    pair: bool = False  # of complex numbers: their parts are one more dimension of the memref
 
     @property
     def rank(self) -> int:
-        return self.memref.type.rank  # type: ignore[union-attr]
+        return self.memref.type.rank - self.pair  # type: ignore[union-attr]
 
     @property
     def lattice(self) -> int:
@@ -161,6 +164,19 @@ class Vec:
 
     items: list[Scalar | Static]
     shape: tuple[int, ...]
+
+
+@mutable
+class Complex:
+    """A complex number: two run-time numbers of one dtype of floats."""
+
+    real: Scalar
+    imag: Scalar
+
+    @property
+    def dtype(self) -> str:
+        """That of the parts."""
+        return self.real.dtype
 
 
 @mutable
@@ -202,7 +218,7 @@ class Unbound:
     reason: str
 
 
-Operand = Scalar | Static | Tensor | Part | Vec | Tup | Range | Box | Method | Unbound
+Operand = Scalar | Static | Complex | Tensor | Part | Vec | Tup | Range | Box | Method | Unbound
 
 
 class Keywords(dict[str, Operand]):
@@ -216,6 +232,14 @@ class ScalarKind:
 
     def __str__(self) -> str:
         return self.dtype
+
+
+@frozen
+class ComplexKind:
+    dtype: str  # of the parts
+
+    def __str__(self) -> str:
+        return COMPLEX[self.dtype]
 
 
 @frozen
@@ -245,7 +269,7 @@ class OpaqueKind:
         return describe(self.operand)
 
 
-Kind = ScalarKind | VecKind | TupKind | OpaqueKind
+Kind = ScalarKind | ComplexKind | VecKind | TupKind | OpaqueKind
 
 
 def number_dtype(value: Any) -> str | None:
@@ -270,10 +294,21 @@ def dtype_of(x: Operand) -> str | None:
     return None
 
 
+def is_complex(x: Operand) -> bool:
+    """Whether ``x`` is a complex number, or a tensor of one."""
+    if isinstance(x, Static) and not isinstance(x, Varying):
+        return isinstance(x.value, complex)
+    return isinstance(x, Complex) or (isinstance(x, Tensor) and x.pair and x.rank == 0)
+
+
 def kind_of(x: Operand) -> Kind:
     dtype = dtype_of(x)
     if dtype is not None:
         return ScalarKind(dtype)
+    if isinstance(x, Complex):
+        return ComplexKind(x.dtype)
+    if is_complex(x) and isinstance(x, Static):
+        return ComplexKind("float")
     if isinstance(x, Vec):
         dtype = "bool"
         for k, item in enumerate(x.items):
@@ -290,6 +325,8 @@ def flatten(x: Operand) -> list[Value]:
     """The SSA values that an operand is made of."""
     if isinstance(x, Scalar):
         return [x.value]
+    if isinstance(x, Complex):
+        return [x.real.value, x.imag.value]
     if isinstance(x, (Vec, Tup)):
         return [v for item in x.items for v in flatten(item)]
     return []
@@ -310,6 +347,10 @@ def join(a: Kind, b: Kind, name: str, span: Span) -> Kind:
     """
     if isinstance(a, ScalarKind) and isinstance(b, ScalarKind):
         return ScalarKind(promote(a.dtype, b.dtype))
+    numbers = (ScalarKind, ComplexKind)
+    if isinstance(a, numbers) and isinstance(b, numbers):
+        dtype = promote(promote(a.dtype, b.dtype), "float")
+        return ComplexKind(dtype if dtype in COMPLEX else "f32")
     if isinstance(a, VecKind) and isinstance(b, VecKind) and a.shape == b.shape:
         return VecKind(a.shape, promote(a.dtype, b.dtype))
     if isinstance(a, TupKind) and isinstance(b, TupKind) and len(a.items) == len(b.items):
@@ -337,6 +378,8 @@ def join(a: Kind, b: Kind, name: str, span: Span) -> Kind:
 def article(kind: Kind) -> str:
     if isinstance(kind, ScalarKind):
         return f"a scalar ({kind})"
+    if isinstance(kind, ComplexKind):
+        return "a complex number" + f" ({kind})" * (kind.dtype != "float")
     if isinstance(kind, VecKind):
         return f"a {'matrix' if len(kind.shape) == 2 else 'vector'} ({kind})"
     if isinstance(kind, TupKind):
@@ -348,13 +391,15 @@ def describe(x: Any) -> str:
     """What an operand is, in words, for messages."""
     if isinstance(x, Tensor):
         rank = f"{x.rank} dimension{'' if x.rank == 1 else 's'}"
+        if x.pair and not x.rank:
+            return "a complex number"
         return f"a local array of {rank}" if x.local else f"a tensor of {rank}"
     if isinstance(x, Part):
         return f"a part of the tensor `{x.tensor.name}`"
     if isinstance(x, Static):
         if x.value is None:
             return "None"
-        if number_dtype(x.value):
+        if number_dtype(x.value) or isinstance(x.value, complex):
             return f"the number {x.value!r}"
         if isinstance(x.value, str):
             return "a string"

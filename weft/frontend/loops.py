@@ -23,7 +23,6 @@ from weft.frontend.kinds import (
     Unbound,
     Vec,
     describe,
-    dtype_of,
     flatten,
     kind_of,
     same_operand,
@@ -374,7 +373,7 @@ def _as_bool(cx: Lowering, x: Scalar | Static, span: Span) -> Scalar | Static:
 
 
 def _changes(operand: Operand) -> bool:
-    return isinstance(operand, (Scalar, Vec, Tup)) or dtype_of(operand) is not None
+    return isinstance(operand, (Scalar, Vec, Tup)) or not isinstance(kind_of(operand), OpaqueKind)
 
 
 def target_names(target: ast.expr, count: int) -> list[str]:

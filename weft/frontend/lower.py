@@ -12,11 +12,12 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from weft.errors import KernelSyntaxError, KernelTypeError
+from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import (
     aggregates,
     calls,
     comparisons,
+    complexes,
     expressions,
     loops,
     reductions,
@@ -30,6 +31,7 @@ from weft.frontend.desugar import desugar_body, leaving
 from weft.frontend.kinds import (
     STORAGE,
     Box,
+    ComplexKind,
     Kind,
     OpaqueKind,
     Operand,
@@ -41,6 +43,8 @@ from weft.frontend.kinds import (
     Varying,
     describe,
     dtype_of,
+    flatten,
+    is_complex,
 )
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame, Guard, assigned
@@ -100,6 +104,8 @@ def _run(cx: Lowering) -> Lowered:
     values = iter(function.args)
     for k, (name, spec) in enumerate(cx.specs.items()):
         operand = argument(cx, name, spec, values)
+        if cx.region.args[k].pair and isinstance(operand, Tup):
+            operand = complexes.of_parts(cx.scalars, operand.items, span)
         if isinstance(spec, ScalarSpec) and spec.captured:
             assert isinstance(operand, Scalar)
             place = frozenset([cx.region.args[k].place])
@@ -128,7 +134,7 @@ def argument(cx: Lowering, name: str, spec: Spec, values: Iterator[Value]) -> Op
     value = next(values)
     if isinstance(spec, TensorSpec):
         return Tensor(value, spec.dtype, name, shape=spec.shape, element=spec.element,
-                      backing=spec.backing, clamped=spec.clamped)  # fmt: skip
+                      backing=spec.backing, clamped=spec.clamped, pair=spec.pair)  # fmt: skip
     assert isinstance(spec, ScalarSpec)
     if spec.dtype is not None:
         return Scalar(value, spec.dtype)
@@ -144,7 +150,7 @@ def _device_attributes(cx: Lowering) -> None:
         tensor = cx.frame.arguments.get(root)
         if attribute and isinstance(tensor, Tensor) and tensor.backing:
             del cx.frame.arguments[name]  # as it is when it is read
-        elif attribute and isinstance(tensor, Tensor):
+        elif attribute and isinstance(tensor, Tensor) and attribute not in ("real", "imag"):
             cx.frame.arguments[name] = expressions.attribute(cx, tensor, attribute, cx.builder.span)
 
 
@@ -164,20 +170,24 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     # Lowering the body finds the types of the reduced names; the loop is built around it after.
     inits: list[Value] = []
     kinds: list[str] = []
-    dtypes: list[str] = []
+    totals: list[ScalarKind | ComplexKind] = []
     for name in names:
         before = cx.frame.lookup(name, cx.span(node), cx.guards)
-        if dtype_of(before) is None and not (isinstance(before, Tensor) and before.rank == 0):
+        is_scalar = dtype_of(before) is not None or is_complex(before)
+        if not is_scalar and not (isinstance(before, Tensor) and before.rank == 0):
             raise KernelTypeError(
                 f"`{name}` is {describe(before)}, and a parallel loop accumulates into scalars",
                 cx.span(node),
                 help="use one scalar for each element, or accumulate into a tensor",
             )
-        initial = cx.read_scalar(before, cx.span(node))
-        dtype = cx.widen(name, initial, cx.span(node)).dtype  # type: ignore[union-attr]
-        dtypes.append(dtype)
-        inits.append(cx.scalars.cast(initial, dtype, cx.span(node)).value)
-        kinds.append(reductions.kind(combiners[name], dtype))
+        initial = cx.read_number(before, cx.span(node))
+        kind = cx.widen(name, initial, cx.span(node))
+        assert isinstance(kind, ScalarKind | ComplexKind)
+        _check_total(cx, name, kind, combiners[name], cx.span(node))
+        totals.append(kind)
+        values = flatten(cx.coerce(initial, kind, cx.span(node)))
+        inits += values
+        kinds += [reductions.kind(combiners[name], kind.dtype)] * len(values)
     if block := block_dim(cx, len(lowers)):
         function.attrs["block_dim"] = tuple(block)
     loop = b.parallel(lowers, uppers, steps, inits, kinds)
@@ -189,22 +199,44 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     ):
         value.name = name
     with b.at(block):
-        for name, kind, dtype in zip(names, kinds, dtypes, strict=True):
-            start = b.constant(identity(kind, cx.scalars.type(dtype)), cx.scalars.type(dtype))
-            cx.frame.env[name] = Scalar(start, dtype)
+        for name, kind in zip(names, totals, strict=True):
+            combined = reductions.kind(combiners[name], kind.dtype)
+            starts = [b.constant(identity(combined, t), t) for t in cx.types(kind)]
+            cx.frame.env[name] = cx.rebuild(kind, iter(starts))
         cx.bind(node.target, bind([Scalar(v, "int") for v in block.args]), cx.span(node))
         cx.block(body)
-        finals = [cx.scalars.cast(cx.frame.env[n], d, cx.span(node)).value
-                  for n, d in zip(names, dtypes, strict=True)]  # fmt: skip
+        finals = [v for n, kind in zip(names, totals, strict=True)
+                  for v in flatten(cx.coerce(cx.frame.env[n], kind, cx.span(node)))]  # fmt: skip
         b.do("scf.reduce", *finals)
     results = []
-    for name, dtype, value in zip(names, dtypes, loop.results, strict=True):
+    dtypes = [kind.dtype for kind in totals for _ in cx.types(kind)]
+    for name, dtype, value in zip(cx.region.totals, dtypes, loop.results, strict=True):
         storage = {"int": "i64", "float": cx.scalars.float_type.name}.get(dtype, dtype)
         out = Value(ir.MemRefType(STORAGE[storage], 0), name, function.body)
         function.body.args.append(out)
         cx.store_element(out, storage, [], Scalar(value, dtype), cx.span(node))
         results.append((name, storage))
     return results
+
+
+def _check_total(
+    cx: Lowering, name: str, kind: ScalarKind | ComplexKind, combiner: str, span: Span
+) -> None:
+    """Refuses complex numbers that a parallel loop accumulates otherwise than by adding them to
+    one."""
+    if not isinstance(kind, ComplexKind):
+        return
+    if name not in cx.region.complex_results:
+        raise KernelTypeError(
+            f"complex numbers are added to `{name}`, which is real before the loop", span,
+            help=f"begin with a complex number: {name} = 0j",
+        )  # fmt: skip
+    if combiner != "add":
+        raise KernelTypeError(
+            f"`{name}` accumulates complex numbers by {combiner}, and only sums of them are there",
+            span, help="let the loop run in order: weft.loop_config(serialize=True) before it, "
+            "with the number in a tensor",
+        )  # fmt: skip
 
 
 def _advise(cx: Lowering) -> None:

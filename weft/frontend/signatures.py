@@ -18,6 +18,9 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(names.UNARY, (_X,)),
     **dict.fromkeys(names.BINARY, (_X, _Y)),
     **dict.fromkeys(names.CASTS, ("x - =",)),
+    **dict.fromkeys(("conj", "angle", "phase", "sgn", "real", "imag"), (_X,)),
+    **dict.fromkeys((f"c_{name}" for name in names.CMATH), ("z -",)),
+    "complex": ("real", "imag ="), "polar": ("r abs -", "phi angle -"),
     "log": (_X, "base - ="), "round_int": ("x number", "ndigits ="),
     "pow": ("x input base", "y exponent exp"), "atan2": ("y input", "x other"),
     "divmod": ("a -", "b -"), "fma": ("a", "b", "c"), "select": ("condition", _X + " a", _Y + " b"),
@@ -44,7 +47,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "size": ("dim =",),
     **dict.fromkeys(
         ("norm_sqr", "sum", "min", "max", "any", "all", "transpose", "trace", "determinant",
-         "inverse", "to_list", "item", "dim", "ndimension", "numel"), (),
+         "inverse", "to_list", "item", "dim", "ndimension", "numel", "conj", "conjugate",
+         "conj_physical", "angle", "sgn"), (),
     ),
 }  # fmt: skip
 

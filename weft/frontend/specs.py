@@ -26,7 +26,7 @@ class TensorSpec:
     (one of ``ir.types.LAYOUTS``). ``shape``: the sizes, where they are compiled in
     (``weft.template()``). ``element``: the shape of a field's vectors or matrices, which are the
     last dimensions. ``backing``: the tensor is a vector of the host part. ``clamped``: subscripts
-    are moved into its range."""
+    are moved into its range. ``pair``: of complex numbers, whose parts are the last dimension."""
 
     dtype: str
     rank: int
@@ -35,10 +35,12 @@ class TensorSpec:
     element: tuple[int, ...] = ()
     backing: bool = False
     clamped: bool = False
+    pair: bool = False
 
     def __str__(self) -> str:
         dims = ", ".join([":"] * self.rank if self.shape is None else map(str, self.shape))
-        return f"{self.dtype}[{dims}]" + ("" if self.layout == "contiguous" else f" {self.layout}")
+        what = f"pairs of {self.dtype}" if self.pair else self.dtype
+        return f"{what}[{dims}]" + ("" if self.layout == "contiguous" else f" {self.layout}")
 
 
 @frozen

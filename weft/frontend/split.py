@@ -56,7 +56,8 @@ class RegionArg:
     of a ``weft.template()`` parameter. ``parameter``: the kernel's parameter that it is, where the
     host part does not reassign it. ``fresh``: shares no memory with what the caller can see.
     ``read``: for a tensor that a called function reaches (``scope.TensorReached``), gives it from
-    the arguments before it; ``key`` says where it is.
+    the arguments before it; ``key`` says where it is. ``pair``: it is complex, and passed as pairs
+    of floats.
     """
 
     name: str
@@ -67,6 +68,7 @@ class RegionArg:
     fresh: bool = False
     key: tuple[Any, ...] = ()
     read: Callable[[Sequence[Any]], Any] | None = None
+    pair: bool = False
 
     @property
     def place(self) -> Any:
@@ -93,6 +95,19 @@ class Region:
     stored: tuple[int, ...] = ()
     varying: set[Any] = field(default_factory=set)  # captured numbers (places) that are passed
     pinned: set[Any] = field(default_factory=set)  # those that have to stay constants
+
+    @property
+    def complex_results(self) -> frozenset[str]:
+        """The results that begin as a complex argument."""
+        return frozenset(arg.name for arg in self.args if arg.pair) & {*self.results}
+
+    @property
+    def totals(self) -> list[str]:
+        """The names of the floats, integers and booleans that it reduces into: two of a complex
+        number."""
+        pairs = self.complex_results
+        names = ((f"{n}_real", f"{n}_imag") if n in pairs else (n,) for n in self.results)
+        return [total for each in names for total in each]
 
 
 @mutable

@@ -82,6 +82,11 @@ def _accumulate(
     at = cx.span(node.target)
     part = elements.subscripted(cx, base, node.target.slice, at)
     operand = cx.expression(node.value)
+    if part.tensor.pair and symbol not in "+-":  # no part of a product is one of parts
+        old = cx.load_element(*elements.whole(part, at), at)
+        operand = expressions.binary(cx, symbol, old, operand, span)
+        _store(cx, part, operand, at, span)
+        return
     for tensor, indices, item in elements.stored(cx, part, operand, at, span):
         _accumulate_one(cx, tensor, indices, item, symbol, at, span)
 
@@ -99,7 +104,7 @@ def _accumulate_one(
         )  # fmt: skip
     combiner = reductions.AUGMENTED.get(symbol)
     if combiner is None or symbol == "/" or (tensor.dtype == "bool" and symbol not in "&|^"):
-        old = cx.load_element(tensor, indices, at)
+        old = cx.load_real(tensor, indices, at)
         result = cx.scalars.binary(symbol, old, value, span)
         cx.store_element(tensor.memref, tensor.dtype, indices, result, at)
         return
@@ -115,11 +120,7 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
     base = elements.holder(cx, target.value)
     at = cx.span(target)
     if isinstance(base, (Tensor, Part)):
-        part = elements.subscripted(cx, base, target.slice, at)
-        for tensor, indices, item in elements.stored(cx, part, operand, at, span):
-            value = cx.read_scalar(item, span)
-            elements.check_fits(tensor, value, span)
-            cx.store_element(tensor.memref, tensor.dtype, indices, value, at)
+        _store(cx, elements.subscripted(cx, base, target.slice, at), operand, at, span)
     elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
         elements.refuse_outer(cx, target.value, at)
         new = aggregates.replace(cx, base, target.slice, operand, span)
@@ -133,6 +134,13 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
         raise KernelTypeError(
             f"an element of {describe(base)} cannot be assigned here", span, help=help
         )
+
+
+def _store(cx: Lowering, part: Part, operand: Operand, at: Span, span: Span) -> None:
+    for tensor, indices, item in elements.stored(cx, part, operand, at, span):
+        value = cx.read_scalar(item, span)
+        elements.check_fits(tensor, value, span)
+        cx.store_element(tensor.memref, tensor.dtype, indices, value, at)
 
 
 def bind_items(cx: Lowering, target: ast.Tuple | ast.List, operand: Operand, span: Span) -> None:

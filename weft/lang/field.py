@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from weft.errors import KernelTypeError, KernelValueError
+from weft.lang.complexes import complex_type
 from weft.lang.dtypes import DType, Scalar, as_dtype, f32, i32, quietly, tensor_of
 from weft.lang.elements import Elementwise
 from weft.values import frozen
@@ -282,6 +283,6 @@ def var(dt: Any, shape: int | Sequence[int] = (), *, needs_grad: bool = False) -
 
 def zeros(shape: int | Sequence[int], dtype: Any = f32) -> Array:
     """A local array of zeros: each iteration of a kernel has its own, of a fixed shape."""
-    extents, kind = _extents(shape), as_dtype(dtype)
+    extents, kind = _extents(shape), complex_type(dtype) or as_dtype(dtype)
     with quietly():
         return torch.zeros(extents, dtype=kind.torch).as_subclass(Array)

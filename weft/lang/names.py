@@ -16,6 +16,7 @@ thing:
 from __future__ import annotations
 
 import builtins
+import cmath
 import math as python_math
 import operator
 from typing import Any
@@ -40,6 +41,9 @@ BINARY = (
     "add", "sub", "mul", "truediv", "divmod",
     "lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "and", "or", "xor",
 )  # fmt: skip
+# Of complex numbers: torch's, and Python's cmath, whose functions give complex numbers of any.
+COMPLEX = ("conj", "angle", "sgn", "real", "imag", "polar", "complex")
+CMATH = ("exp", "log", "sqrt", "sin", "cos", "sinh", "cosh")
 CASTS = ("int", "float", "bool")
 ATOMICS = (
     "atomic_add", "atomic_sub", "atomic_mul", "atomic_min", "atomic_max", "atomic_and",
@@ -75,13 +79,18 @@ for _module, _words in (
     (field, ("zeros", "field")),
     (pending, ("sync",)),
     (torch.special, ("erf", "erfc", "expm1")),
+    (torch, COMPLEX), (cmath, ("isnan", "isinf", "isfinite")),
     (torch.nn.functional, ("relu", "sigmoid", "tanh")),
 ):  # fmt: skip
     for _word in _words:
         BUILTINS[getattr(_module, _word)] = _word
+for _word in CMATH:
+    BUILTINS[getattr(cmath, _word)] = f"c_{_word}"
 for _word in ATOMICS:
     BUILTINS[getattr(atomics, _word, None) or getattr(atomics, f"{_word}_")] = _word
 BUILTINS.update({
+    builtins.complex: "complex", cmath.phase: "phase", cmath.rect: "polar",
+    torch.conj_physical: "conj",
     python_math.floor: "floor_int", python_math.ceil: "ceil_int", python_math.trunc: "trunc_int",
     builtins.round: "round_int", torch.fix: "trunc", python_math.fabs: "abs",
     torch.absolute: "abs", math.min: "minimum", torch.minimum: "minimum", math.max: "maximum",

@@ -46,6 +46,7 @@ from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
 from weft.runtime.overlap import dense
+from weft.runtime.pairs import apart, are_complex
 from weft.runtime.signature import TORCH_DTYPES
 from weft.values import mutable
 
@@ -525,7 +526,7 @@ def differentiate(
             made.copy_(result)
 
     if outs is not None:  # results come last, under names of their own
-        totals = zip(launcher.region.results, loop.names[len(values) :], strict=True)
+        totals = zip(launcher.region.totals, loop.names[len(values) :], strict=True)
         outs = {**outs, **{own: outs[name] for name, own in totals if name in outs}}
     tracked(loop, values, results, run if make is None else None, outs)
     return one_or_all(results)
@@ -554,6 +555,8 @@ def tracked(
 def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> Any:
     """A launch of a kernel's loop inside of a level of forward mode; ``plain`` is the launch
     without."""
+    if are_complex(launcher.region, args):
+        return apart(launcher, args, lambda own, given: with_tangents(own, own.current, *given))
 
     def call(given: tuple[Any, ...]) -> Any:
         if any(map(is_dual, given)):
@@ -565,6 +568,8 @@ def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> 
 
 def with_functions(launcher: Launcher, make: Make, *args: Any) -> Any:
     """A launch of a kernel's loop that ``make`` carries out, and all that is derived from it."""
+    if are_complex(launcher.region, args):
+        return apart(launcher, args, lambda own, given: with_functions(own, make, *given))
     return extended(launcher, args, lambda given: differentiate(launcher, given, make))
 
 

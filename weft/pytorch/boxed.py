@@ -43,6 +43,7 @@ from weft.runtime.cpu import load_shared
 from weft.runtime.fastpath import passed as given
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.link import Linked
+from weft.runtime.pairs import are_complex
 from weft.runtime.signature import TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -224,6 +225,8 @@ class BoxedKernel:
         if len(launcher.region.args) != len(recipe.places):
             raise Unfit
         args, made = recipe.arguments(inputs)
+        if are_complex(launcher.region, args):
+            raise Unfit
         specs = list(launcher.forms.specs(args).values())
         compiled = launcher.forms.specialize(specs, place=program.device.type).compiled
         read = (place for place in recipe.places if isinstance(place, Guard))

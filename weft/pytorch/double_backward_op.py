@@ -104,7 +104,7 @@ def recorded(
             out = made(form.inputs(tensors), outs, counter)
         outs = [o for o in items(out) if is_float(o)]
         found = gradients(outs, [tensors[k] for k in wanted], grads, again=again)
-    return [g.contiguous() for g in found]
+    return [g.contiguous().resolve_conj() for g in found]
 
 
 def _batches(tensors: Sequence[torch.Tensor], dims: Any, size: Any) -> list[torch.Tensor]:

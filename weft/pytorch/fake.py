@@ -23,6 +23,7 @@ from weft.lang.vectors import Backing
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.launch import KernelLike, Launcher, empty_results
 from weft.runtime.overlap import OverlapWarning, fakes_need_order
+from weft.runtime.pairs import apart, are_complex
 from weft.runtime.signature import DTYPES, spec_of
 from weft.source import FunctionSource, Span
 
@@ -36,6 +37,7 @@ def fake_launchers(kernel: KernelLike, operator: bool = False) -> tuple[Callable
 def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Callable[..., Any]:
     region = launcher.region
     known: dict[tuple[Spec, ...], Lowered] = {}
+    others: dict[Launcher, Callable[..., Any]] = {}  # for pairs
 
     def lowered(args: tuple[Any, ...]) -> Lowered:
         specs = tuple(loose_spec(arg, value) for arg, value in zip(region.args, args, strict=True))
@@ -44,7 +46,14 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
             known[specs] = lower(region, named, source)
         return known[specs]
 
+    def of_pairs(own: Launcher, given: tuple[Any, ...]) -> Any:
+        if own not in others:
+            others[own] = _launcher(own, source, operator)
+        return others[own](*given)
+
     def launch(*args: Any) -> Any:
+        if are_complex(region, args):
+            return apart(launcher, args, of_pairs)
         if is_backed(region, args):
             tensors = backed(region, args)
             empty = [torch.empty_like(t) if isinstance(t, torch.Tensor) else t for t in tensors]
@@ -112,7 +121,7 @@ def loose_spec(arg: RegionArg, value: Any) -> Spec:
         backing = isinstance(element, Backing)
         return TensorSpec(
             DTYPES[value.dtype], value.dim(), "strided", element.shape if backing else None,
-            element.shape if element is not None else (), backing,
+            element.shape if element is not None else (), backing, pair=arg.pair,
         )  # fmt: skip
     return spec_of(arg, value)
 

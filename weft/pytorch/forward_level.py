@@ -44,7 +44,7 @@ def is_dual(value: Any) -> bool:
 
 def tangent_of(value: Any) -> torch.Tensor | None:
     """The tangent of a dual tensor, None of everything else."""
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return None
     return _unpack(value, LEVEL)[1] if is_open() else None  # as ``forward_ad.unpack_dual``
 
@@ -55,7 +55,7 @@ def has_dual(values: Sequence[Any]) -> bool:
         return False
     for value in values:
         if isinstance(value, torch.Tensor):
-            if value.is_floating_point() and _unpack(value, LEVEL)[1] is not None:
+            if tangent_of(value) is not None:
                 return True
         elif isinstance(value, list | tuple) and value and has_dual(value):
             return True

@@ -25,6 +25,7 @@ from weft.pytorch.fusion import Facts, Fusion, Opaque, Probe, Tensor, prepared
 from weft.pytorch.identity import DECIDING, chains
 from weft.runtime.backing import is_backed
 from weft.runtime.launch import KernelLike, Launcher, empty_results, one_or_all
+from weft.runtime.pairs import are_complex
 from weft.values import frozen
 
 # pyright: reportPrivateUsage=false
@@ -107,6 +108,8 @@ def launched(launcher: Launcher, args: Sequence[Any]) -> Launch:
     """A launch with these arguments. Raises ``Opaque``."""
     region, options = launcher.region, launcher.options
     tensors = [v for v in args if isinstance(v, torch.Tensor)]
+    if are_complex(region, args) or any(arg.pair for arg in region.args):
+        raise Opaque("its numbers are complex")
     _check_options(options, tensors[0].device.type if tensors else "cpu")
     if is_backed(region, args) or any(a.read for a in region.args):
         raise Opaque("it uses a tensor or a vector that is no argument of the loop")

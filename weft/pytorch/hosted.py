@@ -181,10 +181,13 @@ class TracedLoop:
     def __call__(self, *args: Any) -> Any:
         # Tensors of transforms do not say whether a derivative is wanted.
         wanted = torch._C._functorch.get_dynamic_layer_stack_depth() > 0
-        if torch.is_grad_enabled():
-            for value, role in zip(args, self.roles, strict=True):
-                if role in "-w" and isinstance(value, torch.Tensor) and value.requires_grad:
+        recorded = torch.is_grad_enabled()
+        for value, role in zip(args, self.roles, strict=True):
+            if isinstance(value, torch.Tensor):
+                if (role in "-w" and recorded and value.requires_grad) or value.is_complex():
                     wanted = True
+            elif isinstance(value, complex):
+                wanted = True
         operators = self.recorded if wanted else self.plain
         values: list[Any] = []
         for value, role, back in zip(args, self.roles, operators.given, strict=True):
@@ -324,7 +327,8 @@ class LoopKernel:
 # names can be made.
 _LETTERS = {
     "Tensor": "t", "Tensor?": "o", "SymInt": "i", "float": "f", "bool": "b", "Tensor[]": "T",
-    "SymInt[]": "I", "float[]": "F", "bool[]": "B", "ScalarType": "s", "Device": "d", "": "x",
+    "SymInt[]": "I", "float[]": "F", "bool[]": "B", "ScalarType": "s", "Device": "d",
+    "Scalar": "c", "": "x",
 }  # fmt: skip
 
 

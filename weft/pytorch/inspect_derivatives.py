@@ -33,7 +33,7 @@ class _Derived:
     def loops(self) -> Iterator[tuple[int, Loop]]:
         """The loops that something was derived from, with their lines."""
         for launcher in self.kernel.launchers:
-            for special in launcher.forms.compiled.values():
+            for special in launcher.specializations:
                 if special.derived is not None:
                     yield launcher.region.span.line, special.derived
 
@@ -101,7 +101,7 @@ class Backward(_Derived):
 
         _differentiated(lambda *a, **k: self.made(make, a, k), args, kwargs)
         own = {s.compiled.loop.summary.name for launcher in self.kernel.launchers
-               for s in launcher.forms.compiled.values()}  # fmt: skip
+               for s in launcher.specializations}  # fmt: skip
         return candidates.Schedules(
             [row for n, loop in rows.items() if n not in own for row in loop]
         )

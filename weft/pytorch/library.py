@@ -43,7 +43,7 @@ from weft.pytorch.transforms import called, foreign_error
 from weft.runtime.launch import KernelLike
 
 # schema type of a Python value's type
-_SCALARS = {int: "SymInt", float: "float", bool: "bool", torch.SymInt: "SymInt",
+_SCALARS = {int: "SymInt", float: "float", bool: "bool", complex: "Scalar", torch.SymInt: "SymInt",
             torch.SymFloat: "float", torch.SymBool: "bool"}  # fmt: skip
 # Types of values that an operator may have fixed in it under torch.compile.
 _FIXED = (str, type(None), bool, int, float, tuple, list, torch.dtype, torch.device, DType, type,
@@ -78,7 +78,7 @@ class Operators:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the kernel through PyTorch's dispatcher."""
-        loops = self.loops or (self.recorded if _any_requires_grad(args, kwargs) else ())
+        loops = self.loops or (self.recorded if _is_copied(args, kwargs) else ())
         if loops and _is_tracing() and not any(isinstance(v, _CODE) for v in args):
             return self.host(loops, *args, **kwargs)
         self._check_captured()
@@ -107,7 +107,7 @@ class Operators:
         types: list[str] = []
         passed: list[Any] = []
         fixed: list[Any] = []
-        loops = self.loops or (self.recorded if _any_requires_grad(args, kwargs) else ())
+        loops = self.loops or (self.recorded if _is_copied(args, kwargs) else ())
         plain = len(loops) > 0
         every = False
         for number, parameter in enumerate(self.parameters):
@@ -304,12 +304,16 @@ def _is_tracing() -> bool:
     )  # fmt: skip
 
 
-def _any_requires_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a gradient is asked for. Dynamo traces this."""
-    if torch.is_grad_enabled():
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Tensor) and value.requires_grad:
-                return True
+def _is_copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether loops are to return copies of what they would write to, in a graph: where a gradient
+    is asked for; and of complex tensors, where Inductor has no operators that write to arguments
+    (torch 2.13). Dynamo traces this."""
+    recorded = torch.is_grad_enabled()
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor) and (
+            (recorded and value.requires_grad) or value.is_complex()
+        ):
+            return True
     return False
 
 

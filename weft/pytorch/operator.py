@@ -441,7 +441,7 @@ def list_made(
     for item, name, type_ in zip(items, names, types, strict=True):
         if name:
             continue
-        if isinstance(item, bool | int | float):
+        if isinstance(item, bool | int | float | complex):
             item = tensor_of(item)
         if isinstance(type_, DType) and isinstance(item, torch.Tensor):
             item = item.to(type_.torch)
@@ -451,6 +451,8 @@ def list_made(
                 help="as an operator (under torch.compile, say) it can return tensors only; write "
                 "a tuple as `return a, b`",
             )  # fmt: skip
+        if item.is_conj():  # fake tensors do not know of it
+            item = item.resolve_conj()
         if storage(item) in taken:
             item = item.clone()
             if traced:

@@ -311,7 +311,8 @@ def overwritten_later(launcher: Launcher, specs: Sequence[Spec]) -> Later:
     names: list[str] = []
     for name, spec in zip(launcher.forms.names, specs, strict=True):
         names += [name] * (isinstance(spec, TensorSpec) or len(scalar_formats(spec)))
-    names += region.results
+    both = region.complex_results
+    names += [n for n in region.results for _ in range(1 + (n in both))]
     found = region.order.later(region.node, names)
 
     def places(which: frozenset[str]) -> frozenset[int]:

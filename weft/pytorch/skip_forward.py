@@ -22,6 +22,7 @@ from weft.lang.numbers import SYMBOLS
 from weft.pytorch.fake import fake_launchers, hollow, loose_spec
 from weft.pytorch.transforms import PLAIN
 from weft.runtime.launch import KernelLike, Launcher
+from weft.runtime.pairs import apart, parts_by_name
 from weft.source import FunctionSource
 
 if TYPE_CHECKING:
@@ -50,8 +51,12 @@ def replaying(
     ``differentiate``."""
     from weft.pytorch.autograd import differentiate  # gradients: where one is asked for
 
+    def call(own: Launcher, args: tuple[Any, ...]) -> Any:
+        known = outs if own is launcher else parts_by_name(own.region, outs)
+        return differentiate(own, own.forms.extended(args), make, known)
+
     def launch(*args: Any) -> Any:
-        return differentiate(launcher, launcher.forms.extended(args), make, outs)
+        return apart(launcher, args, call)
 
     return launch
 
@@ -75,14 +80,17 @@ class NeedsOutputs:
 
     def _find(self, inputs: Sequence[Any]) -> bool:
         answers: list[bool] = []
-        (fake,), region = fake_launchers(self.kernel), self.launcher.region
+        (fake,) = fake_launchers(self.kernel)
 
-        def launch(*given: Any) -> Any:
-            args = self.launcher.forms.extended(given)
+        def ask(launcher: Launcher, given: tuple[Any, ...]) -> None:
+            region, args = launcher.region, launcher.forms.extended(given)
             pairs = zip(region.args, args, strict=True)
             specs = {arg.name: loose_spec(arg, value) for arg, value in pairs}
             answers.append(needs_outputs(lower(region, specs, self.kernel.source).function))
-            return fake(*args)
+
+        def launch(*given: Any) -> Any:
+            apart(self.launcher, given, ask)
+            return fake(*given)
 
         if any(symbol.node.hint is None for symbol in _symbols(inputs)):
             return True

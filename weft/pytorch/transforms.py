@@ -50,7 +50,8 @@ Many = Callable[..., tuple[torch.Tensor, ...]]
 
 
 def is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    """Whether ``value`` is a tensor of floats, or of complex numbers: of what has derivatives."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def items(out: Any) -> Sequence[Any]:

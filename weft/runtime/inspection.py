@@ -10,6 +10,7 @@ import torch
 
 from weft import compiler
 from weft.runtime.launch import Launcher
+from weft.runtime.pairs import apart
 
 T = TypeVar("T")
 
@@ -39,10 +40,13 @@ def visited(
     """What ``visit`` says of each launch of a call, in which loops are carried out by ``runs``."""
     found: list[T] = []
 
+    def note(launcher: Launcher, values: tuple[Any, ...]) -> None:
+        found.append(visit(launcher, launcher.forms.extended(values)))
+
     def recording(launcher: Launcher, run: Callable[..., Any]) -> Callable[..., Any]:
         def launch(*values: Any) -> Any:
             result = run(*values)
-            found.append(visit(launcher, launcher.forms.extended(values)))
+            apart(launcher, values, note)
             return result
 
         return launch

@@ -80,7 +80,8 @@ def key_of(
         "loop", _FORMAT, compiler(), sys.version, torch.__version__, options.debug,
         region.index,
         *(ast.dump(node, include_attributes=True) for node in loops),
-        *(f"{a.name} {a.captured} {a.template}" for a in region.args), *region.results, *told,
+        *(f"{a.name} {a.captured} {a.template} {a.pair}" for a in region.args),
+        *region.results, *told,
     )  # fmt: skip
 
 

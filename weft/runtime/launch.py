@@ -13,7 +13,7 @@ import logging
 import struct
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
@@ -48,6 +48,7 @@ from weft.runtime.overlap import (
     needs_order,
     refuse_overlap_within,
 )
+from weft.runtime.pairs import apart, are_complex, of_pairs
 from weft.runtime.signature import TORCH_DTYPES
 from weft.runtime.specialize import Forms, Specialization, holds
 from weft.source import FunctionSource, Span
@@ -139,11 +140,18 @@ class Launcher:
         self.direct_entry: DirectEntry | None = None
         self.boxed = weakref.WeakSet[Any]()  # operators that launch it from machine code
         self._warned = False  # of arguments that share memory
-        self.install: Callable[[Callable[..., Any]], None] = lambda entry: None
+        self.current: Callable[..., Any] = self
+        self.install: Callable[[Callable[..., Any]], None] = self._become
+        self.pairs: dict[frozenset[int], Self] = {}  # by the positions of complex arguments
         # What launches the loop where a gradient is asked for; autograd is a layer above.
         self.differentiate: Callable[[tuple[Any, ...]], Any] = self.refuse_grad
+        # Has another launcher of the loop do the same where a gradient is asked for.
+        self.connect: Callable[[Launcher], None] = lambda launcher: None
         # What tells autograd of launches with exactly such arguments, where that can be known.
         self.history: Callable[[tuple[Any, ...]], Callable[..., object] | None] = lambda args: None
+
+    def _become(self, entry: Callable[..., Any]) -> None:
+        self.current = entry
 
     def __call__(self, *args: Any) -> Any:
         return self.slow(args)
@@ -151,6 +159,12 @@ class Launcher:
     @property
     def options(self) -> Options:
         return self.forms.options
+
+    @property
+    def specializations(self) -> list[Specialization]:
+        """What was compiled so far, also for pairs."""
+        others = (s for launcher in self.pairs.values() for s in launcher.specializations)
+        return [*self.forms.compiled.values(), *others]
 
     def forget(self) -> None:
         """There are other records of tuning."""
@@ -161,6 +175,8 @@ class Launcher:
         """Plans and what serves them are made anew; what runs in other threads keeps its own."""
         self.generated.clear()
         self.promoted.clear()
+        for launcher in self.pairs.values():
+            launcher.forget()
         for kernel in self.boxed:
             kernel.forget()
         self.install(self)
@@ -170,6 +186,8 @@ class Launcher:
     # --- the slow path ---------------------------------------------------------------------------
     def slow(self, args: tuple[Any, ...]) -> Any:
         """A call whose exact arguments are new: checks them, compiles if needed, makes a plan."""
+        if are_complex(self.region, args):
+            return apart(self, args, lambda own, given: own.current(*given))
         if is_backed(self.region, args):
             return self._with_backing(args)
         while True:
@@ -182,6 +200,16 @@ class Launcher:
                 return code.run(plan, *values)
             except RegionChanged as change:
                 self.forms.change(change)
+
+    def of_pairs(self, which: frozenset[int]) -> Self:
+        """What launches the loop where the arguments ``which`` are pairs of floats."""
+        with self.lock:
+            found = self.pairs.get(which)
+            if found is None or found.options is not self.options:
+                own, compiling = of_pairs(self.region, which), self.forms.compile_region
+                found = self.pairs[which] = type(self)(own, self.source, self.options, compiling)
+                self.connect(found)
+            return found
 
     def _with_backing(self, args: tuple[Any, ...]) -> Any:
         """A call that stores into vectors of the host part: into tensors, and back."""
@@ -303,7 +331,7 @@ class Launcher:
             "differentiate": lambda args: self.differentiate(args),
         }  # fmt: skip
         name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
-        made, scope = generate(name, kinds, specs, writes, mutated, len(self.region.results), uses)
+        made, scope = generate(name, kinds, specs, writes, mutated, len(self.region.totals), uses)
         scope["alias"] = functools.partial(self.alias, made)
         scope["promote"] = functools.partial(self.promote, made)
         self.generated[form] = made

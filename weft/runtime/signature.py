@@ -39,6 +39,8 @@ def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
         spec = tensor_spec(arg.name, value, span)
         if is_clamped(arg.parameter):
             spec = replace(spec, clamped=True)
+        if arg.pair:
+            spec = replace(spec, pair=True)
         return replace(spec, shape=tuple(value.shape)) if arg.template else spec
     if arg.captured or arg.template:
         return _constant(arg.name, value, span)
@@ -104,8 +106,10 @@ def tensor_spec(name: str, tensor: torch.Tensor, span: Span | None = None) -> Te
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         help = "kernels take f16, bf16, f32, f64, i8, i16, i32, i64, u8 and bool tensors"
-        if tensor.is_complex():
-            help = f"pass torch.view_as_real({name}): the last dimension is then (real, imaginary)"
+        if tensor.dtype is torch.complex32:
+            help = f"pass {name}.to(torch.complex64)"
+        elif tensor.is_complex():
+            help = f"pass `{name}` as an argument, not by a function that the loop calls"
         raise KernelTypeError(
             f"`{name}` has dtype {str(tensor.dtype).removeprefix('torch.')}, which kernels do not "
             "take", span, help=help,

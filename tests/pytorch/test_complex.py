@@ -1,0 +1,162 @@
+"""Complex tensors and PyTorch: gradients in its convention, transforms, graphs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.library import opcheck
+
+import weft
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not support code generation for complex")
+WIDE = torch.complex128
+
+
+@weft.kernel
+def mixed(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        s = w[0] * r[i]
+        for k in range(w.shape[0]):
+            s = s * x[i].conj() + w[k] / (x[i] + 4.0)
+        out[i] = torch.exp(s) if abs(s) < 1.0 else torch.sqrt(s) * torch.log(s)
+    return out
+
+
+@weft.kernel
+def several(x: torch.Tensor, y: torch.Tensor) -> Any:
+    product = torch.empty_like(x)
+    size = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
+    total = 0j
+    for i in range(x.shape[0]):
+        product[i] = x[i] * y[i]
+        size[i] = abs(x[i]) + torch.angle(y[i])
+        total += x[i] * y[i].conj()
+    return product, size, total
+
+
+@weft.kernel
+def accumulated(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        out[i % 2] += x[i] * x[i]
+        out[2] -= torch.sin(x[i]) * torch.cos(x[i]) + torch.sinh(x[i]) * torch.cosh(x[i])
+
+
+def reference_of_several(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return x * y, x.abs() + y.angle(), (x * y.conj()).sum()
+
+
+def drawn(*shape: int, grad: bool = False) -> torch.Tensor:
+    return torch.randn(*shape, dtype=WIDE).requires_grad_(grad)
+
+
+def inplace(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(3, dtype=x.dtype)
+    accumulated(x, out)
+    return out
+
+
+def test_gradients_are_torchs_to_second_order_and_in_forward_mode() -> None:
+    x, w = drawn(4, grad=True), drawn(2, grad=True)
+    r = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    for f, args in ((mixed, (x, w, r)), (several, (x, drawn(4, grad=True))), (inplace, (x,))):
+        assert gradcheck(f, args, check_forward_ad=True)
+        assert gradgradcheck(f, args, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_a_gradient_is_that_of_the_same_in_torch(dtype: torch.dtype) -> None:
+    grads: list[Any] = []
+    x, y = (torch.randn(17, dtype=dtype) for _ in range(2))
+    for f in (several, reference_of_several):
+        leaves = [v.clone().requires_grad_() for v in (x, y)]
+        a, b, c = f(leaves[0], leaves[1].conj())  # a view with torch's bit for conjugates
+        (a.abs().sum() + b.sum() + (c * (2 - 1j)).real).backward()
+        grads.append([v.grad for v in leaves])
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+def test_the_absolute_value_has_torchs_gradient_at_zero() -> None:
+    x = torch.zeros(2, dtype=WIDE, requires_grad=True)
+    _, size, _ = several(x, drawn(2))
+    size.sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0j, 0j]
+
+
+def loss(x: torch.Tensor, y: torch.Tensor, f: Any = several) -> torch.Tensor:
+    a, b, c = f(x, y)
+    return (a.abs() ** 2).sum() + (b * b).sum() + c.abs()
+
+
+def wanted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return loss(x, y, reference_of_several)
+
+
+def test_transforms_of_torch_func() -> None:
+    x, y = drawn(3, 5), drawn(5)
+    same = torch.testing.assert_close
+    same(torch.func.grad(loss)(x[0], y), torch.func.grad(wanted)(x[0], y))
+    along = (drawn(5), drawn(5))
+    same(torch.func.jvp(loss, (x[0], y), along), torch.func.jvp(wanted, (x[0], y), along))
+    both = torch.vmap(several, (0, None))(x, y), torch.vmap(reference_of_several, (0, None))(x, y)
+    same(*both)
+    each = [torch.vmap(torch.func.grad(f), (0, None))(x, y) for f in (loss, wanted)]
+    same(*each)
+
+
+def test_operators_check_and_compile() -> None:
+    x, y = drawn(5, grad=True), drawn(5, grad=True)
+    torch.vmap(several)(drawn(2, 5), drawn(2, 5))  # makes no operator
+    opcheck(several.op, (x, y))
+    opcheck(mixed.op, (x, drawn(2, grad=True), torch.randn(5, dtype=torch.float64)))
+
+    def whole(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(3, dtype=x.dtype)
+        accumulated(x * 2, out)
+        a, _, c = several(x, y)
+        return (out.sum() * a.sum()).abs() + c.real
+
+    compiled = torch.compile(whole, fullgraph=True)
+    found = torch.autograd.grad(compiled(x, y), (x, y))
+    torch.testing.assert_close(found, torch.autograd.grad(whole(x, y), (x, y)))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, y), whole(x, y))
+
+
+@weft.kernel
+def scaled(x: torch.Tensor, c: complex, out: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i] * c + 1j
+
+
+def test_numbers_are_passed_and_never_compiled_in() -> None:
+    x = drawn(6)
+    for c in (1j, 2 - 3j, 0.5 + 0j):
+        out = torch.full_like(x, math.nan)
+        scaled(x, c, out)
+        torch.testing.assert_close(out, x * c + 1j)
+    scaled(x.real.clone(), 1j, out)
+    torch.testing.assert_close(out, x.real * 1j + 1j)
+    assert len(scaled.specializations) == 2
+    made = torch.compile(lambda x: (scaled(x, 3j, o := torch.empty_like(x)), o)[1], fullgraph=True)
+    torch.testing.assert_close(made(x), x * 3j + 1j)
+
+
+def test_fake_and_meta_tensors() -> None:
+    x = torch.empty(5, dtype=torch.complex64, device="meta")
+    product, size, total = several(x, x)
+    assert (product.shape, product.dtype) == (x.shape, x.dtype)
+    assert (size.dtype, total.dtype, total.shape) == (torch.float64, torch.complex64, ())
+
+
+def test_what_a_kernel_says_of_itself() -> None:
+    x, y = drawn(5), drawn(5)
+    several(x, y)
+    assert "pairs of f64" in str(several.specializations[0])
+    assert "its numbers are complex" in several.inspect(x, y).text("inductor")
+    assert several.cost(x, y).bytes == 5 * (16 * 3 + 8) + 16

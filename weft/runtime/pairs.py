@@ -1,0 +1,129 @@
+"""Complex arguments of a device loop: passed as pairs of floats, of which the loop knows.
+
+A loop has a launcher of its own for each set of arguments that are complex. Its tensors are views
+of theirs (``torch.view_as_real``), so that what derives, batches or records launches sees floats,
+and the gradient in torch's convention is what torch makes of the views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from torch.autograd import forward_ad
+
+# What is asked of forward mode and transforms has no public name.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+from weft.errors import KernelValueError
+from weft.frontend.split import Region, RegionArg
+from weft.runtime.signature import check_argument
+
+_TYPES = frozenset([torch.complex64, torch.complex128])
+_NUMBERS = (complex, np.complexfloating)
+
+
+def are_complex(region: Region, args: Sequence[Any]) -> bool:
+    """Whether ``region`` takes some of these arguments as pairs."""
+    return any(map(_is_pair, region.args, args))
+
+
+def _is_pair(arg: RegionArg, value: Any) -> bool:
+    """Whether ``value`` is a complex tensor, or a number that is passed at run time."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype in _TYPES
+    return isinstance(value, _NUMBERS) and not (arg.captured or arg.template)
+
+
+class Paired(Protocol):
+    """What has another of its kind for pairs: a launcher."""
+
+    region: Region
+
+    def of_pairs(self, which: frozenset[int]) -> Self: ...
+
+
+T = TypeVar("T", bound=Paired)
+
+
+def of_pairs(region: Region, which: frozenset[int]) -> Region:
+    """``region`` where the arguments ``which`` are pairs of floats."""
+    args = [replace(arg, pair=k in which) for k, arg in enumerate(region.args)]
+    return replace(region, args=args)
+
+
+def apart(launcher: T, args: Sequence[Any], call: Callable[[T, tuple[Any, ...]], Any]) -> Any:
+    """``call`` of the launcher for pairs and its arguments; its results as complex numbers. Where
+    nothing is complex, of what is given."""
+    region = launcher.region
+    which = frozenset(k for k, pair in enumerate(map(_is_pair, region.args, args)) if pair)
+    if not which:
+        return call(launcher, (*args,))
+    made: dict[int, Any] = {}
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    copied = _is_recorded(args) and len(region.stored) + len(region.totals) > 1
+    for k in which:
+        value, arg = args[k], region.args[k]
+        if not isinstance(value, torch.Tensor):
+            if arg.parameter is not None:
+                check_argument(arg.parameter, value, region.span)
+            made[k] = float(value.real), float(value.imag)
+        elif id(value) not in made:
+            made[id(value)] = _parts(value, arg.name, k in region.stored, region)
+            if copied and k in region.stored:
+                made[id(value)] = made[id(value)].clone()
+                copies.append((value, made[id(value)]))
+    given = tuple(made.get(id(v) if isinstance(v, torch.Tensor) else k, v) if k in which else v
+                  for k, v in enumerate(args))  # fmt: skip
+    own = launcher.of_pairs(which)
+    found = call(own, given)
+    for value, parts in copies:
+        value.copy_(torch.view_as_complex(parts))
+    return _joined(own.region, found)
+
+
+def _is_recorded(args: Sequence[Any]) -> bool:
+    """Whether a derivative may be asked for: torch follows views that a function writes to where
+    it writes to nothing else."""
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return True
+    wanted = any(isinstance(v, torch.Tensor) and v.requires_grad for v in args)
+    return wanted and torch.is_grad_enabled()
+
+
+def _parts(tensor: torch.Tensor, name: str, written: bool, region: Region) -> torch.Tensor:
+    """The parts of a complex tensor, as a view of its memory where that has them as they are."""
+    if tensor.is_conj() or tensor.is_neg():
+        if written:
+            raise KernelValueError(
+                f"`{name}` is written, and it is a lazily conjugated or negated view", region.span,
+                help=f"pass {name}.resolve_conj().resolve_neg()",
+            )  # fmt: skip
+        tensor = tensor.resolve_conj().resolve_neg()
+    return torch.view_as_real(tensor)
+
+
+def parts_by_name(region: Region, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The complex tensors that a loop writes and reduces into, by name, as pairs: those that it
+    reduces into by the names of their parts. None stays None."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in region.complex_results:
+            parts = (None, None) if value is None else torch.view_as_real(value).unbind()
+            found |= zip((f"{name}_real", f"{name}_imag"), parts, strict=True)
+        else:
+            whole = isinstance(value, torch.Tensor) and value.is_complex()
+            found[name] = torch.view_as_real(value) if whole else value
+    return found
+
+
+def _joined(region: Region, found: Any) -> Any:
+    """What a launch gives, if anything: the two results that are a complex number as one."""
+    if not region.complex_results or found is None:
+        return found
+    results = iter(found)
+    made = [torch.complex(next(results), next(results)) if name in region.complex_results
+            else next(results) for name in region.results]  # fmt: skip
+    return made[0] if len(made) == 1 else tuple(made)

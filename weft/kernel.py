@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from weft.pytorch.cost import Cost
     from weft.pytorch.inspect_derivatives import Backward, Jvp
     from weft.pytorch.library import Operators
+    from weft.pytorch.sharding import Sharding
     from weft.runtime.candidates import Schedules
     from weft.runtime.inspection import Inspection
     from weft.runtime.scheduling import Given
@@ -239,6 +240,14 @@ class Definition:
         from weft.pytorch import cost  # only where somebody counts
 
         return cost.cost(cast(Any, self), args, kwargs, cost.forward)
+
+    @user_frames
+    def sharding(self, *args: Any, **kwargs: Any) -> Sharding:
+        """Along which axes of its tensors a call may be split between ranks: a table. Nothing is
+        computed: tensors may be on "meta", or DTensors."""
+        from weft.pytorch import library  # only where somebody asks
+
+        return library.sharding(self, args, kwargs)
 
     def __reduce__(self) -> str:
         """Kernels are pickled and copied as functions are: by name."""

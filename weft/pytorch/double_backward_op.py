@@ -247,8 +247,11 @@ class Backward:
         overload, rule = self.operator
         passed = [*inputs, given, wanted, outs]
         with under(ctx.autocast):
+            sharded = self.family.sharded
             if torch._C._are_functorch_transforms_active():
                 found = transformed(overload, rule, passed)
+            elif sharded is not None and self.of is None and sharded.concerns(passed):
+                found = sharded.gradients(self, inputs, given, wanted, outs)
             else:
                 found = overload(*passed)
         result: list[Any] = [None] * len(tensors)

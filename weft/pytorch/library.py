@@ -18,7 +18,7 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import TracingContext
@@ -42,12 +42,16 @@ from weft.pytorch.operator import Form, Operator, needs_grad
 from weft.pytorch.transforms import called, foreign_error
 from weft.runtime.launch import KernelLike
 
+if TYPE_CHECKING:
+    from weft.pytorch.sharding import Sharding
+
 # schema type of a Python value's type
 _SCALARS = {int: "SymInt", float: "float", bool: "bool", complex: "Scalar", torch.SymInt: "SymInt",
             torch.SymFloat: "float", torch.SymBool: "bool"}  # fmt: skip
 # Types of values that an operator may have fixed in it under torch.compile.
 _FIXED = (str, type(None), bool, int, float, tuple, list, torch.dtype, torch.device, DType, type,
           FunctionType, BuiltinFunctionType, MethodType)  # fmt: skip
+DTENSOR = "torch.distributed.tensor"
 TANGENTS = "tangents"  # around an operator whose tensors may have them
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType)  # which may write to arguments
 _ANNOTATED = {"tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bool"}
@@ -152,6 +156,7 @@ class Operators:
         """The operator by annotations, or the one that was made first."""
         for (*_, autocast), made in self.made.items():
             if not autocast:
+                _shard(made)
                 return made.overload
         types: list[str] = []
         fixed: list[Any] = []
@@ -182,17 +187,7 @@ class Operators:
         operator = self.made.get(key)
         if operator is None:
             function = self.kernel.function
-            absent = iter(fixed)
-            pairs = zip(self.parameters, types, strict=True)
-            constants = {p.name: next(absent) for p, kind in pairs if not kind}
-            written = self._written(constants)
-            pairs = zip(self.parameters, types, strict=True)
-            defaults = {p.name: p.default for p, kind in pairs
-                        if schema_type(p, p.default) == kind and kind}  # fmt: skip
-            form = Form(
-                self.kernel, self.returned, self.namespace, types, constants, defaults, written,
-                autocast, TANGENTS not in around,
-            )  # fmt: skip
+            form = self.form(types, fixed, autocast, TANGENTS not in around)
             schema = form.schema()
             others = (types, tuple(fixed), around, autocast, schema, decided_by())
             text = text_of(self.kernel.source, self.kernel.described, *others)
@@ -205,7 +200,23 @@ class Operators:
             )  # fmt: skip
             make = functools.partial(form.make, name, schema, tags)
             operator = self.made[key] = namespace_of(self.namespace).once(shared, make)
+        _shard(operator)
         return operator
+
+    def form(
+        self, types: tuple[str, ...], fixed: Sequence[Any], autocast: Autocast = (),
+        fuses: bool = True,
+    ) -> Form:  # fmt: skip
+        absent = iter(fixed)
+        pairs = list(zip(self.parameters, types, strict=True))
+        constants = {p.name: next(absent) for p, kind in pairs if not kind}
+        written = self._written(constants)
+        defaults = {p.name: p.default for p, kind in pairs
+                    if schema_type(p, p.default) == kind and kind}  # fmt: skip
+        return Form(
+            self.kernel, self.returned, self.namespace, types, constants, defaults, written,
+            autocast, fuses,
+        )  # fmt: skip
 
     def name_for(
         self, token: str, types: tuple[str, ...], fixed: tuple[Any, ...], around: tuple[Any, ...]
@@ -293,6 +304,25 @@ class Operators:
             if constants.get(name) is not None or name not in names:
                 raise hidden_write(name, self.kernel.span)
         return found
+
+
+def sharding(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sharding:
+    """The rules by which a call of ``kernel`` may run on parts of its tensors."""
+    from weft.pytorch.sharding import Rules  # only where somebody asks
+
+    values = list(kernel.bind(*kernel.recast(args, kwargs)).arguments.values())
+    types = tuple(map(schema_type, kernel.operators.parameters, values))
+    pairs = list(zip(values, types, strict=True))
+    form = kernel.operators.form(types, [v for v, kind in pairs if not kind])
+    return Rules(form).of([v for v, kind in pairs if kind])
+
+
+def _shard(operator: Operator) -> None:
+    """Tells DTensor of an operator, where somebody has imported that."""
+    if DTENSOR in sys.modules and operator.overload.family.sharded is None:
+        from weft.pytorch import dtensor  # only where there are DTensors
+
+        dtensor.register(operator)
 
 
 def _is_tracing() -> bool:

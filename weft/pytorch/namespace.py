@@ -42,6 +42,7 @@ class Family:
         self._library = torch.library.Library(namespace.namespace, "FRAGMENT")
         self._functions: list[Callable[..., Any]] = []
         self.samples: dict[str, Any] = {}  # what vmap does, by name of the operator (``Samples``)
+        self.sharded: Any = None  # what DTensor was told, where it is imported (``dtensor.py``)
         # What torch calls where a kernel in machine code does not, by ("run" or "autograd", name).
         self.python: dict[tuple[str, str], Callable[..., Any]] = {}
         # The default of each argument, or None, of the operators that have any: torch passes no

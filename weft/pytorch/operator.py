@@ -52,6 +52,7 @@ class Operator:
     types: tuple[str, ...]
     fixed: dict[str, Any]
     rule: Rule | None  # its derivative
+    form: Form
 
 
 @frozen
@@ -107,7 +108,7 @@ class Form:
         # The hashes of overload and packet are those of what ``attach`` puts there.
         flops.register(family, overload, self.kernel.span, self._counted)
         _stays(overload)
-        return Operator(overload, self.types, self.constants, rule)
+        return Operator(overload, self.types, self.constants, rule, self)
 
     def _counted(self, counter: Counter, inputs: Sequence[Any]) -> None:
         """A call whose operations are counted."""

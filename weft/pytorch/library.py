@@ -91,6 +91,7 @@ class Operators:
         fixed = [v for v, t in zip(values, types, strict=True) if not t]
         operator = self.find(types, fixed, self.deciding(), autocast_state())
         passed = [v for v, t in zip(values, types, strict=True) if t]
+        _shard(operator)
         watched = torch._C._len_torch_dispatch_stack() > 0  # which wants to see operators
         batched = any(map(is_batched, passed))
         if batched and watched:
@@ -200,7 +201,6 @@ class Operators:
             )  # fmt: skip
             make = functools.partial(form.make, name, schema, tags)
             operator = self.made[key] = namespace_of(self.namespace).once(shared, make)
-        _shard(operator)
         return operator
 
     def form(
@@ -228,6 +228,7 @@ class Operators:
         if self.in_level(token):
             around = (*around, TANGENTS)
         operator = self.find(types, fixed, around, autocast_state())
+        _shard(operator)
         return operator.overload._schema.name.rpartition(":")[2]
 
     def in_level(self, token: str) -> bool:
@@ -318,8 +319,9 @@ def sharding(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shar
 
 
 def _shard(operator: Operator) -> None:
-    """Tells DTensor of an operator, where somebody has imported that."""
-    if DTENSOR in sys.modules and operator.overload.family.sharded is None:
+    """Tells DTensor of an operator, which it then holds, where somebody uses that."""
+    family = operator.overload.family
+    if family.sharded is None and DTENSOR in sys.modules and torch.distributed.is_initialized():
         from weft.pytorch import dtensor  # only where there are DTensors
 
         dtensor.register(operator)

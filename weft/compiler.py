@@ -47,13 +47,15 @@ DEFAULTS = Options()
 def to_code(
     function: Function, options: Options, *, noalias: bool = True,
     listener: Callable[[str, Function], None] | None = None, asked: str | None = None,
+    made_for: str = "",
 ) -> cpu.CpuCode:  # fmt: skip
-    """IR to object code of this machine, by the schedule that is ``asked`` for. Raises
-    ``RaceError`` where iterations provably meet, ``ScheduleError``; in debug mode, the code checks
-    at run time where that is not known."""
+    """IR to object code of this machine (or of another, see ``compile_cpu``), by the schedule that
+    is ``asked`` for. Raises ``RaceError`` where iterations provably meet, ``ScheduleError``; in
+    debug mode, the code checks at run time where that is not known."""
     wish = asked is not None
     function = optimize_for_cpu(function, options, noalias=noalias, listener=listener, asked=wish)
-    return cpu.compile_cpu(function, None if asked is None else default_cpu.completed(asked))
+    schedule = None if asked is None else default_cpu.completed(asked)
+    return cpu.compile_cpu(function, schedule, made_for)
 
 
 def optimize_for_cpu(

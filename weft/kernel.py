@@ -135,11 +135,11 @@ class Definition:
         return {**given, **({"autotune": self.tuning.text} if self.tuning else {})}
 
     @user_frames
-    def export(self, path: Any, *examples: tuple[Any, ...]) -> None:
+    def export(self, path: Any, *examples: tuple[Any, ...], target: str = "") -> None:
         """Writes a shared library without Python: see ``pytorch.shared_library.export``."""
         from weft.pytorch import shared_library as library  # only where one is written
 
-        library.export(cast(Any, self), path, examples)
+        library.export(cast(Any, self), path, examples, target)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         """The arguments by parameter name, defaults filled in. Raises ``KernelTypeError``."""

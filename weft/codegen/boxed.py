@@ -11,7 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from weft.codegen.boxed_forms import CPU, CUDA, Form, Keys, MadeForm, RunForm, TensorForm
+from weft.codegen.boxed_forms import (
+    ANY,
+    CPU,
+    CUDA,
+    CURRENT,
+    Form,
+    Keys,
+    MadeForm,
+    RunForm,
+    Size,
+    TensorForm,
+)
 from weft.codegen.emit import Emitter, Module
 from weft.codegen.interface import Slot
 
@@ -48,6 +59,8 @@ DEVICE = {  # where it launches on a CUDA device
     "aoti_torch_get_current_cuda_stream": "i32 (i32, ptr)", "cuCtxGetDevice": "i32 (ptr)",
     "cuLaunchKernelEx": "i32 (ptr, ptr, ptr, ptr)",
 }  # fmt: skip
+# What a shared library has itself (``exported.py``): torch.empty_like, a loaded function.
+EXPORTED = {"weft_like": "i32 (ptr, ptr)", "weft_loaded": "ptr (ptr, i32)"}
 REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
 TANGENT = "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE"
 VERSION = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
@@ -72,8 +85,10 @@ _ASKED = dict(zip(_TENSOR, (
 ), strict=True))  # fmt: skip
 
 
-def text(forms: Sequence[Form], keys: Keys) -> str:
-    """The LLVM IR of the kernels. Without forms all calls go to Python."""
+def text(forms: Sequence[Form], keys: Keys, exported: str = "") -> str:
+    """The LLVM IR of the kernels. Without forms all calls go to Python. ``exported``: a symbol in
+    place of the kernels' own, for a library, of ``i1 (ptr stack, ptr record, i1 above)``: whether
+    the call was carried out; ``above``: at autograd's key."""
     module = Module()
     groups = dict[Hashable, list[tuple[int, Form]]]()  # whose tensors are at the same positions
     place = FORMS
@@ -86,7 +101,9 @@ def text(forms: Sequence[Form], keys: Keys) -> str:
         _plain(_Writer(module))
     for number, group in enumerate(groups.values()):
         _runs(_Writer(module), number, group, keys)
-    for which, symbol in enumerate(SYMBOLS):
+    if exported:
+        _carried_out(_Writer(module), exported, len(groups))
+    for which, symbol in enumerate(() if exported else SYMBOLS):
         _kernel(_Writer(module), symbol, which, len(groups))
     return str(module) + _GUARDS * any(form.guarded for form in forms)
 
@@ -99,9 +116,8 @@ class _Writer(Emitter):
 
     def torch(self, name: str, *operands: str | int) -> str:
         """A call of a function of torch."""
-        result, _, types = (
-            {**FUNCTIONS, **LISTS, **DEVICE, **METHODS}[name].removesuffix(")").partition(" (")
-        )
+        known = {**FUNCTIONS, **LISTS, **DEVICE, **METHODS, **EXPORTED}
+        result, _, types = known[name].removesuffix(")").partition(" (")
         types = types.split(", ") if types else []
         extended = [t + " zeroext" * (t in ("i1", "i16")) for t in types]
         self.declare(f"declare {result} @{name}({', '.join(extended)})")
@@ -164,6 +180,17 @@ def _kernel(w: _Writer, symbol: str, which: int, groups: int) -> None:
     w.start("done")
     w.line("ret void")
     w.finish(f"define void @{symbol}(ptr %stack, i64 %given, i64 %wanted, ptr %record)")
+
+
+def _carried_out(w: _Writer, symbol: str, groups: int) -> None:
+    for k in range(groups):
+        other = w.label("other")
+        w.branch(w.inst(f"call i1 @runs{k}(ptr %stack, ptr %record, i1 %above)"), "done", other)
+        w.start(other)
+    w.line("ret i1 false")
+    w.start("done")
+    w.line("ret i1 true")
+    w.finish(f"define zeroext i1 @{symbol}(ptr %stack, ptr %record, i1 zeroext %above)")
 
 
 def _looks(w: _Writer) -> None:
@@ -264,7 +291,7 @@ class _Tensor:
         self.strides: list[str] = []
         self.extent = "0"
 
-    def covered(self, w: _Writer, device: tuple[int, int], no: str) -> None:
+    def covered(self, w: _Writer, device: tuple[int, str | int], no: str) -> None:
         """Goes to ``no`` where the tensor is not of the form."""
         form, told = self.form, self.told
         w.need(w.test("eq", told["device"], device[0]), no)
@@ -273,11 +300,12 @@ class _Tensor:
             w.need(w.test("eq", index, device[1], "i32"), no)
         w.need(w.test("eq", told["dtype"], form.dtype), no)
         w.need(w.test("eq", told["rank"], form.rank), no)
-        w.need(w.test("eq", told["contiguous"], int(form.layout == "contiguous")), no)
+        if form.layout != ANY:
+            w.need(w.test("eq", told["contiguous"], int(form.layout == "contiguous")), no)
         for name, into in (("sizes", self.sizes), ("strides", self.strides)):
             base = w.inst(f"inttoptr i64 {told[name]} to ptr")
             into += [w.load(w.at(base, axis)) for axis in range(form.rank)]
-        if form.layout != "contiguous":
+        if form.layout not in ("contiguous", ANY):
             unit = w.test("eq", self.strides[-1], 1)
             w.need(unit if form.layout == "unit" else w.inst(f"xor i1 {unit}, true"), no)
         for found, known in ((self.sizes, form.shape), (self.strides, form.steps)):
@@ -388,6 +416,7 @@ class _Run:
         """``place``: of its words in the record; ``leaves``: where the arguments are."""
         self.w, self.form, self.place, self.leaves, self.keys = w, form, place, leaves, keys
         self.other = w.label("other")  # where it is not theirs
+        self.device: tuple[int, str | int] = form.device
         self.there: dict[int, _Tensor] = {}
         self.made: list[tuple[str, str]] = []  # the handle, and where what is made goes
 
@@ -399,10 +428,17 @@ class _Run:
     def carry_out(self, handles: Mapping[int, str], words: Mapping[int, str]) -> None:
         """Ends the function where the form covers the call."""
         w, form = self.w, self.form
+        if form.device[0] == CUDA:
+            current = w.room(1)
+            w.succeeds(w.torch("cuCtxGetDevice", current), self.other)
+            if form.device[1] == CURRENT:
+                self.device = CUDA, w.load(current, "i32")
+            else:
+                w.need(w.test("eq", w.load(current, "i32"), form.device[1], "i32"), self.other)
         for k, argument in enumerate(form.arguments):
             if isinstance(argument, TensorForm):
                 self.there[k] = tensor = _Tensor(w, argument, handles[k], words[k])
-                tensor.covered(w, form.device, self.other)
+                tensor.covered(w, self.device, self.other)
             elif argument.low is not None:
                 value = w.load(w.at(self.leaves, k))
                 w.need(w.test("sge", value, argument.low), self.other)
@@ -411,10 +447,6 @@ class _Run:
         if form.guarded:
             table = w.load(w.at("%record", self.place), "ptr")
             w.need(w.inst(f"call i1 @guards(ptr {table})"), self.other)
-        if form.device[0] == CUDA:
-            current = w.room(1)
-            w.succeeds(w.torch("cuCtxGetDevice", current), self.other)
-            w.need(w.test("eq", w.load(current, "i32"), form.device[1], "i32"), self.other)
         for made in form.made:
             self._make(made)
         blocks = [self._block(run) for run in form.runs]
@@ -444,12 +476,15 @@ class _Run:
     def _make(self, made: MadeForm) -> None:
         """Makes a tensor, which goes again where it is not as it has to be."""
         w, form, place = self.w, made.tensor, self.w.room(1)
-        rooms = w.room(form.rank), w.room(form.rank)
-        for room, slots in zip(rooms, (made.sizes, made.strides), strict=True):
-            for axis, slot in enumerate(slots):
-                w.store(self._word(slot), w.at(room, axis))
-        asked = form.rank, *rooms, form.dtype, *self.form.device, place
-        w.succeeds(w.torch("aoti_torch_empty_strided", *asked), self.no)
+        if made.like >= 0:
+            w.succeeds(w.torch("weft_like", self.there[made.like].handle, place), self.no)
+        else:
+            rooms = w.room(form.rank), w.room(form.rank)
+            for room, slots in zip(rooms, (made.sizes, made.strides), strict=True):
+                for axis, slot in enumerate(slots):
+                    w.store(self._word(slot), w.at(room, axis))
+            asked = form.rank, *rooms, form.dtype, *self.device, place
+            w.succeeds(w.torch("aoti_torch_empty_strided", *asked), self.no)
         handle, words = w.load(place, "ptr"), w.room(len(_TENSOR))
         self.made.append((handle, w.label("drop")))
         if made.zeros:
@@ -458,7 +493,7 @@ class _Run:
             w.succeeds(w.torch("aoti_torch_copy_", handle, self.there[made.of].handle, 0), self.no)
         w.need(w.inst(f"call i1 @looks(ptr {handle}, ptr {words})"), self.no)
         tensor = _Tensor(w, form, handle, words)
-        tensor.covered(w, self.form.device, self.no)
+        tensor.covered(w, self.device, self.no)
         if form.written:
             tensor.writable(w, self.keys, self.no)
         self.there[len(self.form.arguments) + len(self.made) - 1] = tensor
@@ -476,8 +511,10 @@ class _Run:
         """Has the driver launch a loop on the current stream."""
         w = self.w
         stream, size, extra, config = (w.room(n) for n in (1, 1, 5, CONFIG // 8))
-        w.succeeds(w.torch("aoti_torch_get_current_cuda_stream", self.form.device[1], stream),
-                   self.no)  # fmt: skip
+        w.succeeds(w.torch("aoti_torch_get_current_cuda_stream", self.device[1], stream), self.no)
+        if self.form.device[1] == CURRENT:  # in a library, which loads its code
+            code = w.torch("weft_loaded", code, self.device[1])
+            w.need(w.test("ne", code, "null", "ptr"), self.no)
         w.store(8 * len(run.slots), size)
         for n, (word, type) in enumerate(
             ((EXTRA_POINTER, "i64"), (block, "ptr"), (EXTRA_SIZE, "i64"), (size, "ptr"), (0, "i64"))
@@ -485,10 +522,29 @@ class _Run:
             w.store(word, w.at(extra, n), type)
         for n in range(CONFIG // 8):
             w.store(0, w.at(config, n))
-        for n, number in enumerate(run.grid):
+        grid: list[str | int] = [*run.grid]
+        for n, (low, high, step, threads) in enumerate(run.covering):
+            grid[n] = self._blocks(low, high, step, threads, run.grid[n])
+        for n, number in enumerate(grid):
             w.store(number, w.inst(f"getelementptr i32, ptr {config}, i64 {n}"), "i32")
         w.store(w.load(stream), w.inst(f"getelementptr i8, ptr {config}, i64 {STREAM}"))
         w.succeeds(w.torch("cuLaunchKernelEx", config, code, "null", extra), self.no)
+
+    def _blocks(self, low: Size, high: Size, step: Size, threads: int, most: int) -> str:
+        """Blocks that have a thread for each iteration, from 1 to ``most``."""
+        w = self.w
+        first, end, by = (self._size(part) for part in (low, high, step))
+        span = w.extreme("smax", w.inst(f"sub i64 {end}, {first}"), "1")
+        by = w.extreme("smax", by, "1")  # others have no iterations
+        count = w.inst(f"udiv i64 {w.inst(f'sub i64 {span}, 1')}, {by}")
+        blocks = w.inst(f"add i64 {w.inst(f'udiv i64 {count}, {threads}')}, 1")
+        return w.inst(f"trunc i64 {w.extreme('umin', blocks, str(most))} to i32")
+
+    def _size(self, size: Size) -> str:
+        if isinstance(size, Slot):
+            return self._word(size)
+        operation, first, second = size
+        return self.w.inst(f"{operation} i64 {self._size(first)}, {self._size(second)}")
 
     def _finish(self, handles: Mapping[int, str]) -> None:
         """Counts what was written, lets go of what is not given, and ends the function."""

@@ -6,6 +6,8 @@ from weft.codegen.interface import Slot
 from weft.values import frozen
 
 CPU, CUDA = 0, 1  # torch's numbers of device types
+CURRENT = -1  # as the index of a device: the one that is current where the kernel is called
+ANY = "any"  # as what is known of strides: nothing
 
 
 @frozen
@@ -20,8 +22,8 @@ class Keys:
 @frozen
 class TensorForm:
     """A tensor: torch's number of its dtype, the bytes of an element, what is known of its strides
-    (one of ``ir.types.LAYOUTS``), whether a loop writes to it, and its sizes and strides where they
-    are to be these."""
+    (one of ``ir.types.LAYOUTS``, or ``ANY``), whether a loop writes to it, and its sizes and
+    strides where they are to be these."""
 
     dtype: int
     bytes: int
@@ -42,25 +44,33 @@ class NumberForm:
 
 @frozen
 class MadeForm:
-    """A tensor that the kernel makes, and what it has to be: of the words ``sizes`` and
-    ``strides``, with the contents of the tensor ``of`` where that is a position, and zeros where
-    ``zeros``."""
+    """A tensor that the kernel makes, and what it has to be: as ``torch.empty_like`` of the tensor
+    ``like`` where that is a position, else of the words ``sizes`` and ``strides``; with the
+    contents of the tensor ``of`` where that is a position, and zeros where ``zeros``."""
 
     tensor: TensorForm
     sizes: tuple[Slot, ...]
     strides: tuple[Slot, ...]
     zeros: bool = False
     of: int = -1
+    like: int = -1
+
+
+# A number of a call: a word of the argument block, or an operation on two numbers.
+Size = Slot | tuple[str, "Size", "Size"]
 
 
 @frozen
 class RunForm:
     """A compiled loop: the words of its argument block. On a CUDA device also the grid, block and
-    shared bytes, and the pointers among the words that have to be multiples of so many bytes."""
+    shared bytes, and the pointers among the words that have to be multiples of so many bytes.
+    ``covering``: lower bound, upper bound, step and threads of each axis of the grid (x first) that
+    has one thread for each iteration, where ``grid`` does not say how many blocks that is."""
 
     slots: tuple[Slot, ...]
     grid: tuple[int, ...] = ()
     aligned: tuple[tuple[int, int], ...] = ()
+    covering: tuple[tuple[Size, Size, Size, int], ...] = ()
 
 
 @frozen

@@ -40,6 +40,7 @@ class CpuCode:
     prints: tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]
     schedule: Schedule
     simplified: bool
+    cpu: str = ""  # what it is made for, if not this machine
 
     @property
     def tiled(self) -> bool:
@@ -48,32 +49,34 @@ class CpuCode:
 
     def optimized(self) -> str:
         """The LLVM IR after optimisation."""
-        return str(_optimize(self.llvm, simplified=self.simplified))
+        return str(_optimize(self.llvm, self.simplified, self.cpu))
 
     def assembly(self) -> str:
         """The machine code, as assembly."""
-        return machine().emit_assembly(_optimize(self.llvm, simplified=self.simplified))
+        module = _optimize(self.llvm, self.simplified, self.cpu)
+        return machine(cpu=self.cpu).emit_assembly(module)
 
 
-def compile_cpu(function: Function, schedule: Schedule | None = None) -> CpuCode:
-    """Machine code of ``function`` for this machine. Without a ``schedule``, the first candidate
+def compile_cpu(function: Function, schedule: Schedule | None = None, cpu: str = "") -> CpuCode:
+    """Machine code of ``function`` for this machine, or for the ``cpu`` that is one of
+    ``machine.LEVELS``. Without a ``schedule``, the first candidate
     whose text is not too long is taken. Raises ``ScheduleError`` where a schedule is not legal."""
     if schedule is not None:
-        default_cpu.check(function, schedule, host_cpu())
+        default_cpu.check(function, schedule, host_cpu(cpu))
     with timing.stage("emit"):
-        usual = default_cpu.candidates(function, host_cpu())
+        usual = default_cpu.candidates(function, host_cpu(cpu))
         tried = usual if schedule is None else [schedule]
         while True:
-            kernel = scheduled(function, tried.pop(0), host_cpu())
+            kernel = scheduled(function, tried.pop(0), host_cpu(cpu))
             text = kernel.emit()
             if not tried or text.count("\n") <= MOST_TILED:
                 break
     with timing.stage("llvm"):
         simplified = kernel.tile is not None and not kernel.tile.alone
-        code = machine().emit_object(_optimize(text, simplified=simplified))
+        code = machine(cpu=cpu).emit_object(_optimize(text, simplified, cpu))
     return CpuCode(
         text, code, kernel.symbol, argument_slots(function), kernel.cpu.tables.described(),
-        kernel.cpu.tables.printed(), kernel.schedule, simplified,
+        kernel.cpu.tables.printed(), kernel.schedule, simplified, cpu,
     )  # fmt: skip
 
 
@@ -91,15 +94,15 @@ def scheduled(function: Function, schedule: Schedule, machine: CpuMachine) -> Cp
 # -- LLVM's side
 
 
-def _optimize(text: str, *, simplified: bool) -> llvm.ModuleRef:
+def _optimize(text: str, simplified: bool, cpu: str) -> llvm.ModuleRef:
     """Tiles are vectors already: where there is nothing else, they need LLVM's simplifications, not
     its vectorisers. Loops with more than ``MOST_VECTORISED`` instructions go without these, too."""
     module = llvm.parse_assembly(text)
-    module.triple = machine().triple
-    module.data_layout = str(machine().target_data)
+    made_for = machine(cpu=cpu)
+    module.triple, module.data_layout = made_for.triple, str(made_for.target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=1 if simplified else 2)
     options.loop_vectorization = longest_block(text) <= MOST_VECTORISED
-    optimize(module, machine(), options, simplified=simplified)
+    optimize(module, made_for, options, simplified=simplified)
     return module
 
 

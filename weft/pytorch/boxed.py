@@ -96,6 +96,7 @@ class BoxedKernel:
     def attach(self, family: Family, name: str) -> None:
         """Becomes the kernel of its operator, which nobody has called yet."""
         self.name, self._family = name, weakref.ref(family)
+        family.boxed[name] = self
         packet, namespace = family.namespace.packets[name], family.namespace.namespace
         differentiable = ("autograd", name) in family.python
         numbers = differentiable and any(t.startswith("SymInt") for t in self.types)
@@ -224,22 +225,26 @@ class BoxedKernel:
         launcher, recipe = self.launcher, self.recipe
         if len(launcher.region.args) != len(recipe.places):
             raise Unfit
-        args, made = recipe.arguments(inputs)
+        args, made = recipe.arguments(inputs, program.as_made)
         if are_complex(launcher.region, args):
             raise Unfit
         specs = list(launcher.forms.specs(args).values())
-        compiled = launcher.forms.specialize(specs, place=program.device.type).compiled
+        place = program.loops or program.device.type
+        compiled = launcher.forms.specialize(specs, place=place).compiled
         read = (place for place in recipe.places if isinstance(place, Guard))
         guards = (*compiled.guards, *recipe.guards, *read)
-        if compiled.loop.summary.unordered or not all(guard.by_identity for guard in guards):
+        frozen = program.loops or all(guard.by_identity for guard in guards)
+        if compiled.loop.summary.unordered or not frozen:
             raise Unfit  # it takes Python to compare values, and to order iterations
         return args, made, specs, compiled, guards
 
-    def form_of(self, passed: Sequence[Any]) -> Found:
-        """Raises ``Unfit`` where the call takes Python."""
+    def form_of(self, passed: Sequence[Any], program: Program | None = None) -> Found:
+        """Raises ``Unfit`` where the call takes Python. ``program``: where it is written down."""
         launcher, recipe = self.launcher, self.recipe
-        program = Program(passed, self.types)
-        if not all(m.described or passed[m.like].is_contiguous() for m in recipe.made):
+        program = program or Program(passed, self.types)
+        if not program.loose and not all(
+            m.described or passed[m.like].is_contiguous() for m in recipe.made
+        ):
             raise Unfit
         args, made, specs, compiled, guards = self.specialized(passed, program)
         written = compiled.loop.summary.written
@@ -262,7 +267,8 @@ class BoxedKernel:
             result = torch.empty((), dtype=TORCH_DTYPES[dtype], device=program.device)
             held.append(program.make(result))
             values.append(result)
-        program.run(_fitting(launcher, compiled, tensors), held, values)
+        made_for = compiled if program.loops else _fitting(launcher, compiled, tensors)
+        program.run(made_for, held, values)
         first = len(program.items)
         form = program.form([first + k for k in recipe.returned], guards)
         return Found(form, tuple(program.codes), (compiled, *program.keep), guards)
@@ -322,7 +328,7 @@ class BoxedBackward(BoxedKernel):
         made.former = former
         return made
 
-    def form_of(self, passed: Sequence[Any]) -> Found:
+    def form_of(self, passed: Sequence[Any], program: Program | None = None) -> Found:
         return self.former(self, passed)
 
 
@@ -362,6 +368,8 @@ def operands(place: Place, program: Program, value: Any) -> list[Operand]:
             return [Slot("size", start, place.axis % program.values[start].dim())]
         case Number():
             return [constant(place.value)]
+        case Guard() if program.loops and isinstance(value, int | float):
+            return [constant(value)]  # as it is now
         case _:
             raise Unfit
 

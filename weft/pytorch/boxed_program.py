@@ -33,6 +33,10 @@ class Program:
     """The call of an operator with the arguments ``passed``, while it is written down. On a GPU,
     and where it is ``exact``, it is one of calls with these sizes and strides."""
 
+    places = frozenset({"cpu", "cuda"})  # where tensors may be
+    loops = ""  # where loops are compiled for, if not for the device
+    loose = False  # it is one of calls with any strides
+
     def __init__(self, passed: Sequence[Any], types: Sequence[str], *, exact: bool = False) -> None:
         """Raises ``Unfit``."""
         self.starts: list[int] = []  # where each argument is among the items
@@ -54,7 +58,7 @@ class Program:
         if len(devices) != 1 or any(type(v) not in stable.PLAIN for v in tensors):
             raise Unfit
         (self.device,) = devices
-        if self.device.type not in ("cpu", "cuda"):
+        if self.device.type not in self.places:
             raise Unfit
         self.exact = exact or self.device.type == "cuda"
         self.arguments: list[TensorForm | NumberForm | None] = [None] * len(self.items)
@@ -114,6 +118,10 @@ class Program:
         form = number, tensor.element_size(), spec.rank, spec.layout, written
         return TensorForm(*form, *((tuple(tensor.shape), tensor.stride()) if self.exact else ()))
 
+    def as_made(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the host part makes, as calls of this kind know it."""
+        return tensor
+
     # --- what is made ----------------------------------------------------------------------------
     def make(
         self, tensor: torch.Tensor, *, sizes: Sequence[Slot] | None = None,
@@ -142,7 +150,7 @@ class Program:
     # --- loops -----------------------------------------------------------------------------------
     def run(self, compiled: Made, operands: Sequence[Operand], values: Sequence[Any]) -> None:
         """A compiled loop, whose arguments are ``operands``, and in this call ``values``."""
-        slots = [_word(slot, operands) for slot in compiled.slots]
+        slots = [word(slot, operands) for slot in compiled.slots]
         if isinstance(compiled, Compiled):
             if self.device.type != "cpu" or not compiled.code.address or compiled.header.checks:
                 raise Unfit
@@ -186,7 +194,7 @@ class Program:
         )  # fmt: skip
 
 
-def _word(slot: Slot, operands: Sequence[Operand]) -> Slot:
+def word(slot: Slot, operands: Sequence[Operand]) -> Slot:
     """A word of a loop's argument block, by where its value is from."""
     if slot.kind not in ("pointer", "size", "stride", "int", "float"):
         return slot

@@ -86,11 +86,7 @@ class Operators:
         if loops and _is_tracing() and not any(isinstance(v, _CODE) for v in args):
             return self.host(loops, *args, **kwargs)
         self._check_captured()
-        values = list(self.kernel.bind(args, kwargs).arguments.values())
-        types = tuple(map(schema_type, self.parameters, values))
-        fixed = [v for v, t in zip(values, types, strict=True) if not t]
-        operator = self.find(types, fixed, self.deciding(), autocast_state())
-        passed = [v for v, t in zip(values, types, strict=True) if t]
+        operator, values, passed = self.found(args, kwargs, autocast_state())
         _shard(operator)
         watched = torch._C._len_torch_dispatch_stack() > 0  # which wants to see operators
         batched = any(map(is_batched, passed))
@@ -105,6 +101,17 @@ class Operators:
         else:
             out = operator.overload(*passed)
         return self.assemble(out, values)
+
+    def found(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Autocast = ()
+    ) -> tuple[Operator, list[Any], list[Any]]:
+        """The operator of a call, the values of the kernel's parameters, and those among them that
+        are its arguments."""
+        values = list(self.kernel.bind(args, kwargs).arguments.values())
+        types = tuple(map(schema_type, self.parameters, values))
+        fixed = [v for v, t in zip(values, types, strict=True) if not t]
+        operator = self.find(types, fixed, self.deciding(), autocast)
+        return operator, values, [v for v, t in zip(values, types, strict=True) if t]
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same while Dynamo traces it: plain loops, and the operator as a constant."""

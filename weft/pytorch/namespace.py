@@ -48,6 +48,7 @@ class Family:
         # The default of each argument, or None, of the operators that have any: torch passes no
         # last arguments on that are as their defaults.
         self._defaults: dict[str, list[Any]] = {}
+        self.boxed: dict[str, Any] = {}  # kernels in machine code, by name (``BoxedKernel``)
 
     def define(
         self, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any],

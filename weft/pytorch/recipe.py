@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,18 +65,21 @@ class Recipe:
     returned: tuple[int, ...]
     guards: tuple[Guard, ...]
 
-    def arguments(self, passed: Sequence[Any]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    def arguments(
+        self, passed: Sequence[Any], as_made: Callable[[torch.Tensor], torch.Tensor] = lambda t: t
+    ) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
         """The loop's arguments where the parameters are ``passed``, and all that is made, without
-        its contents."""
+        its contents, ``as_made`` gives it."""
         made: list[torch.Tensor] = []
         for m in self.made:
             like = passed[m.like]
             if m.described:
                 dtype, device = passed[m.like + 2 : m.like + 4]
                 strides = passed[m.like + 1]
-                made.append(torch.empty_strided(like, strides, dtype=dtype, device=device))
+                new = torch.empty_strided(like, strides, dtype=dtype, device=device)
             else:
-                made.append(torch.empty_like(like))
+                new = torch.empty_like(like)
+            made.append(as_made(new))
         found: list[Any] = []
         for place in self.places:
             match place:

@@ -15,9 +15,9 @@ from weft.runtime.link import Linked
 _numbers = itertools.count()
 
 
-def emit(text: str, effort: int = 1) -> bytes:
-    """LLVM IR as object code, as it stands."""
-    return machine(effort).emit_object(llvm.parse_assembly(text))
+def emit(text: str, effort: int = 1, cpu: str = "") -> bytes:
+    """LLVM IR as object code, as it stands, for this machine or ``cpu``."""
+    return machine(effort, cpu).emit_object(llvm.parse_assembly(text))
 
 
 def link(data: bytes, symbols: Sequence[str], needs: Mapping[str, int]) -> Linked:

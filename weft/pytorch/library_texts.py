@@ -1,0 +1,112 @@
+"""The header of a shared library (``shared_library.py``), and an example of C++."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+_CPP = {"Tensor": "const at::Tensor&", "int": "int64_t", "SymInt": "int64_t", "float": "double",
+        "bool": "bool"}  # fmt: skip
+_WORDS = {"Tensor": "a tensor's handle", "int": "an int64_t", "SymInt": "an int64_t",
+          "float": "the bits of a double", "bool": "0 or 1"}  # fmt: skip
+
+
+def write(
+    file: pathlib.Path, name: str, schema: Any, example: Sequence[Any], frozen: Mapping[str, Any]
+) -> None:
+    """Writes the header and the example of the library ``file``, of the kernel ``name``."""
+    namespace = schema.name.partition("::")[0]
+    types, names = [str(a.type) for a in schema.arguments], [a.name for a in schema.arguments]
+    header = _header(namespace, name, types, names, len(schema.returns), frozen)
+    file.with_suffix(".h").write_text(header)
+    values = [_example(value) for value in example]
+    program = _program(file, namespace, name, names, values, len(schema.returns))
+    file.with_name(f"{file.stem}_example.cpp").write_text(program)
+
+
+def _header(
+    namespace: str, name: str, types: Sequence[str], names: Sequence[str], returns: int,
+    frozen: Mapping[str, Any],
+) -> str:  # fmt: skip
+    """A function of C, and one of C++, that call the operator."""
+    cpp = [_CPP.get(t, "at::IntArrayRef") for t in types]
+    result = ("void", "at::Tensor")[returns] if returns < 2 else (
+        f"std::tuple<{', '.join(['at::Tensor'] * returns)}>")  # fmt: skip
+    symbols = {"int64_t": "c10::SymInt", "at::IntArrayRef": "c10::SymIntArrayRef"}
+    symbolic = [symbols.get(t, t) for t in cpp]
+    kept = "".join(f"// `{n}`, from around the kernel, is {v!r}.\n" for n, v in frozen.items())
+    words = ", ".join(f"{_WORDS.get(t, 'the handle of a list')} ({n})"
+                      for t, n in zip(types, names, strict=True))  # fmt: skip
+    entry = f"""
+// `stack`: {words}, in PyTorch's stable C interface (torch/csrc/stable/c/shim.h).
+// Handles are gone then; the results' take their places. Gives NULL, or what is wrong.
+#ifdef __cplusplus
+extern "C"
+#endif
+const char *weft_{name}(uint64_t *stack);
+""" if name.isascii() else ""  # fmt: skip
+    return f"""// The kernel `{name}`, an operator of PyTorch: load the library, then call.
+{kept}#pragma once
+#include <stdint.h>
+{entry}
+#ifdef __cplusplus
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/types.h>
+
+namespace {namespace} {{
+inline {result} {name}({", ".join(f"{t} {n}" for t, n in zip(cpp, names, strict=True))}) {{
+  static const auto op = c10::Dispatcher::singleton()
+      .findSchemaOrThrow("{namespace}::{name}", "")
+      .typed<{result}({", ".join(symbolic)})>();
+  return op.call({", ".join(names)});
+}}
+}}  // namespace {namespace}
+#endif
+"""
+
+
+_KINDS = {"float32": "Float", "float64": "Double", "float16": "Half", "int32": "Int",
+          "int64": "Long", "int16": "Short", "int8": "Char", "uint8": "Byte",
+          "bool": "Bool", "bfloat16": "BFloat16"}  # fmt: skip
+
+
+def _example(value: Any) -> str:
+    """A value of C++ like this one."""
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join(map(str, value.shape))
+        options = f"torch::k{_KINDS[str(value.dtype).removeprefix('torch.')]}"
+        if value.device.type != "cpu":
+            options = f"torch::device(torch::kCUDA).dtype({options})"
+        return f"torch::ones({{{sizes}}}, {options})"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"{{{', '.join(map(_example, value))}}}"
+    return repr(value)
+
+
+def _program(
+    file: pathlib.Path, namespace: str, name: str, names: Sequence[str], values: Sequence[str],
+    returns: int,
+) -> str:  # fmt: skip
+    made = [f"auto {n} = {v};" if v[0] != "{" else f"std::vector<int64_t> {n} = {v};"
+            for n, v in zip(names, values, strict=True)]  # fmt: skip
+    call = f"{namespace}::{name}({', '.join(names)})"
+    shown = names[0] if returns == 0 else "result" if returns == 1 else "std::get<0>(result)"
+    return f"""// Calls the kernel `{name}`. $torch: where PyTorch is (Python's torch.__path__[0]).
+// c++ -std=c++20 {file.stem}_example.cpp -Wl,--no-as-needed ./{file.name} -I$torch/include \\
+//     -I$torch/include/torch/csrc/api/include -L$torch/lib -ltorch -ltorch_cpu -lc10 \\
+//     -Wl,-rpath,$torch/lib,-rpath,$PWD
+#include <iostream>
+#include <torch/types.h>
+#include "{file.stem}.h"
+
+int main() {{
+  {chr(10).join(made).replace(chr(10), chr(10) + "  ")}
+  {"" if returns == 0 else "auto result = "}{call};
+  std::cout << {shown}.sum().item<double>() << std::endl;
+}}
+"""

@@ -281,7 +281,7 @@ def test_the_example(tmp_path: Path, folder: Path) -> None:
     lines = [
         line.removeprefix("// ").removesuffix("\\") for line in example.read_text().split("\n")
     ]
-    command = lines[1].replace("c++ ", "c++ -o example ")
+    command = "".join(lines[1:4]).replace("c++ ", "c++ -o example ")
     place = {**os.environ, "torch": str(Path(torch.__file__).parent)}
     subprocess.run(command, shell=True, check=True, cwd=tmp_path, env=place)
     said = subprocess.run("./example", cwd=tmp_path, check=True, capture_output=True, text=True)

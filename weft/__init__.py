@@ -103,6 +103,7 @@ from weft.lang.vectors import Matrix, Vector
 from weft.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from weft.pytorch.exported_program import export_library as export_library
     from weft.tools.cross import compile_for as compile_for
     from weft.tuning.autotune import Config as Config
     from weft.tuning.autotune import autotune as autotune
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
 
 
 _LATER = {
+    "export_library": "weft.pytorch.exported_program",
     "compile_for": "weft.tools.cross", "Config": "weft.tuning.autotune",
     "autotune": "weft.tuning.autotune", "tune": "weft.tuning.tune", "tuned": "weft.tuning.tune",
 }  # fmt: skip

@@ -135,11 +135,14 @@ class Definition:
         return {**given, **({"autotune": self.tuning.text} if self.tuning else {})}
 
     @user_frames
-    def export(self, path: Any, *examples: tuple[Any, ...], target: str = "") -> None:
-        """Writes a shared library without Python: see ``pytorch.shared_library.export``."""
-        from weft.pytorch import shared_library as library  # only where one is written
+    def export(
+        self, path: Any, *examples: tuple[Any, ...], target: str = "",
+        dynamic: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Writes a shared library without Python: see ``pytorch.exported_program.export``."""
+        from weft.pytorch import exported_program  # only where a library is written
 
-        library.export(cast(Any, self), path, examples, target)
+        exported_program.export(cast(Any, self), path, examples, target, dynamic)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         """The arguments by parameter name, defaults filled in. Raises ``KernelTypeError``."""

@@ -24,7 +24,9 @@ from weft.codegen.boxed_forms import (
     TensorForm,
 )
 from weft.codegen.emit import Emitter, Module
+from weft.codegen.entry import Instructions
 from weft.codegen.interface import Slot
+from weft.ir.trips import steps_of, trip_count
 
 # CUlaunchConfig: its bytes, and the place of the stream; names of cuLaunchKernelEx's ``extra``.
 CONFIG, STREAM, EXTRA_POINTER, EXTRA_SIZE = 56, 32, 1, 2
@@ -530,14 +532,11 @@ class _Run:
         w.store(w.load(stream), w.inst(f"getelementptr i8, ptr {config}, i64 {STREAM}"))
         w.succeeds(w.torch("cuLaunchKernelEx", config, code, "null", extra), self.no)
 
-    def _blocks(self, low: Size, high: Size, step: Size, threads: int, most: int) -> str:
+    def _blocks(self, low: Size, high: Size, step: int, threads: int, most: int) -> str:
         """Blocks that have a thread for each iteration, from 1 to ``most``."""
-        w = self.w
-        first, end, by = (self._size(part) for part in (low, high, step))
-        span = w.extreme("smax", w.inst(f"sub i64 {end}, {first}"), "1")
-        by = w.extreme("smax", by, "1")  # others have no iterations
-        count = w.inst(f"udiv i64 {w.inst(f'sub i64 {span}, 1')}, {by}")
-        blocks = w.inst(f"add i64 {w.inst(f'udiv i64 {count}, {threads}')}, 1")
+        w, number = self.w, Instructions(self.w, "i64")
+        trips = trip_count(number, self._size(low), self._size(high), str(step))
+        blocks = steps_of(number, w.extreme("smax", trips, "1"), str(threads))
         return w.inst(f"trunc i64 {w.extreme('umin', blocks, str(most))} to i32")
 
     def _size(self, size: Size) -> str:

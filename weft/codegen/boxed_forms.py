@@ -6,7 +6,7 @@ from weft.codegen.interface import Slot
 from weft.values import frozen
 
 CPU, CUDA = 0, 1  # torch's numbers of device types
-CURRENT = -1  # as the index of a device: the one that is current where the kernel is called
+CURRENT = -2  # as the index of a device: the one that is current where the kernel is called
 ANY = "any"  # as what is known of strides: nothing
 
 
@@ -70,7 +70,7 @@ class RunForm:
     slots: tuple[Slot, ...]
     grid: tuple[int, ...] = ()
     aligned: tuple[tuple[int, int], ...] = ()
-    covering: tuple[tuple[Size, Size, Size, int], ...] = ()
+    covering: tuple[tuple[Size, Size, int, int], ...] = ()
 
 
 @frozen

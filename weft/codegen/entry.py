@@ -216,7 +216,7 @@ def _known(e: Emitter, value: Value) -> bool:
     return True
 
 
-class _Instructions:
+class Instructions:
     """Integers of LLVM's type ``ty``, by their names."""
 
     # The dividend of a trip count is never negative, and may need all bits.
@@ -240,4 +240,4 @@ class _Instructions:
 
 def trip_count(e: Emitter, lower: Value, upper: Value, step: Value, ty: str = "i64") -> str:
     """How many iterations a loop with these bounds has."""
-    return trips.trip_count(_Instructions(e, ty), e.name(lower), e.name(upper), e.name(step))
+    return trips.trip_count(Instructions(e, ty), e.name(lower), e.name(upper), e.name(step))

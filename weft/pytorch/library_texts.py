@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 _CPP = {"Tensor": "const at::Tensor&", "int": "int64_t", "SymInt": "int64_t", "float": "double",
-        "bool": "bool"}  # fmt: skip
+        "bool": "bool", "List[float]": "at::ArrayRef<double>",
+        "List[bool]": "at::ArrayRef<bool>"}  # fmt: skip
 _WORDS = {"Tensor": "a tensor's handle", "int": "an int64_t", "SymInt": "an int64_t",
           "float": "the bits of a double", "bool": "0 or 1"}  # fmt: skip
+
+
+# Keywords of C++ that are none of Python, and names that the headers have themselves.
+_TAKEN = """
+alignas alignof asm auto bool case catch char concept const consteval constexpr constinit decltype
+default delete do double dynamic_cast enum explicit export extern false float friend goto inline
+int long mutable namespace new noexcept nullptr operator private protected public register
+requires short signed sizeof static struct switch template this throw true typedef typeid typename
+union unsigned using virtual void volatile xor bitand bitor compl why found made package op kind
+size plain text at std c10 torch weft main result
+"""
+
+
+def cpp_name(name: str) -> str:
+    """The name of a parameter or kernel in C++."""
+    return name + "_" * (name in _TAKEN.split() or re.fullmatch(r"[a-z]+\d+", name) is not None)
 
 
 def write(
@@ -19,11 +37,12 @@ def write(
 ) -> None:
     """Writes the header and the example of the library ``file``, of the kernel ``name``."""
     namespace = schema.name.partition("::")[0]
-    types, names = [str(a.type) for a in schema.arguments], [a.name for a in schema.arguments]
+    types = [str(a.type) for a in schema.arguments]
+    names = [cpp_name(a.name) for a in schema.arguments]
     header = _header(namespace, name, types, names, len(schema.returns), frozen)
     file.with_suffix(".h").write_text(header)
-    values = [_example(value) for value in example]
-    program = _program(file, namespace, name, names, values, len(schema.returns))
+    values = [example_of(value) for value in example]
+    program = program_text(file, namespace, name, names, values, len(schema.returns))
     file.with_name(f"{file.stem}_example.cpp").write_text(program)
 
 
@@ -35,6 +54,9 @@ def _header(
     cpp = [_CPP.get(t, "at::IntArrayRef") for t in types]
     result = ("void", "at::Tensor")[returns] if returns < 2 else (
         f"std::tuple<{', '.join(['at::Tensor'] * returns)}>")  # fmt: skip
+    passed = [f"c10::fromIntArrayRefSlow({n})" if t == "at::IntArrayRef" else n
+              for t, n in zip(cpp, names, strict=True)]  # fmt: skip
+    parameters = ", ".join(f"{t} {n}" for t, n in zip(cpp, names, strict=True))
     symbols = {"int64_t": "c10::SymInt", "at::IntArrayRef": "c10::SymIntArrayRef"}
     symbolic = [symbols.get(t, t) for t in cpp]
     kept = "".join(f"// `{n}`, from around the kernel, is {v!r}.\n" for n, v in frozen.items())
@@ -57,49 +79,54 @@ const char *weft_{name}(uint64_t *stack);
 #include <torch/types.h>
 
 namespace {namespace} {{
-inline {result} {name}({", ".join(f"{t} {n}" for t, n in zip(cpp, names, strict=True))}) {{
+inline {result} {cpp_name(name)}({parameters}) {{
   static const auto op = c10::Dispatcher::singleton()
       .findSchemaOrThrow("{namespace}::{name}", "")
       .typed<{result}({", ".join(symbolic)})>();
-  return op.call({", ".join(names)});
+  return op.call({", ".join(passed)});
 }}
 }}  // namespace {namespace}
 #endif
 """
 
 
-_KINDS = {"float32": "Float", "float64": "Double", "float16": "Half", "int32": "Int",
+CPP_KINDS = {"float32": "Float", "float64": "Double", "float16": "Half", "int32": "Int",
           "int64": "Long", "int16": "Short", "int8": "Char", "uint8": "Byte",
           "bool": "Bool", "bfloat16": "BFloat16"}  # fmt: skip
 
 
-def _example(value: Any) -> str:
+def example_of(value: Any) -> str:
     """A value of C++ like this one."""
     if isinstance(value, torch.Tensor):
-        sizes = ", ".join(map(str, value.shape))
-        options = f"torch::k{_KINDS[str(value.dtype).removeprefix('torch.')]}"
+        sizes = ", ".join(
+            str(n.node.hint if isinstance(n, torch.SymInt) else n) for n in value.shape
+        )
+        options = f"torch::k{CPP_KINDS[str(value.dtype).removeprefix('torch.')]}"
         if value.device.type != "cpu":
             options = f"torch::device(torch::kCUDA).dtype({options})"
         return f"torch::ones({{{sizes}}}, {options})"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return f"{{{', '.join(map(_example, value))}}}"
+        kinds = {bool: "bool", float: "double"}
+        kind = kinds.get(type(value[0]), "int64_t") if value else "int64_t"
+        return f"std::array<{kind}, {len(value)}>{{{', '.join(map(example_of, value))}}}"
     return repr(value)
 
 
-def _program(
+def program_text(
     file: pathlib.Path, namespace: str, name: str, names: Sequence[str], values: Sequence[str],
     returns: int,
 ) -> str:  # fmt: skip
-    made = [f"auto {n} = {v};" if v[0] != "{" else f"std::vector<int64_t> {n} = {v};"
-            for n, v in zip(names, values, strict=True)]  # fmt: skip
-    call = f"{namespace}::{name}({', '.join(names)})"
+    """An example of C++ that calls the kernel ``name``, and says how it is built."""
+    made = [f"auto {n} = {v};" for n, v in zip(names, values, strict=True)]
+    call = f"{namespace}::{cpp_name(name)}({', '.join(names)})"
     shown = names[0] if returns == 0 else "result" if returns == 1 else "std::get<0>(result)"
     return f"""// Calls the kernel `{name}`. $torch: where PyTorch is (Python's torch.__path__[0]).
 // c++ -std=c++20 {file.stem}_example.cpp -Wl,--no-as-needed ./{file.name} -I$torch/include \\
 //     -I$torch/include/torch/csrc/api/include -L$torch/lib -ltorch -ltorch_cpu -lc10 \\
 //     -Wl,-rpath,$torch/lib,-rpath,$PWD
+#include <array>
 #include <iostream>
 #include <torch/types.h>
 #include "{file.stem}.h"

@@ -43,6 +43,7 @@ from weft.schedule.machine import GpuMachine
 from weft.schedule.nest import Nest
 
 # pyright: reportPrivateUsage=false
+_UNKNOWN = 100  # in place of a size that no trace knows
 _MOST = (2**31 - 1, 65535, 65535)  # blocks of a grid
 
 
@@ -181,18 +182,19 @@ class Portable(Program):
 
 def _covering(
     nest: Nest, choice: Choice, slots: Sequence[Slot]
-) -> tuple[tuple[Size, Size, Size, int], ...]:
+) -> tuple[tuple[Size, Size, int, int], ...]:
     """How many blocks each axis needs; nothing where that is no plain arithmetic of sizes."""
     binds = several(choice.schedule, Bind)
     if [bind.side for bind in binds] != ["x", "y", "z"][: len(binds)]:
         return ()
-    found: list[tuple[Size, Size, Size, int]] = []
+    found: list[tuple[Size, Size, int, int]] = []
     for bind, threads in zip(binds, choice.block, strict=False):
-        numbers = [_size(nest, step, slots) for step in nest.bounds[nest.axes.index(bind.axis)]]
-        low, high, step = numbers
-        if low is None or high is None or step is None:
+        bounds = [_size(nest, part, slots) for part in nest.bounds[nest.axes.index(bind.axis)]]
+        low, high, step = bounds
+        known = isinstance(step, Slot) and step.kind == "constant" and step.arg >= 1
+        if low is None or high is None or not isinstance(step, Slot) or not known:
             return ()
-        found.append((low, high, step, threads))
+        found.append((low, high, step.arg, threads))
     return tuple(found)
 
 
@@ -216,10 +218,20 @@ def example(value: Any, *, loose: bool) -> Any:
     nothing is known."""
     if isinstance(value, torch.device):
         return torch.device("meta")
+    if isinstance(value, list | tuple):
+        return [_known(v) for v in value]
     if not isinstance(value, torch.Tensor):
-        return value
-    sizes, strides = [*value.shape], [*value.stride()]
+        return _known(value)
+    sizes, strides = list(map(_known, value.shape)), list(map(_known, value.stride()))
     if loose and sizes:
         sizes = [max(n, 2) for n in sizes]
         strides = [2 * math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
     return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+
+
+def _known(value: Any) -> Any:
+    """A number as it is, a symbolic one as it was where it was traced."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    hint = value.node.hint
+    return _UNKNOWN if hint is None else int(hint)

@@ -55,6 +55,11 @@ def export(
     where that takes Python.
     """
     file = pathlib.Path(path)
+    if not examples:
+        raise KernelTypeError(
+            f"`{kernel.__name__}` cannot be exported", kernel.span,
+            help="give examples of its arguments, as tuples",
+        )  # fmt: skip
     calls = [kernel.operators.found(tuple(values), {}) for values in examples]
     overloads = list(dict.fromkeys(operator.overload for operator, _, _ in calls))
     if len(overloads) > 1:
@@ -64,13 +69,13 @@ def export(
             help="an operator has one type for each argument: the examples have "
             + " and ".join(str(o._schema).partition("(")[2].partition(")")[0] for o in overloads),
         )  # fmt: skip
-    code = boxed_of(overloads[0]) if overloads else None
+    code = boxed_of(overloads[0])
     if code is None:
         raise KernelTypeError(
             f"`{kernel.__name__}` cannot be exported", kernel.span,
-            help="give examples of its arguments, as tuples. Its host part may take sizes from "
-            "x.shape, have numbers, and make tensors by torch.empty_like(x) and "
-            "torch.zeros_like(x), around one loop",
+            help="its host part may take sizes from x.shape, have numbers, and make tensors by "
+            "torch.empty_like(x) and torch.zeros_like(x) around one loop, or be one that graphs "
+            "hold (docs/operators.md)",
         )  # fmt: skip
     library, given = Library(target), [passed for _, _, passed in calls]
     library.add(code, overloads[0], given, kernel.__name__)

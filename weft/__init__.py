@@ -50,11 +50,14 @@ from weft.lang.atomics import (
     atomic_sub,
     atomic_xor,
 )
-from weft.lang.complexes import c64, c128, complex64, complex128
 from weft.lang.dtypes import (
     bf16,
     bfloat16,
     bool_,
+    c64,
+    c128,
+    complex64,
+    complex128,
     f16,
     f32,
     f64,

@@ -135,14 +135,11 @@ class Definition:
         return {**given, **({"autotune": self.tuning.text} if self.tuning else {})}
 
     @user_frames
-    def export(
-        self, path: Any, *examples: tuple[Any, ...], target: str = "",
-        dynamic: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        """Writes a shared library without Python: see ``pytorch.exported_program.export``."""
+    def export(self, path: Any, *examples: tuple[Any, ...], **how: Any) -> None:
+        """Writes a library without Python, as ``pytorch.exported_program.export`` says."""
         from weft.pytorch import exported_program  # only where a library is written
 
-        exported_program.export(cast(Any, self), path, examples, target, dynamic)
+        exported_program.export(cast(Any, self), path, examples, **how)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         """The arguments by parameter name, defaults filled in. Raises ``KernelTypeError``."""
@@ -246,8 +243,7 @@ class Definition:
 
     @user_frames
     def sharding(self, *args: Any, **kwargs: Any) -> Sharding:
-        """Along which axes of its tensors a call may be split between ranks: a table. Nothing is
-        computed: tensors may be on "meta", or DTensors."""
+        """How a call may be split between ranks: a table. Tensors may be on "meta", or DTensors."""
         from weft.pytorch import library  # only where somebody asks
 
         return library.sharding(self, args, kwargs)
@@ -500,13 +496,11 @@ class Kernel(Definition):
         """The schedules that each loop of a call with these arguments may run by: what they ask of
         the call, what they are predicted to cost, and which one it takes and why.
 
-        Nothing is computed: tensors may be on "meta", and the host part must not ask what loops
-        have computed. ``device``: "cpu" or "cuda", where the tensors are elsewhere; no GPU is
-        needed. ``machine``: the GPU, if it is another.
+        Nothing is computed: tensors may be on "meta", the host part must not ask for results.
+        ``device``: "cpu" or "cuda", where the tensors are elsewhere. ``machine``: another GPU.
         """
-        # The compiler proper is imported where it is needed.
-        from weft.pytorch.fake import fake_launchers
-        from weft.runtime import candidates
+        from weft.pytorch.fake import fake_launchers  # the compiler proper is
+        from weft.runtime import candidates  # imported where it is needed
 
         return candidates.of_call(
             self.parts.host, self.launchers, fake_launchers(self), args, kwargs, device, machine

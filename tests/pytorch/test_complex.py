@@ -157,6 +157,6 @@ def test_fake_and_meta_tensors() -> None:
 def test_what_a_kernel_says_of_itself() -> None:
     x, y = drawn(5), drawn(5)
     several(x, y)
-    assert "pairs of f64" in str(several.specializations[0])
+    assert any("pairs of f64" in str(s) for s in several.specializations)
     assert "its numbers are complex" in several.inspect(x, y).text("inductor")
     assert several.cost(x, y).bytes == 5 * (16 * 3 + 8) + 16

@@ -60,8 +60,7 @@ from weft.frontend.kinds import (
 from weft.frontend.names import KNOWN_MODULES
 from weft.frontend.scope import Guard
 from weft.lang import names
-from weft.lang.complexes import ComplexType, complex_type
-from weft.lang.dtypes import DType, as_dtype, f32
+from weft.lang.dtypes import ComplexType, DType, as_dtype, complex_type, f32
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import adds_nothing
 

@@ -17,8 +17,7 @@ from weft.frontend.kinds import Operand, Scalar, Static, Tup, Vec, describe
 from weft.ir.core import Value
 from weft.ir.types import index
 from weft.ir.views import constant_of, made_by
-from weft.lang.complexes import ComplexType, complex_type
-from weft.lang.dtypes import DTYPES, as_dtype
+from weft.lang.dtypes import DTYPES, ComplexType, as_dtype, complex_type
 from weft.lang.vectors import MatrixType, VectorType
 
 Handler = Callable[[Lowering, ast.Call, list[Operand]], Operand]

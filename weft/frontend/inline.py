@@ -29,8 +29,7 @@ from weft.frontend.kinds import (
 from weft.frontend.names import root_name
 from weft.frontend.parameters import annotations_of, assigned_references, returned_types
 from weft.frontend.scope import REFERENCES, Frame, assigned
-from weft.lang.complexes import ComplexType
-from weft.lang.dtypes import DType
+from weft.lang.dtypes import ComplexType, DType
 from weft.lang.numbers import strong
 from weft.lang.types import is_template
 from weft.lang.vectors import MatrixType, VectorType

@@ -12,7 +12,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from weft.errors import KernelNameError, KernelSyntaxError, KernelValueError
@@ -95,6 +95,12 @@ class Region:
     stored: tuple[int, ...] = ()
     varying: set[Any] = field(default_factory=set)  # captured numbers (places) that are passed
     pinned: set[Any] = field(default_factory=set)  # those that have to stay constants
+
+    def of_pairs(self, which: frozenset[int]) -> Region:
+        """This loop where the arguments ``which`` are pairs of floats."""
+        return replace(
+            self, args=[replace(arg, pair=k in which) for k, arg in enumerate(self.args)]
+        )
 
     @property
     def complex_results(self) -> frozenset[str]:

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from weft.errors import KernelTypeError, KernelValueError
-from weft.lang.complexes import complex_type
-from weft.lang.dtypes import DType, Scalar, as_dtype, f32, i32, quietly, tensor_of
+from weft.lang.dtypes import DType, Scalar, as_dtype, complex_type, f32, i32, quietly, tensor_of
 from weft.lang.elements import Elementwise
 from weft.values import frozen
 

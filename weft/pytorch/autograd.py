@@ -46,8 +46,8 @@ from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
 from weft.runtime.overlap import dense
-from weft.runtime.pairs import apart, are_complex
-from weft.runtime.signature import TORCH_DTYPES
+from weft.runtime.pairs import apart
+from weft.runtime.signature import TORCH_DTYPES, are_complex
 from weft.values import mutable
 
 _MANY = 1 << 14  # elements of a gradient, from which on each may have a thread that sums it

@@ -18,8 +18,8 @@ from weft.runtime.deterministic import Ordered
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
 from weft.runtime.overlap import dense
-from weft.runtime.pairs import apart, are_complex
-from weft.runtime.signature import TORCH_DTYPES
+from weft.runtime.pairs import apart
+from weft.runtime.signature import TORCH_DTYPES, are_complex
 
 # pyright: reportPrivateUsage=false
 

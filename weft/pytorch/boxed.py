@@ -43,8 +43,7 @@ from weft.runtime.cpu import load_shared
 from weft.runtime.fastpath import passed as given
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.link import Linked
-from weft.runtime.pairs import are_complex
-from weft.runtime.signature import TORCH_DTYPES
+from weft.runtime.signature import TORCH_DTYPES, are_complex
 
 if TYPE_CHECKING:
     from weft.pytorch.namespace import Family

@@ -23,8 +23,8 @@ from weft.lang.vectors import Backing
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.launch import KernelLike, Launcher, empty_results
 from weft.runtime.overlap import OverlapWarning, fakes_need_order
-from weft.runtime.pairs import apart, are_complex
-from weft.runtime.signature import DTYPES, spec_of
+from weft.runtime.pairs import apart
+from weft.runtime.signature import DTYPES, are_complex, spec_of
 from weft.source import FunctionSource, Span
 
 

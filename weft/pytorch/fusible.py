@@ -25,7 +25,7 @@ from weft.pytorch.fusion import Facts, Fusion, Opaque, Probe, Tensor, prepared
 from weft.pytorch.identity import DECIDING, chains
 from weft.runtime.backing import is_backed
 from weft.runtime.launch import KernelLike, Launcher, empty_results, one_or_all
-from weft.runtime.pairs import are_complex
+from weft.runtime.signature import are_complex
 from weft.values import frozen
 
 # pyright: reportPrivateUsage=false

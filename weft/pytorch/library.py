@@ -217,7 +217,7 @@ class Operators:
         absent = iter(fixed)
         pairs = list(zip(self.parameters, types, strict=True))
         constants = {p.name: next(absent) for p, kind in pairs if not kind}
-        written = self._written(constants)
+        written = _written(self.kernel, constants)
         defaults = {p.name: p.default for p, kind in pairs
                     if schema_type(p, p.default) == kind and kind}  # fmt: skip
         return Form(
@@ -299,19 +299,21 @@ class Operators:
                     f"or {dotted}.detach()",
                 )  # fmt: skip
 
-    def _written(self, constants: dict[str, Any]) -> frozenset[str]:
-        """The names that the operator with these fixed values writes to. Raises
-        ``KernelValueError`` for what is none of its tensors."""
-        parts, names = self.kernel.parts, {p.name for p in self.parameters}
-        found = parts.mutated
-        if any(map(known, constants.values())):  # to functions, which may write
-            regions = [region.node for region in parts.regions]
-            scope = Scope.of(self.kernel.function)
-            found, _ = mutated(self.kernel.source.tree, scope, regions, constants)
-        for name in sorted(found):
-            if constants.get(name) is not None or name not in names:
-                raise hidden_write(name, self.kernel.span)
-        return found
+
+def _written(kernel: KernelLike, constants: dict[str, Any]) -> frozenset[str]:
+    """The names that the operator with these fixed values writes to. Raises
+    ``KernelValueError`` for what is none of its tensors."""
+    parts = kernel.parts
+    names = {p.name for p in parts.parameters}
+    found = parts.mutated
+    if any(map(known, constants.values())):  # to functions, which may write
+        regions = [region.node for region in parts.regions]
+        scope = Scope.of(kernel.function)
+        found, _ = mutated(kernel.source.tree, scope, regions, constants)
+    for name in sorted(found):
+        if constants.get(name) is not None or name not in names:
+            raise hidden_write(name, kernel.span)
+    return found
 
 
 def sharding(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sharding:

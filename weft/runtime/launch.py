@@ -48,8 +48,7 @@ from weft.runtime.overlap import (
     needs_order,
     refuse_overlap_within,
 )
-from weft.runtime.pairs import apart, are_complex, of_pairs
-from weft.runtime.signature import TORCH_DTYPES
+from weft.runtime.signature import TORCH_DTYPES, are_complex
 from weft.runtime.specialize import Forms, Specialization, holds
 from weft.source import FunctionSource, Span
 
@@ -189,7 +188,7 @@ class Launcher:
     def slow(self, args: tuple[Any, ...]) -> Any:
         """A call whose exact arguments are new: checks them, compiles if needed, makes a plan."""
         if are_complex(self.region, args):
-            return apart(self, args, lambda own, given: own.current(*given))
+            return _as_pairs(self, args)
         if is_backed(self.region, args):
             return self._with_backing(args)
         while True:
@@ -208,7 +207,7 @@ class Launcher:
         with self.lock:
             found = self.pairs.get(which)
             if found is None or found.options is not self.options:
-                own, compiling = of_pairs(self.region, which), self.forms.compile_region
+                own, compiling = self.region.of_pairs(which), self.forms.compile_region
                 found = self.pairs[which] = type(self)(own, self.source, self.options, compiling)
                 self.connect(found)
             return found
@@ -377,6 +376,12 @@ class Launcher:
                     packed = work.reordered(self.direct_entry.order).packed()
                     entry = native.builtin(packed, entry, cache)
             self.direct_entry.install(entry)
+
+
+def _as_pairs(launcher: Launcher, args: tuple[Any, ...]) -> Any:
+    from weft.runtime.pairs import apart  # only where there are complex numbers
+
+    return apart(launcher, args, lambda own, given: own.current(*given))
 
 
 def _plan(

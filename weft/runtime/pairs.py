@@ -8,33 +8,16 @@ and the gradient in torch's convention is what torch makes of the views.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar
 
-import numpy as np
 import torch
 from torch.autograd import forward_ad
 
 # What is asked of forward mode and transforms has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.errors import KernelValueError
-from weft.frontend.split import Region, RegionArg
-from weft.runtime.signature import check_argument
-
-_TYPES = frozenset([torch.complex64, torch.complex128])
-_NUMBERS = (complex, np.complexfloating)
-
-
-def are_complex(region: Region, args: Sequence[Any]) -> bool:
-    """Whether ``region`` takes some of these arguments as pairs."""
-    return any(map(_is_pair, region.args, args))
-
-
-def _is_pair(arg: RegionArg, value: Any) -> bool:
-    """Whether ``value`` is a complex tensor, or a number that is passed at run time."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype in _TYPES
-    return isinstance(value, _NUMBERS) and not (arg.captured or arg.template)
+from weft.frontend.split import Region
+from weft.runtime.signature import check_argument, is_pair
 
 
 class Paired(Protocol):
@@ -48,17 +31,11 @@ class Paired(Protocol):
 T = TypeVar("T", bound=Paired)
 
 
-def of_pairs(region: Region, which: frozenset[int]) -> Region:
-    """``region`` where the arguments ``which`` are pairs of floats."""
-    args = [replace(arg, pair=k in which) for k, arg in enumerate(region.args)]
-    return replace(region, args=args)
-
-
 def apart(launcher: T, args: Sequence[Any], call: Callable[[T, tuple[Any, ...]], Any]) -> Any:
     """``call`` of the launcher for pairs and its arguments; its results as complex numbers. Where
     nothing is complex, of what is given."""
     region = launcher.region
-    which = frozenset(k for k, pair in enumerate(map(_is_pair, region.args, args)) if pair)
+    which = frozenset(k for k, pair in enumerate(map(is_pair, region.args, args)) if pair)
     if not which:
         return call(launcher, (*args,))
     made: dict[int, Any] = {}

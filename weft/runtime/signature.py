@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.kinds import FLOATS, int_range
 from weft.frontend.parameters import Parameter, is_clamped
 from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
-from weft.frontend.split import RegionArg
+from weft.frontend.split import Region, RegionArg
 from weft.lang import dtypes
 from weft.lang.numbers import Number
 from weft.lang.vectors import Backing
@@ -25,7 +25,21 @@ DTYPES: dict[torch.dtype, str] = {d.torch: d.name for d in dtypes.DTYPES.values(
 TORCH_DTYPES: dict[str, torch.dtype] = {n: d for d, n in DTYPES.items()} | {"i1": torch.bool}
 _DISPATCH = "__torch_dispatch__"  # by its name: torch's annotation of it cannot be bound
 _SCALARS = ("float", "int", "bool")
+_COMPLEX = frozenset([torch.complex64, torch.complex128])
+_COMPLEX_NUMBERS = (complex, np.complexfloating)
 _SYMBOLIC = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
+
+
+def are_complex(region: Region, args: Sequence[Any]) -> bool:
+    """Whether ``region`` takes some of these arguments as pairs."""
+    return any(map(is_pair, region.args, args))
+
+
+def is_pair(arg: RegionArg, value: Any) -> bool:
+    """Whether ``value`` is a complex tensor, or a number that is passed at run time."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype in _COMPLEX
+    return isinstance(value, _COMPLEX_NUMBERS) and not (arg.captured or arg.template)
 
 
 def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:

@@ -338,9 +338,12 @@ def complex_numbers(device: str) -> None:
 
 
 def jagged(device: str) -> None:
-    x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged,
-                                   device=device)  # fmt: skip
-    loop(x, x)
+    parts = [drawn(device, 2), drawn(device, 3)]
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    out = loop(x, x)
+    same(torch.cat(out.unbind()), torch.cat(parts) ** 3)
+    out.values().sum().backward()
+    same(x.grad.values(), 3 * torch.cat(parts) ** 2)  # type: ignore[union-attr]
 
 
 def sparse(device: str) -> None:

@@ -121,6 +121,8 @@ def called(name: str, kernel) -> object:
     out = x if out is None else out
     if not isinstance(out, torch.Tensor):
         return out
+    if out.is_nested:
+        return f"{type(out).__name__} {[part.tolist() for part in out.unbind()]}"
     known = type(out) is not TwoTensor and not out.is_meta and not isinstance(out, FakeTensor)
     return f"{type(out).__name__} {out.tolist() if known else [*out.shape]}"
 

@@ -130,8 +130,9 @@ class Operators:
             else:
                 value = parameter.default
             kind = schema_type(parameter, value)
-            if not kind and not isinstance(value, _FIXED):
-                self.refuse(parameter.name)
+            nested = isinstance(value, torch.Tensor) and value.is_nested
+            if nested or (not kind and not isinstance(value, _FIXED)):
+                self.refuse(parameter.name, nested)
                 return self.refused[parameter.name](*args, **kwargs)
             values.append(value)
             types.append(kind)
@@ -249,7 +250,7 @@ class Operators:
             install_guard(GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL))
         return is_open() and not torch._C._are_functorch_transforms_active()
 
-    def refuse(self, name: str) -> bool:
+    def refuse(self, name: str, nested: bool) -> bool:
         """Makes ``refused[name]``: the kernel, in front of which Dynamo breaks its graph. Where it
         must not, the message says why."""
         if name not in self.refused:
@@ -259,6 +260,8 @@ class Operators:
                 f"`{self.kernel.__name__}` reads of `{name}` parameters of its own, and pass them "
                 "from a function or method around it"
             )
+            if nested:
+                reason = f"`{name}` is a nested tensor: pass its values, and wrap what comes of it"
             kernel: Any = self.kernel
             self.refused[name] = torch.compiler.disable(kernel.__call__, reason=reason)
         return True

@@ -1,0 +1,219 @@
+"""Jagged tensors: against the kernel on each component of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+import weft
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+
+
+def batch(*shape: int, lengths: tuple[int, ...] = (3, 0, 5, 1), dtype: Any = torch.float64) -> Any:
+    parts = [torch.randn(n, *shape, dtype=dtype) for n in lengths]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged)
+
+
+def like(x: Any) -> Any:
+    values = torch.randn_like(x.values())
+    return torch.nested.nested_tensor_from_jagged(values, x.offsets())
+
+
+@weft.kernel
+def rows(x: torch.Tensor, w: torch.Tensor, scale: float) -> torch.Tensor:
+    """Of one component."""
+    n, d = x.shape
+    out = torch.empty_like(x)
+    for i in range(n):
+        total = 0.0
+        for k in range(d):
+            total += x[i, k] * w[k]
+        for k in range(d):
+            out[i, k] = torch.exp(-total) * x[i, k] + scale
+    return out
+
+
+@weft.kernel
+def whole(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Of the batch: the ragged dimension is the second one."""
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            part = weft.zeros(2, weft.f64)
+            for k in range(x.shape[2]):
+                part[k % 2] += x[b, i, k] * w[k]
+            for k in range(x.shape[2]):
+                out[b, i, k] = part[0] * y[b, i, k] if part[1] > 0 else part[1]
+    return out
+
+
+@weft.kernel
+def elements(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    a = torch.empty_like(x)
+    b = torch.empty_like(y)
+    for i, j in weft.ndrange(x.shape[0], x.shape[1]):
+        a[i, j] = x[i, j] * y[i, j]
+        b[i, j] = x[i, j] - y[i, j]
+    return a, b
+
+
+@weft.kernel
+def doubled(x: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        x[i] *= 2
+
+
+def same(found: Any, wanted: list[torch.Tensor]) -> None:
+    parts = found.unbind()
+    assert len(parts) == len(wanted)
+    for a, b in zip(parts, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_kernel_of_a_component_is_carried_out_over_all_rows() -> None:
+    x, w = batch(3), torch.randn(3, dtype=torch.float64)
+    out = rows(x, w, 0.5)
+    same(out, [rows(c, w, 0.5) for c in x.unbind()])
+    same(out + x, [rows(c, w, 0.5) + c for c in x.unbind()])  # of the same offsets
+
+
+def test_a_kernel_of_the_batch_has_the_ragged_dimension_second() -> None:
+    x = batch(4)
+    y, w = like(x), torch.randn(4, dtype=torch.float64)
+    pairs = zip(x.unbind(), y.unbind(), strict=True)
+    same(whole(x, y, w), [whole(a[None], b[None], w)[0] for a, b in pairs])
+    x, y = batch(dtype=torch.complex64), None
+    y = like(x)
+    a, b = elements(x, y)
+    same(a, [p * q for p, q in zip(x.unbind(), y.unbind(), strict=True)])
+    same(b, [p - q for p, q in zip(x.unbind(), y.unbind(), strict=True)])
+
+
+def test_what_is_written_is_the_tensors_own_memory() -> None:
+    x = batch()
+    before = x.values().clone()
+    assert doubled(x) is None
+    assert torch.equal(x.values(), 2 * before)
+
+
+def test_gradients() -> None:
+    x, w = batch(3), torch.randn(3, dtype=torch.float64, requires_grad=True)
+    offsets = x.offsets()
+
+    def of_values(values: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return rows(torch.nested.nested_tensor_from_jagged(values, offsets), w, 0.5).values()
+
+    assert gradcheck(of_values, (x.values().clone().requires_grad_(), w), check_forward_ad=False)
+    x = x.detach().requires_grad_()
+    y = like(x)
+    whole(x, y, w).values().square().sum().backward()
+    parts = [c.detach().requires_grad_() for c in x.unbind()]
+    pairs = zip(parts, y.unbind(), strict=True)
+    sum(whole(a[None], b[None], w).square().sum() for a, b in pairs).backward()  # type: ignore[union-attr]
+    same(x.grad, [p.grad if p.grad is not None else torch.zeros_like(p) for p in parts])
+
+
+@weft.kernel
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0] - 1):
+        out[i] = x[i + 1]
+    return out
+
+
+@weft.kernel
+def numbered(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * i
+    return out
+
+
+@weft.kernel
+def averaged(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] / x.shape[0]
+    return out
+
+
+@weft.kernel
+def all_pairs(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        for j in range(x.shape[0]):
+            out[i] += x[j]
+    return out
+
+
+@weft.kernel
+def carried(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        total = 0.0
+        for i in range(x.shape[1]):
+            total += x[b, i]
+            out[b, i] = total
+    return out
+
+
+@weft.kernel
+def kept(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        total = weft.zeros(1, weft.f64)
+        for i in range(x.shape[1]):
+            total[0] += x[b, i]
+            out[b, i] = total[0]
+    return out
+
+
+@weft.kernel
+def summed(x: torch.Tensor):
+    total = 0.0
+    for i in range(x.shape[0]):
+        total += x[i]
+    return total
+
+
+@weft.kernel
+def collected(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        out[0] += x[i]
+
+
+@weft.kernel
+def hosted(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    for i in range(x.shape[0]):
+        y[i] = y[i] + x[i]
+    return y
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+    "a loop goes through a part of the ragged dimension|computes with the number of": (
+        shifted, lambda x: (x,)),
+    "the loop computes with the number of a row": (numbered, lambda x: (x,)),
+    "the loop computes with the number of a row, or of all rows": (averaged, lambda x: (x,)),
+    "a row is combined with others": (all_pairs, lambda x: (x,)),
+    "a value is carried from row to row": (carried, lambda x: (x,)),
+    "a local array is kept from row to row": (kept, lambda x: (x,)),
+    "the loop reduces into a scalar": (summed, lambda x: (x,)),
+    "writes to a tensor that is not ragged": (collected, lambda x: (x, torch.zeros(1).double())),
+    "more than one loop over its parameters": (hosted, lambda x: (x,)),
+    "are jagged tensors of different offsets": (elements, lambda x: (x, batch())),
+    "a gradient is asked for, and the kernel writes to `x`": (
+        doubled, lambda x: (x.requires_grad_(),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_is_not_of_independent_rows_is_refused(why: str) -> None:
+    kernel, args = REFUSED[why]
+    with pytest.raises(weft.KernelTypeError, match=why):
+        kernel(*args(batch()))

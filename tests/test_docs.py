@@ -14,6 +14,7 @@ import pytest
 
 import weft
 from weft.compiler import PIPELINE
+from weft.runtime import tuned
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -42,7 +43,8 @@ def test_every_python_block_runs(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blocks of a document are one module. Each has a file, for kernels need a source; the
-    file's name ends with the line in the document."""
+    file's name ends with the line in the document. What is tuned there is forgotten after it."""
+    monkeypatch.setattr(tuned.records, "_files", {})
     module = types.ModuleType(document.stem)
     monkeypatch.setitem(sys.modules, document.stem, module)
     names: dict[str, Any] = vars(module)

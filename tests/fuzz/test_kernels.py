@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import nests, rows, scans
+from tests.fuzz import complexes, nests, rows, scans
 from tests.fuzz.check import check
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "100"))
@@ -44,3 +44,9 @@ def test_random_recurrences(part: int, seed: int) -> None:
 @given(seed=st.integers(0, 1 << 40))
 def test_random_nests_of_ranges(part: int, seed: int) -> None:
     check(Random(seed), draw=nests.kernel)
+
+
+@settings(drawing, max_examples=-(-COUNT // (10 * PARTS)))  # each has a gradient
+@given(seed=st.integers(0, 1 << 40))
+def test_random_kernels_of_complex_numbers(part: int, seed: int) -> None:
+    complexes.check(Random(seed))

@@ -170,6 +170,24 @@ def test_a_host_part_that_looks_at_elements_needs_names():
     assert info.value.help == "name the parameters that are to be cast: autocast=('x', 'w')"
 
 
+def test_other_errors_of_a_host_part_are_those_of_a_call_without_a_policy():
+    @weft.kernel(autocast=True)
+    def multiplied(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x @ w
+        for i in range(y.shape[0]):
+            y[i, 0] = x[i, 0]
+        return y
+
+    args = torch.ones(2, 3), torch.ones(2, 3)
+    said = []
+    for enabled in (False, True):
+        around = torch.autocast("cpu", torch.bfloat16, enabled=enabled)
+        with around, pytest.raises(RuntimeError) as info:
+            multiplied(*args)
+        said.append(isinstance(info.value, KernelValueError))
+    assert said == [False, False]
+
+
 def test_what_is_written_is_not_cast():
     @weft.kernel(autocast=torch.bfloat16)
     def into(out: torch.Tensor, x: torch.Tensor):

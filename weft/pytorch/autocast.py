@@ -7,6 +7,7 @@ the kernel writes to stay as they are, as everything does without a policy.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from typing import Any
 
@@ -27,6 +28,8 @@ from weft.runtime.launch import KernelLike, Launcher
 
 _MOST = 256  # kinds of arguments, numbers among them, of which is remembered what is cast
 _CASTS = ("arith.extf", "arith.truncf")
+# What torch says where a tensor without data is asked for it.
+_ASKS_FOR_DATA = re.compile("meta tensor|register_meta", re.IGNORECASE)
 # Operators that ask of a tensor what it is like, and do not read it.
 _LIKE = ("_like", "new_empty", "new_zeros", "new_ones", "new_full")
 
@@ -157,6 +160,8 @@ def contracted(kernel: KernelLike, kinds: Any) -> frozenset[str]:
                 kernel.parts.host, kernel.launchers, fake_launchers(kernel), args, kwargs, visit
             )
     except RuntimeError as error:
+        if not _ASKS_FOR_DATA.search(str(error)):
+            raise  # as a call would
         raise KernelValueError(
             "autocast=True follows what the loops do with each argument, and the host part looks "
             f"at elements: {error}", kernel.span,

@@ -183,6 +183,8 @@ class TracedLoop:
         wanted = torch._C._functorch.get_dynamic_layer_stack_depth() > 0
         recorded = torch.is_grad_enabled()
         for value, role in zip(args, self.roles, strict=True):
+            if role == "c":  # which Dynamo must not look at, or it guards the value
+                continue
             if isinstance(value, torch.Tensor):
                 if (role in "-w" and recorded and value.requires_grad) or value.is_complex():
                     wanted = True

@@ -295,11 +295,6 @@ class Kernel(Definition):
         args, kwargs = self.recast(args, kwargs)
         values = (*args, *kwargs.values())
         plain = self._plain.issuperset(map(type, values))
-        if not plain and any(isinstance(v, torch.Tensor) and v.is_nested for v in values):
-            from weft.pytorch import jagged  # only for such tensors
-
-            if any(map(jagged.is_jagged, values)):
-                return jagged.over_rows(cast(Any, self), args, kwargs)
         if not plain and overriding(values):
             return overridden(self, args, kwargs)
         if dispatched():

@@ -43,6 +43,11 @@ def overriding(values: Iterable[Any]) -> list[Any]:
 
 def overridden(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the types of the arguments make of a call of ``kernel``. Raises ``KernelTypeError``."""
+    if any(isinstance(v, torch.Tensor) and v.is_nested for v in (*args, *kwargs.values())):
+        from weft.pytorch import jagged  # only for such tensors
+
+        if any(map(jagged.is_jagged, (*args, *kwargs.values()))):
+            return jagged.over_rows(kernel, args, kwargs)
     found: list[Any] = torch.overrides._get_overloaded_args(overriding((*args, *kwargs.values())))
     types = tuple(map(type, found))
     if kernel.mutated and any(isinstance(v, torch.fx.Proxy) for v in found):

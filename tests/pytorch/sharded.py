@@ -159,6 +159,20 @@ def causal_conv(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@weft.kernel
+def blurred(x: torch.Tensor) -> torch.Tensor:
+    """Corners, too."""
+    out = torch.zeros_like(x)
+    n, m = x.shape
+    for i, j in weft.ndrange(n, m):
+        s = 0.0
+        for k in range(max(i - 1, 0), min(i + 2, n)):
+            for l in range(max(j - 1, 0), min(j + 2, m)):  # noqa: E741
+                s += x[k, l]
+        out[i, j] = s
+    return out
+
+
 class Checks:
     """The checks of one rank on one mesh."""
 
@@ -230,6 +244,11 @@ def on_a_line(checks: Checks) -> None:
     """Rules on a mesh of one dimension."""
     t, same = checks.tensor, checks.same
     few = checks.mesh.size() > 2
+    for n in (11, 8) if few else (9,):  # of 11 rows, a rank of four has 2, and of 8 none has 3
+        same(second_difference, [t(n)], [[S(0)]], [S(0)], [[R]])
+        same(smoothed, [t(2, n)], [[S(1)]], [S(1)], [[R]])
+        whole = few and n < 12
+        same(causal_conv, [t(2, n), t(4)], [[S(1)], [R]], [R] if whole else [S(1)], None)
     for n in (9,) if few else (8, 7, 1):
         # What is too small to be cut is gathered before the derivative.
         small = n == 1
@@ -269,6 +288,9 @@ def on_a_square(checks: Checks) -> None:
     same(matmul, [t(6, 4), t(4, 8)], [[S(0), S(1)], [R, S(0)]], [S(0), SUM],
          [[S(0), S(1)], [SUM, S(0)]])  # fmt: skip
     same(columns, [t(7, 6)], [[S(0), S(1)]], [SUM, S(0)], [[S(0), S(1)]])
+    same(blurred, [t(6, 7)], [[S(0), S(1)]], [S(0), S(1)], [[R, R]])
+    same(smoothed, [t(4, 9)], [[S(0), S(1)]], [S(0), S(1)], None)
+    same(second_difference, [t(9)], [[S(0), S(0)]], None, None)
     checks.in_place(doubled_, [t(8, 6), t(6)], [[S(0), S(1)], [R, S(0)]])
 
 
@@ -377,7 +399,10 @@ def compile_all() -> None:
     given = {matmul: (x, x), scaled_norm: (x, line), taken: (x, index)}
     for kernel in (softmax, matmul, columns, scaled_norm, taken):
         kernel(*given.get(kernel, (x,))).sum().backward()
-    for kernel in (squares, largest, ramp):
+    for kernel in (smoothed, blurred):
+        kernel(x).sum().backward()
+    causal_conv(x, line).sum().backward()
+    for kernel in (squares, largest, ramp, second_difference):
         kernel(line).sum().backward()
     doubled_(x.data, line.data)
     normed_(x.data)

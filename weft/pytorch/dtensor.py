@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportMissingImports=false
 from weft.errors import GradientError, KernelTypeError, KernelValueError
 from weft.pytorch.double_backward_op import Backward, Form
+from weft.pytorch.halo import Neighbours
 from weft.pytorch.namespace import without_defaults
 from weft.pytorch.operator import Operator
 from weft.pytorch.sharding import Meta, Place, Rule, Rules, meta
@@ -117,8 +118,17 @@ class Sharded:
         self.each: dict[tuple[int, int], Any] = {}
         _tell(self.overload, self._places)
         if any(self.written):
-            handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-            handlers[self.overload] = self._handled
+            self._handle()
+
+    def _handle(self) -> None:
+        """Has DTensor hand all calls over."""
+        handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+        handlers[self.overload] = self._handled
+
+    def prepare(self, passed: Sequence[Any]) -> None:
+        """Before a call: rows of neighbours are none of the strategies that torch knows."""
+        if self.concerns(passed) and any(r.has_halo for r in self._rules(passed)):
+            self._handle()
 
     def _rules(self, passed: Sequence[Any]) -> Sequence[Rule]:
         """Those of a call; torch leaves last arguments out that are as their defaults."""
@@ -128,9 +138,13 @@ class Sharded:
     def _places(self, passed: Sequence[Any]) -> list[tuple[Sequence[Place], Sequence[Place]]]:
         return [(r.outputs, r.inputs) for r in self._rules(passed) if not r.has_halo]
 
-    # --- operators that write --------------------------------------------------------------------
+    # --- calls that torch does not carry out -----------------------------------------------------
     def _handled(self, overload: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """A call with DTensors, of which those that are written stay where they are."""
+        with torch.no_grad():
+            return self._carried_out(overload, args)
+
+    def _carried_out(self, overload: Any, args: Sequence[Any]) -> Any:
         tensors: list[tuple[str, DTensor, bool]] = []
         for name, value, written in zip(self.names, args, self.written, strict=False):
             if isinstance(value, DTensor):
@@ -141,13 +155,14 @@ class Sharded:
                     help=f"distribute_tensor({name}, mesh, ...) makes it one",
                 )  # fmt: skip
         mesh = tensors[0][1].device_mesh
-        rules = [r for r in self._rules(args) if not r.has_halo]
         whole = Rule("", (None,) * len(tensors), (None,) * len(self.overload._schema.returns))
+        rules = [whole, *self._rules(args)]
         chosen: list[Rule] = []
         for dim in range(mesh.ndim):
-            fit = [r for r in (whole, *rules) if all(
+            fit = [r for r in rules if all(
                 not w or v.placements[dim] == placement(p)
-                for (_, v, w), p in zip(tensors, r.inputs, strict=True))]  # fmt: skip
+                for (_, v, w), p in zip(tensors, r.inputs, strict=True))
+                and (not r.has_halo or _has_neighbours(r, tensors, mesh, dim))]  # fmt: skip
             if not fit:
                 self._refuse([(n, v) for n, v, w in tensors if w], dim)
             chosen.append(min(fit, key=functools.partial(_cost, tensors, dim)))
@@ -166,7 +181,7 @@ class Sharded:
                     value = value.redistribute(mesh, places)
                 value = value._local_tensor
             passed.append(value)
-        outs = [o for o in items(overload(*passed)) if o is not None]
+        outs = self._with_halos(chosen, mesh, passed)
         if not outs:
             return None
         with _disable_current_modes(), FakeTensorMode():
@@ -179,6 +194,28 @@ class Sharded:
             for k, out in enumerate(outs)
         ]  # fmt: skip
         return made[0] if len(made) == 1 else tuple(made)
+
+    def _with_halos(
+        self, chosen: Sequence[Rule], mesh: Any, passed: list[Any]
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """What the operator makes of these parts: with rows of neighbours, which are left out of
+        what it returns."""
+        which = [k for k, v in enumerate(passed) if isinstance(v, torch.Tensor)]
+        kept: list[tuple[Rule, int, int]] = []
+        for dim, rule in enumerate(chosen):
+            if not rule.has_halo:
+                continue
+            near = Neighbours(mesh, dim, *rule.halo)
+            for k, axis in zip(which, rule.inputs, strict=True):
+                if isinstance(axis, int):
+                    size = passed[k].shape[axis]
+                    passed[k] = near.widened(passed[k], axis)
+                    kept.append((rule, near.had, size))
+        outs = [o for o in items(self.overload(*passed)) if o is not None]
+        for rule, had, size in dict.fromkeys(kept):
+            outs = [o.narrow(p, had, size).contiguous() if isinstance(p, int) else o
+                    for o, p in zip(outs, rule.outputs, strict=True)]  # fmt: skip
+        return outs
 
     def _refuse(self, written: Sequence[tuple[str, DTensor]], dim: int) -> None:
         which = ", ".join(f"`{n}` is {v.placements[dim]}" for n, v in written)
@@ -273,6 +310,23 @@ class Sharded:
 
         _tell(overload, places)
         return overload
+
+
+def _has_neighbours(
+    rule: Rule, tensors: Sequence[tuple[str, DTensor, bool]], mesh: Any, dim: int
+) -> bool:
+    """Whether ranks have, and may exchange, the rows that ``rule`` needs. Tracers see no exchange
+    between two ranks, and rows that are cut along several dimensions of a mesh have neighbours
+    elsewhere."""
+    near = Neighbours(mesh, dim, *rule.halo)
+    for (_, value, _), axis in zip(tensors, rule.inputs, strict=True):
+        if isinstance(axis, int):
+            others = [p for k, p in enumerate(value.placements) if k != dim]
+            if any(not p.is_replicate() and p.is_shard(axis) for p in others):
+                return False
+            if type(value._local_tensor) is not torch.Tensor or not near.suffice(value.shape[axis]):
+                return False
+    return True
 
 
 def _cost(tensors: Sequence[tuple[str, DTensor, bool]], dim: int, rule: Rule) -> int:

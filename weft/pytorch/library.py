@@ -87,7 +87,7 @@ class Operators:
             return self.host(loops, *args, **kwargs)
         self._check_captured()
         operator, values, passed = self.found(args, kwargs, autocast_state())
-        _shard(operator)
+        _shard(operator, passed)
         watched = torch._C._len_torch_dispatch_stack() > 0  # which wants to see operators
         batched = any(map(is_batched, passed))
         if batched and watched:
@@ -330,13 +330,15 @@ def sharding(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shar
     return Rules(form).of([v for v, kind in pairs if kind])
 
 
-def _shard(operator: Operator) -> None:
+def _shard(operator: Operator, passed: Sequence[Any] = ()) -> None:
     """Tells DTensor of an operator, which it then holds, where somebody uses that."""
     family = operator.overload.family
     if family.sharded is None and DTENSOR in sys.modules and torch.distributed.is_initialized():
         from weft.pytorch import dtensor  # only where there are DTensors
 
         dtensor.register(operator)
+    if family.sharded is not None:
+        family.sharded.prepare(passed)
 
 
 def _is_tracing() -> bool:

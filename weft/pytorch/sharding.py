@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 # pyright: reportPrivateUsage=false
 from weft.errors import CompileError, WeftError
 from weft.frontend.lower import Lowered, lower
-from weft.frontend.specs import ConstSpec, ScalarSpec, TensorSpec
+from weft.frontend.specs import ConstSpec, TensorSpec
 from weft.index.bounds import check_negative
 from weft.index.races import check_races
 from weft.index.rows import Content, Halo, Memory, NotLocal, Rows, Size, along
@@ -124,18 +124,34 @@ def _lowered(launcher: Launcher, args: Sequence[Any]) -> tuple[Lowered, list[tup
     region = launcher.region
     if is_backed(region, args) or any(a.read for a in region.args):
         raise NotLocal("a loop uses a tensor or a vector that is no argument of it")
-    specs = [loose_spec(arg, value) for arg, value in zip(region.args, args, strict=True)]
+    specs = [
+        loose_spec(arg, value if arg.captured or arg.template else _any_size(value))
+        for arg, value in zip(region.args, args, strict=True)
+    ]
     for arg, spec in zip(region.args, specs, strict=True):
-        if not isinstance(spec, TensorSpec | ScalarSpec | ConstSpec):
-            raise NotLocal(f"`{arg.name}` is a tuple")
         if isinstance(spec, TensorSpec) and arg.captured:
             raise NotLocal(f"`{arg.name}` is no argument of the kernel")
+    if any(v.is_complex() for v in args if isinstance(v, torch.Tensor)):
+        raise NotLocal("complex numbers, which are pairs in memory, are not followed")
     named = dict(zip((arg.name for arg in region.args), specs, strict=True))
     lowered = lower(region, named, launcher.source)
     check_negative(lowered.function)
     check_races(lowered.function)
-    given = [v for v, s in zip(args, specs, strict=True) if not isinstance(s, ConstSpec)]
-    return lowered, list(zip(lowered.function.args, given, strict=False))
+    kept = [v for v, s in zip(args, specs, strict=True) if not isinstance(s, ConstSpec)]
+    return lowered, list(zip(lowered.function.args, _flat(kept), strict=False))
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, tuple | list):
+        return [item for part in value for item in _flat(part)]
+    return [value]
+
+
+def _any_size(value: Any) -> Any:
+    """``value`` with a number for each symbol: all sizes have one spec."""
+    if isinstance(value, tuple | list) and not hasattr(value, "entries"):
+        return tuple(map(_any_size, value))
+    return 2 if isinstance(value, torch.SymInt) else value
 
 
 def _results(lowered: Lowered, args: Sequence[Any]) -> list[torch.Tensor]:
@@ -266,6 +282,11 @@ class Rules:
                   for r in rules.values()}  # fmt: skip
         covered = {axis for axes in proved for axis in axes}
         left = [Refused(axes, why) for axes, why in refused.items() if not covered >= {*axes}]
+        named = covered.union(*refused)
+        alone = [(k, a) for k, m in enumerate(metas) for a in range(len(m.shape))]
+        unnamed = tuple(place for place in alone if place not in named)
+        if unnamed:
+            left.append(Refused(unnamed, "no loop goes along it, and along nothing else"))
         return Sharding(name, tensors, list(rules.values()), left)
 
     @property
@@ -369,6 +390,9 @@ class Rules:
                     f"the host part asks how large a tensor is that is cut ({type(error).__name__})"
                 ) from error
         halo = (proof.halo.before, proof.halo.after)
+        metas = [v for v in passed if isinstance(v, Meta)]
+        if 2 * max(halo) > min(metas[k].shape[axis] for k, axis in cut.items()):
+            raise NotLocal(f"too few rows: each rank needs {max(halo)} of its neighbours")
         contents = list(host.contents.values())
         made: list[torch.Tensor] = [o for o in items(out) if o is not None]
         if halo != (0, 0) and (

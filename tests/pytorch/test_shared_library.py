@@ -36,6 +36,18 @@ def accumulate(acc, x):
 
 
 @weft.kernel
+def several(x: torch.Tensor, at: tuple[int, int], on: bool = True):
+    out = torch.empty_like(x)
+    filled = torch.zeros_like(x)
+    s = 0.0
+    for i in range(x.shape[0]):
+        out[i] = x[i] * at[1] if on else x[i]
+        filled[i] += x[i]
+        s += x[i]
+    return out, s, filled
+
+
+@weft.kernel
 def total(x):
     s = 0.0
     for i in range(x.shape[0]):
@@ -43,8 +55,8 @@ def total(x):
     return s
 
 
-LOAD = """import sys, threading, torch
-for name in ("exported", "accumulate", "total"):
+LOAD = """import os, sys, threading, torch
+for name in ("exported", "accumulate", "total", "several"):
     torch.ops.load_library(f"{FOLDER}/lib{name}.so")
 weft, same = torch.ops.weft, torch.testing.assert_close
 for dtype in (torch.float32, torch.float64):
@@ -65,6 +77,11 @@ for n in (0, 1, 2, 3, 17, 100_003):
             weft.accumulate(acc, x)
             same(acc, before + x)
             assert acc._version == version + 1
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        out, s, filled = weft.several(x.to(dtype), (3, 4))
+        same((out, filled), (x.to(dtype) * 4, x.to(dtype)))
+        same(s.double(), x.to(dtype).double().sum(), atol=1 + n / 100, rtol=0.05)
+        same(weft.several(x.to(dtype), (3, 4), on=False)[0], x.to(dtype))
 def look():
     for _ in range(50):
         x = torch.randn(64, 70)
@@ -79,6 +96,7 @@ calls = [
     lambda: weft.exported(x, w.double(), 3, 1.5),
     lambda: weft.exported(x, x, 3, 1.5),
     lambda: weft.exported(x, w.requires_grad_(), 3, 1.5),
+    lambda: weft.several(x[0], (1, 2, 3)),
     lambda: weft.accumulate(x[0], x[0, 1:]),
     lambda: weft.accumulate(x[:1, 0].expand(4), x[1]),
     lambda: weft.accumulate(inference, x[1]),
@@ -90,12 +108,17 @@ for call in calls:
         print(str(error).splitlines()[0][:70])
 with torch.no_grad():
     same(weft.exported(x, w, 3, 1.5), x * 7.5)
+if os.fork() == 0:  # a child, which has no threads of the pool
+    same(weft.exported(torch.ones(1000, 1000), torch.ones(1000), 3, 1.5).sum(), torch.tensor(7.5e6))
+    os._exit(5)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 5
 print("weft" in sys.modules, *weft.exported.overloads())
 """
 SAID = """exported: `x` is int32, and the library has code for float32, float64
 exported: the library has code for each of the arguments' dtypes and d
 exported: `w` has 2 dimensions, and the library has code for 1
 exported: `w` requires a gradient, and the library has none: call it u
+several: `at` has 3 items, and the library has code for 2
 accumulate: an argument that is written shares memory with another, ha
 accumulate: an argument that is written shares memory with another, ha
 accumulate: an argument that is written shares memory with another, ha
@@ -112,6 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     exported.export(place / "libexported.so", *examples)
     accumulate.export(place / "libaccumulate.so", (w, w))
     total.export(place / "libtotal.so", (w,))
+    several.export(place / "libseveral.so", (w, (1, 2)), (w.half(), (1, 2)), (w.bfloat16(), (1, 2)))
     return place
 
 

@@ -77,7 +77,10 @@ def text(
         body.append(f"  made = {calls[0]};")
         for schema, call in zip(operator.schemas[1:], calls[1:], strict=True):
             body.append(f'  if (!{call} && made) unload({given[0]}, {json.dumps(schema)}, "");')
-    parts.append("__attribute__((constructor)) static void start(void) {\n  _Bool made;")
+    parts.append(
+        "__attribute__((constructor)) static void start(void) {\n  _Bool made;"
+        "\n  pthread_atfork(0, 0, alone);\n"
+    )
     return "\n".join([*parts, *body, "}\n"])
 
 
@@ -136,7 +139,7 @@ def _kinds(form: Form) -> list[str]:
         if length is not None:
             for _ in range(length[0]):
                 next(items)
-            rows.append("{2}")
+            rows.append(f"{{2, 0, 0, {length[0]}, 0, 0}}")
             continue
         match next(items):
             case TensorForm() as tensor:
@@ -169,6 +172,9 @@ extern error aoti_torch_get_device_type(void *, int32_t *);
 extern error aoti_torch_get_dtype(void *, int32_t *);
 extern error aoti_torch_get_dim(void *, int64_t *);
 extern error torch_delete_list(void *) __attribute__((weak));
+extern error torch_list_size(void *, uint64_t *) __attribute__((weak));
+extern void omp_set_num_threads(int) __attribute__((weak));
+extern int pthread_atfork(void (*)(void), void (*)(void), void (*)(void));
 extern uint64_t aoti_torch_abi_version(void) __attribute__((weak));
 extern _Bool aoti_torch_grad_mode_is_enabled(void);
 extern void aoti_torch_check(_Bool, const char *, const char *, uint32_t, const char *);
@@ -253,6 +259,17 @@ static const char *explained(const struct operator *o, uint64_t *stack, _Bool ab
     written = snprintf(said + length, sizeof said - length, "`%s` requires a gradient, and the "
         "library has none: call it under torch.no_grad()", wanted);
   for (int k = 0; k < n && !written; k++) {
+    uint64_t items = 0;
+    if (o->kinds[k].what != 2 || !torch_list_size) continue;
+    torch_list_size((void *)stack[k], &items);
+    _Bool fits = 0;
+    for (int f = 0; f < o->forms; f++)
+      fits |= o->kinds[f * o->arguments + k].rank == (int64_t)items;
+    if (!fits)
+      written = snprintf(said + length, sizeof said - length, "`%s` has %llu items, and the "
+          "library has code for %d", o->names[k], (unsigned long long)items, o->kinds[k].rank);
+  }
+  for (int k = 0; k < n && !written; k++) {
     if (o->kinds[k].what) continue;
     _Bool fits = 0;
     for (int f = 0; f < o->forms; f++) {
@@ -278,14 +295,20 @@ static const char *explained(const struct operator *o, uint64_t *stack, _Bool ab
   if (!written && driver) written = snprintf(said + length, sizeof said - length, "%s", driver);
   if (!written)
     snprintf(said + length, sizeof said - length, "an argument that is written shares memory with "
-        "another, has one place for two indices or is an inference tensor, or a tensor is a view "
-        "without memory of its own or is on a device that is not the current one");
+        "another, has one place for two indices or is an inference tensor, a tensor is a view "
+        "without memory of its own or is on a device that is not the current one, or a mode, a "
+        "transform or a tangent is there");
   driver = 0;
   for (int k = 0; k < n; k++) {
     if (o->kinds[k].what == 1) aoti_torch_delete_tensor_object((void *)stack[k]);
     if (o->kinds[k].what == 2 && torch_delete_list) torch_delete_list((void *)stack[k]);
   }
   return said;
+}
+
+/* In a forked child the threads of OpenMP's pool are gone: waiting for them would have no end. */
+static void alone(void) {
+  if (omp_set_num_threads) omp_set_num_threads(1);
 }
 
 static void fail(const char *why) {

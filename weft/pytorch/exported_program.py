@@ -19,6 +19,7 @@ from weft.codegen.machine import LEVELS
 from weft.errors import KernelTypeError, KernelValueError
 from weft.pytorch import package_texts, shared_library
 from weft.pytorch.package_texts import Package, cpp_type
+from weft.pytorch.recipe import recipe_of
 from weft.pytorch.shared_library import Library, boxed_of
 from weft.runtime.launch import KernelLike
 
@@ -108,7 +109,7 @@ def export(
     what ``torch.export`` takes as dynamic shapes; None is all that can vary. Raises
     ``CompileError``s.
     """
-    if not kernel.operators.loops:
+    if not kernel.operators.loops or recipe_of(kernel) is not None:
         shared_library.export(kernel, path, examples, target)
         return
     file, library = pathlib.Path(path), Library(target)

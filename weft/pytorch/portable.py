@@ -161,7 +161,9 @@ class Portable(Program):
         left = left_by(choice.schedule, choice.grid, choice.block, sizes)
         if left is not None:
             room = torch.empty(left.words, dtype=torch.int64, device="meta")
+            loose, self.loose = self.loose, False  # it is as it is made
             tail = [Slot("pointer", self.make(room)), Slot("constant", left.parts)]
+            self.loose = loose
             stages += [stages[0]] * (len(names) - 2) + [left.last]
         covering = () if self.exact or left is not None else _covering(facts.nest, choice, slots)
         aligned = tuple((places[name], bytes) for name, bytes in pairs)

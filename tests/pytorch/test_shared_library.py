@@ -296,6 +296,73 @@ def test_a_library_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     assert "'CPU'" in found.stdout
 
 
+@weft.kernel
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        top = -float("inf")
+        for j in range(x.shape[1]):
+            top = max(top, x[i, j])
+        s = 0.0
+        for j in range(x.shape[1]):
+            s += weft.exp(x[i, j] - top)
+        for j in range(x.shape[1]):
+            out[i, j] = weft.exp(x[i, j] - top) / s
+    return out
+
+
+ON_A_GPU = """import sys, torch
+torch.set_default_device("cuda")
+for name in ("exported", "softmax", "total"):
+    torch.ops.load_library(f"{FOLDER}/lib{name}.so")
+weft, same = torch.ops.weft, torch.testing.assert_close
+for r, c in ((64, 96), (300, 500), (17, 127), (1, 1), (2, 1), (0, 5), (5, 0), (70_000, 3), (3, 9999)):
+    wide = torch.randn(2 * r + 1, 3 * c + 1)
+    for x in (wide[:r, :c].clone(), wide[:r, :c], wide[1::2, 1::3], wide[:c, :r].t(),
+              torch.randn(1, c).expand(r, c)):
+        w = torch.randn(2 * x.shape[1])[::2]
+        y = weft.exported(x, w, 3, 1.5)
+        same(y, x * 1.5 + w * 3 + 3)
+        assert y.stride() == torch.empty_like(x).stride()
+        if x.shape[1]:
+            same(weft.softmax(x), x.softmax(1))
+for n in (0, 1, 17, 1 << 20, 3_000_001):
+    for x in (torch.randn(n), torch.randn(2 * n)[::2]):
+        same(weft.total(x), x.double().sum().float(), atol=0.05, rtol=1e-3)
+x, stream, graph = torch.randn(64, 96), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+same(weft.exported(x.cpu(), x[0].cpu(), 3, 1.5), (x * 1.5 + x[0] * 3 + 3).cpu())
+with torch.cuda.stream(stream):
+    y = weft.softmax(x)
+stream.synchronize()
+same(y, x.softmax(1))
+with torch.cuda.graph(graph):
+    y = weft.softmax(x)
+x.normal_()
+graph.replay()
+same(y, x.softmax(1))
+for call in (lambda: weft.softmax(x.cpu()), lambda: weft.exported(x, x[0].cpu(), 3, 1.5)):
+    try:
+        print(call())
+    except RuntimeError as error:
+        print(str(error).splitlines()[0][:70])
+print("weft" in sys.modules)
+"""
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu(tmp_path: Path) -> None:
+    x, w = torch.randn(64, 96, device="cuda"), torch.randn(96, device="cuda")
+    exported.export(tmp_path / "libexported.so", (x, w, 2, 0.5), (x.cpu(), w.cpu(), 2, 0.5))
+    softmax.export(tmp_path / "libsoftmax.so", (x,))
+    total.export(tmp_path / "libtotal.so", (torch.randn(1 << 20, device="cuda"),))
+    found = run(tmp_path, ON_A_GPU, "program.py")
+    first, second, last = found.stdout.splitlines() or [found.stderr] * 3
+    assert "weft::softmax" in first
+    assert second == "exported: the library has code for each of the arguments' dtypes and d"
+    assert last == "False"
+
+
 @pytest.mark.slow
 def test_the_example(tmp_path: Path, folder: Path) -> None:
     """The example is built as it says, and runs."""

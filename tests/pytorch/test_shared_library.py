@@ -316,7 +316,7 @@ torch.set_default_device("cuda")
 for name in ("exported", "softmax", "total"):
     torch.ops.load_library(f"{FOLDER}/lib{name}.so")
 weft, same = torch.ops.weft, torch.testing.assert_close
-for r, c in ((64, 96), (300, 500), (17, 127), (1, 1), (2, 1), (0, 5), (5, 0), (70_000, 3), (3, 9999)):
+for r, c in ((64, 96), (300, 500), (17, 127), (1, 1), (0, 5), (5, 0), (70_000, 3), (3, 9999)):
     wide = torch.randn(2 * r + 1, 3 * c + 1)
     for x in (wide[:r, :c].clone(), wide[:r, :c], wide[1::2, 1::3], wide[:c, :r].t(),
               torch.randn(1, c).expand(r, c)):

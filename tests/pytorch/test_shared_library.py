@@ -21,11 +21,23 @@ OFFSET = 3.0
 TABLE = torch.ones(3)
 
 
+def moved(value):
+    return value + OFFSET
+
+
 @weft.kernel
 def exported(x: torch.Tensor, w: torch.Tensor, n: int, s: float) -> torch.Tensor:
     out = torch.empty_like(x)
     for i, j in weft.ndrange(x.shape[0], x.shape[1]):
         out[i, j] = x[i, j] * s + w[j] * n + OFFSET
+    return out
+
+
+@weft.kernel
+def moving(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = moved(x[i])
     return out
 
 
@@ -266,6 +278,14 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(KernelValueError, match="for `exported` are on cpu"):
         exported.export(file, (x, w, 2, 0.5), target="sm_90")
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_value_of_a_function_is_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moving.export(tmp_path / "lib.so", (torch.ones(3),))
+    assert "// `OFFSET`, from around the kernel, is 3.0." in (tmp_path / "lib.h").read_text()
+    monkeypatch.setitem(globals(), "OFFSET", 5.0)
+    with pytest.raises(KernelValueError, match="`OFFSET`, of a function that `moving` calls, has"):
+        moving.export(tmp_path / "lib.so", (torch.ones(3),))
 
 
 OTHER = """import torch

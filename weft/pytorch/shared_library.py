@@ -11,7 +11,7 @@ import pathlib
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -117,6 +117,7 @@ class Library:
         name = entry or operator._schema.name.partition("::")[2]
         forms: list[Any] = []
         codes: list[tuple[Any, ...]] = []
+        guards: list[Guard] = []
         for values in examples:
             made_by = self._codes(code, values, name)
             for loose, exact in ((False, True), (False, False), (True, False)):
@@ -129,10 +130,11 @@ class Library:
                     if exact or loose:
                         continue
                     raise self._refused(code, name) from None
+                guards += found.guards
                 if found.form not in forms:
                     forms.append(found.form)
                     codes.append(tuple(program.ran))
-        frozen = self._frozen(code)
+        frozen = self._frozen(code, guards)
         self.frozen |= frozen
         schema = str(operator._schema).partition("::")[2]
         namespace, _, own = operator._schema.name.partition("::")
@@ -148,11 +150,19 @@ class Library:
             )
         )  # fmt: skip
 
-    def _frozen(self, code: BoxedKernel) -> dict[str, Any]:
-        """The values from around a kernel that its code has."""
-        pairs = zip(code.launcher.region.args, code.recipe.places, strict=True)
-        found = {arg.name: place.read() for arg, place in pairs if isinstance(place, Guard)}
-        return {n: v for n, v in found.items() if isinstance(v, int | float | str | torch.dtype)}
+    def _frozen(self, code: BoxedKernel, guards: Iterable[Guard]) -> dict[str, Any]:
+        """The values from around a kernel, and from around what it calls, that its code has."""
+        pairs = list(zip(code.launcher.region.args, code.recipe.places, strict=True))
+        own = {place.place: arg.name for arg, place in pairs if isinstance(place, Guard)}
+        every = [*(place for _, place in pairs if isinstance(place, Guard)), *guards]
+        found: dict[str, Any] = {}
+        for guard in every:
+            value = guard.read()
+            if isinstance(value, int | float | str | tuple | list | torch.dtype):
+                name = own.get(guard.place, guard.name)
+                same = [n for n, v in found.items() if n.partition(" ")[0] == name and v != value]
+                found[f"{name} ({len(same) + 1})" if same else name] = value
+        return found
 
     def _codes(self, code: BoxedKernel, values: Sequence[Any], name: str) -> Codes:
         """Where the machine code for a call with these values goes."""
@@ -179,6 +189,14 @@ class Library:
                 code.launcher.region.span,
                 help="a library would have to keep what it holds now: make it a parameter",
             )
+        later = code.launcher.region.args[len(code.recipe.places) :]
+        if later:
+            return KernelValueError(
+                f"`{later[0].name}`, of a function that `{name}` calls, has changed since the "
+                "first call", code.launcher.region.span,
+                help="the kernel looks it up at each call now, which a library cannot: export it "
+                "before, or in another process, or pass the value to the kernel",
+            )  # fmt: skip
         return KernelValueError(
             f"`{name}` takes Python for an example", code.launcher.region.span,
             help="what a library can take: plain tensors and numbers, of a kernel that "

@@ -55,7 +55,7 @@ def over_rows(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any])
 
     if recipe is None:
         raise refuse("the kernel is more than one loop over its parameters and tensors like them")
-    if kernel.parts.regions[0].results:
+    if any(region.results for region in kernel.parts.regions):
         raise refuse("the loop reduces into a scalar, which is one for all of the batch")
     if any(recipe.made[k].like not in ragged for k in recipe.returned):
         raise refuse("the kernel returns a tensor that is like none of those that are ragged")

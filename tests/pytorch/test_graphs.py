@@ -1,5 +1,6 @@
 """Compiled graphs with kernels in them: CUDA graphs, caches, memory used again, packages."""
 
+import functools
 import os
 import re
 from pathlib import Path
@@ -165,6 +166,102 @@ def test_recompilations_are_those_of_pytorchs_own_operators():
         return counter.frame_count
 
     assert count(scaled) == count(lambda x, f: x * f)
+
+
+@weft.kernel
+def between(x, factor, offset: float):  # whose host part Dynamo traces
+    z = x * offset
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = z[i] * factor
+    return out
+
+
+@weft.kernel
+def swung(x: torch.Tensor, factor: float) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] + factor * x[i] * x[i]
+    return out
+
+
+@weft.kernel
+def longer(x, factor):  # of whose number a size depends
+    out = torch.empty(x.shape[0] * (2 if factor > 1 else 1), dtype=x.dtype)
+    for i in range(out.shape[0]):
+        out[i] = x[i % x.shape[0]] * factor
+    return out
+
+
+CHANGING = {  # with what they compute
+    "kernel": (swung, lambda x, f: x + f * x * x),
+    "host part": (lambda x, f: between(x, f, f + 1), lambda x, f: x * (f + 1) * f),
+    "expression": (lambda x, f: swung(swung(x, f * 2), f / 3) * f,
+                   lambda x, f: (y := x + f * 2 * x * x, (y + f / 3 * y * y) * f)[1]),
+    "grad": (lambda x, f: torch.func.grad(lambda x: swung(x, f).sum())(x),
+             lambda x, f: 1 + 2 * f * x),
+    "vmap": (lambda x, f: torch.vmap(lambda x: swung(x, f))(x[None]),
+             lambda x, f: (x + f * x * x)[None]),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(TorchVersion(torch.__version__) < "2.13", reason="an older Dynamo")
+@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize("kind", [float, int])
+def test_numbers_that_change_compile_as_often_as_with_pytorchs_own_operators(name, kind):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def count(f, expected):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        call = torch.compile(f, fullgraph=True, backend=counter)
+        for k in range(1, 6):
+            x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+            number = k if kind is int else 0.3 * k
+            found, wanted = call(x, number), expected(x, number)
+            torch.testing.assert_close(found, wanted)
+            torch.testing.assert_close(
+                *(torch.autograd.grad(y.pow(2).sum(), x) for y in (found, wanted))
+            )
+        return counter.frame_count
+
+    f, expected = CHANGING[name]
+    if kind is int and name in ("kernel", "host part", "expression"):
+        f = functools.partial(_as_float, f)
+    assert count(f, expected) == count(lambda x, f: x * f, lambda x, f: x * f) == 2
+
+
+def _as_float(f, x, number):
+    return f(x, number * 1.0)
+
+
+def test_a_number_that_a_size_depends_on_is_a_constant():
+    torch._dynamo.reset()
+    call = torch.compile(longer, fullgraph=True, backend="aot_eager")
+    for number in (0.5, 1.5, 0.25, 2.5):
+        x = torch.randn(3)
+        torch.testing.assert_close(call(x, number), longer(x, number))
+
+
+def test_a_number_that_changes_is_fused():
+    def f(x, factor):
+        return torch.relu(swung(x, factor) * 2)
+
+    torch._dynamo.reset()
+    call = torch.compile(f, fullgraph=True)
+    x = torch.randn(64, requires_grad=True)
+    call(x, 0.5)
+    from torch._inductor.utils import run_and_get_code
+
+    def both(factor):
+        return torch.autograd.grad(call(x, factor).sum(), x)
+
+    found, codes = run_and_get_code(both, 0.75)
+    torch.testing.assert_close(found, torch.autograd.grad(f(x, 0.75).sum(), x))
+    if TorchVersion(torch.__version__) >= "2.13":
+        assert codes
+        assert [calls(code) for code in codes] == [0] * len(codes)
+    torch.testing.assert_close(both(-1.25), torch.autograd.grad(f(x, -1.25).sum(), x))
 
 
 class Model(torch.nn.Module):

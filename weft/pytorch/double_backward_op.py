@@ -142,7 +142,8 @@ class Backward:
         with self._lock:
             name = f"{self.name}_backward"
             ahead = f"{without_defaults(self.schema)}{', ' if self.schema else ''}"
-            schema = f"{ahead}Tensor[] grads, int[] wanted, Tensor[]? outs=None"
+            n = self.name.count("_backward") or ""  # Inductor wants names that differ
+            schema = f"{ahead}Tensor[] grads{n}, int[] wanted{n}, Tensor[]? outs{n}=None"
             split = self.split
 
             def implementation(*passed: Any) -> list[torch.Tensor]:

@@ -20,6 +20,7 @@ from weft.index.races import check_races
 from weft.ir.core import Function, Value
 from weft.options import Options
 from weft.pytorch.batches import storage
+from weft.pytorch.changing import Unknown
 from weft.pytorch.fake import loose_spec
 from weft.pytorch.fusion import Facts, Fusion, Opaque, Probe, Tensor, prepared
 from weft.pytorch.identity import DECIDING, chains
@@ -78,16 +79,20 @@ class Launch:
 
     def given(self, load: Callable[[torch.Tensor], Any]) -> dict[Value, Any]:
         """By argument, what ``Fusion`` takes; ``load`` gives what loads from a tensor."""
-        return {
-            value: Tensor(list(map(number, given.shape)), given.dtype, load(given))
-            if isinstance(given, torch.Tensor) else number(given)
-            for value, given in self.named
-        }  # fmt: skip
+        found: dict[Value, Any] = {}
+        for value, given in self.named:
+            held = given.tensor if isinstance(given, Unknown) else given
+            found[value] = number(held)
+            if isinstance(held, torch.Tensor):
+                found[value] = Tensor(list(map(number, held.shape)), held.dtype, load(held))
+        return found
 
     def probed(self, known: Callable[[Any], bool]) -> Fusion:
         """Raises ``Opaque`` where the loop cannot be fused, or should not be."""
         on_gpu = any(isinstance(v, torch.Tensor) and v.is_cuda for _, v in self.named)
         lacking = hooks().lacking
+        if on_gpu and any(isinstance(v, Unknown) for v in self.values):
+            raise Opaque("a number may differ from call to call")
         return Fusion(
             self.prepared, self.given(lambda tensor: lambda index: None),
             Facts(known, self.anyway, on_gpu, lacking if on_gpu else frozenset()), Probe(),

@@ -12,6 +12,7 @@ from weft.autodiff.names import adjoint_prefix
 from weft.errors import GradientError
 from weft.index.expression import Dim, Poly, evaluate
 from weft.ir.core import Function
+from weft.pytorch.changing import Unknown
 from weft.pytorch.double_backward_op import Form
 from weft.pytorch.fusible import (
     Launch,
@@ -141,7 +142,10 @@ class _Steps:
             raise Opaque("its host part computes what it returns")
         for k, (name, value) in enumerate(zip(loop.names, launch.values, strict=True)):
             place = next((n for n, leaf in enumerate(host.leaves) if leaf is value), None)
-            if not isinstance(value, torch.Tensor):
+            if isinstance(value, Unknown):
+                place = next(n for n, leaf in enumerate(host.leaves) if leaf is value.tensor)
+                self.env[name] = Unknown.of(host.tensors[place])
+            elif not isinstance(value, torch.Tensor):
                 self.env[name] = value
             elif place is not None:
                 self.env[name] = host.tensors[place]

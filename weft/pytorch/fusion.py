@@ -464,7 +464,10 @@ class Body:
             raise Opaque("the bounds of a loop depend on another one's index")
         if value not in self.of.values:
             raise Opaque("an iteration of a loop needs what another one has computed")
-        return self.of.values[value]
+        found = self.of.values[value]
+        if isinstance(found, Tensor):  # of one number
+            return self.of.ops.to_dtype(found.load([]), torch_type(value.type))
+        return found
 
     def _scalar(self, op: Op) -> Any:
         found = [self.value(v) for v in op.operands]

@@ -26,6 +26,7 @@ from weft.frontend.names import Scope, bound_names, root_name
 from weft.frontend.parameters import Parameter
 from weft.frontend.split import HostPart, Region, Returned
 from weft.pytorch.ambient import Autocast
+from weft.pytorch.changing import CHANGING
 from weft.pytorch.library import Operators
 from weft.pytorch.operator import Operator
 from weft.pytorch.recipe import Fresh, Made, Place, Recipe, captured, cells_of
@@ -330,7 +331,7 @@ class LoopKernel:
 _LETTERS = {
     "Tensor": "t", "Tensor?": "o", "SymInt": "i", "float": "f", "bool": "b", "Tensor[]": "T",
     "SymInt[]": "I", "float[]": "F", "bool[]": "B", "ScalarType": "s", "Device": "d",
-    "Scalar": "c", "": "x",
+    "Scalar": "c", "": "x", CHANGING: "n",
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from torch._guards import detect_fake_mode
 from torch._inductor import ir, lowering
 from torch._inductor.virtualized import V, ops
 
+from weft.pytorch.changing import Unknown
 from weft.pytorch.fusible import Launch, Recorder, hooks
 from weft.pytorch.fusion import Fusion, Opaque
 
@@ -113,7 +114,8 @@ def _carry_out(launch: Launch, probe: Fusion, boxes: dict[int, Any]) -> None:
     """Adds to ``boxes`` what a launch fills."""
     tensors = {v: t for v, t in launch.named if isinstance(t, torch.Tensor)}
     device = next(iter(tensors.values())).device
-    inputs = {id(t): boxes[id(t)] for t in tensors.values() if id(t) in boxes}
+    numbers = [n.tensor for _, n in launch.named if isinstance(n, Unknown)]
+    inputs = {id(t): boxes[id(t)] for t in (*tensors.values(), *numbers) if id(t) in boxes}
 
     def reduce(
         kind: Any, dtype: torch.dtype, inner: Callable[..., Any], ranges: Sequence[Any],

@@ -26,17 +26,18 @@ from torch._guards import TracingContext
 from weft.errors import GradientError, KernelTypeError
 from weft.frontend.callees import known
 from weft.frontend.mutation import mutated
-from weft.frontend.names import Scope
+from weft.frontend.names import Scope, root_name
 from weft.frontend.parameters import EMPTY, Parameter
 from weft.frontend.specs import constant_key
 from weft.frontend.split import Returned
 from weft.lang.dtypes import DType
 from weft.pytorch.ambient import Autocast, autocast_state
 from weft.pytorch.batches import direct, is_batched
+from weft.pytorch.changing import CHANGING, LETTER, as_tensor, changes
 from weft.pytorch.double_backward_op import transformed
 from weft.pytorch.fake import hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
-from weft.pytorch.identity import decided_by, deciding, fingerprint, may_draw, text_of
+from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.namespace import namespace_of
 from weft.pytorch.operator import Form, Operator, needs_grad
 from weft.pytorch.transforms import called, foreign_error
@@ -79,6 +80,11 @@ class Operators:
         # operator of the whole kernel once for each sample.
         self.fills = False
         self.host = kernel.parts.host  # Dynamo does not look at kernels
+        # A letter for each parameter (Dynamo may take numbers of an object for symbols): "c" where
+        # only loops read it, and nothing converts it: nothing else depends on such a float.
+        read = {root_name(chain) for chain in chains(kernel.source.tree, loops)}
+        self.letters = "".join("-" if p.name in read or p.dtype else LETTER
+                               for p in self.parameters)  # fmt: skip
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the kernel through PyTorch's dispatcher."""
@@ -135,6 +141,8 @@ class Operators:
                 self.refuse(parameter.name, nested)
                 return self.refused[parameter.name](*args, **kwargs)
             values.append(value)
+            if kind == "float" and self.letters[number] == "c" and changes(value):
+                value, kind = as_tensor(value), CHANGING
             types.append(kind)
             (passed if kind else fixed).append(value)
             plain = plain and not isinstance(value, _CODE)
@@ -164,7 +172,7 @@ class Operators:
     def default(self) -> Any:
         """The operator by annotations, or the one that was made first."""
         for (*_, autocast), made in self.made.items():
-            if not autocast:
+            if not autocast and CHANGING not in made.types:
                 _shard(made)
                 return made.overload
         types: list[str] = []
@@ -201,13 +209,15 @@ class Operators:
             others = (types, tuple(fixed), around, autocast, schema, decided_by())
             text = text_of(self.kernel.source, self.kernel.described, *others)
             name = f"{self.name}_{fingerprint(text)}"
-            tags = (torch.Tag.nondeterministic_seeded,) if may_draw(text) else ()
+            tags = [torch.Tag.nondeterministic_seeded] if may_draw(text) else []
+            if CHANGING in types:  # the host reads the number at each call
+                tags.append(torch.Tag.cudagraph_unsafe)
             # A cell of a notebook that is run again defines the same kernel.
             shared = (
                 name, id(function.__globals__), *map(id, function.__closure__ or ()),
                 constant_key(function.__defaults__), constant_key(function.__kwdefaults__), key,
             )  # fmt: skip
-            make = functools.partial(form.make, name, schema, tags)
+            make = functools.partial(form.make, name, schema, (*tags,))
             operator = self.made[key] = namespace_of(self.namespace).once(shared, make)
         return operator
 

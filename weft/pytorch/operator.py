@@ -22,6 +22,7 @@ from weft.pytorch import flops
 from weft.pytorch.ambient import Autocast, under
 from weft.pytorch.batches import storage
 from weft.pytorch.boxed import BoxedBackward, BoxedKernel, Found, boxed_kernel
+from weft.pytorch.changing import CHANGING, number_in
 from weft.pytorch.derivative_ops import Rule, is_plain, register
 from weft.pytorch.double_backward_op import Made
 from weft.pytorch.fake import fake_launchers, without_data
@@ -79,6 +80,8 @@ class Form:
         for parameter, kind in zip(self.kernel.parts.parameters, self.types, strict=True):
             if not kind:
                 continue
+            if kind == CHANGING:
+                kind = "Tensor"
             if parameter.name in self.written and kind.startswith("Tensor"):
                 kind = kind.replace("Tensor", f"Tensor({next(letters)}!)")
             parts.append(f"{kind} {parameter.name}{defaults.get(parameter.name, '')}")
@@ -159,7 +162,7 @@ class Form:
         parameters = kernel.parts.parameters
         made = _made_items(returned)
         if (
-            self.autocast or not all(types) or any("[" in kind for kind in types)
+            self.autocast or not all(types) or any("[" in t or t == CHANGING for t in types)
             or any(p.position not in _POSITIONAL for p in parameters)
             or made not in (0, len(returned) if isinstance(returned, tuple) else 1)
             or (made and returned_types(kernel.function) is not None)
@@ -208,7 +211,11 @@ class Form:
             host = functools.partial(kernel.parts.host, launchers)
         as_passed = all(types) and all(p.position in _POSITIONAL for p in parameters)
 
-        def call(passed: tuple[Any, ...]) -> Any:
+        changing = [k for k, kind in enumerate(filter(None, types)) if kind == CHANGING]
+
+        def call(passed: Sequence[Any]) -> Any:
+            if changing:
+                passed = [number_in(v) if k in changing else v for k, v in enumerate(passed)]
             if as_passed:
                 return host(*passed)
             given = iter(passed)

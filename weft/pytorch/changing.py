@@ -1,0 +1,50 @@
+"""Floats that graphs leave open: operators take these as tensors of one number.
+
+torch's graphs hold a float of a schema as a constant, and are compiled again for each new one. A
+tensor they leave open, as torch's own operators have it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.torch_version import TorchVersion
+
+CHANGING = "Changing"  # the type of such a parameter, where others have a schema type
+# Of parameters that may be of it: where Dynamo was seen to tell symbols from constants.
+LETTER = "c" if TorchVersion(torch.__version__) >= "2.13" else "-"
+
+
+class Unknown(float):
+    """Stands for the number in ``tensor``, which has no data."""
+
+    tensor: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Unknown:
+        made = cls("nan")  # which nobody takes for a result
+        made.tensor = tensor
+        return made
+
+
+def number_in(tensor: torch.Tensor) -> Any:
+    """The number, or what stands for it."""
+    if not isinstance(tensor, FakeTensor) and not tensor.is_meta:
+        return tensor.item()
+    return Unknown.of(tensor)
+
+
+def changes(number: Any) -> bool:
+    """While Dynamo traces it: whether it is a symbol."""
+    # Dynamo has imported it, and sympy.
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return not has_static_value(number)
+
+
+def as_tensor(number: Any) -> torch.Tensor:
+    """While Dynamo traces it: a float that is a symbol. torch's graphs make a sum with one a sum
+    with a tensor that they are given."""
+    return torch.zeros((), dtype=torch.float64, device="cpu") + number

@@ -122,6 +122,8 @@ def shown(place: Place) -> str:
 def _lowered(launcher: Launcher, args: Sequence[Any]) -> tuple[Lowered, list[tuple[Value, Any]]]:
     """The loop of a launch, and its arguments with their values. Raises ``NotLocal``."""
     region = launcher.region
+    if any(v.is_complex() for v in args if isinstance(v, torch.Tensor)):
+        raise NotLocal("complex numbers, which are pairs in memory, are not followed")
     if is_backed(region, args) or any(a.read for a in region.args):
         raise NotLocal("a loop uses a tensor or a vector that is no argument of it")
     specs = [
@@ -131,8 +133,6 @@ def _lowered(launcher: Launcher, args: Sequence[Any]) -> tuple[Lowered, list[tup
     for arg, spec in zip(region.args, specs, strict=True):
         if isinstance(spec, TensorSpec) and arg.captured:
             raise NotLocal(f"`{arg.name}` is no argument of the kernel")
-    if any(v.is_complex() for v in args if isinstance(v, torch.Tensor)):
-        raise NotLocal("complex numbers, which are pairs in memory, are not followed")
     named = dict(zip((arg.name for arg in region.args), specs, strict=True))
     lowered = lower(region, named, launcher.source)
     check_negative(lowered.function)

@@ -11,6 +11,7 @@ neighbours.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +35,10 @@ from weft.pytorch.transforms import items
 
 try:
     from torch.distributed.tensor._ops import single_dim_strategy as newest
-except ImportError:  # before torch 2.12
+
+    # Of torch 2.11, it takes no uneven shards.
+    _ = inspect.signature(newest.register_single_dim_strategy).parameters["allow_uneven_sharding"]
+except (ImportError, KeyError):
     newest: Any = None
 
 MOST = 256  # operators that DTensor, which would keep all, is told of at a time
@@ -115,7 +119,7 @@ class Sharded:
         arguments = self.overload._schema.arguments
         self.names = [a.name for a in arguments]
         self.written = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
-        self.each: dict[tuple[int, int], Any] = {}
+        self.each: dict[tuple[Any, ...], Any] = {}
         _tell(self.overload, self._places)
         if any(self.written):
             self._handle()
@@ -241,15 +245,15 @@ class Sharded:
             g if isinstance(g, DTensor) else DTensor.from_local(g, mesh, whole, run_check=False)
             for g in grads
         ]
-        key = len(given), len(outs)
+        key = len(given), len(outs), tuple(wanted)
         if key not in self.each:
             self.each[key] = self._backward(rule, *key)
-        found = self.each[key](*inputs, *given, [k in wanted for k in range(len(tensors))], *outs)
-        made = found if isinstance(found, tuple | list) else [found]
-        return [made[k] for k in wanted]
+        found = self.each[key](*inputs, *given, *outs)
+        return list(found) if isinstance(found, tuple | list) else [found]
 
-    def _backward(self, rule: Backward, grads: int, outs: int) -> Any:
-        """The backward as an operator that returns a tensor for each: DTensor cuts no lists."""
+    def _backward(self, rule: Backward, grads: int, outs: int, wanted: Sequence[int]) -> Any:
+        """The backward as an operator that returns a tensor for each that is ``wanted``: DTensor
+        cuts no lists."""
         plain, _ = rule.operator
         types = [str(a.type) for a in self.overload._schema.arguments]
         if any("List[Tensor" in t or "Tensor[]" in t for t in types):
@@ -258,31 +262,29 @@ class Sharded:
                 self.kernel.span, help="pass the tensors one by one",
             )  # fmt: skip
         ahead = without_defaults(rule.schema)
-        names = [*(f"Tensor grad_{k}" for k in range(grads)), "bool[] wanted",
+        names = [*(f"Tensor grad_{k}" for k in range(grads)),
                  *(f"Tensor out_{k}" for k in range(outs))]  # fmt: skip
-        tensors = sum("Tensor" in t for t in types)
-        returns = "Tensor" if tensors == 1 else f"({', '.join(['Tensor'] * tensors)})"
+        returns = ", ".join(["Tensor"] * len(wanted))
+        returns = f"({returns})" if len(wanted) > 1 else returns
         schema = f"({', '.join([*([ahead] if ahead else []), *names])}) -> {returns}"
         count = rule.count
 
-        def split(passed: Sequence[Any]) -> tuple[Sequence[Any], Any, Any, Any]:
+        def split(passed: Sequence[Any]) -> tuple[Sequence[Any], Any, Any]:
             at = count + grads
-            return passed[:count], passed[count:at], passed[at], passed[at + 1 :]
+            return passed[:count], list(passed[count:at]), list(passed[at:])
 
         def run(*passed: Any) -> Any:
-            inputs, given, mask, made = split(passed)
-            wanted = [k for k, w in enumerate(mask) if w]
-            found = iter(plain(*inputs, list(given), wanted, list(made)))
-            each = [next(found) if w else None for w in mask]
-            return each[0] if tensors == 1 else tuple(each)
+            inputs, given, made = split(passed)
+            found = plain(*inputs, given, [*wanted], made)
+            return tuple(found) if len(wanted) > 1 else found[0]
 
         def fake(*passed: Any) -> Any:
-            inputs, _, mask, _ = split(passed)
-            each = [torch.empty(t.shape, dtype=t.dtype, device=t.device) if w else None
-                    for t, w in zip(Form.of(inputs)[0], mask, strict=True)]  # fmt: skip
-            return each[0] if tensors == 1 else tuple(each)
+            tensors, _ = Form.of(split(passed)[0])
+            like = [tensors[k] for k in wanted]
+            found = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in like]
+            return tuple(found) if len(wanted) > 1 else found[0]
 
-        name = f"{rule.name}_backward_each_{grads}_{outs}"
+        name = f"{rule.name}_backward_{'_'.join(map(str, (grads, outs, *wanted)))}_each"
         overload = self.family.define(name, schema, run, fake)
 
         def refuse(*_: Any) -> Any:
@@ -296,15 +298,14 @@ class Sharded:
             overload, Info(refuse, lambda *_, **__: None)))  # fmt: skip
 
         def places(passed: Sequence[Any]) -> list[tuple[Sequence[Place], Sequence[Place]]]:
-            inputs, _, mask, made = split(passed)
+            inputs, _, made = split(passed)
             found: list[tuple[Sequence[Place], Sequence[Place]]] = []
             for r in self._rules(inputs):
                 floats = [p for p, f in zip(r.outputs, r.floats, strict=True) if f]
                 if not r.backwards or (made and not all(isinstance(p, int) for p in r.outputs)):
                     continue
                 given = [p if isinstance(p, int) else None for p in floats]
-                each = [(p if p is not None else "sum") if w else None
-                        for p, w in zip(r.inputs, mask, strict=True)]  # fmt: skip
+                each = ["sum" if r.inputs[k] is None else r.inputs[k] for k in wanted]
                 found.append((each, [*r.inputs, *given, *(r.outputs if made else ())]))
             return found
 

@@ -93,7 +93,7 @@ def test_schemas():
 
 
 @weft.kernel
-def shifted(
+def stepped_by(
     x: torch.Tensor, by: float = -0.5, n: int = 3, up: bool = True, y: torch.Tensor | None = None
 ) -> torch.Tensor:
     out = torch.empty_like(x)
@@ -117,11 +117,11 @@ def shifted_into(x: torch.Tensor, out: torch.Tensor, n: int = 3):
 
 
 def test_defaults_are_those_of_the_schema():
-    assert schema(shifted) == (
-        "weft::shifted(Tensor x, float by=-0.5, SymInt n=3, bool up=True, Tensor? y=None) -> Tensor"
+    assert schema(stepped_by) == (
+        "weft::stepped_by(Tensor x, float by=-0.5, SymInt n=3, bool up=True, Tensor? y=None) -> Tensor"
     )
     x = torch.randn(5)
-    for call in (shifted.op, torch.ops.weft.shifted):
+    for call in (stepped_by.op, torch.ops.weft.stepped_by):
         for _ in range(4):  # the last by machine code, where there is some
             torch.testing.assert_close(call(x), x * x - 1.5)
         torch.testing.assert_close(call(x, 2.0), x * x + 6)
@@ -132,7 +132,7 @@ def test_defaults_are_those_of_the_schema():
         shifted_into.op(x, out.fill_(torch.nan))
         torch.testing.assert_close(out, x + 3)
     with pytest.raises(RuntimeError, match="missing value for argument 'x'"):
-        shifted.op()
+        stepped_by.op()
 
 
 def test_other_defaults_are_fixed_in_the_operator():
@@ -148,7 +148,7 @@ def test_other_defaults_are_fixed_in_the_operator():
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_defaults_where_torch_leaves_them_out(backend):
     def f(x):
-        return shifted.op(x) * shifted.op(x, n=4) + shifted(x)
+        return stepped_by.op(x) * stepped_by.op(x, n=4) + stepped_by(x)
 
     def expected(x):
         return (x * x - 1.5) * (x * x - 2) + x * x - 1.5
@@ -164,24 +164,24 @@ def test_defaults_of_derivatives_of_batches_and_of_counts():
     from torch.utils.flop_counter import FlopCounterMode
 
     x = torch.randn(5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(shifted.op, x, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(shifted.op, x)
+    assert torch.autograd.gradcheck(stepped_by.op, x, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(stepped_by.op, x)
     batch = torch.randn(3, 5)
-    torch.testing.assert_close(torch.vmap(shifted.op)(batch), batch * batch - 1.5)
-    each = torch.vmap(torch.func.grad(lambda x: shifted.op(x).sum()))
+    torch.testing.assert_close(torch.vmap(stepped_by.op)(batch), batch * batch - 1.5)
+    each = torch.vmap(torch.func.grad(lambda x: stepped_by.op(x).sum()))
     torch.testing.assert_close(each(batch), 2 * batch)
-    for f in (shifted.op, lambda x: shifted.op(x, -0.5, 3, True, None)):
+    for f in (stepped_by.op, lambda x: stepped_by.op(x, -0.5, 3, True, None)):
         with FlopCounterMode(display=False) as counter, warnings.catch_warnings(action="ignore"):
             f(x)
         assert counter.get_total_flops() == 15
-    torch.library.opcheck(shifted.op, (x,))
+    torch.library.opcheck(stepped_by.op, (x,))
     program = torch.export.export(_Shifted(), (x.detach(),))
-    torch.testing.assert_close(program.module()(x.detach()), shifted(x.detach()))
+    torch.testing.assert_close(program.module()(x.detach()), stepped_by(x.detach()))
 
 
 class _Shifted(torch.nn.Module):
     def forward(self, x):
-        return shifted.op(x)
+        return stepped_by.op(x)
 
 
 def test_an_operator_changes_with_its_defaults():

@@ -118,7 +118,8 @@ def shifted_into(x: torch.Tensor, out: torch.Tensor, n: int = 3):
 
 def test_defaults_are_those_of_the_schema():
     assert schema(stepped_by) == (
-        "weft::stepped_by(Tensor x, float by=-0.5, SymInt n=3, bool up=True, Tensor? y=None) -> Tensor"
+        "weft::stepped_by(Tensor x, float by=-0.5, SymInt n=3, bool up=True, Tensor? y=None)"
+        " -> Tensor"
     )
     x = torch.randn(5)
     for call in (stepped_by.op, torch.ops.weft.stepped_by):

@@ -97,8 +97,8 @@ class _Whole(torch.nn.Module):
 
 
 def export(
-    kernel: KernelLike, path: str | os.PathLike[str], examples: Sequence[Any], target: str,
-    dynamic: Mapping[str, Any] | None,
+    kernel: KernelLike, path: str | os.PathLike[str], examples: Sequence[Any], target: str = "",
+    dynamic: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """Writes the shared library ``path`` that has the kernel's loops, beside it a header for C++
     and an example.

@@ -24,7 +24,6 @@ from weft.passes.collapse import collapse
 from weft.passes.factor import factor
 from weft.passes.fuse import fuse
 from weft.passes.merge_updates import merge_updates
-from weft.passes.promote import promote
 from weft.passes.race_checks import race_checks
 from weft.passes.reassociate_extrema import reassociate_extrema
 from weft.passes.reciprocal import reciprocal
@@ -34,13 +33,11 @@ from weft.passes.run import PIPELINE, Pass, run
 from weft.passes.split_quotients import split_quotients
 from weft.passes.tile import tile
 from weft.passes.widen import widen
-from weft.passes.write_out import small_loops, write_out
 from weft.schedule import default_cpu
 from weft.schedule.choose import candidate
 from weft.schedule.grid import threads_of
 from weft.schedule.language import Cooperate, parse, several, show
 from weft.schedule.nest import loops_of
-from weft.schedule.recurrences import MOST_JOINT, composes
 from weft.source import FunctionSource
 from weft.values import mutable
 
@@ -90,30 +87,13 @@ def optimize(
     def merged(function: Function) -> Function:
         return merge_updates(function, expensive=True)  # memory costs more there
 
-    def promoted(function: Function) -> Function:
-        return promote(function, local=MOST_JOINT)
-
     collapsed.__name__, merged.__name__ = collapse.__name__, merge_updates.__name__
-    promoted.__name__ = promote.__name__
     other: dict[Pass, Pass] = {collapse: collapsed, merge_updates: merged}
+    made = _passed(function, options, noalias, listener, without, other=other)
     steps = parse(asked or "")
     named = {name for step in steps for name in (*getattr(step, "loops", ()),
                                                  *[getattr(step, "loop", "")])} - {""}  # fmt: skip
-
-    def has_named(made: Function) -> bool:
-        loops = (op for op in made.body.ops if op.name == "scf.parallel")
-        return all(named <= {*loops_of(op)} for op in loops)
-
-    small = small_loops(function)
-    if small and named.isdisjoint(small):
-        scalars, carrying = write_out(function), {**other, promote: promoted}
-        made = _passed(scalars, options, noalias, None, without, other=carrying)
-        if composes(made) and has_named(made):
-            if listener is not None:  # which is told of what is taken only
-                made = _passed(scalars, options, noalias, listener, without, other=carrying)
-            return made
-    made = _passed(function, options, noalias, listener, without, other=other)
-    if has_named(made):
+    if all(named <= {*loops_of(op)} for op in made.body.ops if op.name == "scf.parallel"):
         return made
     without += [factor, fuse]
     return _passed(function, options, noalias, listener, without, other=other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 
 from weft.ir.builder import Rewriter
@@ -20,28 +19,26 @@ _HARMLESS = {"memref.load", "memref.store", "memref.atomic_rmw", "memref.alloca"
              "scf.if", "scf.while"}  # fmt: skip
 
 
-def promote(function: Function, *, local: int = 0) -> Function:
+def promote(function: Function) -> Function:
     """``for k: c[i, j] += v`` loads ``c[i, j]`` in front of the outermost loop that leaves the
     subscripts as they are, carries it, and stores it behind that loop.
 
     Nothing is loaded or stored where the loop would not have stored: unless it is known to run, or
-    there is a store to the element in front of it, both depend on its bounds. ``local``: also
-    elements of local arrays that have up to so many.
+    there is a store to the element in front of it, both depend on its bounds.
 
     Precondition: a verified function after ``lower_updates``, best after ``cse`` (subscripts are
     the same if they are the same SSA values) and ``collapse``.
-    Non-goals: larger local arrays (LLVM keeps them in registers); elements of f16 and bf16, which
-    are rounded in memory; elements that only some iterations store to; loops that may stop the
-    kernel.
+    Non-goals: local arrays (LLVM keeps them in registers); elements of f16 and bf16, which are
+    rounded in memory; elements that only some iterations store to; loops that may stop the kernel.
     """
     noalias = bool(function.attrs.get("noalias"))
     loops = (op for op in walk(function.body) if op.name == "scf.for")
-    if not any(_promotable(op, noalias, local) for op in loops):
+    if not any(_promotable(op, noalias) for op in loops):
         return function
-    return _Promoter(noalias, local).function(function)
+    return _Promoter(noalias).function(function)
 
 
-def _promotable(loop: Op, noalias: bool, local: int) -> dict[Element, list[Op]]:
+def _promotable(loop: Op, noalias: bool) -> dict[Element, list[Op]]:
     """The elements that ``loop`` may carry, each with the loops that have to run for it to be
     stored to."""
     inside = defined(loop.regions)
@@ -58,7 +55,7 @@ def _promotable(loop: Op, noalias: bool, local: int) -> dict[Element, list[Op]]:
             kinds == {"memref.load", "memref.store"}
             and inside.isdisjoint(element)
             and memref.memref.element not in (f16, bf16)
-            and not (is_local(memref) and math.prod(memref.memref.shape or (local + 1,)) > local)
+            and not is_local(memref)
             and not any(
                 may_alias(memref, other[0], noalias)
                 and not (memref is other[0] and subscripts_differ(subscripts, other[1:]))
@@ -105,9 +102,9 @@ def _path(loop: Op, element: Element, inside: Collection[Value]) -> list[Op]:
 
 
 class _Promoter(Rewriter):
-    def __init__(self, noalias: bool, local: int) -> None:
+    def __init__(self, noalias: bool) -> None:
         super().__init__(self._visit, around=self._around)
-        self.noalias, self.local = noalias, local
+        self.noalias = noalias
         self.current: dict[Element, Value] = {}  # of each element that is carried: what it is here
         self.stored: set[Element] = set()  # those that are surely stored to in front
 
@@ -127,7 +124,7 @@ class _Promoter(Rewriter):
         self.span = op.span
         guards: dict[Element, Value | None] = {}
         if op.name == "scf.for":
-            for old, loops in _promotable(op, self.noalias, self.local).items():
+            for old, loops in _promotable(op, self.noalias).items():
                 element = tuple(map(self.lookup, old))
                 if element not in self.current:
                     guards[element] = None if element in self.stored else self._all_run(loops)

@@ -24,7 +24,7 @@ from tests import processes
 from weft.errors import GradientError, WeftError
 from weft.pytorch.boxed import BoxedKernel
 from weft.pytorch.namespace import namespace_of
-from weft.runtime import stable
+from weft.runtime import stable, tuned
 from weft.runtime.overlap import OverlapWarning
 
 pytestmark = pytest.mark.skipif(bool(stable.missing()), reason=stable.missing())
@@ -504,3 +504,19 @@ def test_what_is_made_on_a_device() -> None:
         torch.testing.assert_close(made[0], x * 1.5 + 2)
         torch.testing.assert_close(made[1], x.sum() + 0.5, rtol=1e-4, atol=1e-3)
         torch.testing.assert_close(row_sums.op(x, -3, 1.5)[0], x * 1.5 - 3)
+
+
+def test_tuned_schedules_of_other_loops_leave_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with such records is read by a process that serves a model."""
+    other = tuned.Record("schedule", "other", "digest", "machine", "sizes", "", 2.0, 1.0)
+    monkeypatch.setattr(tuned.records, "_files", {Path("shipped.json"): [other]})
+
+    @weft.kernel
+    def beside_tuned(x: torch.Tensor, out: torch.Tensor) -> None:
+        for i in range(x.shape[0]):
+            out[i] = x[i] + 1
+
+    x, out = torch.randn(16), torch.empty(16)
+    code = learned(beside_tuned, x, out)
+    assert by_python(code, lambda: beside_tuned.op(x, out)) == 0
+    torch.testing.assert_close(out, x + 1)

@@ -111,10 +111,12 @@ class Records:
 
     def none(self, options: Options, digest: str, device: torch.device) -> bool:
         """Whether it is known that no schedule was tuned for a loop, for any sizes."""
-        place = options.cache_dir, "schedule", digest, machine_of(device)
-        return not options.tuned or (
-            not self._files and (disk(options) is None or place in self._absent)
-        )
+        own = "schedule", digest, machine_of(device)
+        if not options.tuned:
+            return True
+        if any(r.key[:3] == own for records in [*self._files.values()] for r in records):
+            return False
+        return disk(options) is None or (options.cache_dir, *own) in self._absent
 
     def schedule(
         self, options: Options, name: str, digest: str, tensors: Sequence[torch.Tensor]

@@ -80,11 +80,7 @@ class Operators:
         # operator of the whole kernel once for each sample.
         self.fills = False
         self.host = kernel.parts.host  # Dynamo does not look at kernels
-        # A letter for each parameter (Dynamo may take numbers of an object for symbols): "c" where
-        # only loops read it, and nothing converts it: nothing else depends on such a float.
-        read = {root_name(chain) for chain in chains(kernel.source.tree, loops)}
-        self.letters = "".join("-" if p.name in read or p.dtype else LETTER
-                               for p in self.parameters)  # fmt: skip
+        self.letters = _letters(kernel, loops)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the kernel through PyTorch's dispatcher."""
@@ -349,6 +345,14 @@ def _shard(operator: Operator, passed: Sequence[Any] = ()) -> None:
         dtensor.register(operator)
     if family.sharded is not None:
         family.sharded.prepare(passed)
+
+
+def _letters(kernel: KernelLike, loops: frozenset[ast.AST]) -> str:
+    """A letter for each parameter (Dynamo may take numbers of an object for symbols): "c" where
+    only loops read it, and nothing converts it: nothing else depends on such a float."""
+    read = {root_name(chain) for chain in chains(kernel.source.tree, loops)}
+    parameters = kernel.parts.parameters
+    return "".join("-" if p.name in read or p.dtype else LETTER for p in parameters)
 
 
 def _is_tracing() -> bool:

@@ -15,7 +15,6 @@ from torch._dynamo.testing import CompileCounter
 import weft
 from weft.pytorch import library
 from weft.pytorch.identity import fingerprint, may_draw, text_of
-from weft.pytorch.library import Operators
 from weft.source import read_function
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
@@ -252,7 +251,7 @@ def test_the_schema_and_weft_itself_are_in_the_name(monkeypatch):
     before = defined(text).changing.op._schema.name
     assert defined(text).changing.op._schema.name.startswith(before)
     with monkeypatch.context() as patch:  # as a weft that did not see the store
-        patch.setattr(Operators, "_written", lambda self, constants: frozenset())
+        patch.setattr(library, "_written", lambda kernel, constants: frozenset())
         assert not defined(text).changing.op._schema.name.startswith(before)
     monkeypatch.setattr(library, "decided_by", lambda: "another weft")
     assert not defined(text).changing.op._schema.name.startswith(before)
@@ -276,9 +275,9 @@ def program(x):
 COMPILED = """import torch, storing
 print(torch.compile(storing.program)(torch.ones(2)).tolist())
 """
-OLDER = """from weft.pytorch.library import Operators
+OLDER = """from weft.pytorch import library
 from weft.pytorch.operator import Form
-Operators._written = lambda self, constants: frozenset()
+library._written = lambda kernel, constants: frozenset()
 Form._check_written = lambda *_: None
 """
 

@@ -19,8 +19,7 @@ import torch
 # pyright: reportPrivateUsage=false
 from weft.errors import KernelIndexError, KernelTypeError, Span
 from weft.ir.core import Block, Function, Op, Value
-from weft.ir.ops import MEMREF_AT
-from weft.ir.views import For, Parallel, is_constant, memory
+from weft.ir.views import For, Parallel, accessed_by, is_constant, memory
 from weft.pytorch.recipe import Fresh, Recipe, Size, recipe_of
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import KernelLike, Launcher
@@ -180,7 +179,7 @@ class _Rows:
             elif op.name == "memref.alloca":
                 if len(around) == self.rows:
                     self.local.add(op.result)
-            elif op.name in MEMREF_AT:
+            elif accessed_by(op) is not None:
                 self._access(op)
             elif op.name != "weft.bounds":
                 self._plain(op.operands)

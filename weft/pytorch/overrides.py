@@ -17,6 +17,7 @@ import torch
 from torch.fx.node import has_side_effect
 
 from weft.errors import KernelTypeError, WeftError
+from weft.lang.dtypes import quietly
 from weft.runtime.launch import KernelLike
 from weft.runtime.signature import check_layout
 
@@ -43,7 +44,10 @@ def overriding(values: Iterable[Any]) -> list[Any]:
 
 def overridden(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the types of the arguments make of a call of ``kernel``. Raises ``KernelTypeError``."""
-    if any(isinstance(v, torch.Tensor) and v.is_nested for v in (*args, *kwargs.values())):
+    with quietly():  # types see the call, not what is asked of their tensors before it
+        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+        nested = any(tensor.is_nested for tensor in tensors)
+    if nested:
         from weft.pytorch import jagged  # only for such tensors
 
         if any(map(jagged.is_jagged, (*args, *kwargs.values()))):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import torch
-from torch.autograd import forward_ad, profiler
+from torch.autograd import profiler
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -25,7 +25,7 @@ from weft.lang import numbers
 from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.namespace import namespace_of
-from weft.pytorch.overrides import check_foreign, overridden, overrides, overriding
+from weft.pytorch.overrides import check_foreign, overridden, overrides, overriding, transformed
 from weft.runtime.entry import PLAIN, dispatched, make_entry, order_of
 from weft.runtime.launch import DirectEntry, Launcher, Tuning
 from weft.runtime.signature import check_argument
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from weft.schedule.machine import GpuMachine
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_transforms = torch._C._are_functorch_transforms_active
 _dispatch = torch.Tensor.__torch_dispatch__
 
 
@@ -135,11 +134,14 @@ class Definition:
         return {**given, **({"autotune": self.tuning.text} if self.tuning else {})}
 
     @user_frames
-    def export(self, path: Any, *examples: tuple[Any, ...], **how: Any) -> None:
+    def export(
+        self, path: Any, *examples: tuple[Any, ...], target: str = "",
+        dynamic: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Writes a library without Python, as ``pytorch.exported_program.export`` says."""
         from weft.pytorch import exported_program  # only where a library is written
 
-        exported_program.export(cast(Any, self), path, examples, **how)
+        exported_program.export(cast(Any, self), path, examples, target, dynamic)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         """The arguments by parameter name, defaults filled in. Raises ``KernelTypeError``."""
@@ -331,10 +333,7 @@ class Kernel(Definition):
     def current_launchers(self) -> Sequence[Callable[..., Any]]:
         """What launches each device loop in a call that does not go through the dispatcher."""
         self._prepare()
-        way = _with_batches if _transforms() else _with_tangents
-        if way is _with_tangents and forward_ad._current_level < 0:
-            return self._launchers
-        return [functools.partial(way, self._launchers, launcher) for launcher in self._regions]
+        return transformed(self._launchers, self._regions)
 
     def carry_out(
         self, launchers: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -496,14 +495,17 @@ class Kernel(Definition):
         """The schedules that each loop of a call with these arguments may run by: what they ask of
         the call, what they are predicted to cost, and which one it takes and why.
 
-        Nothing is computed: tensors may be on "meta", the host part must not ask for results.
-        ``device``: "cpu" or "cuda", where the tensors are elsewhere. ``machine``: another GPU.
+        Nothing is computed: tensors may be on "meta", and the host part must not ask what loops
+        have computed. ``device``: "cpu" or "cuda", where the tensors are elsewhere; no GPU is
+        needed. ``machine``: the GPU, if it is another.
         """
-        from weft.pytorch.fake import fake_launchers  # the compiler proper is
-        from weft.runtime import candidates  # imported where it is needed
+        # The compiler proper is imported where it is needed.
+        from weft.pytorch.fake import fake_launchers
+        from weft.runtime import candidates
 
+        fakes = fake_launchers(self)
         return candidates.of_call(
-            self.parts.host, self.launchers, fake_launchers(self), args, kwargs, device, machine
+            self.parts.host, self.launchers, fakes, args, kwargs, device, machine
         )
 
 
@@ -525,20 +527,6 @@ def _history(launcher: Launcher, args: tuple[Any, ...]) -> Callable[..., object]
     from weft.pytorch.history import history  # where a gradient is asked for again
 
     return history(launcher, args)
-
-
-def _with_tangents(plain: list[Callable[..., Any]], launcher: Launcher, *args: Any) -> Any:
-    with rarely_collected:
-        from weft.pytorch.autograd import with_tangents  # only where a derivative is asked for
-
-    return with_tangents(launcher, plain[launcher.region.index], *args)
-
-
-def _with_batches(plain: list[Callable[..., Any]], launcher: Launcher, *args: Any) -> Any:
-    with rarely_collected:
-        from weft.pytorch.batching import with_batches  # only under vmap
-
-    return with_batches(launcher, plain[launcher.region.index], *args)
 
 
 def kernel_inside(function: Any) -> Kernel | None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fuzz import complexes, nests, rows, scans
 from tests.fuzz.check import check
 
-COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "100"))
+COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "150"))
 PARTS = max(COUNT // 200, 10)  # so that several processes take part, and none is long
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.parametrize("part", range(PARTS))]

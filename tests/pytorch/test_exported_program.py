@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import weft
+from examples.softmax import softmax
 from tests import processes
 from weft.errors import KernelTypeError, KernelValueError
 from weft.pytorch.hosted import OLDEST
@@ -21,21 +22,6 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore"),  # torch.export's own
 ]
-
-
-@weft.kernel
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x)
-    for i in range(x.shape[0]):
-        top = -float("inf")
-        for j in range(x.shape[1]):
-            top = max(top, x[i, j])
-        s = 0.0
-        for j in range(x.shape[1]):
-            s += weft.exp(x[i, j] - top)
-        for j in range(x.shape[1]):
-            out[i, j] = weft.exp(x[i, j] - top) / s
-    return out
 
 
 @weft.kernel(fuse=False)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import weft
+from examples.softmax import softmax
 from tests import processes
 from weft.errors import KernelTypeError, KernelValueError
 from weft.pytorch import shared_library
@@ -314,21 +315,6 @@ def test_a_library_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     found = run(tmp_path, text, "program.py")
     assert "weft::exported" in found.stdout, found.stderr  # torch has no kernel for the CPU
     assert "'CPU'" in found.stdout
-
-
-@weft.kernel
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x)
-    for i in range(x.shape[0]):
-        top = -float("inf")
-        for j in range(x.shape[1]):
-            top = max(top, x[i, j])
-        s = 0.0
-        for j in range(x.shape[1]):
-            s += weft.exp(x[i, j] - top)
-        for j in range(x.shape[1]):
-            out[i, j] = weft.exp(x[i, j] - top) / s
-    return out
 
 
 ON_A_GPU = """import sys, torch

@@ -110,8 +110,20 @@ def scalar(value: Any) -> Scalar:
         return value.as_subclass(Scalar)
 
 
+class _OfTorch:
+    """A type that equals torch's dtype of its name."""
+
+    torch: torch.dtype
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or other is self.torch
+
+    def __hash__(self) -> int:
+        return hash(self.torch)
+
+
 @mutable
-class DType:
+class DType(_OfTorch):
     """An element type: callable as a cast, usable as an annotation. It equals torch's dtype of that
     name, so that ``x.dtype == weft.f32`` holds of a float32 tensor."""
 
@@ -121,12 +133,6 @@ class DType:
     kind: str  # "float", "int" or "bool"
     bits: int
     signed: bool
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or other is self.torch
-
-    def __hash__(self) -> int:
-        return hash(self.torch)
 
     def __repr__(self) -> str:
         return f"weft.{self.name if self.kind != 'bool' else 'bool_'}"
@@ -219,18 +225,12 @@ def as_dtype(dtype: Any, *, default_fp: DType = f32, default_ip: DType = i32) ->
 
 
 @mutable
-class ComplexType:
+class ComplexType(_OfTorch):
     """A type of complex numbers: callable as a cast. It equals torch's dtype of that name."""
 
     name: str  # "c64"
     torch: torch.dtype
     part: str  # the name of the type of its parts
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or other is self.torch
-
-    def __hash__(self) -> int:
-        return hash(self.torch)
 
     def __repr__(self) -> str:
         return f"weft.{self.name}"

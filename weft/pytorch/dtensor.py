@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from weft.errors import GradientError, KernelTypeError, KernelValueError
 from weft.pytorch.double_backward_op import Backward, Form
 from weft.pytorch.halo import Neighbours
-from weft.pytorch.namespace import without_defaults
+from weft.pytorch.namespace import Latest, without_defaults
 from weft.pytorch.operator import Operator
 from weft.pytorch.sharding import Meta, Place, Rule, Rules, meta
 from weft.pytorch.transforms import items
@@ -40,9 +39,6 @@ try:
     _ = inspect.signature(newest.register_single_dim_strategy).parameters["allow_uneven_sharding"]
 except (ImportError, KeyError):
     newest: Any = None
-
-MOST = 256  # operators that DTensor, which would keep all, is told of at a time
-_told = deque[Any]()
 
 
 def register(operator: Operator) -> None:
@@ -67,7 +63,7 @@ Places = Callable[[Sequence[Any]], Sequence[tuple[Sequence[Place], Sequence[Plac
 
 def _tell(overload: Any, places: Places) -> None:
     """Registers strategies of an operator, beside which all ranks may have all of it."""
-    _keep(overload)
+    _told.add(overload)
     if newest is not None:
         lists = any("Tensor[]" in str(a.type) for a in overload._schema.arguments)
         info = RuntimeSchemaInfo(static_argnum=0, needs_pytree=lists)
@@ -96,16 +92,16 @@ def _tell(overload: Any, places: Places) -> None:
     propagator.op_to_schema_info[overload] = RuntimeSchemaInfo(0, None, known.needs_pytree)
 
 
-def _keep(overload: Any) -> None:
-    """Forgets what was told longest ago."""
-    _told.append(overload)
-    if len(_told) > MOST:
-        dispatcher: Any = DTensor._op_dispatcher
-        old, propagator = _told.popleft(), dispatcher.sharding_propagator
-        dispatcher._custom_op_handlers.pop(old, None)
-        for table in ("op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_schema_info",
-                      "op_to_schema_info_for_single_dim_strategy"):  # fmt: skip
-            getattr(propagator, table, {}).pop(old, None)
+def _forget(overload: Any) -> None:
+    dispatcher: Any = DTensor._op_dispatcher
+    propagator = dispatcher.sharding_propagator
+    dispatcher._custom_op_handlers.pop(overload, None)
+    for table in ("op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_schema_info",
+                  "op_to_schema_info_for_single_dim_strategy"):  # fmt: skip
+        getattr(propagator, table, {}).pop(overload, None)
+
+
+_told = Latest(_forget)
 
 
 class Sharded:

@@ -109,16 +109,16 @@ def export(
     what ``torch.export`` takes as dynamic shapes; None is all that can vary. Raises
     ``CompileError``s.
     """
+    if not examples:
+        raise KernelTypeError(
+            f"`{kernel.__name__}` cannot be exported", kernel.span,
+            help="give examples of its arguments, as tuples",
+        )  # fmt: skip
     if not kernel.operators.loops or recipe_of(kernel) is not None:
         shared_library.export(kernel, path, examples, target)
         return
     file, library = pathlib.Path(path), Library(target)
     calls = [kernel.bind(tuple(values), {}).arguments for values in examples]
-    if not calls:
-        raise KernelTypeError(
-            f"`{kernel.__name__}` cannot be exported", kernel.span,
-            help="give examples of its arguments, as tuples",
-        )  # fmt: skip
     kinds = [[(n, cpp_type(v) or repr(v)) for n, v in values.items()] for values in calls]
     for kind in kinds:
         for (name, own), (_, first) in zip(kind, kinds[0], strict=True):

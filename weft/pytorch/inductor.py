@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,11 +19,16 @@ from torch._inductor.virtualized import V, ops
 from weft.pytorch.changing import Unknown
 from weft.pytorch.fusible import Launch, Recorder, hooks
 from weft.pytorch.fusion import Fusion, Opaque
+from weft.pytorch.namespace import Latest
 
 log = logging.getLogger("weft.specialize")
 
-MOST = 256  # operators that Inductor, which would keep all, is told of at a time
-_told = deque[Any]()
+
+def _forget(overload: Any) -> None:
+    getattr(lowering, hooks().table).pop(overload, None)
+
+
+_told = Latest(_forget)
 
 
 def offer(overload: Any, record: Recorder) -> None:
@@ -37,9 +41,7 @@ def offer(overload: Any, record: Recorder) -> None:
     table: dict[Any, Any] = getattr(lowering, name)
     if overload in table or overload._schema.is_mutable or not overload._schema.returns:
         return
-    if len(_told) >= MOST:
-        table.pop(_told.popleft(), None)
-    _told.append(overload)
+    _told.add(overload)
 
     if name == "lowerings":  # which has calls, too, made of what is not there
         tag = lowering.get_layout_constraint_tag(overload, with_default=True)  # pyright: ignore[reportPrivateImportUsage]

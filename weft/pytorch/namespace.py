@@ -32,6 +32,22 @@ def without_defaults(schema: str) -> str:
 Sampled = Callable[[Sequence[Any], Sequence[Any], Any, str], tuple[Any, Sequence[Any]]]
 
 
+class Latest:
+    """The operators that a part of PyTorch, which would keep all of them, was told of last."""
+
+    MOST = 256
+
+    def __init__(self, forget: Callable[[Any], None]) -> None:
+        self._forget = forget
+        self._told = deque[Any]()
+
+    def add(self, overload: Any) -> None:
+        """``overload`` is told now; what was told longest ago is forgotten."""
+        self._told.append(overload)
+        if len(self._told) > self.MOST:
+            self._forget(self._told.popleft())
+
+
 class Family:
     """An operator and its derivatives, each of which holds it by its ``overload``, as graphs hold
     these. Nothing else does (torch gets functions with a weak reference), so that PyTorch forgets

@@ -5,21 +5,25 @@ A kernel is a function of torch's in this: where the type of an argument has a
 ``torch.fx.symbolic_trace`` records it. Modes (``TorchFunctionMode``) see what the host part calls,
 not the kernel: ``torch.device`` as a context is one of them, and has to reach what the host part
 makes.
+
+Transforms (``torch.func``, forward mode) have a say in what launches the loops of a call.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.fx.node import has_side_effect
 
 from weft.errors import KernelTypeError, WeftError
 from weft.lang.dtypes import quietly
-from weft.runtime.launch import KernelLike
+from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.signature import check_layout
+from weft.settings import rarely_collected
 
 # pyright: reportPrivateUsage=false
 _NONE = torch._C._disabled_torch_function_impl
@@ -88,3 +92,30 @@ def check_foreign(
 def _name(kernel: KernelLike, args: Any, kwargs: Any, wanted: Any) -> str:
     """The parameter that ``wanted`` is passed for."""
     return next(n for n, v in kernel.bind(args, kwargs).arguments.items() if v is wanted)
+
+
+# --- transforms ----------------------------------------------------------------------------------
+_transforms = torch._C._are_functorch_transforms_active
+Launch = Callable[..., Any]
+
+
+def transformed(plain: list[Launch], regions: Sequence[Launcher]) -> Sequence[Launch]:
+    """What launches each device loop under the transforms that are active; ``plain`` if none is."""
+    way = _with_batches if _transforms() else _with_tangents
+    if way is _with_tangents and forward_ad._current_level < 0:
+        return plain
+    return [functools.partial(way, plain, launcher) for launcher in regions]
+
+
+def _with_tangents(plain: list[Launch], launcher: Launcher, *args: Any) -> Any:
+    with rarely_collected:
+        from weft.pytorch.autograd import with_tangents  # only where a derivative is asked for
+
+    return with_tangents(launcher, plain[launcher.region.index], *args)
+
+
+def _with_batches(plain: list[Launch], launcher: Launcher, *args: Any) -> Any:
+    with rarely_collected:
+        from weft.pytorch.batching import with_batches  # only under vmap
+
+    return with_batches(launcher, plain[launcher.region.index], *args)

@@ -44,15 +44,15 @@ Place = int | str | None
 @frozen
 class Rule:
     """Of tensors that are arguments, in their order, where they may be; and where what the kernel
-    returns is then. ``halo``: how many rows of the ranks before and behind it a rank needs of those
-    that are cut and read at other rows, whose numbers are ``wide``. ``written``: which of the
-    arguments are written. ``index``: the loop's, or the loops'."""
+    returns is then. ``index``: the loop's, or the loops'. ``halo``: how many rows of the ranks
+    before and behind it a rank needs of tensors that are cut and read at other rows. ``floats``:
+    which of what is returned are numbers with a gradient."""
 
     index: str
     inputs: tuple[Place, ...]
     outputs: tuple[Place, ...]
     halo: tuple[int, int] = (0, 0)
-    floats: tuple[bool, ...] = ()  # of what is returned
+    floats: tuple[bool, ...] = ()
 
     @property
     def has_halo(self) -> bool:
@@ -385,7 +385,8 @@ class Rules:
                     out = self._run(proof.launcher, given)
             except (NotLocal, WeftError):
                 raise
-            except Exception as error:  # what the host part asks of the size, no rank may ask
+            except (RuntimeError, TypeError, ValueError) as error:
+                # What torch says where the host part asks of the size, which no rank may ask.
                 raise NotLocal(
                     f"the host part asks how large a tensor is that is cut ({type(error).__name__})"
                 ) from error

@@ -55,11 +55,6 @@ def export(
     where that takes Python.
     """
     file = pathlib.Path(path)
-    if not examples:
-        raise KernelTypeError(
-            f"`{kernel.__name__}` cannot be exported", kernel.span,
-            help="give examples of its arguments, as tuples",
-        )  # fmt: skip
     calls = [kernel.operators.found(tuple(values), {}) for values in examples]
     overloads = list(dict.fromkeys(operator.overload for operator, _, _ in calls))
     if len(overloads) > 1:

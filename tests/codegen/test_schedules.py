@@ -16,8 +16,9 @@ from weft.ir.builder import Builder
 from weft.ir.core import Function, Value
 from weft.ir.interp import run
 from weft.ir.types import MemRefType, f32, f64, i32, index
-from weft.schedule.default_cpu import candidates, check
+from weft.schedule.default_cpu import candidates
 from weft.schedule.language import ScheduleError, UnrollJam, Vectorize, parse, show
+from weft.schedule.legal_cpu import check
 from weft.schedule.machine import CpuMachine
 
 SIZE = 40  # of arrays that are read; loops have a third of it at most
@@ -256,12 +257,16 @@ CONV = causal_conv()
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("bind(i0, x)", "`bind(i0, x)` is no step for a CPU\n"
+        ("bind(i0, x)", "`bind(i0, x)`: it is no step for a CPU\n"
          "help: write unroll_jam(...), vectorize(...) or privatize(...)"),
-        ("vectorize(u, 16, 16)",
-         "`vectorize(u, 16, 16)`: the axes of the parallel loop are: i0, i1, i2"),
+        ("vectorize(q, 16, 16)", "`vectorize(q, 16, 16)`: there is no parallel index `q`\n"
+         "help: there are `i0`, `i1`, `i2`"),
         ("unroll_jam(i2, 2); vectorize(i2, 16, 16)",
-         "`vectorize(i2, 16, 16)`: another step has the axis `i2`"),
+         "`unroll_jam(i2, 2)`: `vectorize(i2, 16, 16)` has that axis\n"
+         "help: leave one of them out"),
+        ("unroll_jam(i0, 2); unroll_jam(i0, 2)",
+         "`unroll_jam(i0, 2)`: `unroll_jam(i0, 2)` says that already\n"
+         "help: leave one of them out"),
         ("vectorize(i2, 12, 12)",
          "`vectorize(i2, 12, 12)`: `width` is a power of two from 2 to 16"),
         ("vectorize(i2, 32, 32)",

@@ -18,7 +18,7 @@ from weft.ir.core import Function
 from weft.ir.verify import verify
 from weft.passes.collapse import collapse
 from weft.passes.relax_atomics import relax_atomics
-from weft.schedule.default_cpu import outermost
+from weft.schedule.legal_cpu import outermost
 from weft.schedule.nest import axes_of, loops_of
 from weft.tools.cross import lowered_loops
 

@@ -65,6 +65,19 @@ def test_results_keep_their_bits(text: str) -> None:
     assert torch.equal(found, emulated(plain)(w, k, 0.1))
 
 
+@pytest.mark.parametrize("text", ["reverse_blocks()", "unroll_jam(t, 4); reverse_blocks()"])
+def test_a_cpu_goes_by_it_too(text: str) -> None:
+    w, k = torch.randn(3, 77), torch.randn(2, 3, 77)
+    kernel = weft.kernel(schedule={"cpu": text})(causal_conv.causal_conv.function)
+    plain = weft.kernel(schedule={"cpu": ""})(causal_conv.causal_conv.function)
+    torch.testing.assert_close(kernel(w, k, 0.1), plain(w, k, 0.1))  # LLVM orders sums
+    kernel = weft.kernel(schedule={"cpu": "vectorize(t, 8); reverse_blocks()"})(
+        causal_conv.causal_conv.function
+    )
+    with pytest.raises(ScheduleError, match=r"`reverse_blocks\(\)`: it does not go with `vect"):
+        kernel(w, k, 0.1)
+
+
 def test_the_ir_before_and_after() -> None:
     (loop,) = lowered_loops(gallery.axpy, 2.0, meta(9), meta(9))
     function = optimize(loop)

@@ -12,10 +12,11 @@ from weft.codegen.machine import host_cpu, machine
 from weft.codegen.optimize import optimize
 from weft.codegen.threads import CpuModule, argument_slots
 from weft.ir.core import Function
-from weft.schedule import default_cpu
-from weft.schedule.language import Schedule, UnrollJam, Vectorize, only, several
+from weft.schedule import default_cpu, legal_cpu
+from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
 from weft.schedule.machine import CpuMachine
 from weft.schedule.nest import axes_of
+from weft.schedule.own import OwnStep
 from weft.schedule.unroll_jam import unroll_jam
 from weft.values import frozen
 
@@ -62,7 +63,7 @@ def compile_cpu(function: Function, schedule: Schedule | None = None, cpu: str =
     ``machine.LEVELS``. Without a ``schedule``, the first candidate
     whose text is not too long is taken. Raises ``ScheduleError`` where a schedule is not legal."""
     if schedule is not None:
-        default_cpu.check(function, schedule, host_cpu(cpu))
+        legal_cpu.check(function, schedule, host_cpu(cpu))
     with timing.stage("emit"):
         usual = default_cpu.candidates(function, host_cpu(cpu))
         tried = usual if schedule is None else [schedule]
@@ -82,12 +83,15 @@ def compile_cpu(function: Function, schedule: Schedule | None = None, cpu: str =
 
 def scheduled(function: Function, schedule: Schedule, machine: CpuMachine) -> CpuModule:
     """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
-    parallel = default_cpu.outermost(function)
-    if parallel is not None and only(schedule, Vectorize) is None:
-        axes = axes_of(parallel)
-        for step in several(schedule, UnrollJam):
+    parallel = legal_cpu.outermost(function)
+    axes = axes_of(parallel) if parallel is not None else ()
+    tile = only(schedule, Vectorize) is not None
+    for step in schedule:
+        if parallel is not None and isinstance(step, UnrollJam) and not tile:
             axis = axes.index(step.axis)
             function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
+        elif parallel is not None and isinstance(step, OwnStep):
+            function, parallel = step.apply(function, parallel)
     return CpuModule(function, machine, schedule)
 
 

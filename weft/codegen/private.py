@@ -15,9 +15,10 @@ from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.llvm import loop
 from weft.ir.builder import identity
 from weft.ir.core import Function, Value
-from weft.schedule.default_cpu import combiner
 from weft.schedule.language import Privatize, Schedule, several
-from weft.schedule.nest import arrays_of
+from weft.schedule.legal import accumulated
+from weft.schedule.legal_cpu import outermost
+from weft.schedule.nest import LoopNest
 from weft.values import frozen
 
 _LINE = 64  # bytes of a cache line, where each copy begins
@@ -25,9 +26,11 @@ _LINE = 64  # bytes of a cache line, where each copy begins
 
 def private_arrays(function: Function, schedule: Schedule) -> dict[Value, str]:
     """The arrays that chunks have copies of by ``schedule``, with what combines their elements."""
-    named = dict(zip(arrays_of(function), function.args, strict=True))
-    arrays = [named[step.array] for step in several(schedule, Privatize)]
-    return {array: combiner(function, array) for array in arrays}
+    parallel, steps = outermost(function), several(schedule, Privatize)
+    if parallel is None:
+        return {}
+    nest = LoopNest(function, parallel)
+    return {nest.array(step.array): str(accumulated(nest, step)) for step in steps}
 
 
 @frozen

@@ -25,8 +25,8 @@ from weft.ir.builder import identity
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import CheckRace, Parallel
-from weft.schedule.default_cpu import outermost
 from weft.schedule.language import Schedule
+from weft.schedule.legal_cpu import outermost
 from weft.schedule.machine import CpuMachine
 
 

@@ -9,7 +9,7 @@ from weft.codegen.lane_values import pick
 from weft.codegen.lanes import Tile, VectorEmitter
 from weft.codegen.llvm import emit_block, loop
 from weft.ir.core import Value, walk
-from weft.schedule.default_cpu import fits_lanes
+from weft.schedule.legal_cpu import fits_lanes
 from weft.schedule.machine import CpuMachine
 
 

@@ -70,7 +70,7 @@ from weft.schedule.language import (
     Vectorize,
     only,
 )
-from weft.schedule.legal import private_kind
+from weft.schedule.legal import RULES
 from weft.schedule.nest import LoopNest, Nest, loops_of
 from weft.schedule.prefetch import ahead
 from weft.schedule.rows import VECTOR_BYTES, find
@@ -541,6 +541,6 @@ def _private(function: Function, parallel: Op) -> int:
     nest = LoopNest(function, parallel)
     found = (
         k for k, arg in enumerate(function.args)
-        if arg in updated and isinstance(private_kind(nest, arg), tuple)
+        if arg in updated and RULES[Privatize](nest, Privatize(nest.arrays[k]), ()) is None
     )  # fmt: skip
     return next(found, -1)

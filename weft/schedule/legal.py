@@ -118,13 +118,49 @@ def _repeated(step: Any, schedule: Schedule) -> Refusal | None:
     same = [s for s in schedule if type(s) is type(step)]
     if key is not None:
         same = [s for s in same if getattr(s, key) == getattr(step, key)]
-    if len(same) > 1 and same[0] is not step:
+    if same[0] != step or same.count(step) > 1:
         return Refusal(f"`{show(same[:1])}` says that already", None, "leave one of them out")
-    if key is not None and isinstance(step, Vectorize | Privatize):
-        other = next(s for s in schedule if type(s) is type(step))
-        if other != step:
-            return Refusal(f"`{show([other])}` is there already", None, "leave one of them out")
-    return None
+    return _once(step, schedule) if isinstance(step, Vectorize) else None
+
+
+def _once(step: Any, schedule: Schedule) -> Refusal | None:
+    """A refusal where another step of this kind is there."""
+    other = only(schedule, type(step))
+    if other is None or other == step:
+        return None
+    return Refusal(f"`{show([other])}` is there already", None, "leave one of them out")
+
+
+def side_by_side(nest: LoopNest, step: UnrollJam | Vectorize) -> Refusal | None:
+    """Why iterations along an axis cannot be carried out side by side; None where they can."""
+    one = Parallel(nest.parallel).steps[nest.axes.index(step.axis)]
+    if not is_constant(one, 1):
+        return Refusal(f"iterations along `{step.axis}` do not go by 1")
+    refused = next((op for op in walk(nest.parallel.body) if op.name in _CHECKS), None)
+    if refused is None:
+        return None
+    return Refusal(
+        f"iterations along `{step.axis}` check or print, one after the other", refused.span,
+        "take the assertion or print out of the loop",
+    )  # fmt: skip
+
+
+def accumulated(nest: LoopNest, step: Privatize) -> str | Refusal:
+    """What iterations combine with the elements of an array by, if nothing else happens to it."""
+    if nest.parallel.attrs["kinds"]:
+        return Refusal("the loop reduces into a scalar, too")
+    memref = nest.array(step.array)
+    found = combined_by(nest.function, memref)
+    if isinstance(found, Op):
+        return Refusal(
+            f"an iteration asks what is in `{step.array}`, or stores into it", found.span,
+            "it may only accumulate: h[k] += v, weft.atomic_max(h[k], v)",
+        )  # fmt: skip
+    if len(found) != 1:
+        return Refusal(
+            "iterations combine in several ways" if found else "nothing accumulates into it"
+        )
+    return Refusal("it is not contiguous") if memref.memref.layout != "contiguous" else min(found)
 
 
 # -- rules that ask the IR alone
@@ -151,16 +187,8 @@ def _unroll_jam(nest: LoopNest, step: UnrollJam, schedule: Schedule) -> Refusal 
             "the loop reduces into a scalar: each thread's iterations are combined one by one",
             None, "write vectorize(...), or nothing",
         )  # fmt: skip
-    one = Parallel(parallel).steps[nest.axes.index(step.axis)]
-    if not is_constant(one, 1):
-        return Refusal(f"iterations along `{step.axis}` do not go by 1")
-    refused = next((op for op in walk(parallel.body) if op.name in _CHECKS), None)
-    if refused is not None:
-        return Refusal(
-            f"iterations along `{step.axis}` check or print, one after the other", refused.span,
-            "take the assertion or print out of the loop",
-        )  # fmt: skip
-    return beside(step, schedule, Vectorize, Cooperate, Privatize)
+    found = side_by_side(nest, step)
+    return found or beside(step, schedule, Vectorize, Cooperate, Privatize)
 
 
 def _bind(nest: LoopNest, step: Bind, schedule: Schedule) -> Refusal | None:
@@ -224,18 +252,13 @@ def _streaming(nest: LoopNest, step: StreamingStores, schedule: Schedule) -> Ref
 
 
 def _privatize(nest: LoopNest, step: Privatize, schedule: Schedule) -> Refusal | None:
-    parallel, memref = nest.parallel, nest.array(step.array)
-    if parallel.attrs["kinds"]:
-        return Refusal("the loop reduces into a scalar, too")
-    found = private_kind(nest, memref)
-    if isinstance(found, Op):
-        return Refusal(
-            f"an iteration asks what is in `{step.array}`, or stores into it", found.span,
-            "it may only accumulate: h[k] += v, weft.atomic_max(h[k], v)",
-        )  # fmt: skip
-    if isinstance(found, str):
-        return Refusal(found)
-    return beside(step, schedule, Vectorize, Cooperate)
+    kind, element = accumulated(nest, step), nest.array(step.array).memref.element
+    if isinstance(kind, Refusal):
+        return kind
+    native = kind in COMBINERS and element not in (f16, bf16, i1, i8, i16)
+    if not native or (kind == "addf" and element is not f32):
+        return Refusal(f"shared memory has no atomic {kind} of {element}")
+    return _once(step, schedule) or beside(step, schedule, Vectorize, Cooperate)
 
 
 def _prefetch(nest: LoopNest, step: Prefetch, schedule: Schedule) -> Refusal | None:
@@ -292,23 +315,6 @@ def _register_window(nest: LoopNest, step: RegisterWindow, schedule: Schedule) -
     ):
         return Refusal(f"`{step.loop}` is loaded ahead or written out", loop.span, "leave one out")
     return None
-
-
-def private_kind(nest: LoopNest, memref: Any) -> tuple[str] | str | Op:
-    """The combiner that iterations accumulate into ``memref`` by; why there is none that shared
-    memory has; or the operation that does something else."""
-    kinds = combined_by(nest.function, memref)
-    if isinstance(kinds, Op):
-        return kinds
-    if len(kinds) != 1:
-        return "iterations combine in several ways" if kinds else "nothing accumulates into it"
-    (kind,), element = kinds, memref.memref.element
-    native = kind in COMBINERS and element not in (f16, bf16, i1, i8, i16)
-    if not native or (kind == "addf" and element is not f32):
-        return f"shared memory has no atomic {kind} of {element}"
-    if memref.memref.layout != "contiguous":
-        return "it is not contiguous"
-    return (kind,)
 
 
 RULES: dict[type[Any], Rule] = {

@@ -15,13 +15,12 @@ from dataclasses import replace
 from weft import compiler
 from weft.codegen import cuda
 from weft.codegen.machine import host_cpu
-from weft.errors import ScheduleError
-from weft.ir.core import Function, Op, walk
+from weft.ir.core import Op, walk
 from weft.ir.views import memory
 from weft.runtime.arguments import sizes_of
 from weft.runtime.build import Made
 from weft.runtime.gpu import GpuCompiled, optimized
-from weft.schedule import default_cpu
+from weft.schedule import default_cpu, legal_cpu
 from weft.schedule.choose import candidate
 from weft.schedule.grid import LEAST_TURNS
 from weft.schedule.language import (
@@ -72,7 +71,7 @@ def proposals(made: Made, block: bytes) -> list[str]:
         wanted = _BUSY * GpuMachine().processors
     else:
         function = compiler.optimize_for_cpu(made.function, job.options, noalias=job.noalias)
-        parallel = default_cpu.outermost(function)
+        parallel = legal_cpu.outermost(function)
         own = default_cpu.candidates(function, host_cpu())
         if parallel is not None:
             others = cpu_schedules(parallel, host_cpu())
@@ -82,16 +81,8 @@ def proposals(made: Made, block: bytes) -> list[str]:
     near = [changed for schedule in own for changed in _changed(schedule)]
     found = [s for part in (own, near, others) for s in sorted(part, key=cost)]
     if not isinstance(made, GpuCompiled):  # what a GPU does not allow is found by compiling it
-        found = [s for s in found if _allowed(function, s)]
+        found = [s for s in found if legal_cpu.allows(function, s, host_cpu())]
     return list(dict.fromkeys(map(show, found)))
-
-
-def _allowed(function: Function, schedule: Schedule) -> bool:
-    try:
-        default_cpu.check(function, schedule, host_cpu())
-    except ScheduleError:
-        return False
-    return True
 
 
 # -- the model

@@ -32,7 +32,9 @@ LAYERS = [
     {"pytorch"},
     {"kernel"},
     {"tools", "tuning"},
+    {"workbench"},
     {"weft"},  # the package itself: `import weft`
+    {"__main__"},
 ]
 FREE_OF_TORCH = {"ir", "index", "schedule", "passes", "autodiff", "codegen"}
 

@@ -122,11 +122,14 @@ class DiskCache:
             self.trim()
         return True
 
-    def trim(self) -> None:
-        """Deletes the entries that were used longest ago until the rest is below the limit."""
+    def trim(self, limit: int | None = None, unused: float | None = None) -> int:
+        """Deletes the entries that were used longest ago until the rest is below ``limit`` bytes
+        (the cache's own, if it is not given), and those that nobody has used for ``unused``
+        seconds; gives their number."""
+        limit, deleted = self.limit if limit is None else limit, 0
         with self._opened() as folder:
             if folder is None:
-                return
+                return 0
             now = time.time()
             for name, status in _files(folder, "tmp-"):
                 if now - status.st_mtime > _STALE_SECONDS:
@@ -134,10 +137,36 @@ class DiskCache:
             entries = _files(folder, "", ".weft")
             total = sum(status.st_size for _, status in entries)
             for name, status in sorted(entries, key=lambda entry: entry[1].st_mtime):
-                if total <= self.limit:
+                stale = unused is not None and now - status.st_mtime > unused
+                if total <= limit and not stale:
                     break
-                _delete(name, folder)
+                deleted += _delete(name, folder)
                 total -= status.st_size
+        return deleted
+
+    def entries(self) -> list[tuple[str, int, float]]:
+        """The key, the bytes and the time of use (seconds of the epoch) of each entry, the one
+        that was used last first."""
+        with self._opened() as folder:
+            found = [] if folder is None else _files(folder, "", ".weft")
+        by_use = sorted(found, key=lambda entry: -entry[1].st_mtime)
+        return [(name.removesuffix(".weft"), s.st_size, s.st_mtime) for name, s in by_use]
+
+    def header(self, key: str) -> dict[str, Any] | None:
+        """The header of an entry, which does not count as a use; None if it is not sound."""
+        with self._opened() as folder:
+            try:
+                data = None if folder is None else _read(_name(key), folder, self.limit)
+            except OSError:  # deleted by another process, or not the user's own
+                data = None
+        entry = None if data is None else _decode(key, data)
+        return None if entry is None else entry[0]
+
+    @property
+    def usable(self) -> bool:
+        """Whether entries can be kept and found here."""
+        with self._opened() as folder:
+            return folder is not None and self._writable
 
     def clear(self) -> int:
         """Deletes all entries; gives their number."""
@@ -148,11 +177,8 @@ class DiskCache:
 
     def size(self) -> tuple[int, int]:
         """The number of entries and their bytes."""
-        with self._opened() as folder:
-            if folder is None:
-                return 0, 0
-            sizes = [status.st_size for _, status in _files(folder, "", ".weft")]
-            return len(sizes), sum(sizes)
+        sizes = [size for _, size, _ in self.entries()]
+        return len(sizes), sum(sizes)
 
     @contextlib.contextmanager
     def _opened(self) -> Generator[int | None]:

@@ -1,0 +1,131 @@
+"""The command ``weft``: help without torch, what ``doctor`` and ``cache`` say, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from weft.codegen import ptx
+from weft.errors import WeftError
+from weft.runtime import cuda
+from weft.runtime.cache import DiskCache
+from weft.workbench import cache, doctor
+from weft_cli.app import app
+
+ROOT = Path(__file__).parents[2]
+
+
+def weft(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words))
+
+
+def test_help_imports_no_torch() -> None:
+    text = (
+        "import sys, weft_cli\n"
+        "sys.argv = ['weft', '--help']\n"
+        "try:\n    weft_cli.main()\n"
+        "finally:\n    print(*sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "Usage: weft" in done.stdout
+    assert "doctor" in done.stdout
+    names = {name.partition(".")[0] for name in done.stderr.split()}
+    assert "weft_cli" in names
+    assert names & {"torch", "weft", "numpy", "rich", "llvmlite"} == set()
+
+
+def test_usage_is_2() -> None:
+    assert weft("docter").exit_code == 2
+    assert weft("doctor", "--fast").exit_code == 2
+
+
+def test_doctor_says_what_is_missing_what_it_costs_and_how_to_get_it(monkeypatch) -> None:
+    def none() -> Any:
+        raise WeftError("no CUDA driver: none\nhelp: buy one")
+
+    monkeypatch.setattr(cuda, "driver", none)
+    monkeypatch.setattr(ptx, "ptxas", lambda: None)
+    done = weft("doctor", "--no-measure")
+    assert done.exit_code == 0, done.output
+    assert (
+        "missing: CUDA driver (no CUDA driver: none)\n"
+        "    without it: kernels run on the CPU (they can still be compiled for GPUs: "
+        "weft.compile_for)\n"
+        "    to get it: a machine with an NVIDIA GPU and its driver\n"
+    ) in done.output
+    told = json.loads(weft("doctor", "--no-measure", "--json").output)
+    assert told["ok"] is True
+    assert told["limits"] == []
+    found = {f["what"]: f for f in told["findings"]}
+    assert found["torch"]["value"] == torch.__version__
+    assert found["ptxas"]["state"] == "missing"
+    assert all(f["costs"] and f["remedy"] for f in told["findings"] if f["state"] == "missing")
+
+
+def test_doctor_finds_that_kernels_do_not_compute_what_they_should(monkeypatch) -> None:
+    monkeypatch.setattr(doctor, "small_sum", lambda out, x, y: out.fill_(3.0))
+    done = weft("doctor", "--no-measure")
+    assert done.exit_code == 1
+    assert "WRONG: a kernel is compiled and run (on cpu: [3.0, 3.0" in done.output
+    monkeypatch.setattr(doctor, "small_sum", lambda out, x, y: 1 // 0)
+    assert "ZeroDivisionError" in weft("doctor", "--no-measure").output
+
+
+@pytest.fixture
+def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """A cache with three entries; what it lists."""
+    folder = DiskCache(tmp_path / "cache", limit=1 << 20)
+    monkeypatch.setattr(cache, "disk", lambda options: folder)
+    for k in range(3):
+        assert folder.store(f"{k}" * 20, {"name": f"loop_{k}"}, bytes(1000))
+        os.utime(folder.folder / f"{str(k) * 20}.weft", (1e9 + k, 1e9 + k))
+
+    def listed() -> list[str]:
+        return [row["what"] for row in json.loads(weft("cache", "list", "--json").output)["list"]]
+
+    return listed
+
+
+def test_cache_says_where_and_how_much(entries, tmp_path) -> None:
+    done = weft("cache")
+    assert done.exit_code == 0
+    assert done.output.splitlines() == [
+        f"place    {tmp_path / 'cache'}", "entries  3", "size     0.0 MB of at most 1.0 MB",
+    ]  # fmt: skip
+    assert entries() == ["loop_2", "loop_1", "loop_0"]
+    assert "loop_1  1,091" in weft("cache", "list").output
+
+
+def test_cache_prunes_what_was_used_longest_ago(entries) -> None:
+    assert weft("cache", "prune", "--megabytes", "0.0025").output.startswith("deleted  1\n")
+    assert entries() == ["loop_2", "loop_1"]
+    assert weft("cache", "prune", "--days", "10").output.startswith("deleted  2\n")
+    assert entries() == []
+
+
+def test_cache_clears(entries) -> None:
+    assert json.loads(weft("cache", "clear", "--json").output)["deleted"] == 3
+    assert entries() == []
+
+
+def test_cache_refuses_what_it_does_not_do(entries, monkeypatch) -> None:
+    done = weft("cache", "empty")
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "weft: 'empty' is nothing that `weft cache` does\nhelp: write show, list, clear or prune\n"
+    )
+    assert weft("cache", "clear", "--days", "3").exit_code == 2
+    monkeypatch.setattr(cache, "disk", lambda options: None)
+    assert "unset WEFT_CACHE" in weft("cache").stderr

@@ -1,0 +1,5 @@
+"""``python -m weft``: the command ``weft``."""
+
+from weft_cli import main
+
+main()

@@ -1,0 +1,75 @@
+"""What this machine reaches: the rates beside which a kernel's are put."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from weft.kernel import kernel
+from weft.lang.loops import static
+from weft.tuning.measure import measure
+from weft.values import frozen
+
+_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}  # of a tensor: several times the caches
+_FLOATS = {"cpu": 1 << 18, "cuda": 1 << 26}
+_CHAINS, _LENGTH = 8, 16  # of dependent operations: as many as hide the latency of one
+
+
+@frozen
+class Limits:
+    """Rates of one device. ``copy`` and ``fill``: gigabytes a second, bytes read and written, of
+    torch's ``copy_`` and ``fill_`` on tensors larger than caches. ``arithmetic``: GFLOP/s of
+    multiply-adds of float32 in registers, by a loop of weft's. ``launch``: microseconds of a call
+    on three small tensors."""
+
+    device: str
+    copy: float
+    fill: float
+    arithmetic: float
+    launch: float
+
+
+@kernel
+def multiply_adds(out: torch.Tensor, x: torch.Tensor, a: float, b: float) -> None:
+    for i in range(x.shape[0]):
+        s = x[i]
+        t, u, v = s + 1, s + 2, s + 3
+        p, q, r, z = s + 4, s + 5, s + 6, s + 7
+        for _ in static(range(16)):
+            s, t, u, v = s * a + b, t * a + b, u * a + b, v * a + b
+            p, q, r, z = p * a + b, q * a + b, r * a + b, z * a + b
+        out[i] = s + t + u + v + p + q + r + z
+
+
+@kernel
+def small_sum(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i] + y[i]
+
+
+def limits(device: torch.device | str) -> Limits:
+    """Measures a device, for about a second. Other work on it makes all of this smaller."""
+    device = torch.device(device)
+
+    def floats(count: int) -> torch.Tensor:
+        return torch.rand(count, device=device)
+
+    def seconds(call: Callable[[], Any], calls: int = 1) -> float:
+        call()  # compiles, and asks the allocator for memory
+        return measure([call], device, calls=calls)[0] / 1e3
+
+    size = _BYTES[device.type]
+    large = [floats(size // 4) for _ in range(2)]
+    copy = 2 * size / seconds(lambda: large[0].copy_(large[1])) / 1e9
+    fill = size / seconds(lambda: large[0].fill_(1.0)) / 1e9
+    large.clear()  # gives the memory back
+    x = floats(_FLOATS[device.type])
+    out = torch.empty_like(x)
+    work = 2 * _CHAINS * _LENGTH * x.numel()
+    arithmetic = work / seconds(lambda: multiply_adds(out, x, 0.5, 0.1)) / 1e9
+    small = [floats(16) for _ in range(3)]
+    # Many launches in a row take as long as the slower of host and device needs for one.
+    launch = 1e6 * seconds(lambda: small_sum(*small), 1000)
+    return Limits(str(device), copy, fill, arithmetic, launch)

@@ -1,0 +1,48 @@
+"""The commands. Each calls a function of ``weft.workbench``, imported when it is asked for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from weft_cli.show import answer
+
+app = typer.Typer(
+    help="Checks, measures and looks at weft's kernels.",
+    rich_markup_mode=None,  # importing rich for the help takes longer than all the rest
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+)  # fmt: skip
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def doctor(
+    json: Json = False,
+    measure: Annotated[bool, typer.Option(help="Measure the rates of each device.")] = True,
+) -> None:
+    """What this machine can do for kernels; what is missing, what it costs, and how to get it.
+
+    Exit code 1: a kernel does not run here.
+    """
+    with answer(json) as show:
+        from weft.workbench.doctor import doctor  # imports torch
+
+        show(doctor(measure))
+
+
+@app.command()
+def cache(
+    action: Annotated[str, typer.Argument(help="show, list, clear or prune")] = "show",
+    json: Json = False,
+    megabytes: Annotated[float | None, typer.Option(help="prune: to at most so many.")] = None,
+    days: Annotated[
+        float | None, typer.Option(help="prune: what was not used for so long.")
+    ] = None,
+) -> None:
+    """Where the compiled loops are kept, and how many there are; deletes them."""
+    with answer(json) as show:
+        from weft.workbench.cache import cache  # imports torch
+
+        show(cache(action, megabytes, days))

@@ -1,0 +1,56 @@
+"""What a command prints, and its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from weft.workbench.report import Report
+
+FOUND, USAGE = 1, 2  # exit codes, beside 0
+
+
+@contextlib.contextmanager
+def answer(json: bool) -> Generator[Callable[[Report], None]]:
+    """Gives what prints a report and ends the command with its code. weft's errors are printed
+    without a traceback: of usage, or what is wrong with a kernel."""
+    from weft.errors import WeftError  # imports torch, and so not before it must
+    from weft.workbench.report import UsageError, as_json
+
+    def show(report: Report) -> None:
+        if json:
+            typer.echo(as_json(report))
+        else:
+            echo(str(report))
+        raise typer.Exit(0 if report.ok else FOUND)
+
+    try:
+        yield show
+    except WeftError as error:
+        typer.echo(f"weft: {error}", err=True)
+        raise typer.Exit(USAGE if isinstance(error, UsageError) else FOUND) from None
+
+
+def echo(text: str) -> None:
+    """Prints ``text``; on a terminal with colours, if rich is installed."""
+    if sys.stdout.isatty():
+        with contextlib.suppress(ImportError):  # an extra: plain text without it
+            from rich.console import Console  # only for a terminal
+            from rich.highlighter import RegexHighlighter, ReprHighlighter
+            from rich.theme import Theme
+
+            class Words(RegexHighlighter):
+                highlights = (*ReprHighlighter.highlights, r"(?P<good>\bok\b)",
+                              r"(?P<bad>\bWRONG\b)", r"(?P<lacks>\bmissing\b|\bnot tried\b)",
+                              r"(?m)(?P<rule>^-+(  -+)*$)")  # fmt: skip
+
+            colours = {"good": "green", "bad": "bold red", "lacks": "yellow", "rule": "dim"}
+            console = Console(highlighter=Words(), theme=Theme(colours), soft_wrap=True)
+            console.print(text, markup=False)
+            return
+    typer.echo(text)

@@ -1,4 +1,4 @@
-# Six words: test, lint, replay, bench, demo, fuzz. Each makes what it needs; Python 3.11+ must be there.
+# Seven words: test, slow, lint, replay, bench, demo, fuzz. Each makes what it needs; Python 3.11+ must be there.
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -14,11 +14,12 @@ BENCH_STAMP := $(BENCH)/.installed
 PEERS := numba taichi quadrants warp-lang
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint replay bench demo fuzz
+.PHONY: help test slow lint replay bench demo fuzz
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make test          run the tests             (ARGS="tests/ir -k verify" for some of them)'
+	@echo 'make slow          run those that make test leaves out, for their time'
 	@echo 'make lint          ruff and pyright'
 	@echo 'make replay        what the compiler makes of many kernels, against the record (ARGS=record)'
 	@echo 'make demo          the two examples on real input, checked and timed; writes out/'
@@ -28,9 +29,9 @@ help:
 # Threads that spin while they wait take the processors from the tests beside them. Each process has
 # half of the folders, so that kernels are compiled in one, and takes from the other's at the end.
 # Bytecode is kept, whatever the environment says: tests start hundreds of processes.
-test: $(STAMP)
+test slow: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest -n auto \
-		--dist worksteal -m 'not slow' $(ARGS)
+		--dist worksteal -m '$(if $(filter slow,$@),slow,not slow)' $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -8,7 +8,9 @@ import gc
 import os
 import resource
 import time
+import zlib
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +78,27 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
             "or several tests, or mark it `slow`"
         )
     return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is ``sampled(n)``, all cases are ``slow`` but one in n, chosen by their names;
+    and, where there are several sets of parameters, the first with each value of each."""
+    functions: dict[str, list[Any]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in functions.values():
+        values = [{n: id(v) for n, v in case.callspec.params.items()} for case in cases]
+        columns = [[each[name] for each in values] for name in values[0]]
+        axes = [c for c in columns if 1 < len({*c}) < len(c)]  # of which others have a say
+        seen: set[tuple[int, int]] = set()
+        for k, case in enumerate(cases):
+            own = {(number, axis[k]) for number, axis in enumerate(axes)}
+            (one_in,) = case.get_closest_marker("sampled").args
+            if own <= seen and zlib.crc32(case.name.encode()) % one_in:
+                case.add_marker(pytest.mark.slow)
+            seen |= own
 
 
 @pytest.hookimpl(trylast=True)

@@ -175,7 +175,7 @@ def test_clamped_subscripts(kernel, shape):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
-@pytest.mark.parametrize("kernel", [mirrored, wrapped])
+@pytest.mark.parametrize("kernel", [pytest.param(mirrored, marks=pytest.mark.slow), wrapped])
 def test_subscripts_that_are_chosen(kernel, size):
     check(kernel, draw(size))
     assert all(form.startswith("gather") for form in forms(kernel))

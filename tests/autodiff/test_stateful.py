@@ -176,6 +176,7 @@ def form(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("turns", [0, 1, 2, 7])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_of_recurrences(name, turns, form):
@@ -183,7 +184,7 @@ def test_gradients_of_recurrences(name, turns, form):
     assert gradcheck(lambda *a: kernel(*a), args)
 
 
-@pytest.mark.parametrize("name", ["cell", "rwkv7", "shifted"])
+@pytest.mark.parametrize("name", ["cell", pytest.param("rwkv7", marks=pytest.mark.slow), "shifted"])
 def test_second_derivatives(name):
     kernel, args = given(name, 3)
     assert gradgradcheck(lambda *a: kernel(*a), args)

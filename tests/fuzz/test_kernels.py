@@ -15,7 +15,9 @@ from tests.fuzz.check import check
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "150"))
 PARTS = max(COUNT // 200, 10)  # so that several processes take part, and none is long
 
-pytestmark = [pytest.mark.fuzz, pytest.mark.parametrize("part", range(PARTS))]
+pytestmark = [
+    pytest.mark.fuzz, pytest.mark.sampled(2), pytest.mark.parametrize("part", range(PARTS)),
+]  # fmt: skip
 drawing = settings(
     max_examples=-(-COUNT // PARTS), deadline=None, phases=(Phase.generate,),
     suppress_health_check=list(HealthCheck), database=None,

@@ -107,6 +107,7 @@ print(y.tolist(), x.grad.tolist(), *found)
 EDITED = CACHED.replace("float32", "float64").replace("import torch, weft", "")
 
 
+@pytest.mark.slow
 def test_aot_autograds_cache_is_hit_by_another_process_and_knows_an_edited_kernel(tmp_path: Path):
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
 
@@ -205,6 +206,7 @@ CHANGING = {  # with what they compute
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(TorchVersion(torch.__version__) < "2.13", reason="an older Dynamo")
 @pytest.mark.parametrize("name", CHANGING)
 @pytest.mark.parametrize("kind", [float, int])
@@ -274,6 +276,7 @@ class Model(torch.nn.Module):
         return softmax_called(x) + softmax(x + y) * s
 
 
+@pytest.mark.slow
 def test_a_package_of_aot_inductor_calls_kernels(tmp_path):
     model, dim = Model(), torch.export.Dim("rows", min=2)
     with torch.no_grad():

@@ -145,6 +145,7 @@ def run(kernel: weft.Kernel, text: str, *args: Any) -> list[torch.Tensor]:
     return copies
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", ["split_reduction((), 32, parts=3)",
                                   "split_reduction((), 32, columns=2, parts=2)"])  # fmt: skip
 @pytest.mark.parametrize("interpreted", [False, True])

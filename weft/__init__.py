@@ -112,9 +112,11 @@ if TYPE_CHECKING:
     from weft.tuning.autotune import autotune as autotune
     from weft.tuning.tune import tune as tune
     from weft.tuning.tune import tuned as tuned
+    from weft.workbench.check import check as check
 
 
 _LATER = {
+    "check": "weft.workbench.check",
     "export_library": "weft.pytorch.exported_program",
     "compile_for": "weft.tools.cross", "Config": "weft.tuning.autotune",
     "autotune": "weft.tuning.autotune", "tune": "weft.tuning.tune", "tuned": "weft.tuning.tune",

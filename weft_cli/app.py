@@ -46,3 +46,35 @@ def cache(
         from weft.workbench.cache import cache  # imports torch
 
         show(cache(action, megabytes, days))
+
+
+Kernel = Annotated[
+    str, typer.Argument(metavar="FILE:KERNEL", help="model.py:blur, or package.module:blur")
+]
+Args = Annotated[
+    str,
+    typer.Option(
+        "--args", help="Arguments as Python: 'torch.randn(8, 3), 2'. Names are the file's."
+    ),
+]
+
+
+@app.command()
+def check(
+    kernel: Kernel,
+    args: Args = "",
+    json: Json = False,
+    seconds: Annotated[float, typer.Option(help="What is begun within so many is finished.")] = 60,
+) -> None:
+    """A kernel against its undecorated Python and against what PyTorch asks of operators.
+
+    Without --args, arguments are made by a function KERNEL_arguments(size=2, ...) of the file, or
+    from annotations: Float[Tensor, "b c t"]. Exit code 1: something is wrong with the kernel.
+    """
+    with answer(json) as show:
+        from weft.workbench.check import check  # imports torch
+        from weft.workbench.sources import load  # likewise
+
+        source = load(kernel)
+        given = source.evaluate(args) if args else ()
+        show(check(source.kernel, *given, seconds=seconds, names=source.names))

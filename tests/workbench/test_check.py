@@ -1,0 +1,157 @@
+"""``weft check``: what is right passes, each kind of mistake is found, and is shown small."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import weft
+from tests.workbench import kernels
+from weft.workbench.check import Check
+from weft.workbench.report import UsageError
+from weft_cli.app import app
+
+MIXED = kernels.mixed
+FILE = str(Path(kernels.__file__))
+
+
+def results(found: Check) -> dict[str, set[str]]:
+    """By what was tried, the results that there were."""
+    told: dict[str, set[str]] = {}
+    for trial in found.trials:
+        told.setdefault(trial.what, set()).add(trial.result)
+    return told
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Check:
+    return weft.check(kernels.mixed)
+
+
+def test_what_is_right_is_ok(mixed: Check) -> None:
+    assert mixed.ok, mixed
+    told = results(mixed)
+    for what in ("small sizes", "sizes", "strided", "transposed", "offset", "expanded", "empty",
+                 "float64", "float32", "bfloat16", "float16", "infinities, NaN", "zeros",
+                 "same bits again", "opcheck", "gradient", "forward mode"):  # fmt: skip
+        assert told[what] == {"ok"}, what
+    assert mixed.program == ""
+    assert "ok      sizes            w f32[1]; x f32[1, 1]; eps 0.75\n" in str(mixed)
+
+
+def test_arguments_of_annotations_have_sizes_that_agree(mixed: Check) -> None:
+    shapes = {trial.arguments for trial in mixed.trials}
+    assert {"w f32[2]; x f32[3, 2]; eps 0.75", "w f32[0]; x f32[3, 0]; eps 0.75",
+            "w bf16[2]; x bf16[3, 2]; eps 0.75",
+            "w f32[17]; x f32[3, 17]; eps 0.75"} <= shapes  # fmt: skip
+
+
+def wrong_in_the_fifth(w: torch.Tensor, x: torch.Tensor, eps: float) -> torch.Tensor:
+    out = MIXED(w, x, eps)
+    out[:, 4:5] += 1.0
+    return out
+
+
+def test_a_wrong_number_is_shrunk_to_a_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = weft.check(kernels.mixed, against=wrong_in_the_fifth)
+    assert not found.ok
+    assert "WRONG: sizes: the result: 3 of 51 elements differ; at [" in str(found)
+    assert "x=torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float32)," in found.program
+    assert "# the result: 1 of 5 elements differ; at [0, 4] there is 2 in place of 1" in (
+        found.program
+    )
+    # Where the kernel is wrong in the same way, the program fails as it says.
+    wrong: Any = functools.partial(wrong_in_the_fifth)
+    wrong.interpret = MIXED.interpret
+    exec(found.program, {})
+    monkeypatch.setattr(kernels, "mixed", wrong)
+    with pytest.raises(AssertionError, match=r"Mismatched elements: 1 / 5"):
+        exec(found.program, {})
+
+
+def test_a_subscript_beyond_the_end_is_found() -> None:
+    found = weft.check(kernels.beyond)
+    assert not found.ok
+    assert results(found)["sizes"] == {"WRONG"}
+    assert results(found)["empty"] == {"ok"}
+    assert "dimension 0 of `x` has 1 elements" in found.program
+
+
+def test_elements_that_are_never_written_are_found() -> None:
+    found = weft.check(kernels.every_other, seconds=2)
+    assert not found.ok
+    assert "does the kernel write every element?" in str(found)
+
+
+def test_what_indexes_is_within_bounds() -> None:
+    found = weft.check(kernels.counted)
+    assert found.ok, found
+    assert results(found)["gradient"] == {"not tried"}
+    assert "no result depends on floating-point tensors" in str(found)
+
+
+def test_a_function_beside_the_kernel_makes_its_arguments() -> None:
+    found = weft.check(kernels.gathered)
+    assert found.ok, found
+    assert "gradient: results are float32 where arguments are float64" in str(found)
+    assert "x f32[4]; places i64[3]; scale 2.0" in {t.arguments for t in found.trials}
+
+
+def test_given_arguments_are_cut_to_smaller_ones_and_tried_as_they_are() -> None:
+    found = weft.check(kernels.mixed, torch.randn(30), torch.randn(4, 30), 0.5)
+    assert found.ok, found
+    told = {(t.what, t.arguments) for t in found.trials}
+    assert ("small sizes", "w f32[3]; x f32[2, 3]; eps 0.5") in told
+    whole = "w f32[30]; x f32[4, 30]; eps 0.5"
+    assert ("as given, bounds and races", whole) in told
+
+
+def test_bounds_of_what_is_given_are_checked_at_full_size() -> None:
+    places = torch.zeros(3000, dtype=torch.int64)
+    places[-1] = 50
+    found = weft.check(kernels.gathered, torch.rand(50), places, 1.0)
+    assert results(found)["as given, bounds and races"] == {"WRONG"}
+    assert "out of range" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("nowhere.py:k",), "there is no file nowhere.py"),
+        ((f"{FILE}:mixt",), "has no kernel 'mixt'\nhelp: there are mixed, beyond, every_other, "),
+        ((FILE,), "which kernel?"),
+        ((f"{FILE}:unknown",), "nothing says how many dimensions `x` of unknown has\n"),
+        ((f"{FILE}:templated",), "nothing says what the template parameter `n` of templated is\n"),
+        ((f"{FILE}:mixed", "--args", "1 / 0"), "ZeroDivisionError"),
+    ],
+)
+def test_usage_errors_say_what_to_write(words: tuple[str, ...], told: str) -> None:
+    done = CliRunner().invoke(app, ["check", *words])
+    assert done.exit_code == 2, done.output
+    assert told in done.stderr
+
+
+def test_the_command_answers_as_the_function_does() -> None:
+    words = ["check", f"{FILE}:counted", "--args", "torch.tensor([2, 0, 2]), 3", "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    told: dict[str, Any] = json.loads(done.output)
+    assert (told["ok"], told["kernel"], told["program"]) == (True, "counted", "")
+    assert {"what": "small sizes", "arguments": "index i64[3]; bins 3", "result": "ok",
+            "why": ""} in told["trials"]  # fmt: skip
+    done = CliRunner().invoke(app, ["check", f"{FILE}:beyond", "--seconds", "1"])
+    assert done.exit_code == 1
+    assert "This shows it:" in done.output
+
+
+def test_what_is_no_kernel_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"weft\.check takes a kernel, not func"):
+        weft.check(lambda x: x)

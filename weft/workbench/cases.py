@@ -1,0 +1,165 @@
+"""One way to call a kernel: sizes, dtypes, where elements lie, what numbers there are; and what a
+call with it computes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import warnings
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from weft.kernel import Kernel
+from weft.values import frozen
+from weft.workbench.arguments import Maker
+
+LAYOUTS = ("strided", "transposed", "offset", "expanded")
+_SPECIAL = (math.inf, -math.inf, math.nan, 0.0, -0.0)
+
+
+@frozen
+class Case:
+    """``layout``: "contiguous" or one of ``LAYOUTS``. ``dtype``: that of floating-point tensors, or
+    None: as they are made. ``values``: "random"; "special", with infinities, NaN and zeros of both
+    signs among them; "small", whole numbers; or "zero"."""
+
+    sizes: tuple[tuple[str, int], ...]
+    layout: str = "contiguous"
+    dtype: torch.dtype | None = None
+    values: str = "random"
+    device: str = "cpu"
+    seed: int = 0
+
+    def resized(self, **sizes: int) -> Case:
+        return replace(self, sizes=tuple({**dict(self.sizes), **sizes}.items()))
+
+
+def build(maker: Maker, case: Case, mutated: frozenset[str]) -> dict[str, Any]:
+    """The arguments of a case, on the CPU, by parameter."""
+    given = maker.make(dict(case.sizes), case.seed)
+    return {name: _formed(value, case, name in mutated) for name, value in given.items()}
+
+
+def _formed(value: Any, case: Case, is_mutated: bool) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return _simple(value) if case.values in ("small", "zero") else value
+    if case.dtype is not None and value.is_floating_point():
+        value = value.to(case.dtype)
+    if value.is_floating_point():
+        value = _valued(value, case)
+    layout = "contiguous" if is_mutated and case.layout == "expanded" else case.layout
+    return laid_out(value, layout)
+
+
+def _simple(value: Any) -> Any:
+    return float(math.copysign(1.0, value)) if isinstance(value, float) else value
+
+
+def _valued(value: torch.Tensor, case: Case) -> torch.Tensor:
+    if case.values == "zero":
+        return torch.zeros_like(value)
+    if case.values == "small":
+        return value.nan_to_num(0.0).round().clamp(-3, 3)
+    if case.values == "special":
+        chosen = random.Random(case.seed)
+        flat = value.reshape(-1).clone()
+        for k in range(flat.numel()):
+            if chosen.random() < 0.2:
+                flat[k] = chosen.choice(_SPECIAL)
+        return flat.reshape(value.shape)
+    return value
+
+
+def laid_out(value: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same elements: with gaps along the last dimension, dimensions the other way round in
+    memory, behind an offset of one element, or the first slice repeated with stride 0."""
+    rank = value.dim()
+    if layout == "contiguous" or rank == 0:
+        return value.clone(memory_format=torch.contiguous_format)
+    if layout == "expanded":
+        return value[:1].clone().expand(value.shape) if value.numel() else value.clone()
+    if layout == "strided":
+        room = value.new_empty((*value.shape[:-1], 2 * value.shape[-1] + 1))
+        view = room[..., 1::2]
+    elif layout == "transposed":
+        view = value.new_empty(value.shape[::-1]).permute(*reversed(range(rank)))
+    else:
+        view = value.new_empty(value.numel() + 1)[1:].view(value.shape)
+    return view.copy_(value)
+
+
+def copied(arguments: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
+    """Arguments of their own memory, each tensor with the strides and the offset that it has."""
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if 0 in value.stride() and value.numel():
+            return value[:1].clone().to(device).expand(value.shape)
+        if value.numel() == 0:
+            return value.clone().to(device)
+        extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+        offset = value.storage_offset()
+        room = torch.empty(extent + offset, dtype=value.dtype, device=device)
+        return room.as_strided(value.shape, value.stride(), offset).copy_(value)
+
+    return {name: copy(value) for name, value in arguments.items()}
+
+
+def as_float64(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {n: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+            for n, v in arguments.items()}  # fmt: skip
+
+
+def outcome(
+    kernel: Kernel, call: Callable[..., Any], arguments: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """All that a call computes: results, and arguments that the kernel writes to; on the CPU."""
+    bound = kernel.signature.bind_partial()
+    bound.arguments.update(arguments)
+    result = call(*bound.args, **bound.kwargs)
+    found = {n: arguments[n] for n in arguments if n in kernel.mutated}
+    several = isinstance(result, tuple | list)
+    for k, value in enumerate(result if several else [result]):
+        if value is not None:
+            found[f"result {k}" if several else "the result"] = torch.as_tensor(value)
+    # Two mutated arguments may share memory with a result.
+    return {n: t.detach().cpu().clone() for n, t in found.items() if isinstance(t, torch.Tensor)}
+
+
+@contextlib.contextmanager
+def filled_memory() -> Generator[None]:
+    """Has ``torch.empty`` give NaN, or the largest integer: what nobody writes shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    how: Any = torch.utils.deterministic
+    fills = how.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    how.fill_uninitialized_memory = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=only_warns)
+        how.fill_uninitialized_memory = fills
+
+
+def shapes(arguments: dict[str, Any]) -> str:
+    """What arguments are, in a few words: ``x f32[2, 3]; n 4``."""
+
+    def one(name: str, value: Any) -> str:
+        if not isinstance(value, torch.Tensor):
+            return f"{name} {value!r}"
+        dtype = str(value.dtype).removeprefix("torch.")
+        for long, short in (("float", "f"), ("uint", "u"), ("int", "i"), ("bf", "bf")):
+            if dtype.startswith(long) and dtype[len(long) :].isdigit():
+                dtype = short + dtype[len(long) :]
+                break
+        return f"{name} {dtype}{list(value.shape)}".replace("bfloat16", "bf16")
+
+    return "; ".join(one(name, value) for name, value in arguments.items())

@@ -1,0 +1,390 @@
+"""``weft check``: a kernel against its undecorated Python, and against what PyTorch asks of an
+operator."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import field, replace
+from typing import Any
+
+import torch
+
+from weft.errors import CompileError, KernelIndexError, RaceError
+from weft.frames import user_frames
+from weft.kernel import Kernel, kernel_inside
+from weft.tuning.measure import shown as progress
+from weft.values import frozen, mutable
+from weft.workbench import compare, operator_checks
+from weft.workbench.arguments import Maker, dtypes_of, maker_of
+from weft.workbench.cases import (
+    LAYOUTS,
+    Case,
+    as_float64,
+    build,
+    copied,
+    filled_memory,
+    outcome,
+    shapes,
+)
+from weft.workbench.operator_checks import NOT_TRIED, OK, VARIES, WRONG, Verdict
+from weft.workbench.report import Table, UsageError
+from weft.workbench.shrink import as_python, shrunk
+
+_ODD = (1, 2, 3)
+_PYTHON_SECONDS = 3.0  # that one run of the Python may take
+_SHOWN = 2  # reasons of one kind that are told in full
+Try = Callable[[Case], Verdict]
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@frozen
+class Trial:
+    """One thing that was tried: ``arguments`` in words, the result ("ok", "WRONG", "varies" or
+    "not tried"), and why."""
+
+    what: str
+    arguments: str
+    result: str = OK
+    why: str = ""
+
+
+@frozen
+class Check:
+    """What ``weft.check`` found. ``program``: Python that shows the first difference, with the
+    smallest arguments that were found to; "" where there is none."""
+
+    kernel: str
+    trials: tuple[Trial, ...]
+    program: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether something was tried and nothing was wrong."""
+        results = [trial.result for trial in self.trials]
+        return OK in results and WRONG not in results
+
+    def __str__(self) -> str:
+        rows = tuple((t.result, t.what, t.arguments) for t in self.trials)
+        parts = [f"{self.kernel}\n\n{Table(('result', 'tried', 'arguments'), rows)}"]
+        for result in (WRONG, VARIES, NOT_TRIED):
+            told = {t.why: f"{result}: {t.what}: {t.why}" for t in reversed(self.trials)
+                    if t.result == result}  # fmt: skip
+            whys = [*told.values()][::-1]
+            more = [f"{result}: {len(whys) - _SHOWN} more"] if len(whys) > _SHOWN else []
+            parts += ["\n".join(whys[:_SHOWN] + more)] if whys else []
+        if self.program:
+            parts.append(f"This shows it:\n\n{self.program}".rstrip())
+        return "\n\n".join(parts)
+
+    def data(self) -> dict[str, Any]:
+        trials = [{name: getattr(t, name) for name in Trial.__match_args__} for t in self.trials]
+        return {"kernel": self.kernel, "trials": trials, "program": self.program}
+
+
+@user_frames
+def check(
+    kernel: Any, *args: Any, against: Callable[..., Any] | None = None, seconds: float = 60.0,
+    names: dict[str, Any] | None = None, **kwargs: Any,
+) -> Check:  # fmt: skip
+    """Tries a kernel with many arguments, and compares all that it computes with what its
+    undecorated Python does, in which bounds and races are checked.
+
+    Sizes 1, 2, 3, 17 and 0, elements with gaps, transposed, behind an offset and expanded, every
+    floating dtype, infinities and NaN; whether two runs give the same bits;
+    ``torch.library.opcheck``, ``torch.autograd.gradcheck``; on the GPU, too, where there is one.
+    Arguments are cut out of ``args`` and ``kwargs``. Without any, they are made by the function
+    ``NAME_arguments`` of the kernel's module (or ``names``), whose parameters are sizes, or from
+    annotations such as ``Float[Tensor, "b c t"]``. ``against``: another function that should
+    compute the same is tried in place of the compiled kernel. What is begun within ``seconds`` is
+    finished. A result may be off by what rounding amounts to. Raises ``UsageError`` where no
+    arguments can be made, and ``KernelTypeError`` for what is no kernel.
+    """
+    inner = kernel_inside(kernel)
+    if inner is None:
+        raise UsageError(f"weft.check takes a kernel, not {type(kernel).__name__}\n"
+                         "help: decorate the function with @weft.kernel")  # fmt: skip
+    scope = getattr(inner.function, "__globals__", {}) if names is None else names
+    maker = maker_of(inner, args, kwargs, scope)
+    session = Session(inner, maker, against or inner, bool(args or kwargs), seconds)
+    return session.run(operators=against is None)
+
+
+@mutable
+class Session:
+    """``found``: what was tried so far."""
+
+    kernel: Kernel
+    maker: Maker
+    call: Callable[..., Any]
+    given: bool
+    seconds: float
+    found: list[Trial] = field(default_factory=list)
+    first: tuple[Case, str] | None = None  # that is wrong, and how
+    rate: float = 3e-5  # seconds that the Python takes for one operation or byte
+
+    def run(self, operators: bool) -> Check:
+        end = time.perf_counter() + self.seconds
+        base = self._base()
+        todo = [*self._comparisons(base)]
+        if operators:
+            asked = operator_checks.checks(self.kernel, self.arguments)
+            todo += [(what, base, functools.partial(self._sound, trial)) for what, trial in asked]
+        for what, case, trial in progress(todo, len(todo), f"checking {self.kernel.__name__}"):
+            if time.perf_counter() > end:
+                why = f"{self.seconds:g} seconds are over (--seconds)"
+                self.found.append(Trial(what, "", NOT_TRIED, why))
+                continue
+            self._try(what, case, trial)
+        tried = [trial for trial in self.found if trial.result != NOT_TRIED]
+        if not tried:
+            raise UsageError(
+                f"no arguments fit {self.kernel.__name__}: {self.found[0].why}\nhelp: give some: "
+                f"--args 'torch.randn(8, 3), 2', or a function {self.kernel.__name__}_arguments() "
+                "beside it"
+            )
+        return Check(self.kernel.__name__, tuple(self.found), self._program())
+
+    def arguments(self, case: Case) -> dict[str, Any]:
+        return build(self.maker, case, self.kernel.mutated)
+
+    def _base(self) -> Case:
+        """Small sizes, unlike each other where they may be."""
+        small = {n: min(k, self.maker.most.get(n, k)) for n, k in self.maker.sizes.items()}
+        if self.given:
+            few = (3, 2, 5, 4, 7)
+            small = {n: min(k, few[i % 5]) for i, (n, k) in enumerate(self.maker.sizes.items())}
+        return Case(tuple(small.items()))
+
+    def _comparisons(self, base: Case) -> Iterator[tuple[str, Case, Try]]:
+        def compared(what: str, case: Case) -> tuple[str, Case, Try]:
+            return what, case, self.compared
+
+        yield compared("small sizes", base)
+        for case in self._sizes(base):
+            yield compared("sizes", case)
+        for layout in LAYOUTS:
+            yield compared(layout, replace(base, layout=layout))
+        for name, _ in base.sizes:
+            yield compared("empty", base.resized(**{name: 0}))
+        for dtype in self._dtypes():
+            yield compared(str(dtype).removeprefix("torch."), replace(base, dtype=dtype))
+        yield compared("infinities, NaN", replace(base, values="special"))
+        yield compared("zeros", replace(base, values="zero"))
+        for case in self._large(base):
+            yield compared("larger sizes", case)
+        if self.given:
+            full = Case(tuple(self.maker.sizes.items()))
+            yield "as given, bounds and races", full, self.debugged
+        large = base.resized(**{n: min(61, self.maker.most.get(n, 61)) for n, _ in base.sizes})
+        yield "same bits again", large, self.repeated
+        if torch.cuda.is_available():
+            for case in (base, *self._sizes(base), *self._large(base)):
+                yield compared("cuda", replace(case, device="cuda"))
+            for dtype in self._dtypes():
+                yield compared(f"cuda, {str(dtype).removeprefix('torch.')}",
+                               replace(base, device="cuda", dtype=dtype))  # fmt: skip
+            for layout in LAYOUTS:
+                yield compared(f"cuda, {layout}", replace(base, device="cuda", layout=layout))
+            yield "cuda, same bits again", replace(large, device="cuda"), self.repeated
+
+    def _sizes(self, base: Case) -> list[Case]:
+        """Odd sizes: of all at once, and of each by itself."""
+        most = self.maker.most
+        cases = [base.resized(**{n: min(k, most.get(n, k)) for n, _ in base.sizes}) for k in _ODD]
+        for name, _ in base.sizes:
+            cases += [base.resized(**{name: min(k, most.get(name, k))}) for k in (1, 17)]
+        return [c for c in dict.fromkeys(cases) if c != base]
+
+    def _large(self, base: Case) -> list[Case]:
+        """17 of all, 127 of each: where the Python does not take too long."""
+        most = self.maker.most
+        cases = [base.resized(**{n: min(17, most.get(n, 17)) for n, _ in base.sizes})]
+        cases += [base.resized(**{n: min(127, most.get(n, 127))}) for n, _ in base.sizes]
+        return [c for c in dict.fromkeys(cases) if c not in (base, *self._sizes(base))]
+
+    def _dtypes(self) -> list[torch.dtype]:
+        """The floating dtypes that annotations leave open."""
+        parameters = {p.name: p for p in self.kernel.parts.parameters}
+        floats = [n for n, v in self.arguments(self._base()).items()
+                  if isinstance(v, torch.Tensor) and v.is_floating_point()]  # fmt: skip
+        allowed = [dtypes_of(parameters[n]) for n in floats if n in parameters]
+        return [d for d in _FLOATS if floats and all(a is None or d in a for a in allowed)]
+
+    # --- trying ----------------------------------------------------------------------------------
+    def _try(self, what: str, case: Case, trial: Try) -> None:
+        try:
+            arguments = self.arguments(case)
+        except Exception as error:  # the sizes are not what the arguments' maker can do
+            self.found.append(Trial(what, "", NOT_TRIED, _told(error)))
+            return
+        result, why = trial(case)
+        self.found.append(Trial(what, shapes(arguments), result, why))
+        if result == WRONG and self.first is None and trial == self.compared:
+            self.first = case, why
+
+    def compared(self, case: Case) -> Verdict:
+        """The result, and why: the kernel beside its Python."""
+        arguments = self.arguments(case)
+        work = self._work(arguments)
+        if work * self.rate > _PYTHON_SECONDS:
+            return NOT_TRIED, f"the Python would take some {work * self.rate:.0f} seconds"
+        begin = time.perf_counter()
+        expected, why = self._python(arguments)
+        took = time.perf_counter() - begin
+        if work > 1000:  # less is what any call takes
+            self.rate = took / work
+        if expected is None:
+            return (WRONG if self._promised(why) else NOT_TRIED), why[1]
+        try:
+            found = outcome(self.kernel, self.call, copied(arguments, case.device))
+        except CompileError as error:
+            return (WRONG if case.dtype is None else NOT_TRIED), f"refused: {_told(error)}"
+        except Exception as error:  # whatever the call raises and the Python does not
+            return WRONG, f"the Python runs, and the kernel raises {_told(error)}"
+        difference = self._difference(arguments, expected, found)
+        return (OK, "") if difference is None else (WRONG, str(difference))
+
+    def _work(self, arguments: dict[str, Any]) -> float:
+        """What the time of the Python goes by: operations and bytes, as far as they are known."""
+        elements = sum(v.numel() for v in arguments.values() if isinstance(v, torch.Tensor))
+        hollow = {n: v.to("meta") if isinstance(v, torch.Tensor) else v
+                  for n, v in arguments.items()}  # fmt: skip
+        bound = self.kernel.signature.bind_partial()
+        bound.arguments.update(hollow)
+        try:  # of tensors without elements nothing is carried out: nobody has checked them yet
+            cost = self.kernel.cost(*bound.args, **bound.kwargs)
+        except Exception:  # cannot be counted, or not without elements
+            return max(elements, 1) ** 1.5
+        return max(cost.flops + cost.bytes, elements, 1)
+
+    def _python(self, arguments: dict[str, Any]) -> tuple[Any, tuple[Exception | None, str]]:
+        """What the Python computes; or None, and what it raised."""
+        try:
+            with filled_memory():
+                found = outcome(self.kernel, self.kernel.interpret, copied(arguments))
+        except Exception as error:  # whatever a person's function raises
+            return None, (error, f"the Python itself: {_told(error)}")
+        return found, (None, "")
+
+    def _promised(self, why: tuple[Exception | None, str]) -> bool:
+        """Whether what the Python raised is a mistake of the kernel, and not of its arguments."""
+        error = why[0]
+        return isinstance(error, RaceError) or (
+            isinstance(error, KernelIndexError) and (self.maker.promised or not self.found)
+        )
+
+    def _difference(
+        self, arguments: dict[str, Any], expected: dict[str, torch.Tensor],
+        found: dict[str, torch.Tensor],
+    ) -> compare.Difference | None:  # fmt: skip
+        dtypes = [v.dtype for v in (*arguments.values(), *expected.values())
+                  if isinstance(v, torch.Tensor)]  # fmt: skip
+        most = compare.tolerance(*dtypes)
+        if expected.keys() != found.keys():
+            return compare.Difference("results", f"{[*found]} in place of {[*expected]}")
+        noisy = functools.cache(lambda: self._noisy(arguments, compare.noise_of(*dtypes)))
+        for name, value in expected.items():
+            other = found[name]
+            if value.shape != other.shape:
+                text = f"shape {list(other.shape)} in place of {list(value.shape)}"
+                return compare.Difference(name, text)
+            good = compare.close(value, other, most)
+            if not good.all() and noisy():
+                exact, *moved = (run[name] for run in noisy())
+                good |= compare.allowed(exact, moved, other, most)
+            if not good.all():
+                told = compare.described(name, value, other, good)
+                unwritten = kind_of_unwritten(value, good)
+                return compare.Difference(name, told.text + unwritten, told.place)
+        return None
+
+    def _noisy(self, arguments: dict[str, Any], amount: float) -> list[dict[str, torch.Tensor]]:
+        """What the Python computes in float64, as it is and with noise on what it reads."""
+        generator = torch.Generator().manual_seed(1)
+        exact = as_float64(arguments)
+        runs = [exact]
+        for scale in (1.0, -1.7):  # one may be close by chance
+            runs.append({n: compare.with_noise(v, scale * amount, generator)
+                         if isinstance(v, torch.Tensor) and v.is_floating_point()
+                         else v * (1 + scale * amount) if isinstance(v, float) else v
+                         for n, v in exact.items()})  # fmt: skip
+        results = [self._python(run)[0] for run in runs]
+        return [] if any(r is None for r in results) else results
+
+    def _sound(self, trial: Try, case: Case) -> Verdict:
+        """What ``trial`` says of arguments with which the Python runs: compiled code checks no
+        subscripts."""
+        expected, why = self._python(self.arguments(case))
+        return trial(case) if expected is not None else (NOT_TRIED, why[1])
+
+    def debugged(self, case: Case) -> Verdict:
+        """A call of the kernel with every subscript, and races that are not decided, checked."""
+        arguments = self.arguments(case)
+        checking = self.kernel.changed({"debug": True})
+        try:
+            outcome(self.kernel, checking, copied(arguments))
+        except (KernelIndexError, RaceError) as error:
+            return WRONG, _told(error)
+        except CompileError as error:
+            return WRONG, f"refused: {_told(error)}"
+        return OK, ""
+
+    def repeated(self, case: Case) -> Verdict:
+        """Whether five calls give the same bits."""
+        arguments = self.arguments(case)
+        runs: list[dict[str, torch.Tensor]] = []
+        try:
+            outcome(self.kernel, self.kernel.changed({"debug": True}), copied(arguments))
+            for _ in range(5):
+                runs.append(outcome(self.kernel, self.call, copied(arguments, case.device)))
+        except Exception as error:  # of subscripts, or told by the comparison
+            return NOT_TRIED, _told(error)
+        for name, first in runs[0].items():
+            if any(not torch.equal(_bits(first), _bits(run[name])) for run in runs[1:]):
+                return VARIES, f"{name}: {_UNORDERED}"
+        return OK, ""
+
+    def _program(self) -> str:
+        if self.first is None:
+            return ""
+        case, seen = self.first
+
+        def fails(smaller: Case) -> bool:
+            try:
+                return self.compared(smaller)[0] == WRONG
+            except Exception:  # arguments that cannot be made: no case of this
+                return False
+
+        case = shrunk(case, fails)
+        arguments = self.arguments(case)
+        expected, _ = self._python(arguments)
+        why = self.compared(case)[1]
+        return as_python(self.kernel, arguments, case.device, [*(expected or {})], why or seen)
+
+
+_UNORDERED = (
+    "bits differ from run to run: sums go in any order; torch.use_deterministic_algorithms(True) "
+    "gives them one"
+)
+
+
+def kind_of_unwritten(expected: torch.Tensor, good: torch.Tensor) -> str:
+    """A hint where the Python leaves elements as the memory was that it got (see
+    ``filled_memory``)."""
+    odd = expected.isnan() if expected.is_floating_point() else expected == _largest(expected.dtype)
+    return ": does the kernel write every element?" if bool((odd & ~good).any()) else ""
+
+
+def _largest(dtype: torch.dtype) -> int:
+    return 1 if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    return value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else value
+
+
+def _told(error: Exception) -> str:
+    text = str(error) if isinstance(error, CompileError) else f"{type(error).__name__}: {error}"
+    return text.strip()

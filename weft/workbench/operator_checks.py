@@ -1,0 +1,87 @@
+"""What PyTorch asks of an operator: ``opcheck``, ``gradcheck`` and forward mode, of a kernel with
+arguments that are made for a case."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from weft.errors import CompileError, GradientError
+from weft.kernel import Kernel
+from weft.lang.types import NDArrayType
+from weft.workbench.cases import Case, as_float64
+
+Make = Callable[[Case], dict[str, Any]]
+Verdict = tuple[str, str]
+OK, WRONG, NOT_TRIED, VARIES = "ok", "WRONG", "not tried", "varies"
+
+
+def checks(kernel: Kernel, make: Make) -> list[tuple[str, Callable[[Case], Verdict]]]:
+    """What is tried, and what tries it: ``make`` gives the arguments of a case."""
+    return [
+        ("opcheck", functools.partial(_opcheck, kernel, make)),
+        ("gradient", functools.partial(_gradcheck, kernel, make, False)),
+        ("forward mode", functools.partial(_gradcheck, kernel, make, True)),
+    ]
+
+
+def _opcheck(kernel: Kernel, make: Make, case: Case) -> Verdict:
+    bound = kernel.signature.bind_partial()
+    bound.arguments.update(make(case))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's own tracing
+            kernel(*bound.args, **bound.kwargs)
+            torch.library.opcheck(kernel.op, bound.args, bound.kwargs)
+    except CompileError as error:
+        return NOT_TRIED, str(error)
+    except Exception as error:  # opcheck raises of many kinds
+        return WRONG, f"{type(error).__name__}: {error}"
+    return OK, ""
+
+
+def _gradcheck(kernel: Kernel, make: Make, forward: bool, case: Case) -> Verdict:
+    """The derivative in float64 beside that of differences."""
+    arguments = as_float64(make(replace(case, dtype=None)))
+    hints = {p.name: p.annotation for p in kernel.parts.parameters}
+    cut = {n for n, h in hints.items() if isinstance(h, NDArrayType) and h.needs_grad is False}
+    tensors = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n not in cut}
+    floats = [n for n, v in tensors.items() if v.is_floating_point()]
+
+    def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = {**arguments, **dict(zip(floats, inputs, strict=True))}
+        given |= {n: given[n].clone() for n in kernel.mutated if isinstance(given[n], torch.Tensor)}
+        bound = kernel.signature.bind_partial()
+        bound.arguments.update(given)
+        result = kernel(*bound.args, **bound.kwargs)
+        made = [*(result if isinstance(result, tuple | list) else [result]),
+                *(given[n] for n in given if n in kernel.mutated)]  # fmt: skip
+        return tuple(t for t in made if isinstance(t, torch.Tensor) and t.is_floating_point())
+
+    inputs = [arguments[n].clone().requires_grad_() for n in floats]
+    try:
+        asked = [t for t in call(*inputs) if t.requires_grad] if floats else []
+        if not asked:
+            return NOT_TRIED, "no result depends on floating-point tensors that have a gradient"
+        coarse = next((t.dtype for t in asked if t.dtype is not torch.float64), None)
+        if coarse is not None:
+            dtype = str(coarse).removeprefix("torch.")
+            return NOT_TRIED, (f"results are {dtype} where arguments are float64: too coarse for "
+                               "differences; make them of an argument's dtype")  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.autograd.gradcheck(
+                call, inputs, nondet_tol=1e-9, check_forward_ad=forward,
+                check_backward_ad=not forward, check_batched_grad=False,
+                check_undefined_grad=not forward,
+            )  # fmt: skip
+    except (GradientError, CompileError) as error:
+        return NOT_TRIED, str(error)
+    except Exception as error:  # gradcheck raises of several kinds
+        return WRONG, f"{type(error).__name__}: {error}"
+    return OK, ""

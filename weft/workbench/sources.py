@@ -1,0 +1,92 @@
+"""``FILE:KERNEL``: the kernel of that name in a file or a module."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from weft.kernel import Kernel, kernel_inside
+from weft.values import frozen
+from weft.workbench.report import UsageError
+
+
+@frozen
+class Source:
+    """A kernel and the names of the file in which it is."""
+
+    kernel: Kernel
+    names: dict[str, Any]
+
+    def evaluate(self, expression: str) -> tuple[Any, ...]:
+        """The arguments that ``expression`` lists, with the file's names and torch's."""
+        scope = {"torch": importlib.import_module("torch"), **self.names}
+        try:
+            value = eval(expression, scope)
+        except Exception as error:
+            raise UsageError(f"--args {expression!r}: {type(error).__name__}: {error}") from error
+        return value if isinstance(value, tuple) else (value,)
+
+
+def load(text: str) -> Source:
+    """The kernel that ``text`` names: ``path/file.py:kernel`` or ``package.module:kernel``; without
+    ``:kernel`` the only one that is there. Raises ``UsageError``."""
+    place, _, name = text.rpartition(":") if ":" in text else (text, "", "")
+    module = _module(place)
+    names = vars(module)
+    kernels = {n: k for n, v in names.items() if (k := kernel_inside(_plain(v))) is not None}
+    own = [n for n, k in kernels.items() if k.__module__ == module.__name__]
+    listed = f"there are {', '.join(own)}" if own else "there are none: decorate one @weft.kernel"
+    if not name and len(own) != 1:
+        raise UsageError(f"{place}: which kernel?\nhelp: write {place}:KERNEL; {listed}")
+    found = kernels.get(name or own[0])
+    if found is None:
+        raise UsageError(f"{place} has no kernel {name!r}\nhelp: {listed}")
+    return Source(found, names)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` where it can be a kernel, or what wraps one; classes and modules are not asked."""
+    return value if callable(value) and not isinstance(value, type) else None
+
+
+def _module(place: str) -> Any:
+    path = Path(place)
+    if path.suffix != ".py":
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"there is no module {error.name!r}\nhelp: write FILE.py:KERNEL or "
+                             "MODULE:KERNEL") from None  # fmt: skip
+    if not path.is_file():
+        raise UsageError(f"there is no file {place}")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # for what the file imports from beside it
+        sys.path.insert(0, folder)
+    known = sys.modules.get(path.stem)
+    if known is not None and _is_at(known, path):
+        return known
+    if known is not None or not path.stem.isidentifier():
+        # Another module has this name: the file gets one of its own.
+        return _executed(f"weft_file_{abs(hash(str(path.resolve())))}", path)
+    return _executed(path.stem, path)
+
+
+def _is_at(module: Any, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path.resolve()
+
+
+def _executed(name: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

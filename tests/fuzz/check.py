@@ -172,11 +172,12 @@ def with_noise(values: torch.Tensor, wide: bool) -> torch.Tensor:
     """The same numbers, relatively off by ``NOISE``, in float64 if ``wide``: integers that it does
     not move by one are just as they are, finite numbers stay finite."""
     made = values.double() if wide else values.clone()
-    moved = made * (1 + NOISE * torch.randn(made.shape, dtype=made.dtype))
+    noise = made * NOISE * torch.randn(made.shape, dtype=made.dtype)
+    moved = made + noise
     if not values.is_floating_point():
         return torch.where(made.abs() * NOISE < 1, made, moved.round())  # as sums of them round
-    largest = torch.finfo(made.dtype).max
-    return torch.where(made.isfinite(), moved.clamp(-largest, largest), made)
+    moved = torch.where(moved.isfinite(), moved, made - noise)  # of the largest numbers
+    return torch.where(made.isfinite(), moved, made)
 
 
 def near(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:

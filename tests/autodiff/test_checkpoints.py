@@ -160,6 +160,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(5)
 def test_gradients_with_checkpoints(name, always):
     torch.manual_seed(1)
     kernel, *args = CASES[name]()

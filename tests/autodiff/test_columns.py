@@ -40,7 +40,7 @@ def arguments(time: int) -> list[torch.Tensor]:
     return [torch.randn(s, dtype=torch.float64).requires_grad_() for s in shapes]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_random_states(seed: int, columns: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both forms say the same; and whoever is not eligible has the usual one."""
@@ -105,7 +105,7 @@ def pairs(x, k, s0, last):
     return out
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("turns", [1, 3, 4, 6, 8])
 def test_states_are_kept_where_chunks_begin(turns: int, columns: None) -> None:
     """By the loop that keeps the sums; behind the last chunk, too."""

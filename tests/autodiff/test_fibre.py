@@ -169,6 +169,7 @@ def test_more_clamps_than_are_taken_apart(shape):
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (2, 1), (3, 5)])
 @pytest.mark.parametrize("kernel", [clamped, window])
+@pytest.mark.sampled(5)
 def test_clamped_subscripts(kernel, shape):
     check(kernel, draw(*shape))
     assert all(form.startswith("gather") for form in forms(kernel))

@@ -30,14 +30,14 @@ def direction(x):
     return torch.randn_like(x) if is_float else None
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_tangents_are_those_of_finite_differences(name):
     kernel, args = made(name)
     assert gradcheck(lambda *a: kernel(*a), args, check_forward_ad=True, check_backward_ad=False)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SECOND)
 def test_forward_over_reverse(name):
     kernel, args = made(name)

@@ -94,6 +94,7 @@ def test_tapes_lie_as_the_loop_reads_its_inputs():
         assert all(w.interleaved == interleaved for w in tapes)
 
 
+@pytest.mark.slow
 def test_loops_agree_which_of_equal_values_is_the_largest():
     """Each loop computed the hyperbolic tangent again and rounded it in its own way: the largest
     had the adjoint in one of them, what it was compared with in another; the gradient was twice."""

@@ -49,7 +49,7 @@ def gradients(kernel, args, seed=1, **options):
     return torch.autograd.grad(outs, wanted, weights, **options)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", KERNELS)
 def test_derivatives_are_those_of_finite_differences(name):
     kernel = KERNELS[name]
@@ -59,7 +59,7 @@ def test_derivatives_are_those_of_finite_differences(name):
     assert gradcheck(kernel, leaves(args), check_forward_ad=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [

@@ -33,7 +33,7 @@ def launched(kernel):
     return [n for loop in derived if loop.launched for n in loop.launched.notes.items()]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_every_gradient_is_right_with_copies(name, always):
     kernel, args = made(name)
@@ -214,7 +214,7 @@ def test_a_gpu_adds_up_rows_in_registers_where_there_are_many():
         assert not any(row.loop.endswith("_total") for row in taken("rms_norm", rows, length))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize(("rows", "length", "copies"), [(7, 136, 3), (5, 64, 4), (3, 1031, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -195,6 +195,7 @@ def records(x):
         three_in_a_ring, one_before_the_largest, records,
     ],
 )  # fmt: skip
+@pytest.mark.sampled(5)
 def test_gradients_flow_through_every_name(kernel):
     torch.manual_seed(0)
     x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)

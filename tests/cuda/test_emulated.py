@@ -213,7 +213,7 @@ def calls() -> dict[str, tuple[Any, ...]]:
     }  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", calls())
 def test_the_gallery(name: str, change: str) -> None:
     if change == "few threads" and name in ("total", "largest"):
@@ -449,7 +449,7 @@ def interpreted() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("draw", [generate.kernel, rows.kernel, nests.kernel, scans.kernel])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_ir_of_random_schedules(
     seed: int, draw: Callable[[Random], Any], change: str, interpreted: None
@@ -462,7 +462,7 @@ def test_the_ir_of_random_schedules(
     test_random_kernels(2000 + seed, draw, change)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "name", ["histogram", "total", "softmax", "brick_wall, narrow tiles", "running_sum", "stencil"]
 )
@@ -474,7 +474,7 @@ def test_the_ir_of_schedules(name: str, change: str, interpreted: None) -> None:
 
 
 @pytest.mark.parametrize("draw", [generate.kernel, rows.kernel, nests.kernel, scans.kernel])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_random_kernels(seed: int, draw: Callable[[Random], Any], change: str) -> None:
     def call(

@@ -95,7 +95,7 @@ DERIVED = {
 
 @needs_ptxas
 @needs_libdevice
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", CALLS)
 def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
@@ -117,7 +117,7 @@ def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
 
 @needs_ptxas
 @needs_libdevice
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "number"), [(name, k) for name, many in DERIVED.items() for k in range(many)]
 )

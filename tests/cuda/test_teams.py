@@ -379,7 +379,7 @@ def threads() -> int:
 LENGTHS = (0, 1, 15, 16, 33, 127, 300, 700)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_values(length: int) -> None:
     torch.manual_seed(length)

@@ -40,7 +40,7 @@ def outcomes(check: Callable[[Random], str], count: int) -> Counter[str]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_derivatives_of_random_kernels_are_differences_of_the_python(part: int) -> None:
     count = -(-COUNT // PARTS)
@@ -66,7 +66,7 @@ def test_gradients_in_chunks(part: int, monkeypatch: pytest.MonkeyPatch) -> None
         assert outcomes(check, -(-count // 2))["compared"] > 0.5 * count // 2
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("part", range(PARTS))  # some take ten seconds
 def test_second_derivatives_of_random_kernels_are_differences_of_gradients(part: int) -> None:
     found = outcomes(check_second, max(COUNT // 5 // PARTS, 1))

@@ -16,7 +16,7 @@ COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "150"))
 PARTS = max(COUNT // 200, 10)  # so that several processes take part, and none is long
 
 pytestmark = [
-    pytest.mark.fuzz, pytest.mark.sampled(3), pytest.mark.parametrize("part", range(PARTS)),
+    pytest.mark.fuzz, pytest.mark.sampled(5), pytest.mark.parametrize("part", range(PARTS)),
 ]  # fmt: skip
 drawing = settings(
     max_examples=-(-COUNT // PARTS), deadline=None, phases=(Phase.generate,),

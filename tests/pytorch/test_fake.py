@@ -51,7 +51,7 @@ def test_data_that_is_not_there(kernel, line, shapes):
     assert info.value.span.text.strip() == line
 
 
-@pytest.mark.parametrize("kernel", [counts, signed])
+@pytest.mark.parametrize("kernel", [pytest.param(counts, marks=pytest.mark.slow), signed])
 def test_numbers_made_of_data_break_the_graph(kernel):
     torch._dynamo.reset()
     x = torch.tensor([1, 2, 2])

@@ -137,6 +137,7 @@ def test_what_an_operator_is_not_made_of() -> None:
     del edited, info
 
 
+@pytest.mark.slow
 def test_operators_of_a_kernel_that_is_gone_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     namespace = namespace_of("weft_freed")
     monkeypatch.setattr(namespace, "recent", deque(maxlen=0))

@@ -391,7 +391,7 @@ def gradients(f: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Any:
     return torch.autograd.grad(loss(f, *inputs), inputs)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients(name: str) -> None:
     f, inputs = PROGRAMS[name]

@@ -230,6 +230,7 @@ def _store_until_killed(folder, ready):
             os.write(ready, b"!")
 
 
+@pytest.mark.slow
 def test_a_process_killed_a_hundred_times_leaves_sound_entries(folder):
     context, stream = multiprocessing.get_context("fork"), random.Random()
     cache = DiskCache(folder)

@@ -107,7 +107,7 @@ def made(tmp_path: Path, body: str, name: str) -> Callable[[], Any]:
     return make
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.cpu  # a GPU's exp of a double is another library's
 @pytest.mark.parametrize("body", BODIES)
 def test_an_argument_gives_the_bits_of_the_constant(tmp_path: Path, body: str) -> None:

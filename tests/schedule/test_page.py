@@ -64,7 +64,7 @@ def small(text: Text) -> tuple[object, ...]:
     return torch.arange(48, dtype=torch.int32).view(6, 8), 20, 304, 4, 2, 8
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("text", [t for t in TEXTS if t.device == "cuda"], ids=str)
 def test_a_text_for_cuda_gives_the_bits_that_it_promises(text: Text) -> None:
     args = small(text)

@@ -153,7 +153,7 @@ TILES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("length", [7, 12, 33, 40])
 @pytest.mark.parametrize("text", TILES)
 def test_a_tile_of_neighbours_keeps_its_bits(text: str, length: int) -> None:

@@ -140,7 +140,7 @@ def test_every_length(function: Callable[..., Any]) -> None:
         assert only(EmulatedCall.seen[-1], Scan) is not None
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("function", GROUPS, ids=lambda f: f.__name__)
 def test_the_ir(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The verifier accepts it, its text reads back, and threads do not race."""

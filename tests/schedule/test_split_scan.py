@@ -67,7 +67,7 @@ def check(text: str, function: Callable[..., Any], x: torch.Tensor) -> None:
     assert taken.parts > 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("function", PARTED, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("text", ["scan((), 64, turns=2, parts=3)", "scan((), 64, parts=5)"])
 def test_every_length(function: Callable[..., Any], text: str) -> None:
@@ -80,13 +80,14 @@ def test_every_length(function: Callable[..., Any], text: str) -> None:
 
 
 @pytest.mark.parametrize("function", [two, in_place])
+@pytest.mark.sampled(5)
 def test_loops_that_follow_each_other_and_stores_in_place(function: Callable[..., Any]) -> None:
     for text in ("scan((), 64, turns=2, parts=3)", "scan((), 64, width=4, parts=5)"):
         for length in (0, 132, 900):
             check(text, function, torch.randn(2, length).clamp(-1.5, 1.5))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("function", [*PARTED, two, in_place], ids=lambda f: f.__name__)
 def test_the_ir(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The verifier accepts it, its text reads back, and threads do not race."""

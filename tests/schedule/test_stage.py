@@ -82,7 +82,7 @@ def interpreted() -> Any:
     "unroll((j)); stage(t, 16, 32); bind(i, x)", "stage(t, 8, 32); shared_arrays()",
     "stage(t, 1, 64); shared_arrays(); index_width(64)",
 ])  # fmt: skip
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("time", [0, 1, 7, 16, 37])
 def test_bits_are_kept(time: int, text: str) -> None:
     plain = weft.kernel(schedule={"cuda": "index_width(32)"})(state.function)
@@ -146,6 +146,7 @@ def around_barrier(text: str) -> list[str]:
     "stage(t, 2, 32)", "unroll((j, j_)); stage(t, 4, 64)", "stage(t, 2, 32); shared_arrays()",
 ])  # fmt: skip
 @pytest.mark.parametrize("time", [1, 5, 11])
+@pytest.mark.sampled(5)
 def test_threads_wait_for_each_other(time: int, text: str, interpreted: None) -> None:
     kernel = weft.kernel(schedule={"cuda": text})(state.function)
     args = inputs(time, 3, 5)
@@ -181,6 +182,7 @@ def kept(k: torch.Tensor, v: torch.Tensor, every: torch.Tensor, K: weft.template
 
 
 @pytest.mark.parametrize("rows", [0, 4, 16])
+@pytest.mark.sampled(5)
 def test_rows_are_stored_in_vectors(rows: int) -> None:
     """Where they begin at whole ones: ``rows`` bytes behind."""
     k, v = torch.randn(2, 5, 32), torch.randn(2, 5, 40)
@@ -314,7 +316,7 @@ def test_checks_are_named() -> None:
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_random_kernels(seed: int) -> None:
     random = Random(seed)

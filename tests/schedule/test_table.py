@@ -263,6 +263,7 @@ def test_what_is_asked_of_a_cpu_is_of_the_loop_as_it_is_written() -> None:
 # -- loops of a gradient
 
 
+@pytest.mark.slow
 def test_loops_of_a_gradient_have_a_table() -> None:
     kernel = weft.kernel(causal_conv.causal_conv.function)
     names = ["causal_conv_0_adjoint_d_w", "causal_conv_0_adjoint_d_k"]

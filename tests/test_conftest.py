@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import types
 
 import pytest
 
@@ -26,3 +27,37 @@ def test_a_test_that_takes_long_fails(
             pass
         with pytest.raises(pytest.fail.Exception, match=r"took 0\.\d s of the processor"):
             next(around)
+
+
+class Case:
+    """A case of a test that is ``sampled``, as pytest has it."""
+
+    def __init__(self, name: str, params: dict[str, object], one_in: int) -> None:
+        self.name, self.nodeid, self.slow = name, f"tests/test_some.py::{name}", False
+        self.callspec = types.SimpleNamespace(params=params)
+        self.mark = pytest.mark.sampled(one_in).mark
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self.mark if name == "sampled" else None
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        assert mark.name == "slow"
+        self.slow = True
+
+
+@pytest.mark.parametrize("one_in", [2, 5])
+def test_a_sample_has_each_value_of_each_parameter(
+    request: pytest.FixtureRequest, one_in: int
+) -> None:
+    plugins = request.config.pluginmanager.get_plugins()
+    conftest = next(p for p in plugins if hasattr(p, "MOST_SECONDS"))
+    first, second, third = "abcdefghij", (0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5), ("only",)
+    cases = [Case(f"test[{a}-{b}]", {"a": a, "b": b, "c": third[0]}, one_in)
+             for b in second for a in first]  # fmt: skip
+    alone = [Case(f"test_alone[{k}]", {"k": k}, one_in) for k in range(200)]
+    conftest.pytest_collection_modifyitems([*cases, *alone])
+    kept = [case.callspec.params for case in cases if not case.slow]
+    assert {p["a"] for p in kept} == {*first}
+    assert {p["b"] for p in kept} == {*second}
+    assert len(kept) < 80 / one_in + 17 + 10  # of each value one, at most
+    assert 0.5 / one_in < sum(not case.slow for case in alone) / 200 < 1.5 / one_in

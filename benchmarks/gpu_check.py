@@ -31,6 +31,7 @@ import weft
 from benchmarks import nests as written
 from benchmarks.rows import column_sums, row_sums
 from examples import brick_wall, causal_conv, gallery, layer_norm, softmax
+from weft.tuning.measure import measure
 
 ROOT = Path(__file__).parent.parent
 SECTIONS: dict[str, Callable[[], None]] = {}
@@ -474,26 +475,7 @@ def timed(call: Callable[[], object], seconds: float = 0.3) -> float:
     """Median of event-timed launches, in milliseconds: of the device alone."""
     for _ in range(3):
         call()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    call()
-    wait = max(2_000_000, int((time.perf_counter() - begin) * 40e9))
-    torch.cuda.synchronize()
-    samples: list[float] = []
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(samples) < 20:
-        pairs = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            for _ in range(10)
-        ]
-        torch.cuda._sleep(wait)  # all launches are queued before the first of them runs
-        for begin, end in pairs:
-            begin.record()
-            call()
-            end.record()
-        torch.cuda.synchronize()
-        samples += [begin.elapsed_time(end) for begin, end in pairs]
-    return statistics.median(samples)
+    return measure([call], torch.device("cuda"), seconds=seconds)[0]
 
 
 def alternating(calls: dict[str, Callable[[], object]], rounds: int = 12) -> dict[str, float]:

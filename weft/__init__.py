@@ -112,10 +112,13 @@ if TYPE_CHECKING:
     from weft.tuning.autotune import autotune as autotune
     from weft.tuning.tune import tune as tune
     from weft.tuning.tune import tuned as tuned
+    from weft.workbench.bench import bench as bench
+    from weft.workbench.bench import benchmark as benchmark
     from weft.workbench.check import check as check
 
 
 _LATER = {
+    "bench": "weft.workbench.bench", "benchmark": "weft.workbench.bench",
     "check": "weft.workbench.check",
     "export_library": "weft.pytorch.exported_program",
     "compile_for": "weft.tools.cross", "Config": "weft.tuning.autotune",

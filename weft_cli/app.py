@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weft_cli.show import answer
+from weft_cli.show import answer, write
 
 app = typer.Typer(
     help="Checks, measures and looks at weft's kernels.",
@@ -78,3 +78,48 @@ def check(
         source = load(kernel)
         given = source.evaluate(args) if args else ()
         show(check(source.kernel, *given, seconds=seconds, names=source.names))
+
+
+@app.command()
+def bench(
+    kernel: Kernel,
+    args: Args = "",
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="Sizes: n=1000,2000 or, doubled each time, n=1024..65536. Repeatable."),
+    ] = None,
+    beside: Annotated[str, typer.Option(help="Functions of the file, with commas.")] = "",
+    compile: Annotated[bool, typer.Option(help="What torch.compile makes of each, too.")] = False,
+    backward: Annotated[bool, typer.Option(help="Time the gradient.")] = False,
+    cold: Annotated[bool, typer.Option(help="Empty the caches before each call.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda; the GPU if there is one.")] = "",
+    seconds: Annotated[float, typer.Option(help="For each provider at each size.")] = 0.1,
+    csv: Annotated[str, typer.Option(metavar="FILE", help="Write the table there.")] = "",
+    plot: Annotated[str, typer.Option(metavar="FILE", help="Draw a .png, .svg or .pdf.")] = "",
+    json: Json = False,
+) -> None:
+    """A kernel, or a weft.benchmark, beside others: checked, then timed over sizes.
+
+    Rates are put beside what this machine was measured to reach. Exit code 1: a provider computes
+    other numbers, or fails.
+    """
+    with answer(json) as show:
+        from weft.workbench import bench as core  # imports torch
+        from weft.workbench.sources import load  # likewise
+
+        source = load(kernel, core.Benchmark)
+        if isinstance(source.kernel, core.Benchmark):
+            found = source.kernel.run()
+        else:
+            given = source.evaluate(args) if args else ()
+            others = [name for name in beside.split(",") if name]
+            found = core.bench(
+                source.kernel, *given, sweep=core.parsed_sweep(sweep or []), device=device,
+                beside=core.beside_of(source.names, others, compile), cold=cold,
+                backward=backward, seconds=seconds, names=source.names,
+            )  # fmt: skip
+        if csv:
+            write(csv, found.table.csv())
+        if plot:
+            found.plot(plot)
+        show(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -34,6 +35,16 @@ def answer(json: bool) -> Generator[Callable[[Report], None]]:
     except WeftError as error:
         typer.echo(f"weft: {error}", err=True)
         raise typer.Exit(USAGE if isinstance(error, UsageError) else FOUND) from None
+
+
+def write(path: str, text: str) -> None:
+    """Writes a file. Raises ``UsageError`` where that is not possible."""
+    from weft.workbench.report import UsageError  # imports torch
+
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def echo(text: str) -> None:

@@ -63,3 +63,7 @@ def unknown(x: torch.Tensor) -> None:
 def templated(x: torch.Tensor, n: weft.template()) -> None:
     for i in range(n):
         x[i] = 0.0
+
+
+def by_torch(w: torch.Tensor, x: torch.Tensor, eps: float) -> torch.Tensor:
+    return w.flip(0) * x + eps

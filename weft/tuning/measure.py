@@ -7,13 +7,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 50
 SECONDS = 0.1  # for each run, once the rounds are enough
-_CYCLES = 2e9  # of a GPU in a second, or more: it waits while launches are put behind
+_CYCLES = 2e9  # of a GPU in a second, or more
+_LONGEST_WAIT = 0.02  # of a run that waits for the GPU itself
+_WAIT = 1e-4  # seconds that a GPU waits at least while launches are put behind that
 
 T = TypeVar("T")
 Run = Callable[[], Any]
@@ -22,53 +25,55 @@ Measure = Callable[[Sequence[Run], torch.device, Run], list[float]]
 
 
 def measure(
-    runs: Sequence[Run], device: torch.device, restore: Run = lambda: None, calls: int = 1
-) -> list[float]:
+    runs: Sequence[Run], device: torch.device, restore: Run = lambda: None,
+    seconds: float = SECONDS,
+) -> list[float]:  # fmt: skip
     """Median milliseconds of each of ``runs``: see ``samples``."""
-    return [statistics.median(taken) for taken in samples(runs, device, restore, calls)]
+    return [statistics.median(taken) for taken in samples(runs, device, restore, seconds)]
 
 
 def samples(
-    runs: Sequence[Run], device: torch.device, restore: Run = lambda: None, calls: int = 1,
+    runs: Sequence[Run], device: torch.device, restore: Run = lambda: None,
     seconds: float = SECONDS,
 ) -> list[list[float]]:  # fmt: skip
     """Samples of the milliseconds that each of ``runs`` takes, which have run before: for some
-    ``seconds`` each, at most 50. ``restore`` is called before each sample, which is the mean over
-    so many ``calls``; its time does not count. CUDA's events time what is on the current stream:
-    the device alone, where the host puts launches there faster than they run."""
-    timed = _on_gpu if device.type == "cuda" else _on_cpu
-    first = [sample * calls for sample in timed(runs, restore, calls)]
+    ``seconds`` each, 5 to 50. ``restore`` is called before each sample; its time does not count.
+    CUDA's events time what is on the current stream: the device alone."""
+    waits = [_WAIT] * len(runs)
+    timed = partial(_on_gpu, waits) if device.type == "cuda" else _on_cpu
+    first = timed(runs, restore)
     rounds = int(seconds * 1e3 * len(runs) / max(sum(first), 1e-6))
-    taken = [
-        timed(runs, restore, calls) for _ in range(min(max(rounds, LEAST_ROUNDS), MOST_ROUNDS))
-    ]
-    return [list(of_one) for of_one in zip(*taken, strict=True)]
+    times = [timed(runs, restore) for _ in range(min(max(rounds, LEAST_ROUNDS), MOST_ROUNDS))]
+    return [list(of_one) for of_one in zip(*times, strict=True)]
 
 
-def _on_cpu(runs: Sequence[Run], restore: Run, calls: int) -> list[float]:
+def _on_cpu(runs: Sequence[Run], restore: Run) -> list[float]:
     times: list[float] = []
     for run in runs:
         restore()
         begin = time.perf_counter()
-        for _ in range(calls):
-            run()
-        times.append((time.perf_counter() - begin) * 1e3 / calls)
+        run()
+        times.append((time.perf_counter() - begin) * 1e3)
     return times
 
 
-def _on_gpu(runs: Sequence[Run], restore: Run, calls: int) -> list[float]:
+def _on_gpu(waits: list[float], runs: Sequence[Run], restore: Run) -> list[float]:
+    """``waits``: seconds for which the GPU waits before each run, so that all of its launches are
+    there when the first begins. What is shorter than the host took is made longer, once."""
     pairs: list[tuple[Any, Any]] = []
-    for run in runs:
+    for k, run in enumerate(runs):
         restore()
-        torch.cuda._sleep(int(_CYCLES * 1e-4))  # pyright: ignore[reportPrivateUsage]
+        torch.cuda._sleep(int(_CYCLES * waits[k]))  # pyright: ignore[reportPrivateUsage]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began = time.perf_counter()
         begin.record()
-        for _ in range(calls):
-            run()
+        run()
         end.record()
+        if waits[k] == _WAIT:
+            waits[k] = min(max(2 * (time.perf_counter() - began), 1.01 * _WAIT), _LONGEST_WAIT)
         pairs.append((begin, end))
     torch.cuda.synchronize()
-    return [begin.elapsed_time(end) / calls for begin, end in pairs]
+    return [begin.elapsed_time(end) for begin, end in pairs]
 
 
 def shown(items: Iterable[T], total: int, what: str) -> Iterator[T]:

@@ -56,9 +56,9 @@ def limits(device: torch.device | str) -> Limits:
     def floats(count: int) -> torch.Tensor:
         return torch.rand(count, device=device)
 
-    def seconds(call: Callable[[], Any], calls: int = 1) -> float:
+    def seconds(call: Callable[[], Any], clock: torch.device = device) -> float:
         call()  # compiles, and asks the allocator for memory
-        return measure([call], device, calls=calls)[0] / 1e3
+        return measure([call], clock)[0] / 1e3
 
     size = _BYTES[device.type]
     large = [floats(size // 4) for _ in range(2)]
@@ -70,6 +70,13 @@ def limits(device: torch.device | str) -> Limits:
     work = 2 * _CHAINS * _LENGTH * x.numel()
     arithmetic = work / seconds(lambda: multiply_adds(out, x, 0.5, 0.1)) / 1e9
     small = [floats(16) for _ in range(3)]
-    # Many launches in a row take as long as the slower of host and device needs for one.
-    launch = 1e6 * seconds(lambda: small_sum(*small), 1000)
+
+    def launches() -> None:
+        for _ in range(1000):
+            small_sum(*small)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    # Many in a row take as long as the slower of host and device needs for each.
+    launch = 1e3 * seconds(launches, torch.device("cpu"))
     return Limits(str(device), copy, fill, arithmetic, launch)

@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from weft.kernel import Kernel, kernel_inside
+from weft.kernel import kernel_inside
 from weft.values import frozen
 from weft.workbench.report import UsageError
 
 
 @frozen
 class Source:
-    """A kernel and the names of the file in which it is."""
+    """A kernel, or what else was asked for, and the names of the file in which it is."""
 
-    kernel: Kernel
+    kernel: Any
     names: dict[str, Any]
 
     def evaluate(self, expression: str) -> tuple[Any, ...]:
@@ -30,9 +30,10 @@ class Source:
         return value if isinstance(value, tuple) else (value,)
 
 
-def load(text: str) -> Source:
-    """The kernel that ``text`` names: ``path/file.py:kernel`` or ``package.module:kernel``; without
-    ``:kernel`` the only one that is there. Raises ``UsageError``."""
+def load(text: str, *kinds: type) -> Source:
+    """The kernel, or object of one of ``kinds``, that ``text`` names: ``path/file.py:kernel`` or
+    ``package.module:kernel``; without ``:kernel`` the only kernel that is there. Raises
+    ``UsageError``."""
     place, _, name = text.rpartition(":") if ":" in text else (text, "", "")
     module = _module(place)
     names = vars(module)
@@ -41,7 +42,8 @@ def load(text: str) -> Source:
     listed = f"there are {', '.join(own)}" if own else "there are none: decorate one @weft.kernel"
     if not name and len(own) != 1:
         raise UsageError(f"{place}: which kernel?\nhelp: write {place}:KERNEL; {listed}")
-    found = kernels.get(name or own[0])
+    other = names.get(name)
+    found = other if isinstance(other, kinds) else kernels.get(name or own[0])
     if found is None:
         raise UsageError(f"{place} has no kernel {name!r}\nhelp: {listed}")
     return Source(found, names)

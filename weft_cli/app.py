@@ -105,7 +105,7 @@ def bench(
     """
     with answer(json) as show:
         from weft.workbench import bench as core  # imports torch
-        from weft.workbench.sources import load  # likewise
+        from weft.workbench.sources import load, parsed_sweep  # likewise
 
         source = load(kernel, core.Benchmark)
         if isinstance(source.kernel, core.Benchmark):
@@ -114,7 +114,7 @@ def bench(
             given = source.evaluate(args) if args else ()
             others = [name for name in beside.split(",") if name]
             found = core.bench(
-                source.kernel, *given, sweep=core.parsed_sweep(sweep or []), device=device,
+                source.kernel, *given, sweep=parsed_sweep(sweep or []), device=device,
                 beside=core.beside_of(source.names, others, compile), cold=cold,
                 backward=backward, seconds=seconds, names=source.names,
             )  # fmt: skip
@@ -123,3 +123,68 @@ def bench(
         if plot:
             found.plot(plot)
         show(found)
+
+
+Device = Annotated[str, typer.Option(help="cpu or cuda; the GPU if there is one.")]
+Size = Annotated[
+    list[str] | None, typer.Option(help="A size of arguments that are made: n=64. Repeatable.")
+]
+
+
+@app.command()
+def inspect(
+    kernel: Kernel,
+    args: Args = "",
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(help="source, ir, 'ir after hoist', llvm, assembly, gradient, all, ..."),
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="For a GPU that need not be here: sm_90.")] = "",
+    size: Size = None,
+    device: Device = "",
+    json: Json = False,
+) -> None:
+    """What becomes of a kernel's loops: IR, schedule, LLVM, assembly, PTX, gradient, cost."""
+    with answer(json) as show:
+        from weft.workbench import stages  # imports torch
+        from weft.workbench.sources import load, parsed_sizes  # likewise
+
+        source = load(kernel)
+        given = source.evaluate(args) if args else ()
+        show(stages.inspect(source.kernel, *given, stages=stage or (), gpu=gpu, device=device,
+                            sizes=parsed_sizes(size or []), names=source.names))  # fmt: skip
+
+
+@app.command()
+def tune(
+    kernel: Kernel,
+    args: Args = "",
+    size: Size = None,
+    backward: Annotated[bool, typer.Option(help="The loops of the gradient, too.")] = False,
+    most: Annotated[int, typer.Option(help="Schedules of a loop that are measured.")] = 16,
+    save: Annotated[str, typer.Option(metavar="FILE", help="For weft.tuned, in a program.")] = "",
+    device: Device = "",
+    json: Json = False,
+) -> None:
+    """Measures schedules of each loop, and keeps the fastest for sizes of these classes."""
+    with answer(json) as show:
+        from weft.workbench.sources import load, parsed_sizes  # imports torch
+        from weft.workbench.tuning import tuned_kernel  # likewise
+
+        source = load(kernel)
+        given = source.evaluate(args) if args else ()
+        sizes = parsed_sizes(size or [])
+        show(tuned_kernel(source.kernel, *given, backward=backward, most=most, save=save,
+                          device=device, sizes=sizes, names=source.names))  # fmt: skip
+
+
+@app.command()
+def demo(
+    path: Annotated[str, typer.Argument(help="A Python file, which is made.")] = "weft_demo.py",
+    json: Json = False,
+) -> None:
+    """Writes a file with a kernel to begin with, and checks it and times it."""
+    with answer(json) as show:
+        from weft.workbench.demo import demo  # imports torch
+
+        show(demo(path))

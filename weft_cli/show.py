@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -26,6 +26,8 @@ def answer(json: bool) -> Generator[Callable[[Report], None]]:
     def show(report: Report) -> None:
         if json:
             typer.echo(as_json(report))
+        elif sys.stdout.isatty() and hasattr(report, "listings"):
+            listed(report)
         else:
             echo(str(report))
         raise typer.Exit(0 if report.ok else FOUND)
@@ -35,6 +37,24 @@ def answer(json: bool) -> Generator[Callable[[Report], None]]:
     except WeftError as error:
         typer.echo(f"weft: {error}", err=True)
         raise typer.Exit(USAGE if isinstance(error, UsageError) else FOUND) from None
+
+
+def listed(report: Any) -> None:
+    """Prints code with its colours, if rich is installed."""
+    try:
+        from rich.console import Console  # an extra
+        from rich.syntax import Syntax  # likewise
+    except ImportError:
+        typer.echo(str(report))
+        return
+    console = Console(soft_wrap=True)
+    for item in report.listings:
+        console.rule(item.title, align="left")
+        if item.language:
+            console.print(Syntax(item.text, item.language, theme="ansi_dark"))
+        else:
+            console.print(item.text, markup=False)
+    console.print(report.others, style="dim", markup=False)
 
 
 def write(path: str, text: str) -> None:

@@ -254,3 +254,26 @@ def _is_shape(node: ast.expr) -> bool:
 def _owner(node: ast.expr) -> ast.expr:
     assert isinstance(node, ast.Attribute)
     return node.value
+
+
+def call_arguments(
+    kernel: Kernel, args: tuple[Any, ...], names: Mapping[str, Any] | None = None,
+    sizes: Sizes | None = None, device: str = "",
+) -> tuple[Any, ...]:  # fmt: skip
+    """``args``, or arguments that are made (see ``maker_of``), of ``sizes`` where these are given,
+    on ``device`` ("": the GPU if there is one). Raises ``UsageError``."""
+    if args:
+        if sizes:
+            raise UsageError("sizes are for arguments that are made, and --args are given")
+        return args
+    scope = getattr(kernel.function, "__globals__", {}) if names is None else names
+    maker = maker_of(kernel, (), {}, scope)
+    unknown = [name for name in sizes or () if name not in maker.sizes]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} is no size of {kernel.__name__}\n"
+                         f"help: there are {', '.join(maker.sizes) or 'none'}")  # fmt: skip
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    bound = kernel.signature.bind_partial()
+    bound.arguments.update(maker.make({**maker.sizes, **(sizes or {})}, 0))
+    return tuple(v.to(where) if isinstance(v, torch.Tensor) else v
+                 for v in (*bound.args, *bound.kwargs.values()))  # fmt: skip

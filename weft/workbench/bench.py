@@ -20,7 +20,7 @@ from weft.tuning.measure import shown as progress
 from weft.tuning.state import tensors_in
 from weft.values import frozen
 from weft.workbench import compare
-from weft.workbench.arguments import maker_of
+from weft.workbench.arguments import call_arguments
 from weft.workbench.limits import Limits, limits
 from weft.workbench.report import Table, UsageError
 
@@ -159,21 +159,13 @@ def bench(
         raise UsageError(f"weft.bench takes a kernel, not {type(kernel).__name__}\nhelp: decorate "
                          "the function with @weft.kernel; give others as beside={...}")  # fmt: skip
     scope = getattr(inner.function, "__globals__", {}) if names is None else names
-    maker = maker_of(inner, args, {}, scope)
-    swept = dict(sweep or {})
-    unknown = [name for name in swept if args or name not in maker.sizes]
-    if unknown:
-        known = "none: arguments are given" if args else ", ".join(maker.sizes)
-        raise UsageError(f"{unknown[0]!r} is no size of {inner.__name__}\nhelp: there are {known}")
 
     def make(**sizes: int) -> tuple[Any, ...]:
-        bound = inner.signature.bind_partial()
-        bound.arguments.update(maker.make({**maker.sizes, **sizes}, 0))
-        return (*bound.args, *bound.kwargs.values())
+        return call_arguments(inner, args, scope, sizes, str(plan.where))
 
     providers = {"weft": kernel, **(beside or {})}
     plan = Plan(device, cold, backward, seconds)
-    return Benchmark(inner.__name__, make, providers, swept, plan).run()
+    return Benchmark(inner.__name__, make, providers, dict(sweep or {}), plan).run()
 
 
 def benchmark(
@@ -361,25 +353,4 @@ def beside_of(names: Mapping[str, Any], listed: Sequence[str], compiled: bool) -
         found[name] = function
         if compiled:
             found[f"torch.compile of {name}"] = torch.compile(function)
-    return found
-
-
-def parsed_sweep(texts: Sequence[str]) -> dict[str, list[int]]:
-    """``n=1024,4096`` or ``n=1024..65536`` (doubled each time), one text a size. Raises
-    ``UsageError``."""
-    found: dict[str, list[int]] = {}
-    for text in texts:
-        name, _, values = text.partition("=")
-        first, dots, last = values.partition("..")
-        try:
-            if dots:
-                low, high = int(first), int(last)
-                if not 0 < low <= high:
-                    raise ValueError
-                found[name] = [low << k for k in range(high.bit_length()) if low << k <= high]
-            else:
-                found[name] = [int(n) for n in values.split(",")]
-        except ValueError:
-            raise UsageError(f"--sweep {text!r}: write --sweep n=1000,2000 or, doubled each time, "
-                             "--sweep n=1024..65536") from None  # fmt: skip
     return found

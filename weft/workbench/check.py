@@ -4,6 +4,7 @@ operator."""
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace
@@ -151,11 +152,9 @@ class Session:
 
     def _base(self) -> Case:
         """Small sizes, unlike each other where they may be."""
-        small = {n: min(k, self.maker.most.get(n, k)) for n, k in self.maker.sizes.items()}
-        if self.given:
-            few = (3, 2, 5, 4, 7)
-            small = {n: min(k, few[i % 5]) for i, (n, k) in enumerate(self.maker.sizes.items())}
-        return Case(tuple(small.items()))
+        few = itertools.cycle((3, 2, 5, 4, 7))
+        small = ((n, min(k, next(few)) if k > 7 else k) for n, k in self.maker.sizes.items())
+        return Case(tuple(small))
 
     def _comparisons(self, base: Case) -> Iterator[tuple[str, Case, Try]]:
         def compared(what: str, case: Case) -> tuple[str, Case, Try]:

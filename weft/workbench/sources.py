@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,33 @@ def _executed(name: str, path: Path) -> Any:
         del sys.modules[name]
         raise
     return module
+
+
+def parsed_sweep(texts: Sequence[str]) -> dict[str, list[int]]:
+    """``n=1024,4096`` or ``n=1024..65536`` (doubled each time), one text a size. Raises
+    ``UsageError``."""
+    found: dict[str, list[int]] = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        first, dots, last = values.partition("..")
+        try:
+            if dots:
+                low, high = int(first), int(last)
+                if not 0 < low <= high:
+                    raise ValueError
+                found[name] = [low << k for k in range(high.bit_length()) if low << k <= high]
+            else:
+                found[name] = [int(n) for n in values.split(",")]
+        except ValueError:
+            raise UsageError(f"--sweep {text!r}: write --sweep n=1000,2000 or, doubled each time, "
+                             "--sweep n=1024..65536") from None  # fmt: skip
+    return found
+
+
+def parsed_sizes(texts: Sequence[str]) -> dict[str, int]:
+    """``n=1024``, one text a size. Raises ``UsageError``."""
+    found = parsed_sweep(texts)
+    several = [name for name, values in found.items() if len(values) != 1]
+    if several:
+        raise UsageError(f"--size {several[0]}: write one number; sweeps are for weft bench")
+    return {name: values[0] for name, values in found.items()}

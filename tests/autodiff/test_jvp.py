@@ -1,5 +1,6 @@
 """Forward mode through operators: ``torch.func``, dispatch modes and ``torch.compile``."""
 
+import contextlib
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 from tests.autodiff import kernels as k
-from weft.errors import GradientError, KernelValueError
+from weft.errors import GradientError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
 
@@ -105,12 +106,19 @@ def test_a_dispatch_mode_and_reverse_mode(pair):
     x, t = pair[0].requires_grad_(), pair[1]
     with FlopCounterMode(display=False):
         with forward_ad.dual_level():
-            value, tangent = forward_ad.unpack_dual(k.softmax(forward_ad.make_dual(x, t)))
-            for out in (value, tangent):
-                with pytest.raises(GradientError, match="forward mode of a derivative is there"):
-                    torch.autograd.grad(out.sin().sum(), x, retain_graph=True)
+            dual = k.softmax(forward_ad.make_dual(x, t))
+            value, tangent = forward_ad.unpack_dual(dual)
+            (back,) = torch.autograd.grad(dual.sin().sum(), x, retain_graph=True)
+            over = forward_ad.unpack_dual(back).tangent
+            (of_tangent,) = torch.autograd.grad(tangent.sin().sum(), x, retain_graph=True)
         (found,) = torch.autograd.grad(value.sin().sum(), x)
-    same([found], [grad(reference)(x.detach())])
+    x = x.detach()
+
+    def tangents(x):
+        return jvp(lambda x: torch.softmax(x, 1), (x,), (t,))[1].sin().sum()
+
+    same([found, over, of_tangent],
+         [grad(reference)(x), jvp(grad(reference), (x,), (t,))[1], grad(tangents)(x)])  # fmt: skip
 
 
 def test_under_torch_compile(pair):
@@ -132,18 +140,18 @@ def first_of(parts):
     return out
 
 
-def test_lists_of_tensors_are_refused(pair):
+def test_lists_of_tensors(pair):
     x, t = pair[0][0].clone(), pair[1][0].clone()
+    expected = 2 * x * t
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, t)
-        torch.testing.assert_close(forward_ad.unpack_dual(first_of([dual, x])).tangent, 2 * x * t)
-        with (
-            FlopCounterMode(display=False),
-            pytest.raises(KernelValueError, match="a list of tensors cannot be differentiated"),
-        ):
-            first_of([dual, x])
-    with pytest.raises(KernelValueError, match="a list of tensors cannot be differentiated"):
-        jvp(lambda x: first_of([x, x]), (x,), (t,))
+        for mode in (contextlib.nullcontext(), FlopCounterMode(display=False)):
+            with mode:
+                same([forward_ad.unpack_dual(first_of([dual, x])).tangent], [expected])
+    same([jvp(lambda x: first_of([x, x]), (x,), (t,))[1]], [expected])
+    leaf = x.clone().requires_grad_()
+    out = torch.compile(first_of, fullgraph=True, backend="aot_eager")([leaf, x])
+    same(torch.autograd.grad(out, leaf, t), [expected])
 
 
 class Settings:

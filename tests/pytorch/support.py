@@ -8,11 +8,13 @@ from __future__ import annotations
 import copy
 import io
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
@@ -53,6 +55,15 @@ def into(out: torch.Tensor, x: torch.Tensor):
 
 
 BOTH = ((loop, lambda x, w: x * x * w), (hosted, lambda x, w: (x.sin() * w) ** 2))
+
+
+@weft.kernel
+def of_list(parts: list[torch.Tensor]) -> torch.Tensor:
+    x, w = parts[0], parts[1]
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i] * w[i]
+    return out
 
 
 class Layer(torch.nn.Module):
@@ -261,6 +272,31 @@ def compiled_vmap(device: str) -> None:
                  f(expected)(x, w))  # fmt: skip
 
 
+def compiled_second(device: str) -> None:
+    x, w = pair(device)
+    for which, f in ((0, torch.func.hessian),
+                     (1, lambda f: torch.func.jacrev(torch.func.jacfwd(f)))):  # fmt: skip
+        torch._dynamo.reset()
+        found, whole = (f(lambda x, k=k: k(x, w).sum()) for k in BOTH[which])
+        same(torch.compile(found, fullgraph=True, backend="aot_eager")(x), whole(x))
+
+
+def compiled_third(device: str) -> None:
+    torch._dynamo.reset()
+    x, w = pair(device)
+    grad, jvp = torch.func.grad, torch.func.jvp
+
+    def third(k: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return grad(lambda x: jvp(grad(lambda x: (k(x, w) ** 2).sum()), (x,), (w,))[1].sum())
+
+    same(torch.compile(third(loop), fullgraph=True, backend="aot_eager")(x), third(BOTH[0][1])(x))
+
+
+def forward_over_forward(device: str) -> None:
+    x, w = pair(device)
+    torch.func.jacfwd(torch.func.jacfwd(lambda x: loop(x, w)))(x)
+
+
 def checkpoints(device: str) -> None:
     for kernel, expected in BOTH:
         for reentrant in (False, True):
@@ -346,6 +382,61 @@ def jagged(device: str) -> None:
     same(x.grad.values(), 3 * torch.cat(parts) ** 2)  # type: ignore[union-attr]
 
 
+def lists(device: str) -> None:
+    parts = [drawn(device), drawn(device)]
+    expected = torch.func.grad(lambda p: (p[0] * p[0] * p[1]).sum())(parts)
+    same(torch.func.grad(lambda p: of_list(p).sum())(parts), expected)
+    leaves = [p.clone().requires_grad_() for p in parts]
+    for f in (of_list, torch.compile(of_list, fullgraph=True, backend="aot_eager")):
+        same(torch.autograd.grad(f(leaves).sum(), leaves), tuple(expected))
+
+
+def jagged_sum(device: str) -> None:
+    @weft.kernel
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        s = 0.0
+        for i in range(x.shape[0]):
+            s += x[i]
+        return s
+
+    sums(torch.nested.nested_tensor([drawn(device, 2), drawn(device, 3)], layout=torch.jagged))
+
+
+def library(device: str) -> None:
+    """Builds one from the kernel, and one from a program (that they run: test_shared_library)."""
+    args = tuple(t.float() for t in pair(device))
+    program = torch.export.export(Layer(hosted, device).float(), args[:1])
+    with tempfile.TemporaryDirectory() as folder:
+        for name, build in (("k.so", lambda p: loop.export(p, args)),
+                            ("p.so", lambda p: weft.export_library(p, program))):  # fmt: skip
+            build(Path(folder) / name)
+            assert (Path(folder) / name).stat().st_size > 1000
+
+
+def dtensors(device: str) -> None:
+    """Over a mesh of one process (test_dtensor.py has 2 and 4)."""
+    from torch.distributed.device_mesh import init_device_mesh  # which few processes need
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    try:
+        mesh = init_device_mesh(device, (1,))
+        for kernel, expected in BOTH:
+            plain = pair(device, True)
+            args = [distribute_tensor(t.detach(), mesh, [Shard(0)]).requires_grad_() for t in plain]
+            for f in (kernel, torch.compile(kernel, fullgraph=True, backend="aot_eager")):
+                out = f(*args)
+                assert out.placements == (Shard(0),)
+                found = torch.autograd.grad(out.sum(), args)
+                same(
+                    [t.full_tensor() for t in (out, *found)],
+                    [expected(*plain), *torch.autograd.grad(expected(*plain).sum(), plain)],
+                )
+    finally:
+        dist.destroy_process_group()
+
+
 def sparse(device: str) -> None:
     x = torch.ones(5, device=device).to_sparse()
     loop(x, x)
@@ -365,12 +456,15 @@ ROWS: dict[str, Callable[[str], str | None]] = {
     "the same, writing to an argument, backward": compiled_in_place_gradient,
     "the same of `torch.func.grad`": compiled_transform,
     "the same of `torch.vmap`, of it over `grad`, of `jacrev`": compiled_vmap,
+    "the same of `torch.func.hessian`, of `jacrev(jacfwd)`": compiled_second,
+    "the same of `grad(jvp(grad))`": compiled_third,
     "`torch.export`": exported,
     "`torch.export(strict=True)`": strictly,
     "`make_fx`, symbolic": proxies,
     "`torch.jit.trace`": jit_trace,
     "`torch.library.opcheck`": checked,
     **{f"`torch.func.{name}`": transform(name) for name in ("grad", "jacrev", "jacfwd", "hessian")},
+    "`jacfwd(jacfwd)`": forward_over_forward,
     "`torch.func.vjp`": vjp,
     "`torch.func.jvp`": jvp,
     "`torch.func.functional_call`": functional_call,
@@ -388,6 +482,10 @@ ROWS: dict[str, Callable[[str], str | None]] = {
     "copies of modules, `torch.save`": copies,
     "complex tensors": complex_numbers,
     "jagged tensors": jagged,
+    "jagged tensors, a sum over each component": jagged_sum,
+    "lists of tensors, and gradients for them": lists,
+    "DTensors, forward and backward, compiled too": dtensors,
+    "`kernel.export`, `weft.export_library`": library,
     "sparse tensors": sparse,
 }
 

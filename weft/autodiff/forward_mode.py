@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from weft.autodiff.adjoint import Buffer
-from weft.autodiff.jvp import PREFIX, Tangent
+from weft.autodiff.jvp import Tangent
 from weft.autodiff.lengths import space
 from weft.autodiff.tangents import Walk
 from weft.errors import GradientError
@@ -53,7 +53,7 @@ class _Forward(Walk):
         active = [k for k, a in enumerate(self.primal.args)
                   if a in self.arrays or a in self.activity.values]  # fmt: skip
         return Tangent(
-            self.primal, tuple(self.names), tuple(active), tuple(self.steps),
+            self.primal, tuple(self.names), self.prefix, tuple(active), tuple(self.steps),
             tuple(self.workspaces), self.space, self.notes,
         )  # fmt: skip
 
@@ -133,7 +133,7 @@ class _Forward(Walk):
             self.space = space(self.primal)
         factors = self._loop(op)
         totals = {k: self._keep_total(f"total.{k}", self.env[r]) for k, r in enumerate(op.results)}
-        sums = {k: self._keep_total(f"{PREFIX}total.{k}", self.twin[r])
+        sums = {k: self._keep_total(f"{self.prefix}total.{k}", self.twin[r])
                 for k, r in enumerate(op.results) if r in self.twin}  # fmt: skip
         parts = [self._keep_total(f"factor.{k}", v) for k, v in enumerate(factors)]
         self.steps.append(self.finish())

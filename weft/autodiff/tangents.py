@@ -14,7 +14,7 @@ from weft.autodiff.adjoint import Buffer
 from weft.autodiff.adjoints import update_error
 from weft.autodiff.clean import without_unused
 from weft.autodiff.extremum import Extremum, extremum
-from weft.autodiff.jvp import PREFIX
+from weft.autodiff.jvp import PREFIX, prefix_of
 from weft.autodiff.names import unique_names
 from weft.autodiff.rules import REFUSED, RULES, Local, adjoint_type
 from weft.errors import GradientError
@@ -39,6 +39,7 @@ class Walk(ABC):
         self.primal = relax_atomics(function)
         args = self.primal.args
         self.names = unique_names(self.primal)
+        self.prefix = prefix_of(self.names)
         self.activity = activity(self.primal, [args[k] for k in wanted])
         self.used = {v for op in walk(self.primal.body) for v in op.operands}
         self.written = written(self.primal) & set(args)
@@ -59,9 +60,9 @@ class Walk(ABC):
         for memref, name_ in zip(args, self.names, strict=True):
             if memref in self.arrays:
                 type = MemRefType(memref.memref.element, memref.memref.rank)
-                self.shadow[memref] = self.argument(PREFIX + name_, type)
+                self.shadow[memref] = self.argument(self.prefix + name_, type)
             elif memref in self.activity.values:
-                self.twin[memref] = self.argument(PREFIX + name_, adjoint_type(memref.scalar))
+                self.twin[memref] = self.argument(self.prefix + name_, adjoint_type(memref.scalar))
 
     def argument(self, name: str, type: Type) -> Value:
         value = Value(type, name, self.new.body)

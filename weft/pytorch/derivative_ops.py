@@ -1,15 +1,16 @@
 """The derivatives of a kernel as operators: what ``torch.compile`` and dispatch modes go through.
 
-The backward of ``weft::f`` is the operator ``weft::f_backward`` (``double_backward_op.py``), and
-``weft::f_jvp`` gives the tangents of the results. In plain eager calls no operator is involved;
-``torch.func`` has its own way (``transforms.py``).
+The backward of ``weft::f`` is the operator ``weft::f_backward``, and ``weft::f_jvp`` gives the
+tangents of its results. Each is an operator like ``f``, whose derivatives are made in the same way
+when they are asked for: ``f_backward_jvp`` is forward over reverse mode. In plain eager calls no
+operator is involved; ``torch.func`` has its own way (``transforms.py``).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
@@ -17,44 +18,28 @@ from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from weft.errors import GradientError
 from weft.frames import shorten, user_frames
 from weft.pytorch import flops
-from weft.pytorch.ambient import drawing_nothing
-from weft.pytorch.batches import filled, in_front
+from weft.pytorch.ambient import autocast_state, drawing_nothing, under
+from weft.pytorch.batches import filled, in_front, under_vmap
 from weft.pytorch.boxed import BoxedKernel
-from weft.pytorch.double_backward_op import Backward, Form, Made, Offering
-from weft.pytorch.forward_level import has_dual, is_dual, is_open, primal_of
-from weft.pytorch.namespace import Family
+from weft.pytorch.derivatives import Made, pushed, recorded
+from weft.pytorch.forward_level import has_dual, is_open, primal_of
+from weft.pytorch.inputs import Form
+from weft.pytorch.namespace import Family, without_defaults
 from weft.pytorch.samples_op import Samples, extra_arguments
-from weft.pytorch.transforms import PLAIN, Pushed, is_float, items, list_error
+from weft.pytorch.transforms import is_float, items
 from weft.source import Span
 
 if TYPE_CHECKING:
     from weft.pytorch.cost import Counter
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+BACKWARD, JVP = "backward", "jvp"  # kinds of derivatives
 
-
-def pushed(made: Callable[..., Any], inputs: Sequence[Any], which: Sequence[int],
-           tangents: Sequence[torch.Tensor], span: Span) -> list[torch.Tensor]:  # fmt: skip
-    """The tangents of what ``made(*inputs)`` gives, an empty tensor for what is not of floats,
-    where the inputs ``which`` have ``tangents``."""
-    places = [k for k, v in enumerate(inputs) if isinstance(v, torch.Tensor)]
-    floats: list[bool] = []
-
-    def many(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values = list(inputs)
-        for k, tensor in zip(places, tensors, strict=True):
-            values[k] = tensor
-        outs = items(made(*values))
-        floats.extend(map(is_float, outs))
-        return tuple(outs)
-
-    along = Pushed(many, len(places), [places.index(k) for k in which], span)
-    with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.no_grad():
-        found = iter(along(*(inputs[k] for k in places), *tangents))
-    return [next(found).contiguous() if has else torch.empty(0) for has in floats]
+# Gives a fake kernel that tells Inductor of the operator, whose name it takes, and what takes apart
+# the operator's arguments.
+Offering = Callable[[Callable[..., Any], str, Callable[..., Any]], Callable[..., Any]]
 
 
 def register(
@@ -63,46 +48,17 @@ def register(
     boxed: Callable[[], BoxedKernel | None] = lambda: None, offering: Offering | None = None,
 ) -> Rule:  # fmt: skip
     """Makes the operator ``name`` of ``family`` (a kernel that writes to none of its arguments)
-    differentiable. ``made`` and ``reads``: see ``Backward``; ``schema`` is that of its arguments.
-
-    Two more operators are made: ``<name>_backward``, and ``<name>_jvp``, which gives the tangents
-    of the results (for a result that is not of floats, an empty tensor). ``direct`` carries out
-    calls that are plain (see ``is_plain``), ``boxed`` makes machine code of the backward;
-    ``offering``: see ``Backward``.
-    """
-    overload = getattr(getattr(torch.ops, family.namespace.namespace), name).default
-    rule = Rule(family, name, schema, made, reads, functools.partial(_second, span), span,
-                boxed=boxed, offering=offering)  # fmt: skip
-    _ = rule.operator  # a compiled graph from torch's cache may be the first to ask for it
-    rule.forwards = rule.forward_operator(overload)
+    differentiable. ``made`` and ``reads``: see ``Rule``; ``schema`` is that of its arguments.
+    ``direct`` carries out calls that are plain (see ``is_plain``), ``boxed`` makes machine code of
+    the backward; ``offering``: see ``Rule``."""
+    rule = Rule(family, name, schema, made, span, reads, boxed=boxed, offering=offering)
 
     def derive(overload: Any, made: Made) -> Rule:
         more = f"{schema}{', ' if schema else ''}{extra_arguments(name)}"
         return register(f"{name}_vmap", more, made, lambda _: False, family, span)
 
-    Samples(family, overload, made, derive)
-    differentiable = make_autograd_impl(overload, Info(rule.backward, rule.setup_context))
-
-    def autograd(keyset: Any, *passed: Any) -> Any:
-        if direct is not None and is_plain(keyset, passed):
-            return direct(*passed)
-        # The graph that Dynamo makes of a transform calls the operator at each level by itself.
-        if has_dual(passed) or (
-            torch._C._are_functorch_transforms_active() and torch._C._any_requires_grad(*passed)
-        ):
-            tensors, form = Form.of(passed)
-            with enable_single_level_autograd_function():
-                return Dual.apply(keyset, overload, rule, form, *tensors)
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*passed):
-            return differentiable(keyset, *passed)
-        try:
-            with torch._C._AutoDispatchBelowAutograd():
-                return overload.redispatch(keyset & torch._C._after_autograd_keyset, *passed)
-        except Exception as error:
-            shorten(error)
-            raise
-
-    family.differentiate(name, autograd)
+    Samples(family, rule.overload, made, derive)
+    rule.differentiate(direct)
     return rule
 
 
@@ -124,85 +80,239 @@ def _reaches_device(raw: int) -> bool:
     return below.highestPriorityTypeId() in (key.CPU, key.CUDA)
 
 
-class Rule(Backward):
-    """The derivatives of the operator of a kernel: also in forward mode, by the operator
-    ``forwards``."""
+class Rule:
+    """The derivatives of the operator ``name`` of ``family``, whose arguments are ``schema``.
 
-    forwards: Any
+    ``made`` carries it out so that autograd sees it. ``reads(inputs)``: whether ``made`` gains from
+    what the operator has returned, which then is saved. ``of``: the rule of the operator whose
+    derivative this one is, of the ``kind``, if it is one. ``boxed`` makes machine code of the
+    backward, of which ``offering`` tells Inductor.
+    """
+
+    def __init__(
+        self, family: Family, name: str, schema: str, made: Made, span: Span,
+        reads: Callable[[Sequence[Any]], bool] = lambda _: False,
+        of: Rule | None = None, kind: str = "",
+        boxed: Callable[[], BoxedKernel | None] = lambda: None, offering: Offering | None = None,
+    ) -> None:  # fmt: skip
+        self.family, self.name, self.schema, self.made = family, name, schema, made
+        self.span, self.reads, self.of, self.kind = span, reads, of, kind
+        self.boxed, self.offering = boxed, offering
+        operators = getattr(torch.ops, family.namespace.namespace)
+        self.overload = getattr(operators, name).default
+        self.count = len(self.overload._schema.arguments)
+        self._derived = dict[str, Rule]()
+        family.rules[name] = self
 
     def plain(self, *inputs: Any) -> Any:
         """Carries the operator out so that autograd sees it."""
         return self.made(inputs, None)
 
-    def forward_operator(self, overload: Any) -> Any:
-        """The operator ``<name>_jvp(inputs..., tangents, which)``."""
-        name, family = f"{self.name}_jvp", self.family
-        ahead = f"{self.schema}{', ' if self.schema else ''}"
+    # --- the operators ---------------------------------------------------------------------------
+    def derived(self, kind: str) -> Rule:
+        """The rule of the operator that is the derivative of this ``kind``."""
+        with self.family.namespace.lock:
+            if kind not in self._derived:
+                make = self._backward if kind == BACKWARD else self._jvp
+                self._derived[kind] = make()
+            return self._derived[kind]
 
-        def run(*passed: Any) -> list[torch.Tensor]:
-            *inputs, tangents, which = passed
-            with drawing_nothing(inputs, self.span):
-                return pushed(self.plain, inputs, which, tangents, self.span)
+    def _backward(self) -> Rule:
+        """The operator ``<name>_backward(inputs..., grads, wanted, outs)``.
+
+        ``outs`` may be left out: graphs do that which torch keeps from before there was such an
+        argument.
+        """
+        n = self._number()
+        arguments = f"Tensor[] grads{n}, int[] wanted{n}, Tensor[]? outs{n}=None"
+        split = self.split
+
+        def made(
+            passed: Sequence[Any], _: Sequence[torch.Tensor] | None = None,
+            counter: Counter | None = None, *, again: bool = True,
+        ) -> list[torch.Tensor]:  # fmt: skip
+            return recorded(self.made, *split(passed), again=again, counter=counter)
 
         def fake(*passed: Any) -> list[torch.Tensor]:
-            return [torch.empty_like(o) if is_float(o) else o.new_empty(0)
-                    for o in items(overload(*passed[:-2]))]  # fmt: skip
+            inputs, _, _, numbers = split(passed)
+            tensors, _ = Form.of(inputs)
+            wanted = [tensors[k] for k in numbers]
+            return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in wanted]
 
-        schema = f"({ahead}Tensor[] tangents, int[] which) -> Tensor[]"
-        forwards = family.define(name, schema, run, fake)
+        return self._derivative(BACKWARD, arguments, made, fake, self.boxed(), self.offering)
+
+    def _jvp(self) -> Rule:
+        """The operator ``<name>_jvp(inputs..., tangents, which)``."""
+        n, count = self._number(), self.count
+        arguments = f"Tensor[] tangents{n}, int[] which{n}"
+
+        def made(
+            passed: Sequence[Any], _: Sequence[torch.Tensor] | None = None,
+            counter: Counter | None = None, *, again: bool = True,
+        ) -> list[torch.Tensor]:  # fmt: skip
+            tangents, which = passed[count:]
+            given = self.made, passed[:count], which, tangents
+            return pushed(*given, self.span, again=again, counter=counter)
+
+        def fake(*passed: Any) -> list[torch.Tensor]:
+            return [torch.empty_like(o) for o in items(self.overload(*passed[:count]))]
+
+        return self._derivative(JVP, arguments, made, fake)
+
+    def _number(self) -> int | str:
+        """What tells the arguments of a derivative from those of ``name``: Inductor wants names
+        that differ."""
+        return self.name.count(f"_{BACKWARD}") + self.name.count(f"_{JVP}") or ""
+
+    def _derivative(
+        self, kind: str, arguments: str, made: Made, fake: Callable[..., Any],
+        code: BoxedKernel | None = None, offering: Offering | None = None,
+    ) -> Rule:  # fmt: skip
+        family, name = self.family, f"{self.name}_{kind}"
+        ahead = f"{without_defaults(self.schema)}{', ' if self.schema else ''}"
+        schema = f"{ahead}{arguments}"
+
+        def run(*passed: Any) -> list[torch.Tensor]:
+            with drawing_nothing(passed, self.span):
+                return made(passed, again=False)
 
         def counted(counter: Counter, passed: Sequence[Any]) -> None:
-            def made(*inputs: Any) -> Any:
-                with counter.watching():
-                    return self.made(inputs, None, counter)
+            made(passed, None, counter, again=False)
 
-            *inputs, tangents, which = passed
-            pushed(made, inputs, which, tangents, self.span)
+        carried_out = run if code is None else code.taught(run)
+        told = fake if offering is None else offering(fake, name, self.split)
+        overload = family.define(name, f"({schema}) -> Tensor[]", carried_out, told)
+        rule = Rule(family, name, schema, made, self.span, of=self, kind=kind)
+        rule.differentiate()
+        family.batch(name, rule.on_samples)
+        if code is not None:
+            code.attach(family, name)
+        # The hash of the packet is that of what ``attach`` puts there.
+        flops.register(family, overload, self.span, counted)
+        return rule
 
-        flops.register(family, forwards, self.span, counted)
+    def split(self, passed: Sequence[Any]) -> tuple[Sequence[Any], Any, Any, Any]:
+        """Of arguments of the backward: those of the operator, and ``outs``, ``grads``,
+        ``wanted``."""
+        grads, wanted, *outs = passed[self.count :]
+        return passed[: self.count], outs[0] if outs else None, grads, wanted
 
-        def refuse(*_: Any) -> Any:
-            raise self.refuse()
+    # --- vmap ------------------------------------------------------------------------------------
+    def sampled(
+        self, passed: Sequence[Any], dims: Sequence[Any], size: Any, randomness: str,
+        need: Sequence[int] = (),
+    ) -> tuple[Any, Rule, list[Any]]:  # fmt: skip
+        """The operator for every sample of ``name``, its rule, and its arguments (see
+        ``Samples``): the derivative of all samples."""
+        if self.of is None:
+            samples = self.family.samples[self.name]
+            return *samples.operator, samples.arguments(passed, dims, size, randomness, need)
+        count = self.of.count
+        inputs, (given, numbers, *outs) = passed[:count], passed[count:]
+        tensors = len(Form.of(inputs)[0])
+        more = sorted({*numbers, *(k for k in need if k < tensors)})
+        _, rule, args = self.of.sampled(inputs, dims[:count], size, randomness, more)
+        args += [_batches(given, dims[count], size), numbers]
+        args += [None if v is None else _batches(v, dims[count + 2], size) for v in outs]
+        derived = rule.derived(self.kind)
+        return derived.overload, derived, args
 
-        differentiable = make_autograd_impl(forwards, Info(refuse, lambda *_, **__: None))
+    def on_samples(
+        self, passed: Sequence[Any], dims: Sequence[Any], size: Any, randomness: str
+    ) -> tuple[Any, list[Any]]:
+        overload, _, args = self.sampled(passed, dims, size, randomness)
+        return overload, args
+
+    # --- autograd --------------------------------------------------------------------------------
+    def differentiate(self, direct: Callable[..., Any] | None = None) -> None:
+        """Tells autograd of the operator. ``direct``: see ``register``."""
+        overload = self.overload
+        differentiable = make_autograd_impl(overload, Info(self.backward, self.setup_context))
 
         def autograd(keyset: Any, *passed: Any) -> Any:
-            if has_dual(passed):
-                refuse()
-            return differentiable(keyset, *passed)
+            if direct is not None and is_plain(keyset, passed):
+                return direct(*passed)
+            # The graph that Dynamo makes of a transform calls the operator at each level by itself.
+            if has_dual(passed) or (
+                torch._C._are_functorch_transforms_active() and torch._C._any_requires_grad(*passed)
+            ):
+                tensors, form = Form.of(passed)
+                with enable_single_level_autograd_function():
+                    found: Any = Dual.apply(keyset, overload, self, form, *tensors)
+                return found if self.of is None else [*found]
+            if torch.is_grad_enabled() and torch._C._any_requires_grad(*passed):
+                return differentiable(keyset, *passed)
+            try:
+                with torch._C._AutoDispatchBelowAutograd():
+                    return overload.redispatch(keyset & torch._C._after_autograd_keyset, *passed)
+            except Exception as error:
+                shorten(error)
+                raise
 
-        family.differentiate(name, autograd)
-
-        def sampled(
-            passed: Sequence[Any], dims: Sequence[Any], size: Any, randomness: str
-        ) -> tuple[Any, list[Any]]:
-            *inputs, tangents, which = passed
-            need = [len(Form.of(inputs[:k])[0]) for k in which]
-            _, rule, args = self.sampled(inputs, dims[:-2], size, randomness, need)
-            tensors, have = in_front([tangents], [dims[-2]])
-            along = [filled(t, size, has) for t, has in zip(tensors, have, strict=True)]
-            return cast(Rule, rule).forwards, [*args, along, which]
-
-        family.batch(name, sampled)
-        return forwards
+        self.family.differentiate(self.name, autograd)
 
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        for value in inputs:
-            if isinstance(value, list | tuple) and any(
-                isinstance(v, torch.Tensor) and (v.requires_grad or is_dual(v)) for v in value
-            ):
-                raise list_error(self.span)
-        super().setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*Form.of(inputs)[0])
-        ctx.shapes = [(o.shape, o.dtype, o.device) for o in items(output)]
+        tensors, ctx.form = Form.of(inputs)
+        made = items(output)
+        outs = [o for o in made if isinstance(o, torch.Tensor)] if self.reads(inputs) else []
+        ctx.save_for_backward(*tensors, *outs)
+        ctx.save_for_forward(*tensors)
+        ctx.count = len(tensors)
+        ctx.floats = [is_float(o) for o in made]
+        ctx.shapes = [(o.shape, o.dtype, o.device) for o in made]
+        ctx.autocast = autocast_state()
+
+    def gradients(
+        self, ctx: Any, needed: Sequence[bool], grads: Sequence[Any]
+    ) -> Sequence[Any]:  # fmt: skip
+        """The gradient of each of the tensors that are ``needed``, None for the others."""
+        return under_vmap(functools.partial(self._gradients, ctx, needed), grads)
+
+    def _gradients(self, ctx: Any, needed: Sequence[bool], *grads: Any) -> list[Any]:
+        saved = ctx.saved_tensors  # once: a checkpoint lets each be taken out a single time
+        tensors, outs = saved[: ctx.count], list(saved[ctx.count :])
+        inputs = ctx.form.inputs(tensors)
+        wanted = [k for k, need in enumerate(needed) if need]
+        given = [g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float]
+        passed = [*inputs, given, wanted, outs]
+        with under(ctx.autocast):
+            sharded = self.family.sharded
+            if sharded is not None and self.of is None and sharded.concerns(passed):
+                found = sharded.gradients(self, inputs, given, wanted, outs)
+            else:
+                rule = self.derived(BACKWARD)
+                active = torch._C._are_functorch_transforms_active()
+                found = (transformed(rule.overload, rule, passed) if active
+                         else rule.overload(*passed))  # fmt: skip
+        result: list[Any] = [None] * len(tensors)
+        for k, g in zip(wanted, found, strict=True):
+            result[k] = g
+        return result
+
+    @user_frames
+    def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """As ``make_autograd_impl`` wants it: by input, lists of tensors being lists."""
+        form: Form = ctx.form
+        needed: list[bool] = []
+        for place, need in zip(form.places, ctx.needs_input_grad, strict=True):
+            if place is not None:
+                needed += [need] if isinstance(place, int) else need
+        flat = grads[0] if len(grads) == 1 and isinstance(grads[0], list | tuple) else grads
+        return tuple(form.inputs(self.gradients(ctx, needed, flat), others=False))
 
     def jvp(self, ctx: Any, tangents: Sequence[Any]) -> Any:
+        """The tangents of the results, where the tensors have ``tangents``."""
         tensors = [primal_of(v) if is_float(v) else v for v in ctx.saved_tensors[: ctx.count]]
-        given = ctx.form.inputs(tangents, others=False)
-        which = [k for k, t in enumerate(given) if isinstance(t, torch.Tensor)]
-        found = self.forwards(*ctx.form.inputs(tensors), [given[k] for k in which], which)
+        which = [k for k, t in enumerate(tangents) if isinstance(t, torch.Tensor)]
+        passed = [*ctx.form.inputs(tensors), [tangents[k] for k in which], which]
+        found = self.derived(JVP).overload(*passed)
         made = [t if has else None for t, has in zip(found, ctx.floats, strict=True)]
-        return made[0] if len(made) == 1 else tuple(made)
+        return made[0] if len(made) == 1 and self.of is None else tuple(made)
+
+
+def _batches(tensors: Sequence[torch.Tensor], dims: Any, size: Any) -> list[torch.Tensor]:
+    """``tensors`` as batches."""
+    return [filled(t, size, has) for t, has in zip(*in_front([tensors], [dims]), strict=True)]
 
 
 class Dual(_SingleLevelFunction):
@@ -213,8 +323,6 @@ class Dual(_SingleLevelFunction):
         ctx: Any, keyset: Any, overload: Any, rule: Rule, form: Form, *tensors: torch.Tensor
     ) -> Any:
         inputs = form.inputs(tensors)
-        if any(isinstance(v, list | tuple) and any(map(is_float, v)) for v in inputs):
-            raise list_error(rule.span)
         outer = torch._C._are_functorch_transforms_active()  # whose levels below this one record
         with (
             torch._C._AutoDispatchBelowAutograd(),
@@ -226,7 +334,7 @@ class Dual(_SingleLevelFunction):
         ctx.set_materialize_grads(False)
         rule.setup_context(ctx, inputs, output)
         ctx.mark_non_differentiable(*(o for o in items(output) if not is_float(o)))
-        return output
+        return tuple(output) if isinstance(output, list) else output
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -241,9 +349,37 @@ class Dual(_SingleLevelFunction):
         return (*[None] * 4, *ctx.rule.gradients(ctx, ctx.needs_input_grad[4:], filled))
 
 
-def _second(span: Span) -> GradientError:
-    return GradientError(
-        "forward mode of a derivative is there in plain eager calls and under torch.func only",
-        span,
-        help="call the kernel outside of torch.compile and of dispatch modes",
-    )
+def transformed(overload: Any, rule: Rule, inputs: Sequence[Any]) -> Any:
+    """``overload(*inputs)`` as ``torch.func`` wants a function to be."""
+    tensors, form = Form.of(inputs)
+    return Transformed.apply(overload, rule, form, *tensors)
+
+
+class Transformed(torch.autograd.Function):
+    """An operator with its rule. ``apply(overload, rule, form, *tensors)``."""
+
+    @staticmethod
+    def forward(overload: Any, rule: Rule, form: Form, *tensors: torch.Tensor) -> Any:
+        out = overload(*form.inputs(tensors))
+        return tuple(out) if isinstance(out, list) else out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.rule, form, *tensors = inputs
+        ctx.rule.setup_context(ctx, form.inputs(tensors), output)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return ctx.rule.jvp(ctx, tangents[3:])
+
+    @staticmethod
+    @user_frames
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return (None, None, None, *ctx.rule.gradients(ctx, ctx.needs_input_grad[3:], grads))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        _, rule, form, *tensors = args
+        dims = form.inputs(in_dims[3:], others=False)
+        found = transformed(*rule.sampled(form.inputs(tensors), dims, *info))
+        return found, (0,) * len(found) if isinstance(found, tuple) else 0

@@ -25,8 +25,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 # How DTensor is told of operators has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportMissingImports=false
 from weft.errors import GradientError, KernelTypeError, KernelValueError
-from weft.pytorch.double_backward_op import Backward, Form
+from weft.pytorch.derivative_ops import BACKWARD
+from weft.pytorch.derivative_ops import Rule as Derivatives
 from weft.pytorch.halo import Neighbours
+from weft.pytorch.inputs import Form
 from weft.pytorch.namespace import Latest, without_defaults
 from weft.pytorch.operator import Operator
 from weft.pytorch.sharding import Meta, Place, Rule, Rules, meta
@@ -230,7 +232,7 @@ class Sharded:
         return any(isinstance(t, DTensor) for t in Form.of(passed)[0])
 
     def gradients(
-        self, rule: Backward, inputs: Sequence[Any], grads: Sequence[Any], wanted: Sequence[int],
+        self, rule: Derivatives, inputs: Sequence[Any], grads: Sequence[Any], wanted: Sequence[int],
         outs: Sequence[Any],
     ) -> list[Any]:  # fmt: skip
         """The gradients of those of the tensors among ``inputs`` whose numbers are ``wanted``."""
@@ -247,10 +249,10 @@ class Sharded:
         found = self.each[key](*inputs, *given, *outs)
         return list(found) if isinstance(found, tuple | list) else [found]
 
-    def _backward(self, rule: Backward, grads: int, outs: int, wanted: Sequence[int]) -> Any:
+    def _backward(self, rule: Derivatives, grads: int, outs: int, wanted: Sequence[int]) -> Any:
         """The backward as an operator that returns a tensor for each that is ``wanted``: DTensor
         cuts no lists."""
-        plain, _ = rule.operator
+        plain = rule.derived(BACKWARD).overload
         types = [str(a.type) for a in self.overload._schema.arguments]
         if any("List[Tensor" in t or "Tensor[]" in t for t in types):
             raise GradientError(

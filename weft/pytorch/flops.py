@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 # What asks for the modes has no public name.
 # pyright: reportPrivateUsage=false
 from weft.errors import warn
-from weft.pytorch.namespace import Family
+from weft.pytorch.namespace import KINDS, Family
 
 if TYPE_CHECKING:
     from weft.pytorch.cost import Bounds, Counter
@@ -100,21 +100,31 @@ def _of_samples(family: Family, name: str) -> Callable[..., int] | None:
 
     def flops(*passed: Any) -> int:
         packets = family.namespace.packets
+        kinds = KINDS.findall(match[2])
+        family.derive(match[1], kinds)
         count = len(packets[match[1]].default._schema.arguments)
         size, have, _ = passed[count : count + 3]
         if not size:
             return 0
-        number = itertools.count()
+        batches = list[bool]()  # which of the tensors so far are some
 
-        def sample(value: Any, every: bool) -> Any:
+        def sample(value: Any, which: Iterator[bool]) -> Any:
             if isinstance(value, list | tuple):
-                return [sample(v, every) for v in value]
+                return [sample(v, which) for v in value]
             if not isinstance(value, torch.Tensor):
                 return value
-            return value.select(0, 0) if every or next(number) in have else value
+            batches.append(next(which))
+            return value.select(0, 0) if batches[-1] else value
 
-        one = [sample(v, False) for v in passed[:count]]
-        one += [sample(v, True) for v in passed[count + 3 :]]
+        own = (k in have for k in itertools.count())
+        one = [sample(v, own) for v in passed[:count]]
+        rest = iter(passed[count + 3 :])
+        for kind in kinds:  # what a derivative takes: tangents are as what they are those of
+            given, numbers = next(rest), next(rest)
+            backward = kind == "backward"
+            every = itertools.repeat(True) if backward else iter([batches[k] for k in numbers])
+            one += [sample(given, every), numbers]
+            one += [sample(v, every) for v in itertools.islice(rest, backward)]
         return size * flop_registry[packets[match[1] + match[2]]](*one)
 
     return flops

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from weft.autodiff.jvp import PREFIX
 from weft.errors import GradientError
 from weft.index.expression import evaluate
 from weft.pytorch.batches import is_batched, under_vmap
@@ -96,12 +95,12 @@ class Along:
         env: dict[str, Any] = dict(zip(loop.names, self.values, strict=True))
         written = [self.values[k] for k in loop.written]
         for k in tangent.active:
-            env[PREFIX + loop.names[k]] = self._buffer(k, written)
+            env[tangent.prefix + loop.names[k]] = self._buffer(k, written)
         env |= self._workspaces()
         for step in self.made.steps:
             env |= launch(step, [env[name] for name in step.names])
         active = set(tangent.active)
-        self.found = {k: env[PREFIX + loop.names[k]] for k in loop.written if k in active}
+        self.found = {k: env[tangent.prefix + loop.names[k]] for k in loop.written if k in active}
 
     def _buffer(self, k: int, written: Sequence[torch.Tensor]) -> torch.Tensor:
         """The tangent of argument ``k``, contiguous; in memory of its own where it is written, or

@@ -13,7 +13,6 @@ from weft.errors import GradientError
 from weft.index.expression import Dim, Poly, evaluate
 from weft.ir.core import Function
 from weft.pytorch.changing import Unknown
-from weft.pytorch.double_backward_op import Form
 from weft.pytorch.fusible import (
     Launch,
     Recorded,
@@ -25,6 +24,7 @@ from weft.pytorch.fusible import (
 )
 from weft.pytorch.fusible import number as number_of
 from weft.pytorch.fusion import Opaque, prepared
+from weft.pytorch.inputs import Form
 from weft.pytorch.loop import Loop, Reversed
 from weft.pytorch.transforms import is_float, items
 from weft.pytorch.workspaces import computed_in

@@ -34,7 +34,7 @@ from weft.lang.dtypes import DType
 from weft.pytorch.ambient import Autocast, autocast_state
 from weft.pytorch.batches import direct, is_batched
 from weft.pytorch.changing import CHANGING, LETTER, as_tensor, changes
-from weft.pytorch.double_backward_op import transformed
+from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.fake import hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
 from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may_draw, text_of

@@ -20,6 +20,8 @@ from weft.runtime.launch import KernelLike
 # pyright: reportPrivateUsage=false
 
 
+_DERIVED = re.compile(r"(\w+)_[0-9a-f]{8}(_\d+)?(_vmap)*(_backward|_jvp)*")
+KINDS = re.compile(r"_(vmap|backward|jvp)")
 _DEFAULT = re.compile(r"=(\[[^\]]*\]|[^,()]+)")  # in the text of a schema
 
 
@@ -58,6 +60,7 @@ class Family:
         self._library = torch.library.Library(namespace.namespace, "FRAGMENT")
         self._functions: list[Callable[..., Any]] = []
         self.samples: dict[str, Any] = {}  # what vmap does, by name of the operator (``Samples``)
+        self.rules: dict[str, Any] = {}  # derivatives, by name of the operator (``Rule``)
         self.sharded: Any = None  # what DTensor was told, where it is imported (``dtensor.py``)
         # What torch calls where a kernel in machine code does not, by ("run" or "autograd", name).
         self.python: dict[tuple[str, str], Callable[..., Any]] = {}
@@ -121,6 +124,16 @@ class Family:
 
         complete = self.complete(name, rule, after=1)
         self._library.impl(name, self.held(complete), "FuncTorchBatched", with_keyset=True)
+
+    def derive(self, name: str, kinds: Sequence[str]) -> None:
+        """Makes the derivatives of these kinds of the operator ``name``, each of the one before,
+        where it has such."""
+        for kind in kinds:
+            if kind == "vmap":
+                _ = self.samples[name].operator
+            elif name in self.rules:
+                self.rules[name].derived(kind)
+            name += f"_{kind}"
 
     def complete(self, name: str, function: Callable[..., Any], after: int = 0) -> Any:
         """``function``, given all arguments of the operator ``name``, behind ``after`` others."""
@@ -212,7 +225,7 @@ class Namespace:
             kernel = list(self.kernels[name])[-1]
             self.latest[name] = weakref.ref(kernel)
             return kernel.op.overloadpacket
-        match = re.fullmatch(r"(\w+)_[0-9a-f]{8}(_\d+)?(_vmap)*(_backward|_jvp)*", name)
+        match = _DERIVED.fullmatch(name)
         if match is None or name == self.defining:
             return None
         loop = re.fullmatch(r"(\w+)_loop(\d+)_([pr][a-zA-Z]*)", match[1])
@@ -221,9 +234,7 @@ class Namespace:
             found = kernel.loop_op(int(loop[2]), loop[3]) if loop else kernel.op
             first = found._schema.name.rpartition(":")[2] if found else ""
             if first and (name == first or name.startswith(f"{first}_")):
-                while name.startswith(f"{first}_vmap"):  # which is made when it is asked for
-                    _ = found.family.samples[first].operator
-                    first += "_vmap"
+                found.family.derive(first, KINDS.findall(name[len(first) :]))
                 return None  # it is there now
         if kernels:
             raise KernelNameError(

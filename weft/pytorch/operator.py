@@ -24,7 +24,7 @@ from weft.pytorch.batches import storage
 from weft.pytorch.boxed import BoxedBackward, BoxedKernel, Found, boxed_kernel
 from weft.pytorch.changing import CHANGING, number_in
 from weft.pytorch.derivative_ops import Rule, is_plain, register
-from weft.pytorch.double_backward_op import Made
+from weft.pytorch.derivatives import Made
 from weft.pytorch.fake import fake_launchers, without_data
 from weft.pytorch.forward_level import has_dual
 from weft.pytorch.namespace import Family, namespace_of, without_defaults

@@ -17,7 +17,8 @@ import torch
 
 from weft.pytorch import flops
 from weft.pytorch.batches import filled, in_front
-from weft.pytorch.double_backward_op import Form, Made
+from weft.pytorch.derivatives import Made
+from weft.pytorch.inputs import Form
 from weft.pytorch.namespace import Family, without_defaults
 from weft.pytorch.transforms import PLAIN, Batched, items
 

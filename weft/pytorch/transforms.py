@@ -18,12 +18,13 @@ import torch
 from torch._functorch.vmap import vmap_increment_nesting
 from torch.autograd import forward_ad
 
-from weft.errors import GradientError, KernelValueError
+from weft.errors import GradientError
 from weft.frames import user_frames
 from weft.pytorch import batches
 from weft.pytorch.ambient import Draws, function_modes, under_modes
 from weft.pytorch.batches import Fresh, is_batched, level_of, unbatched, under_vmap, wrapped
 from weft.pytorch.forward_level import is_dual, level, primal_of
+from weft.pytorch.inputs import Form
 from weft.source import Span
 
 # pyright: reportPrivateUsage=false
@@ -75,13 +76,6 @@ def gradients(
     return [torch.zeros_like(v) if g is None else g for v, g in zip(leaves, found, strict=True)]
 
 
-def list_error(span: Span) -> KernelValueError:
-    return KernelValueError(
-        "a list of tensors cannot be differentiated here", span,
-        help="pass each tensor as an argument of its own",
-    )  # fmt: skip
-
-
 def foreign_error(name: str = "a tensor", span: Span | None = None) -> GradientError:
     """What a transform would take for a constant, or for a batch of its own."""
     return GradientError(
@@ -103,10 +97,7 @@ def is_batch(tensor: torch.Tensor) -> bool:
 
 def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
     """``f(*values)`` under transforms of ``torch.func``: a tensor or a tuple of tensors."""
-    places = [k for k, v in enumerate(values) if isinstance(v, torch.Tensor)]
-    for value in values:
-        if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
-            raise list_error(span)
+    tensors, form = Form.of(values)
     single = False
     draws: Draws | None = None
     # Torch takes modes (``torch.device``, say) away while it transforms.
@@ -115,9 +106,7 @@ def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
     def many(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The first time it is called for the values, then for derivatives."""
         nonlocal single, draws
-        given = list(values)
-        for k, tensor in zip(places, tensors, strict=True):
-            given[k] = tensor
+        given = form.inputs(tensors)
         again = contextlib.nullcontext() if draws is None else draws.again()
         draws = draws or Draws(given)
         with under_modes(modes), again:
@@ -126,7 +115,7 @@ def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
         return tuple(items(out))
 
     many.floor = batches.level()  # type: ignore[attr-defined]
-    found = Eager.apply(many, span, *(values[k] for k in places))
+    found = Eager.apply(many, span, *tensors)
     return found[0] if single else found
 
 

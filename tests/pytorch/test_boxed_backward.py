@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import weft
 from tests.pytorch.test_boxed import by_python, needs_gpu
@@ -85,6 +86,16 @@ def gradients(call: Any, args: Any, weights: Any, which: Any) -> Any:
     return torch.autograd.grad(loss, [leaves[k] for k in which])
 
 
+def by_operators(k: Any) -> Any:
+    """Calls that record the operator itself, as what is compiled does."""
+
+    def call(*args: Any) -> Any:
+        with forward_ad.dual_level():
+            return k.op(*args)
+
+    return call
+
+
 def codes(k: Any) -> list[BoxedKernel]:
     return [code for code in k.launchers[0].boxed if code.listed]
 
@@ -99,13 +110,13 @@ def test_backwards_run_no_python(function: Any, device: str) -> None:
     ]
     for which in ((0, 1), (1,)):
         for _ in range(8):
-            gradients(k.op, args, weights, which)
+            gradients(by_operators(k), args, weights, which)
     (code,) = codes(k)
     assert len(code._known) == 2
     for which in ((0, 1), (1,)):
         args = [torch.randn_like(a) for a in args]
         found: list[Any] = []
-        call = functools.partial(gradients, k.op, args, weights, which)
+        call = functools.partial(gradients, by_operators(k), args, weights, which)
         assert by_python(code, lambda call=call, found=found: found.extend(call())) == 0
         torch.testing.assert_close(found, [*gradients(k, args, weights, which)])
 
@@ -114,7 +125,7 @@ def test_what_is_not_as_it_was_goes_by_python() -> None:
     k = kernel(product)
     x, y = torch.randn(2, 16)
     for _ in range(2):
-        gradients(k.op, (x, y), [torch.randn(16)], (0, 1))
+        gradients(by_operators(k), (x, y), [torch.randn(16)], (0, 1))
     (code,) = codes(k)
     assert len(code._known) == 1
     wide = torch.randn(32)[::2]
@@ -122,10 +133,12 @@ def test_what_is_not_as_it_was_goes_by_python() -> None:
         ((x[:9], y[:9]), torch.randn(9)), ((wide, y), torch.randn(16)),
         ((x.double(), y.double()), torch.randn(16).double()), ((x, y), torch.randn(32)[::2]),
     ):  # fmt: skip
-        found = gradients(k.op, args, [weights], (0, 1))
+        found = gradients(by_operators(k), args, [weights], (0, 1))
         torch.testing.assert_close(found, gradients(k, args, [weights], (0, 1)))
     leaf = x.clone().requires_grad_()
-    (first,) = torch.autograd.grad(k.op(leaf, y, 0.7).pow(3).sum(), leaf, create_graph=True)
+    (first,) = torch.autograd.grad(
+        by_operators(k)(leaf, y, 0.7).pow(3).sum(), leaf, create_graph=True
+    )
     (second,) = torch.autograd.grad(first.sum(), leaf)
     torch.testing.assert_close(second, 6 * leaf * (y * 0.7) ** 3)
 
@@ -148,7 +161,7 @@ def test_handles_are_given_back() -> None:
     k = kernel(product)
     x, y, g = torch.randn(3, 16)
     for _ in range(2):
-        gradients(k.op, (x, y), [g], (0, 1))
+        gradients(by_operators(k), (x, y), [g], (0, 1))
     backward = getattr(torch.ops, k._namespace)
     backward = getattr(backward, f"{k.op._schema.name.partition('::')[2]}_backward").default
     args = (x, y, 0.7, [g], [0, 1], [])
@@ -174,8 +187,40 @@ def test_sizes_that_are_met_once_are_not_learned() -> None:
     k = kernel(product)
     for n in range(3, 40):
         x, y, g = torch.randn(3, n)
-        gradients(k.op, (x, y), [g], (0, 1))
+        gradients(by_operators(k), (x, y), [g], (0, 1))
     (code,) = codes(k)
     assert not code._known
-    gradients(k.op, (x, y), [g], (0, 1))
+    gradients(by_operators(k), (x, y), [g], (0, 1))
     assert len(code._known) == 1
+
+
+def test_a_gradient_of_an_operator_is_recorded_as_that_of_the_kernel() -> None:
+    k = kernel(exponentials)
+    args = [torch.randn(9), torch.randn(9)]
+    weights = [torch.randn(9), torch.randn(9)]
+    plain = gradients(k, args, weights, (0, 1))
+    for call in (k.op, k.op.overloadpacket):
+        torch.testing.assert_close(gradients(call, args, weights, (0, 1)), plain)
+        leaf = args[0].clone().requires_grad_()
+        names = [o.grad_fn.name() for o in (*call(leaf, args[1], 0.7), *k(leaf, args[1], 0.7))]
+        assert names[:2] == names[2:]
+        assert names[0].startswith("exponentials_0")
+        with torch.no_grad():
+            assert not any(o.requires_grad for o in call(leaf, args[1], 0.7))
+    leaf = args[0].clone().requires_grad_()
+    second = torch.func.grad(lambda x: k.op(x, args[1], 0.7)[1].sum())(leaf.detach())
+    torch.testing.assert_close(second, 0.7 * torch.exp(0.7 * leaf.detach()))
+    assert len(codes(k)) == 0 or not codes(k)[0]._known  # the backward's operator was not called
+
+
+def test_an_operator_with_a_gradient_returns_no_memory_of_its_arguments() -> None:
+    def through(x: torch.Tensor) -> torch.Tensor:
+        for i in range(x.shape[0]):
+            _ = x[i]
+        return x.view(-1)
+
+    k = kernel(through)
+    x = torch.randn(4, requires_grad=True)
+    y = k.op(x)
+    assert y.data_ptr() != x.data_ptr()
+    torch.testing.assert_close(torch.autograd.grad((y * y).sum(), x)[0], 2 * x.detach())

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch._C import _autograd
 
 from weft.codegen import boxed
 from weft.codegen.boxed_forms import Form
@@ -35,7 +36,9 @@ from weft.frontend.scope import Guard
 from weft.frontend.specs import ConstSpec, Spec, TensorSpec
 from weft.pytorch.annotations import is_checked
 from weft.pytorch.boxed_program import Operand, Program, Unfit, constant
+from weft.pytorch.forward_level import is_open
 from weft.pytorch.recipe import Fresh, Number, Place, Recipe, Size, recipe_of
+from weft.pytorch.transforms import PLAIN
 from weft.runtime import stable, tuned
 from weft.runtime.build import Compiled, Made
 from weft.runtime.cache import DiskCache, disk, hashed
@@ -104,6 +107,8 @@ class BoxedKernel:
             plain = called._op
             if quick is not None:
                 plain = self._quick(quick, plain, packet.default._schema.arguments)
+            if name in family.direct:
+                plain = _recording(plain, family.direct[name], packet.default._schema.arguments)
             called._op = _raising(plain)
         torch.jit._builtins._register_builtin(packet._op, f"{namespace}::{name}")
         self._python = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(
@@ -387,12 +392,9 @@ def _code(forms: tuple[Form, ...], cache: DiskCache | None) -> Linked:
     """The machine code of kernels for these forms."""
     text = boxed.text(forms, stable.keys())
     make: Callable[[], Any] = lambda: (text, boxed.SYMBOLS)  # noqa: E731
-    return load_shared(
-        f"boxed {hashed(text)}",
-        make,
-        cache,
-        needs={**stable.functions(), **stable.device_functions()},
-    )
+    needs = {**stable.functions(), **stable.device_functions()}
+    # Calls and comparisons in a row: compiled with more effort, it is no faster.
+    return load_shared(f"boxed {hashed(text)}", make, cache, effort=0, needs=needs)
 
 
 def _fitting(launcher: Launcher, compiled: Made, tensors: Sequence[torch.Tensor]) -> Made:
@@ -424,6 +426,46 @@ def _keys(passed: Sequence[Any]) -> Any:
     every = every - torch._C._dispatch_tls_local_exclude_set()
     key = torch._C.DispatchKey
     return every.remove(key.ADInplaceOrView).remove(key.BackendSelect)
+
+
+def _recording(
+    plain: Callable[..., Any], direct: Callable[..., Any], arguments: Sequence[Any]
+) -> Callable[..., Any]:  # fmt: skip
+    """``direct`` where a gradient is asked for, and nothing watches; ``plain`` otherwise."""
+    least = sum(not a.has_default_value() for a in arguments)
+    count, own = len(arguments), stable.PLAIN
+    defaults = [a.default_value for a in arguments]
+    wanted, recording = torch._C._any_requires_grad, torch.is_grad_enabled
+    transforms, profiled = torch._C._are_functorch_transforms_active, _autograd._profiler_enabled
+    modes, functions = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+    included = torch._C._dispatch_tls_local_include_set
+    excluded = torch._C._dispatch_tls_local_exclude_set
+    state, keys = tuple(each.raw_repr() for each in PLAIN), torch._C._dispatch_keys
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if (
+            not recording() or not wanted(*args) or kwargs or not least <= len(args) <= count
+            or modes() or functions() or transforms() or profiled() or is_open()
+            or (included().raw_repr(), excluded().raw_repr()) != state
+        ):  # fmt: skip
+            return plain(*args, **kwargs)
+        for value in args:
+            if isinstance(value, torch.Tensor) and (
+                type(value) not in own or not reaches_device(keys(value).raw_repr())
+            ):
+                return plain(*args)
+        return direct(*args, *defaults[len(args) :])
+
+    return call
+
+
+@functools.lru_cache(64)
+def reaches_device(raw: int) -> bool:
+    """Whether nothing but autograd stands before the device's kernel, of a set of keys."""
+    key = torch._C.DispatchKey
+    below = torch._C.DispatchKeySet.from_raw_repr(raw) & torch._C._after_autograd_keyset
+    below = below.remove(key.ADInplaceOrView).remove(key.BackendSelect)  # which do nothing
+    return below.highestPriorityTypeId() in (key.CPU, key.CUDA)
 
 
 def _called(kernel: weakref.ref[BoxedKernel]) -> Callable[[int, int], int | None]:

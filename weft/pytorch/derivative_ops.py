@@ -22,7 +22,7 @@ from weft.frames import shorten, user_frames
 from weft.pytorch import flops
 from weft.pytorch.ambient import autocast_state, drawing_nothing, under
 from weft.pytorch.batches import filled, in_front, under_vmap
-from weft.pytorch.boxed import BoxedKernel
+from weft.pytorch.boxed import BoxedKernel, reaches_device
 from weft.pytorch.derivatives import Made, pushed, recorded
 from weft.pytorch.forward_level import has_dual, is_open, primal_of
 from weft.pytorch.inputs import Form
@@ -62,22 +62,14 @@ def register(
     return rule
 
 
-def is_plain(keyset: Any, passed: Sequence[Any]) -> bool:
-    """Whether nothing stands between autograd and the device, and no derivative is asked for."""
+def is_plain(keyset: Any) -> bool:
+    """Whether nothing stands between autograd and the device, and there are no tangents."""
     return (
-        _reaches_device(keyset.raw_repr())
-        and not (torch.is_grad_enabled() and torch._C._any_requires_grad(*passed))
+        reaches_device(keyset.raw_repr())
+        and not torch._C._are_functorch_transforms_active()
         and not is_open()
         and not torch._C._len_torch_function_stack()  # which would see that modes change
     )
-
-
-@functools.lru_cache(64)
-def _reaches_device(raw: int) -> bool:
-    key = torch._C.DispatchKey
-    below = torch._C.DispatchKeySet.from_raw_repr(raw) & torch._C._after_autograd_keyset
-    below = below.remove(key.ADInplaceOrView).remove(key.BackendSelect)  # which do nothing
-    return below.highestPriorityTypeId() in (key.CPU, key.CUDA)
 
 
 class Rule:
@@ -226,11 +218,13 @@ class Rule:
     # --- autograd --------------------------------------------------------------------------------
     def differentiate(self, direct: Callable[..., Any] | None = None) -> None:
         """Tells autograd of the operator. ``direct``: see ``register``."""
+        if direct is not None:
+            self.family.direct[self.name] = direct
         overload = self.overload
         differentiable = make_autograd_impl(overload, Info(self.backward, self.setup_context))
 
         def autograd(keyset: Any, *passed: Any) -> Any:
-            if direct is not None and is_plain(keyset, passed):
+            if direct is not None and is_plain(keyset):
                 return direct(*passed)
             # The graph that Dynamo makes of a transform calls the operator at each level by itself.
             if has_dual(passed) or (

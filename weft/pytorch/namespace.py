@@ -67,6 +67,8 @@ class Family:
         # The default of each argument, or None, of the operators that have any: torch passes no
         # last arguments on that are as their defaults.
         self._defaults: dict[str, list[Any]] = {}
+        # What carries plain calls out, and records a gradient, by name.
+        self.direct = dict[str, Callable[..., Any]]()
         self.boxed: dict[str, Any] = {}  # kernels in machine code, by name (``BoxedKernel``)
 
     def define(

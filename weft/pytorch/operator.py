@@ -156,8 +156,8 @@ class Form:
         return register(name, schema, made, reads, family, kernel.span, direct, backward, offering)
 
     def _direct(self, code: BoxedKernel | None) -> Callable[..., Any] | None:
-        """What carries out a call that nothing watches and nobody wants a derivative of: as
-        ``implementation``, at once; None where that would not do."""
+        """What carries out a call that nothing watches: as ``implementation``, at once, and as the
+        kernel itself does where a gradient is asked for; None where that would not do."""
         kernel, returned, types = self.kernel, self.returned, self.types
         parameters = kernel.parts.parameters
         made = _made_items(returned)
@@ -175,7 +175,7 @@ class Form:
 
         def direct(*passed: Any) -> Any:
             grads, tangents = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
-            torch._C._set_grad_enabled(False)
+            torch._C._set_grad_enabled(grads and torch._C._any_requires_grad(*passed))
             torch._C._set_fwd_grad_enabled(False)
             try:
                 before = [passed[k]._version for k in unwritten]
@@ -279,7 +279,8 @@ class Form:
 
         @user_frames
         def autograd(keyset: Any, *passed: Any) -> Any:
-            if direct is not None and is_plain(keyset, passed):
+            recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(*passed)
+            if direct is not None and not recorded and is_plain(keyset):
                 return direct(*passed)
             if has_dual(passed):
                 dual = next(n for n, v in zip(names, passed, strict=True) if has_dual((v,)))

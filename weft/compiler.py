@@ -163,6 +163,7 @@ def stages(
         return shown
     code = to_code(lowered.function, options, listener=listener, asked=asked)
     shown.texts["schedule"] = show(code.schedule) or "nothing: LLVM vectorises"
+    shown.texts["scheduled ir"] = print_function(code.function)
     shown.texts["llvm"] = code.llvm
     shown.texts["llvm optimized"] = code.optimized()
     shown.texts["assembly"] = code.assembly()

@@ -17,6 +17,7 @@ from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
 from weft.schedule.machine import CpuMachine
 from weft.schedule.nest import axes_of
 from weft.schedule.own import OwnStep
+from weft.schedule.register_tile import all_vectors, register_tile
 from weft.schedule.unroll_jam import unroll_jam
 from weft.values import frozen
 
@@ -30,9 +31,10 @@ MOST_TILED = 8_000
 
 @frozen
 class CpuCode:
-    """A compiled kernel. ``prints`` holds (parts, kinds of the values) of each weft.print.
-    ``simplified``: LLVM vectorised nothing."""
+    """A compiled kernel. ``function``: after the steps of its schedule. ``prints`` holds (parts,
+    kinds of the values) of each weft.print. ``simplified``: LLVM vectorised nothing."""
 
+    function: Function
     llvm: str
     object: bytes
     symbol: str
@@ -73,11 +75,12 @@ def compile_cpu(function: Function, schedule: Schedule | None = None, cpu: str =
             if not tried or text.count("\n") <= MOST_TILED:
                 break
     with timing.stage("llvm"):
-        simplified = kernel.tile is not None and not kernel.tile.alone
+        simplified = all_vectors(kernel.function)
         code = machine(cpu=cpu).emit_object(_optimize(text, simplified, cpu))
     return CpuCode(
-        text, code, kernel.symbol, argument_slots(function), kernel.cpu.tables.described(),
-        kernel.cpu.tables.printed(), kernel.schedule, simplified, cpu,
+        kernel.function, text, code, kernel.symbol, argument_slots(function),
+        kernel.cpu.tables.described(), kernel.cpu.tables.printed(), kernel.schedule, simplified,
+        cpu,
     )  # fmt: skip
 
 
@@ -85,12 +88,15 @@ def scheduled(function: Function, schedule: Schedule, machine: CpuMachine) -> Cp
     """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
     parallel = legal_cpu.outermost(function)
     axes = axes_of(parallel) if parallel is not None else ()
-    tile = only(schedule, Vectorize) is not None
-    for step in schedule:
-        if parallel is not None and isinstance(step, UnrollJam) and not tile:
+    tile = only(schedule, Vectorize)
+    for step in schedule if parallel is not None else ():
+        assert parallel is not None
+        if step is tile:
+            function, parallel = register_tile(function, parallel, schedule, machine)
+        elif isinstance(step, UnrollJam) and tile is None:
             axis = axes.index(step.axis)
             function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
-        elif parallel is not None and isinstance(step, OwnStep):
+        elif isinstance(step, OwnStep):
             function, parallel = step.apply(function, parallel)
     return CpuModule(function, machine, schedule)
 

@@ -8,6 +8,7 @@ from weft.codegen import float32, interrupt, ranges
 from weft.codegen.arith import Rule, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.interface import word_shift
+from weft.codegen.lanes import parallel_loop
 from weft.codegen.tables import MOST_WORDS, Reports, Tables
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
 from weft.ir.core import Function, Op, Value
@@ -19,7 +20,7 @@ from weft.schedule.machine import CpuMachine
 class CpuTarget(Reports):
     """What the rules ask of the machine: mathematics, checks and prints."""
 
-    rules: Mapping[str, Rule] = {}
+    rules: Mapping[str, Rule] = {"scf.parallel": parallel_loop}
     traps = True
 
     def __init__(self, function: Function, machine: CpuMachine | None = None) -> None:

@@ -15,13 +15,12 @@ from weft.codegen.arith import combine, from_word, word
 from weft.codegen.collapse import rows
 from weft.codegen.cpu_target import CpuTarget
 from weft.codegen.emit import Emitter, llvm_type
-from weft.codegen.lanes import Tile
 from weft.codegen.llvm import emit_op, loop, rows_follow
 from weft.ir import trips
 from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, index
-from weft.ir.views import For, Parallel
+from weft.ir.views import If, Parallel, loop_of
 
 UNKNOWN_TRIPS = 16.0  # iterations assumed of a loop whose bounds are not known beforehand
 
@@ -32,11 +31,11 @@ class Launch:
     """
 
     def __init__(
-        self, e: Emitter, op: Op, cpu: CpuTarget, shared: Sequence[Value], tile: Tile | None,
+        self, e: Emitter, op: Op, cpu: CpuTarget, shared: Sequence[Value],
         private: Mapping[Value, str],
     ) -> None:  # fmt: skip
         self.e, self.op, self.cpu = e, op, cpu
-        self.shared, self.tile, self.private = shared, tile, private
+        self.shared, self.private = shared, private
 
     def emit(self) -> None:
         e, op = self.e, self.op
@@ -44,9 +43,6 @@ class Launch:
         total = _product(e, trips)
         work = self._work(trips, total)
         self._flatten(trips)
-        lengths = self._tiled(trips)
-        if lengths:
-            total = _product(e, trips)
         kinds: tuple[str, ...] = op.attrs["kinds"]
         partials, body, own = "null", "@body", str(len(kinds))
         alone = "true" if self.cpu.prints else "false"
@@ -59,7 +55,7 @@ class Launch:
             partials = e.fresh("partials")
             words = pool.MAX_CHUNKS * len(kinds)
             e.allocas.append(f"{partials} = alloca [{words} x i64], align 64")
-        frame = self._frame(total, partials, (body, own), [*trips, *lengths])
+        frame = self._frame(total, partials, (body, own), trips)
         row = str((1 << 63) - 1)
         if len(trips) > 1:
             row = e.extreme("smax", trips[-1], "1")
@@ -102,8 +98,6 @@ class Launch:
     def _flatten(self, trips: list[str]) -> None:
         """Makes ``trips`` count neighbouring indices as one where ``flat`` allows it."""
         e, op = self.e, self.op
-        if self.tile is not None:
-            return
         dims, body, loop = op.attrs["dims"], op.body, Parallel(op)
         allowed, deeper = "true", trips[-1]
         for axis in reversed(range(dims - 1)):
@@ -118,18 +112,6 @@ class Launch:
             one = e.inst(f"select i1 {allowed}, i64 1, i64 {trips[axis]}")
             trips[-1] = e.inst(f"select i1 {allowed}, i64 {deeper}, i64 {trips[-1]}")
             trips[axis] = one
-
-    def _tiled(self, trips: list[str]) -> list[str]:
-        """Makes ``trips`` count tiles; gives the iterations along a tile's two sides."""
-        e, tile = self.e, self.tile
-        if tile is None:
-            return []
-        rows, columns = "1", trips[tile.column]
-        if tile.row is not None:
-            rows = trips[tile.row]
-            trips[tile.row] = _ceil_div(e, rows, str(tile.rows))
-        trips[tile.column] = _ceil_div(e, columns, str(tile.columns))
-        return [rows, columns]
 
     def _combine(self, partials: str, chunks: str) -> None:
         """The initial values with what each chunk reduced, in the order of the chunks."""
@@ -171,16 +153,16 @@ def _product(e: Emitter, factors: Sequence[str]) -> str:
     return functools.reduce(lambda a, b: e.inst(f"mul nsw i64 {a}, {b}"), factors)
 
 
-def _ceil_div(e: Emitter, a: str, b: str) -> str:
-    raised = e.inst(f"add i64 {a}, {e.inst(f'sub i64 {b}, 1')}")
-    return e.inst(f"udiv i64 {raised}, {b}")
-
-
 def _cost(e: Emitter, block: Block) -> str:
     """A guess of the operations in a block, as a double that the code computes."""
     own, parts = 0.0, []
     for op in block.ops:
+        if op.attrs.get("edge"):  # a tile, which has nothing else; ends are said at its edge
+            return _cost(e, If(op).otherwise)
         for region in op.regions:
+            if op.name == "scf.parallel":
+                rows = zip(region.args, Parallel(op).lowers, strict=True)
+                e.names.update({iv: e.name(v) for iv, v in rows if _known(e, v)})
             inside = _cost(e, region)
             trips = _trips(e, op)
             parts.append(inside if trips is None else e.inst(f"fmul double {inside}, {trips}"))
@@ -198,9 +180,11 @@ def _trips(e: Emitter, op: Op) -> str | None:
     """How often an operation's regions run, as a double; None: once."""
     if op.name == "scf.if":
         return None
-    if op.name != "scf.for" or not all(_known(e, v) for v in For(op).bounds):
+    axes = [] if op.name == "scf.while" else loop_of(op).axes
+    if not axes or not all(_known(e, v) for bounds in axes for v in bounds):
         return repr(UNKNOWN_TRIPS)
-    return e.inst(f"sitofp i64 {trip_count(e, *For(op).bounds)} to double")
+    trips = [trip_count(e, *bounds) for bounds in axes]
+    return e.inst(f"sitofp i64 {_product(e, trips)} to double")
 
 
 def _known(e: Emitter, value: Value) -> bool:

@@ -1,4 +1,4 @@
-"""Writing a register tile: every operation once for each instance that differs (``lane_values``).
+"""Writing vector loops: every operation once for each instance that differs (``lane_values``).
 
 Serial loops whose bounds differ between lanes run the part that all share without masks, and the
 ragged rest with them.
@@ -6,65 +6,66 @@ ragged rest with them.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from weft.codegen.arith import RULES, note_range
-from weft.codegen.emit import Emitter
+from weft.codegen.emit import INDEX_BITS, Emitter
 from weft.codegen.lane_memory import LaneMemory
 from weft.codegen.lane_values import Instance, LaneBounds, LaneValues, Masks, pick
 from weft.codegen.llvm import loop
 from weft.ir.core import Block, Op, Value, walk
-from weft.ir.views import For, If
-from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
-from weft.schedule.nest import axes_of
+from weft.ir.views import For, If, Parallel
 from weft.schedule.variation import Variation
 
-SMALL = 16  # operations of an iteration
+
+def parallel_loop(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    """A parallel loop inside of the outermost one: by vectors where it is marked so
+    (``schedule.register_tile``)."""
+    if "vector" not in op.attrs:
+        return RULES[op.name](e, op, operands)
+    VectorEmitter(e, op).emit()
+    return ()
 
 
-class Tile:
-    """A register tile, as a schedule says: its two sides, and how values vary along these."""
+class VectorEmitter:
+    """Writes the parallel loop ``op``: all its iterations at once, as vectors of lanes."""
 
-    def __init__(self, parallel: Op, schedule: Schedule, vector: Vectorize) -> None:
-        axes, self.body = axes_of(parallel), parallel.body
-        self.column = axes.index(vector.axis)
-        self.width, self.vectors = vector.width, vector.copies // vector.width
-        self.reverse = vector.reverse
-        rows = only(schedule, UnrollJam)
-        self.row = axes.index(rows.axis) if rows is not None else None
-        self.rows = rows.copies if rows is not None else 1
-        # Such loops may have few iterations; code for these is compiled where it is little.
-        operations = sum(op.name != "arith.constant" for op in walk(self.body))
-        self.alone = len(axes) == 1 and not self.reverse and operations <= SMALL
-        self.down, self.along = self.variations(frozenset())
+    def __init__(self, e: Emitter, op: Op) -> None:
+        self.e, self.op = e, op
+        jam, self.copies, width = op.attrs["vector"]
+        self.reverse = "reverse" in op.attrs
+        varying = self.variations(frozenset())
+        self.v = LaneValues(e, varying, jam, self.copies // width, width)
+        self.memory, self.bounds = LaneMemory(self.v), LaneBounds(self.v)
+        self.whole: frozenset[Op] = frozenset()  # branches whose first arm all iterations take
 
     def variations(self, whole: Set[Op]) -> tuple[Variation, Variation]:
         """Down the rows and along the columns, where all iterations take the first arm of the
         branches ``whole``."""
-        jammed = {} if self.row is None else {self.body.args[self.row]: 1}
-        down = Variation(self.body, jammed, masked=True, whole=whole)
-        lane = {self.body.args[self.column]: -1 if self.reverse else 1}
-        return down, Variation(self.body, lane, beside=down, whole=whole)
+        *rows, column = self.op.body.args
+        down = Variation(self.op.body, dict.fromkeys(rows, 1), masked=True, whole=whole)
+        lane: dict[Value, int | None] = {column: -1 if self.reverse else 1}
+        return down, Variation(self.op.body, lane, beside=down, whole=whole)
 
-    @property
-    def columns(self) -> int:
-        return self.width * self.vectors
-
-
-def tile_of(parallel: Op, schedule: Schedule) -> Tile | None:
-    """The register tile that a schedule asks for."""
-    vector = only(schedule, Vectorize)
-    return None if vector is None else Tile(parallel, schedule, vector)
-
-
-class VectorEmitter:
-    """Writes the body of a parallel loop for ``jam`` x ``vectors`` x lanes iterations at once."""
-
-    def __init__(self, e: Emitter, tile: Tile, jam: int, vectors: int, width: int) -> None:
-        self.e, self.tile = e, tile
-        self.v = LaneValues(e, (tile.down, tile.along), jam, vectors, width)
-        self.memory, self.bounds = LaneMemory(self.v), LaneBounds(self.v)
-        self.whole: frozenset[Op] = frozenset()  # branches whose first arm all iterations take
+    def emit(self) -> None:
+        """Writes the loop."""
+        e, v, loop = self.e, self.v, Parallel(self.op)
+        for index, lower in zip(loop.indices, loop.lowers, strict=True):
+            if lower in e.bits:
+                e.bits[index] = INDEX_BITS
+        *rows, (index, lower) = zip(loop.indices, map(e.name, loop.lowers), strict=True)
+        for row, begin in rows:
+            v.names[row] = {(j, 0): e.inst(f"add nsw i64 {begin}, {j}") for j in range(v.jam)}
+        first = self.copies - 1 if self.reverse else 0
+        v.names[index] = {(0, 0): e.inst(f"add nsw i64 {lower}, {first}")}
+        if "masked" in self.op.attrs:
+            stop, stride = e.name(loop.uppers[-1]), -1 if self.reverse else 1
+            left = e.inst(f"trunc i64 {e.inst(f'sub nsw i64 {stop}, {lower}')} to i32")
+            splat = v.splat(left, "i32")
+            ramps = [v.ramp(stride, (0, m), "i32", first) for m in range(v.vectors)]
+            masks = [e.inst(f"icmp slt {v.of('i32')} {ramp}, {splat}") for ramp in ramps]
+            v.mask = {(j, m): masks[m] for j, m in v.instances}
+        self.block(self.op.body)
 
     def block(self, block: Block) -> None:
         """Writes a block's operations, its terminator excepted."""
@@ -133,7 +134,7 @@ class VectorEmitter:
         splats, varying, certain = dict(v.splats), v.varying, self.whole
         e.start(whole)
         self.whole |= {op}
-        v.vary(*self.tile.variations(self.whole))
+        v.vary(*self.variations(self.whole))
         self.block(then)
         ends = [[(v.name if r in alike else v.vector)(end, at) for r, end, at in places]]
         blocks = [e.block]

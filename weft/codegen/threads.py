@@ -18,14 +18,12 @@ from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symb
 from weft.codegen.entry import Launch, combine_all
 from weft.codegen.interface import Slot
 from weft.codegen.interrupt import clock, polled_loops, runs_once
-from weft.codegen.lanes import tile_of
 from weft.codegen.llvm import emit_block, emit_op, loop
-from weft.codegen.tiles import emit_tile
 from weft.ir.builder import identity
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import CheckRace, Parallel
-from weft.schedule.language import Schedule
+from weft.schedule.language import Schedule, Vectorize, only
 from weft.schedule.legal_cpu import outermost
 from weft.schedule.machine import CpuMachine
 
@@ -66,9 +64,9 @@ class CpuModule:
         self.parallel = outermost(function)
         self.split = function.body.ops.index(self.parallel) if self.parallel else 0
         self.shared = _shared_values(function, self.parallel) if self.parallel else []
-        self.tile = tile_of(self.parallel, schedule) if self.parallel else None
         self.private = private.private_arrays(function, schedule)
-        if self.parallel is not None and self.tile is None and runs_once(self.parallel):
+        tile = only(schedule, Vectorize) is not None
+        if self.parallel is not None and not tile and runs_once(self.parallel):
             self.cpu.polled = polled_loops(self.parallel.body)
         # Runs (``passes/split_quotients.py``) are short: memcpy for each costs more than it saves.
         runs = any("independent" in op.attrs for op in walk(function.body))
@@ -133,7 +131,7 @@ class CpuModule:
         for op in ops[: self.split]:
             emit_op(e, op)
         if self.parallel is not None:
-            Launch(e, self.parallel, self.cpu, self.shared, self.tile, self.private).emit()
+            Launch(e, self.parallel, self.cpu, self.shared, self.private).emit()
             self.split += 1
         for op in ops[self.split :]:
             emit_op(e, op)
@@ -170,8 +168,7 @@ class CpuModule:
         dims = op.attrs["dims"]
         trips = [e.load_word("%frame", pool.FIRST + k) for k in range(dims)]
         e.line("%last = sub nsw i64 %end, 1")
-        sides = [e.load_word("%frame", pool.FIRST + dims + k) for k in range(2 if self.tile else 0)]
-        self._bind_shared(e, pool.FIRST + dims + len(sides))
+        self._bind_shared(e, pool.FIRST + dims)
         if self.cpu.polled:
             self.cpu.clock = clock(e, self.cpu.machine.clock)
         firsts, lasts = _prefixes(e, "%begin", trips), _prefixes(e, "%last", trips)
@@ -181,11 +178,7 @@ class CpuModule:
         plain = not any(inner.regions and inner.name != "scf.if" for inner in walk(body))
         group = self.module.node("!{}") if plain else ""
 
-        counts = [""] * dims
-
-        def index(value: Value, count: str) -> str:
-            lower, _, step = Parallel(op).axes[body.args.index(value)]
-            return self._index(e, value, count, lower, step)
+        axes = Parallel(op).axes
 
         def nest(depth: int, prefix: str, carried: list[str]) -> list[str]:
             begin, end = firsts[depth], e.inst(f"add nsw i64 {lasts[depth]}, 1")
@@ -196,14 +189,11 @@ class CpuModule:
                 end = e.extreme("smin", trips[depth], e.inst(f"sub nsw i64 {end}, {passed}"))
 
             def inside(count: str, values: list[str]) -> list[str]:
-                counts[depth] = count
-                e.names[body.args[depth]] = index(body.args[depth], count)
+                value, (lower, _, step) = body.args[depth], axes[depth]
+                e.names[value] = self._index(e, value, count, lower, step)
                 if depth + 1 < dims:
                     flat = e.inst(f"add nsw i64 {passed}, {count}") if depth else count
                     return nest(depth + 1, flat, values)
-                if self.tile is not None:
-                    emit_tile(e, self.tile, self.cpu.machine, sides, counts, index)
-                    return []
                 e.groups = [group] if group else []
                 parts = emit_block(e, body)
                 e.groups = []

@@ -284,6 +284,11 @@ def _parallel(m: Machine, op: Op, *operands: Any) -> Any:
     dims, kinds = op.attrs["dims"], op.attrs["kinds"]
     bounds = zip(*(operands[k * dims : (k + 1) * dims] for k in range(3)), strict=True)
     iterations = list(itertools.product(*(range(*b) for b in bounds)))
+    rows, copies, _ = op.attrs.get("vector", (0, 0, 0))
+    if len(iterations) > rows * copies > 0 or (
+        len(iterations) < rows * copies and "masked" not in op.attrs
+    ):
+        raise InternalError(f"a loop of {rows * copies} iterations has {len(iterations)}")
     if m.order == "reverse":
         iterations.reverse()
     elif m.order == "random":

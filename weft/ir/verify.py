@@ -324,6 +324,11 @@ def _parallel(c: _Checker, op: Op) -> None:
     c.same_types(op, "the results", op.results, types)
     reduce = c.region(op, 0, indices, "scf.reduce")
     c.same_types(reduce, "the contributions", reduce.operands, types)
+    if "vector" in op.attrs:
+        rows, copies, lanes = op.attrs["vector"]
+        fits = not kinds and dims == (2 if rows > 1 else dims) in (1, 2)
+        c.check(op, fits, f"vectors are along one of 1 or 2 indices, and no sum: {dims}, {kinds}")
+        c.check(op, copies % lanes == 0, f"{copies} iterations are no vectors of {lanes}")
 
 
 def _for(c: _Checker, op: Op) -> None:

@@ -1,0 +1,113 @@
+"""Register tiles are IR: the interpreter computes by them what it computes without."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from examples import causal_conv
+from weft.compiler import optimize_for_cpu
+from weft.errors import InternalError
+from weft.ir.interp import run
+from weft.ir.parse import parse_function
+from weft.ir.text import print_function, same
+from weft.ir.verify import verify
+from weft.schedule.language import parse
+from weft.schedule.legal_cpu import check, outermost
+from weft.schedule.machine import CpuMachine
+from weft.schedule.register_tile import register_tile
+from weft.tools.cross import lowered_loops
+
+MACHINE = CpuMachine(64, sleef=True)
+
+
+@weft.kernel
+def sums(x, out):
+    for j in range(x.shape[1]):
+        s = 0.0
+        for i in range(x.shape[0]):
+            s += x[i, j]
+        out[j] = s
+
+
+@weft.kernel
+def shifted(x, out):
+    for i, j in weft.ndrange((1, x.shape[0]), (2, x.shape[1])):
+        s = 0.0
+        for k in range(j):
+            s += x[i - 1, k] * x[i, j]
+        out[i, j] = s
+
+
+def tiled(kernel, text, *arrays):
+    """The loop of ``kernel`` before and after the steps of ``text``."""
+    (loop,) = lowered_loops(kernel, *arrays)
+    function = optimize_for_cpu(loop)
+    schedule = parse(text)
+    check(function, schedule, MACHINE)
+    made, parallel = register_tile(function, outermost(function), schedule, MACHINE)
+    verify(made)
+    assert outermost(made) is parallel
+    assert same(parse_function(print_function(made)), made)
+    return function, made
+
+
+def arguments(function, arrays):
+    return [a.numpy().copy() if isinstance(a, torch.Tensor) else a for a in arrays]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vectorize(j, 2, 4)", "unroll_jam(i, 2); vectorize(j, 4, 4)",
+        "unroll_jam(i, 3); vectorize(j, 2, 4, reverse=True)",
+        "unroll_jam(i, 1); vectorize(j, 2, 2)",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("shape", [(1, 2), (2, 3), (3, 6), (4, 10), (6, 13)])
+def test_a_tile_means_what_the_loop_means(text: str, shape: tuple[int, int]) -> None:
+    x, out = torch.randn(shape), torch.full(shape, 77.0)
+    function, made = tiled(shifted, text, x, out)
+    plain, by_tiles = arguments(function, (x, out)), arguments(function, (x, out))
+    run(function, plain)
+    run(made, by_tiles, order="random", seed=sum(shape), races=True)
+    np.testing.assert_array_equal(by_tiles[1], plain[1])
+
+
+@pytest.mark.parametrize("columns", [0, 1, 3, 4, 7, 8, 9, 16, 17, 24, 33, 65])
+def test_a_tile_of_a_short_sum_means_what_it_means(columns: int) -> None:
+    x, out = torch.randn(2, columns), torch.full((columns,), 77.0)
+    function, made = tiled(sums, "vectorize(j, 16, 32)", x, out)
+    assert print_function(made).count("vector = ") == 5, "whole, one vector, half of one, masked"
+    plain, by_tiles = arguments(function, (x, out)), arguments(function, (x, out))
+    run(function, plain)
+    run(made, by_tiles, races=True)
+    np.testing.assert_array_equal(by_tiles[1], plain[1])
+
+
+def test_the_ir_before_and_after() -> None:
+    w, k = torch.empty(3, 77), torch.empty(2, 3, 77)
+    text = causal_conv.causal_conv.inspect(w, k, 0.1)["scheduled ir"]
+    if "vector" not in text:
+        pytest.skip("this CPU has no vectors that tiles can use")
+    assert "scf.parallel (%b_1, %t_1) = (" in text
+    assert text.count("memref.store") == 2, "of a whole tile, and of one row of a part"
+
+
+def test_a_vector_loop_has_the_iterations_that_it_says() -> None:
+    x, out = torch.randn(2, 16), torch.empty(16)
+    _, made = tiled(sums, "vectorize(j, 4, 8)", x, out)
+    (whole, *_) = [op for op in outermost(made).body.ops[-2].regions[0].ops if op.regions]
+    whole.attrs["vector"] = (1, 4, 4)
+    with pytest.raises(InternalError, match="a loop of 4 iterations has 8"):
+        run(made, arguments(made, (x, out)))
+    whole.attrs["vector"] = (1, 6, 4)
+    with pytest.raises(InternalError, match="6 iterations are no vectors of 4"):
+        verify(made)
+    whole.attrs["vector"] = (2, 8, 4)
+    with pytest.raises(InternalError, match="vectors are along one of 1 or 2 indices"):
+        verify(copy.copy(made))

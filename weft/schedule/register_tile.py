@@ -1,0 +1,174 @@
+"""Register tiles: vectors of neighbouring iterations along one parallel index, times some along
+another one that shares loads.
+
+What comes out is IR: a parallel loop over tiles, in each of which parallel loops marked ``vector``
+hold the iterations. ``vector`` is (iterations along the other index, iterations along the lanes'
+index, lanes of a vector): as many as these loops have, or of those ``masked``, at most. ``reverse``
+is set where the first lane has the last iteration. What they mean is what such loops mean anyway.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from weft.ir.builder import Rewriter
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.views import Parallel, is_constant
+from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
+from weft.schedule.legal_cpu import fits_lanes
+from weft.schedule.machine import CpuMachine
+from weft.schedule.nest import axes_of
+
+FEW = 4  # iterations, below which lanes are worse than what LLVM makes of the loops inside
+SMALL = 16  # operations of an iteration
+
+
+def register_tile(
+    function: Function, parallel: Op, schedule: Schedule, machine: CpuMachine
+) -> tuple[Function, Op]:
+    """``function`` by the register tile that ``schedule`` asks for, and its loop over tiles, which
+    was ``parallel``. The step of both indices is 1, and the loop reduces nothing."""
+    made: list[Op] = []
+
+    def tiled(op: Op, rewriter: Rewriter) -> list[Value] | None:
+        if op is parallel:
+            made.append(_Tile(rewriter, op, schedule, machine).loop())
+        return made[0].results if op is parallel else None
+
+    return Rewriter(None, tiled).function(function), made[0]
+
+
+def all_vectors(function: Function) -> bool:
+    """Whether all serial loops of ``function`` are in vector loops, of which it has some."""
+    ops = list(walk(function.body))
+    vectors = [op for op in ops if "vector" in op.attrs]
+    inside = sum(o.name == "scf.for" for op in vectors for o in walk(op.body))
+    return bool(vectors) and inside == sum(op.name == "scf.for" for op in ops)
+
+
+class _Tile:
+    """The loop ``parallel``, which ``build`` rewrites."""
+
+    def __init__(
+        self, build: Rewriter, parallel: Op, schedule: Schedule, machine: CpuMachine
+    ) -> None:
+        vector, rows = only(schedule, Vectorize), only(schedule, UnrollJam)
+        assert vector is not None
+        self.build, self.parallel, self.machine = build, parallel, machine
+        axes = axes_of(parallel)
+        self.column, self.lanes, self.columns = axes.index(vector.axis), vector.width, vector.copies
+        self.reverse = {"reverse": True} if vector.reverse else {}
+        self.sides = {self.column: vector.copies}
+        if rows is not None:
+            self.sides[axes.index(rows.axis)] = rows.copies
+        # Such loops may have few iterations; code for these is written where it is little.
+        operations = sum(op.name != "arith.constant" for op in walk(parallel.body))
+        self.narrow = len(axes) == 1 and not vector.reverse and operations <= SMALL
+        self.begins: dict[int, Value] = {}
+        self.ends: dict[int, Value] = {}
+        self.uppers: list[Value] = []
+        self.indices: list[Value] = []
+
+    def loop(self) -> Op:
+        """The loop over tiles."""
+        build, old = self.build, Parallel(self.parallel)
+        lowers, self.uppers, steps = ([build.lookup(v) for v in vs] for vs in old.ranges)
+        first, counts = list(lowers), list(self.uppers)
+        for axis, side in self.sides.items():
+            first[axis] = build.index(0)
+            counts[axis] = build.trip_count(lowers[axis], self.uppers[axis], build.index(side))
+        made = build.parallel(first, counts, steps)
+        made.span, self.indices = self.parallel.span, list(made.body.args)
+        for index, before in zip(self.indices, old.indices, strict=True):
+            index.name = before.name
+        with build.at(made.body):
+            fits: list[Value] = []
+            for axis, side in self.sides.items():
+                size = build.index(side)
+                offset = build.op("arith.muli", self.indices[axis], size, overflow="nsw")
+                if not is_constant(lowers[axis], 0):
+                    offset = build.op("arith.addi", lowers[axis], offset, overflow="nsw")
+                self.begins[axis] = offset
+                self.ends[axis] = build.op("arith.addi", self.begins[axis], size, overflow="nsw")
+                fits.append(self._compare("sle", self.ends[axis], self.uppers[axis]))
+            both = fits[0] if len(fits) == 1 else build.op("arith.andi", *fits)
+            build.either(both, self._whole, self._narrow if self.narrow else self._rest, edge=True)
+            build.do("scf.reduce")
+        return made
+
+    def _compare(self, predicate: str, a: Value, b: Value) -> Value:
+        return self.build.op("arith.cmpi", a, b, predicate=predicate)
+
+    def _whole(self) -> None:
+        self._vectors(self.ends, self.columns, self.lanes)
+
+    def _rest(self) -> None:
+        """What there is of a tile at an edge: row by row, with masks."""
+        build, ends = self.build, dict(self.ends)
+        for axis, end in ends.items():
+            ends[axis] = build.op("arith.minsi", end, self.uppers[axis])
+        row = next((axis for axis in self.sides if axis != self.column), None)
+        if row is None:
+            self._vectors(ends, self.columns, self.lanes, masked=True)
+            return
+        rows = build.parallel([self.begins[row]], [ends[row]], [build.index(1)])
+        self.indices[row] = rows.body.args[0]
+        self.indices[row].name = self.parallel.body.args[row].name
+        with build.at(rows.body):
+            self._vectors({self.column: ends[self.column]}, self.columns, self.lanes, masked=True)
+            build.do("scf.reduce")
+
+    def _narrow(self) -> None:
+        """The columns that are left where these are one vector at most: of a sum of few columns
+        each vector that is loaded counts."""
+        build, column = self.build, self.column
+        begin, upper = self.begins[column], self.uppers[column]
+        widths = [
+            width for width in (self.lanes, self.lanes // 2)
+            if width > 1 and all(fits_lanes(op, width, self.machine)
+                                 for op in walk(self.parallel.body))
+        ]  # fmt: skip
+
+        def few() -> None:
+            rest = build.parallel([begin], [upper], [build.index(1)])
+            self._fill(rest, {column: rest.body.args[0]})
+
+        def exact(widths: list[int]) -> None:
+            if not widths:
+                part = self._compare("slt", left, build.index(self.lanes))
+                masked = partial(self._vectors, {column: upper}, self.lanes, self.lanes)
+                build.either(part, partial(masked, masked=True), self._rest, edge=True)
+                return
+            width, *others = widths
+            one = self._compare("eq", left, build.index(width))
+            ends = {column: build.op("arith.addi", begin, build.index(width), overflow="nsw")}
+            build.either(one, partial(self._vectors, ends, width, width), partial(exact, others),
+                         edge=True)  # fmt: skip
+
+        left = build.op("arith.subi", upper, begin, overflow="nsw")
+        # Of all columns, not of those that are left: a loop behind whole vectors is not worth it.
+        every = build.op("arith.subi", upper, build.lookup(Parallel(self.parallel).lowers[column]))
+        asked = self._compare("slt", every, build.index(FEW))
+        build.either(asked, few, partial(exact, widths), edge=True)
+
+    def _vectors(
+        self, ends: dict[int, Value], copies: int, lanes: int, *, masked: bool = False
+    ) -> None:
+        """The iterations from the beginning of the tile to ``ends``, by vectors."""
+        build, axes = self.build, sorted(ends, key=lambda axis: axis == self.column)
+        bounds = [self.begins[axis] for axis in axes], [ends[axis] for axis in axes]
+        made = build.parallel(*bounds, [build.index(1)] * len(axes))
+        rows = self.sides[axes[0]] if len(axes) > 1 else 1
+        made.attrs |= {"vector": (rows, copies, lanes), **self.reverse}
+        made.attrs |= {"masked": True} if masked else {}
+        self._fill(made, dict(zip(axes, made.body.args, strict=True)))
+
+    def _fill(self, loop: Op, own: dict[int, Value]) -> None:
+        """The iteration as the body of a loop, whose indices are its ``own``."""
+        build, old = self.build, self.parallel.body
+        for axis, index in own.items():
+            index.name = old.args[axis].name
+        indices = [own.get(axis, index) for axis, index in enumerate(self.indices)]
+        with build.at(loop.body):
+            build.inline(old, indices)
+            build.do("scf.reduce")

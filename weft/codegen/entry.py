@@ -21,8 +21,7 @@ from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, index
 from weft.ir.views import If, Parallel, loop_of
-
-UNKNOWN_TRIPS = 16.0  # iterations assumed of a loop whose bounds are not known beforehand
+from weft.schedule.cost import UNKNOWN_TRIPS
 
 
 class Launch:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.index.access import Access, accesses
 from weft.index.budget import TOTAL
 from weft.index.expression import Dim, Poly, number
 from weft.index.relation import Text
 from weft.ir.core import Function, Value
-from weft.ir.types import MemRefType
+from weft.ir.types import MemRefType, ScalarType
 from weft.values import mutable
 
 if TYPE_CHECKING:
@@ -28,6 +28,21 @@ class Elements:
     loaded: int
     stored: int
     exact: bool
+
+
+def given(
+    function: Function, values: Sequence[Any]
+) -> tuple[dict[Value | Dim, Any], dict[Value, tuple[Any, ...]]]:
+    """What index sets are told of a call: numbers, among them extents, and shapes. ``values``: of
+    each argument a tensor or a number."""
+    shapes = {arg: tuple(value.shape) for arg, value in zip(function.args, values, strict=True)
+              if isinstance(arg.type, MemRefType)}  # fmt: skip
+    numbers: dict[Value | Dim, Any] = {
+        arg: value for arg, value in zip(function.args, values, strict=True)
+        if isinstance(arg.type, ScalarType) and not arg.type.is_float
+    }  # fmt: skip
+    extents = {Dim(arg, axis): n for arg, shape in shapes.items() for axis, n in enumerate(shape)}
+    return numbers | extents, shapes
 
 
 def elements(

@@ -75,6 +75,13 @@ class Operations:
     least: Counts
     most: Counts | None
 
+    @property
+    def arithmetic(self) -> int:
+        """All kinds of a call whose sizes are numbers, at least: a multiplication and addition in
+        one as two."""
+        kinds = (kind for kind in self.least if kind != "FLOPs")
+        return sum(self.least[kind].number * (1 + (kind == "fma")) for kind in kinds)
+
 
 def operations(function: Function, sizes: Sizes | None = None, steps: int = STEPS) -> Operations:
     """The operations of ``function``: for these arguments and extents, or as polynomials of them.

@@ -53,6 +53,13 @@ class Count:
     poly: Poly
     over: int = 1
 
+    @property
+    def number(self) -> int:
+        """What it is where nothing in it is unknown."""
+        constant = self.poly.constant
+        assert constant is not None
+        return constant // self.over
+
     def __add__(self, other: Count) -> Count:
         return count(self.poly.scaled(other.over) + other.poly.scaled(self.over),
                      self.over * other.over)  # fmt: skip

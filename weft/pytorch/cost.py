@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 # What is asked of torch's modes has no public name.
 # pyright: reportPrivateUsage=false
-from weft.index.elements import elements
+from weft.index.elements import elements, given
 from weft.index.expression import Atom, Dim, Floor, Pick, Poly, atom, show
 from weft.index.operations import FLOPS, Counts, Operations, operations
 from weft.index.sums import Count, UncountableError
@@ -211,14 +211,7 @@ class Counter:
         return make
 
     def _cost(self, function: Function, line: int, values: Sequence[Any]) -> LoopCost:
-        sizes: dict[Value | Dim, Any] = {}
-        shapes: dict[Value, Sequence[int]] = {}
-        for arg, value in zip(function.args, values, strict=True):
-            if isinstance(value, torch.Tensor):
-                shapes[arg] = value.shape
-                sizes |= {Dim(arg, axis): n for axis, n in enumerate(value.shape)}
-            elif isinstance(value, int | torch.SymInt):
-                sizes[arg] = value
+        sizes, shapes = given(function, values)
         symbolic = any(isinstance(n, torch.SymInt) for n in sizes.values())
         try:
             found = operations(function, None if symbolic else sizes)

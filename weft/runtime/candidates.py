@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import html
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from typing import Any
@@ -16,11 +15,12 @@ from weft import compiler
 from weft.codegen import cpu, cuda, ptx
 from weft.codegen.launching import Facts
 from weft.codegen.machine import host_cpu
-from weft.codegen.threads import argument_slots
 from weft.errors import ScheduleError
 from weft.frontend.lower import Lowered, lower
+from weft.index.elements import elements, given
+from weft.index.operations import operations
+from weft.index.sums import UncountableError
 from weft.ir.core import Function, Value
-from weft.ir.types import MemRefType
 from weft.options import Options
 from weft.runtime import build
 from weft.runtime.arguments import sizes_of
@@ -31,10 +31,9 @@ from weft.runtime.launch import Launcher
 from weft.runtime.tuned import records
 from weft.schedule import default_cpu
 from weft.schedule.choose import alignments, candidate, choose, fitted
-from weft.schedule.cost import Cost, Shapes, Work, cost
+from weft.schedule.cost import Work
 from weft.schedule.grid import THREADS, Dims
 from weft.schedule.guards import AtMost, MultipleOf, Positive, judged
-from weft.schedule.intervals import evaluate
 from weft.schedule.language import KeepRow, RegisterWindow, Schedule, Vectorize, only, show
 from weft.schedule.machine import GpuMachine
 from weft.schedule.rows import find, shared
@@ -252,32 +251,25 @@ class _Call:
     def _origin(self, given: bool) -> str:
         return ("tuned" if self.tuned else "asked for") if given else ""
 
-    def _shapes(self, function: Function) -> tuple[Shapes, dict[Value, int]]:
-        shapes: dict[Value, tuple[int, ...]] = {}
-        numbers: dict[Value, int] = {}
-        for arg, value in zip(function.args, self.values, strict=True):
-            if isinstance(arg.type, MemRefType):
-                shapes[arg] = tuple(value.shape)
-            elif isinstance(value, int):
-                numbers[arg] = value
-        return shapes, numbers
-
-    def _cost(self, function: Function) -> Cost:
-        program = cuda.program_of(function)
-        block = packed(argument_slots(function), self.values)[0]
-
-        def word(k: int) -> tuple[int, int]:
-            (value,) = struct.unpack_from("<q", block, 8 * k)
-            return value, value
-
-        found = evaluate(program.steps, word)
-        shapes, numbers = self._shapes(function)
-        return cost(function, shapes, numbers, lambda value: found[program.of(value)])
+    @functools.cached_property
+    def _spent(self) -> tuple[int, int, bool]:
+        """Bytes of distinct elements and operations of the loop as it is written, as
+        ``kernel.cost`` counts them, and whether these are exact."""
+        numbers, shapes = given(self.function, self.values)
+        touched = elements(self.function, numbers, shapes)
+        size = sum(a.memref.element.bytes * (t.loaded + t.stored) for a, t in touched.items())
+        try:
+            counted = operations(self.function, numbers)
+        except UncountableError:
+            return size, 0, False
+        exact = counted.most is counted.least and all(t.exact for t in touched.values())
+        return size, counted.arithmetic, exact
 
     def _accessed(self, function: Function, schedule: Schedule) -> int:
         """Bytes that threads load and store, after the steps of a schedule."""
-        work = Work(*self._shapes(function))
-        found, _ = work.block(function.body, 1.0)
+        numbers, shapes = given(function, self.values)
+        work = Work(shapes, {a: n for a, n in numbers.items() if isinstance(a, Value)})
+        found = work.block(function.body, 1.0)
         parallel = cuda.outermost(function)
         if parallel is not None and only(schedule, KeepRow) is not None:
             rows = find(parallel, shared(parallel), keep=True)
@@ -303,11 +295,10 @@ class _Call:
 
         rows = []
         for k, (function, schedule) in enumerate(forms):
-            spent = self._cost(function)
             rows.append(Row(
                 self.name, self.line, "cpu", show(schedule), (),
-                self._origin(wanted is not None and k == 0), k == first, spent.bytes,
-                spent.operations, spent.exact, (0, 0, 0), (0, 0, 0),
+                self._origin(wanted is not None and k == 0), k == first, *self._spent,
+                (0, 0, 0), (0, 0, 0),
                 functools.partial(counted, function, schedule), lambda: None,
             ))  # fmt: skip
         return rows
@@ -330,7 +321,6 @@ class _Call:
         sizes = sizes_of(facts, types, packed(facts.slots, self.values)[0], aligned)
         most = 2 * THREADS
         taken = choose(facts.candidates, sizes, machine, most).place
-        spent = self._cost(function)
 
         def counted(schedule: Schedule) -> int:
             # What a block stages its threads load from there as they would from memory.
@@ -356,8 +346,8 @@ class _Call:
             choice = choose([f"-> {show(schedule)}"], sizes, machine, most)
             rows.append(Row(
                 self.name, self.line, "cuda", show(schedule), tuple(told),
-                self._origin(k < facts.asked), first, spent.bytes, spent.operations, spent.exact,
-                choice.grid, choice.block, functools.partial(counted, schedule),
+                self._origin(k < facts.asked), first, *self._spent, choice.grid, choice.block,
+                functools.partial(counted, schedule),
                 functools.partial(assembled, schedule) if first else lambda: None,
             ))  # fmt: skip
             if k < facts.asked:  # a text that the loop does not allow is said now

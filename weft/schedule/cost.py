@@ -1,112 +1,42 @@
-"""What a call of a loop costs, predicted: bytes of the elements that it touches, bytes that its
-iterations load and store, operations.
+"""What threads load and store in a call, each time, by a schedule.
 
-``footprint`` bounds the elements of each array by a box, from the intervals of its subscripts, and
-by the number of accesses. Work is counted at the mean of each index: that is exact where bounds of
-inner loops are affine in outer indices, as those of triangular loops are. Of a branch the dearer
-arm counts.
+Work is counted at the mean of each index: that is exact where bounds of inner loops are affine in
+outer indices, as those of triangular loops are. Of a branch the dearer arm counts. (What a loop
+costs however it is run, ``index.operations`` and ``index.elements`` count.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from weft.ir.core import Block, Function, Op, Value
-from weft.ir.types import ScalarType, i1, index
-from weft.ir.views import For, If, Parallel, constant_of, memory
-from weft.schedule.intervals import Interval
-from weft.values import frozen
+from weft.ir.core import Block, Op, Value
+from weft.ir.types import ScalarType
+from weft.ir.views import If, accessed_by, constant_of, loop_of
 
-_FREE = {
-    "arith.constant", "arith.select", "arith.index_cast", "arith.extsi", "arith.extui",
-    "arith.trunci", "arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp", "arith.fptosi",
-    "arith.fptoui", "arith.bitcast", "arith.cmpi", "arith.cmpf",
-}  # fmt: skip
-
-
-@frozen
-class Cost:
-    """``loaded`` and ``stored``: bytes of distinct elements, the least that memory has to move.
-    ``accessed``: bytes that iterations load and store, each time. ``operations``: of arithmetic on
-    numbers that are no indices, a multiplication and addition in one as two. ``exact``: False where
-    data decides how often a loop runs, which then counts once."""
-
-    loaded: int
-    stored: int
-    accessed: int
-    operations: int
-    exact: bool
-
-    @property
-    def bytes(self) -> int:
-        return self.loaded + self.stored
-
-
-Shapes = Mapping[Value, tuple[int, ...]]
-
-
-def cost(
-    function: Function, shapes: Shapes, numbers: Mapping[Value, int],
-    interval: Callable[[Value], Interval],
-) -> Cost:  # fmt: skip
-    """The cost of a call. ``shapes`` and ``numbers``: of the function's arguments; ``interval``:
-    what an index can be."""
-    work = Work(shapes, numbers)
-    accessed, operations = work.block(function.body, 1.0)
-    loaded = footprint(work.times, shapes, interval, stores=False)
-    stored = footprint(work.times, shapes, interval, stores=True)
-    return Cost(loaded, stored, round(accessed), round(operations), work.exact)
-
-
-def footprint(
-    times: Mapping[Op, float], shapes: Shapes, interval: Callable[[Value], Interval], *,
-    stores: bool,
-) -> int:  # fmt: skip
-    """Bytes of the elements that are loaded, or stored, by accesses that are carried out so many
-    ``times``."""
-    boxes: dict[Value, list[Interval]] = {}
-    most: dict[Value, float] = {}
-    for op, count in times.items():
-        memref, subscripts, _ = memory(op)
-        if op.name == ("memref.load" if stores else "memref.store") or not count:
-            continue
-        ranges = zip(map(interval, subscripts), shapes[memref], strict=True)
-        box = [(max(low, 0), min(high, n - 1)) for (low, high), n in ranges]
-        most[memref] = most.get(memref, 0.0) + min(_volume(box), count)
-        before = boxes.setdefault(memref, box)
-        boxes[memref] = [(min(a, c), max(b, d)) for (a, b), (c, d) in zip(before, box, strict=True)]
-    return sum(
-        round(min(_volume(box), most[memref])) * memref.memref.element.bytes
-        for memref, box in boxes.items()
-    )
-
-
-def _volume(box: list[Interval]) -> int:
-    return math.prod(max(high - low + 1, 0) for low, high in box)
+UNKNOWN_TRIPS = 16.0  # iterations assumed of a loop whose bounds are not known beforehand
 
 
 class Work:
-    """Counts what a function does. ``times``: how often each access of an argument is carried
-    out."""
+    """Counts the bytes that a function accesses. ``shapes`` and ``numbers``: of its arguments;
+    ``times``: how often each access of an argument is carried out. Loops of which nobody knows how
+    many turns they have are thought to have ``unknown``."""
 
-    def __init__(self, shapes: Shapes, numbers: Mapping[Value, int]) -> None:
-        self.shapes = shapes
+    def __init__(
+        self, shapes: Mapping[Value, Sequence[int]], numbers: Mapping[Value, int],
+        unknown: float = 1.0,
+    ) -> None:  # fmt: skip
+        self.shapes, self.unknown = shapes, unknown
         self.means: dict[Value, float | None] = dict(numbers)
         self.times: dict[Op, float] = {}
-        self.exact = True
 
-    def block(self, block: Block, times: float) -> tuple[float, float]:
-        """Bytes accessed and operations of ``block``, which is carried out so many ``times``."""
-        accessed = operations = 0.0
-        for op in block.ops:
-            more = self.op(op, times)
-            accessed, operations = accessed + more[0], operations + more[1]
-        return accessed, operations
+    def block(self, block: Block, times: float) -> float:
+        """Bytes accessed in ``block``, which is carried out so many ``times``."""
+        return sum(self.op(op, times) for op in block.ops)
 
-    def op(self, op: Op, times: float) -> tuple[float, float]:
+    def op(self, op: Op, times: float) -> float:
         if op.name in ("scf.for", "scf.parallel"):
-            loop = Parallel(op) if op.name == "scf.parallel" else For(op)
+            loop = loop_of(op)
             for iv, bounds in zip(loop.indices, loop.axes, strict=True):
                 times *= self.trips(iv, *bounds)
             return self.block(op.body, times)
@@ -116,26 +46,22 @@ class Work:
                 return arms[0]
             for k, result in enumerate(op.results):
                 self.means[result] = self.mean_of(*If(op).arms(k))
-            return max(arms, key=lambda arm: arm[1] + arm[0])
+            return max(arms)
         if op.regions:  # a while loop
-            self.exact = False
-            found = [self.block(region, times) for region in op.regions]
-            return sum(a for a, _ in found), sum(b for _, b in found)
+            return sum(self.block(region, times * self.unknown) for region in op.regions)
         self.note(op)
-        if op.name in ("memref.load", "memref.store", "memref.atomic_rmw", "memref.atomic_cas"):
-            memref, _, _ = memory(op)
-            if memref not in self.shapes:
-                return 0.0, 0.0
-            self.times[op] = self.times.get(op, 0.0) + times
-            update = not op.name.endswith(("load", "store"))
-            return times * memref.memref.element.bytes * (1 + update), times * update
-        return 0.0, times * _operations(op)
+        memref = accessed_by(op)
+        if memref is None or memref not in self.shapes:
+            return 0.0
+        self.times[op] = self.times.get(op, 0.0) + times
+        update = not op.name.endswith(("load", "store"))
+        return times * memref.memref.element.bytes * (1 + update)
 
     def trips(self, iv: Value, lower: Value, upper: Value, step: Value) -> float:
         low, high, by = (self.means.get(v) for v in (lower, upper, step))
         if low is None or high is None or by is None or by <= 0:
-            self.exact, self.means[iv] = False, None
-            return 1.0
+            self.means[iv] = None
+            return self.unknown
         count = max((high - low) / by if by == 1 else math.ceil((high - low) / by), 0.0)
         self.means[iv] = low + (count - 1) * by / 2
         return count
@@ -176,12 +102,3 @@ _MEANS: dict[str, Callable[..., float | None]] = {
     "arith.trunci": lambda a: a, "arith.remsi": lambda a, b: (b - 1) / 2 if b > 0 else None,
     "arith.shrsi": lambda a, b: a / 2**b, "arith.shli": lambda a, b: a * 2**b,
 }  # fmt: skip
-
-
-def _operations(op: Op) -> int:
-    """Operations on numbers that are no indices."""
-    if not op.name.startswith(("arith.", "math.")) or op.name in _FREE:
-        return 0
-    if op.result.type is index or op.result.type is i1:
-        return 0
-    return 2 if op.name == "math.fma" else 1

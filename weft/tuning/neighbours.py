@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from weft import compiler
 from weft.codegen import cuda
+from weft.codegen.interface import Slot
 from weft.codegen.machine import host_cpu
-from weft.ir.core import Op, walk
+from weft.codegen.threads import argument_slots
+from weft.ir.core import Function, Op, Value, walk
 from weft.ir.views import memory
 from weft.runtime.arguments import sizes_of
 from weft.runtime.build import Made
 from weft.runtime.gpu import GpuCompiled, optimized
 from weft.schedule import default_cpu, legal_cpu
 from weft.schedule.choose import candidate
+from weft.schedule.cost import UNKNOWN_TRIPS, Work
 from weft.schedule.grid import LEAST_TURNS
 from weft.schedule.language import (
     Bind,
@@ -77,7 +81,8 @@ def proposals(made: Made, block: bytes) -> list[str]:
             others = cpu_schedules(parallel, host_cpu())
     if parallel is None:
         return []
-    cost = model(parallel, width, wanted, longest)
+    slots = made.facts.slots if isinstance(made, GpuCompiled) else argument_slots(function)
+    cost = model(loads(function, parallel, slots, block), width, wanted, longest)
     near = [changed for schedule in own for changed in _changed(schedule)]
     found = [s for part in (own, near, others) for s in sorted(part, key=cost)]
     if not isinstance(made, GpuCompiled):  # what a GPU does not allow is found by compiling it
@@ -89,14 +94,13 @@ def proposals(made: Made, block: bytes) -> list[str]:
 
 
 def model(
-    parallel: Op, width: float, wanted: int, longest: float
+    shared: list[tuple[frozenset[str], float]], width: float, wanted: int, longest: float
 ) -> Callable[[Schedule], tuple[float, int, int]]:
-    """What is expected of a schedule: loads of an iteration, where iterations of one thread load
+    """What is expected of a schedule: of the loads ``shared``, where iterations of one thread load
     what they share once; more where copies have no registers, or where of ``width`` iterations
     fewer than the ``wanted`` threads are left. Threads that share loops, whose turns are
     ``longest`` at most, have no fewer turns each than ``grid`` gives them. Of equals, fewer copies,
     then fewer steps."""
-    shared = loads(parallel)
     registers = _REGISTERS if width == math.inf else _REGISTERS_GPU
 
     def shares(team: Cooperate) -> float:
@@ -117,21 +121,32 @@ def model(
     return cost
 
 
-def loads(parallel: Op) -> list[tuple[frozenset[str], float]]:
+def loads(
+    function: Function, parallel: Op, slots: Sequence[Slot], block: bytes
+) -> list[tuple[frozenset[str], float]]:
     """For each load of a loop the axes along which neighbours read the same element, and how often
-    it is carried out beside others: in a loop 16 times."""
+    a call with this argument block carries it out."""
+    shapes: dict[Value, list[int]] = {}
+    numbers: dict[Value, int] = {}
+    for k, slot in enumerate(slots):
+        if slot.kind in ("size", "int"):
+            (word,) = struct.unpack_from("<q", block, 8 * k)
+            if slot.kind == "size":
+                shapes[function.args[slot.arg]].append(word)
+            else:
+                numbers[function.args[slot.arg]] = word
+        elif slot.kind == "pointer":
+            shapes[function.args[slot.arg]] = []
+    work = Work(shapes, numbers, UNKNOWN_TRIPS)
+    work.block(function.body, 1.0)
     body, axes = parallel.body, axes_of(parallel)
     along = {axis: Variation(body, {body.args[k]: 1}) for k, axis in enumerate(axes)}
-    often: dict[Op, float] = {}
-    for op in walk(body):
-        for inner in walk(op.body) if op.name in ("scf.for", "scf.while") else ():
-            often[inner] = 16 * often.get(inner, 1.0)
     found: list[tuple[frozenset[str], float]] = []
     for op in walk(body):
         if op.name == "memref.load":
             _, subscripts, _ = memory(op)
             same = frozenset(axis for axis in axes if along[axis].uniform(*subscripts))
-            found.append((same, often.get(op, 1.0)))
+            found.append((same, work.times.get(op, 0.0)))
     return found
 
 

@@ -6,7 +6,6 @@ gets its arguments, and is written.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from weft.codegen.accumulations import accumulations
@@ -16,46 +15,29 @@ from weft.codegen.emit import Emitter, Module, View, symbol_of
 from weft.codegen.llvm import emit_block
 from weft.codegen.tables import Tables
 from weft.codegen.threads import argument_slots
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType, f64
 from weft.ir.views import Parallel
 from weft.ir.writes import written
 from weft.schedule.apply import apply
 from weft.schedule.bind import met
-from weft.schedule.grid import MOST_MEMBERS, THREADS, cluster, groups, is_exact, threads_of
 from weft.schedule.language import (
     Align,
     Cooperate,
     FastDivision,
     IndexWidth,
-    KeepRow,
-    RegisterWindow,
-    Scan,
     Schedule,
-    SharedArrays,
-    Stage,
-    StreamingStores,
-    StripMine,
     only,
     several,
-    tiled,
 )
+from weft.schedule.launch_bounds import launch_bounds
 from weft.schedule.nest import arrays_of
-from weft.schedule.rows import crowded
-
-_FEW_WORDS = 32  # in a thread's local arrays, beside as many that it computes with
 
 
 def stage_names(symbol: str, count: int) -> list[str]:
     """The names of a kernel's stages, the first of which has its own."""
     between = [f"{symbol}_{k}" for k in range(1, count - 1)]
     return [symbol, *between, *[f"{symbol}_finish"] * (count > 1)]
-
-
-def _in_arrays(function: Function) -> int:
-    """Words in the local arrays of a thread."""
-    own = (op.result.memref for op in walk(function.body) if op.name == "memref.alloca")
-    return sum(math.prod(m.shape or ()) * m.element.bytes // 4 for m in own if m.space != "shared")
 
 
 class GridEmitter:
@@ -84,30 +66,13 @@ class GridEmitter:
         self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)
         self.written = written(function)
-        usual = 2 * THREADS if only(schedule, StreamingStores) else THREADS
-        together = only(schedule, Cooperate)
-        threads = max(usual, threads_of(schedule), together.threads if together else 0)
-        if only(schedule, Stage) is not None or tiled(schedule):
-            threads = threads_of(schedule)
-        if together is not None and is_exact(schedule):
-            threads = together.threads * groups(together.threads)
-        blocks = cluster(together.threads) if together is not None else 1
-        traits = f'nounwind "nvvm.maxntid"="{threads // blocks}"'
-        if together is not None and blocks > 1:
-            self.cuda.group = together.threads
-            traits += f' "nvvm.cluster_dim"="{blocks},1,1"'
-        by_row = only(schedule, KeepRow) or only(schedule, StripMine)
-        if threads == MOST_MEMBERS // 2 and parallel is not None and by_row is not None:
-            # One loads its row while another one computes; where registers are few, so do more.
-            traits += ' "nvvm.minctasm"="2"' * crowded(parallel, by_row)
-        own = only(schedule, SharedArrays) is not None
-        few = len(several(schedule, Stage)) == 1 and _in_arrays(function) <= _FEW_WORDS and not own
-        if few or only(schedule, RegisterWindow) is not None:  # in 128 registers of a thread
-            traits += f' "nvvm.minctasm"="{max(2 * THREADS // threads, 1)}"'
-        elif own:  # of which shared memory holds few: all registers
-            traits += f' "nvvm.minctasm"="{max(THREADS // threads, 1)}"'
-        if isinstance(together, Scan):
-            traits += ' "nvvm.minctasm"="1"'  # else fewer loads are on their way at a time
+        bounds = launch_bounds(function, parallel, schedule)
+        traits = f'nounwind "nvvm.maxntid"="{bounds.threads // bounds.cluster}"'
+        if bounds.cluster > 1:
+            self.cuda.group = bounds.threads
+            traits += f' "nvvm.cluster_dim"="{bounds.cluster},1,1"'
+        if bounds.resident:
+            traits += f' "nvvm.minctasm"="{bounds.resident}"'
         self.traits = self.module.attribute(traits)
 
     def emit(self) -> str:

@@ -24,6 +24,7 @@ from weft.passes.collapse import collapse
 from weft.passes.factor import factor
 from weft.passes.fuse import fuse
 from weft.passes.merge_updates import merge_updates
+from weft.passes.promote import promote
 from weft.passes.race_checks import race_checks
 from weft.passes.reassociate_extrema import reassociate_extrema
 from weft.passes.reciprocal import reciprocal
@@ -33,11 +34,13 @@ from weft.passes.run import PIPELINE, Pass, run
 from weft.passes.split_quotients import split_quotients
 from weft.passes.tile import tile
 from weft.passes.widen import widen
+from weft.passes.write_out import small_loops, write_out
 from weft.schedule import default_cpu
 from weft.schedule.choose import candidate
 from weft.schedule.grid import threads_of
-from weft.schedule.language import Cooperate, parse, several, show
+from weft.schedule.language import Cooperate, SharedArrays, only, parse, several, show
 from weft.schedule.nest import loops_of
+from weft.schedule.recurrences import MOST_JOINT, composes
 from weft.source import FunctionSource
 from weft.values import mutable
 
@@ -64,6 +67,7 @@ def optimize_for_cpu(
 ) -> Function:  # fmt: skip
     """IR after the passes, for a CPU. The loop that a schedule is ``asked`` for is not cut up: its
     axes are those of the source. Raises ``RaceError``."""
+    _checked(function, options)
     first = [race_checks] if options.debug else []
     reordered = [reassociate_extrema, reciprocal] if options.strict_math else []
     without = [factor, fuse, advance, *reordered, *([split_quotients, tile] if asked else [])]
@@ -77,6 +81,7 @@ def optimize(
     """IR after the passes, for a GPU: its loops are not cut up. Loops that the schedule ``asked``
     for lets threads share stay loops, and all that it names where it names one that would be fused
     with others. Raises ``RaceError``."""
+    _checked(function, options)
     reordered = [reassociate_extrema, factor, reciprocal] if options.strict_math else []
     without = [widen, split_quotients, tile, reuse_output_as_scratch, *reordered]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
@@ -87,16 +92,41 @@ def optimize(
     def merged(function: Function) -> Function:
         return merge_updates(function, expensive=True)  # memory costs more there
 
+    def promoted(function: Function) -> Function:
+        return promote(function, local=MOST_JOINT)
+
     collapsed.__name__, merged.__name__ = collapse.__name__, merge_updates.__name__
+    promoted.__name__ = promote.__name__
     other: dict[Pass, Pass] = {collapse: collapsed, merge_updates: merged}
-    made = _passed(function, options, noalias, listener, without, other=other)
     steps = parse(asked or "")
     named = {name for step in steps for name in (*getattr(step, "loops", ()),
                                                  *[getattr(step, "loop", "")])} - {""}  # fmt: skip
-    if all(named <= {*loops_of(op)} for op in made.body.ops if op.name == "scf.parallel"):
+
+    def has_named(made: Function) -> bool:
+        loops = (op for op in made.body.ops if op.name == "scf.parallel")
+        return all(named <= {*loops_of(op)} for op in loops)
+
+    small = small_loops(function)
+    if small and named.isdisjoint(small) and only(steps, SharedArrays) is None:
+        scalars, carrying = write_out(function), {**other, promote: promoted}
+        made = _passed(scalars, options, noalias, None, without, other=carrying)
+        if composes(made) and has_named(made):
+            if listener is not None:  # which is told of what is taken only
+                made = _passed(scalars, options, noalias, listener, without, other=carrying)
+            return made
+    made = _passed(function, options, noalias, listener, without, other=other)
+    if has_named(made):
         return made
     without += [factor, fuse]
     return _passed(function, options, noalias, listener, without, other=other)
+
+
+def _checked(function: Function, options: Options) -> None:
+    if options.verify:
+        check(function)
+    with timing.stage("races"):
+        check_negative(function)
+        check_races(function)
 
 
 def _passed(
@@ -104,11 +134,6 @@ def _passed(
     listener: Callable[[str, Function], None] | None, without: Sequence[Pass],
     first: Sequence[Pass] = (), other: Mapping[Pass, Pass] = MappingProxyType({}),
 ) -> Function:  # fmt: skip
-    if options.verify:
-        check(function)
-    with timing.stage("races"):
-        check_negative(function)
-        check_races(function)
     function = copy(function)
     strict = {"strict_math": True} if options.strict_math else {}
     function.attrs = {**function.attrs, "noalias": noalias, **strict}

@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import weft
 from tests.autodiff import kernels as k
-from weft.autodiff.adjoint import Extent, segment_length
+from weft.autodiff.adjoint import Buffer, Extent, segment_length
+from weft.ir.core import Op
 from weft.pytorch import workspaces
 
 
@@ -267,7 +269,21 @@ def test_a_gpu_with_few_iterations_may_have_longer_tapes():
     with FakeTensorMode():
         tensors = {"x": torch.empty(64, 1 << 20, device="cuda"), "n": 3}
         on_cpu = {"x": torch.empty(64, 1 << 20, device="cpu")}
-    made = None
-    assert workspaces.Workspaces(made, tensors, [64], {}).afforded == 4 * 64 << 20
-    assert workspaces.Workspaces(made, tensors, [64, 1 << 20], {}).afforded == 0
-    assert workspaces.Workspaces(made, on_cpu, [64], {}).afforded == 0
+    long, short = Op("scf.for", []), Op("scf.for", [])
+    trips = {long: 1 << 20, short: 3}
+
+    def made(*tapes):
+        kept = (Buffer(f"tape{k}", "f32", long, tuple(map(Extent, loops)), shape)
+                for k, (loops, shape) in enumerate(tapes))  # fmt: skip
+        return SimpleNamespace(taped=list(kept))
+
+    def afforded(*tapes, space=(64,), env=tensors):
+        return workspaces.Workspaces(made(*tapes), env, [*space], trips).afforded
+
+    largest = 4 * 64 << 20
+    assert afforded(([long], ())) == largest
+    assert afforded(([long], (2,)), ([long], ())) == 3 * largest
+    assert afforded(([long, short], (3,))) == 4 * largest
+    assert afforded(([long], ()), ([short], (2,))) == largest + 64 * 3 * 2 * 4
+    assert afforded(([long], ()), space=(64, 1 << 20)) == 0
+    assert afforded(([long], ()), env=on_cpu) == 0

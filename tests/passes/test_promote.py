@@ -125,6 +125,31 @@ def test_which_loops_carry_the_element(name: str) -> None:
             np.testing.assert_array_equal(one, other)
 
 
+OVERWRITTEN = "\n      memref.store %zero, %c[%i] : memref<?xf32>" + UPDATE
+
+
+@pytest.mark.parametrize(("front", "body", "loads"), [
+    ("", loop(OVERWRITTEN), 0),
+    ("", loop(loop(OVERWRITTEN), index="q"), 0),
+    ("", loop(loop(OVERWRITTEN, "%q"), index="q"), 0),
+    ("", loop(UPDATE + re.sub("%([vst])\\b", "%\\g<1>_again", OVERWRITTEN)), 1),
+    # With no turns that is what is there behind the loop.
+    ("\n    memref.store %zero, %c[%i] : memref<?xf32>", loop(OVERWRITTEN), 1),
+])  # fmt: skip
+def test_what_is_overwritten_is_not_loaded(front: str, body: str, loads: int) -> None:
+    before = parsed(f"{HEAD}{front}{body}{TAIL}")
+    after = promote(before)
+    found = [op for op in walk(after.body) if op.name == "memref.load"]
+    assert sum(op.operands[0] is after.args[1] for op in found) == loads
+    for m in (0, 2):
+        x, c = np.random.default_rng(0).standard_normal((2, 6, 6), np.float32)
+        arrays = [[x.copy(), c[0].copy()] for _ in range(2)]
+        for made, given in zip((before, after), arrays, strict=True):
+            interp.run(made, [*given, 5, m])
+        for one, other in zip(*arrays, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_arguments_that_may_overlap_stay_in_memory() -> None:
     text = f"{HEAD}{loop(UPDATE)}{TAIL}".replace("noalias = true", "noalias = false")
     assert result_of([promote], text) == normal(text)

@@ -106,6 +106,20 @@ def pairs(x, out):
             out[i, j] = a * c - b * d
 
 
+def in_array(x, out):
+    for i in range(x.shape[0]):
+        h = weft.zeros(3)
+        h[1] = 1.0
+        for j in range(x.shape[1]):
+            t = weft.zeros(3)
+            for p in range(3):
+                for q in range(3):
+                    t[p] += 0.2 * (p - q + 1) * h[q]
+            for p in range(3):
+                h[p] = t[p] + x[i, j]
+            out[i, j] = h[0] - h[1]
+
+
 def fibonacci(x, out):
     for i in range(x.shape[0]):
         a = 0
@@ -119,7 +133,7 @@ def fibonacci(x, out):
 
 GROUPS = {
     filtered: [(0, 1)], turned: [(0, 1)], lattice: [(0, 1)], three: [(0, 1, 2)],
-    four: [(0, 1, 2, 3)], between: 2, pairs: 2, fibonacci: [(0, 1)],
+    four: [(0, 1, 2, 3)], between: 2, pairs: 2, in_array: [(0, 1, 2)], fibonacci: [(0, 1)],
 }  # fmt: skip
 
 
@@ -200,6 +214,56 @@ def test_what_is_not_finite_is_as_turn_by_turn(text: str) -> None:
     assert not expected[[1, 2, 4]].isfinite().all(1).any()
     emulated(by(text, grown))(a, x, found)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_what_a_turn_stores_in_several_places() -> None:
+    """One subscript alike is another one in each turn."""
+
+    def states(x, out):
+        for i in range(x.shape[0]):
+            h = weft.zeros(2)
+            for j in range(x.shape[1]):
+                h[0] = 0.5 * h[1] + x[i, j]
+                h[1] -= 0.25 * h[0]
+                for p in range(2):
+                    out[i, j, p] += h[p] * out[i, j, 0]
+
+    x, out = torch.randn(2, 150), torch.randn(2, 150, 2)
+    expected = out.clone()
+    weft.kernel(states)(x, expected)
+    emulated(by("scan((j), 64)", states))(x, out)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    crossed = torch.empty(2, 150, 150, device="meta")
+
+    def meeting(x, out):
+        for i in range(x.shape[0]):
+            s = 0.0
+            for j in range(x.shape[1]):
+                s = 0.5 * s + x[i, j]
+                out[i, j, 0] = s
+                out[i, 0, j] = s
+
+    with pytest.raises(ScheduleError, match="touch what others of them write"):
+        weft.compile_for("sm_90", by("scan((j), 64)", meeting), x.to("meta"), crossed)
+
+
+def test_derived_gradients_are_scans() -> None:
+    def filtered(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            h = weft.zeros(2)
+            for j in range(x.shape[1]):
+                y = x[i, j]
+                for p in range(2):
+                    y += c[p] * h[p]
+                h[1] = h[0]
+                h[0] = y
+                out[i, j] = y
+        return out
+
+    x, c = (torch.empty(*n, device="meta", requires_grad=True) for n in ((64, 4096), (2,)))
+    adjoint, _ = weft.kernel(filtered).backward.schedules(x, c, device="cuda").taken
+    assert "scan((j, k1), 128, width=4)" in adjoint.schedule
 
 
 def bilinear(x, out):

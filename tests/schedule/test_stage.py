@@ -61,11 +61,11 @@ def lowered(kernel: weft.Kernel, *args: Any) -> tuple[Function, Op]:
 
 
 def test_what_depends_on_the_turn_alone_is_computed_once() -> None:
-    function, parallel = lowered(state, *inputs(3, 4, 5))
+    function, parallel = lowered(state, *inputs(3, 5, 6))
     found = rows_of(function, parallel, 1, serial_of(parallel)["t"], 32)
     assert sorted((row.root.name, row.width, len(row.stands_for)) for row in found) == [
-        ("math.exp", 4, 1),  # not w, which nothing else asks for
-        ("memref.load", 1, 1), ("memref.load", 4, 2),  # g; k in both loops
+        ("math.exp", 5, 1),  # not w, which nothing else asks for
+        ("memref.load", 1, 1), ("memref.load", 5, 2),  # g; k in both loops
     ]  # fmt: skip
     assert rows_of(function, parallel, 0, serial_of(parallel)["t"], 32) == []  # b tells rows apart
 

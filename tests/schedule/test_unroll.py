@@ -25,15 +25,15 @@ from weft.schedule.unroll import for_registers
 
 @weft.kernel
 def state(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A state of four numbers for each row, which each step updates and sums."""
+    """A state of five numbers for each row, which each step updates and sums."""
     out = torch.empty_like(x)
     for i in range(x.shape[0]):
-        s = weft.zeros(4)
+        s = weft.zeros(5)
         for t in range(x.shape[1]):
             total = 0.0
-            for j in range(4):
+            for j in range(5):
                 s[j] = s[j] * w[j] + math.sin(x[i, t] + j)
-                total += s[3 - j]
+                total += s[4 - j]
             out[i, t] = total
     return out
 
@@ -44,15 +44,15 @@ def lowered(kernel: weft.Kernel, *args: torch.Tensor) -> tuple[Function, Op]:
 
 
 def test_turns_are_written_out() -> None:
-    function, parallel = lowered(state, torch.rand(4), torch.rand(3, 5))
+    function, parallel = lowered(state, torch.rand(5), torch.rand(3, 5))
     assert for_registers(parallel) == ("j",)
     made, outer = serial_steps(function, parallel, ["j"], ())
     verify(made)
     assert list(serial_of(outer)) == ["t"]
-    assert sum(op.name == "math.sin" for op in walk(made.body)) == 4
+    assert sum(op.name == "math.sin" for op in walk(made.body)) == 5
     (array,) = (op.result for op in walk(made.body) if op.name == "memref.alloca")
     used = [op for op in walk(made.body) if op.operands and array in op.operands]
-    assert len(used) == 4 + 3 * 4  # filled with zeros; loaded, stored, and loaded from the end
+    assert len(used) == 5 + 3 * 5  # filled with zeros; loaded, stored, and loaded from the end
     after = cse(simplify(made))
     (array,) = (op.result for op in walk(after.body) if op.name == "memref.alloca")
     subscripts = [op.operands[-1] for op in walk(after.body) if array in op.operands]
@@ -62,7 +62,7 @@ def test_turns_are_written_out() -> None:
 @pytest.mark.parametrize("text", ["unroll((j))", "unroll((j)); prefetch(t, 2)", None])
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 def test_bits_are_kept(n: int, text: str | None) -> None:
-    w, x = torch.rand(4), torch.rand(3, n)
+    w, x = torch.rand(5), torch.rand(3, n)
     kernel = weft.kernel(schedule={"cuda": text} if text else None)(state.function)
     plain = weft.kernel(schedule={"cuda": "index_width(32)"})(state.function)
     EmulatedCall.seen.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 
 from weft.ir.builder import Rewriter
@@ -19,26 +20,29 @@ _HARMLESS = {"memref.load", "memref.store", "memref.atomic_rmw", "memref.alloca"
              "scf.if", "scf.while"}  # fmt: skip
 
 
-def promote(function: Function) -> Function:
+def promote(function: Function, *, local: int = 0) -> Function:
     """``for k: c[i, j] += v`` loads ``c[i, j]`` in front of the outermost loop that leaves the
     subscripts as they are, carries it, and stores it behind that loop.
 
     Nothing is loaded or stored where the loop would not have stored: unless it is known to run, or
-    there is a store to the element in front of it, both depend on its bounds.
+    there is a store to the element in front of it, both depend on its bounds. Nor is what every
+    turn stores before it asks for it. ``local``: also elements of local arrays that have up to so
+    many.
 
     Precondition: a verified function after ``lower_updates``, best after ``cse`` (subscripts are
     the same if they are the same SSA values) and ``collapse``.
-    Non-goals: local arrays (LLVM keeps them in registers); elements of f16 and bf16, which are
-    rounded in memory; elements that only some iterations store to; loops that may stop the kernel.
+    Non-goals: larger local arrays (LLVM keeps them in registers); elements of f16 and bf16, which
+    are rounded in memory; elements that only some iterations store to; loops that may stop the
+    kernel.
     """
     noalias = bool(function.attrs.get("noalias"))
     loops = (op for op in walk(function.body) if op.name == "scf.for")
-    if not any(_promotable(op, noalias) for op in loops):
+    if not any(_promotable(op, noalias, local) for op in loops):
         return function
-    return _Promoter(noalias).function(function)
+    return _Promoter(noalias, local).function(function)
 
 
-def _promotable(loop: Op, noalias: bool) -> dict[Element, list[Op]]:
+def _promotable(loop: Op, noalias: bool, local: int) -> dict[Element, list[Op]]:
     """The elements that ``loop`` may carry, each with the loops that have to run for it to be
     stored to."""
     inside = defined(loop.regions)
@@ -55,7 +59,7 @@ def _promotable(loop: Op, noalias: bool) -> dict[Element, list[Op]]:
             kinds == {"memref.load", "memref.store"}
             and inside.isdisjoint(element)
             and memref.memref.element not in (f16, bf16)
-            and not is_local(memref)
+            and not (is_local(memref) and math.prod(memref.memref.shape or (local + 1,)) > local)
             and not any(
                 may_alias(memref, other[0], noalias)
                 and not (memref is other[0] and subscripts_differ(subscripts, other[1:]))
@@ -101,10 +105,21 @@ def _path(loop: Op, element: Element, inside: Collection[Value]) -> list[Op]:
     return []
 
 
+def _overwritten(loops: Sequence[Op], element: Element) -> bool:
+    """Whether a turn of the first of ``loops``, which surely store to the element, stores before it
+    asks for it: what is there before that does not matter."""
+    first = next(op for op in loops[0].body.ops if any(
+        accessed_by(inner) is not None and _element(inner) == element for inner in below(op)
+    ))  # fmt: skip
+    if len(loops) > 1 and first is loops[1]:
+        return _overwritten(loops[1:], element)
+    return first.name == "memref.store"
+
+
 class _Promoter(Rewriter):
-    def __init__(self, noalias: bool) -> None:
+    def __init__(self, noalias: bool, local: int) -> None:
         super().__init__(self._visit, around=self._around)
-        self.noalias = noalias
+        self.noalias, self.local = noalias, local
         self.current: dict[Element, Value] = {}  # of each element that is carried: what it is here
         self.stored: set[Element] = set()  # those that are surely stored to in front
 
@@ -124,11 +139,16 @@ class _Promoter(Rewriter):
         self.span = op.span
         guards: dict[Element, Value | None] = {}
         if op.name == "scf.for":
-            for old, loops in _promotable(op, self.noalias).items():
+            for old, loops in _promotable(op, self.noalias, self.local).items():
                 element = tuple(map(self.lookup, old))
                 if element not in self.current:
-                    guards[element] = None if element in self.stored else self._all_run(loops)
-                    self.current[element] = self._loaded(element, guards[element])
+                    known = element in self.stored
+                    guards[element] = None if known else self._all_run(loops)
+                    self.current[element] = (
+                        self.constant(0, old[0].memref.element)
+                        if not known and _overwritten(loops, old)
+                        else self._loaded(element, guards[element])
+                    )
         written = (o for o in below(op) if o.name == "memref.store")
         changed = dict.fromkeys(tuple(map(self.lookup, _element(o))) for o in written)
         results = self._rebuilt(op, [element for element in changed if element in self.current])

@@ -25,6 +25,7 @@ _ITERATIONS = {"cuda": 1 << 22, "cpu": 256}
 _LEAST_TERMS = 16
 VERSIONS = 1 << 30  # bytes that tapes of overwritten elements may take, if WEFT_TAPE_MB is not more
 _FEW = 4096  # iterations
+_KEPT = 4  # numbers of a turn that threads who share a loop keep: what a scan carries jointly
 # Rows of a state whose sums over rows one thread has; and how many times as long as the largest
 # tensor their tapes may be: the chunks of a state are its number of elements by ``CHUNK``.
 _ROWS_TOGETHER = (64, 32, 16, 8)
@@ -97,12 +98,20 @@ class Workspaces:
 
     @property
     def afforded(self) -> int:
-        """How many bytes they may take in any case: on a GPU as many as the largest tensor, where
-        iterations are few. Threads share a loop then, and segments are too short for that."""
+        """How many bytes they may take in any case: on a GPU as many as the largest tensor for each
+        number that a turn keeps, up to four, where iterations are few. Threads share a loop then,
+        and segments are too short for that; they do not shorten tapes of short loops."""
         tensors = [v for v in self.env.values() if isinstance(v, torch.Tensor)]
         if math.prod(self.space) > _FEW or not any(t.is_cuda for t in tensors):
             return 0
-        return max(t.nbytes for t in tensors)
+        kept = short = 0
+        for tape in (w for w in self.adjoint.taped if w.extents):
+            trips = [self.trips[x.op] for x in tape.extents]
+            if all(n < _SHORT for n in trips):
+                short += self._bytes(tape)
+            else:
+                kept += math.prod(n for n in trips if n < _SHORT) * math.prod(tape.shape)
+        return min(kept, _KEPT) * max(t.nbytes for t in tensors) + short
 
     @property
     def rows(self) -> int:

@@ -22,6 +22,7 @@ from weft.schedule.language import (
     Cooperate,
     KeepRow,
     Privatize,
+    Scan,
     Schedule,
     Step,
     StripMine,
@@ -94,6 +95,8 @@ def fitted(found: Candidate, sizes: Sizes) -> Schedule:
 
     def fit(step: Step) -> Step:
         match step:
+            case Scan():
+                return replace(step, threads=min(threads, step.threads))
             case Cooperate():
                 return replace(step, threads=threads)
             case KeepRow() | StripMine():

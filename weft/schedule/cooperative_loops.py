@@ -306,15 +306,17 @@ class _Search:
         return True
 
     def one_each(self, loop: Op, several: list[Access]) -> bool:
-        """Whether all of these accesses are to one element, another one in each iteration."""
-        subscripts = several[0].subscripts
-        if any(access.subscripts != subscripts for access in several):
-            return False
+        """Whether these accesses have one subscript alike, which is another one in each iteration
+        of ``loop``."""
         iv = For(loop).index
         inner = {For(op).index for op in walk(loop.body) if op.name == "scf.for"}
-        steps = [poly is not None and poly.slope(iv) for poly in subscripts]
-        leaves = {v for poly in subscripts if poly is not None for v in poly.leaves()}
-        return None not in subscripts and any(steps) and not leaves & inner
+        return any(
+            first is not None
+            and first.slope(iv)
+            and inner.isdisjoint(first.leaves())
+            and all(poly == first for poly in others)
+            for first, *others in zip(*(access.subscripts for access in several), strict=True)
+        )
 
     # -- whether it pays
 

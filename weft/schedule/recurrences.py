@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.ir.core import Block, Op, Value, below, walk
+from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.types import f32, f64
 from weft.ir.views import For, If, accessed_by, written_by
 from weft.schedule.combiners import INEXACT, choice, combiners, exceeds, is_joint
@@ -142,6 +142,14 @@ def _joint(loop: Op, group: Group, depends: dict[Value, frozenset[int]]) -> str 
     if len(group) > MOST_JOINT:
         return f"{names} depend on each other along `{name}`: {MOST_JOINT} may, at most"
     return None
+
+
+def composes(function: Function) -> bool:
+    """Whether turns of a loop of ``function`` ask for what it carries, and compose."""
+    return any(
+        isinstance(recurrences(op, strict=function.strict), Recurrences)
+        for op in walk(function.body) if op.name == "scf.for" and op.results
+    )  # fmt: skip
 
 
 def recalled(loop: Op) -> Recurrences:

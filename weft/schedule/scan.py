@@ -12,7 +12,7 @@ finds something that is not finite takes what is carried through the turns in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from weft.ir.core import Block, Function, Op, Value, slice_of, walk
 from weft.ir.types import ScalarType, i32
@@ -25,7 +25,7 @@ from weft.schedule.guards import Aligned, Guard, MultipleOf, Scanned, ScanSplit
 from weft.schedule.language import Align, Scan, Step
 from weft.schedule.nest import Nest
 from weft.schedule.prefetch import ahead
-from weft.schedule.recurrences import recalled
+from weft.schedule.recurrences import Recurrences, recalled
 from weft.schedule.rows import VECTOR_BYTES
 from weft.schedule.variation import Variation
 from weft.values import frozen
@@ -44,6 +44,7 @@ def scan(
 # -- rows
 
 _TURNS, _MOST_OPS = 4, 512  # of a thread at a time, and operations in them
+_JOINT_THREADS = 128  # where maps are matrices, as each thread reads those of all warps
 Row = tuple[int, Value | None]
 
 
@@ -118,32 +119,32 @@ def _row(last: Value, iv: Value) -> Row | None:
 
 
 def scanned(
-    names: tuple[str, ...], loops: Collection[Op], nest: Nest, step_of: Callable[[Value], int], *,
-    pays: bool, parted: bool,
+    names: tuple[str, ...], loops: Mapping[Op, Recurrences], nest: Nest,
+    step_of: Callable[[Value], int], *, pays: bool, parted: bool,
 ) -> Iterator[tuple[tuple[Guard, ...], tuple[Step, ...]]]:  # fmt: skip
     """Forms in which several threads have an iteration together, and scan what its loops carry: by
     vectors, or not: bits do not depend on which. ``names``: of all loops that threads
-    share, of which ``loops`` are scanned. ``pays``, ``parted``: as of a team."""
+    share, of which ``loops`` are scanned. Where maps are matrices, threads have more turns: they
+    compose them once for all. ``pays``, ``parted``: as of a team."""
     found = vectors(loops)
     size = max(sum(1 for _ in walk(op.body)) for op in loops)
-    turns = max(found.width, _TURNS)
-    while turns > 1 and turns * size > _MOST_OPS:
-        turns //= 2
-    width = min(found.width, turns)
-    whole: tuple[Guard, ...] = ()
-    steps: tuple[Step, ...] = ()
-    if width > 1:
-        aligned = [
-            (nest.arrays[k], min(width * array.memref.element.bytes, VECTOR_BYTES))
-            for k, array in found.arrays.items()
-        ]
-        whole = (*(MultipleOf(step_of(v), width) for v in found.multiples),
-                 *(Aligned(*n) for n in aligned))  # fmt: skip
-        steps = tuple(Align(*n) for n in aligned)
-    for guard, parts in ((ScanSplit(), 0), (Scanned(turns, pays), 1))[not parted :]:
+    joint = max(len(group) for each in loops.values() for group in each.families)
+    aligned = [(nest.arrays[k], array.memref.element.bytes) for k, array in found.arrays.items()]
+    for parts in (0, 1)[not parted :]:
+        threads, turns = SEVERAL, max(found.width, _TURNS)
+        if joint > 1:
+            threads = _JOINT_THREADS if parts else 2 * _JOINT_THREADS
+            turns = turns if parts and joint == 2 else max(turns, 2 * _TURNS)
+        while turns > 1 and turns * size > _MOST_OPS:
+            turns //= 2
+        width, guard = min(found.width, turns), Scanned(turns, pays) if parts else ScanSplit()
         if width > 1:
-            yield (*whole, guard), (Scan(names, SEVERAL, 0, width, turns, parts), *steps)
-        yield (guard,), (Scan(names, SEVERAL, 0, 1, turns, parts),)
+            bounds = [(name, min(width * bytes, VECTOR_BYTES)) for name, bytes in aligned]
+            whole = (*(MultipleOf(step_of(v), width) for v in found.multiples),
+                     *(Aligned(*n) for n in bounds))  # fmt: skip
+            steps = tuple(Align(*n) for n in bounds)
+            yield (*whole, guard), (Scan(names, threads, 0, width, turns, parts), *steps)
+        yield (guard,), (Scan(names, threads, 0, 1, turns, parts),)
 
 
 # -- the rewrite

@@ -35,8 +35,9 @@ def turns(loop: Op) -> int:
     return -1 if lower is None or upper is None or step != 1 else max(int(upper - lower), 0)
 
 
-def for_registers(parallel: Op) -> tuple[str, ...]:
-    """The loops that keep local arrays in memory, if writing them out keeps these in registers."""
+def for_registers(parallel: Op, each: int = _MOST_ELEMENTS) -> tuple[str, ...]:
+    """The loops that keep local arrays in memory, if writing them out keeps these in registers.
+    ``each``: elements of an array, at most."""
     names = {For(op).index: (name, op) for name, op in loops_of(parallel).items()
              if 0 < turns(op) <= MOST_TURNS and "unroll" not in op.attrs}  # fmt: skip
     arrays = [op.result for op in walk(parallel.body) if op.name == "memref.alloca"]
@@ -48,7 +49,7 @@ def for_registers(parallel: Op) -> tuple[str, ...]:
         elements = 1
         for size in array.memref.shape or (left + 1,):
             elements *= size
-        if not indices or elements > left or not all(v in names for v in indices):
+        if not indices or elements > min(each, left) or not all(v in names for v in indices):
             continue
         left -= elements
         found |= {names[v][1]: names[v][0] for v in indices}
@@ -59,7 +60,8 @@ def for_registers(parallel: Op) -> tuple[str, ...]:
 
 def leaves(op: Op, array: Value, known: Collection[Value]) -> list[Value]:
     """What the subscripts of an access depend on, but for numbers."""
-    if op.name not in ("memref.load", "memref.store") or memory(op)[0] is not array:
+    accesses = ("memref.load", "memref.store", "memref.atomic_rmw")
+    if op.name not in accesses or memory(op)[0] is not array:
         return [array]  # it is handed on
     found, waiting = [], list(memory(op)[1])
     while waiting:

@@ -95,9 +95,14 @@ def optimize(
     def promoted(function: Function) -> Function:
         return promote(function, local=MOST_JOINT)
 
+    def divided(function: Function) -> Function:
+        return reciprocal(function, carried=False)
+
     collapsed.__name__, merged.__name__ = collapse.__name__, merge_updates.__name__
-    promoted.__name__ = promote.__name__
-    other: dict[Pass, Pass] = {collapse: collapsed, merge_updates: merged}
+    promoted.__name__, divided.__name__ = promote.__name__, reciprocal.__name__
+    other: dict[Pass, Pass] = {
+        collapse: collapsed, merge_updates: merged, reciprocal: divided,
+    }  # fmt: skip
     steps = parse(asked or "")
     named = {name for step in steps for name in (*getattr(step, "loops", ()),
                                                  *[getattr(step, "loop", "")])} - {""}  # fmt: skip

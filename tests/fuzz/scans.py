@@ -1,8 +1,8 @@
 """Random kernels whose rows go by recurrences, as Python source.
 
 Loops that ask at every turn for what they carried so far: sums, products, extrema, affine maps,
-resets, values that follow others, pairs and triples that depend on each other, forward and
-backward, stored before and after the update. On a GPU a block may scan them.
+resets, values that follow others, pairs and triples that depend on each other, numbers and local
+arrays, forward and backward, stored before and after the update. On a GPU a block may scan them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ CARRIED = (
     ("3.0", "{s} = min({t}, {s})"), ("-1e9", "if {t} >= {s}:\n    {s} = {t}"),
     ("0.25", "{s} = 0.5 * {s} + {t}"), ("0.0", "{s} = {g} * {s} + {t}"),
     ("1.0", "{s} = ({s} + {t}) * {g}"), ("0.5", "{s} = {t} - {g} * {s}"),
-    ("0.0", "{s} = {s} / (2.0 + {g}) + {t}"), ("0.75", "{s} = {t}"),
+    ("0.0", "{s} = {s} / (2.0 + {g}) + {t}"), ("0.5", "{s} = ({s} + {t}) / 3.0"),
+    ("1.0", "{s} = {t} - {s} / (abs(a) + 2.5)"), ("0.75", "{s} = {t}"),
     ("0.0", "{s} = ({t} if {c} else {s} + {t})"), ("0.0", "if {c}:\n    {s} = 0.5\n{s} += {t}"),
     ("0.5", "if {c}:\n    {s} += {t}\nelse:\n    {s} = {s} * {g} - 0.25 * {s}"),
     ("0.5", "{s} = 0.5 * weft.math.tanh({s}) + {t}"),  # has an order
@@ -43,6 +44,22 @@ JOINT = (
 )  # fmt: skip
 
 
+# Of an array of {n} numbers, through whose elements {p} and {q} go.
+ARRAYS = (
+    "for {p} in range({n}):\n    {s}[{p}] = 0.5 * {s}[({p} + 1) % {n}] + {t}",
+    "for {p} in range({n}):\n    {s}[{p}] = {g} * {s}[{p}] / 2.5 + 0.5 * {t}",
+    "{u} = weft.zeros({n})\nfor {p} in range({n}):\n    for {q} in range({n}):\n"
+    "        {u}[{p}] += 0.15 * ({p} - {q} + 1) * {s}[{q}]\n"
+    "for {p} in range({n}):\n    {s}[{p}] = {u}[{p}] + {t}",
+    "for {p} in range({n} - 1, 0, -1):\n    {s}[{p}] = {s}[{p} - 1]\n{s}[0] = {t} - 0.25 * {s}[1]",
+    "if {c}:\n    {s}[0] = {t}\nelse:\n    {s}[1] = 0.5 * {s}[0] - {s}[1] / 3.0 + {g}",
+    "for {p} in range(1, {n}):\n    if {c}:\n        {s}[{p}] = max({s}[{p}], {t})\n"
+    "    {s}[0] += 0.125 * {g}",
+    "{s}[0] = 0.5 * {s}[{n} - 1] + {t}",  # the others stay
+    "for {p} in range({n}):\n    {s}[{p}] = 0.5 * weft.math.tanh({s}[{p}]) + {t}",  # has an order
+)
+
+
 class Recurrences(Rows):
     def span(self) -> str:
         length = "x.shape[1]" if self.along else "x.shape[0]"
@@ -56,7 +73,19 @@ class Recurrences(Rows):
         """A loop whose turns ask for some of what it carries."""
         k, lines = self.name("k"), list[str]()
         names: list[str] = []
-        if self.random.random() < 0.3:
+        drawn = self.random.random()
+        if drawn < 0.2:
+            array, n = self.name("s"), self.random.randint(2, 5)
+            self.emit(indent, f"{array} = weft.zeros({n})")
+            if self.random.random() < 0.5:
+                self.emit(indent, f"{array}[1] = 0.5")
+            for update in self.random.sample(ARRAYS, self.random.choice((1, 1, 2))):
+                lines.append(update.format(
+                    s=array, n=n, p=self.name("p"), q=self.name("q"), u=self.name("u"),
+                    t=self.small(k), g=self.small(k), c=self.condition(k),
+                ))  # fmt: skip
+            names += [f"{array}[0]", f"{array}[{n - 1}]"]
+        elif drawn < 0.45:
             joint = [self.name("s") for _ in range(3)]
             self.emit(indent, f"{', '.join(joint)} = 0.0, 0.5, -0.25")
             update = self.random.choice(JOINT)

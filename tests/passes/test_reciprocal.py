@@ -156,3 +156,43 @@ def test_a_divisor_that_is_a_constant_of_the_loop():
     y = x.copy()
     interp.run(once, [y, np.float32(0.0)])
     np.testing.assert_array_equal(y, x / np.float32(3.0))
+
+
+CARRIED = """
+func.func @f(%x: memref<?xf32>, %y: memref<?xf32>, %d: f32) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = "weft.dim"(%x) {axis = 0} : (memref<?xf32>) -> index
+  %r = scf.for %j = %c0 to %n step %c1 iter_args(%s = %d) -> (f32) {
+    %1 = memref.load %x[%j] : memref<?xf32>
+    %2 = arith.divf %1, %d : f32
+    %3 = arith.addf %s, %2 : f32
+    %4 = arith.divf %3, %d : f32
+    memref.store %4, %y[%j] : memref<?xf32>
+    scf.yield %4 : f32
+  }
+  func.return
+}
+"""
+
+
+def test_what_turns_carry_and_compose_is_left_to_schedules() -> None:
+    """A scan has to see the quotient; all others have it without a division, in the same bits."""
+
+    def divided(function):
+        (loop,) = (op for op in walk(function.body) if op.name == "scf.for")
+        return [op.left.op.name for op in walk(loop.body) if op.name == "arith.divf"]
+
+    before = parsed(CARRIED)
+    first = reciprocal(before, carried=False)
+    assert divided(first) == ["arith.addf"]
+    made = [reciprocal(before), reciprocal(first, carried=True)]
+    assert [divided(function) for function in made] == [[], []]
+    found = [np.zeros(50, np.float32) for _ in made]
+    x = np.random.default_rng(0).standard_normal(50, np.float32)
+    for function, y in zip(made, found, strict=True):
+        verify(function)
+        interp.run(function, [x, y, 1.75])
+    np.testing.assert_array_equal(*found)
+    product = parsed(CARRIED.replace("arith.addf %s, %2", "arith.mulf %s, %s"))
+    assert divided(reciprocal(product, carried=False)) == []  # no scan: what has an order

@@ -130,10 +130,20 @@ def adjoint(x, out):
             s = t * x[i, k]
 
 
+def shared(x, out):
+    """Quotients by what no turn changes, of what is carried and of what is not."""
+    for i in range(x.shape[0]):
+        s = 0.5
+        d = 1.5 + i
+        for j in range(x.shape[1]):
+            s = (s + x[i, j] / 1.75) / d
+            out[i, j] = s / 3.0
+
+
 FAMILIES = {
     cumsum: ["sum"], exclusive: ["sum"], backward: ["mulf"], largest: ["ogt"], affine: ["affine"],
     reset: ["affine"], before: ["affine"], levels: ["sum", "affine"], counted: ["affine"],
-    inner: ["affine"], adjoint: ["affine"],
+    inner: ["affine"], adjoint: ["affine"], shared: ["affine"],
 }  # fmt: skip
 
 

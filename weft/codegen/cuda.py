@@ -19,6 +19,7 @@ from weft.ir.types import MemRefType
 from weft.ir.views import For, Parallel, is_constant, memory
 from weft.ir.writes import loaded
 from weft.ir.writes import written as written_memrefs
+from weft.passes.reciprocal import reciprocal
 from weft.schedule import asked_cuda, register_window
 from weft.schedule.choose import Candidate, candidate
 from weft.schedule.cooperative_loops import Team, find, marked
@@ -190,6 +191,8 @@ def compile_cuda(function: Function, schedule: Schedule, arch: str) -> CudaCode:
 def scheduled(function: Function, schedule: Schedule) -> GridEmitter:
     """``function`` after the steps of ``schedule``, to be written as LLVM IR. Raises
     ``ScheduleError`` for what the loop does not allow."""
+    if only(schedule, Scan) is None and not function.strict:
+        function = reciprocal(function, carried=True)
     parallel = outermost(function)
     axes = axes_of(parallel) if parallel is not None else ()
     order = [axes.index(bind.axis) for bind in several(schedule, Bind)]

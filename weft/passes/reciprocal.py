@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from weft.ir.builder import Builder, Rewriter
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import f32
+from weft.schedule.recurrences import divisions
 
 # Beyond these powers of two, a divisor is scaled: neither its reciprocal nor the quotient then
 # leaves the range of normal numbers where the true quotient does not.
 _LIMITS = {"f32": 100, "f64": 900}
 
 
-def reciprocal(function: Function) -> Function:
+def reciprocal(function: Function, *, carried: bool | None = None) -> Function:
     """``x / y`` in a ``scf.for`` in which y does not change is x times the reciprocal of y, and one
     step that corrects it.
+
+    ``carried``: only what divides a value that turns carry and compose (``divisions``), or all but
+    that, which a scan has to see.
 
     Precondition: a verified function, invariants hoisted. Not used with ``strict_math``: a quotient
     that is a number of the type is exact, and others are correctly rounded but for those next to
@@ -27,16 +32,19 @@ def reciprocal(function: Function) -> Function:
     """
     if not any(op.name == "arith.divf" for op in walk(function.body)):
         return function
-    return Rewriter(around=_around).function(function)
+    return Rewriter(around=partial(_around, carried=carried)).function(function)
 
 
-def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+def _around(op: Op, rewriter: Rewriter, *, carried: bool | None) -> Sequence[Value] | None:
     if op.name != "scf.for":
         return None
     body = op.body
     inside = {*body.args, *(v for o in body.ops if o.name != "arith.constant" for v in o.results)}
     found = [o for o in body.ops if o.name == "arith.divf"
              and o.left in inside and o.right not in inside]  # fmt: skip
+    if found and carried is not None:
+        composed = divisions(op)
+        found = [o for o in found if (o in composed) is carried]
     if not found:
         return None
     rewriter.span = op.span

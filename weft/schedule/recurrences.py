@@ -152,6 +152,16 @@ def composes(function: Function) -> bool:
     )  # fmt: skip
 
 
+def divisions(loop: Op) -> set[Op]:
+    """Those in the body of ``loop`` that divide what its turns carry and compose."""
+    found = recurrences(loop)
+    if isinstance(found, str):
+        return set()
+    places = {k for group in found.families for k in group}
+    return {op for op in loop.body.ops if op.name == "arith.divf"
+            and not places.isdisjoint(found.depends.get(op.left, ()))}  # fmt: skip
+
+
 def recalled(loop: Op) -> Recurrences:
     """What was noted of a loop, which may have other types since."""
     kinds, families = loop.attrs["scan"]

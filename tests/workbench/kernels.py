@@ -53,6 +53,22 @@ def gathered_arguments(n: int = 4, m: int = 3) -> tuple[torch.Tensor, torch.Tens
 
 
 @weft.kernel
+def squared(z: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(z)
+    for i in range(z.shape[0]):
+        out[i] = z[i] * z[i]
+    return out
+
+
+@weft.kernel
+def running(x: Float[Tensor, " n"]) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for i in range(1, x.shape[0]):
+        out[i] = out[i - 1] + x[i]
+    return out
+
+
+@weft.kernel
 def unknown(x: torch.Tensor) -> None:
     y = x.view(-1)
     for i in range(y.shape[0]):

@@ -152,6 +152,43 @@ def test_the_command_answers_as_the_function_does() -> None:
     assert "This shows it:" in done.output
 
 
+def test_imaginary_parts_are_compared() -> None:
+    z = torch.randn(9, dtype=torch.complex64)
+
+    def conjugated(z: torch.Tensor) -> torch.Tensor:
+        return kernels.squared(z).conj()
+
+    assert weft.check(kernels.squared, z).ok
+    found = weft.check(kernels.squared, z, against=conjugated, seconds=1)
+    assert not found.ok
+    assert "WRONG: small sizes: the result: 3 of 6 elements differ; at [" in str(found)
+
+
+def test_dtypes_are_compared() -> None:
+    def doubled(z: torch.Tensor) -> torch.Tensor:
+        return kernels.squared(z).double()
+
+    found = weft.check(kernels.squared, torch.rand(3), against=doubled, seconds=1)
+    assert "the result: torch.float64 in place of torch.float32" in str(found)
+    assert "z=torch.empty((0,), dtype=torch.float32)," in found.program
+
+
+def test_of_what_cannot_be_compiled_nothing_more_is_tried() -> None:
+    found = weft.check(kernels.running)
+    assert [(t.what, t.result) for t in found.trials] == [("small sizes", "WRONG")]
+    assert "iteration i=1 writes out[1], which iteration i=2 reads" in str(found)
+    assert found.program == ""
+
+
+def test_subscripts_out_of_range_are_not_carried_out() -> None:
+    """Sizes that are cut out of those given need not fit the numbers in them."""
+    places = torch.tensor([900, 3, 2])
+    found = weft.check(kernels.gathered, torch.rand(1000), places, 1.0, seconds=20)
+    told = {(t.what, t.result) for t in found.trials if t.what in ("gradient", "opcheck")}
+    assert told == {("gradient", "not tried"), ("opcheck", "not tried")}
+    assert ("as given, bounds and races", "ok") in {(t.what, t.result) for t in found.trials}
+
+
 def test_what_is_no_kernel_is_refused() -> None:
     with pytest.raises(UsageError, match=r"weft\.check takes a kernel, not func"):
         weft.check(lambda x: x)

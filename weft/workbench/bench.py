@@ -110,6 +110,8 @@ class Bench:
         told = ["\n".join(failed.values())] if failed else []
         return "\n\n".join([head, str(self.table), *told])
 
+    __repr__ = __str__
+
     def data(self) -> dict[str, Any]:
         reached = {name: getattr(self.limits, name) for name in Limits.__match_args__}
         rows = [{**dict(row.sizes), **{n: getattr(row, n) for n in Row.__match_args__[1:]},
@@ -245,17 +247,16 @@ class Benchmark:
 
     def _expected(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
         """What the first kernel computes in float64, or in the arguments' own dtypes where it is
-        for these alone; what the first provider does, where there is no kernel."""
+        for these alone; what the first provider does, where there is no kernel. Whole numbers, the
+        place of the largest element say, are those of the own dtypes."""
         first = self._kernel or next(iter(self.providers.values()))
-        double = tuple(v.double() if _is_float(v) else v for v in args)
+        own = prepared(first, args, self.plan.backward)[1]
+        double = tuple(compare.widened(v) if isinstance(v, torch.Tensor) else v for v in args)
         try:
-            return prepared(first, double, self.plan.backward)[1]
+            exact = prepared(first, double, self.plan.backward)[1]
         except Exception:  # annotations may name a dtype: what is wrong besides, the row says
-            return prepared(first, args, self.plan.backward)[1]
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+            return own
+        return [e if compare.is_inexact(e) else o for e, o in zip(exact, own, strict=True)]
 
 
 def prepared(
@@ -274,8 +275,10 @@ def prepared(
 
         tensors = [*tensors_in(result), *(t for t in copies if isinstance(t, torch.Tensor))]
         return call, [t.detach().clone() for t in tensors]
-    leaves = tuple(v.detach().clone().requires_grad_() if _is_float(v) else v for v in args)
-    wanted = [v for v in leaves if _is_float(v)]
+    leaves = tuple(
+        v.detach().clone().requires_grad_() if compare.is_inexact(v) else v for v in args
+    )
+    wanted = [v for v in leaves if compare.is_inexact(v)]
     out = [t for t in tensors_in(provider(*leaves)) if t.requires_grad]
     generator = torch.Generator().manual_seed(1)
     given = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in out]
@@ -290,7 +293,7 @@ def unlike(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> s
     """How results differ from those that are expected; "" where they do not."""
     if [t.shape for t in expected] != [t.shape for t in found]:
         return f"shapes {[list(t.shape) for t in found]} in place of those of the kernel"
-    for one, other in zip(expected, found, strict=True):
+    for one, other in zip(map(compare.parts, expected), map(compare.parts, found), strict=True):
         most = compare.tolerance(one.dtype, other.dtype)
         good = compare.close(one.cpu().double(), other.cpu().double(), most)
         if not good.all():

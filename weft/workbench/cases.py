@@ -16,6 +16,7 @@ import torch
 from weft.kernel import Kernel
 from weft.values import frozen
 from weft.workbench.arguments import Maker
+from weft.workbench.compare import parts, widened
 
 LAYOUTS = ("strided", "transposed", "offset", "expanded")
 _SPECIAL = (math.inf, -math.inf, math.nan, 0.0, -0.0)
@@ -111,14 +112,14 @@ def copied(arguments: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
 
 
 def as_float64(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {n: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-            for n, v in arguments.items()}  # fmt: skip
+    return {n: widened(v) if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
 
 
 def outcome(
     kernel: Kernel, call: Callable[..., Any], arguments: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """All that a call computes: results, and arguments that the kernel writes to; on the CPU."""
+    """All that a call computes: results, and arguments that the kernel writes to; on the CPU,
+    complex numbers as pairs."""
     bound = kernel.signature.bind_partial()
     bound.arguments.update(arguments)
     result = call(*bound.args, **bound.kwargs)
@@ -128,7 +129,8 @@ def outcome(
         if value is not None:
             found[f"result {k}" if several else "the result"] = torch.as_tensor(value)
     # Two mutated arguments may share memory with a result.
-    return {n: t.detach().cpu().clone() for n, t in found.items() if isinstance(t, torch.Tensor)}
+    tensors = {n: t for n, t in found.items() if isinstance(t, torch.Tensor)}
+    return {n: parts(t.detach().cpu()).clone() for n, t in tensors.items()}
 
 
 @contextlib.contextmanager

@@ -70,14 +70,17 @@ class Check:
         rows = tuple((t.result, t.what, t.arguments) for t in self.trials)
         parts = [f"{self.kernel}\n\n{Table(('result', 'tried', 'arguments'), rows)}"]
         for result in (WRONG, VARIES, NOT_TRIED):
-            told = {t.why: f"{result}: {t.what}: {t.why}" for t in reversed(self.trials)
-                    if t.result == result}  # fmt: skip
-            whys = [*told.values()][::-1]
+            told: dict[str, str] = {}
+            for trial in (t for t in self.trials if t.result == result):
+                told.setdefault(trial.why, f"{result}: {trial.what}: {trial.why}")
+            whys = [*told.values()]
             more = [f"{result}: {len(whys) - _SHOWN} more"] if len(whys) > _SHOWN else []
             parts += ["\n".join(whys[:_SHOWN] + more)] if whys else []
         if self.program:
             parts.append(f"This shows it:\n\n{self.program}".rstrip())
         return "\n\n".join(parts)
+
+    __repr__ = __str__
 
     def data(self) -> dict[str, Any]:
         trials = [{name: getattr(t, name) for name in Trial.__match_args__} for t in self.trials]
@@ -126,14 +129,18 @@ class Session:
     rate: float = 3e-5  # seconds that the Python takes for one operation or byte
 
     def run(self, operators: bool) -> Check:
-        end = time.perf_counter() + self.seconds
         base = self._base()
         todo = [*self._comparisons(base)]
         if operators:
             asked = operator_checks.checks(self.kernel, self.arguments)
             todo += [(what, base, functools.partial(self._sound, trial)) for what, trial in asked]
+        why = self._refused(base)
+        if why:
+            trials = (Trial("small sizes", shapes(self.arguments(base)), WRONG, why),)
+            return Check(self.kernel.__name__, trials)
+        end = time.perf_counter() + self.seconds
         for what, case, trial in progress(todo, len(todo), f"checking {self.kernel.__name__}"):
-            if time.perf_counter() > end:
+            if self.found and time.perf_counter() > end:
                 why = f"{self.seconds:g} seconds are over (--seconds)"
                 self.found.append(Trial(what, "", NOT_TRIED, why))
                 continue
@@ -146,6 +153,18 @@ class Session:
                 "beside it"
             )
         return Check(self.kernel.__name__, tuple(self.found), self._program())
+
+    def _refused(self, base: Case) -> str:
+        """Why the kernel cannot be compiled at all; "" where it can. Nothing else is tried then."""
+        try:
+            arguments = self.arguments(base)
+            if self._python(arguments)[0] is not None:
+                outcome(self.kernel, self.call, copied(arguments))
+        except CompileError as error:
+            return f"refused: {_told(error)}"
+        except Exception:  # what the trials tell
+            return ""
+        return ""
 
     def arguments(self, case: Case) -> dict[str, Any]:
         return build(self.maker, case, self.kernel.mutated)
@@ -289,6 +308,8 @@ class Session:
             if value.shape != other.shape:
                 text = f"shape {list(other.shape)} in place of {list(value.shape)}"
                 return compare.Difference(name, text)
+            if value.dim() and value.dtype is not other.dtype:  # the Python's numbers have others
+                return compare.Difference(name, f"{other.dtype} in place of {value.dtype}")
             good = compare.close(value, other, most)
             if not good.all() and noisy():
                 exact, *moved = (run[name] for run in noisy())
@@ -306,7 +327,7 @@ class Session:
         runs = [exact]
         for scale in (1.0, -1.7):  # one may be close by chance
             runs.append({n: compare.with_noise(v, scale * amount, generator)
-                         if isinstance(v, torch.Tensor) and v.is_floating_point()
+                         if compare.is_inexact(v)
                          else v * (1 + scale * amount) if isinstance(v, float) else v
                          for n, v in exact.items()})  # fmt: skip
         results = [self._python(run)[0] for run in runs]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 
@@ -35,8 +36,24 @@ class Difference:
 
 def tolerance(*dtypes: torch.dtype) -> float:
     """The largest tolerance that one of ``dtypes`` asks for."""
-    floats = [torch.float32 if d is torch.complex64 else d for d in dtypes]
-    return max((_TOLERANCE.get(d, 0.0) for d in floats), default=0.0)
+    return max((_TOLERANCE.get(d.to_real(), 0.0) for d in dtypes), default=0.0)
+
+
+def is_inexact(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether ``value`` is a tensor of floating-point or complex numbers."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def widened(value: torch.Tensor) -> torch.Tensor:
+    """Floats as float64, complex numbers as complex128, others as they are."""
+    if not is_inexact(value):
+        return value
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+def parts(value: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of floats, in one more dimension; others as they are."""
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def kind(values: torch.Tensor) -> torch.Tensor:
@@ -46,7 +63,9 @@ def kind(values: torch.Tensor) -> torch.Tensor:
 
 
 def with_noise(values: torch.Tensor, amount: float, generator: torch.Generator) -> torch.Tensor:
-    """The same floats, relatively off by ``amount``; finite ones stay finite."""
+    """The same numbers, relatively off by ``amount``; finite ones stay finite."""
+    if values.is_complex():
+        return torch.view_as_complex(with_noise(parts(values).contiguous(), amount, generator))
     noise = torch.randn(values.shape, generator=generator, dtype=values.dtype)
     largest = torch.finfo(values.dtype).max
     moved = (values * (1 + amount * noise)).clamp(-largest, largest)
@@ -55,7 +74,7 @@ def with_noise(values: torch.Tensor, amount: float, generator: torch.Generator) 
 
 def noise_of(*dtypes: torch.dtype) -> float:
     """What some roundings in the least precise of ``dtypes`` amount to."""
-    floats = [d for d in dtypes if d.is_floating_point]
+    floats = [d.to_real() for d in dtypes if d.is_floating_point or d.is_complex]
     return _ROUNDINGS * max((torch.finfo(d).eps for d in floats), default=0.0)
 
 

@@ -71,6 +71,8 @@ class Doctor:
         rows = [(r.device, r.copy, r.fill, r.arithmetic, r.launch) for r in self.limits]
         return Table(columns, tuple(rows))
 
+    __repr__ = __str__
+
     def data(self) -> dict[str, Any]:
         return {
             "findings": [{name: getattr(f, name) for name in Finding.__match_args__}

@@ -3,6 +3,7 @@ arguments that are made for a case."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from weft.errors import CompileError, GradientError
 from weft.kernel import Kernel
 from weft.lang.types import NDArrayType
 from weft.workbench.cases import Case, as_float64
+from weft.workbench.compare import is_inexact
 
 Make = Callable[[Case], dict[str, Any]]
 Verdict = tuple[str, str]
@@ -36,7 +38,7 @@ def _opcheck(kernel: Kernel, make: Make, case: Case) -> Verdict:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch's own tracing
-            kernel(*bound.args, **bound.kwargs)
+            kernel.operators(copy.deepcopy(bound.args), bound.kwargs)  # makes one for these types
             torch.library.opcheck(kernel.op, bound.args, bound.kwargs)
     except CompileError as error:
         return NOT_TRIED, str(error)
@@ -51,7 +53,7 @@ def _gradcheck(kernel: Kernel, make: Make, forward: bool, case: Case) -> Verdict
     hints = {p.name: p.annotation for p in kernel.parts.parameters}
     cut = {n for n, h in hints.items() if isinstance(h, NDArrayType) and h.needs_grad is False}
     tensors = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n not in cut}
-    floats = [n for n, v in tensors.items() if v.is_floating_point()]
+    floats = [n for n, v in tensors.items() if is_inexact(v)]
 
     def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = {**arguments, **dict(zip(floats, inputs, strict=True))}
@@ -61,14 +63,14 @@ def _gradcheck(kernel: Kernel, make: Make, forward: bool, case: Case) -> Verdict
         result = kernel(*bound.args, **bound.kwargs)
         made = [*(result if isinstance(result, tuple | list) else [result]),
                 *(given[n] for n in given if n in kernel.mutated)]  # fmt: skip
-        return tuple(t for t in made if isinstance(t, torch.Tensor) and t.is_floating_point())
+        return tuple(t for t in made if is_inexact(t))
 
     inputs = [arguments[n].clone().requires_grad_() for n in floats]
     try:
         asked = [t for t in call(*inputs) if t.requires_grad] if floats else []
         if not asked:
             return NOT_TRIED, "no result depends on floating-point tensors that have a gradient"
-        coarse = next((t.dtype for t in asked if t.dtype is not torch.float64), None)
+        coarse = next((t.dtype for t in asked if t.dtype.to_real() is not torch.float64), None)
         if coarse is not None:
             dtype = str(coarse).removeprefix("torch.")
             return NOT_TRIED, (f"results are {dtype} where arguments are float64: too coarse for "

@@ -38,7 +38,7 @@ def _smaller(case: Case) -> Iterator[Case]:
         yield case.resized(**least)
     for name, size in case.sizes:
         for fewer in dict.fromkeys((0, 1, 2, size // 2, size - 1)):
-            if fewer < size:
+            if 0 <= fewer < size:
                 yield case.resized(**{name: fewer})
     if case.values in ("random", "special", "small"):
         yield replace(case, values="zero")

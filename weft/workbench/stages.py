@@ -50,6 +50,8 @@ class Stages:
         parts = [f"=== {item.title} ===\n{item.text.rstrip()}" for item in self.listings]
         return "\n\n".join([*parts, self.others]) if self.others else "\n\n".join(parts)
 
+    __repr__ = __str__
+
     @property
     def others(self) -> str:
         """The stages that are not listed, in words."""

@@ -120,7 +120,7 @@ def bench(
             )  # fmt: skip
         if csv:
             write(csv, found.table.csv())
-        if plot:
+        if plot and any(row.median for row in found.rows):
             found.plot(plot)
         show(found)
 

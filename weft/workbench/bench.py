@@ -22,38 +22,12 @@ from weft.values import frozen
 from weft.workbench import compare
 from weft.workbench.arguments import call_arguments
 from weft.workbench.limits import Limits, limits
+from weft.workbench.rates import Row
 from weft.workbench.report import Table, UsageError
 
 Call = Callable[..., Any]
 _SAMPLE_MS = 0.2  # that a sample on the CPU takes at least, of as many calls as that needs
 _FLUSHED = 256 << 20  # bytes that are written where caches are to be cold
-
-
-@frozen
-class Row:
-    """One provider at some sizes. Times in milliseconds: median and quartiles of ``samples``.
-    ``bytes`` and ``flops``: what the kernel's loops move and compute, by ``kernel.cost``; 0 where
-    it is not known. ``failure``: why there is no time."""
-
-    sizes: tuple[tuple[str, int], ...]
-    provider: str
-    median: float = 0.0
-    lower: float = 0.0
-    upper: float = 0.0
-    samples: int = 0
-    bytes: int = 0
-    flops: int = 0
-    failure: str = ""
-
-    @property
-    def bandwidth(self) -> float | None:
-        """Gigabytes a second."""
-        return self.bytes / self.median / 1e6 if self.bytes and self.median else None
-
-    @property
-    def rate(self) -> float | None:
-        """GFLOP/s."""
-        return self.flops / self.median / 1e6 if self.flops and self.median else None
 
 
 @frozen
@@ -69,6 +43,10 @@ class Bench:
     def ok(self) -> bool:
         """Whether every provider computes what the others do, and was timed."""
         return not any(row.failure for row in self.rows)
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}{', backward' if self.backward else ''}, on {self.limits.device}"
 
     @property
     def table(self) -> Table:
@@ -98,9 +76,9 @@ class Bench:
     def __str__(self) -> str:
         reach = self.limits
         head = (
-            f"{self.name}{', backward' if self.backward else ''}, on {reach.device}: medians and "
-            f"quartiles, taken in turn\nthis device copies {reach.copy:,.4g} GB/s and does "
-            f"{reach.arithmetic:,.4g} GFLOP/s of multiply-adds, measured now"
+            f"{self.title}: medians and quartiles, taken in turn\n"
+            f"this device copies {reach.copy:,.4g} GB/s and does {reach.arithmetic:,.4g} GFLOP/s "
+            "of multiply-adds, measured now"
         )
         failed: dict[str, str] = {}  # the first of each provider
         for row in (r for r in self.rows if r.failure):
@@ -122,7 +100,7 @@ class Bench:
         """Draws rates over sizes, and the roofline, into a file: PNG, SVG or PDF by its name."""
         from weft.workbench.plot import plot  # matplotlib, an extra, is imported for it
 
-        plot(self, path)
+        plot(self.title, self.rows, self.limits, path)
 
 
 @frozen

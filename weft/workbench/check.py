@@ -12,29 +12,26 @@ from typing import Any
 
 import torch
 
-from weft.errors import CompileError, KernelIndexError, RaceError
+from weft.errors import CompileError
 from weft.frames import user_frames
 from weft.kernel import Kernel, kernel_inside
 from weft.tuning.measure import shown as progress
 from weft.values import frozen, mutable
-from weft.workbench import compare, operator_checks
+from weft.workbench import operator_checks
 from weft.workbench.arguments import Maker, dtypes_of, maker_of
 from weft.workbench.cases import (
     LAYOUTS,
     Case,
-    as_float64,
-    build,
     copied,
-    filled_memory,
     outcome,
     shapes,
 )
 from weft.workbench.operator_checks import NOT_TRIED, OK, VARIES, WRONG, Verdict
 from weft.workbench.report import Table, UsageError
 from weft.workbench.shrink import as_python, shrunk
+from weft.workbench.trials import Trials, told
 
 _ODD = (1, 2, 3)
-_PYTHON_SECONDS = 3.0  # that one run of the Python may take
 _SHOWN = 2  # reasons of one kind that are told in full
 Try = Callable[[Case], Verdict]
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -111,7 +108,8 @@ def check(
                          "help: decorate the function with @weft.kernel")  # fmt: skip
     scope = getattr(inner.function, "__globals__", {}) if names is None else names
     maker = maker_of(inner, args, kwargs, scope)
-    session = Session(inner, maker, against or inner, bool(args or kwargs), seconds)
+    trials = Trials(inner, maker, against or inner)
+    session = Session(trials, bool(args or kwargs), seconds)
     return session.run(operators=against is None)
 
 
@@ -119,24 +117,31 @@ def check(
 class Session:
     """``found``: what was tried so far."""
 
-    kernel: Kernel
-    maker: Maker
-    call: Callable[..., Any]
+    trials: Trials
     given: bool
     seconds: float
     found: list[Trial] = field(default_factory=list)
     first: tuple[Case, str] | None = None  # that is wrong, and how
-    rate: float = 3e-5  # seconds that the Python takes for one operation or byte
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.trials.kernel
+
+    @property
+    def maker(self) -> Maker:
+        return self.trials.maker
 
     def run(self, operators: bool) -> Check:
         base = self._base()
         todo = [*self._comparisons(base)]
         if operators:
-            asked = operator_checks.checks(self.kernel, self.arguments)
-            todo += [(what, base, functools.partial(self._sound, trial)) for what, trial in asked]
+            asked = operator_checks.checks(self.kernel, self.trials.arguments)
+            todo += [
+                (what, base, functools.partial(self.trials.sound, trial)) for what, trial in asked
+            ]
         why = self._refused(base)
         if why:
-            trials = (Trial("small sizes", shapes(self.arguments(base)), WRONG, why),)
+            trials = (Trial("small sizes", shapes(self.trials.arguments(base)), WRONG, why),)
             return Check(self.kernel.__name__, trials)
         end = time.perf_counter() + self.seconds
         for what, case, trial in progress(todo, len(todo), f"checking {self.kernel.__name__}"):
@@ -157,17 +162,14 @@ class Session:
     def _refused(self, base: Case) -> str:
         """Why the kernel cannot be compiled at all; "" where it can. Nothing else is tried then."""
         try:
-            arguments = self.arguments(base)
-            if self._python(arguments)[0] is not None:
-                outcome(self.kernel, self.call, copied(arguments))
+            arguments = self.trials.arguments(base)
+            if self.trials.python(arguments)[0] is not None:
+                outcome(self.kernel, self.trials.call, copied(arguments))
         except CompileError as error:
-            return f"refused: {_told(error)}"
+            return f"refused: {told(error)}"
         except Exception:  # what the trials tell
             return ""
         return ""
-
-    def arguments(self, case: Case) -> dict[str, Any]:
-        return build(self.maker, case, self.kernel.mutated)
 
     def _base(self) -> Case:
         """Small sizes, unlike each other where they may be."""
@@ -177,7 +179,7 @@ class Session:
 
     def _comparisons(self, base: Case) -> Iterator[tuple[str, Case, Try]]:
         def compared(what: str, case: Case) -> tuple[str, Case, Try]:
-            return what, case, self.compared
+            return what, case, self.trials.compared
 
         yield compared("small sizes", base)
         for case in self._sizes(base):
@@ -194,9 +196,9 @@ class Session:
             yield compared("larger sizes", case)
         if self.given:
             full = Case(tuple(self.maker.sizes.items()))
-            yield "as given, bounds and races", full, self.debugged
+            yield "as given, bounds and races", full, self.trials.debugged
         large = base.resized(**{n: min(61, self.maker.most.get(n, 61)) for n, _ in base.sizes})
-        yield "same bits again", large, self.repeated
+        yield "same bits again", large, self.trials.repeated
         if torch.cuda.is_available():
             for case in (base, *self._sizes(base), *self._large(base)):
                 yield compared("cuda", replace(case, device="cuda"))
@@ -205,7 +207,7 @@ class Session:
                                replace(base, device="cuda", dtype=dtype))  # fmt: skip
             for layout in LAYOUTS:
                 yield compared(f"cuda, {layout}", replace(base, device="cuda", layout=layout))
-            yield "cuda, same bits again", replace(large, device="cuda"), self.repeated
+            yield "cuda, same bits again", replace(large, device="cuda"), self.trials.repeated
 
     def _sizes(self, base: Case) -> list[Case]:
         """Odd sizes: of all at once, and of each by itself."""
@@ -225,7 +227,7 @@ class Session:
     def _dtypes(self) -> list[torch.dtype]:
         """The floating dtypes that annotations leave open."""
         parameters = {p.name: p for p in self.kernel.parts.parameters}
-        floats = [n for n, v in self.arguments(self._base()).items()
+        floats = [n for n, v in self.trials.arguments(self._base()).items()
                   if isinstance(v, torch.Tensor) and v.is_floating_point()]  # fmt: skip
         allowed = [dtypes_of(parameters[n]) for n in floats if n in parameters]
         return [d for d in _FLOATS if floats and all(a is None or d in a for a in allowed)]
@@ -233,138 +235,14 @@ class Session:
     # --- trying ----------------------------------------------------------------------------------
     def _try(self, what: str, case: Case, trial: Try) -> None:
         try:
-            arguments = self.arguments(case)
+            arguments = self.trials.arguments(case)
         except Exception as error:  # the sizes are not what the arguments' maker can do
-            self.found.append(Trial(what, "", NOT_TRIED, _told(error)))
+            self.found.append(Trial(what, "", NOT_TRIED, told(error)))
             return
         result, why = trial(case)
         self.found.append(Trial(what, shapes(arguments), result, why))
-        if result == WRONG and self.first is None and trial == self.compared:
+        if result == WRONG and self.first is None and trial == self.trials.compared:
             self.first = case, why
-
-    def compared(self, case: Case) -> Verdict:
-        """The result, and why: the kernel beside its Python."""
-        arguments = self.arguments(case)
-        work = self._work(arguments)
-        if work * self.rate > _PYTHON_SECONDS:
-            return NOT_TRIED, f"the Python would take some {work * self.rate:.0f} seconds"
-        begin = time.perf_counter()
-        expected, why = self._python(arguments)
-        took = time.perf_counter() - begin
-        if work > 1000:  # less is what any call takes
-            self.rate = took / work
-        if expected is None:
-            return (WRONG if self._promised(why) else NOT_TRIED), why[1]
-        try:
-            found = outcome(self.kernel, self.call, copied(arguments, case.device))
-        except CompileError as error:
-            return (WRONG if case.dtype is None else NOT_TRIED), f"refused: {_told(error)}"
-        except Exception as error:  # whatever the call raises and the Python does not
-            return WRONG, f"the Python runs, and the kernel raises {_told(error)}"
-        difference = self._difference(arguments, expected, found)
-        return (OK, "") if difference is None else (WRONG, str(difference))
-
-    def _work(self, arguments: dict[str, Any]) -> float:
-        """What the time of the Python goes by: operations and bytes, as far as they are known."""
-        elements = sum(v.numel() for v in arguments.values() if isinstance(v, torch.Tensor))
-        hollow = {n: v.to("meta") if isinstance(v, torch.Tensor) else v
-                  for n, v in arguments.items()}  # fmt: skip
-        bound = self.kernel.signature.bind_partial()
-        bound.arguments.update(hollow)
-        try:  # of tensors without elements nothing is carried out: nobody has checked them yet
-            cost = self.kernel.cost(*bound.args, **bound.kwargs)
-        except Exception:  # cannot be counted, or not without elements
-            return max(elements, 1) ** 1.5
-        return max(cost.flops + cost.bytes, elements, 1)
-
-    def _python(self, arguments: dict[str, Any]) -> tuple[Any, tuple[Exception | None, str]]:
-        """What the Python computes; or None, and what it raised."""
-        try:
-            with filled_memory():
-                found = outcome(self.kernel, self.kernel.interpret, copied(arguments))
-        except Exception as error:  # whatever a person's function raises
-            return None, (error, f"the Python itself: {_told(error)}")
-        return found, (None, "")
-
-    def _promised(self, why: tuple[Exception | None, str]) -> bool:
-        """Whether what the Python raised is a mistake of the kernel, and not of its arguments."""
-        error = why[0]
-        return isinstance(error, RaceError) or (
-            isinstance(error, KernelIndexError) and (self.maker.promised or not self.found)
-        )
-
-    def _difference(
-        self, arguments: dict[str, Any], expected: dict[str, torch.Tensor],
-        found: dict[str, torch.Tensor],
-    ) -> compare.Difference | None:  # fmt: skip
-        dtypes = [v.dtype for v in (*arguments.values(), *expected.values())
-                  if isinstance(v, torch.Tensor)]  # fmt: skip
-        most = compare.tolerance(*dtypes)
-        if expected.keys() != found.keys():
-            return compare.Difference("results", f"{[*found]} in place of {[*expected]}")
-        noisy = functools.cache(lambda: self._noisy(arguments, compare.noise_of(*dtypes)))
-        for name, value in expected.items():
-            other = found[name]
-            if value.shape != other.shape:
-                text = f"shape {list(other.shape)} in place of {list(value.shape)}"
-                return compare.Difference(name, text)
-            if value.dim() and value.dtype is not other.dtype:  # the Python's numbers have others
-                return compare.Difference(name, f"{other.dtype} in place of {value.dtype}")
-            good = compare.close(value, other, most)
-            if not good.all() and noisy():
-                exact, *moved = (run[name] for run in noisy())
-                good |= compare.allowed(exact, moved, other, most)
-            if not good.all():
-                told = compare.described(name, value, other, good)
-                unwritten = kind_of_unwritten(value, good)
-                return compare.Difference(name, told.text + unwritten, told.place)
-        return None
-
-    def _noisy(self, arguments: dict[str, Any], amount: float) -> list[dict[str, torch.Tensor]]:
-        """What the Python computes in float64, as it is and with noise on what it reads."""
-        generator = torch.Generator().manual_seed(1)
-        exact = as_float64(arguments)
-        runs = [exact]
-        for scale in (1.0, -1.7):  # one may be close by chance
-            runs.append({n: compare.with_noise(v, scale * amount, generator)
-                         if compare.is_inexact(v)
-                         else v * (1 + scale * amount) if isinstance(v, float) else v
-                         for n, v in exact.items()})  # fmt: skip
-        results = [self._python(run)[0] for run in runs]
-        return [] if any(r is None for r in results) else results
-
-    def _sound(self, trial: Try, case: Case) -> Verdict:
-        """What ``trial`` says of arguments with which the Python runs: compiled code checks no
-        subscripts."""
-        expected, why = self._python(self.arguments(case))
-        return trial(case) if expected is not None else (NOT_TRIED, why[1])
-
-    def debugged(self, case: Case) -> Verdict:
-        """A call of the kernel with every subscript, and races that are not decided, checked."""
-        arguments = self.arguments(case)
-        checking = self.kernel.changed({"debug": True})
-        try:
-            outcome(self.kernel, checking, copied(arguments))
-        except (KernelIndexError, RaceError) as error:
-            return WRONG, _told(error)
-        except CompileError as error:
-            return WRONG, f"refused: {_told(error)}"
-        return OK, ""
-
-    def repeated(self, case: Case) -> Verdict:
-        """Whether five calls give the same bits."""
-        arguments = self.arguments(case)
-        runs: list[dict[str, torch.Tensor]] = []
-        try:
-            outcome(self.kernel, self.kernel.changed({"debug": True}), copied(arguments))
-            for _ in range(5):
-                runs.append(outcome(self.kernel, self.call, copied(arguments, case.device)))
-        except Exception as error:  # of subscripts, or told by the comparison
-            return NOT_TRIED, _told(error)
-        for name, first in runs[0].items():
-            if any(not torch.equal(_bits(first), _bits(run[name])) for run in runs[1:]):
-                return VARIES, f"{name}: {_UNORDERED}"
-        return OK, ""
 
     def _program(self) -> str:
         if self.first is None:
@@ -373,38 +251,12 @@ class Session:
 
         def fails(smaller: Case) -> bool:
             try:
-                return self.compared(smaller)[0] == WRONG
+                return self.trials.compared(smaller)[0] == WRONG
             except Exception:  # arguments that cannot be made: no case of this
                 return False
 
         case = shrunk(case, fails)
-        arguments = self.arguments(case)
-        expected, _ = self._python(arguments)
-        why = self.compared(case)[1]
+        arguments = self.trials.arguments(case)
+        expected, _ = self.trials.python(arguments)
+        why = self.trials.compared(case)[1]
         return as_python(self.kernel, arguments, case.device, [*(expected or {})], why or seen)
-
-
-_UNORDERED = (
-    "bits differ from run to run: sums go in any order; torch.use_deterministic_algorithms(True) "
-    "gives them one"
-)
-
-
-def kind_of_unwritten(expected: torch.Tensor, good: torch.Tensor) -> str:
-    """A hint where the Python leaves elements as the memory was that it got (see
-    ``filled_memory``)."""
-    odd = expected.isnan() if expected.is_floating_point() else expected == _largest(expected.dtype)
-    return ": does the kernel write every element?" if bool((odd & ~good).any()) else ""
-
-
-def _largest(dtype: torch.dtype) -> int:
-    return 1 if dtype is torch.bool else torch.iinfo(dtype).max
-
-
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    return value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else value
-
-
-def _told(error: Exception) -> str:
-    text = str(error) if isinstance(error, CompileError) else f"{type(error).__name__}: {error}"
-    return text.strip()

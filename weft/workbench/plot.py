@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.workbench.bench import Bench, Row
+from weft.workbench.limits import Limits
+from weft.workbench.rates import Row
 from weft.workbench.report import UsageError
 
 # Dark on light, told apart without colours by their markers (Okabe and Ito's palette).
@@ -13,7 +15,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-def plot(bench: Bench, path: Any) -> None:
+def plot(title: str, rows: Sequence[Row], limits: Limits, path: Any) -> None:
     """Writes PNG, SVG or PDF, by the name of ``path``. Raises ``UsageError`` without matplotlib."""
     try:
         from matplotlib.figure import Figure  # an extra
@@ -22,16 +24,17 @@ def plot(bench: Bench, path: Any) -> None:
     suffixes = (".png", ".svg", ".pdf")
     if Path(path).suffix not in suffixes:
         raise UsageError(f"{path} is no plot\nhelp: a name that ends with {', '.join(suffixes)}")
-    timed = [row for row in bench.rows if row.median]
+    timed = [row for row in rows if row.median]
+    if not timed:
+        raise UsageError("there is nothing to draw: no provider was timed")
     roofline = any(row.bytes and row.flops for row in timed)
     figure = Figure(figsize=(10.5 if roofline else 5.6, 4.2), layout="constrained")
     axes: Any = figure.subplots(1, 2 if roofline else 1, squeeze=False)[0]
     styles = {name: {"color": _COLOURS[k % 7], "marker": _MARKERS[k % 7], "markersize": 5}
               for k, name in enumerate(dict.fromkeys(row.provider for row in timed))}  # fmt: skip
-    _over_sizes(axes[0], bench, timed, styles)
+    _over_sizes(axes[0], limits, timed, styles)
     if roofline:
-        _roofline(axes[1], bench, timed, styles)
-    title = f"{bench.name}{', backward' if bench.backward else ''} on {bench.limits.device}"
+        _roofline(axes[1], limits, timed, styles)
     figure.suptitle(title)
     figure.savefig(path, dpi=160)
 
@@ -45,7 +48,7 @@ def _plain(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _over_sizes(axes: Any, bench: Bench, rows: list[Row], styles: dict[str, Any]) -> None:
+def _over_sizes(axes: Any, limits: Limits, rows: list[Row], styles: dict[str, Any]) -> None:
     """Bandwidth over the size that is swept, or over the bytes that are moved where several are;
     milliseconds, where nothing is known of bytes."""
     known = all(row.bytes for row in rows)
@@ -68,9 +71,9 @@ def _over_sizes(axes: Any, bench: Bench, rows: list[Row], styles: dict[str, Any]
         low, high = (values([getattr(r, q) for r in mine]) for q in ("upper", "lower"))
         axes.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
     if known:
-        axes.axhline(bench.limits.copy, color="0.4", linestyle="--", linewidth=1)
+        axes.axhline(limits.copy, color="0.4", linestyle="--", linewidth=1)
         axes.annotate(
-            f"copy: {bench.limits.copy:,.3g} GB/s", (0.02, bench.limits.copy), color="0.4",
+            f"copy: {limits.copy:,.3g} GB/s", (0.02, limits.copy), color="0.4",
             xycoords=("axes fraction", "data"), va="bottom", fontsize=8,
         )  # fmt: skip
     axes.set_xscale("log")
@@ -86,17 +89,16 @@ def _over_sizes(axes: Any, bench: Bench, rows: list[Row], styles: dict[str, Any]
     axes.legend(frameon=False, fontsize=8)
 
 
-def _roofline(axes: Any, bench: Bench, rows: list[Row], styles: dict[str, Any]) -> None:
+def _roofline(axes: Any, limits: Limits, rows: list[Row], styles: dict[str, Any]) -> None:
     """GFLOP/s over FLOPs per byte, under what the device reaches."""
-    reach = bench.limits
     intensities = [row.flops / row.bytes for row in rows if row.bytes and row.flops]
-    ridge = reach.arithmetic / reach.copy
+    ridge = limits.arithmetic / limits.copy
     low, high = min([*intensities, ridge]) / 4, max([*intensities, ridge]) * 4
-    axes.plot([low, ridge, high], [low * reach.copy, reach.arithmetic, reach.arithmetic],
+    axes.plot([low, ridge, high], [low * limits.copy, limits.arithmetic, limits.arithmetic],
               color="0.4", linestyle="--", linewidth=1)  # fmt: skip
-    axes.annotate(f"{reach.copy:,.3g} GB/s", (low, low * reach.copy), color="0.4", fontsize=8,
+    axes.annotate(f"{limits.copy:,.3g} GB/s", (low, low * limits.copy), color="0.4", fontsize=8,
                   xytext=(4, -2), textcoords="offset points", va="top")  # fmt: skip
-    axes.annotate(f"{reach.arithmetic:,.3g} GFLOP/s", (high, reach.arithmetic), color="0.4",
+    axes.annotate(f"{limits.arithmetic:,.3g} GFLOP/s", (high, limits.arithmetic), color="0.4",
                   fontsize=8, xytext=(0, 3), textcoords="offset points", ha="right")  # fmt: skip
     largest = max((row.bytes for row in rows), default=0)
     for row in (r for r in rows if r.bytes and r.rate):

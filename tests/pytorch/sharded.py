@@ -8,6 +8,7 @@ Prints a line for each check that failed; the last line says how many there were
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -27,6 +29,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import weft
 import weft.pytorch.dtensor  # here, so that ranks need not import it
+from weft.errors import GradientError
 
 R, S = Replicate(), Shard
 SUM = Partial("sum")
@@ -277,6 +280,29 @@ def on_a_line(checks: Checks) -> None:
     checks.in_place(normed_, [t(5, 8)], [[S(1)]], "`x` is S(1) and written in place")
 
 
+def compiled(checks: Checks) -> None:
+    """The same rules in graphs; rows of neighbours are gathered there."""
+    t = checks.tensor
+
+    def same(kernel: Any, *rest: Any) -> None:
+        torch._dynamo.reset()
+        graph = torch.compile(kernel, fullgraph=True, backend="aot_eager")
+        checks.same(graph, *rest)
+
+    same(matmul, [t(6, 8), t(8, 3)], [[S(1)], [S(0)]], [SUM], [[S(1)], [S(0)]])
+    same(squares, [t(7)], [[S(0)]], [SUM], [[S(0)]])
+    same(second_difference, [t(9)], [[S(0)]], None, None)
+    checks.check("a second derivative", functools.partial(second_derivative, checks))
+
+
+def second_derivative(checks: Checks) -> None:
+    x = distribute_tensor(checks.tensor(8), checks.mesh, [S(0)]).requires_grad_()
+    (first,) = torch.autograd.grad(squares(x).full_tensor().sin(), x, create_graph=True)
+    said = "second derivatives of `squares` are not there for DTensors"
+    with pytest.raises(GradientError, match=said):
+        first.full_tensor().sum().backward()
+
+
 def on_a_square(checks: Checks) -> None:
     """Rules on a mesh of two dimensions."""
     t, same = checks.tensor, checks.same
@@ -382,6 +408,7 @@ def work(rank: int, ranks: int, device: str, store: str, queue: Any) -> None:
     on_a_line(line)
     if ranks == 2:
         models(line)
+        compiled(line)
     found.append(line)
     if ranks == 4:
         square = Checks(rank, device, init_device_mesh(device, (2, 2), mesh_dim_names=("a", "b")))

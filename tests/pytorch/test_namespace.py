@@ -183,3 +183,24 @@ def test_operators_of_a_kernel_that_is_gone_are_freed(monkeypatch: pytest.Monkey
     del result
     gc.collect()
     assert not is_there(name)
+
+
+@weft.kernel
+def größe(ä: torch.Tensor, β: float) -> torch.Tensor:
+    ö = torch.empty_like(ä)
+    for i in range(ä.shape[0]):
+        ö[i] = ä[i] * β
+    return ö
+
+
+def test_names_that_are_not_ascii() -> None:
+    x = torch.rand(3, requires_grad=True)
+    assert str(größe.op._schema).startswith("weft::gr_f6__df_e_")
+    assert str(größe.op._schema).endswith("(Tensor _e4_, float _3b2_) -> Tensor")
+    assert torch.ops.weft.größe is torch.ops.weft.gr_f6__df_e
+    compiled = torch.compile(größe, fullgraph=True, backend="aot_eager")
+    for call in (größe, größe.op, torch.ops.weft.größe, compiled):
+        (found,) = torch.autograd.grad(call(x, 3.0).sum(), x)
+        torch.testing.assert_close(found, torch.full((3,), 3.0))
+    with pytest.raises(KernelNameError, match="the namespace `ü` of operators is not ASCII"):
+        weft.kernel(namespace="ü")(größe.function)

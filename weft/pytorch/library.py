@@ -38,7 +38,7 @@ from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.fake import hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
 from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may_draw, text_of
-from weft.pytorch.namespace import namespace_of
+from weft.pytorch.namespace import in_ascii, namespace_of
 from weft.pytorch.operator import Form, Operator, needs_grad
 from weft.pytorch.transforms import called, foreign_error
 from weft.runtime.launch import KernelLike
@@ -64,7 +64,7 @@ class Operators:
     def __init__(self, kernel: KernelLike, namespace: str, name: str) -> None:
         self.kernel = kernel
         self.namespace = namespace
-        self.name = name
+        self.name = in_ascii(name)
         # Dynamo guards each string that it reads of an object: by this, which kernel it is.
         self.token = f"{name} {uuid.uuid4()}"
         self.made: dict[tuple[Any, ...], Operator] = {}

@@ -34,6 +34,11 @@ def without_defaults(schema: str) -> str:
 Sampled = Callable[[Sequence[Any], Sequence[Any], Any, str], tuple[Any, Sequence[Any]]]
 
 
+def in_ascii(name: str) -> str:
+    """``name`` as operators and their arguments can have it: ``größe`` is ``gr_f6__df_e``."""
+    return "".join(c if c.isascii() else f"_{ord(c):x}_" for c in name)
+
+
 class Latest:
     """The operators that a part of PyTorch, which would keep all of them, was told of last."""
 
@@ -168,6 +173,11 @@ class Namespace:
     RECENT = 32
 
     def __init__(self, namespace: str) -> None:
+        if not namespace.isascii():
+            raise KernelNameError(
+                f"the namespace `{namespace}` of operators is not ASCII",
+                help="PyTorch has no others: weft.kernel(namespace=...) chooses one",
+            )
         self.namespace = namespace
         self.kernels: dict[str, weakref.WeakKeyDictionary[KernelLike, None]] = {}
         # Operators that kernels of one text share.
@@ -186,8 +196,9 @@ class Namespace:
 
     def announce(self, name: str, kernel: KernelLike) -> None:
         """``kernel`` is what ``torch.ops.<namespace>.<name>`` means from now on."""
-        self.kernels.setdefault(name, weakref.WeakKeyDictionary())[kernel] = None
-        self.latest.pop(name, None)
+        for each in {name, in_ascii(name)}:
+            self.kernels.setdefault(each, weakref.WeakKeyDictionary())[kernel] = None
+            self.latest.pop(each, None)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What ``make()`` has given for ``key``."""

@@ -27,7 +27,7 @@ from weft.pytorch.derivative_ops import Rule, is_plain, register
 from weft.pytorch.derivatives import Made
 from weft.pytorch.fake import fake_launchers, without_data
 from weft.pytorch.forward_level import has_dual
-from weft.pytorch.namespace import Family, namespace_of, without_defaults
+from weft.pytorch.namespace import Family, in_ascii, namespace_of, without_defaults
 from weft.pytorch.samples_op import Samples
 from weft.pytorch.skip_forward import NeedsOutputs, replaying, returned_names
 from weft.pytorch.transforms import is_float, items
@@ -84,7 +84,8 @@ class Form:
                 kind = "Tensor"
             if parameter.name in self.written and kind.startswith("Tensor"):
                 kind = kind.replace("Tensor", f"Tensor({next(letters)}!)")
-            parts.append(f"{kind} {parameter.name}{defaults.get(parameter.name, '')}")
+            default = defaults.get(parameter.name, "")
+            parts.append(f"{kind} {in_ascii(parameter.name)}{default}")
         made = _made_items(self.returned)
         returns = "Tensor" if made == 1 else f"({', '.join(['Tensor'] * made)})"
         return f"({', '.join(parts)}) -> {returns}"

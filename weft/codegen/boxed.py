@@ -440,7 +440,8 @@ class _Run:
         for k, argument in enumerate(form.arguments):
             if isinstance(argument, TensorForm):
                 self.there[k] = tensor = _Tensor(w, argument, handles[k], words[k])
-                tensor.covered(w, self.device, self.other)
+                device = (CPU, 0) if argument.host else self.device
+                tensor.covered(w, device, self.other)
             elif argument.low is not None:
                 value = w.load(w.at(self.leaves, k))
                 w.need(w.test("sge", value, argument.low), self.other)
@@ -588,6 +589,9 @@ class _Run:
                 return self.there[slot.arg].strides[slot.axis]
             case "int" | "float":
                 return self.w.load(self.w.at(self.leaves, slot.arg))
+            case "item":
+                data = self.w.inst(f"inttoptr i64 {self.there[slot.arg].data} to ptr")
+                return self.w.load(data)
             case "constant":
                 return str(slot.arg)
             case _:

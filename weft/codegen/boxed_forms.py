@@ -22,8 +22,8 @@ class Keys:
 @frozen
 class TensorForm:
     """A tensor: torch's number of its dtype, the bytes of an element, what is known of its strides
-    (one of ``ir.types.LAYOUTS``, or ``ANY``), whether a loop writes to it, and its sizes and
-    strides where they are to be these."""
+    (one of ``ir.types.LAYOUTS``, or ``ANY``), whether a loop writes to it, its sizes and strides
+    where they are to be these, and whether it is on the CPU, wherever others are."""
 
     dtype: int
     bytes: int
@@ -32,6 +32,7 @@ class TensorForm:
     written: bool
     shape: tuple[int, ...] | None = None
     steps: tuple[int, ...] | None = None
+    host: bool = False
 
 
 @frozen
@@ -78,7 +79,8 @@ class Form:
     """What a kernel does with arguments of one kind. ``lists``: for each argument of the operator
     None, or of a list its length and whether it is an optional one (of which -1 is none at all).
     ``arguments``: what they are, lists item by item. ``made``: tensors, whose positions are behind
-    these; a ``Slot``'s ``arg`` is such a position (of the kind "constant" the word itself).
+    these; a ``Slot``'s ``arg`` is such a position (of the kind "constant" the word itself, of "item" that
+    of a tensor whose only element, of 8 bytes, is the word).
     ``returned``: the positions of those that the operator gives, as a list if ``listed``.
     ``device``: torch's numbers of its type, and its index."""
 

@@ -36,6 +36,7 @@ from weft.frontend.scope import Guard
 from weft.frontend.specs import ConstSpec, Spec, TensorSpec
 from weft.pytorch.annotations import is_checked
 from weft.pytorch.boxed_program import Operand, Program, Unfit, constant
+from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
 from weft.pytorch.recipe import Fresh, Number, Place, Recipe, Size, recipe_of
 from weft.pytorch.transforms import PLAIN
@@ -58,7 +59,7 @@ log = logging.getLogger("weft.launch")
 FIRST, EVERY = 2, 8  # calls by Python that are looked at; later ones each time their number doubles
 MOST = 8  # forms of one operator
 _TYPES = ("Tensor", "SymInt", "float", "bool", "SymInt[]", "float[]", "bool[]",
-          "ScalarType", "Device")  # of arguments  # fmt: skip
+          "ScalarType", "Device", CHANGING)  # of arguments  # fmt: skip
 _errors = threading.local()  # what a thread's last call by Python has raised, and its text
 
 
@@ -135,7 +136,7 @@ class BoxedKernel:
         least = sum(not a.has_default_value() for a in arguments)
         defaults = [a.default_value for a in arguments]
         lists = [k for k, kind in enumerate(self.types) if kind.startswith("Tensor[]")]
-        tensors = [k for k, kind in enumerate(self.types) if kind == "Tensor"]
+        tensors = [k for k, kind in enumerate(self.types) if kind in ("Tensor", CHANGING)]
         transforms = torch._C._are_functorch_transforms_active
         modes, functions = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
         recording = torch.is_grad_enabled
@@ -229,6 +230,8 @@ class BoxedKernel:
         launcher, recipe = self.launcher, self.recipe
         if len(launcher.region.args) != len(recipe.places):
             raise Unfit
+        inputs = [v.item() if start in program.numbers else v
+                  for v, start in zip(inputs, program.starts, strict=False)]  # fmt: skip
         args, made = recipe.arguments(inputs, program.as_made)
         if are_complex(launcher.region, args):
             raise Unfit
@@ -293,7 +296,7 @@ class BoxedKernel:
         of an error; torch's words are the handles of what was made."""
         words = (ctypes.c_uint64 * max(len(self.types), 1)).from_address(stack)
         try:
-            passed = [stable.argument(word, kind)
+            passed = [stable.argument(word, "Tensor" if kind == CHANGING else kind)
                       for word, kind in zip(words, self.types, strict=False)]  # fmt: skip
             family = self._family()
             assert family is not None
@@ -324,6 +327,8 @@ class BoxedBackward(BoxedKernel):
         cls, code: BoxedKernel, former: Callable[[BoxedKernel, Sequence[Any]], Found]
     ) -> BoxedBackward | None:
         missing = stable.missing_for_lists()
+        if CHANGING in code.types:
+            missing = "a number may change"
         if missing:
             log.debug("gradients of operators are in Python: %s", missing)
             return None
@@ -360,6 +365,8 @@ def operands(place: Place, program: Program, value: Any) -> list[Operand]:
     match place:
         case int():
             start = program.starts[place]
+            if start in program.numbers:
+                return [Slot("item", start)]
             if start in program.values:
                 return [start]
             numbers = value if isinstance(value, tuple | list) else (value,)

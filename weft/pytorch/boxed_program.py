@@ -13,6 +13,7 @@ from weft.codegen.interface import Slot
 from weft.errors import KernelTypeError
 from weft.frontend.scope import Guard
 from weft.frontend.specs import ScalarSpec, Spec, TensorSpec, TupleSpec
+from weft.pytorch.changing import CHANGING
 from weft.runtime import stable
 from weft.runtime.build import Compiled, Made
 from weft.runtime.fastpath import bounds
@@ -39,6 +40,7 @@ class Program:
 
     def __init__(self, passed: Sequence[Any], types: Sequence[str], *, exact: bool = False) -> None:
         """Raises ``Unfit``."""
+        self.numbers = set[int]()  # items that are tensors of one number, for the loop the number
         self.starts: list[int] = []  # where each argument is among the items
         self.items: list[Any] = []
         self.lists: list[tuple[int, bool] | None] = []
@@ -46,6 +48,8 @@ class Program:
         for value, kind in zip(passed, types, strict=True):
             self.starts.append(len(self.items))
             optional = kind.endswith("?")
+            if kind == CHANGING:
+                self.numbers.add(len(self.items))
             if "[" not in kind:
                 self.lists.append(None)
                 self.items.append(value)
@@ -53,7 +57,8 @@ class Program:
                 self.lists.append((-1 if value is None else len(value), optional))
                 self.listed |= {*range(len(self.items), len(self.items) + len(value or ()))}
                 self.items += value or ()
-        tensors = [v for v in self.items if isinstance(v, torch.Tensor)]
+        tensors = [v for k, v in enumerate(self.items)
+                   if isinstance(v, torch.Tensor) and k not in self.numbers]  # fmt: skip
         devices = {v.device for v in tensors}
         if len(devices) != 1 or any(type(v) not in stable.PLAIN for v in tensors):
             raise Unfit
@@ -63,8 +68,14 @@ class Program:
         self.exact = exact or self.device.type == "cuda"
         self.arguments: list[TensorForm | NumberForm | None] = [None] * len(self.items)
         self.values: dict[int, torch.Tensor] = {
-            k: v for k, v in enumerate(self.items) if isinstance(v, torch.Tensor)
-        }
+            k: v for k, v in enumerate(self.items)
+            if isinstance(v, torch.Tensor) and k not in self.numbers
+        }  # fmt: skip
+        for k in self.numbers:
+            if not _is_number(self.items[k]):
+                raise Unfit
+            dtype = stable.number_of(torch.float64)
+            self.arguments[k] = TensorForm(dtype, 8, 0, "contiguous", False, host=True)
         self.made: list[MadeForm] = []
         self.runs: list[RunForm] = []
         self.codes: list[int] = []  # the addresses of the loops
@@ -73,6 +84,8 @@ class Program:
     # --- arguments -------------------------------------------------------------------------------
     def take(self, k: int, spec: Spec, *, written: bool = False) -> None:
         """Item ``k`` is as ``spec`` says."""
+        if k in self.numbers:
+            return
         if isinstance(spec, TensorSpec):
             self.arguments[k] = self._tensor(self.values[k], spec, written=written)
         elif isinstance(spec, ScalarSpec) and not spec.captured:
@@ -192,6 +205,11 @@ class Program:
             tuple(self.arguments), tuple(self.made), tuple(self.runs),  # type: ignore[arg-type]
             tuple(returned), bool(guards), tuple(self.lists), listed, device,
         )  # fmt: skip
+
+
+def _is_number(tensor: torch.Tensor) -> bool:
+    plain = type(tensor) in stable.PLAIN and not tensor.dim() and tensor.device.type == "cpu"
+    return plain and tensor.dtype is torch.float64
 
 
 def word(slot: Slot, operands: Sequence[Operand]) -> Slot:

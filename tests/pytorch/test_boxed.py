@@ -1,8 +1,10 @@
 """Operators whose kernel is machine code."""
 
+import functools
 import gc
 import itertools
 import logging
+import math
 import os
 import sys
 import threading
@@ -23,6 +25,7 @@ import weft
 from tests import processes
 from weft.errors import GradientError, WeftError
 from weft.pytorch.boxed import BoxedKernel
+from weft.pytorch.changing import CHANGING
 from weft.pytorch.namespace import namespace_of
 from weft.runtime import stable, tuned
 from weft.runtime.overlap import OverlapWarning
@@ -520,3 +523,67 @@ def test_tuned_schedules_of_other_loops_leave_machine_code(monkeypatch: pytest.M
     code = learned(beside_tuned, x, out)
     assert by_python(code, lambda: beside_tuned.op(x, out)) == 0
     torch.testing.assert_close(out, x + 1)
+
+
+def test_a_float_that_changes_is_an_argument_of_the_machine_code() -> None:
+    @weft.kernel(fuse=False)
+    def grown(x: torch.Tensor, s: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * s
+        return out
+
+    x = torch.randn(9)
+    compiled = torch.compile(grown, fullgraph=True, dynamic=True, backend="aot_eager")
+    for s in (0.5, 0.25, 1.5, 2.5, 3.5):
+        torch.testing.assert_close(compiled(x, s), x * s)
+    (code,) = (code for code in grown.launchers[0].boxed if CHANGING in code.types)
+    assert by_python(code, lambda: torch.testing.assert_close(compiled(x, 7.5), x * 7.5)) == 0
+    number = torch.tensor(3.0, dtype=torch.float64)
+    packet = getattr(torch.ops.weft, code.name)
+    assert by_python(code, lambda: packet(x, number)) == 0
+    assert by_python(code, lambda: packet(x, number.float())) > 0
+    assert by_python(code, lambda: packet(x.requires_grad_(), number)) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_tensors_are_pairs_of_floats_in_machine_code(dtype: torch.dtype) -> None:
+    @weft.kernel
+    def rotated(x: torch.Tensor, r: torch.Tensor, s: float) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        for i, j in weft.ndrange(x.shape[0], x.shape[1]):
+            out[i, j] += x[i, j].conjugate() * r[i, j] + s
+        return out
+
+    @weft.kernel
+    def absolute(out: torch.Tensor, x: torch.Tensor) -> None:
+        for i, j in weft.ndrange(x.shape[0], x.shape[1]):
+            out[i, j] = abs(x[i, j])
+
+    real = torch.zeros((), dtype=dtype).real.dtype
+
+    def check(n: int, m: int, dim: int) -> None:
+        x = torch.randn(n, 2 * m, dtype=dtype)[:, ::2]
+        x = x.contiguous() if dim == 0 else x
+        r, out = torch.randn(n, m, dtype=real), torch.full((n, m), math.nan, dtype=real)
+        if dim == 0:
+            torch.testing.assert_close(rotated.op(x, r, 0.5), x.conj() * r + 0.5)
+            torch.testing.assert_close(rotated.op(x.conj().resolve_conj(), r, 0.5), x * r + 0.5)
+        absolute.op(out, x)
+        torch.testing.assert_close(out, x.abs())
+
+    for dim in (0, 1):
+        for _ in range(4):
+            check(3, 5, dim)
+    for kernel in (rotated, absolute):
+        (code,) = (code for code in kernel.op.family.boxed.values() if not code.listed)
+        for n, m in ((17, 3), (1, 1), (4, 0)):
+            for dim in (0, 1) if kernel is absolute else (0,):
+                assert by_python(code, functools.partial(check, n, m, dim)) == 0
+    x = torch.randn(3, 5, dtype=dtype, requires_grad=True)
+    r = torch.randn(3, 5, dtype=real)
+    for mode in (torch.no_grad(), torch.inference_mode()):  # lazily conjugated
+        with mode:
+            torch.testing.assert_close(rotated.op(x.conj(), r, 0.5), x * r + 0.5)
+    given = rotated.op(x, r, 0.5).abs().sum(), (x.conj() * r + 0.5).abs().sum()
+    torch.testing.assert_close(*(torch.autograd.grad(y, x) for y in given))

@@ -73,6 +73,7 @@ SPECIAL = (  # tensors that another dispatch key treats
     "_ZN2at17functionalization4impl18isFunctionalTensorERKNS_6TensorE",
     "_ZN2at6native6is_negERKNS_6TensorE",
     "_ZN2at6native14_is_zerotensorERKNS_6TensorE",
+    "_ZN2at6native7is_conjERKNS_6TensorE",
 )
 METHODS = {
     REQUIRES_GRAD: "i1 (ptr)", TANGENT: "ptr (ptr, i64, ptr)", VERSION: "void (ptr)",
@@ -587,6 +588,8 @@ class _Run:
                 return self.there[slot.arg].sizes[slot.axis]
             case "stride":
                 return self.there[slot.arg].strides[slot.axis]
+            case "pair stride":
+                return self.w.inst(f"shl i64 {self.there[slot.arg].strides[slot.axis]}, 1")
             case "int" | "float":
                 return self.w.load(self.w.at(self.leaves, slot.arg))
             case "item":

@@ -79,8 +79,9 @@ class Form:
     """What a kernel does with arguments of one kind. ``lists``: for each argument of the operator
     None, or of a list its length and whether it is an optional one (of which -1 is none at all).
     ``arguments``: what they are, lists item by item. ``made``: tensors, whose positions are behind
-    these; a ``Slot``'s ``arg`` is such a position (of the kind "constant" the word itself, of "item" that
-    of a tensor whose only element, of 8 bytes, is the word).
+    these; a ``Slot``'s ``arg`` is such a position (of the kind "constant" the word itself; of
+    "item" that of a tensor whose only element, of 8 bytes, is the word; "pair stride" is one of a
+    complex tensor, counted in floats).
     ``returned``: the positions of those that the operator gives, as a list if ``listed``.
     ``device``: torch's numbers of its type, and its index."""
 

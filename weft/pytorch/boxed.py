@@ -47,7 +47,7 @@ from weft.runtime.cpu import load_shared
 from weft.runtime.fastpath import passed as given
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.link import Linked
-from weft.runtime.signature import TORCH_DTYPES, are_complex
+from weft.runtime.signature import TORCH_DTYPES, is_pair
 
 if TYPE_CHECKING:
     from weft.pytorch.namespace import Family
@@ -224,17 +224,25 @@ class BoxedKernel:
 
     def specialized(
         self, inputs: Sequence[Any], program: Program
-    ) -> tuple[tuple[Any, ...], list[torch.Tensor], list[Spec], Made, tuple[Guard, ...]]:
-        """The loop's arguments, what the host part makes, what is known of the former, the compiled
-        loop, and what was compiled in. Raises ``Unfit``."""
+    ) -> tuple[Launcher, tuple[Any, ...], list[torch.Tensor], list[Spec], Made, tuple[Guard, ...]]:
+        """The loop's launcher, its arguments (complex ones as pairs), what the host part makes,
+        what is known of the former, the compiled loop, and what was compiled in. Raises
+        ``Unfit``."""
         launcher, recipe = self.launcher, self.recipe
         if len(launcher.region.args) != len(recipe.places):
             raise Unfit
         inputs = [v.item() if start in program.numbers else v
                   for v, start in zip(inputs, program.starts, strict=False)]  # fmt: skip
         args, made = recipe.arguments(inputs, program.as_made)
-        if are_complex(launcher.region, args):
-            raise Unfit
+        which = frozenset(k for k, v in enumerate(args) if is_pair(launcher.region.args[k], v))
+        if which:
+            if program.loops or any(not isinstance(args[k], torch.Tensor) for k in which):
+                raise Unfit
+            launcher = launcher.of_pairs(which)
+            if launcher.region.complex_results:
+                raise Unfit
+            args = tuple(torch.view_as_real(v.resolve_conj()) if k in which else v
+                         for k, v in enumerate(args))  # fmt: skip
         specs = list(launcher.forms.specs(args).values())
         place = program.loops or program.device.type
         compiled = launcher.forms.specialize(specs, place=place).compiled
@@ -243,17 +251,17 @@ class BoxedKernel:
         frozen = program.loops or all(guard.by_identity for guard in guards)
         if compiled.loop.summary.unordered or not frozen:
             raise Unfit  # it takes Python to compare values, and to order iterations
-        return args, made, specs, compiled, guards
+        return launcher, args, made, specs, compiled, guards
 
     def form_of(self, passed: Sequence[Any], program: Program | None = None) -> Found:
         """Raises ``Unfit`` where the call takes Python. ``program``: where it is written down."""
-        launcher, recipe = self.launcher, self.recipe
+        recipe = self.recipe
         program = program or Program(passed, self.types)
         if not program.loose and not all(
             m.described or passed[m.like].is_contiguous() for m in recipe.made
         ):
             raise Unfit
-        args, made, specs, compiled, guards = self.specialized(passed, program)
+        launcher, args, made, specs, compiled, guards = self.specialized(passed, program)
         written = compiled.loop.summary.written
         tensors = [v for v in args if isinstance(v, torch.Tensor)]
         if not tensors:

@@ -42,7 +42,9 @@ class _Steps:
     def __init__(self, kernel: BoxedKernel, program: Program, passed: Sequence[Any]) -> None:
         self.kernel, self.program, recipe = kernel, program, kernel.recipe
         *inputs, _, numbers, outs = passed
-        self.args, _, self.specs, self.compiled, self.guards = kernel.specialized(inputs, program)
+        _, self.args, _, self.specs, self.compiled, self.guards = kernel.specialized(
+            inputs, program
+        )
         self.loop = loop = loop_of(kernel.launcher, self.specs, program.device.type)
         self.prefix = adjoint_prefix(loop.function)
         self.values = given(self.specs, self.args)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from weft.codegen.boxed_forms import CPU, CUDA, Form, MadeForm, NumberForm, RunForm, TensorForm
+from weft.codegen.boxed_forms import ANY, CPU, CUDA, Form, MadeForm, NumberForm, RunForm, TensorForm
 from weft.codegen.interface import Slot
 from weft.errors import KernelTypeError
 from weft.frontend.scope import Guard
@@ -127,9 +127,12 @@ class Program:
     def _tensor(self, tensor: torch.Tensor, spec: TensorSpec, *, written: bool) -> TensorForm:
         if spec.shape is not None or spec.element or spec.backing or spec.clamped:
             raise Unfit
-        number = stable.number_of(tensor.dtype)
-        form = number, tensor.element_size(), spec.rank, spec.layout, written
-        return TensorForm(*form, *((tuple(tensor.shape), tensor.stride()) if self.exact else ()))
+        number, layout = stable.number_of(tensor.dtype), spec.layout
+        if tensor.is_complex() and layout != "contiguous":  # the parts of each are, whatever it is
+            layout = ANY
+        shape, steps = (tuple(tensor.shape), tensor.stride()) if self.exact else (None, None)
+        size = tensor.element_size()
+        return TensorForm(number, size, tensor.dim(), layout, written, shape, steps)
 
     def as_made(self, tensor: torch.Tensor) -> torch.Tensor:
         """What the host part makes, as calls of this kind know it."""
@@ -142,7 +145,7 @@ class Program:
     ) -> int:  # fmt: skip
         """A tensor like this one, of the words ``sizes`` and ``strides`` if not of its own. Gives
         its position."""
-        spec = value_spec("", tensor)
+        spec = value_spec("", torch.view_as_real(tensor) if tensor.is_complex() else tensor)
         assert isinstance(spec, TensorSpec)
         form = self._tensor(tensor, spec, written=True)
         own = [[Slot("constant", n) for n in words] for words in (tensor.shape, tensor.stride())]
@@ -163,7 +166,7 @@ class Program:
     # --- loops -----------------------------------------------------------------------------------
     def run(self, compiled: Made, operands: Sequence[Operand], values: Sequence[Any]) -> None:
         """A compiled loop, whose arguments are ``operands``, and in this call ``values``."""
-        slots = [word(slot, operands) for slot in compiled.slots]
+        slots = [self._of_pair(word(slot, operands)) for slot in compiled.slots]
         if isinstance(compiled, Compiled):
             if self.device.type != "cpu" or not compiled.code.address or compiled.header.checks:
                 raise Unfit
@@ -194,6 +197,15 @@ class Program:
             self.runs.append(RunForm((*slots, *tail, *rest), grid, aligned))
             self.codes.append(stage.function.value)
         self.keep.append(call)
+
+    def _of_pair(self, slot: Slot) -> Slot:
+        """A word of a loop that knows a complex tensor as pairs of floats."""
+        tensor = self.values.get(slot.arg)
+        if slot.kind not in ("size", "stride") or tensor is None or not tensor.is_complex():
+            return slot
+        if slot.axis == tensor.dim():
+            return Slot("constant", 2 if slot.kind == "size" else 1)
+        return Slot("pair stride", slot.arg, slot.axis) if slot.kind == "stride" else slot
 
     def form(
         self, returned: Sequence[int], guards: Sequence[Guard], *, listed: bool = False

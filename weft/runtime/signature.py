@@ -25,7 +25,7 @@ DTYPES: dict[torch.dtype, str] = {d.torch: d.name for d in dtypes.DTYPES.values(
 TORCH_DTYPES: dict[str, torch.dtype] = {n: d for d, n in DTYPES.items()} | {"i1": torch.bool}
 _DISPATCH = "__torch_dispatch__"  # by its name: torch's annotation of it cannot be bound
 _SCALARS = ("float", "int", "bool")
-_COMPLEX = frozenset([torch.complex64, torch.complex128])
+COMPLEX = frozenset([torch.complex64, torch.complex128])
 _COMPLEX_NUMBERS = (complex, np.complexfloating)
 _SYMBOLIC = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
 
@@ -38,7 +38,7 @@ def are_complex(region: Region, args: Sequence[Any]) -> bool:
 def is_pair(arg: RegionArg, value: Any) -> bool:
     """Whether ``value`` is a complex tensor, or a number that is passed at run time."""
     if isinstance(value, torch.Tensor):
-        return value.dtype in _COMPLEX
+        return value.dtype in COMPLEX
     return isinstance(value, _COMPLEX_NUMBERS) and not (arg.captured or arg.template)
 
 

@@ -18,7 +18,7 @@ import torch
 from weft.codegen import boxed, libraries
 from weft.frontend.scope import ABSENT, Guard
 from weft.runtime import cuda, link
-from weft.runtime.signature import DTYPES
+from weft.runtime.signature import COMPLEX, DTYPES
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
@@ -102,7 +102,7 @@ def _facts() -> tuple[dict[torch.dtype, int], str]:
     def ask() -> None:
         try:
             with torch.no_grad():
-                found.extend([{dtype: _number(dtype) for dtype in DTYPES}, _told()])
+                found.extend([{dtype: _number(dtype) for dtype in (*DTYPES, *COMPLEX)}, _told()])
         except (AttributeError, RuntimeError) as error:  # another torch
             found[:] = [{}, f"{error}"]
 
@@ -130,6 +130,7 @@ def _told() -> str:
     examples: dict[str, tuple[Any, Any]] = {
         boxed.INFERENCE: (plain, inference), boxed.SPECIAL[2]: (plain, torch._neg_view(plain)),
         boxed.SPECIAL[3]: (plain, torch._efficientzerotensor(2, device="cpu")),
+        boxed.SPECIAL[4]: (plain, torch.ones(2, dtype=torch.complex64).conj()),
         boxed.SPECIAL[1]: (plain, torch._to_functional_tensor(plain)),
     }  # fmt: skip
     for name, pair in examples.items():

@@ -34,6 +34,18 @@ OPS: dict[str, OpDef] = {}
 # Of integers, in which a divisor may be 0.
 DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui")
 
+# Functions that take about as long as an addition; the others take many times longer.
+_QUICK = {
+    "math.absf", "math.absi", "math.ceil", "math.copysign", "math.ctpop", "math.floor", "math.fma",
+    "math.isinf", "math.isnan", "math.roundeven", "math.trunc",
+}  # fmt: skip
+
+
+def is_slow(name: str) -> bool:
+    """Whether an operation is one of the functions that take many times longer than an addition."""
+    return name.startswith("math.") and name not in _QUICK
+
+
 # What loads from or writes to memory, and which operand the memref is.
 MEMREF_AT = {"memref.load": 0, "memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
@@ -154,7 +166,9 @@ _row(
     "`dims` steps (positive), one initial value for each reduction. Block arguments: the indices. "
     "Ends with scf.reduce, whose operands are what the iteration contributes (the combiner's "
     "identity if nothing). Result k is the combination by `kinds[k]` of the initial value and all "
-    "contributions.",
+    "contributions. One in a scheduled function may have `vector` = (rows, copies, lanes): its one "
+    "or two indices have as many iterations as rows and copies say, which code generation writes "
+    "at once, as vectors of lanes (or fewer, `masked`; from the last to the first, `reverse`).",
     attrs=("dims", "kinds"), regions=1, pure=False,
 )  # fmt: skip
 _row("scf.reduce", "any...", "", "ends scf.parallel", terminator=True, pure=False)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from weft.ir.core import Block, Function, Op, Value, below, walk
-from weft.ir.ops import OPS
+from weft.ir.ops import DIVISIONS, OPS, is_slow
 from weft.ir.views import For, accessed_by, memory
 from weft.passes.constants import identity
 
-# What takes many times longer than an addition.
-_CHEAP = {"math.absf", "math.absi", "math.floor", "math.ceil", "math.trunc", "math.roundeven",
-          "math.copysign", "math.fma", "math.isnan", "math.isinf", "math.ctpop"}  # fmt: skip
-_EXPENSIVE = {"arith.remf", "arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui"}
+# What takes as long as a function does.
+_EXPENSIVE = {"arith.remf", *DIVISIONS}
 
 
 def is_expensive(op: Op, body: Block) -> bool:
@@ -20,7 +18,7 @@ def is_expensive(op: Op, body: Block) -> bool:
     by what does not change in the loop is not (see ``reciprocal``)."""
     if op.name == "arith.divf":
         return op.right in body.args or op.right.op in body.ops
-    return op.name in _EXPENSIVE or (op.name.startswith("math.") and op.name not in _CHEAP)
+    return op.name in _EXPENSIVE or is_slow(op.name)
 
 
 def touches(op: Op) -> Iterator[tuple[Op, Value]]:

@@ -13,6 +13,7 @@ from dataclasses import field
 
 from weft.index.access import Extraction
 from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.ops import is_slow
 from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import For, If, Parallel, is_constant, memory
 from weft.schedule.cooperative_loops import ordered
@@ -33,8 +34,6 @@ _STEEPEST = 1  # how much the bounds of a serial loop may change from iteration 
 # one, and threads of a block: eight along the first index have nearly the same turns.
 TILES = ((8, 8), 4, (8, 4)), ((8, 4), 8, (8, 4)), ((8,), 16, (16, 2))
 MOST_TILE = 128  # words that a turn computes, for all iterations of a thread
-
-_LIGHT = {"math.fma", "math.absf", "math.absi", "math.isnan", "math.isinf"}
 
 
 @frozen
@@ -176,7 +175,7 @@ def _innermost(function: Function, parallel: Op) -> list[Op]:
     body = parallel.body
     if parallel.attrs["kinds"] or not function.attrs.get("noalias", True):
         return []
-    if not all(is_plain(op) and _is_light(op) for op in walk(body)):
+    if any(is_slow(op.name) or not is_plain(op) for op in walk(body)):
         return []
     return [op for op in walk(body) if op.name == "scf.for" and _last(op)]
 
@@ -196,10 +195,6 @@ def _slides(load: Op, parallel: Op, axis: int) -> bool:
     index = parallel.body.args[axis]
     _, subscripts, _ = memory(load)
     return any(v.op and v.op.name == "arith.addi" and index in v.op.operands for v in subscripts)
-
-
-def _is_light(op: Op) -> bool:
-    return op.name in _LIGHT or not op.name.startswith("math.")
 
 
 def _bounds(parallel: Op) -> list[Value]:

@@ -441,8 +441,7 @@ class _Run:
         for k, argument in enumerate(form.arguments):
             if isinstance(argument, TensorForm):
                 self.there[k] = tensor = _Tensor(w, argument, handles[k], words[k])
-                device = (CPU, 0) if argument.host else self.device
-                tensor.covered(w, device, self.other)
+                tensor.covered(w, (CPU, 0) if argument.host else self.device, self.other)
             elif argument.low is not None:
                 value = w.load(w.at(self.leaves, k))
                 w.need(w.test("sge", value, argument.low), self.other)

@@ -1,8 +1,10 @@
 """Derivatives of the operator of a kernel, as torch.compile and torch.func see it."""
 
+import functools
+
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import weft
 from tests.autodiff import kernels as k
@@ -47,13 +49,19 @@ def apart(x, w):
     return out, s
 
 
+def by_operator(kernel, *args):
+    """A call whose derivative is that of the operator, as it is in graphs."""
+    with forward_ad.dual_level():
+        return kernel.operators(args, {})
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_first_and_second_derivatives(name, runs):
     kernel, args = made(name)
     kernel = apart if name in SEVERAL else kernel
-    assert gradcheck(lambda *a: kernel.operators(a, {}), args)
+    assert gradcheck(functools.partial(by_operator, kernel), args)
     assert bool(runs) == (name in SEVERAL)  # one loop is not carried out again
-    assert gradgradcheck(lambda *a: kernel.operators(a, {}), args)
+    assert gradgradcheck(functools.partial(by_operator, kernel), args)
     assert bool(runs) == (name in SEVERAL)
 
 
@@ -93,8 +101,8 @@ def saved_by(out):
 
 def test_only_what_must_be_saved_is():
     w, x = torch.randn(3, 8, requires_grad=True), torch.randn(2, 3, 8, requires_grad=True)
-    assert len(saved_by(k.conv.operators((w, x, 0.1), {}))) == 2  # the inputs
-    out = k.scan.operators((torch.randn(2, 5, requires_grad=True), torch.randn(2)), {})
+    assert len(saved_by(by_operator(k.conv, w, x, 0.1))) == 2  # the inputs
+    out = by_operator(k.scan, torch.randn(2, 5, requires_grad=True), torch.randn(2))
     assert [t.shape for t in saved_by(out)] == [(2, 5), (2,), (2, 5)]  # and the states
 
 

@@ -21,6 +21,7 @@ from weft.ir.verify import verify as check
 from weft.options import Options
 from weft.passes.advance import advance
 from weft.passes.collapse import collapse
+from weft.passes.dce import dce
 from weft.passes.factor import factor
 from weft.passes.fuse import fuse
 from weft.passes.merge_updates import merge_updates
@@ -34,7 +35,7 @@ from weft.passes.run import PIPELINE, Pass, run
 from weft.passes.split_quotients import split_quotients
 from weft.passes.tile import tile
 from weft.passes.widen import widen
-from weft.passes.write_out import small_loops, write_out
+from weft.passes.write_out import carries_small_arrays, small_loops, write_out
 from weft.schedule import default_cpu
 from weft.schedule.choose import candidate
 from weft.schedule.grid import threads_of
@@ -98,8 +99,12 @@ def optimize(
     def divided(function: Function) -> Function:
         return reciprocal(function, carried=False)
 
+    def divided_scalars(function: Function) -> Function:
+        return divided(dce(function))  # arrays that are dead hide what composes
+
     collapsed.__name__, merged.__name__ = collapse.__name__, merge_updates.__name__
-    promoted.__name__, divided.__name__ = promote.__name__, reciprocal.__name__
+    promoted.__name__ = promote.__name__
+    divided.__name__ = divided_scalars.__name__ = reciprocal.__name__
     other: dict[Pass, Pass] = {
         collapse: collapsed, merge_updates: merged, reciprocal: divided,
     }  # fmt: skip
@@ -111,9 +116,13 @@ def optimize(
         loops = (op for op in made.body.ops if op.name == "scf.parallel")
         return all(named <= {*loops_of(op)} for op in loops)
 
-    small = small_loops(function)
-    if small and named.isdisjoint(small) and only(steps, SharedArrays) is None:
-        scalars, carrying = write_out(function), {**other, promote: promoted}
+    arrays_asked = only(steps, SharedArrays) is not None or not named.isdisjoint(
+        small_loops(function)
+    )
+    if carries_small_arrays(function) and not arrays_asked:
+        scalars, carrying = write_out(function), {
+            **other, promote: promoted, reciprocal: divided_scalars,
+        }  # fmt: skip
         made = _passed(scalars, options, noalias, None, without, other=carrying)
         if composes(made) and has_named(made):
             if listener is not None:  # which is told of what is taken only

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 import weft
+from tests.cuda.emulator import EmulatedCall, emulated
 from tests.passes.texts import normal, result_of
 from weft import compiler
 from weft.ir.core import walk
@@ -15,9 +17,11 @@ from weft.ir.views import For
 from weft.passes.cse import cse
 from weft.passes.dce import dce
 from weft.passes.forward_stores import forward_stores
+from weft.passes.memory import is_local
 from weft.passes.promote import promote
 from weft.passes.simplify import simplify
-from weft.passes.write_out import small_loops, write_out
+from weft.passes.write_out import carries_small_arrays, small_loops, write_out
+from weft.schedule.language import Scan, only
 from weft.tools.cross import lowered_loops
 
 BEFORE = """
@@ -97,16 +101,60 @@ def curved(x, out):
             out[i, j] = h[0] - h[1]
 
 
-@pytest.mark.parametrize(("function", "carried"), [(mixed, 3), (curved, 0)])
+def alone(x, out):
+    for i in range(x.shape[0]):
+        h = weft.zeros(2)
+        for j in range(x.shape[1]):
+            h[0] = h[1] / 3.0 + x[i, j]
+            h[1] = 0.5 * h[0]
+            out[i, j] = h[1]
+
+
+def chosen(x, out):
+    for i in range(x.shape[0]):
+        h = weft.zeros(2)
+        if x.shape[1] > 3:
+            h[1] = 0.25
+        for j in range(x.shape[1]):
+            if x[i, j] > 0.5:
+                h[0] = x[i, j]
+            else:
+                for p in range(2):
+                    h[p] = 0.5 * h[1 - p] / 1.5
+            out[i, j] = h[0]
+        for j in range(x.shape[1] - 4):
+            h[1] = 2.0 * x[i, j]
+            out[i, j] += h[1]
+        out[i, 0] += h[1]
+
+
+@pytest.mark.parametrize(
+    ("function", "carried"), [(mixed, 3), (curved, 0), (alone, 1), (chosen, 2)]
+)
 def test_only_what_a_scan_may_carry(function: object, carried: int) -> None:
     """Other loops keep their arrays, and schedules speak of loops through these."""
     x = torch.empty(3, 9, device="meta")
     (loop,) = lowered_loops(weft.kernel(function), x, x)  # type: ignore[arg-type]
-    assert small_loops(loop)
+    assert carries_small_arrays(loop)
+    assert bool(small_loops(loop)) == (function is not alone)
     made = compiler.optimize(loop)
-    (rows,) = {len(For(op).rows) for op in walk(made.body) if op.name == "scf.for" and op.results
-               } or {0}  # fmt: skip
-    assert rows == carried
-    assert any(op.name == "memref.alloca" for op in walk(made.body)) == (not carried)
-    asked = compiler.optimize(loop, asked="unroll((p))")
-    assert any(op.name == "memref.alloca" for op in walk(asked.body))
+    rows = [len(For(op).rows) for op in walk(made.body) if op.name == "scf.for"]
+    assert max(rows) == carried
+    loops = [op for op in walk(made.body) if op.name == "scf.for"]
+    inside = [op for loop in loops for op in walk(loop.body) if op.name == "memref.load"]
+    assert any(is_local(op.operands[0]) for op in inside) == (not carried)
+    for text in ("unroll((p))", "stage(j, 2, 32); shared_arrays()")[function is alone :]:
+        asked = compiler.optimize(loop, asked=text)
+        assert any(op.name == "memref.alloca" for op in walk(asked.body))
+
+
+@pytest.mark.parametrize("function", [mixed, alone, chosen], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("length", [3, 4, 5, 130])
+def test_as_python_does(function: Any, length: int) -> None:
+    x = torch.randn(2, length)
+    expected, found = torch.zeros_like(x), torch.zeros_like(x)
+    function(x, expected)
+    EmulatedCall.seen.clear()
+    emulated(weft.kernel(schedule={"cuda": "scan((), 64)"})(function))(x, found)
+    assert only(EmulatedCall.seen[-1], Scan) is not None
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -67,7 +67,7 @@ def _promotable(loop: Op, noalias: bool, local: int) -> dict[Element, list[Op]]:
                 if other != element
             )
         ):
-            loops = _storing(loop, element, inside)
+            loops = _storing(loop, element, inside, local=is_local(memref))
             if loops and len(found) < MOST:
                 found[element] = loops
     return found
@@ -78,15 +78,16 @@ def _element(op: Op) -> Element:
     return memref, *subscripts
 
 
-def _storing(loop: Op, element: Element, inside: Collection[Value]) -> list[Op]:
+def _storing(loop: Op, element: Element, inside: Collection[Value], *, local: bool) -> list[Op]:
     """The loops, ``loop`` and some in it, that surely store to the element if all of them run; none
-    where that is not known. A ``while`` or two arms may access it, but have to be left alone."""
+    where that is not known. A ``while`` or two arms may access it, but have to be left alone. A
+    ``local`` element may be stored in any case."""
     if any(
         accessed_by(inner) is not None and _element(inner) == element
         for op in walk(loop.body) if op.name == "scf.while" for inner in below(op)
     ):  # fmt: skip
         return []
-    return _path(loop, element, inside)
+    return [loop] if local else _path(loop, element, inside)
 
 
 def _path(loop: Op, element: Element, inside: Collection[Value]) -> list[Op]:
@@ -142,13 +143,13 @@ class _Promoter(Rewriter):
             for old, loops in _promotable(op, self.noalias, self.local).items():
                 element = tuple(map(self.lookup, old))
                 if element not in self.current:
-                    known = element in self.stored
+                    anew = element not in self.stored and _overwritten(loops, old)
+                    known = element in self.stored or (is_local(old[0]) and not anew)
                     guards[element] = None if known else self._all_run(loops)
                     self.current[element] = (
-                        self.constant(0, old[0].memref.element)
-                        if not known and _overwritten(loops, old)
+                        self.constant(0, old[0].memref.element) if anew
                         else self._loaded(element, guards[element])
-                    )
+                    )  # fmt: skip
         written = (o for o in below(op) if o.name == "memref.store")
         changed = dict.fromkeys(tuple(map(self.lookup, _element(o))) for o in written)
         results = self._rebuilt(op, [element for element in changed if element in self.current])

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from weft.ir.builder import Rewriter
-from weft.ir.core import Function, Op
+from weft.ir.core import Function, Op, walk
+from weft.ir.views import written_by
 from weft.schedule.nest import loops_of
 from weft.schedule.recurrences import MOST_JOINT
 from weft.schedule.unroll import for_registers, written_out
+
+
+def carries_small_arrays(function: Function) -> bool:
+    """Whether turns of a loop store to local arrays that a scan may carry."""
+    small = {op.result for op in walk(function.body) if op.name == "memref.alloca"
+             and prod(op.result.memref.shape or (MOST_JOINT + 1,)) <= MOST_JOINT}  # fmt: skip
+    loops = (op for op in walk(function.body) if op.name == "scf.for") if small else ()
+    return any(written_by(op) in small for loop in loops for op in walk(loop.body))
 
 
 def small_loops(function: Function) -> dict[str, Op]:

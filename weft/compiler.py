@@ -70,8 +70,8 @@ def optimize_for_cpu(
     axes are those of the source. Raises ``RaceError``."""
     _checked(function, options)
     first = [race_checks] if options.debug else []
-    reordered = [reassociate_extrema, reciprocal] if options.strict_math else []
-    without = [factor, fuse, advance, *reordered, *([split_quotients, tile] if asked else [])]
+    reordered = [reassociate_extrema, factor, reciprocal] if options.strict_math else []
+    without = [fuse, advance, *reordered, *([split_quotients, tile] if asked else [])]
     return _passed(function, options, noalias, listener, without, first)
 
 

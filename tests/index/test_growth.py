@@ -7,8 +7,12 @@ import pytest
 
 from tests.index.make import Int, Make
 from weft.index import budget, races
+from weft.index.access import MOST, Extraction
+from weft.index.expression import condition_polys
+from weft.index.operations import operations
 from weft.index.races import check_races, find_races
-from weft.ir.core import Function
+from weft.ir.core import Function, Value
+from weft.ir.types import i1
 
 
 @pytest.fixture
@@ -133,3 +137,64 @@ def test_a_question_is_asked_once(asked):
     proven = store_at(lambda i: i // 4 * 4 + (3 - i % 4))
     assert find_races(proven).verdict == find_races(proven).verdict == "free"
     assert asked["isl"] == first + 1
+
+
+def chain(kind: str, count: int) -> tuple[Function, Value]:
+    """``count`` operands of `and` and `or` as the front end writes them, to the right (one
+    expression) and to the left (a name that is assigned again and again)."""
+    make = Make(x=1, n="index")
+    yes, no = (make.build.constant(value, i1) for value in (True, False))
+    with make.parallel(i=make.n) as i:
+        total = i.compare("eq", 0)
+        for k in range(1, count):
+            new = i.compare("eq", 3 * k)
+            test, other = (new, total) if kind.startswith("right") else (total, new)
+            arms = (yes, other) if kind.endswith("or") else (other, no)
+            if kind == "left and, same":
+                arms = other, test
+            total = make.build.op("arith.select", test, *arms)
+        with make.when(total):
+            make.add(make.x, i)
+    return make.done(), total
+
+
+KINDS = ["right or", "right and", "left or", "left and", "left and, same"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_condition_has_one_comparison_for_each_operand(kind):
+    for count in (2, 8, 200):
+        function, total = chain(kind, count)
+        assert len(list(condition_polys(Extraction(function).condition(total)))) == count
+
+
+def test_conditions_and_expressions_that_double_are_not_followed_for_ever():
+    make = Make(x=1, n="index")
+    with make.parallel(i=make.n) as i:
+        k, test = i, i.compare("sgt", 0)
+        unknown = make.data(make.x, i).compare("sgt", 0)
+        data = unknown
+        for j in range(40):
+            arms = (k - 1).value, k.value
+            k = Int(make.build.op("arith.select", k.compare("sgt", j), *arms), make)
+            arms = i.compare("slt", 2 * j), i.compare("sgt", 3 * j)
+            test = make.build.op("arith.select", test, *arms)
+            data = make.build.op("arith.select", data, unknown, unknown)
+        with make.when(test), make.when(data):
+            make.store(make.x, k)
+    found = Extraction(make.done())
+    access = found.found[-1]
+    assert access.subscripts == (None,)
+    assert len(list(condition_polys(access.guards[0]))) <= MOST
+    assert access.guards[1] is None
+    sizes = [poly.size for poly in found._polys.values() if poly is not None]
+    assert 100 < max(sizes) <= MOST
+
+
+def test_operations_under_a_long_condition_have_two_ends():
+    for count, least, most in ((3, 3, 3), (40, 0, 50)):
+        function, _ = chain("right or", count)
+        found = operations(function, {function.args[1]: 50})
+        assert found.most is not None
+        adds = [end["add"].number if "add" in end else 0 for end in (found.least, found.most)]
+        assert adds == [least, most]

@@ -9,16 +9,16 @@ from weft.index.expression import (
     FALSE,
     ONE,
     TRUE,
-    Both,
     Choice,
     Condition,
     Dim,
-    Either,
     Pick,
     Poly,
     atom,
+    both,
     compare,
     condition_polys,
+    either,
     floor,
     known,
     negate,
@@ -37,6 +37,10 @@ KINDS = {
     "memref.atomic_rmw": "rmw",
     "memref.atomic_cas": "cas",
 }
+
+# Terms and atoms of an expression or a condition that is followed: `k = k - 1 if k > j else k` has
+# three times those of the `k` before it.
+MOST = 1000
 
 
 @frozen
@@ -151,6 +155,7 @@ class Extraction:
         self._locals: set[Value] = set()
         self._ivs: set[Value] = set()
         self._polys: dict[Value, Poly | None] = {value: atom(value) for value in atoms}
+        self._conditions: dict[Value, Condition | None] = {}
         self._walk(function.body, (), ())
 
     def _walk(
@@ -233,6 +238,8 @@ class Extraction:
                 result = self._branches(op, value) if op.name == "scf.if" else self._from_op(op)
             elif value in self._ivs:
                 result = atom(value)
+            if result is not None and result.size > MOST:
+                result = None
             if result is None and value in self._symbols:
                 result = atom(value)
         self._polys[value] = result
@@ -278,6 +285,14 @@ class Extraction:
         return atom(Choice(condition, left, right))
 
     def condition(self, value: Value) -> Condition | None:
+        """The boolean ``value`` as a condition, None where it cannot be followed."""
+        if value not in self._conditions:
+            found = self._condition(value)
+            large = sum(1 + poly.size for poly in condition_polys(found)) > MOST
+            self._conditions[value] = None if large else found
+        return self._conditions[value]
+
+    def _condition(self, value: Value) -> Condition | None:
         op = value.op
         if op is None:
             return None
@@ -290,9 +305,9 @@ class Extraction:
                     return None
                 return compare(op.attrs["predicate"], left, right)
             case "arith.andi":
-                return Both(tuple(map(self.condition, op.operands)))
+                return both(*map(self.condition, op.operands))
             case "arith.ori":
-                return Either(tuple(map(self.condition, op.operands)))
+                return either(*map(self.condition, op.operands))
             case "arith.xori":
                 left, right = map(self.condition, op.operands)
                 if right == TRUE:
@@ -305,13 +320,21 @@ class Extraction:
             case _:
                 return None
 
-    def _either(self, test: Value, yes: Value, no: Value) -> Condition:
-        """``yes if test else no``, all of them conditions (this is how `and` and `or` arrive)."""
+    def _either(self, test: Value, yes: Value, no: Value) -> Condition | None:
+        """``yes if test else no``, all of them conditions (this is how `and` and `or` arrive): a
+        test that stands twice in it would double a chain with each operand."""
         condition = self.condition(test)
-        return Either((
-            Both((condition, self.condition(yes))),
-            Both((negate(condition), self.condition(no))),
-        ))  # fmt: skip
+        left = TRUE if yes is test else self.condition(yes)
+        right = FALSE if no is test else self.condition(no)
+        if left == TRUE:
+            return either(condition, right)
+        if right == FALSE:
+            return both(condition, left)
+        if left == FALSE:
+            return both(negate(condition), right)
+        if right == TRUE:
+            return either(negate(condition), left)
+        return either(both(condition, left), both(negate(condition), right))
 
 
 def _plain_end(begin: Poly | None, end: Poly) -> Poly:

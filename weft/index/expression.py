@@ -56,11 +56,12 @@ Monomial = tuple[Atom, ...]
 class Poly:
     """An immutable polynomial: ``terms`` maps each monomial to its coefficient (never 0)."""
 
-    __slots__ = ("_hash", "terms")
+    __slots__ = ("_hash", "_size", "terms")
 
     def __init__(self, terms: dict[Monomial, int]) -> None:
         self.terms = terms
         self._hash: int | None = None
+        self._size: int | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Poly) and self.terms == other.terms
@@ -99,6 +100,15 @@ class Poly:
 
     def __repr__(self) -> str:
         return f"Poly({show(self)})"
+
+    @property
+    def size(self) -> int:
+        """How many terms and atoms there are to walk through, however deep."""
+        if self._size is None:
+            self._size = len(self.terms) + sum(
+                1 + sum(part.size for part in parts(a)) for a in self.atoms()
+            )
+        return self._size
 
     @property
     def constant(self) -> int | None:
@@ -291,6 +301,27 @@ def negate(condition: Condition | None) -> Condition | None:
             return Either(tuple(map(negate, parts)))
         case Either(parts):
             return Both(tuple(map(negate, parts)))
+
+
+def both(*conditions: Condition | None) -> Condition | None:
+    """All of them; what is a conjunction itself is taken apart."""
+    return _joined(Both, conditions)
+
+
+def either(*conditions: Condition | None) -> Condition | None:
+    """Any of them; what is a disjunction itself is taken apart."""
+    return _joined(Either, conditions)
+
+
+def _joined(
+    kind: type[Both | Either], conditions: tuple[Condition | None, ...]
+) -> Condition | None:
+    found: list[Condition | None] = []
+    for condition in conditions:
+        for part in condition.parts if isinstance(condition, kind) else (condition,):
+            if part is not None or None not in found:  # one that is not known says it all
+                found.append(part)
+    return found[0] if len(found) == 1 else kind(tuple(found))
 
 
 def compare(predicate: str, left: Poly, right: Poly) -> Condition | None:

@@ -20,6 +20,7 @@ from weft.index.expression import (
     Either,
     Poly,
     atom,
+    condition_polys,
     known,
     negate,
     number,
@@ -64,6 +65,7 @@ _SAME_CHAIN = {"addf": ("addf", "subf"), "addi": ("addi", "subi")}
 Counts = dict[str, Count]  # by kind, "FLOPs" among them; what is missing is 0
 Sizes = Mapping[Value | Dim, int | Poly]
 _Axis = tuple[Value, Poly, Poly, Poly]  # an index, its bounds and its step
+_COMPARED = 8  # comparisons of a condition: the terms of its product are exponentially many
 BLOCKS = 2_000  # that are gone through one by one, some 1 ms each
 
 
@@ -203,6 +205,8 @@ class _Walk:
         if then == otherwise:
             return then
         condition = self._settled(self.extraction.condition(branch.condition))
+        if len(list(condition_polys(condition))) > _COMPARED:
+            condition = None
         holds = indicator(condition, self._symbol)
         fails = indicator(negate(condition), self._symbol)
         if condition is not None and known(condition):

@@ -9,8 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from weft.errors import KernelSyntaxError
-from weft.source import Span
+from weft.errors import KernelSyntaxError, Span
 
 T = TypeVar("T")
 

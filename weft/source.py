@@ -18,6 +18,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from weft.errors import SourceUnavailableError, Span
+from weft.settings import deep
 from weft.values import mutable
 
 # The compiler's flags of ``from __future__ import ...``.
@@ -142,14 +143,32 @@ def enclosed(tree: ast.stmt, function: Callable[..., Any]) -> ast.Module:
         "__weft_outer__", ast.arguments([], free, None, [], [], None, []), [inner], [],
         type_params=[],  # pyright: ignore[reportCallIssue]
     )  # fmt: skip
-    return ast.fix_missing_locations(ast.Module([outer], []))
+    return _located(ast.Module([outer], []), tree)
+
+
+def _located(module: ast.Module, first: ast.stmt) -> ast.Module:
+    """Gives what has no place that of what it stands in, the outermost that of ``first``: what
+    ``ast.fix_missing_locations`` does, which calls itself for each term of a sum."""
+    left: list[tuple[ast.AST, ast.AST]] = [(module, first)]
+    while left:
+        node, around = left.pop()
+        if "lineno" in node._attributes:
+            if not hasattr(node, "lineno"):
+                ast.copy_location(node, around)
+            around = node
+        left += [(child, around) for child in ast.iter_child_nodes(node)]
+    return module
 
 
 def _compiled(tree: ast.stmt, function: Callable[..., Any], name: str) -> list[CodeType]:
     """The code objects called ``name`` in what Python makes of ``tree`` where ``function`` is."""
     code: CodeType = function.__code__  # type: ignore[attr-defined]
     flags = code.co_flags & FUTURE
-    made = compile(enclosed(tree, function), code.co_filename, "exec", flags, dont_inherit=True)
+    place = code.co_filename, tree.lineno
+    text = linecache.getline(*place).rstrip("\n")
+    with deep(Span(*place, 0, tree.lineno, len(text), text, code.co_name)):
+        module = enclosed(tree, function)
+        made = compile(module, code.co_filename, "exec", flags, dont_inherit=True)
     return [c for c in codes(made) if c.co_name == name]
 
 

@@ -1,0 +1,71 @@
+"""Expressions of many operands, as programs write them: kernels are text of a file."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+
+_numbers = itertools.count()
+Imported = Callable[[str], Any]
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Imported:
+    """Makes a module of the text of a kernel ``f``, and gives that."""
+
+    def make(text: str) -> weft.Kernel:
+        path = tmp_path / f"long{next(_numbers)}.py"
+        path.write_text(f"import math\nimport weft\n\n\n@weft.kernel\n{text}")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.f
+
+    return make
+
+
+OR = " or ".join(f"x[i] == {3 * k}" for k in range(200))
+PLACE = " and ".join(f"i != {3 * k}" for k in range(200))
+
+
+@pytest.mark.parametrize("test", [OR, PLACE])
+def test_200_operands(imported: Imported, test: str) -> None:
+    f = imported(f"def f(x, o):\n    for i in x:\n        if {test}:\n            o[i] = 1.0\n")
+    x, o = torch.arange(700), torch.zeros(700)
+    f(x, o)
+    expected = [float(eval(test, {"x": x.tolist(), "i": i})) for i in range(700)]
+    assert o.tolist() == expected
+
+
+def test_a_name_that_each_of_100_static_iterations_narrows(imported: Imported) -> None:
+    f = imported("""\
+def f(x, o):
+    for i in o:
+        ok = True
+        for k in weft.static(range(100)):
+            ok = ok and x[i, k] > k
+        if ok:
+            o[i] = 1.0
+""")
+    x, o = torch.arange(101).repeat(20, 1)[:, 1:].contiguous(), torch.zeros(20)
+    x[torch.arange(0, 20, 2), torch.arange(0, 100, 10)] -= 1
+    f(x, o)
+    assert o.tolist() == [0.0, 1.0] * 10
+
+
+def test_2000_terms_on_one_line(imported: Imported) -> None:
+    terms = " + ".join(f"x[i] * {k}" for k in range(2000))
+    f = imported(f"def f(x, o):\n    for i in x:\n        o[i] = {terms}\n")
+    x, o = torch.tensor([1.0, -2.0]), torch.zeros(2)
+    f(x, o)
+    assert o.tolist() == [1999000.0, -3998000.0]

@@ -31,7 +31,7 @@ from weft.runtime.launch import DirectEntry, Launcher, Tuning
 from weft.runtime.signature import check_argument
 from weft.runtime.specialize import Specialization
 from weft.settings import deep, rarely_collected
-from weft.source import FunctionSource, Span, read_function
+from weft.source import FILES, FunctionSource, Span, read_function
 
 if TYPE_CHECKING:
     from weft.pytorch.autocast import Policy
@@ -65,6 +65,7 @@ class Definition:
         self._host: Any = None  # the host part, from the first call on
         self._seen: set[Any] = set()
         self._plain: set[type] = {*PLAIN}  # types of arguments that need no dispatcher
+        FILES.note(function)
 
     @functools.cached_property
     def source(self) -> FunctionSource:

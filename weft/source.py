@@ -26,6 +26,57 @@ FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_
 _IMPORTED = time.time()
 
 
+class _Files:
+    """The lines of files that kernels are in, as they were when Python imported them: what code
+    objects do not tell, annotations of locals and assertions under ``python -O``, is compared."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {}
+
+    def note(self, function: Callable[..., Any]) -> None:
+        """``function``, a kernel, has just been defined. One inside of a function may have been
+        imported long before: the lines that are known then stay."""
+        code = getattr(function, "__code__", None)
+        if code is None or (
+            "<locals>" in function.__qualname__ and code.co_filename in self._lines
+        ):
+            return
+        linecache.checkcache(code.co_filename)
+        self._lines[code.co_filename] = linecache.getlines(code.co_filename, function.__globals__)  # type: ignore[attr-defined]
+
+    def said_otherwise(self, tree: ast.FunctionDef, code: CodeType) -> bool:
+        """Whether ``tree`` is not what stood in the file."""
+        lines = self._lines.get(code.co_filename)
+        if lines is None or lines == linecache.getlines(code.co_filename):
+            return False
+        try:
+            first, _ = _parsed(inspect.getblock(lines[code.co_firstlineno - 1 :]))
+        except (SyntaxError, IndexError):  # something else stood there
+            return True
+        return _said(first) != _said(tree)
+
+
+FILES = _Files()
+
+
+def _said(tree: ast.stmt) -> list[object]:
+    """What parameters and body of a function say, for comparisons."""
+    parts = [tree.args, *tree.body] if isinstance(tree, ast.FunctionDef) else [tree]
+    return [
+        (type(n), [v for _, v in ast.iter_fields(n) if not isinstance(v, ast.AST | list)])
+        for part in parts
+        for n in ast.walk(part)
+    ]
+
+
+def _parsed(lines: list[str]) -> tuple[ast.stmt, bool]:
+    """The statement of ``lines``, and whether they were indented: then it begins at line 2."""
+    text, indented = "".join(lines), lines[0][:1].isspace()
+    # Not textwrap.dedent: a docstring or a comment may have lines that are less indented.
+    tree = ast.parse(f"if 1:\n{text}" if indented else text).body[0]
+    return (tree.body[0] if indented else tree), indented  # type: ignore[attr-defined]
+
+
 @mutable
 class FunctionSource:
     """The parsed source of one Python function. ``tree`` has line numbers of the file."""
@@ -80,20 +131,17 @@ def read_function(function: Callable[..., Any], kernel: str = "") -> FunctionSou
     text = "".join(raw)
     if code.co_name == "<lambda>":
         return _read_lambda(function, kernel)
-    indented = raw[0][:1].isspace()
-    # Not textwrap.dedent: a docstring or a comment may have lines that are less indented.
     try:
-        body = ast.parse(f"if 1:\n{text}").body[0].body if indented else ast.parse(text).body  # type: ignore[attr-defined]
+        tree, indented = _parsed(raw)
     except SyntaxError:  # the lines of something else: CPython compiled the function's own
         raise _changed(name, code) from None
-    tree = body[0]
     if not isinstance(tree, ast.FunctionDef):
         raise SourceUnavailableError(
             f"`{name}` is not defined by a plain `def` statement",
             help="a kernel is a `def`; an async function cannot be compiled",
         )
     ast.increment_lineno(tree, first - 1 - indented)
-    if not _is_source_of(tree, function):
+    if not _is_source_of(tree, function) or FILES.said_otherwise(tree, code):
         raise _changed(name, code)
     _mangle(tree, code)
     lines = {first + k: line.rstrip("\n") for k, line in enumerate(raw)}

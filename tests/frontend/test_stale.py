@@ -318,6 +318,69 @@ def test_a_source_that_changed_since_it_was_imported_is_refused(
     )
 
 
+ANNOTATED = """\
+import weft
+
+
+def helper(v):
+    w: weft.i32 = v * 0.6
+    return w
+
+
+@weft.kernel
+def step(x):
+    for i in x:
+        v: weft.i32 = x[i] * 0.6
+        x[i] = v + helper(x[i]) + 1
+
+
+def made():
+    @weft.kernel
+    def inner(x):
+        for i in x:
+            v: weft.i32 = x[i] * 0.6
+            x[i] = v
+    return inner
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ("v: weft.i32", "v: weft.f32", "step"),
+        ("v: weft.i32", "v", "step"),
+        ("v: weft.i32", "v: weft.f32", "inner"),
+        ("w: weft.i32", "w: weft.f32", "helper"),
+        ("w: weft.i32 =", "w =", "helper"),
+    ],
+)
+def test_an_annotation_that_changed_since_the_import_is_refused(
+    folder: Path, old: str, new: str, name: str
+) -> None:
+    module, file = imported(folder, ANNOTATED)
+    file.write_text(ANNOTATED.replace(old, new))
+    kernel = module.made() if name == "inner" else module.step
+    message = rf"the source of `{name}` at line \d+ of .* the file has changed since"
+    with pytest.raises(weft.SourceUnavailableError, match=message):
+        kernel(torch.full((2,), 4.0))
+    importlib.reload(module)
+    kernel = module.made() if name == "inner" else module.step
+    x = torch.full((2,), 4.0)
+    kernel(x)
+    assert x.tolist() == pytest.approx([2.4, 2.4] if name == "inner" else [5.4, 5.4])
+
+
+def test_comments_and_lines_elsewhere_may_change(folder: Path) -> None:
+    module, file = imported(folder, ANNOTATED)
+    text = ANNOTATED.replace("+ helper(x[i]) + 1", "+ helper(x[i]) + 1  # more")
+    file.write_text(text + "\n\ndef other():\n    v: weft.f32 = 1\n")
+    x = torch.full((2,), 4.0)
+    module.step(x)
+    assert x.tolist() == [5.0, 5.0]
+    module.made()(x)
+    assert x.tolist() == [3.0, 3.0]
+
+
 def test_assertions_that_pytest_rewrote_are_no_change() -> None:
     @weft.kernel
     def asserting(x):

@@ -18,6 +18,7 @@ import torch
 from weft.errors import KernelTypeError
 from weft.lang.elements import Elementwise
 from weft.lang.field import indices
+from weft.source import FILES
 from weft.values import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -186,6 +187,7 @@ def loop_config(
 def func(function: F) -> F:
     """Marks a function or method as one that kernels call: it is inlined there."""
     setattr(function, _MARK, True)
+    FILES.note(function)
     return function
 
 

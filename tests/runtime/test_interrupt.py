@@ -54,6 +54,39 @@ def counted(x, n: int):
             k += 2
 
 
+@weft.kernel
+def few(x, n: int):
+    for i in range(4):
+        for k in range(n):
+            x[i] = x[i] * 0.999 + 1.0
+
+
+@weft.kernel
+def few_reduced(x, n: int):
+    s = 0.0
+    for i in range(4):
+        for k in range(n):
+            s += x[i] * (k % 3)
+    return s
+
+
+@weft.kernel
+def vectors(x, n: int):
+    for i in x:
+        for k in range(n):
+            x[i] = x[i] * 0.999 + 1.0
+
+
+@weft.kernel
+def few_nested(x, n: int):
+    for i in range(4):
+        for j in range(3):
+            k = 0
+            while k < n:
+                x[i] = x[i] * 0.999 + j
+                k += 2
+
+
 def interrupt():
     global sent
     time.sleep(0.2)
@@ -62,7 +95,8 @@ def interrupt():
 
 
 calls = [(parallel, 20_000, 10**6), (reduced, 100_000, 10**6), (in_order, 3, 4 * 10**9),
-         (nested, 3, 2 * 10**9), (counted, 3, 4 * 10**9)]
+         (nested, 3, 2 * 10**9), (counted, 3, 4 * 10**9), (few, 4, 10**9),
+         (few_reduced, 4, 10**9), (vectors, 64, 10**9), (few_nested, 4, 10**9)]
 for kernel, size, n in calls * 2:
     kernel(torch.ones(size), 3)  # compiled
     threading.Thread(target=interrupt).start()
@@ -80,6 +114,10 @@ expected = 1.0
 for _ in range(10):
     expected = expected * 0.999 + 1.0
 print(torch.allclose(x, torch.full((3,), expected)), float(reduced(torch.ones(10), 3)))
+
+n = 200_003  # several strips
+y = few(torch.ones(4), n), vectors(ones := torch.ones(64), n), few_reduced(torch.ones(4), n)
+print(abs(float(ones.mean()) - 1000.0) < 0.1, float(y[-1]) == 4 * sum(k % 3 for k in range(n)))
 
 
 class Expired(Exception):
@@ -121,7 +159,8 @@ def test_signals_during_long_loops(tmp_path):
         [sys.executable, str(file)], cwd=os.getcwd(), capture_output=True, text=True, check=False,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    names = ["parallel", "reduced", "in_order", "nested", "counted"] * 2
-    lines = [*(f"{name} ok" for name in names), "True 30.0", "expired", "True True"]
+    names = ["parallel", "reduced", "in_order", "nested", "counted",
+             "few", "few_reduced", "vectors", "few_nested"] * 2  # fmt: skip
+    lines = [*(f"{name} ok" for name in names), "True 30.0", "True True", "expired", "True True"]
     assert run.stdout.splitlines() == lines, run.stderr
     assert run.stderr == ""

@@ -29,7 +29,7 @@ class CpuTarget(Reports):
         super().__init__(Tables(function))
         self.shadows: dict[Value, tuple[str, str]] = {}  # likewise: see ``interface.Slot``
         self.polled: dict[Op, int] = {}  # see ``interrupt.polled_loops``
-        self.clock = ""  # likewise, see ``interrupt.clock``
+        self.polls: tuple[str, str] = "", ""  # likewise, see ``interrupt.clock``
 
     @property
     def scales(self) -> bool:
@@ -69,14 +69,14 @@ class CpuTarget(Reports):
     def poll(self, e: Emitter, op: Op) -> None:
         count = self.polled.get(op, interrupt.STRIP)
         if count != interrupt.STRIP:
-            interrupt.poll_every(e, count, self.clock, self.leave)
+            interrupt.poll_every(e, count, self.polls, self.leave)
 
     def strip(
         self, e: Emitter, op: Op, upper: str, run: Callable[[str, str, list[str]], Sequence[str]]
     ) -> Callable[[str, list[str]], Sequence[str]] | None:
         if self.polled.get(op) != interrupt.STRIP:
             return None
-        return interrupt.in_strips(e, upper, self.clock, self.leave, run)
+        return interrupt.in_strips(e, upper, self.polls, self.leave, run)
 
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
         pairs = zip(reported(op), operands, strict=True)

@@ -2,10 +2,11 @@
 
 Compiled code runs without returning to the interpreter, which is where Python carries its handlers
 out. So the calling thread asks for them itself now and then: between chunks, and inside the loops
-of a parallel loop that has one iteration only. If a handler raises an exception, the loop ends
-where it is; what it has written stays, and what it would have written is missing. The exception is
-put aside and raised by a pending call, which the interpreter carries out as soon as the launch has
-returned, whichever way that was made. On other threads than the main one there is nothing to ask.
+of an iteration that no tensor's size bounds. If a handler raises an exception, the loop ends where
+it is, on the other threads, too: all look at the same places for the word that tells them. What was
+written stays, and what would have been written is missing. The exception is put aside and raised by
+a pending call, which the interpreter carries out as soon as the launch has returned, whichever way
+that was made. On other threads than the main one there is nothing to ask.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.codegen.emit import Emitter
-from weft.ir.core import Block, Op, walk
+from weft.ir.bounded import LOOPS, serial_loops, unbounded
+from weft.ir.core import Op, walk
 from weft.ir.views import For, Parallel, constant_of, is_constant
 
-LOOPS = ("scf.for", "scf.while")
 EVERY_OUTER = 16  # iterations of a loop of loops between two looks at the clock
 EVERY_INNER = 4096  # of a `while` without loops inside
 STRIP = 1 << 16  # iterations of a `for` without loops inside, which runs in strips of so many
@@ -27,7 +28,7 @@ FUNCTIONS = (
     "PyErr_Restore", "PyErr_SetInterrupt", "Py_AddPendingCall", "PyMem_RawMalloc", "PyMem_RawFree",
 )  # fmt: skip
 
-DUE = "weft.due"  # i1 (ptr last): whether the loop has to end
+DUE = "weft.due"  # i1 (ptr last, ptr stop): whether the loop has to end, as ``stop`` then says
 
 # ``last`` is when handlers were asked for; LIMIT is some 50 ms. It is part of ``pool``'s module.
 TEXT = f"""
@@ -42,20 +43,29 @@ declare ptr @PyMem_RawMalloc(i64)
 declare void @PyMem_RawFree(ptr)
 declare i64 @llvm.COUNTER()
 
-define i1 @{DUE}(ptr %last) nounwind {{
+define i1 @{DUE}(ptr %last, ptr %stop) nounwind cold {{
 entry:
+  %told = load atomic i64, ptr %stop monotonic, align 8
+  %ended = icmp ne i64 %told, 0
+  br i1 %ended, label %yes, label %look
+look:
   %now = call i64 @llvm.COUNTER()
   %then = load i64, ptr %last
   %since = sub i64 %now, %then
   %due = icmp ugt i64 %since, LIMIT
-  br i1 %due, label %ask, label %no
-ask:
+  br i1 %due, label %whose, label %no
+whose:
   store i64 %now, ptr %last
+  %thread = call i32 @omp_get_thread_num()  ; another than the caller's must not wait for the GIL
+  %caller = icmp eq i32 %thread, 0
+  br i1 %caller, label %ask, label %no
+ask:
   %state = call i32 @PyGILState_Ensure()
   %raised = call i32 @PyErr_CheckSignals()
   %any = icmp ne i32 %raised, 0
   br i1 %any, label %keep, label %give
 keep:
+  store atomic i64 1, ptr %stop monotonic, align 8
   %triple = call ptr @PyMem_RawMalloc(i64 24)
   %none = icmp eq ptr %triple, null
   br i1 %none, label %again, label %fetch
@@ -72,6 +82,8 @@ again:
 give:
   call void @PyGILState_Release(i32 %state)
   ret i1 %any
+yes:
+  ret i1 true
 no:
   ret i1 false
 }}
@@ -96,30 +108,23 @@ def runs_once(parallel: Op) -> bool:
     return all(low is not None and high == low + 1 for low, high in bounds)
 
 
-def polled_loops(body: Block) -> dict[Op, int]:
-    """The loops of an iteration that runs alone in which handlers are asked for, each with the
-    number of its iterations between two looks at the clock: loops of loops, and the outermost."""
-    found = {
-        op: EVERY_OUTER
-        for op in walk(body)
-        if op.name in LOOPS and any(o.name in LOOPS for r in op.regions for o in walk(r))
-    }
-    for op in _outermost(body):
-        if op not in found:
-            found[op] = (
-                STRIP if op.name == "scf.for" and is_constant(For(op).step, 1) else EVERY_INNER
-            )
+def polled_loops(parallel: Op) -> dict[Op, int]:
+    """The loops of an iteration in which handlers are asked for, each with the number of its
+    iterations between two looks at the clock: those that may take long; and where an iteration runs
+    alone, loops of loops and the outermost, too."""
+    polled = [*unbounded(parallel.body)]
+    if runs_once(parallel):
+        polled += [op for op in walk(parallel.body) if _has_loops(op)]
+        polled += serial_loops(parallel.body)
+    found: dict[Op, int] = {}
+    for op in polled:
+        plain = op.name == "scf.for" and is_constant(For(op).step, 1)
+        found[op] = EVERY_OUTER if _has_loops(op) else STRIP if plain else EVERY_INNER
     return found
 
 
-def _outermost(block: Block) -> list[Op]:
-    found: list[Op] = []
-    for op in block.ops:
-        if op.name in LOOPS:
-            found.append(op)
-        else:
-            found += [inner for region in op.regions for inner in _outermost(region)]
-    return found
+def _has_loops(op: Op) -> bool:
+    return op.name in LOOPS and any(o.name in LOOPS for r in op.regions for o in walk(r))
 
 
 def timed(text: str, intrinsic: tuple[str, int]) -> str:
@@ -128,23 +133,23 @@ def timed(text: str, intrinsic: tuple[str, int]) -> str:
     return text.replace("COUNTER", name).replace("LIMIT", str(limit))
 
 
-def clock(e: Emitter, intrinsic: tuple[str, int]) -> str:
-    """A place that holds when handlers were asked for last: now. ``intrinsic``: see
-    ``CpuMachine.clock``."""
+def clock(e: Emitter, intrinsic: tuple[str, int], stop: str) -> tuple[str, str]:
+    """The places that a poll looks at: when handlers were asked for last, which is now, and
+    ``stop``, the launch's word that all have to end. ``intrinsic``: see ``CpuMachine.clock``."""
     place = e.fresh("last")
     e.allocas.append(f"{place} = alloca i64")
     e.line(f"store i64 {e.intrinsic(f'llvm.{intrinsic[0]}', 'i64')}, ptr {place}")
-    return place
+    return place, stop
 
 
-def poll(e: Emitter, place: str, leave: str) -> None:
+def poll(e: Emitter, places: tuple[str, str], leave: str) -> None:
     """Goes to ``leave`` if a handler raised an exception."""
     on = e.label("on")
-    e.branch(e.intrinsic(DUE, "i1", ("ptr", place)), leave, on)
+    e.branch(e.intrinsic(DUE, "i1", *(("ptr", place) for place in places)), leave, on)
     e.start(on)
 
 
-def poll_every(e: Emitter, count: int, place: str, leave: str) -> None:
+def poll_every(e: Emitter, count: int, places: tuple[str, str], leave: str) -> None:
     """``poll`` in one of ``count`` iterations (a power of two)."""
     counter = e.fresh("passed")
     e.allocas += [f"{counter} = alloca i64", f"store i64 0, ptr {counter}"]
@@ -154,22 +159,28 @@ def poll_every(e: Emitter, count: int, place: str, leave: str) -> None:
     rest = e.inst(f"and i64 {passed}, {count - 1}")
     e.branch(e.inst(f"icmp eq i64 {rest}, 0"), look, on)
     e.start(look)
-    poll(e, place, leave)
+    poll(e, places, leave)
     e.jump(on)
     e.start(on)
 
 
 def in_strips(
-    e: Emitter, upper: str, place: str, leave: str,
+    e: Emitter, upper: str, places: tuple[str, str], leave: str,
     run: Callable[[str, str, list[str]], Sequence[str]],
 ) -> Callable[[str, list[str]], Sequence[str]]:  # fmt: skip
-    """The body of a loop with step ``STRIP``: ``run`` (from, to, carried values) and a ``poll``."""
+    """The body of a loop with step ``STRIP``: ``run`` (from, to, carried values), and a ``poll``
+    where there is a next one."""
 
     def strip(begin: str, carried: list[str]) -> Sequence[str]:
         end = e.inst(f"add nsw i64 {begin}, {STRIP}")
         end = e.extreme("smin", end, upper)
         handed = run(begin, end, carried)
-        poll(e, place, leave)
+        more, on = e.label("more"), e.label("strip")
+        e.branch(e.inst(f"icmp slt i64 {end}, {upper}"), more, on)
+        e.start(more)
+        poll(e, places, leave)
+        e.jump(on)
+        e.start(on)
         return handed
 
     return strip

@@ -12,7 +12,7 @@ from weft.codegen.arith import RULES, note_range
 from weft.codegen.emit import INDEX_BITS, Emitter
 from weft.codegen.lane_memory import LaneMemory
 from weft.codegen.lane_values import Instance, LaneBounds, LaneValues, Masks, pick
-from weft.codegen.llvm import loop
+from weft.codegen.llvm import loop, stoppable
 from weft.ir.core import Block, Op, Value, walk
 from weft.ir.views import For, If, Parallel
 from weft.schedule.variation import Variation
@@ -217,6 +217,7 @@ class VectorEmitter:
         certain = v.certain and (not masked or (v.mask is None and one_sided))
 
         def inside(induction: str, values: list[str]) -> list[str]:
+            e.target.poll(e, op)
             v.splats = dict(splats)
             v.names[For(op).index] = {(0, 0): induction}
             names = iter(values)
@@ -240,6 +241,10 @@ class VectorEmitter:
         flags = [e.module.node('!{!"llvm.loop.vectorize.enable", i1 false}'),
                  e.module.node('!{!"llvm.loop.unroll.disable"}')]  # fmt: skip
         metadata = e.module.node(f"!{{{{self}}, {', '.join(flags)}}}")
-        results = loop(e, low, high, "1", state, types, inside, metadata=metadata)
+
+        def run(begin: str, end: str, state: Sequence[str]) -> list[str]:
+            return loop(e, begin, end, "1", state, types, inside, metadata=metadata)
+
+        results = stoppable(e, op, (low, high), state, types, run)
         v.splats = splats
         return results

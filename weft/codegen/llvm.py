@@ -259,14 +259,39 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
             e, begin, end, step, carried, types, iteration, type=index_type, metadata=metadata
         )  # fmt: skip
 
-    strip = e.target.strip(e, op, upper, run)
-    if strip is None:
-        results = run(lower, upper, inits)
-    else:
-        results = loop(e, lower, upper, str(STRIP), inits, types, strip)
+    results = stoppable(e, op, (lower, upper), inits, types, run)
     if op.attrs.get("independent"):
         e.groups.pop()
     return results
+
+
+def stoppable(
+    e: Emitter, op: Op, ends: tuple[str, str], inits: Sequence[str], types: Sequence[str],
+    run: Callable[[str, str, Sequence[str]], list[str]],
+) -> list[str]:  # fmt: skip
+    """The loop ``op``, which ``run`` emits from, to, with carried values: in one piece, and a
+    second time in strips where it may take so long that people stop it. Short ones are as fast as
+    without, for LLVM knows less of a loop in strips."""
+    lower, upper = ends
+    strip = e.target.strip(e, op, upper, run)
+    if strip is None:
+        return run(lower, upper, inits)
+    short, long, out = e.label("short"), e.label("long"), e.label("ran")
+    distance = e.inst(f"sub i64 {upper}, {lower}")
+    e.branch(e.inst(f"icmp sle i64 {distance}, {STRIP}"), short, long)
+    e.start(short)
+    whole = run(lower, upper, inits)
+    before = e.block
+    e.jump(out)
+    e.start(long)
+    cut = loop(e, lower, upper, str(STRIP), inits, types, strip)
+    blocks = before, e.block
+    e.jump(out)
+    e.start(out)
+    phis = [e.phi(t) for t in types]
+    for (_, slot), *values in zip(phis, whole, cut, strict=True):
+        e.fill(slot, *zip(values, blocks, strict=True))
+    return [name for name, _ in phis]
 
 
 def _flatten(e: Emitter, op: Op, lower: str, upper: str) -> str | None:

@@ -211,7 +211,6 @@ entry:
   %number32 = call i32 @omp_get_thread_num()
   %number = sext i32 %number32 to i64
   %own = urem i64 %number, %threads  ; alone, it may be any thread's number
-  %caller = icmp eq i64 %number, 0
   %now = call i64 @llvm.COUNTER()
   store i64 %now, ptr %asked, align 8
   br label %share
@@ -242,13 +241,8 @@ run:
   %first = mul i64 %taken, %kinds
   %partial = getelementptr i64, ptr %partials, i64 %first
   call void %chunk(ptr %slots, ptr %frame, i64 %from, i64 %to, ptr %partial)
-  br i1 %caller, label %ask, label %take
-ask:
-  %due = call i1 @{interrupt.DUE}(ptr %asked)
-  br i1 %due, label %interrupted, label %take
-interrupted:
-  store atomic i64 1, ptr %stop monotonic, align 8
-  br label %out
+  %due = call i1 @{interrupt.DUE}(ptr %asked, ptr %stop)
+  br i1 %due, label %out, label %take
 out:
   %next = add i64 %offset, 1
   %more = icmp slt i64 %next, %threads

@@ -17,13 +17,13 @@ from weft.codegen.cpu_target import CpuTarget
 from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symbol_of
 from weft.codegen.entry import Launch, combine_all
 from weft.codegen.interface import Slot
-from weft.codegen.interrupt import clock, polled_loops, runs_once
+from weft.codegen.interrupt import clock, polled_loops
 from weft.codegen.llvm import emit_block, emit_op, loop
 from weft.ir.builder import identity
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import CheckRace, Parallel
-from weft.schedule.language import Schedule, Vectorize, only
+from weft.schedule.language import Schedule
 from weft.schedule.legal_cpu import outermost
 from weft.schedule.machine import CpuMachine
 
@@ -65,9 +65,8 @@ class CpuModule:
         self.split = function.body.ops.index(self.parallel) if self.parallel else 0
         self.shared = _shared_values(function, self.parallel) if self.parallel else []
         self.private = private.private_arrays(function, schedule)
-        tile = only(schedule, Vectorize) is not None
-        if self.parallel is not None and not tile and runs_once(self.parallel):
-            self.cpu.polled = polled_loops(self.parallel.body)
+        if self.parallel is not None:
+            self.cpu.polled = polled_loops(self.parallel)
         # Runs (``passes/split_quotients.py``) are short: memcpy for each costs more than it saves.
         runs = any("independent" in op.attrs for op in walk(function.body))
         self.traits = self.module.attribute(
@@ -170,7 +169,8 @@ class CpuModule:
         e.line("%last = sub nsw i64 %end, 1")
         self._bind_shared(e, pool.FIRST + dims)
         if self.cpu.polled:
-            self.cpu.clock = clock(e, self.cpu.machine.clock)
+            stop = e.place("%frame", pool.STOP)
+            self.cpu.polls = clock(e, self.cpu.machine.clock, stop)
         firsts, lasts = _prefixes(e, "%begin", trips), _prefixes(e, "%last", trips)
         body, kinds = op.body, op.attrs["kinds"]
         types = [v.scalar for v in op.results]

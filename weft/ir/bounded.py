@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from weft.ir.core import Block, Op, Value, walk
+from weft.ir.core import Block, Op, Value, below, walk
 from weft.ir.trips import NUMBERS, trip_count
 from weft.ir.views import accessed_by, constant_of, loop_of, made_by, memory
 
@@ -95,10 +95,12 @@ def _is_positive(lower: Value) -> bool:
     return number >= 0 if number is not None else lower.op is None
 
 
-def has_few(parallel: Op) -> bool:
-    """Whether a parallel loop has few iterations where its tensors have few elements, and nothing
-    in an iteration takes long."""
-    return is_bounded([parallel]) and not any(op.name in LOOPS for op in walk(parallel.body))
+def has_few(op: Op) -> bool:
+    """Whether ``op`` runs few iterations where tensors have few elements, and none with loops in
+    it. ``op``: a parallel loop, or something else with regions."""
+    if any(inner.name in LOOPS for inner in below(op)):
+        return False
+    return all(is_bounded([inner]) for inner in below(op) if inner.name == "scf.parallel")
 
 
 def unbounded(block: Block) -> Iterator[Op]:

@@ -274,7 +274,7 @@ def _launched(step: Loop, values: Sequence[Any], chooser: _History) -> Callable[
     pointers = [slot.arg for slot in slots if slot.kind == "pointer"]
     if check is None or len(block) > native.MOST_BYTES:
         return None
-    brief = sum(t.numel() for t in tensors) <= TINY and not made.loop.summary.nested
+    brief = sum(t.numel() for t in tensors) <= TINY and made.loop.summary.brief
     call, direct = made.bound(tensors, check_error, brief=brief)
     work = native.FastCall(
         len(values), check, call, direct, [extent(t) for t in tensors], (), (), (), block, False,

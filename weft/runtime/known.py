@@ -39,20 +39,21 @@ from weft.source import FunctionSource, read_function
 from weft.values import frozen
 
 _LOGS = ("weft.source", "weft.ir")  # of what only lowering has to show
-_FORMAT = 1
+_FORMAT = 2
 
 
 @frozen
 class Summary:
     """What launching asks of a loop's IR. ``types``: of its arguments. ``written``: which of its
-    tensors it writes, counted among those. ``nested``: there is a loop in an iteration.
-    ``unordered``: the result may depend on the order of iterations. ``results``: (name, dtype) of
-    the scalars that it reduces into, whose 0-d tensors are the last memref arguments."""
+    tensors it writes, counted among those. ``brief``: it has few iterations where
+    its tensors have few elements, and no loop in one. ``unordered``: the result may depend on the
+    order of iterations. ``results``: (name, dtype) of the scalars that it reduces into, whose 0-d
+    tensors are the last memref arguments."""
 
     name: str
     types: tuple[Type, ...]
     written: frozenset[int]
-    nested: bool
+    brief: bool
     unordered: bool
     results: tuple[tuple[str, str], ...]
 
@@ -102,7 +103,7 @@ def find(cache: DiskCache, key: str, places: Places) -> tuple[Summary, str, list
             guards.append(Guard(owner, name, value, item, places.key(owner, name, item, value)))
         summary = Summary(
             header["name"], tuple(_type(*told) for told in header["types"]),
-            frozenset(header["written"]), header["nested"], header["unordered"],
+            frozenset(header["written"]), header["brief"], header["unordered"],
             tuple((name, dtype) for name, dtype in header["results"]),
         )  # fmt: skip
         return summary, header["digest"], guards
@@ -121,7 +122,7 @@ def remember(
         return
     header = {
         "name": summary.name, "types": [*map(_told, summary.types)],
-        "written": sorted(summary.written), "nested": summary.nested,
+        "written": sorted(summary.written), "brief": summary.brief,
         "unordered": summary.unordered, "results": [list(pair) for pair in summary.results],
         "digest": digest, "reads": reads,
     }  # fmt: skip

@@ -55,7 +55,7 @@ from weft.source import FunctionSource, Span
 log_launch = logging.getLogger("weft.launch")
 
 MOST_PLANS = 4096  # per launcher: a program of ever new shapes must not grow without end
-TINY = 4096  # elements of all tensors together, below which the GIL is kept during the call
+TINY = 4096  # elements of all tensors together, up to which a brief loop keeps the GIL
 
 
 class Tuning(Protocol):
@@ -403,7 +403,7 @@ def _plan(
                 tail += value.stride()[: -1 if spec.layout == "unit" else None]
     tail.append(0)  # for an error record
     results = [TORCH_DTYPES[dtype] for _, dtype in compiled.results]
-    tiny = sum(t.numel() for t in tensors) <= TINY and not loop.nested
+    tiny = sum(t.numel() for t in tensors) <= TINY and loop.brief
     fitting = compiled.fitting(tensors, launcher)
     call, direct = fitting.bound(tensors, check_error, brief=tiny)
     if loop.unordered:

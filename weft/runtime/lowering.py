@@ -11,6 +11,7 @@ import hashlib
 import logging
 
 from weft.frontend.lower import Lowered, lower
+from weft.ir.bounded import has_few
 from weft.ir.core import Function, walk
 from weft.ir.text import print_function
 from weft.ir.types import MemRefType
@@ -43,7 +44,7 @@ def summarize(lowered: Lowered, options: Options) -> tuple[Summary, str]:
         name=function.name,
         types=tuple(a.type for a in function.args),
         written=writes(function),
-        nested=any(op.name in ("scf.for", "scf.while") for op in walk(function.body)),
+        brief=all(has_few(op) for op in function.body.ops if op.regions),
         unordered=is_unordered(function),
         results=tuple((name, dtype) for name, dtype in lowered.results),
     )

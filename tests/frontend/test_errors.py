@@ -428,6 +428,56 @@ def test_index_out_of_range_in_debug_mode() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("i", [-1, 2, 3])
+def test_subscripts_of_what_is_no_tensor_in_debug_mode(i: int) -> None:
+    @weft.kernel(debug=True)
+    def of_tuple(out, a, i: int):
+        for k in range(1):
+            out[k] = (1.0, 2.0, 3.0)[i + k]
+
+    @weft.kernel(debug=True)
+    def of_argument(out, a, i: int):
+        for k in range(1):
+            out[k] = a[i + k]
+
+    @weft.kernel(debug=True)
+    def of_vector(out, a, i: int):
+        for k in range(1):
+            out[k] = weft.Vector([1.0, 2.0, 3.0])[i + k]
+
+    @weft.kernel(debug=True)
+    def of_row(out, a, i: int):
+        for k in range(1):
+            out[k] = weft.Matrix([[4.0, 4.0, 4.0], [1.0, 2.0, 3.0]])[k + 1, i]
+
+    @weft.kernel(debug=True)
+    def stored(out, a, i: int):
+        for k in range(1):
+            v = weft.Vector([0.0, 0.0, 0.0])
+            v[i + k] = 3.0
+            out[k] = v[2]
+
+    cases = [
+        (of_tuple, "(1.0, 2.0, 3.0)", 0, "(1.0, 2.0, 3.0)[i + k]"),
+        (of_argument, "a", 0, "a[i + k]"),
+        (of_vector, "weft.Vector([1.0, 2.0, 3.0])", 0, "weft.Vector([1.0, 2.0, 3.0])[i + k]"),
+        (of_row, "weft.Matrix([[4.0, 4.0, 4.0], [1.0, 2.0, 3.0]])", 1,
+         "weft.Matrix([[4.0, 4.0, 4.0], [1.0, 2.0, 3.0]])[k + 1, i]"),
+        (stored, "v", 0, "v[i + k]"),
+    ]  # fmt: skip
+    for kernel, name, axis, text in cases:
+        out = torch.zeros(1)
+        if i == 2:
+            kernel(out, [1.0, 2.0, 3.0], i)
+            assert out.tolist() == [3.0]
+            continue
+        with pytest.raises(weft.KernelIndexError) as info:
+            kernel(out, [1.0, 2.0, 3.0], i)
+        message = f"subscript {i} of `{name}` is out of range: its dimension {axis} has 3 elements"
+        assert message in str(info.value)
+        assert text in str(info.value).splitlines()[1]
+
+
 def test_assert_in_kernel() -> None:
     @weft.kernel
     def f(x):

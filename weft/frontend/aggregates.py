@@ -22,6 +22,7 @@ from weft.frontend.kinds import (
     is_float,
     promote,
 )
+from weft.ir import types as ir
 from weft.ir.views import constant_of
 from weft.lang import elimination
 from weft.lang.vectors import CLOSED, letters
@@ -196,21 +197,26 @@ def _settled(position: Operand, extent: int) -> Operand:
     return position
 
 
-def item(cx: Lowering, x: Vec, node: ast.expr, span: Span) -> Operand:
+def item(cx: Lowering, x: Vec, node: ast.Subscript, span: Span) -> Operand:
     """``v[i]``, ``m[i, j]``, ``m[i]`` (a row)."""
-    positions = _positions(cx, x, node, span)
+    positions = _positions(cx, x, node.slice, span)
     items: list[Operand] = list(rows(x))
-    chosen = pick(cx, items, positions[0], span)
+    chosen = pick(cx, items, positions[0], node.value, span)
     if len(positions) == 2:
         assert isinstance(chosen, Vec)
-        return pick(cx, list(chosen.items), positions[1], span)
+        return pick(cx, list(chosen.items), positions[1], node.value, span, axis=1)
     return chosen
 
 
-def pick(cx: Lowering, items: list[Operand], position: Operand, span: Span) -> Operand:
-    """``items[position]``; a run-time position selects among all of them."""
+def pick(
+    cx: Lowering, items: list[Operand], position: Operand, owner: ast.expr, span: Span,
+    *, axis: int = 0,
+) -> Operand:  # fmt: skip
+    """``items[position]``; a run-time position selects among all of them. They are those along
+    ``axis`` of what ``owner`` says."""
     if isinstance(position, Static):
         return items[position.value]
+    _check(cx, owner, axis, position, len(items), span)
     index = cx.scalars.cast(position, "int", span)
     result = items[-1]
     for k in range(len(items) - 2, -1, -1):
@@ -222,9 +228,23 @@ def pick(cx: Lowering, items: list[Operand], position: Operand, span: Span) -> O
     return result
 
 
-def replace(cx: Lowering, x: Vec, node: ast.expr, value: Operand, span: Span) -> Vec:
+def _check(
+    cx: Lowering, owner: ast.expr, axis: int, position: Operand, extent: int, span: Span
+) -> None:
+    """Has debug mode check a run-time position. A negative one is out of range."""
+    if cx.debug:
+        found = cx.scalars.index(cx.scalars.cast(position, "int", span), span)
+        end = cx.builder.constant(extent, ir.index)
+        cx.builder.span = span
+        cx.builder.do("weft.bounds", found, end, tensor=ast.unparse(owner), axis=axis)
+
+
+def replace(cx: Lowering, x: Vec, node: ast.Subscript, value: Operand, span: Span) -> Vec:
     """``v`` with ``v[i] = value`` done."""
-    positions = _positions(cx, x, node, span)
+    positions = _positions(cx, x, node.slice, span)
+    for axis, (position, extent) in enumerate(zip(positions, x.shape, strict=False)):
+        if not isinstance(position, Static):
+            _check(cx, node.value, axis, position, extent, span)
     width = x.shape[1] if len(x.shape) == 2 else 1
     row = isinstance(value, (Vec, Tup))
     values = unpack(value, width, span) if row else [value] * width

@@ -190,7 +190,7 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
             return part
         return cx.load_element(part.tensor, part.indices, span)
     if isinstance(base, Vec):
-        return aggregates.item(cx, base, node.slice, span)
+        return aggregates.item(cx, base, node, span)
     if isinstance(base, Static) and isinstance(base.value, (tuple, list)):
         base = Tup([Static(v) for v in base.value])
     if isinstance(base, Static) and isinstance(base.value, (dict, str, bytes)):
@@ -215,7 +215,7 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
                     )  # fmt: skip
                 return base.items[position.value]
             if isinstance(position, Scalar) and base.items and all(dtype_of(i) for i in base.items):
-                return aggregates.pick(cx, base.items, position, span)
+                return aggregates.pick(cx, base.items, position, node.value, span)
         raise KernelTypeError("a tuple is subscripted by a constant", span,
                               help="use a tensor, or a weft.Vector")  # fmt: skip
     raise KernelTypeError(

@@ -123,7 +123,7 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
         _store(cx, elements.subscripted(cx, base, target.slice, at), operand, at, span)
     elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
         elements.refuse_outer(cx, target.value, at)
-        new = aggregates.replace(cx, base, target.slice, operand, span)
+        new = aggregates.replace(cx, base, target, operand, span)
         cx.assign(target.value.id, new, span)
     else:
         help = "assign to an element of a tensor, a local array or a vector"

@@ -12,6 +12,7 @@ import weft
 from examples import causal_conv
 from weft.compiler import optimize_for_cpu
 from weft.errors import InternalError
+from weft.ir.core import walk
 from weft.ir.interp import run
 from weft.ir.parse import parse_function
 from weft.ir.text import print_function, same
@@ -82,11 +83,24 @@ def test_a_tile_means_what_the_loop_means(text: str, shape: tuple[int, int]) -> 
 def test_a_tile_of_a_short_sum_means_what_it_means(columns: int) -> None:
     x, out = torch.randn(2, columns), torch.full((columns,), 77.0)
     function, made = tiled(sums, "vectorize(j, 16, 32)", x, out)
-    assert print_function(made).count("vector = ") == 5, "whole, one vector, half of one, masked"
+    _, apart = print_function(made).split("} else {", 1)
+    assert apart.count("vector = ") == 5, "whole, one vector, half of one, masked"
     plain, by_tiles = arguments(function, (x, out)), arguments(function, (x, out))
     run(function, plain)
     run(made, by_tiles, races=True)
     np.testing.assert_array_equal(by_tiles[1], plain[1])
+
+
+@pytest.mark.parametrize("columns", [12, 16, 31, 64, 65, 75])
+@pytest.mark.parametrize("rows", [64, 71, 80])
+def test_a_strip_of_tiles_means_what_the_loop_means(columns: int, rows: int) -> None:
+    x, out = torch.randn(rows, columns), torch.full((columns,), 77.0)
+    function, made = tiled(sums, "vectorize(j, 4, 4)", x, out)
+    assert "weft.threads" in print_function(made)
+    plain, by_strips = arguments(function, (x, out)), arguments(function, (x, out))
+    run(function, plain)
+    run(made, by_strips, order="random", seed=columns, races=True)
+    np.testing.assert_array_equal(by_strips[1], plain[1])
 
 
 def test_the_ir_before_and_after() -> None:
@@ -101,7 +115,8 @@ def test_the_ir_before_and_after() -> None:
 def test_a_vector_loop_has_the_iterations_that_it_says() -> None:
     x, out = torch.randn(2, 16), torch.empty(16)
     _, made = tiled(sums, "vectorize(j, 4, 8)", x, out)
-    (whole, *_) = [op for op in outermost(made).body.ops[-2].regions[0].ops if op.regions]
+    apart = outermost(made).body.ops[-2].regions[1]  # two rows: no strips
+    (whole, *_) = [op for op in walk(apart) if "vector" in op.attrs]
     whole.attrs["vector"] = (1, 4, 4)
     with pytest.raises(InternalError, match="a loop of 4 iterations has 8"):
         run(made, arguments(made, (x, out)))

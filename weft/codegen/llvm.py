@@ -13,6 +13,7 @@ from weft.codegen.arith import RULES, combine, narrow, note_range, rule, widen
 from weft.codegen.collapse import nested, rows
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
 from weft.codegen.interrupt import STRIP
+from weft.codegen.pool import AVAILABLE
 from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, bf16, f16, i1
@@ -460,6 +461,12 @@ def _check_race(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     pointer = address(e, view, check.split(operands)[1])
     e.target.check_race(e, op, pointer, operands)
     return ()
+
+
+@rule("weft.threads")
+def _threads(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
+    e.declare(f"declare i64 @{AVAILABLE}()")
+    return [e.inst(f"call i64 @{AVAILABLE}()")]
 
 
 @rule("weft.print")

@@ -33,8 +33,10 @@ RUN = "weft.run"
 # atomic operations; 1: plainly, alone; more: that many chunks, each into copies of its own, whose
 # number depends on the sizes alone where there are threads to share the work.
 COPIES = "weft.copies"
+# i64 (): how many threads there are to share a loop.
+AVAILABLE = "weft.threads"
 # void (ptr slots, ptr frame, i64 begin, i64 end, ptr partial): what stands in CHUNK.
-EXPORTS = (RUN, COPIES, interrupt.DUE)
+EXPORTS = (RUN, COPIES, AVAILABLE, interrupt.DUE)
 DECLARATION = f"declare i64 @{RUN}(ptr, i64, double, i1)"
 
 # Without OpenMP there is one thread.
@@ -119,14 +121,10 @@ share:
   %threads.to = getelementptr i64, ptr %frame, i64 {THREADS}
   br i1 %alone, label %here, label %ask
 ask:
-  %available32 = call i32 @omp_get_max_threads()
-  %available = sext i32 %available32 to i64
+  %available = call i64 @{AVAILABLE}()
   %threads = call i64 @llvm.smin.i64(i64 %available, i64 %chunks)
-  %inside = call i32 @omp_in_parallel()
-  %nested = icmp ne i32 %inside, 0
   %single = icmp slt i64 %threads, 2
-  %stay = or i1 %nested, %single
-  br i1 %stay, label %here, label %first
+  br i1 %single, label %here, label %first
 first:
   store i64 %threads, ptr %threads.to, align 8
   br label %each
@@ -170,11 +168,7 @@ several:
   %paid = fptosi double %bounded to i64
   %less = call i64 @llvm.smin.i64(i64 %fit, i64 %paid)
   %count = call i64 @llvm.smin.i64(i64 %less, i64 %chunks)
-  %available32 = call i32 @omp_get_max_threads()
-  %available = sext i32 %available32 to i64
-  %inside = call i32 @omp_in_parallel()
-  %nested = icmp ne i32 %inside, 0
-  %threads = select i1 %nested, i64 1, i64 %available
+  %threads = call i64 @{AVAILABLE}()
   %busy = call i64 @llvm.smin.i64(i64 %threads, i64 %chunks)
   %wanted = call i64 @llvm.smax.i64(i64 %busy, i64 2)
   %enough = icmp sge i64 %count, %wanted
@@ -188,6 +182,18 @@ alone:
   ret i64 1
 atomic:
   ret i64 0
+}}
+"""
+
+_AVAILABLE = f"""
+define i64 @{AVAILABLE}() nounwind {{
+entry:
+  %available32 = call i32 @omp_get_max_threads()
+  %available = sext i32 %available32 to i64
+  %inside = call i32 @omp_in_parallel()
+  %nested = icmp ne i32 %inside, 0
+  %threads = select i1 %nested, i64 1, i64 %available
+  ret i64 %threads
 }}
 """
 
@@ -259,5 +265,5 @@ declare double @llvm.minnum.f64(double, double)
 
 def text(machine: CpuMachine, *, openmp: bool) -> str:
     """The module's LLVM IR."""
-    own = interrupt.timed(_RUN + _COPIES + _WORKER + interrupt.TEXT, machine.clock)
+    own = interrupt.timed(_RUN + _COPIES + _AVAILABLE + _WORKER + interrupt.TEXT, machine.clock)
     return own + (_OPENMP if openmp else _SERIAL)

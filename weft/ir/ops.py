@@ -239,6 +239,11 @@ _row(
     attrs=("kind", "words", "own", "against", "grouped"), pure=False,
 )  # fmt: skip
 _row(
+    "weft.threads", "", "index",
+    "how many threads share the iterations of the outermost loop, at least 1: what a function "
+    "computes does not depend on it",
+)  # fmt: skip
+_row(
     "weft.print", "any...", "",
     "prints; `parts` is a tuple of strings, with None where the next operand's value stands",
     attrs=("parts",), pure=False,

@@ -18,6 +18,7 @@ from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
 from weft.schedule.legal_cpu import fits_lanes
 from weft.schedule.machine import CpuMachine
 from weft.schedule.nest import axes_of
+from weft.schedule.strips import FEWEST, Write, strip, strip_loop, tiles_of_strip
 
 FEW = 4  # iterations, below which lanes are worse than what LLVM makes of the loops inside
 SMALL = 16  # operations of an iteration
@@ -39,11 +40,13 @@ def register_tile(
 
 
 def all_vectors(function: Function) -> bool:
-    """Whether all serial loops of ``function`` are in vector loops, of which it has some."""
+    """Whether all serial loops of ``function`` are in vector loops, or around some."""
     ops = list(walk(function.body))
     vectors = [op for op in ops if "vector" in op.attrs]
     inside = sum(o.name == "scf.for" for op in vectors for o in walk(op.body))
-    return bool(vectors) and inside == sum(op.name == "scf.for" for op in ops)
+    around = sum(op.name == "scf.for" and any("vector" in o.attrs for o in walk(op.body))
+                 for op in ops)  # fmt: skip
+    return bool(vectors) and inside + around == sum(op.name == "scf.for" for op in ops)
 
 
 class _Tile:
@@ -66,35 +69,103 @@ class _Tile:
         self.narrow = len(axes) == 1 and not vector.reverse and operations <= SMALL
         self.begins: dict[int, Value] = {}
         self.ends: dict[int, Value] = {}
+        self.lowers: list[Value] = []
         self.uppers: list[Value] = []
         self.indices: list[Value] = []
 
     def loop(self) -> Op:
-        """The loop over tiles."""
+        """The loop over tiles, or over strips of them."""
         build, old = self.build, Parallel(self.parallel)
-        lowers, self.uppers, steps = ([build.lookup(v) for v in vs] for vs in old.ranges)
-        first, counts = list(lowers), list(self.uppers)
+        self.lowers, self.uppers, steps = ([build.lookup(v) for v in vs] for vs in old.ranges)
+        first, counts = list(self.lowers), list(self.uppers)
         for axis, side in self.sides.items():
             first[axis] = build.index(0)
-            counts[axis] = build.trip_count(lowers[axis], self.uppers[axis], build.index(side))
+            counts[axis] = self._count(axis, build.index(side))
+        serial, tiles = self._serial(), counts[self.column]
+        size = steps[self.column]  # of strips: one tile
+        if serial is not None:
+            others = [self._count(axis, step) for axis, step in enumerate(steps[:-1])]
+            size = tiles_of_strip(build, serial, [*others, tiles])
+            counts[self.column] = build.trip_count(first[self.column], tiles, size)
         made = build.parallel(first, counts, steps)
         made.span, self.indices = self.parallel.span, list(made.body.args)
         for index, before in zip(self.indices, old.indices, strict=True):
             index.name = before.name
         with build.at(made.body):
-            fits: list[Value] = []
-            for axis, side in self.sides.items():
-                size = build.index(side)
-                offset = build.op("arith.muli", self.indices[axis], size, overflow="nsw")
-                if not is_constant(lowers[axis], 0):
-                    offset = build.op("arith.addi", lowers[axis], offset, overflow="nsw")
-                self.begins[axis] = offset
-                self.ends[axis] = build.op("arith.addi", self.begins[axis], size, overflow="nsw")
-                fits.append(self._compare("sle", self.ends[axis], self.uppers[axis]))
-            both = fits[0] if len(fits) == 1 else build.op("arith.andi", *fits)
-            build.either(both, self._whole, self._narrow if self.narrow else self._rest, edge=True)
+            if serial is None:
+                self._tile({axis: self.indices[axis] for axis in self.sides})
+            else:
+                self._strip(serial, size, tiles)
             build.do("scf.reduce")
         return made
+
+    def _count(self, axis: int, step: Value) -> Value:
+        return self.build.trip_count(self.lowers[axis], self.uppers[axis], step)
+
+    def _tile(self, places: dict[int, Value]) -> None:
+        """The tile that is, along each of its sides, at ``places``."""
+        build, fits = self.build, self._place(places)
+        both = fits[0] if len(fits) == 1 else build.op("arith.andi", *fits)
+        build.either(both, self._whole, self._narrow if self.narrow else self._rest, edge=True)
+
+    def _place(self, places: dict[int, Value]) -> list[Value]:
+        """Where the tile at ``places`` begins and ends; whether it is whole along each side."""
+        build, fits = self.build, []
+        for axis, place in places.items():
+            size = build.index(self.sides[axis])
+            self.begins[axis] = self._first(axis, place, size)
+            self.ends[axis] = build.op("arith.addi", self.begins[axis], size, overflow="nsw")
+            fits.append(self._compare("sle", self.ends[axis], self.uppers[axis]))
+        return fits
+
+    def _first(self, axis: int, place: Value, size: Value) -> Value:
+        """The first iteration along a side of the tile at ``place``."""
+        build, lower = self.build, self.lowers[axis]
+        offset = build.op("arith.muli", place, size, overflow="nsw")
+        if is_constant(lower, 0):
+            return offset
+        return build.op("arith.addi", lower, offset, overflow="nsw")
+
+    # -- strips
+
+    def _serial(self) -> Op | None:
+        """The serial loop of the tiles, if they are taken in strips."""
+        last = self.column == len(self.parallel.body.args) - 1
+        alone = len(self.sides) == 1 and not self.reverse
+        return strip_loop(self.parallel) if last and alone else None
+
+    def _strip(self, serial: Op, size: Value, tiles: Value) -> None:
+        """``size`` of all ``tiles``: the whole ones together, if these are not few."""
+        build, column = self.build, self.column
+        columns = build.index(self.columns)
+        begin = build.op("arith.muli", self.indices[column], size, overflow="nsw")
+        end = build.op("arith.minsi", build.op("arith.addi", begin, size, overflow="nsw"), tiles)
+        left = build.op("arith.subi", self.uppers[column], self.lowers[column], overflow="nsw")
+        whole = build.op("arith.floordivsi", left, columns)
+        whole = build.op("arith.minsi", end, whole)
+
+        def vectors(place: Value, write: Write) -> None:
+            self._place({column: place})
+            self._vectors(self.ends, self.columns, self.lanes, write=write)
+
+        def together() -> None:
+            first = self._first(column, begin, columns)
+            strip(build, self.parallel, serial, (begin, whole), first, self.columns, vectors)
+            with build.when(self._compare("slt", whole, end)):
+                self._place({column: whole})
+                self._rest()
+
+        def apart() -> None:
+            loop = build.parallel([begin], [end], [build.index(1)])
+            with build.at(loop.body):
+                self._tile({column: loop.body.args[0]})
+                build.do("scf.reduce")
+
+        several = build.op("arith.subi", whole, begin, overflow="nsw")
+        several = self._compare("sge", several, build.index(FEWEST))
+        build.either(several, together, apart, edge=True)
+
+    # -- tiles
 
     def _compare(self, predicate: str, a: Value, b: Value) -> Value:
         return self.build.op("arith.cmpi", a, b, predicate=predicate)
@@ -152,23 +223,26 @@ class _Tile:
         build.either(asked, few, partial(exact, widths), edge=True)
 
     def _vectors(
-        self, ends: dict[int, Value], copies: int, lanes: int, *, masked: bool = False
-    ) -> None:
-        """The iterations from the beginning of the tile to ``ends``, by vectors."""
+        self, ends: dict[int, Value], copies: int, lanes: int, *, masked: bool = False,
+        write: Write | None = None,
+    ) -> None:  # fmt: skip
+        """The iterations from the beginning of the tile to ``ends``, by vectors: each is what
+        ``write`` makes of its indices, or as it was."""
         build, axes = self.build, sorted(ends, key=lambda axis: axis == self.column)
         bounds = [self.begins[axis] for axis in axes], [ends[axis] for axis in axes]
         made = build.parallel(*bounds, [build.index(1)] * len(axes))
         rows = self.sides[axes[0]] if len(axes) > 1 else 1
         made.attrs |= {"vector": (rows, copies, lanes), **self.reverse}
         made.attrs |= {"masked": True} if masked else {}
-        self._fill(made, dict(zip(axes, made.body.args, strict=True)))
+        self._fill(made, dict(zip(axes, made.body.args, strict=True)), write)
 
-    def _fill(self, loop: Op, own: dict[int, Value]) -> None:
-        """The iteration as the body of a loop, whose indices are its ``own``."""
+    def _fill(self, loop: Op, own: dict[int, Value], write: Write | None = None) -> None:
+        """The iteration, or what ``write`` makes of it, as the body of a loop, whose indices are
+        its ``own``."""
         build, old = self.build, self.parallel.body
         for axis, index in own.items():
             index.name = old.args[axis].name
         indices = [own.get(axis, index) for axis, index in enumerate(self.indices)]
         with build.at(loop.body):
-            build.inline(old, indices)
+            (write or partial(build.inline, old))(indices)
             build.do("scf.reduce")

@@ -76,6 +76,105 @@ def test_a_loop_over_a_tensor_gives_indices():
     ]  # fmt: skip
 
 
+def assigned(x):
+    s = 0
+    for i in range(x.shape[0]):
+        s = s + x[i]
+    return s
+
+
+def assigned_from_the_right(x, out):
+    for i in out:
+        s = 1
+        for j in range(x.shape[0]):
+            s = x[j] * s
+        out[i] = s
+
+
+def of_a_vector(x, out):
+    for i in out:
+        s = weft.Vector([0, 0])
+        for j in range(x.shape[0]):
+            s[0] += x[j]
+        out[i] = s[0]
+
+
+def of_a_wide_vector(x, out):
+    for i in out:
+        s = weft.Vector([0, 0])
+        for j in range(x.shape[0]):
+            s[0] += weft.i64(x[j])
+        out[i] = s[0]
+
+
+def counted_up(x, out):
+    for i in out:
+        c = 0
+        c = x[i]
+        c = c + 1
+        out[i] = c
+
+
+@pytest.mark.parametrize(
+    ("kernel", "line"), [(assigned, 3), (assigned_from_the_right, 4), (of_a_vector, 4),
+                         (of_a_wide_vector, 0), (counted_up, 0)],
+)  # fmt: skip
+def test_other_forms_of_narrow_sums(kernel, line):
+    x, out = torch.full((32,), 100, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    found = said(kernel, *[x, out][: kernel.__code__.co_argcount])
+    text = "`s` has the type of what is accumulated, u8: it wraps at 8 bits"
+    assert [(n, m.splitlines()[0]) for n, m in found] == (
+        [(line, f"kernel `{kernel.__name__}`: {text}")] if line else []
+    )
+
+
+def largest(x):
+    s = 0.0
+    for v in x:
+        s += max(v, 1.0)
+    return s
+
+
+def inside(x, out):
+    for i in out:
+        for v in x:
+            out[i] += v
+
+
+def products(x, out):
+    for v, w in x:
+        out[0] += v * w
+
+
+@pytest.mark.parametrize(
+    ("kernel", "line", "shape", "help"),
+    [
+        (largest, 3, (9,), "x[v] for the element, or `for v in range(x.shape[0])`"),
+        (inside, 3, (9,), "x[v] for the element, or `for v in range(x.shape[0])`"),
+        (products, 2, (3, 3), "x[v, w] for the element, or `for v, w in weft.ndrange(*x.shape)`"),
+    ],
+)
+def test_other_forms_of_indices_that_are_taken_for_elements(kernel, line, shape, help):
+    args = [torch.ones(shape), torch.zeros(2)][: kernel.__code__.co_argcount]
+    assert said(kernel, *args) == [
+        (line, f"kernel `{kernel.__name__}`: `v` is an index of `x`, not an element: no subscript "
+         f"uses it\nhelp: write {help} if the index is meant"),
+    ]  # fmt: skip
+
+
+def meant(x, out):
+    for v, w in weft.ndrange(*x.shape):
+        out[0] += v * w
+
+
+def kept(x, out):
+    for i in out:
+        last = i
+        for v in x:
+            last = v
+        out[last] += 1.0
+
+
 def used(x):
     for i in x:
         x[i] = i
@@ -109,7 +208,11 @@ def counted(x):
     return s
 
 
-@pytest.mark.parametrize("kernel", [used, reversed_, bounds, through_a_function, counted])
+@pytest.mark.parametrize("kernel", [used, reversed_, bounds, through_a_function, counted, kept])
 def test_indices_that_are_used_as_such_are_silent(kernel):
     args = [torch.ones(9) for _ in range(kernel.__code__.co_argcount)]
     assert said(kernel, *args) == []
+
+
+def test_what_the_warning_says_to_write_is_silent():
+    assert said(meant, torch.ones(3, 3), torch.zeros(2)) == []

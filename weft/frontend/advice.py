@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import builtins
+from collections.abc import Mapping, Set
 
 from weft.errors import warn
 from weft.source import FunctionSource
@@ -16,11 +17,14 @@ class LoopWarning(UserWarning):
 
 
 def advise(
-    loop: ast.For, source: FunctionSource, dtypes: Mapping[str, str], *, over_tensor: bool
+    loop: ast.For, source: FunctionSource, dtypes: Mapping[str, str], tensors: Set[str]
 ) -> None:
-    """Warns, once, of what stands in ``loop``. ``dtypes``: of the scalars that it assigns."""
-    if over_tensor and isinstance(loop.iter, ast.Name) and isinstance(loop.target, ast.Name):
-        _elements(loop, source, loop.iter.id, loop.target.id)
+    """Warns, once, of what stands in ``loop``. ``dtypes``: of the numbers and vectors that it
+    assigns; ``tensors``: names of tensors that it reads."""
+    for inner in ast.walk(loop):
+        over = getattr(inner.iter, "id", "") if isinstance(inner, ast.For) else ""
+        if isinstance(inner, ast.For) and over in tensors:
+            _elements(inner, source, over, loop)
     _sums(loop, source, dtypes)
 
 
@@ -28,30 +32,46 @@ def _warn(source: FunctionSource, node: ast.AST, message: str, help: str) -> Non
     warn(LoopWarning, message, source.span(node), help, source.warned)
 
 
-def _elements(loop: ast.For, source: FunctionSource, tensor: str, index: str) -> None:
-    """``for v in x: s += v`` adds up indices."""
-    derived, size = {index}, 0
+def _elements(loop: ast.For, source: FunctionSource, tensor: str, region: ast.For) -> None:
+    """``for v in x: s += v`` adds up indices. ``region``: the device loop that it is in."""
+    indices = _names(loop.target)
+    derived, size = set(indices), 0
     while len(derived) > size:
         size = len(derived)
-        for node in ast.walk(loop):
+        for node in ast.walk(region):
             if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 if _names(node.value) & derived:
-                    derived |= {name for t in targets for name in _names(t)}
-    uses = [n for n in _below(loop) if isinstance(n, ast.Name) and n.id == index]
-    for node in _below(loop):
+                    derived |= {name for t in targets for name in _changed(t)}
+    uses = [n for n in _below(loop) if isinstance(n, ast.Name) and n.id in indices]
+    own = set(_below(loop))
+    for node in _below(region):
         subscript = isinstance(node, ast.Subscript) and _names(node.slice) & derived
         inner = isinstance(node, ast.For) and _names(node.iter) & derived
-        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if subscript or inner or (called and _names(node) & derived) or tensor in _read(node):
+        called = isinstance(node, ast.Call) and _takes_indices(node.func, source)
+        if subscript or inner or (called and _names(node) & derived):
+            return
+        if node in own and tensor in _read(node):
             return
     if uses:
+        all_of = ast.unparse(loop.target).strip("()")
+        over = (
+            f"range({tensor}.shape[0])" if len(indices) == 1 else f"weft.ndrange(*{tensor}.shape)"
+        )
         _warn(
             source, uses[0],
-            f"`{index}` is an index of `{tensor}`, not an element: no subscript uses it",
-            f"write {tensor}[{index}] for the element, or `for {index} in "
-            f"range({tensor}.shape[0])` if the index is meant",
+            f"`{uses[0].id}` is an index of `{tensor}`, not an element: no subscript uses it",
+            f"write {tensor}[{all_of}] for the element, or `for {all_of} in {over}` if the index "
+            "is meant",
         )  # fmt: skip
+
+
+def _takes_indices(function: ast.expr, source: FunctionSource) -> bool:
+    """Whether ``function`` may read elements: a function of the program, none of numbers."""
+    if not isinstance(function, ast.Name):
+        return False
+    known = getattr(source.function, "__globals__", {})
+    return function.id in known or not hasattr(builtins, function.id)
 
 
 def _below(loop: ast.For) -> list[ast.AST]:
@@ -60,6 +80,11 @@ def _below(loop: ast.For) -> list[ast.AST]:
 
 def _names(node: ast.AST) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def _changed(target: ast.expr) -> set[str]:
+    """The names that an assignment to ``target`` gives a value: of ``o[i]``, not ``i``."""
+    return _names(target.value if isinstance(target, ast.Subscript) else target)
 
 
 def _read(node: ast.AST) -> set[str]:
@@ -72,19 +97,47 @@ def _sums(loop: ast.For, source: FunctionSource, dtypes: Mapping[str, str]) -> N
     literal = {
         target.id
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Assign) and type(getattr(node.value, "value", None)) is int
+        if isinstance(node, ast.Assign) and _is_of_integers(node.value)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
     for node in ast.walk(loop):
-        if not isinstance(node, ast.AugAssign) or not isinstance(node.target, ast.Name):
-            continue
-        name, sums = node.target.id, isinstance(node.op, (ast.Add, ast.Sub, ast.Mult))
+        name, operation = _accumulation(node)
         bits = _NARROW.get(dtypes.get(name, ""))
-        if sums and name in literal and bits:
+        if isinstance(operation, (ast.Add, ast.Sub, ast.Mult)) and name in literal and bits:
             _warn(
                 source, node,
                 f"`{name}` has the type of what is accumulated, {dtypes[name]}: it wraps at "
                 f"{bits} bits",
                 f"start from a wider number, `{name} = weft.i64(0)`, or accumulate weft.i64(...)",
             )  # fmt: skip
+
+
+def _is_of_integers(value: ast.expr) -> bool:
+    """Whether it is an integer, or a vector of such, as it is written."""
+    if isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords:
+        name = getattr(value.func, "attr", getattr(value.func, "id", ""))
+        items = value.args[0].elts if isinstance(value.args[0], (ast.List, ast.Tuple)) else []
+        return name == "Vector" and bool(items) and all(map(_is_of_integers, items))
+    return type(getattr(value, "value", None)) is int
+
+
+def _accumulation(node: ast.AST) -> tuple[str, ast.operator | None]:
+    """The name that ``s += ...``, ``s[k] += ...`` or ``s = s + ...`` accumulates into, and how."""
+    match node:
+        case ast.AugAssign(
+            target=ast.Name(id=name) | ast.Subscript(value=ast.Name(id=name)), op=op
+        ):
+            return name, op
+        case ast.Assign(
+            targets=[ast.Name(id=name)],
+            value=ast.BinOp(left=ast.Name(id=first), op=op, right=second),
+        ) if first == name and not isinstance(second, ast.Constant):
+            return name, op
+        case ast.Assign(
+            targets=[ast.Name(id=name)],
+            value=ast.BinOp(left=first, op=ast.Add() | ast.Mult() as op, right=ast.Name(id=second)),
+        ) if second == name and not isinstance(first, ast.Constant):
+            return name, op
+        case _:
+            return "", None

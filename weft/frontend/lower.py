@@ -41,6 +41,7 @@ from weft.frontend.kinds import (
     Tensor,
     Tup,
     Varying,
+    VecKind,
     describe,
     dtype_of,
     flatten,
@@ -241,14 +242,13 @@ def _check_total(
 
 def _advise(cx: Lowering) -> None:
     """Warns of what probably means something else than was meant."""
-    over = cx.region.node.iter
     dtypes = {
         key[-1]: kind.dtype
         for key, kind in cx.kinds.items()
-        if isinstance(kind, ScalarKind) and key[:-1] == ()
+        if isinstance(kind, ScalarKind | VecKind) and key[:-1] == ()
     }
-    tensor = isinstance(over, ast.Name) and isinstance(cx.operands.get(over.id), Tensor)
-    advise(cx.region.node, cx.source, dtypes, over_tensor=tensor)
+    tensors = {name for name, operand in cx.operands.items() if isinstance(operand, Tensor)}
+    advise(cx.region.node, cx.source, dtypes, tensors)
 
 
 def _typed_source(cx: Lowering) -> str:

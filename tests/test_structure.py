@@ -135,6 +135,72 @@ def test_trip_counts_have_one_definition() -> None:
     assert found == set(), "write it with weft.ir.trips.trip_count"
 
 
+def chooses_writes(test: ast.AST) -> bool:
+    """Whether ``test`` holds, by their names, for operations that write and for no load."""
+    texts = {n.value for n in ast.walk(test) if isinstance(n, ast.Constant)}
+    names = {t for t in texts if str(t).startswith("memref.")}
+    excluded = [n for n in ast.walk(test) if isinstance(n, ast.NotEq | ast.NotIn)]
+    by_name = "memref.store" in names and "memref.load" not in names and not excluded
+    rest = names == {"memref.load"} and bool(excluded) and len(names) == len(texts)
+    return by_name or rest
+
+
+def gives_a_memref(node: ast.AST, tests: list[ast.expr]) -> bool:
+    """Whether ``node`` is the memref that an operation accesses: asked here, or in ``tests``."""
+    if isinstance(node, ast.Name):
+        named = (n for t in tests for n in ast.walk(t) if isinstance(n, ast.NamedExpr))
+        return any(n.target.id == node.id for n in named)
+    if isinstance(node, ast.Call):
+        return bool(spoken(node.func) & {"accessed_by", "written_by"})
+    return isinstance(node, ast.Subscript) and bool(
+        spoken(node.value) & {"memory", "access_of", "operands"}
+    )
+
+
+def sets_of_written(tree: ast.AST) -> list[int]:
+    """The lines that collect the memrefs of operations that write: ``{memory(op)[0] for op in ops
+    if op.name == "memref.store"}``, or ``add`` under such an ``if``."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.SetComp | ast.ListComp | ast.GeneratorExp | ast.DictComp):
+            tests = [t for g in node.generators for t in g.ifs]
+            element = node.key if isinstance(node, ast.DictComp) else node.elt
+            chosen = any(chooses_writes(t) or "written_by" in spoken(t) for t in tests)
+            if chosen and gives_a_memref(element, tests):
+                found.append(node.lineno)
+        elif isinstance(node, ast.If) and chooses_writes(node.test):
+            for n in (n for s in node.body for n in ast.walk(s)):
+                adds = isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+                if (
+                    adds
+                    and n.func.attr in ("add", "append", "setdefault")
+                    and any(gives_a_memref(a, [node.test]) for a in n.args)
+                ):
+                    found.append(n.lineno)
+    return found
+
+
+SECOND_WRITTEN = (
+    "s = {memory(op)[0] for op in walk(b) if op.name == 'memref.store'}",
+    "s = {op.operands[1] for op in ops if op.name in ('memref.store', 'memref.atomic_rmw')}",
+    "s = {m: None for op in ops if (m := written_by(op)) is not None}",
+    "s = [accessed_by(o) for o in ops if o.name != 'memref.load']",
+    "for op in ops:\n    if op.name == 'memref.store':\n        found.add(memory(op)[0])",
+)
+
+
+OTHER_SETS = {
+    "schedule/legal.py": "which arrays plain stores go to: what may stream past the caches",
+}
+
+
+def test_what_is_written_has_one_definition() -> None:
+    for text in SECOND_WRITTEN:  # what this test is there for
+        assert sets_of_written(ast.parse(text)), text
+    found = [m for m in MODULES if m != "ir/writes.py" for _ in sets_of_written(parsed(m)[0])]
+    assert found == [*OTHER_SETS], "ask weft.ir.writes.written"
+
+
 def decoded_by_position(tree: ast.AST) -> list[int]:
     """The lines that count operands or regions: ``op.operands[2 * dims + k]``, ``op.regions[0]``,
     ``value, memref, *subscripts = op.operands``."""

@@ -8,6 +8,7 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.ops import OPS
 from weft.ir.views import For, constant_of, memory
+from weft.ir.writes import written
 from weft.passes.same_range_loops import (
     ValueNumbers,
     may_reuse_memory,
@@ -91,7 +92,7 @@ def _alike(x: Op, loop: Op, y: Op, other: Op) -> bool:
 def _apart(own: Sequence[Op], between: Sequence[Op]) -> bool:
     """Whether a loop with these accesses may go past what stands ``between``."""
     seen = {memory(op)[0] for op in own}
-    changed = {memory(op)[0] for op in own if op.name == "memref.store"}
+    changed = written(own)
     return not any(
         memref in changed or (memref in seen and op.name != "memref.load")
         for o in between for op, memref in touches(o)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.types import f32, f64
 from weft.ir.views import For, If, accessed_by, written_by
+from weft.ir.writes import written
 from weft.schedule.combiners import INEXACT, choice, combiners, exceeds, is_joint
 from weft.values import mutable
 
@@ -191,7 +192,7 @@ def _depends(loop: Op) -> dict[Value, frozenset[int]]:
                 here |= {LATE}
             if op.name == "scf.for":
                 inner = For(op)
-                stored.update(m for o in walk(op.body) if (m := written_by(o)) is not None)
+                stored.update(written(op.body))
                 found[inner.index] = of(*inner.bounds)
                 for arg, init, _, _ in inner.rows:
                     found[arg] = of(init, *inner.bounds)

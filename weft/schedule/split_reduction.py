@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 from weft.ir.core import Function, Op, Value, below, walk
 from weft.ir.types import MemRefType, i64, index
-from weft.ir.views import For, written_by
+from weft.ir.views import For
+from weft.ir.writes import written
 from weft.schedule.bind import Bound
 from weft.schedule.cooperate import Members, inner_turns
 from weft.schedule.expose import expose
@@ -60,8 +61,7 @@ class _Stages:
             if carries:
                 self.words[op] = words
                 words += len(op.results)
-            stored = [v for inner in below(op) if (v := written_by(inner)) is not None]
-            for value in (*op.results, *stored):
+            for value in (*op.results, *written(op)):
                 self.at[value] = max(self.at.get(value, 0), self.known[op])
         self.last = max(self.known.values(), default=0)
 

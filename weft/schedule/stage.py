@@ -20,7 +20,7 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i1, i32, i64, index
-from weft.ir.views import For, Parallel, constant_of, is_constant, memory
+from weft.ir.views import For, Parallel, constant_of, is_constant, memory, written_by
 from weft.schedule.grid import WARP
 from weft.schedule.language import SharedArrays, Stage
 from weft.schedule.nest import loops_of
@@ -116,8 +116,8 @@ def _leads(parallel: Op, memrefs: Collection[Value]) -> bool:
             if loads or not found.isdisjoint(given):
                 found.update(op.results)
                 found.update(v for r in op.regions for v in r.args if v not in indices)
-                if op.name in ("memref.store", "memref.atomic_rmw") and memory(op)[0].op:
-                    found.add(memory(op)[0])
+                if (memref := written_by(op)) is not None and memref.op:
+                    found.add(memref)
     return not found.isdisjoint(bounds) or any(
         isinstance(v.type, ScalarType) and not v.type.is_float for v in found
     )

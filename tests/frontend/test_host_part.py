@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import traceback
 
 import pytest
 import torch
@@ -198,3 +199,40 @@ def through_a_function(x):
 
 def test_what_a_function_returns_is_a_value_too():
     assert through_a_function(torch.tensor([1.0, 2.0])) == 3021.0
+
+
+@weft.kernel
+def misspelt(x, n: int):
+    m = lenght(x)  # noqa: F821
+    for i in range(m):
+        x[i] = 1.0
+
+
+@weft.kernel
+def divided_by(x, n: int):
+    half = 1 // n
+    for i in range(half):
+        x[i] = 1.0
+
+
+@weft.kernel
+def after_its_loop(x, n: int):
+    for i in x:
+        x[i] = 1.0
+    return x.lenght
+
+
+@pytest.mark.parametrize(
+    ("kernel", "error", "line"),
+    [
+        (misspelt, NameError, "m = lenght(x)  # noqa: F821"),
+        (divided_by, ZeroDivisionError, "half = 1 // n"),
+        (after_its_loop, AttributeError, "return x.lenght"),
+    ],
+)
+def test_errors_of_the_host_part_are_pythons_own(kernel, error, line):
+    with pytest.raises(error) as info:
+        kernel(torch.zeros(3), 0)
+    assert not isinstance(info.value, weft.WeftError)
+    frame = traceback.extract_tb(info.tb)[-1]
+    assert (frame.filename, frame.line) == (__file__, line)

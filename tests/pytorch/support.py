@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
@@ -297,6 +298,37 @@ def forward_over_forward(device: str) -> None:
     torch.func.jacfwd(torch.func.jacfwd(lambda x: loop(x, w)))(x)
 
 
+def compiled_autograd(device: str) -> None:
+    for kernel, expected in BOTH:
+        torch._dynamo.reset()
+        for _ in range(2):
+            x, w = pair(device, True)
+            with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+                kernel(x, w).sum().backward()
+            same((x.grad, w.grad), torch.autograd.grad(expected(x, w).sum(), (x, w)))
+
+
+def compiled_step(device: str) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def kept(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    for kernel, expected in BOTH:
+        torch._dynamo.reset()
+
+        def step(x: torch.Tensor, w: torch.Tensor, kernel: Callable[..., torch.Tensor] = kernel):
+            kernel(x, w).sum().backward()
+
+        x, w = pair(device, True)
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            torch.compile(step, backend=aot_autograd(fw_compiler=kept))(x, w)
+        same((x.grad, w.grad), torch.autograd.grad(expected(x, w).sum(), (x, w)))
+        assert any("_backward" in node.name for graph in graphs for node in graph.graph.nodes)
+        graphs.clear()
+
+
 def checkpoints(device: str) -> None:
     for kernel, expected in BOTH:
         for reentrant in (False, True):
@@ -471,6 +503,8 @@ ROWS: dict[str, Callable[[str], str | None]] = {
     "`torch.vmap`, nested too": vmap,
     "`torch.vmap` of `torch.func.grad`: a gradient for each sample": of_samples,
     "`torch.vmap`, writing to a batch": batched_in_place,
+    "compiled autograd": compiled_autograd,
+    "the same of a compiled step, the operator in its graph": compiled_step,
     "`torch.utils.checkpoint`": checkpoints,
     "`saved_tensors_hooks`, `save_on_cpu`": hooks,
     "anomaly mode": anomaly,

@@ -35,6 +35,7 @@ from weft.pytorch.batches import (
     unwrapped,
     wrapped,
 )
+from weft.pytorch.dynamo import is_compiled, untraced, with_zeros
 from weft.pytorch.forward_level import is_dual, tangent_of, within_level
 from weft.pytorch.forward_mode import Along
 from weft.pytorch.loop import NEVER, Loop, Make, Reversed
@@ -131,10 +132,12 @@ class Launch(torch.autograd.Function):
         return (*found, *(h.tangent(tangents[h.k]) for h in call.held if h.graph))
 
     @staticmethod
+    @untraced
     @user_frames
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        call = functools.partial(Launch.gradients, ctx, owned(grads))
-        return tuple(under_vmap(call, grads))
+        call = functools.partial(Launch.gradients, ctx, owned(ctx, grads))
+        found = tuple(under_vmap(call, grads))
+        return with_zeros(ctx, found) if is_compiled(ctx) else found
 
     @staticmethod
     def gradients(

@@ -24,6 +24,7 @@ from weft.pytorch.ambient import autocast_state, drawing_nothing, under
 from weft.pytorch.batches import filled, in_front, under_vmap
 from weft.pytorch.boxed import BoxedKernel, reaches_device
 from weft.pytorch.derivatives import Made, pushed, recorded
+from weft.pytorch.dynamo import untraced
 from weft.pytorch.forward_level import has_dual, is_open, primal_of
 from weft.pytorch.inputs import Form
 from weft.pytorch.namespace import Family, without_defaults
@@ -283,6 +284,7 @@ class Rule:
             result[k] = g
         return result
 
+    @untraced
     @user_frames
     def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """As ``make_autograd_impl`` wants it: by input, lists of tensors being lists."""
@@ -335,6 +337,7 @@ class Dual(_SingleLevelFunction):
         return ctx.rule.jvp(ctx, tangents[4:])
 
     @staticmethod
+    @untraced
     @user_frames
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         filled = [torch.zeros(shape, dtype=dtype, device=device) if g is None and has else g
@@ -367,6 +370,7 @@ class Transformed(torch.autograd.Function):
         return ctx.rule.jvp(ctx, tangents[3:])
 
     @staticmethod
+    @untraced
     @user_frames
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         return (None, None, None, *ctx.rule.gradients(ctx, ctx.needs_input_grad[3:], grads))

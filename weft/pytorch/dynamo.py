@@ -1,15 +1,57 @@
-"""What torch.compile looks for in what it compiles: code objects, and methods with a source."""
+"""What torch.compile looks for in what it compiles: code objects, methods with a source, and what
+it must not look into."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
+from torch._C._dynamo import eval_frame
+from torch.autograd.function import BackwardCFunction
 from torch.torch_version import TorchVersion
 
 from weft.runtime.launch import KernelLike
+
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+_SKIPPED = eval_frame._FrameExecStrategy(
+    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+)  # this frame, and those of what it calls
+
+
+def untraced(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """``backward``, of an ``autograd.Function``: compiled autograd breaks its graph there, and
+    calls it as it is.
+
+    What ``torch.compiler.disable`` would wrap it in costs time at every call.
+    """
+    assert isinstance(backward, FunctionType)
+    backward._torchdynamo_disable = True  # type: ignore[attr-defined]
+    backward._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+        "it is the backward of a kernel that was called outside of torch.compile; compiled with "
+        "what calls it, the kernel has an operator for it that graphs hold"
+    )
+    backward.__code__ = backward.__code__.replace()  # what decorators make shares its code
+    eval_frame.set_code_exec_strategy(backward.__code__, _SKIPPED)
+    return backward
+
+
+def is_compiled(ctx: Any) -> bool:
+    """Whether compiled autograd carries out the backward that was given ``ctx``."""
+    return not isinstance(getattr(ctx, "node", ctx), BackwardCFunction)
+
+
+def with_zeros(ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``grads``, of a launch, for compiled autograd: it adds them up where one that it needs is
+    None, as that of a copy of what a loop overwrites."""
+    needed = (*ctx.needs_input_grad, *[False] * len(grads))
+    return tuple(
+        torch.zeros(ctx.shapes[n], dtype=ctx.dtypes[n], device=ctx.device)
+        if grad is None and need else grad
+        for n, (grad, need) in enumerate(zip(grads, needed, strict=False), -1)
+    )  # fmt: skip
 
 
 def original(kernel: KernelLike) -> Callable[..., Any]:

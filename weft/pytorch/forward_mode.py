@@ -14,6 +14,7 @@ import torch
 from weft.errors import GradientError
 from weft.index.expression import evaluate
 from weft.pytorch.batches import is_batched, under_vmap
+from weft.pytorch.dynamo import untraced
 from weft.pytorch.loop import Loop
 from weft.pytorch.transforms import is_batch
 from weft.pytorch.workspaces import numbers
@@ -143,5 +144,6 @@ class Refused(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *_: Any) -> Any:
         raise ctx.error

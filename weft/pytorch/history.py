@@ -23,6 +23,7 @@ from weft.autodiff.names import adjoint_prefix, before_name
 from weft.frontend.specs import ConstSpec, Spec, TensorSpec, TupleSpec
 from weft.ir.types import MemRefType
 from weft.pytorch.autograd import Call, Launch, applied, loop_of
+from weft.pytorch.dynamo import untraced
 from weft.pytorch.loop import NEVER, Loop, Reversed
 from weft.pytorch.workspaces import Workspaces
 from weft.runtime import native, record
@@ -129,7 +130,7 @@ def forward(ctx, {given}rest):
         self._install(by_numbers)
 
     def _install(self, backward: Callable[..., Any]) -> None:
-        self.function.backward = staticmethod(backward)
+        self.function.backward = staticmethod(untraced(backward))
         self.function._backward_cls.apply = backward  # torch's own looks for it each time
 
     def slow(
@@ -165,12 +166,13 @@ class _Context:
     """What ``Launch.backward`` asks of its ``ctx``."""
 
     def __init__(self, ctx: Any, call: Call, saved: tuple[Any, ...] | None) -> None:
-        self._ctx, self.call = ctx, call
+        self.node, self.call = ctx, call
+        self.needs_input_grad = ()  # which says whose gradient may not be None: ``slow`` takes none
         if saved is not None:
             self.saved_tensors = saved
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._ctx, name)
+        return getattr(self.node, name)
 
 
 def _backward(

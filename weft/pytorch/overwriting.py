@@ -20,6 +20,7 @@ import torch
 from weft.errors import GradientError, Span
 from weft.frontend.specs import Spec, TensorSpec
 from weft.index.boxes import Box, boxes, hull
+from weft.pytorch.dynamo import untraced
 from weft.pytorch.forward_level import within_level
 from weft.pytorch.loop import NEVER, Later, Loop
 from weft.pytorch.workspaces import numbers
@@ -177,6 +178,7 @@ class Taken(torch.autograd.Function):
         return held.saved(tensor)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         return None, ctx.held.gradient(grads[0])
 
@@ -193,6 +195,7 @@ class Restored(torch.autograd.Function):
         return whole[0]
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         return grads[0], None
 

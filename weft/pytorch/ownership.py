@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from weft.frames import user_frames
+from weft.pytorch.dynamo import is_compiled
 
 # pyright: reportPrivateUsage=false
 
@@ -26,10 +27,11 @@ def _references(grads: Sequence[torch.Tensor | None], k: int) -> tuple[int, int,
     return sys.getrefcount(grads[k]), grads[k]._use_count(), memory  # type: ignore[union-attr]
 
 
-def owned(grads: Sequence[torch.Tensor | None]) -> frozenset[int]:
+def owned(ctx: Any, grads: Sequence[torch.Tensor | None]) -> frozenset[int]:
     """The positions of the gradients that may be overwritten. To be called first thing in a
     ``backward`` that is decorated with ``user_frames``, on what this was given."""
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() or is_compiled(ctx):
+        # Compiled autograd has frames of its own, which refer to what later nodes take.
         return frozenset()
     alone = _alone()
     return frozenset(

@@ -23,6 +23,7 @@ from weft.frames import user_frames
 from weft.pytorch import batches
 from weft.pytorch.ambient import Draws, function_modes, under_modes
 from weft.pytorch.batches import Fresh, is_batched, level_of, unbatched, under_vmap, wrapped
+from weft.pytorch.dynamo import untraced
 from weft.pytorch.forward_level import is_dual, level, primal_of
 from weft.pytorch.inputs import Form
 from weft.source import Span
@@ -139,6 +140,7 @@ class Eager(torch.autograd.Function):
         ctx.mark_non_differentiable(*(o for o in output if not is_float(o)))
 
     @staticmethod
+    @untraced
     @user_frames
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         return tuple(under_vmap(functools.partial(Eager.gradients, ctx), grads))

@@ -35,7 +35,7 @@ from weft.pytorch.batches import (
     unwrapped,
     wrapped,
 )
-from weft.pytorch.dynamo import is_compiled, untraced, with_zeros
+from weft.pytorch.dynamo import untraced, with_zeros
 from weft.pytorch.forward_level import is_dual, tangent_of, within_level
 from weft.pytorch.forward_mode import Along
 from weft.pytorch.loop import NEVER, Loop, Make, Reversed
@@ -136,13 +136,10 @@ class Launch(torch.autograd.Function):
     @user_frames
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         call = functools.partial(Launch.gradients, ctx, owned(ctx, grads))
-        found = tuple(under_vmap(call, grads))
-        return with_zeros(ctx, found) if is_compiled(ctx) else found
+        return with_zeros(ctx, tuple(under_vmap(call, grads)))
 
     @staticmethod
-    def gradients(
-        ctx: Any, mine: frozenset[int], *grads: torch.Tensor | None
-    ) -> tuple[Any, ...]:  # fmt: skip
+    def gradients(ctx: Any, mine: frozenset[int], *grads: torch.Tensor | None) -> tuple[Any, ...]:
         call: Call = ctx.call
         loop, made = call.loop, call.reversed
         assert made is not None

@@ -46,6 +46,8 @@ def is_compiled(ctx: Any) -> bool:
 def with_zeros(ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
     """``grads``, of a launch, for compiled autograd: it adds them up where one that it needs is
     None, as that of a copy of what a loop overwrites."""
+    if not is_compiled(ctx):
+        return grads
     needed = (*ctx.needs_input_grad, *[False] * len(grads))
     return tuple(
         torch.zeros(ctx.shapes[n], dtype=ctx.dtypes[n], device=ctx.device)

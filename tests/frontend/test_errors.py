@@ -323,10 +323,9 @@ def test_a_time_loop_without_serial() -> None:
 
     expect(
         weft.KernelSyntaxError, lambda: f(torch.ones(3)),
-        "`b` comes from before the parallel loop and is assigned in it", "b = a", "b = a",
-        "only an accumulation may leave a parallel loop: `b += ...`, `b = max(b, ...)`; use "
-        "another name for a temporary, or `for ... in weft.serial(...)` where each iteration "
-        "needs the one before",
+        "`b` is a tensor of 1 dimension: a device loop assigns its elements", "b = a", "b = a",
+        "write b[...] = ...; if this is a loop of the host part: "
+        "`for _ in weft.serial(range(3))`",
     )  # fmt: skip
 
 
@@ -704,3 +703,103 @@ def test_a_subscript_that_is_negative_in_every_iteration() -> None:
         assert text in str(caught.value)
     fine(x, o)
     assert o.tolist() == [6.0, 5.0, 5.0, 5.0]
+
+
+def test_host_statements_in_a_loop_over_time_name_weft_serial():
+    """The loop over ``t`` is one of the host part: each says so, whatever it is refused for."""
+
+    def sliced(x, o, n: int):
+        for t in range(n):
+            for i in range(x.shape[0]):
+                o[i] = x[i] + t
+            x[:] = o
+
+    def viewed(x, o, n: int):
+        for t in range(n):
+            for i in range(x.shape[0]):
+                o[i] = x[i] + t
+            y = x[1:]  # noqa: F841
+
+    def added(x, o, n: int):
+        for t in range(n):
+            for i in range(x.shape[0]):
+                o[i] = x[i] + t
+            y = x + o  # noqa: F841
+
+    def accumulated(x, o, n: int):
+        for t in range(n):
+            for i in range(x.shape[0]):
+                o[i] = x[i] + t
+            x += o
+
+    def swapped(x, o, n: int):
+        for t in range(n):
+            for i in range(x.shape[0]):
+                o[i] = x[i] + t
+            x, o = o, x
+
+    help = "if this is a loop of the host part: `for t in weft.serial(range(n))`"
+    for function in (sliced, viewed, added, accumulated, swapped):
+        with pytest.raises(weft.CompileError) as caught:
+            weft.kernel(function)(torch.ones(3), torch.ones(3), 2)
+        assert caught.value.help.endswith(help)
+        assert caught.value.span.line == function.__code__.co_firstlineno + 4
+
+
+def test_a_tensor_that_a_loop_without_loops_assigns():
+    @weft.kernel
+    def f(x, o):
+        for i in range(o.shape[0]):
+            x += o[i]
+
+    with pytest.raises(weft.KernelSyntaxError) as caught:
+        f(torch.ones(3), torch.ones(3))
+    assert (caught.value.message, caught.value.help) == (
+        "`x` is a tensor of 1 dimension: a device loop assigns its elements",
+        "write x[...] = ...",
+    )
+
+
+def test_attributes_that_are_not_there_are_no_methods():
+    @weft.kernel
+    def fourth(x, o):
+        for i in o:
+            o[i] = weft.Vector([x[i], 2.0, 3.0]).w
+
+    @weft.kernel
+    def shape(x, o):
+        for i in o:
+            o[i] = x[i].shape
+
+    for kernel, name, of, help in (
+        (fourth, "w", "vector", "name an element that it has, as v.x or v[0]"),
+        (shape, "shape", "element", "an element is a number: write `shape` of the tensor"),
+    ):
+        with pytest.raises(weft.KernelTypeError) as caught:
+            kernel(torch.ones(3), torch.ones(3))
+        assert caught.value.message == (
+            f"this must be a scalar, and is `{name}`, which no such {of} has"
+        )
+        assert caught.value.help == help
+
+
+def test_the_help_for_softplus_does_not_overflow():
+    @weft.kernel
+    def f(x, o):
+        for i in o:
+            o[i] = torch.nn.functional.softplus(x[i])
+
+    with pytest.raises(weft.CompileError) as caught:
+        f(torch.ones(3), torch.ones(3))
+    text = caught.value.help.removeprefix("write ")
+    for x in (-1000.0, -2.0, 0.0, 2.0, 1000.0):
+        expected = torch.nn.functional.softplus(torch.tensor(x, dtype=torch.float64)).item()
+        assert eval(text, {"math": math, "x": x}) == pytest.approx(expected, rel=1e-7, abs=1e-12)
+
+
+@pytest.mark.parametrize("shape", [-2, "a", (2, -1), 2.5, None, (2, "b")])
+def test_shapes_that_are_none(shape):
+    with pytest.raises(weft.KernelValueError) as caught:
+        weft.field(weft.f32, shape=shape)
+    assert caught.value.message.endswith(f"integers from 0 on, and this is {shape!r}")
+    assert caught.value.help == "write shape=128, or shape=(4, 128)"

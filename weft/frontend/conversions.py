@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from weft.errors import KernelTypeError, KernelValueError
@@ -15,6 +16,7 @@ from weft.frontend.kinds import (
     Range,
     Scalar,
     Static,
+    Tensor,
     Tup,
     Unbound,
     Varying,
@@ -41,6 +43,9 @@ class Conversions:
     def __init__(self, builder: Builder, float_type: ir.ScalarType) -> None:
         self.builder = builder
         self.float_type = float_type
+        self.of_whole: Callable[[], str] = lambda: (
+            ""
+        )  # more help, where a whole tensor is not a number
 
     def type(self, dtype: str) -> ir.ScalarType:
         """The IR type that values of ``dtype`` are computed in."""
@@ -59,8 +64,9 @@ class Conversions:
         """The dtype of ``x``, which must be a number."""
         dtype = dtype_of(x)
         if dtype is None:
+            more = self.of_whole() if isinstance(x, Tensor) else ""
             raise KernelTypeError(
-                f"{what} must be a scalar, and is {describe(x)}", span, help=_scalar_of(x)
+                f"{what} must be a scalar, and is {describe(x)}", span, help=_scalar_of(x) + more
             )
         return dtype
 
@@ -216,7 +222,7 @@ def _scalar_of(x: Operand) -> str:
     if isinstance(x, Range | Box):
         return "loop over it"
     if isinstance(x, Method):
-        return f"call it: .{x.name}()"
+        return x.missing or f"call it: .{x.name}()"
     if isinstance(x, Unbound):
         return f"{x.reason}: give it a value before"
     if isinstance(x, Static):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates, complexes
+from weft.frontend import aggregates, complexes, uncallable
 from weft.frontend.context import Lowering, wrong_subscripts
 from weft.frontend.kinds import (
     STORAGE,
@@ -95,7 +95,8 @@ def subscripted(cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Sp
         ):
             raise KernelSyntaxError(
                 "a slice in a device loop: elements are read and written one by one", cx.span(node),
-                help="loop over the elements, or take the view in the host part",
+                help="loop over the elements, or take the view in the host part"
+                + uncallable.host_loop(cx),
             )  # fmt: skip
         operand = cx.expression(node)
         if isinstance(operand, Static) and operand.value is None and tensor.lattice == 0:

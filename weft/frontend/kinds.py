@@ -210,6 +210,15 @@ class Method:
     receiver: Any
     name: str
 
+    @property
+    def missing(self) -> str:
+        """What is written in place of an attribute that it would have to be, and is not."""
+        if isinstance(self.receiver, Vec) and len(self.name) == 1:
+            return "name an element that it has, as v.x or v[0]"
+        if not isinstance(self.receiver, Vec) and self.name in ("shape", "ndim"):
+            return f"an element is a number: write `{self.name}` of the tensor"
+        return ""
+
 
 @mutable
 class Unbound:
@@ -410,7 +419,8 @@ def describe(x: Any) -> str:
     if isinstance(x, Box):
         return "an ndrange"
     if isinstance(x, Method):
-        return f"the method `{x.name}`"
+        of = "vector" if isinstance(x.receiver, Vec) else "element"
+        return f"`{x.name}`, which no such {of} has" if x.missing else f"the method `{x.name}`"
     if isinstance(x, Unbound):
         return "an unbound name"
     return article(kind_of(x))

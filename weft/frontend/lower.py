@@ -9,6 +9,7 @@ loops need one or two rounds.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from weft.frontend import (
     reductions,
     refused,
     statements,
+    uncallable,
 )
 from weft.frontend.advice import advise
 from weft.frontend.config import block_dim
@@ -47,6 +49,7 @@ from weft.frontend.kinds import (
     flatten,
     is_complex,
 )
+from weft.frontend.names import bound_names
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame, Guard, assigned
 from weft.frontend.specs import CAPTURED_BITS, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
@@ -101,6 +104,7 @@ def _run(cx: Lowering) -> Lowered:
     function = Function(f"{cx.source.name}_{cx.region.index}", types, names, attrs, span)
     cx.builder = Builder(function.body, span)
     cx.scalars = Scalars(cx.builder, own_float)
+    cx.scalars.conversions.of_whole = functools.partial(uncallable.host_loop, cx)
     cx.frame = Frame(cx.source, ())
     values = iter(function.args)
     for k, (name, spec) in enumerate(cx.specs.items()):
@@ -160,6 +164,14 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     for jump in (j for statement in node.body for j in leaving(statement)):
         message, help = refused.STATEMENTS[type(jump)]
         raise KernelSyntaxError(message, cx.span(jump), help)
+    for name in names:
+        if isinstance(tensor := cx.operands[name], Tensor) and tensor.rank:
+            assigns = (s for s in ast.walk(node) if isinstance(s, ast.Assign | ast.AugAssign))
+            found = next((s for s in assigns if name in bound_names(s)), node)
+            raise KernelSyntaxError(
+                f"`{name}` is {describe(tensor)}: a device loop assigns its elements",
+                cx.span(found), help=f"write {name}[...] = ..." + uncallable.host_loop(cx),
+            )  # fmt: skip
     body = reductions.rewrite(node.body, names)
     combiners = {n: reductions.combiner(body, n, cx.source) for n in names}
     body = desugar_body(body)

@@ -242,9 +242,19 @@ def init(arch: Arch = cpu, *, default_fp: Any = f32, default_ip: Any = i32, **ig
 
 
 def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
-    if isinstance(shape, SupportsIndex):  # NumPy's ints and tensors, too
-        return (operator.index(shape),)
-    return tuple(map(operator.index, shape))
+    try:
+        if isinstance(shape, SupportsIndex):  # NumPy's ints and tensors, too
+            extents = (operator.index(shape),)
+        else:
+            extents = tuple(map(operator.index, shape))
+    except TypeError:
+        extents = (-1,)
+    if any(extent < 0 for extent in extents):
+        raise KernelValueError(
+            f"a shape has numbers of elements, integers from 0 on, and this is {shape!r}",
+            help="write shape=128, or shape=(4, 128)",
+        )
+    return extents
 
 
 def field(

@@ -108,6 +108,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_the_plain_engine(case: str) -> None:
     own, expected = CASES[case]

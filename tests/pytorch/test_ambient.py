@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
 from weft.errors import GradientError
@@ -102,11 +103,25 @@ def test_random_numbers_in_plain_eager_mode():
     assert not torch.equal(kept(drop(x, 0.5)), kept(y))
 
 
+class Mode(TorchDispatchMode):
+    """Sees operators, and calls them."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_derivative_of_an_operator_is_that_of_its_random_numbers():
+    x = torch.ones(200, requires_grad=True)
+    y = drop.op(x, 0.5)
+    (g,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(kept(g), kept(y))
+
+
 def test_the_derivative_of_other_random_numbers_is_refused():
-    call = drop.op
     x = torch.ones(200, requires_grad=True)
     torch.manual_seed(0)
-    y = call(x, 0.5)
+    with Mode():
+        y = drop.op(x, 0.5)
     torch.manual_seed(0)
     assert torch.equal(kept(y), kept(drop(x.detach(), 0.5)))
     with pytest.raises(GradientError) as info:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:
 
 
 @weft.kernel
-def cubed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def squared_times(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     for i in range(x.shape[0]):
         out[i] = x[i] * x[i] * x[i] * w[i]
@@ -97,14 +97,14 @@ def shared(out: torch.Tensor) -> torch.Tensor:
 
 
 CASES = {
-    "one loop": (lambda x: cubed(x, x.detach() + 1), lambda x: x**3 * (x.detach() + 1)),
-    "shared": (lambda x: shared(cubed(cubed(x, x), x)), lambda x: shared(x**13)),
-    "operator": (lambda x: torch.ops.weft.cubed(x, x * 2), lambda x: 2 * x**4),
+    "one loop": (lambda x: squared_times(x, x.detach() + 1), lambda x: x**3 * (x.detach() + 1)),
+    "shared": (lambda x: shared(squared_times(squared_times(x, x), x)), lambda x: shared(x**13)),
+    "operator": (lambda x: torch.ops.weft.squared_times(x, x * 2), lambda x: 2 * x**4),
     "loops": (lambda x: steps(x, float(len(x))), lambda x: sines(x, len(x))),
     "writes": (onto_twice, lambda x: 16 * x**7),
     "time": (times_of_kernels, times),
-    "checkpoint": (lambda x: checkpoint(cubed, x, x, use_reentrant=False), lambda x: x**4),
-    "vmap": (lambda x: torch.vmap(cubed)(x[None], x[None] * 2), lambda x: 2 * x**4),
+    "checkpoint": (lambda x: checkpoint(squared_times, x, x, use_reentrant=False), lambda x: x**4),
+    "vmap": (lambda x: torch.vmap(squared_times)(x[None], x[None] * 2), lambda x: 2 * x**4),
 }
 
 
@@ -112,7 +112,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_the_plain_engine(case: str) -> None:
     own, expected = CASES[case]
-    assert cubed.op is torch.ops.weft.cubed.default
+    assert squared_times.op is torch.ops.weft.squared_times.default
     for n in (3, 5) if case in ("one loop", "time") else (3,):
         x = drawn(n)
         y = own(x)
@@ -129,7 +129,7 @@ def test_gradients_are_those_of_the_plain_engine(case: str) -> None:
 
 def test_a_graph_is_gone_through_twice() -> None:
     x, w = drawn(4), drawn(4)
-    out = cubed(x, w)  # of several nodes that save results, torch's own guards fail
+    out = squared_times(x, w)  # of several nodes that save results, torch's own guards fail
     with compiling():
         out.sum().backward(retain_graph=True)
         out.sum().backward()
@@ -165,14 +165,14 @@ def test_a_gradient_that_others_take_is_not_overwritten() -> None:
 
 def test_what_was_changed_is_refused_by_name() -> None:
     x, w = drawn(3), drawn(3).detach()
-    out = cubed(x, w)
+    out = squared_times(x, w)
     w.add_(1)
     with compiling(), pytest.raises((GradientError, RuntimeError), match="modified by an inplace"):
         out.sum().backward()
 
 
 def test_one_graph_is_refused_with_the_way_out() -> None:
-    out, unsupported = cubed(drawn(3), drawn(3)), exc.Unsupported
+    out, unsupported = squared_times(drawn(3), drawn(3)), exc.Unsupported
     with compiling(fullgraph=True), pytest.raises(unsupported, match=r"outside of torch\.compile"):
         out.sum().backward()
 
@@ -180,7 +180,7 @@ def test_one_graph_is_refused_with_the_way_out() -> None:
 def test_a_gradient_of_a_gradient() -> None:
     x = drawn(4)
     with compiling():
-        (first,) = torch.autograd.grad(cubed(x, x).sum(), x, create_graph=True)
+        (first,) = torch.autograd.grad(squared_times(x, x).sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), x)
     torch.testing.assert_close(second, 12 * x * x)
 
@@ -190,7 +190,7 @@ def test_graphs_of_a_compiled_step_hold_the_operator() -> None:
     with config.patch(compiled_autograd=True):
 
         def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            loss = cubed(x, w).sum()
+            loss = squared_times(x, w).sum()
             loss.backward()
             return loss
 
@@ -204,4 +204,4 @@ def test_graphs_of_a_compiled_step_hold_the_operator() -> None:
             run(x, w)
             torch.testing.assert_close(x.grad, (3 * x * x * w).detach())
             torch.testing.assert_close(w.grad, (x**3).detach())
-    assert any(re.search(r"weft\.cubed\w*_backward", graph.code) for graph in graphs)
+    assert any(re.search(r"weft\.squared_times\w*_backward", graph.code) for graph in graphs)

@@ -109,11 +109,15 @@ def test_transforms_of_torch_func() -> None:
     same(*each)
 
 
-def test_operators_check_and_compile() -> None:
+def test_operators_check() -> None:
     x, y = drawn(5, grad=True), drawn(5, grad=True)
     torch.vmap(several)(drawn(2, 5), drawn(2, 5))  # makes no operator
     opcheck(several.op, (x, y))
     opcheck(mixed.op, (x, drawn(2, grad=True), torch.randn(5, dtype=torch.float64)))
+
+
+def test_operators_compile() -> None:
+    x, y = drawn(5, grad=True), drawn(5, grad=True)
 
     def whole(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = torch.zeros(3, dtype=x.dtype)

@@ -232,7 +232,7 @@ BODIES = {
     "where what the loop writes says": "s[0] += x[t, 0]; out[i, t] += s[int(out[i, t]) % 4]",
     "its own row": "for j in range(4):\n    s[j] += x[i, j + t]\nout[i, t] = s[0]",
     "a branch": "if x[i, t] > 0:\n    s[1] += x[t, 0]\nout[i, t] = s[1]",
-    "a place that data picks": "s[1] += x[int(s[0]) % 3, 0]; out[i, t] = s[1]",
+    "a place that data picks": "s[1] += x[int(s[1]) % 3, 0]; out[i, t] = s[1]",
 }
 REFUSED = {
     "stage(t, 3, 64)": "turns are a power of two, 1 to 64, threads 32 to 1024",

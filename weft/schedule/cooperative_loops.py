@@ -307,14 +307,14 @@ class _Search:
 
     def one_each(self, loop: Op, several: list[Access]) -> bool:
         """Whether these accesses have one subscript alike, which is another one in each iteration
-        of ``loop``."""
+        of ``loop``, and none that loops inside of it move."""
         iv = For(loop).index
         inner = {For(op).index for op in walk(loop.body) if op.name == "scf.for"}
+        polys = [poly for access in several for poly in access.subscripts]
+        if any(poly is None or not inner.isdisjoint(poly.leaves()) for poly in polys):
+            return False
         return any(
-            first is not None
-            and first.slope(iv)
-            and inner.isdisjoint(first.leaves())
-            and all(poly == first for poly in others)
+            first is not None and first.slope(iv) and all(poly == first for poly in others)
             for first, *others in zip(*(access.subscripts for access in several), strict=True)
         )
 

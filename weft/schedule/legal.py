@@ -118,7 +118,7 @@ def _repeated(step: Any, schedule: Schedule) -> Refusal | None:
     same = [s for s in schedule if type(s) is type(step)]
     if key is not None:
         same = [s for s in same if getattr(s, key) == getattr(step, key)]
-    if same[0] != step or same.count(step) > 1:
+    if same and (same[0] != step or same.count(step) > 1):
         return Refusal(f"`{show(same[:1])}` says that already", None, "leave one of them out")
     return _once(step, schedule) if isinstance(step, Vectorize) else None
 

@@ -87,6 +87,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     functions: dict[str, list[Any]] = {}
     for item in items:
         if item.get_closest_marker("sampled") is not None:
+            if not hasattr(item, "callspec"):
+                raise pytest.UsageError(f"{item.nodeid} is `sampled` and has no cases")
             functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in functions.values():
         values = [{n: id(v) for n, v in case.callspec.params.items()} for case in cases]

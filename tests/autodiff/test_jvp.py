@@ -121,6 +121,7 @@ def test_a_dispatch_mode_and_reverse_mode(pair):
          [grad(reference)(x), jvp(grad(reference), (x,), (t,))[1], grad(tangents)(x)])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_under_torch_compile(pair):
     x, t = pair
     same(torch.compile(lambda x, t: jvp(loss, (x,), (t,)), fullgraph=True)(x, t),

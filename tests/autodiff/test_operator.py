@@ -66,6 +66,7 @@ def test_first_and_second_derivatives(name, runs):
 
 
 @pytest.mark.parametrize("name", ["conv", "softmax", "total", "scan", "layernorm"])
+@pytest.mark.sampled(5)
 def test_torch_func_to_the_third_order(name):
     kernel, args = made(name)
     args = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
@@ -108,6 +109,7 @@ def test_only_what_must_be_saved_is():
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
 @pytest.mark.parametrize("name", ["conv", "scan", "total"])
+@pytest.mark.sampled(5)
 def test_under_compile_the_loop_runs_once(name, runs):
     kernel, args = made(name)
     compiled = torch.compile(lambda *a: kernel(*a).sin().sum(), fullgraph=True)

@@ -30,6 +30,7 @@ class Mallinfo2(ctypes.Structure):
 
 
 @pytest.mark.parametrize("simplified", [False, True])
+@pytest.mark.sampled(5)
 def test_nothing_is_left_in_memory(simplified: bool) -> None:
     mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo2 is None:

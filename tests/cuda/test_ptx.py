@@ -117,10 +117,13 @@ def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
 
 @needs_ptxas
 @needs_libdevice
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
-    ("name", "number"), [(name, k) for name, many in DERIVED.items() for k in range(many)]
-)
+    ("name", "number"),
+    [
+        pytest.param(name, k, marks=() if name in ("softmax", "wkv") else pytest.mark.slow)
+        for name, many in DERIVED.items() for k in range(many)
+    ],
+)  # fmt: skip
 def test_ptxas_takes_the_gradients_of_the_gallery(name: str, number: int) -> None:
     kernel, *args = DIFFERENTIABLE[name]
     (forward,) = cross.lowered_loops(kernel, *args)
@@ -199,6 +202,7 @@ def mathematics(x, y, out):
 @needs_ptxas
 @needs_libdevice
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.sampled(5)
 def test_mathematics_in_every_float(arch: str) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         x, out = empty(9, dtype=dtype), empty(4, 9, dtype=dtype)

@@ -69,6 +69,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("kernel", "args", "step", "most"), CASES, ids=lambda v: getattr(v, "__name__", "")
 )
+@pytest.mark.slow
 def test_every_schedule_that_is_tried_computes_the_same(kernel, args, step, most, emulated):
     options = Options(cache=False)
     kernel = weft.kernel(kernel.function)

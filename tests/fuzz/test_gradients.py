@@ -55,6 +55,7 @@ def test_gradients_of_loops_that_carry_arrays(part: int) -> None:
 
 
 @pytest.mark.parametrize("part", range(FEWER))
+@pytest.mark.slow
 def test_gradients_in_chunks(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU where tapes are long: three turns of a serial loop at a time."""
     monkeypatch.setitem(workspaces.CHUNK, "cpu", 3)
@@ -66,7 +67,7 @@ def test_gradients_in_chunks(part: int, monkeypatch: pytest.MonkeyPatch) -> None
         assert outcomes(check, -(-count // 2))["compared"] > 0.5 * count // 2
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))  # some take ten seconds
 def test_second_derivatives_of_random_kernels_are_differences_of_gradients(part: int) -> None:
     found = outcomes(check_second, max(COUNT // 5 // PARTS, 1))

@@ -211,6 +211,7 @@ def test_uses_of_parallel_indices(case: Loops) -> None:
 @pytest.mark.fuzz
 @settings(max_examples=100, deadline=None)
 @given(loops(), st.integers(1, 12))
+@pytest.mark.slow
 def test_boxes_hold_what_is_touched(case: Loops, extent: int) -> None:
     """Where every subscript is inside of the array."""
     function = case.build()

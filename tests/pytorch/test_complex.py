@@ -109,6 +109,7 @@ def test_transforms_of_torch_func() -> None:
     same(*each)
 
 
+@pytest.mark.slow
 def test_operators_check() -> None:
     x, y = drawn(5, grad=True), drawn(5, grad=True)
     torch.vmap(several)(drawn(2, 5), drawn(2, 5))  # makes no operator

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_ranks_give_what_one_process_gives(ranks: int, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANKS": str(ranks)}
     found = processes.run(PROGRAM, environment, tmp_path)

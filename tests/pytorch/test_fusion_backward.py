@@ -108,6 +108,7 @@ def leaf(*shape, dtype=torch.float64, device="cpu"):
 
 
 @on_devices
+@pytest.mark.slow
 def test_a_gradient_becomes_one_kernel_with_its_neighbours(device):
     x = leaf(1000, dtype=torch.float32, device=device)
     codes = check(lambda x: torch.relu(wave(x) * 2).sum(), x)
@@ -117,6 +118,7 @@ def test_a_gradient_becomes_one_kernel_with_its_neighbours(device):
 
 
 @on_devices
+@pytest.mark.slow
 def test_gradients_of_many_forms_and_sizes_are_fused(device):
     def f(x, y, v):
         a, b, s = several(x * 2, v)

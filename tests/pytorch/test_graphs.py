@@ -245,6 +245,7 @@ def test_a_number_that_a_size_depends_on_is_a_constant():
         torch.testing.assert_close(call(x, number), longer(x, number))
 
 
+@pytest.mark.slow
 def test_a_number_that_changes_is_fused():
     def f(x, factor):
         return torch.relu(swung(x, factor) * 2)

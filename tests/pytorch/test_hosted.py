@@ -278,6 +278,7 @@ def add_squares(acc: torch.Tensor, x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.slow
 def test_a_kernel_that_writes_to_its_arguments_has_a_gradient(backend):
     def views(x):
         y = x * 2

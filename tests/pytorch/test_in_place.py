@@ -59,6 +59,7 @@ class Counting(torch.nn.Module):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.sampled(5)
 def test_writes_of_every_form_under_compile(backend):
     def run(wrap):
         model = Counting()

@@ -36,6 +36,7 @@ print(torch.export.load('model.pt2').module()(torch.ones(3)).tolist())
 """
 
 
+@pytest.mark.slow
 def test_an_exported_program_in_a_new_process(tmp_path: Path) -> None:
     def run(code: str) -> subprocess.CompletedProcess[str]:
         program = tmp_path / "program.py"

@@ -10,6 +10,7 @@ DEVICES = [pytest.param("cuda", marks=pytest.mark.cuda), "cpu"]
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("row", support.ROWS)
+@pytest.mark.sampled(5)
 def test_the_page_says_what_happens(row, device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")

@@ -365,7 +365,7 @@ def random_text(random):
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("part", range(5))
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1 << 40))

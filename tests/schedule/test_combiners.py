@@ -251,7 +251,7 @@ def some(length: int) -> torch.Tensor:
     return x
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("interpreted", [False, True])
 @pytest.mark.parametrize("text", TEXTS)
 def test_numbers_are_those_of_the_loop(text: str, interpreted: bool) -> None:

@@ -76,7 +76,7 @@ def check(
         from weft.workbench.sources import load  # likewise
 
         source = load(kernel)
-        given = source.evaluate(args) if args else ()
+        given = source.evaluate(args)
         show(check(source.kernel, *given, seconds=seconds, names=source.names))
 
 
@@ -111,7 +111,7 @@ def bench(
         if isinstance(source.kernel, core.Benchmark):
             found = source.kernel.run()
         else:
-            given = source.evaluate(args) if args else ()
+            given = source.evaluate(args)
             others = [name for name in beside.split(",") if name]
             found = core.bench(
                 source.kernel, *given, sweep=parsed_sweep(sweep or []), device=device,
@@ -150,7 +150,7 @@ def inspect(
         from weft.workbench.sources import load, parsed_sizes  # likewise
 
         source = load(kernel)
-        given = source.evaluate(args) if args else ()
+        given = source.evaluate(args)
         show(stages.inspect(source.kernel, *given, stages=stage or (), gpu=gpu, device=device,
                             sizes=parsed_sizes(size or []), names=source.names))  # fmt: skip
 
@@ -172,7 +172,7 @@ def tune(
         from weft.workbench.tuning import tuned_kernel  # likewise
 
         source = load(kernel)
-        given = source.evaluate(args) if args else ()
+        given = source.evaluate(args)
         sizes = parsed_sizes(size or [])
         show(tuned_kernel(source.kernel, *given, backward=backward, most=most, save=save,
                           device=device, sizes=sizes, names=source.names))  # fmt: skip

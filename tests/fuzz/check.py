@@ -19,6 +19,7 @@ import torch
 
 import weft
 from tests.fuzz.generate import Kernel, kernel
+from weft.workbench import compare
 
 TORCH = {
     "f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16,
@@ -148,18 +149,14 @@ def check(
         for value in (each[name] for each in moved):
             off = AMPLIFIED * (value.double() - expected[name].double()).abs()
             # NaN or an infinity that noise takes away says nothing.
-            off = torch.where(kind(value) == kind(expected[name]), off.nan_to_num(0.0), math.nan)
+            off = torch.where(
+                compare.kind(value) == compare.kind(expected[name]), off.nan_to_num(0.0), math.nan
+            )
             slack = torch.maximum(slack, off)
         if not options["strict_math"]:
             slack = torch.where(near(exact[name], found[name]), math.nan, slack)
         text = f"{name} differs:\n{drawn.text}\nexpected {expected[name]}\nfound {found[name]}"
         assert close(expected[name], found[name], slack), f"{text}\n{tensors}, {n}, {a}, {options}"
-
-
-def kind(values: torch.Tensor) -> torch.Tensor:
-    """0 for a finite number, then infinity, minus infinity, NaN."""
-    values = values.double()
-    return values.isposinf() * 1 + values.isneginf() * 2 + values.isnan() * 3
 
 
 def outcome(tensors: dict[str, torch.Tensor], result: Any) -> dict[str, torch.Tensor]:
@@ -172,12 +169,10 @@ def with_noise(values: torch.Tensor, wide: bool) -> torch.Tensor:
     """The same numbers, relatively off by ``NOISE``, in float64 if ``wide``: integers that it does
     not move by one are just as they are, finite numbers stay finite."""
     made = values.double() if wide else values.clone()
-    noise = made * NOISE * torch.randn(made.shape, dtype=made.dtype)
-    moved = made + noise
-    if not values.is_floating_point():
-        return torch.where(made.abs() * NOISE < 1, made, moved.round())  # as sums of them round
-    moved = torch.where(moved.isfinite(), moved, made - noise)  # of the largest numbers
-    return torch.where(made.isfinite(), moved, made)
+    moved = compare.with_noise(made, NOISE)
+    if values.is_floating_point():
+        return moved
+    return torch.where(made.abs() * NOISE < 1, made, moved.round())  # as sums of them round
 
 
 def near(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:

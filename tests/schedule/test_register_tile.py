@@ -10,6 +10,7 @@ import torch
 
 import weft
 from examples import causal_conv
+from tests.schedule.test_split_reduction import column_sums
 from weft.compiler import optimize_for_cpu
 from weft.errors import InternalError
 from weft.ir.core import walk
@@ -24,15 +25,6 @@ from weft.schedule.register_tile import register_tile
 from weft.tools.cross import lowered_loops
 
 MACHINE = CpuMachine(64, sleef=True)
-
-
-@weft.kernel
-def sums(x, out):
-    for j in range(x.shape[1]):
-        s = 0.0
-        for i in range(x.shape[0]):
-            s += x[i, j]
-        out[j] = s
 
 
 @weft.kernel
@@ -82,7 +74,7 @@ def test_a_tile_means_what_the_loop_means(text: str, shape: tuple[int, int]) -> 
 @pytest.mark.parametrize("columns", [0, 1, 3, 4, 7, 8, 9, 16, 17, 24, 33, 65])
 def test_a_tile_of_a_short_sum_means_what_it_means(columns: int) -> None:
     x, out = torch.randn(2, columns), torch.full((columns,), 77.0)
-    function, made = tiled(sums, "vectorize(j, 16, 32)", x, out)
+    function, made = tiled(column_sums, "vectorize(j, 16, 32)", x, out)
     _, apart = print_function(made).split("} else {", 1)
     assert apart.count("vector = ") == 5, "whole, one vector, half of one, masked"
     plain, by_tiles = arguments(function, (x, out)), arguments(function, (x, out))
@@ -95,7 +87,7 @@ def test_a_tile_of_a_short_sum_means_what_it_means(columns: int) -> None:
 @pytest.mark.parametrize("rows", [64, 71, 80])
 def test_a_strip_of_tiles_means_what_the_loop_means(columns: int, rows: int) -> None:
     x, out = torch.randn(rows, columns), torch.full((columns,), 77.0)
-    function, made = tiled(sums, "vectorize(j, 4, 4)", x, out)
+    function, made = tiled(column_sums, "vectorize(j, 4, 4)", x, out)
     assert "weft.threads" in print_function(made)
     plain, by_strips = arguments(function, (x, out)), arguments(function, (x, out))
     run(function, plain)
@@ -114,7 +106,7 @@ def test_the_ir_before_and_after() -> None:
 
 def test_a_vector_loop_has_the_iterations_that_it_says() -> None:
     x, out = torch.randn(2, 16), torch.empty(16)
-    _, made = tiled(sums, "vectorize(j, 4, 8)", x, out)
+    _, made = tiled(column_sums, "vectorize(j, 4, 8)", x, out)
     apart = outermost(made).body.ops[-2].regions[1]  # two rows: no strips
     (whole, *_) = [op for op in walk(apart) if "vector" in op.attrs]
     whole.attrs["vector"] = (1, 4, 4)

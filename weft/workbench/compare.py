@@ -62,13 +62,15 @@ def kind(values: torch.Tensor) -> torch.Tensor:
     return values.isposinf() * 1 + values.isneginf() * 2 + values.isnan() * 3
 
 
-def with_noise(values: torch.Tensor, amount: float, generator: torch.Generator) -> torch.Tensor:
+def with_noise(
+    values: torch.Tensor, amount: float, generator: torch.Generator | None = None
+) -> torch.Tensor:
     """The same numbers, relatively off by ``amount``; finite ones stay finite."""
     if values.is_complex():
         return torch.view_as_complex(with_noise(parts(values).contiguous(), amount, generator))
-    noise = torch.randn(values.shape, generator=generator, dtype=values.dtype)
-    largest = torch.finfo(values.dtype).max
-    moved = (values * (1 + amount * noise)).clamp(-largest, largest)
+    noise = values * amount * torch.randn(values.shape, generator=generator, dtype=values.dtype)
+    moved = values + noise
+    moved = torch.where(moved.isfinite(), moved, values - noise)  # of the largest numbers
     return torch.where(values.isfinite(), moved, values)
 
 

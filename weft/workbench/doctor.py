@@ -143,8 +143,7 @@ def _processor() -> Iterator[Finding]:
             "operators in machine code",
             absent,
             MISSING,
-            "calls through torch.ops and compiled graphs go through Python: some 15 µs "
-            "each in place of 3",
+            "calls through torch.ops and compiled graphs go through Python",
             "a newer torch on x86-64 or AArch64, with CPython",
         )
     else:

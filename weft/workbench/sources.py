@@ -22,7 +22,10 @@ class Source:
     names: dict[str, Any]
 
     def evaluate(self, expression: str) -> tuple[Any, ...]:
-        """The arguments that ``expression`` lists, with the file's names and torch's."""
+        """The arguments that ``expression`` lists, with the file's names and torch's; none of
+        ""."""
+        if not expression:
+            return ()
         scope = {"torch": importlib.import_module("torch"), **self.names}
         try:
             value = eval(expression, scope)

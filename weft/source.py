@@ -14,8 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import field
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from weft.errors import SourceUnavailableError, Span
 from weft.settings import deep
@@ -32,21 +33,28 @@ class _Files:
 
     def __init__(self) -> None:
         self._lines: dict[str, list[str]] = {}
+        # Functions of other files that kernels name: a module is reloaded without its kernels.
+        self._helpers: WeakKeyDictionary[Callable[..., Any], list[str]] = WeakKeyDictionary()
 
     def note(self, function: Callable[..., Any]) -> None:
-        """``function``, a kernel, has just been defined. One inside of a function may have been
-        imported long before: the lines that are known then stay."""
+        """``function``, a kernel or what is marked as part of some, has just been defined. One
+        inside of a function may have been imported long before: the lines that are known stay."""
         code = getattr(function, "__code__", None)
-        if code is None or (
-            "<locals>" in function.__qualname__ and code.co_filename in self._lines
-        ):
+        if code is None:
             return
-        linecache.checkcache(code.co_filename)
-        self._lines[code.co_filename] = linecache.getlines(code.co_filename, function.__globals__)  # type: ignore[attr-defined]
+        if not ("<locals>" in function.__qualname__ and code.co_filename in self._lines):
+            self._lines[code.co_filename] = _lines_now(function)
+        found = _named(function)
+        while found:
+            helper = found.pop()
+            if helper not in self._helpers and helper.__code__.co_filename not in self._lines:
+                self._helpers[helper] = _lines_now(helper)
+                found += _named(helper)
 
-    def said_otherwise(self, tree: ast.FunctionDef, code: CodeType) -> bool:
-        """Whether ``tree`` is not what stood in the file."""
-        lines = self._lines.get(code.co_filename)
+    def said_otherwise(self, tree: ast.FunctionDef, function: Callable[..., Any]) -> bool:
+        """Whether ``tree`` is not what stood in the file of ``function``."""
+        code: CodeType = function.__code__  # type: ignore[attr-defined]
+        lines = self._helpers.get(function, self._lines.get(code.co_filename))
         if lines is None or lines == linecache.getlines(code.co_filename):
             return False
         try:
@@ -57,6 +65,29 @@ class _Files:
 
 
 FILES = _Files()
+
+
+_LIBRARIES = {*sys.stdlib_module_names, "numpy", "torch", "weft"}
+
+
+def _lines_now(function: Callable[..., Any]) -> list[str]:
+    file = function.__code__.co_filename  # type: ignore[attr-defined]
+    linecache.checkcache(file)
+    return linecache.getlines(file, function.__globals__)  # type: ignore[attr-defined]
+
+
+def _named(function: Callable[..., Any]) -> list[FunctionType]:
+    """The functions that ``function`` names, itself or through a module, but for libraries'."""
+    known: dict[str, Any] = function.__globals__  # type: ignore[attr-defined]
+    names: tuple[str, ...] = function.__code__.co_names  # type: ignore[attr-defined]
+    values = [known[name] for name in names if name in known]
+    modules = [vars(value) for value in values if isinstance(value, ModuleType)]
+    values += [inside[name] for inside in modules for name in names if name in inside]
+    return [
+        value for value in values
+        if isinstance(value, FunctionType)
+        and str(value.__module__).partition(".")[0] not in _LIBRARIES
+    ]  # fmt: skip
 
 
 def _said(tree: ast.stmt) -> list[object]:
@@ -141,7 +172,7 @@ def read_function(function: Callable[..., Any], kernel: str = "") -> FunctionSou
             help="a kernel is a `def`; an async function cannot be compiled",
         )
     ast.increment_lineno(tree, first - 1 - indented)
-    if not _is_source_of(tree, function) or FILES.said_otherwise(tree, code):
+    if not _is_source_of(tree, function) or FILES.said_otherwise(tree, function):
         raise _changed(name, code)
     _mangle(tree, code)
     lines = {first + k: line.rstrip("\n") for k, line in enumerate(raw)}

@@ -216,12 +216,12 @@ def test_builtins_that_torch_replaces_while_it_exports(monkeypatch: pytest.Monke
     torch.testing.assert_close(program.module()(x), torch.tensor([1.0, 0.5, -math.sqrt(2.0)]))
 
 
-def imported(folder: Path, text: str) -> Any:
+def imported(folder: Path, text: str, name: str = "edited_later") -> Any:
     """A module with this text, and its file."""
-    file = folder / "edited_later.py"
+    file = folder / f"{name}.py"
     file.write_text(text)
-    sys.modules.pop("edited_later", None)
-    module = importlib.import_module("edited_later")
+    sys.modules.pop(name, None)
+    module = importlib.import_module(name)
     return module, file
 
 
@@ -278,7 +278,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield tmp_path
-    sys.modules.pop("edited_later", None)
+    for name in ("edited_later", "edited_helpers"):
+        sys.modules.pop(name, None)
 
 
 def test_sources_of_many_forms_are_those_that_were_imported(folder: Path) -> None:
@@ -368,6 +369,26 @@ def test_an_annotation_that_changed_since_the_import_is_refused(
     x = torch.full((2,), 4.0)
     kernel(x)
     assert x.tolist() == pytest.approx([2.4, 2.4] if name == "inner" else [5.4, 5.4])
+
+
+@pytest.mark.parametrize("through", [False, True])
+def test_annotations_of_helpers_in_modules_without_kernels(folder: Path, through: bool) -> None:
+    low = "def low(v):\n    w: weft.i32 = v * 0.6\n    return w\n\n\n"
+    text = f"import weft\n\n\n{low}def scaled(v):\n    return low(v)\n"
+    taken = "import edited_helpers as h" if through else "from edited_helpers import scaled"
+    call = "h.scaled" if through else "scaled"
+    kernel = f"@weft.kernel\ndef step(x):\n    for i in x:\n        x[i] = {call}(x[i])\n"
+    helpers, file = imported(folder, text, "edited_helpers")
+    module, _ = imported(folder, f"import weft\n{taken}\n\n\n{kernel}")
+    file.write_text(text.replace("w: weft.i32", "w: weft.f32"))
+    x = torch.full((2,), 4.0)
+    with pytest.raises(weft.SourceUnavailableError, match="the source of `low` at line 4 of "):
+        module.step(x)
+    importlib.reload(helpers)
+    if not through:  # in Python, too, the kernel's module has the old function
+        importlib.reload(module)
+    module.step(x)
+    assert x.tolist() == pytest.approx([2.4, 2.4])
 
 
 def test_comments_and_lines_elsewhere_may_change(folder: Path) -> None:

@@ -82,7 +82,7 @@ class Launch:
             pool.SLOTS: ("ptr", "%slots"), pool.TOTAL: ("i64", total),
             pool.PARTIALS: ("ptr", partials), pool.STOP: ("i64", "0"),
             pool.CHUNK: ("ptr", chunk[0]), pool.KINDS: ("i64", chunk[1]),
-            pool.RECORD: ("ptr", record),
+            pool.RECORD: ("ptr", record), pool.WAITS: ("i64", str(int(bool(self.cpu.polled)))),
         }  # fmt: skip
         words |= {k: ("i64", count) for k, count in enumerate(own, pool.FIRST)}
         for k, value in enumerate(self.shared, pool.FIRST + len(own)):

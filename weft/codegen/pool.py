@@ -18,11 +18,17 @@ CHUNK_COST = 32_768  # operations: about a microsecond or more, below which shar
 
 # Words of the frame that a kernel hands over, and that chunks read, too. What the kernel's own
 # chunks need follows. RECORD is a place that is not 0 after a failed check.
-SLOTS, SHARES, THREADS, CHUNKS, SIZE, TOTAL, PARTIALS, STOP, CHUNK, KINDS, RECORD, FIRST = range(12)
+# WAITS: whether the caller asks for handlers while the other threads finish, for an iteration of
+# theirs may take long.
+SLOTS, SHARES, THREADS, CHUNKS, SIZE, TOTAL, PARTIALS, STOP, CHUNK, KINDS, RECORD = range(11)
+WAITS, FIRST = 11, 12
 MOST_COPIES = 64
 COPY_BYTES = 16 << 20  # of all copies
 ELEMENT_COST = 16  # operations of a chunk that pay for an element of a copy: cleared, and added
 _LINE = 8  # words of a cache line: the next chunk of each share has a line of its own
+_READY = MAX_CHUNKS * _LINE  # behind them: how many threads have no chunk left, the caller aside
+_SPINS = 64  # looks at that, before the caller sleeps, longer each time
+_LONGEST = 4000  # microseconds of sleep
 
 # i64 (ptr frame, i64 row, double work, i1 alone): runs the loop, gives the number of chunks. It
 # reads SLOTS, TOTAL (iterations), PARTIALS (KINDS words for each chunk), STOP (0), CHUNK, KINDS and
@@ -44,6 +50,7 @@ _SERIAL = """
 define i32 @omp_get_max_threads() { ret i32 1 }
 define i32 @omp_in_parallel() { ret i32 0 }
 define i32 @omp_get_thread_num() { ret i32 0 }
+define i32 @omp_get_num_threads() { ret i32 1 }
 define void @GOMP_parallel(ptr %body, ptr %frame, i32 %threads, i32 %flags) {
   call void %body(ptr %frame)
   ret void
@@ -53,6 +60,7 @@ _OPENMP = """
 declare i32 @omp_get_max_threads()
 declare i32 @omp_in_parallel()
 declare i32 @omp_get_thread_num()
+declare i32 @omp_get_num_threads()
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 """
 
@@ -74,7 +82,9 @@ def _store(name: str, word: int, type: str = "i64") -> str:
 _RUN = f"""
 define i64 @{RUN}(ptr %frame, i64 %row, double %work, i1 %alone) nounwind {{
 entry:
-  %shares = alloca [{MAX_CHUNKS * _LINE} x i64], align 64
+  %shares = alloca [{(MAX_CHUNKS + 1) * _LINE} x i64], align 64
+  %ready = getelementptr i64, ptr %shares, i64 {_READY}
+  store i64 0, ptr %ready, align 8
 {_load("slots", SLOTS, "ptr")}
 {_load("total", TOTAL)}
 {_load("partials", PARTIALS, "ptr")}
@@ -254,9 +264,49 @@ out:
   %more = icmp slt i64 %next, %threads
   br i1 %more, label %share, label %leave
 leave:
+{_load("waits", WAITS)}
+  %together = icmp sgt i64 %threads, 1
+  %wanted = icmp ne i64 %waits, 0
+  %meets = and i1 %together, %wanted
+  br i1 %meets, label %meet, label %ready
+meet:
+  %done = getelementptr i64, ptr %shares, i64 {_READY}
+  %caller = icmp eq i32 %number32, 0
+  br i1 %caller, label %wait, label %tell
+tell:
+  %before = atomicrmw add ptr %done, i64 1 release, align 8
+  ret void
+wait:  ; not in OpenMP, which does not come back for a signal
+  %looks = phi i32 [ 0, %meet ], [ %looked, %pause ]
+  %others = load atomic i64, ptr %done acquire, align 8
+  %team32 = call i32 @omp_get_num_threads()
+  %team = sext i32 %team32 to i64
+  %absent = sub i64 %team, %others
+  %all = icmp slt i64 %absent, 2
+  br i1 %all, label %ready, label %look
+look:
+  %ended = call i1 @{interrupt.DUE}(ptr %asked, ptr %stop)
+  %looked = add i32 %looks, 1
+  %spins = icmp slt i32 %looks, {_SPINS}
+  br i1 %spins, label %yield, label %sleep
+yield:
+  %yielded = call i32 @sched_yield()
+  br label %pause
+sleep:
+  %eighth = lshr i32 %looks, 3
+  %squared = mul i32 %eighth, %eighth
+  %time = call i32 @llvm.umin.i32(i32 %squared, i32 {_LONGEST})
+  %slept = call i32 @usleep(i32 %time)
+  br label %pause
+pause:
+  br label %wait
+ready:
   ret void
 }}
 
+declare i32 @sched_yield()
+declare i32 @usleep(i32)
+declare i32 @llvm.umin.i32(i32, i32)
 declare i64 @llvm.smin.i64(i64, i64)
 declare i64 @llvm.smax.i64(i64, i64)
 declare double @llvm.minnum.f64(double, double)

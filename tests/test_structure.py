@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ LINES_OF_A_MODULE, LINES_OF_A_CLASS, LINES_OF_A_FUNCTION = 600, 250, 80
 MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
 
 
+@functools.cache
 def parsed(module: str) -> tuple[ast.Module, list[str]]:
     text = (PACKAGE / module).read_text()
     return ast.parse(text), text.splitlines()

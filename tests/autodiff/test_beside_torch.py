@@ -261,7 +261,7 @@ def pulled(function: Callable[..., Any], arguments: list[Any], seed: int) -> lis
     return [out, *first, *second]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_values_first_and_second_derivatives(name: str, seed: int) -> None:
@@ -274,6 +274,7 @@ def test_values_first_and_second_derivatives(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_finite_differences(name: str) -> None:
     kernel, _, make = CASES[name]
     torch.manual_seed(0)

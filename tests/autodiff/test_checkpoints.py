@@ -174,6 +174,7 @@ def test_gradients_with_checkpoints(name, always):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_gradients_in_chunks(name, chunks):
     torch.manual_seed(2)
     kernel, *args = CASES[name]()

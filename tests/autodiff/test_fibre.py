@@ -216,6 +216,7 @@ def tiles(x, w):
 
 @pytest.mark.parametrize(("n", "m"), [(0, 0), (1, 1), (6, 3), (9, 5), (12, 7)])
 @pytest.mark.parametrize("kernel", [every_third, tiles])
+@pytest.mark.sampled(3)
 def test_steps(kernel, n, m):
     check(kernel, draw(n), draw(m))
     assert "gather" in forms(kernel)

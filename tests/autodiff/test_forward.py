@@ -30,7 +30,7 @@ def direction(x):
     return torch.randn_like(x) if is_float else None
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", CASES)
 def test_tangents_are_those_of_finite_differences(name):
     kernel, args = made(name)
@@ -48,6 +48,7 @@ def test_forward_over_reverse(name):
 
 
 @pytest.mark.parametrize("name", SECOND)
+@pytest.mark.sampled(3)
 def test_reverse_over_forward(name):
     kernel, args = made(name)
     tangents = [t if t is None else t.detach().requires_grad_() for t in map(direction, args)]

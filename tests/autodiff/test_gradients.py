@@ -65,7 +65,7 @@ def test_the_gradient_is_that_of_finite_differences(name):
     assert gradcheck(lambda *a: kernel(*a), args)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", CASES)
 def test_the_second_derivative_too(name):
     kernel, args = made(name)

@@ -83,6 +83,7 @@ def gradients(kernel, args):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_later_gradients_are_those_of_first_calls(name, monkeypatch):
     def draws(kernel):
         for seed in range(5):

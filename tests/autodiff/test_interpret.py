@@ -15,6 +15,7 @@ def leaves(args):
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n not in ("newton", "conv")])
+@pytest.mark.sampled(3)
 def test_interpreted_gradients_are_the_compiled_ones(name):
     torch.manual_seed(1)
     kernel, *args = CASES[name]()

@@ -56,6 +56,7 @@ def by_operator(kernel, *args):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(3)
 def test_first_and_second_derivatives(name, runs):
     kernel, args = made(name)
     kernel = apart if name in SEVERAL else kernel

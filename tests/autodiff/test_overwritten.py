@@ -49,7 +49,7 @@ def gradients(kernel, args, seed=1, **options):
     return torch.autograd.grad(outs, wanted, weights, **options)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", KERNELS)
 def test_derivatives_are_those_of_finite_differences(name):
     kernel = KERNELS[name]
@@ -74,6 +74,7 @@ def test_second_derivatives_too(name):
 
 
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.sampled(3)
 def test_interpreted_gradients_are_the_compiled_ones(name):
     """The interpreter finds no races in the derived loops, and nothing out of bounds."""
     kernel = KERNELS[name]
@@ -105,6 +106,7 @@ def test_on_cuda_in_the_emulator(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["softmax", "vadv", "horner", "rows_scaled_again"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.sampled(3)
 def test_narrow_floats(name, dtype):
     kernel = KERNELS[name]
     args = [a.to(dtype) for a in arguments(kernel)]

@@ -33,7 +33,7 @@ def launched(kernel):
     return [n for loop in derived if loop.launched for n in loop.launched.notes.items()]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", CASES)
 def test_every_gradient_is_right_with_copies(name, always):
     kernel, args = made(name)

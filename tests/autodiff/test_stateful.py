@@ -176,7 +176,7 @@ def form(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("turns", [0, 1, 2, 7])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_of_recurrences(name, turns, form):

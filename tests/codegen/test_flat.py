@@ -90,6 +90,7 @@ def test_which_loops_are_not(old: str, new: str) -> None:
     "shape", [(0, 3, 2), (3, 0, 2), (3, 2, 0), (1, 1, 1), (5, 7, 3), (90, 80, 3)]
 )
 @pytest.mark.parametrize("short", [0, 1])
+@pytest.mark.sampled(3)
 def test_copies(layouts: str, shape: tuple[int, int, int], short: int) -> None:
     for text, shift in ((WHOLE, 1), (CROP, 1), (CROP, 0)):
         chosen = text if layouts == "contiguous" else text.replace("memref<?x?x?xf32>", UNIT)

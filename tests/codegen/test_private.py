@@ -55,6 +55,7 @@ def arguments(element: ScalarType, count: int, bins: int, rank: int = 1) -> list
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [0, 1, 400, 60_000])  # one chunk; copies
+@pytest.mark.sampled(3)
 def test_copies_make_what_atomic_operations_make(kind: str, count: int) -> None:
     """Numbers are small integers, also as floats: no order of sums has another result."""
     element, rank = KINDS[kind], 1 + count % 2

@@ -30,6 +30,7 @@ kernels = neighbour("ir/kernels.py")
 
 
 @pytest.mark.parametrize("seed", range(60))
+@pytest.mark.sampled(3)
 def test_compiled_is_interpreted(seed: int) -> None:
     rng = random.Random(seed)
     function = kernels.random_function(rng)

@@ -71,6 +71,7 @@ def elementwise(function: str, t: ScalarType, count: int) -> Function:
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("t", [f32, f64], ids=lambda t: t.name)
 @pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.sampled(3)
 def test_functions_hold_over_all_of_their_range(function: str, t: ScalarType, strict: bool) -> None:
     dtype = np.float32 if t is f32 else np.float64
     args = [exponents(dtype)]

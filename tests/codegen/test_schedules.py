@@ -178,6 +178,7 @@ class Random:
 
 
 @pytest.mark.parametrize("seed", range(16))
+@pytest.mark.sampled(3)
 def test_a_random_loop_keeps_its_bits_by_random_schedules(seed: int) -> None:
     made = Random(seed)
     function = made.function()

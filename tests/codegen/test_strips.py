@@ -92,6 +92,7 @@ def stored(x, w, out, n: int):
 
 @pytest.mark.skipif(NO_TILES, reason="no vectors on this processor")
 @pytest.mark.parametrize("function", [*STRIPS, along, scaled, stored], ids=lambda f: f.__name__)
+@pytest.mark.sampled(3)
 def test_numbers(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strips, "LEAST", 9)
     kernel, plain = weft.kernel(function), weft.kernel(schedule={"cpu": ""})(function)

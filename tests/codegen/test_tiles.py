@@ -118,6 +118,7 @@ def compare(function: Function, *args: np.ndarray | float, results: int = 1) -> 
 
 @pytest.mark.parametrize("width", [0, 1, 5, 40])
 @pytest.mark.parametrize("size", [1, 16, 63, 200])
+@pytest.mark.sampled(3)
 def test_sliding_windows_with_both_bounds_moving(size: int, width: int) -> None:
     """out[r, t] = sum of x[r, u] * w[u - t] for u in range(t, t + width), within x."""
 
@@ -287,6 +288,7 @@ def test_comparisons_of_indices_do_not_keep_rows_from_sharing() -> None:
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("lanes", [0, 8])  # as chosen; half as many lanes
 @pytest.mark.parametrize(("n", "m"), [(9, 150), (9, 70), (6, 150), (5, 67), (0, 150), (9, 0)])
+@pytest.mark.sampled(3)
 def test_whole_tiles_behind_a_comparison_have_no_masks(
     nested: bool, lanes: int, n: int, m: int
 ) -> None:
@@ -346,6 +348,7 @@ def test_lanes_gather_where_turns_have_no_rows_of_their_own() -> None:
     "columns", [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 63, 64, 130]
 )
 @pytest.mark.parametrize("element", [f32, f64], ids=str)
+@pytest.mark.sampled(3)
 def test_sums_of_few_columns(element: ScalarType, columns: int) -> None:
     """out[j] = the sum of exp(x[i, j]) and that of its squares, for any number of columns."""
 

@@ -86,6 +86,12 @@ DIFFERENTIABLE: dict[str, tuple[Any, ...]] = {
     "swing": (spring.swing, empty(3, 4), empty(5), empty(4), 20, 0.1),
 }
 CALLS |= DIFFERENTIABLE
+SLOW = {("causal_conv", "sm_90")}  # 10 s: the most schedules, and the longest texts
+GALLERY = [
+    pytest.param(name, arch, marks=[pytest.mark.slow] if (name, arch) in SLOW else [])
+    for name in CALLS
+    for arch in ARCHITECTURES
+]
 # The loops of their gradients.
 DERIVED = {
     "causal_conv": 2, "softmax": 1, "layer_norm": 3, "wkv": 3, "grid_sample": 1, "bilateral": 2,
@@ -96,8 +102,7 @@ DERIVED = {
 @needs_ptxas
 @needs_libdevice
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("name", "arch"), GALLERY)
 def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
     kernel, *args = CALLS[name]
     code = weft.compile_for(arch, kernel, *args, every_schedule=arch == "sm_90")

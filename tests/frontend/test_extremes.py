@@ -71,6 +71,7 @@ def same(wanted: float, found: float, single: bool) -> bool:
 
 @pytest.mark.parametrize("sort", ["same", "float", "integer", "bits"])
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+@pytest.mark.sampled(3)
 def test_ends_of_ranges(dtype: torch.dtype, sort: str) -> None:
     integer = not dtype.is_floating_point
     if sort == "bits" and not integer:

@@ -140,6 +140,7 @@ def read_before(y):
     [(overlapping, True), (apart, False), (one_element, True), (one_row, True),
      (read_before, False)],
 )  # fmt: skip
+@pytest.mark.sampled(3)
 def test_a_graph_says_that_it_reads_what_was_there_before(program, warned, dynamic):
     torch._dynamo.reset()
     for kernel in (carry_, rescaled_, smoothed_):

@@ -391,7 +391,7 @@ def gradients(f: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Any:
     return torch.autograd.grad(loss(f, *inputs), inputs)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients(name: str) -> None:
     f, inputs = PROGRAMS[name]
@@ -399,6 +399,7 @@ def test_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sampled(3)
 def test_gradients_where_memories_of_dead_graphs_are_looked_for(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

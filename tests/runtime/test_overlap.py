@@ -95,7 +95,7 @@ def meet(kernel: weft.Kernel, x: torch.Tensor, out: torch.Tensor) -> bool:
     return any(read[a] & written[b] for a in read for b in written if a != b)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("seed", range(30))
 def test_views_of_one_buffer_give_what_python_gives(seed):
     random = Random(seed)

@@ -87,7 +87,7 @@ TEXTS: list[tuple[str, str, bool]] = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(("name", "text", "same_bits"), TEXTS)
 def test_what_is_asked_for_is_what_runs(name: str, text: str, same_bits: bool) -> None:
     kernel, *args = calls()[name]

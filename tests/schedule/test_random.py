@@ -22,7 +22,7 @@ COUNT = int(os.environ.get("WEFT_FUZZ_SCHEDULES", "6"))
 DRAWS = [generate.kernel, rows.kernel, nests.kernel, staged.kernel, scans.kernel]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_in_the_emulator(seed: int, draw: Callable[[Random], Any]) -> None:
@@ -40,7 +40,7 @@ def test_in_the_emulator(seed: int, draw: Callable[[Random], Any]) -> None:
     fuzz.check(Random(2000 + seed), call, draw)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_on_the_cpu(seed: int, draw: Callable[[Random], Any]) -> None:

@@ -85,6 +85,7 @@ def test_a_tile_of_a_short_sum_means_what_it_means(columns: int) -> None:
 
 @pytest.mark.parametrize("columns", [12, 16, 31, 64, 65, 75])
 @pytest.mark.parametrize("rows", [64, 71, 80])
+@pytest.mark.sampled(3)
 def test_a_strip_of_tiles_means_what_the_loop_means(columns: int, rows: int) -> None:
     x, out = torch.randn(rows, columns), torch.full((columns,), 77.0)
     function, made = tiled(column_sums, "vectorize(j, 4, 4)", x, out)

@@ -115,6 +115,7 @@ def made(body: str) -> weft.Kernel:
 
 
 @pytest.mark.parametrize("name", BODIES)
+@pytest.mark.sampled(3)
 def test_what_stays_in_registers(name: str) -> None:
     body, loads = BODIES[name]
     plain = made(body)
@@ -153,7 +154,7 @@ TILES = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("length", [7, 12, 33, 40])
 @pytest.mark.parametrize("text", TILES)
 def test_a_tile_of_neighbours_keeps_its_bits(text: str, length: int) -> None:

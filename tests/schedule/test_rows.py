@@ -333,7 +333,7 @@ CALLS: dict[str, Callable[[int], tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(
     ("name", "length"),
     [*((name, n) for name in CALLS for n in (17, 100)), ("softmax", 8196)],

@@ -165,7 +165,7 @@ def test_what_stays_in_registers() -> None:
     assert kept(some_of_them) == ({"x"}, set()), "a turn may not touch the element at all"
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     ("rows", "length", "chunks"), [(9, 64, 3), (5, 17, 4), (3, 520, 2), (20, 100, 7)]

@@ -177,7 +177,7 @@ def same(kernel: weft.Kernel, x: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("function", FAMILIES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("text", ["scan((), 32)", "scan((), 64, turns=2)"])
 def test_every_length(function: Callable[..., Any], text: str) -> None:
@@ -190,7 +190,7 @@ def test_every_length(function: Callable[..., Any], text: str) -> None:
         same(kernel, torch.empty(2, 0))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("function", FAMILIES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("width", [1, 4])
 def test_the_ir(function: Callable[..., Any], width: int, monkeypatch: pytest.MonkeyPatch) -> None:

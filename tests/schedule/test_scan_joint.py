@@ -147,6 +147,7 @@ def test_groups(function: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("function", GROUPS, ids=lambda f: f.__name__)
+@pytest.mark.sampled(3)
 def test_every_length(function: Callable[..., Any]) -> None:
     kernel = by("scan((), 32)", function)
     for length in (1, 130):

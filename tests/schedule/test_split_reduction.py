@@ -29,6 +29,7 @@ def meta(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("columns", [0, 4])
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("length", [0, 1, 40, 700])
+@pytest.mark.sampled(3)
 def test_rows_summed_by_several_blocks(rows: int, length: int, columns: int) -> None:
     bound = applied(SUMS, TEXT.format(f", columns={columns}" if columns else ""))
     x = np.random.default_rng(length).integers(-9, 9, (rows, length)).astype(np.float32)

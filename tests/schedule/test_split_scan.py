@@ -67,7 +67,7 @@ def check(text: str, function: Callable[..., Any], x: torch.Tensor) -> None:
     assert taken.parts > 1
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("function", PARTED, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("text", ["scan((), 64, turns=2, parts=3)", "scan((), 64, parts=5)"])
 def test_every_length(function: Callable[..., Any], text: str) -> None:

@@ -82,7 +82,7 @@ def interpreted() -> Any:
     "unroll((j)); stage(t, 16, 32); bind(i, x)", "stage(t, 8, 32); shared_arrays()",
     "stage(t, 1, 64); shared_arrays(); index_width(64)",
 ])  # fmt: skip
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("time", [0, 1, 7, 16, 37])
 def test_bits_are_kept(time: int, text: str) -> None:
     plain = weft.kernel(schedule={"cuda": "index_width(32)"})(state.function)

@@ -85,7 +85,7 @@ def args_of(kernel: weft.Kernel, batch: int, time: int) -> list[Any]:
     return [w, k, batch - 1] if kernel is later else [k, torch.randn_like(k), 2]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("sizes", [(4, 16), (5, 37)])
 def test_bits_are_kept(case: Case, sizes: tuple[int, int]) -> None:

@@ -406,7 +406,7 @@ def never(x, out):
                 out[i, j] += x[i, k]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(
     "kernel", [corner, off_diagonal, later_rows, own_bounds, never, nests.covariance]
 )

@@ -73,10 +73,14 @@ def test_forward_mode_over_the_gradient_of_a_plain_sum():
     torch.testing.assert_close(along, 6 * x * v)
 
 
-def test_forward_over_forward_is_refused(pair):
+def test_forward_mode_over_forward_mode(pair):
     x, t = pair
-    with pytest.raises(GradientError, match="forward mode over forward mode is not there"):
-        jvp(lambda x: jvp(loss, (x,), (t,))[1], (x,), (t,))
+
+    def along(f):
+        return lambda x: jvp(f, (x,), (t.sin() * x,))[1]
+
+    for order in (along, lambda f: along(along(f))):
+        same(jvp(order(loss), (x,), (t,)), jvp(order(reference), (x,), (t,)))
 
 
 def test_a_dispatch_mode_sees_the_operator(pair):

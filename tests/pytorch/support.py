@@ -295,7 +295,11 @@ def compiled_third(device: str) -> None:
 
 def forward_over_forward(device: str) -> None:
     x, w = pair(device)
-    torch.func.jacfwd(torch.func.jacfwd(lambda x: loop(x, w)))(x)
+    for kernel, expected in BOTH:
+        found, wanted = (torch.func.jacfwd(torch.func.jacfwd(f)) for f in (kernel, expected))
+        same(found(x, w), wanted(x, w))
+    torch._dynamo.reset()
+    same(torch.compile(found, fullgraph=True, backend="aot_eager")(x, w), wanted(x, w))
 
 
 def compiled_autograd(device: str) -> None:
@@ -496,7 +500,7 @@ ROWS: dict[str, Callable[[str], str | None]] = {
     "`torch.jit.trace`": jit_trace,
     "`torch.library.opcheck`": checked,
     **{f"`torch.func.{name}`": transform(name) for name in ("grad", "jacrev", "jacfwd", "hessian")},
-    "`jacfwd(jacfwd)`": forward_over_forward,
+    "`jacfwd(jacfwd)`, compiled too": forward_over_forward,
     "`torch.func.vjp`": vjp,
     "`torch.func.jvp`": jvp,
     "`torch.func.functional_call`": functional_call,

@@ -589,6 +589,7 @@ def test_subscripts_are_checked_in_each_sample() -> None:
         vmap(beyond)(drawn(3, 4))
 
 
-def test_forward_mode_over_forward_mode_is_refused() -> None:
-    with pytest.raises(GradientError, match="forward mode over forward mode is not there"):
-        jacfwd(jacfwd(lambda x: scaled(x, x)))(drawn(3))
+def test_batches_of_tangents_of_tangents() -> None:
+    x = drawn(2, 3)
+    found = vmap(jacfwd(jacfwd(lambda x: scaled(x, x).sum())))(x)
+    close(found, vmap(hessian(lambda x: scaled(x, x).sum()))(x))

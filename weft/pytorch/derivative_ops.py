@@ -301,7 +301,10 @@ class Rule:
         tensors = [primal_of(v) if is_float(v) else v for v in ctx.saved_tensors[: ctx.count]]
         which = [k for k, t in enumerate(tangents) if isinstance(t, torch.Tensor)]
         passed = [*ctx.form.inputs(tensors), [tangents[k] for k in which], which]
-        found = self.derived(JVP).overload(*passed)
+        # Torch turns forward mode off while it asks for tangents, for the levels around, too.
+        outer = torch._C._are_functorch_transforms_active()
+        with forward_ad._set_fwd_grad_enabled(outer or torch._C._is_fwd_grad_enabled()):
+            found = self.derived(JVP).overload(*passed)
         made = [t if has else None for t, has in zip(found, ctx.floats, strict=True)]
         return made[0] if len(made) == 1 and self.of is None else tuple(made)
 

@@ -260,6 +260,16 @@ class Derivative:
         return type(self)(f, self.count, self.which, self.span)
 
 
+def _own(tensors: list[torch.Tensor], which: Sequence[int]) -> list[torch.Tensor]:
+    """Those of ``tensors`` that ``which`` names, which become values of their own, with their
+    tangents, that require gradients."""
+    for k in which:
+        tensors[k] = tensors[k].view_as(tensors[k])
+        if not tensors[k].requires_grad:
+            tensors[k].requires_grad_()
+    return [tensors[k] for k in which]
+
+
 class Pulled(Derivative):
     """``(*tensors, *grads)`` -> the gradients of ``f(*tensors)`` for those of ``tensors`` that
     ``which`` names, given those of its floats."""
@@ -268,11 +278,7 @@ class Pulled(Derivative):
         tensors, grads = list(values[: self.count]), values[self.count :]
         more = torch.is_grad_enabled() and any(v.requires_grad for v in values)
         with torch.enable_grad():
-            for k in self.which:
-                tensors[k] = tensors[k].view_as(tensors[k])  # a value of its own, with its tangent
-                if not tensors[k].requires_grad:
-                    tensors[k].requires_grad_()
-            leaves = [tensors[k] for k in self.which]
+            leaves = _own(tensors, self.which)
             outs = [o for o in self.f(*tensors) if is_float(o)]
             return tuple(gradients(outs, leaves, grads, again=more))
 
@@ -283,12 +289,22 @@ class Pushed(Derivative):
 
     def __call__(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if any(map(is_dual, values)):
-            raise GradientError(
-                "forward mode over forward mode is not there", self.span,
-                help="take one of the two derivatives in reverse mode: jvp of grad, or grad of jvp",
-            )  # fmt: skip
+            return self._pulled_twice(values)
         with level(), forward_ad._set_fwd_grad_enabled(True):
             return self._pushed(values)
+
+    def _pulled_twice(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The same where the values have tangents themselves, of which torch gives a tensor one.
+        Gradients are linear in those of the results: the derivative of that map, transposed, takes
+        tangents to tangents."""
+        tensors, tangents = list(values[: self.count]), values[self.count :]
+        more = torch.is_grad_enabled() and any(v.requires_grad for v in values)
+        with torch.enable_grad():
+            leaves = _own(tensors, self.which)
+            outs = [o for o in self.f(*tensors) if is_float(o)]
+            zeros = [torch.zeros_like(primal_of(o)).requires_grad_() for o in outs]
+            found = gradients(outs, leaves, zeros, again=True)
+            return tuple(gradients(found, zeros, tangents, again=more))
 
     def _pushed(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         tensors, tangents = list(values[: self.count]), values[self.count :]

@@ -301,6 +301,21 @@ def test_a_host_part_that_looks_at_data_is_counted_on_copies():
     assert mode.get_total_flops() == 4
 
 
+def test_copies_are_checked_before_they_are_counted():
+    @weft.kernel
+    def picked(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        m = int(k.sum())
+        out = torch.zeros(m)
+        for i in range(m):
+            out[i] = x[k[i]] * 2.0
+        return out
+
+    x = draw(4)
+    assert picked.cost(x, torch.tensor([0, 3, 0])).flops == 3
+    with pytest.raises(IndexError, match="subscript 1000000000 of `x` is out of range"):
+        picked.cost(x, torch.tensor([3, 10**9, -(10**9)]))
+
+
 def test_a_call_that_cannot_be_counted_says_so():
     @weft.kernel
     def fill(x: torch.Tensor, n: torch.Tensor):

@@ -12,6 +12,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -344,7 +345,19 @@ def cost(
             raise
         # The host part looks at elements, or at tensors that are no arguments: the call itself says
         # what is wrong, if anything is.
+    _checked(kernel, args, kwargs)
     return counted(Counter(sized=True), copied)
+
+
+def _checked(kernel: KernelLike, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Carries the call out on copies as debug mode does: whoever asks what a call costs may not
+    have made it yet. Random numbers are the same after it."""
+    checked = [Launcher(r.region, r.source, replace(r.options, debug=True))
+               for r in kernel.launchers]  # fmt: skip
+    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        named = {name: copied(value) for name, value in kwargs.items()}
+        kernel.carry_out(checked, tuple(map(copied, args)), named)
 
 
 def forward(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounter
+from torch.func import jvp, linearize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 from torch.torch_version import TorchVersion
@@ -193,6 +194,13 @@ def test_make_fx_records_them():
     assert "mm" in traced.code
     assert "product_loop0" in traced.code
     torch.testing.assert_close(traced(2 * x, w), product(2 * x, w))
+
+
+def test_the_linear_function_of_linearize():
+    """It is a graph, made with tensors that have tangents and require no gradient."""
+    x, w, along = torch.randn(3, 5)
+    _, f = linearize(lambda x: several(x, w), x)
+    torch.testing.assert_close(f(along), jvp(lambda x: several(x, w), (x,), (along,))[1])
 
 
 def test_operators_of_loops_are_whole():

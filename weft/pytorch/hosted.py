@@ -27,6 +27,7 @@ from weft.frontend.parameters import Parameter
 from weft.frontend.split import HostPart, Region, Returned
 from weft.pytorch.ambient import Autocast
 from weft.pytorch.changing import CHANGING
+from weft.pytorch.forward_level import is_open
 from weft.pytorch.library import Operators
 from weft.pytorch.operator import Operator
 from weft.pytorch.recipe import Fresh, Made, Place, Recipe, captured, cells_of
@@ -182,6 +183,8 @@ class TracedLoop:
     def __call__(self, *args: Any) -> Any:
         # Tensors of transforms do not say whether a derivative is wanted.
         wanted = torch._C._functorch.get_dynamic_layer_stack_depth() > 0
+        if not torch.compiler.is_dynamo_compiling():  # which follows no other dual tensors
+            wanted = wanted or is_open()
         recorded = torch.is_grad_enabled()
         for value, role in zip(args, self.roles, strict=True):
             if role == "c":  # which Dynamo must not look at, or it guards the value

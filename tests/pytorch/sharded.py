@@ -248,10 +248,11 @@ def on_a_line(checks: Checks) -> None:
     t, same = checks.tensor, checks.same
     few = checks.mesh.size() > 2
     for n in (11, 8) if few else (9,):  # of 11 rows, a rank of four has 2, and of 8 none has 3
-        same(second_difference, [t(n)], [[S(0)]], [S(0)], [[R]])
-        same(smoothed, [t(2, n)], [[S(1)]], [S(1)], [[R]])
-        whole = few and n < 12
-        same(causal_conv, [t(2, n), t(4)], [[S(1)], [R]], [R] if whole else [S(1)], None)
+        same(second_difference, [t(n)], [[S(0)]], [S(0)], [[S(0)]])
+        # Gradients are made of rows at both sides, as many as both halos together.
+        same(smoothed, [t(2, n)], [[S(1)]], [S(1)], [[R if few else S(1)]])
+        place, part = ([R], [R]) if few else ([S(1)], [SUM])
+        same(causal_conv, [t(2, n), t(4)], [[S(1)], [R]], place, [place, part])
     for n in (9,) if few else (8, 7, 1):
         # What is too small to be cut is gathered: before the derivative, by torch 2.11 at once.
         small = n == 1
@@ -301,6 +302,11 @@ def second_derivative(checks: Checks) -> None:
     said = "second derivatives of `squares` are not there for DTensors"
     with pytest.raises(GradientError, match=said):
         first.full_tensor().sum().backward()
+    (first,) = torch.autograd.grad(
+        second_difference(x).full_tensor().sin().sum(), x, create_graph=True
+    )
+    with pytest.raises(GradientError, match=said.replace("squares", "second_difference")):
+        first.full_tensor().sum().backward()
 
 
 def on_a_square(checks: Checks) -> None:
@@ -313,7 +319,8 @@ def on_a_square(checks: Checks) -> None:
     same(matmul, [t(6, 4), t(4, 8)], [[S(0), S(1)], [R, S(0)]], [S(0), SUM],
          [[S(0), S(1)], [SUM, S(0)]])  # fmt: skip
     same(columns, [t(7, 6)], [[S(0), S(1)]], [SUM, S(0)], [[S(0), S(1)]])
-    same(blurred, [t(6, 7)], [[S(0), S(1)]], [S(0), S(1)], [[R, R]])
+    same(blurred, [t(6, 7)], [[S(0), S(1)]], [S(0), S(1)], [[S(0), S(1)]])
+    same(blurred, [t(2, 7)], [[S(0), S(1)]], [S(0), S(1)], [[R, S(1)]])
     same(smoothed, [t(4, 9)], [[S(0), S(1)]], [S(0), S(1)], None)
     same(second_difference, [t(9)], [[S(0), S(0)]], None, None)
     checks.in_place(doubled_, [t(8, 6), t(6)], [[S(0), S(1)], [R, S(0)]])

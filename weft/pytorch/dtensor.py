@@ -27,7 +27,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from weft.errors import GradientError, KernelTypeError, KernelValueError
 from weft.pytorch.derivative_ops import BACKWARD
 from weft.pytorch.derivative_ops import Rule as Derivatives
-from weft.pytorch.halo import Neighbours
+from weft.pytorch.forward_mode import Refused
+from weft.pytorch.halo import Neighbours, carried_out, pulled, widest
 from weft.pytorch.inputs import Form
 from weft.pytorch.namespace import Latest, without_defaults
 from weft.pytorch.operator import Operator
@@ -164,7 +165,7 @@ class Sharded:
             fit = [r for r in rules if all(
                 not w or v.placements[dim] == placement(p)
                 for (_, v, w), p in zip(tensors, r.inputs, strict=True))
-                and (not r.has_halo or _has_neighbours(r, tensors, mesh, dim))]  # fmt: skip
+                and _has_neighbours(Neighbours(mesh, dim, *r.halo), r, tensors)]  # fmt: skip
             if not fit:
                 self._refuse([(n, v) for n, v, w in tensors if w], dim)
             chosen.append(min(fit, key=functools.partial(_cost, tensors, dim)))
@@ -183,7 +184,7 @@ class Sharded:
                     value = value.redistribute(mesh, places)
                 value = value._local_tensor
             passed.append(value)
-        outs = self._with_halos(chosen, mesh, passed)
+        outs = carried_out(self.overload, chosen, mesh, passed)
         if not outs:
             return None
         with _disable_current_modes(), FakeTensorMode():
@@ -196,28 +197,6 @@ class Sharded:
             for k, out in enumerate(outs)
         ]  # fmt: skip
         return made[0] if len(made) == 1 else tuple(made)
-
-    def _with_halos(
-        self, chosen: Sequence[Rule], mesh: Any, passed: list[Any]
-    ) -> list[torch.Tensor]:  # fmt: skip
-        """What the operator makes of these parts: with rows of neighbours, which are left out of
-        what it returns."""
-        which = [k for k, v in enumerate(passed) if isinstance(v, torch.Tensor)]
-        kept: list[tuple[Rule, int, int]] = []
-        for dim, rule in enumerate(chosen):
-            if not rule.has_halo:
-                continue
-            near = Neighbours(mesh, dim, *rule.halo)
-            for k, axis in zip(which, rule.inputs, strict=True):
-                if isinstance(axis, int):
-                    size = passed[k].shape[axis]
-                    passed[k] = near.widened(passed[k], axis)
-                    kept.append((rule, near.had, size))
-        outs = [o for o in items(self.overload(*passed)) if o is not None]
-        for rule, had, size in dict.fromkeys(kept):
-            outs = [o.narrow(p, had, size).contiguous() if isinstance(p, int) else o
-                    for o, p in zip(outs, rule.outputs, strict=True)]  # fmt: skip
-        return outs
 
     def _refuse(self, written: Sequence[tuple[str, DTensor]], dim: int) -> None:
         which = ", ".join(f"`{n}` is {v.placements[dim]}" for n, v in written)
@@ -243,11 +222,66 @@ class Sharded:
             g if isinstance(g, DTensor) else DTensor.from_local(g, mesh, whole, run_check=False)
             for g in grads
         ]
+        found = self._of_neighbours(rule, inputs, given, wanted)
+        if found is not None:
+            return found
         key = len(given), len(outs), tuple(wanted)
         if key not in self.each:
             self.each[key] = self._backward(rule, *key)
         found = self.each[key](*inputs, *given, *outs)
         return list(found) if isinstance(found, tuple | list) else [found]
+
+    def _of_neighbours(
+        self, rule: Derivatives, inputs: Sequence[Any], grads: Sequence[DTensor],
+        wanted: Sequence[int],
+    ) -> list[Any] | None:  # fmt: skip
+        """The gradients by rules some of which need rows of neighbours; None if there are none."""
+        tensors = [(n, v, False) for n, v in zip(self.names, inputs, strict=False)
+                   if isinstance(v, DTensor)]  # fmt: skip
+        rules = self._rules(inputs)
+        if len(tensors) < len(Form.of(inputs)[0]) or not any(r.has_halo for r in rules):
+            return None
+        mesh = tensors[0][1].device_mesh
+        whole = Rule("", (None,) * len(tensors), (None,) * len(rules[0].outputs))
+        chosen: list[Rule] = []
+        for dim in range(mesh.ndim):
+            fit = [r for r in rules if r.backwards
+                   and _has_neighbours(widest(r, mesh, dim), r, tensors)]  # fmt: skip
+            chosen.append(min([whole, *fit], key=functools.partial(_cost, tensors, dim)))
+        if not any(r.has_halo for r in chosen):
+            return None
+
+        def local(value: DTensor, places: Sequence[Place]) -> torch.Tensor:
+            return value.redistribute(mesh, [*map(placement, places)])._local_tensor
+
+        with torch.no_grad():
+            places = iter(zip(*(r.inputs for r in chosen), strict=True))
+            passed = [local(v, next(places)) if isinstance(v, DTensor) else v for v in inputs]
+            floats = [k for k, f in enumerate(rules[0].floats) if f]
+            outs = [[p if isinstance(p := r.outputs[k], int) else None for r in chosen]
+                    for k in floats]  # fmt: skip
+            given = list(map(local, grads, outs))
+            parts = pulled(rule.derived(BACKWARD).overload, chosen, mesh, passed, given, wanted)
+        leaves = [t for t in (*inputs, *grads) if isinstance(t, DTensor) and t.requires_grad]
+        found: list[Any] = []
+        for k, part in zip(wanted, parts, strict=True):
+            cut = [None if r is whole else "sum" if r.inputs[k] is None else r.inputs[k]
+                   for r in chosen]  # fmt: skip
+            shape = tensors[k][1].shape
+            gradient = DTensor.from_local(
+                part, mesh, list(map(placement, cut)), run_check=False, shape=shape,
+                stride=torch.empty(shape, device="meta").stride(),
+            )  # fmt: skip
+            again = torch.is_grad_enabled() and leaves
+            error = self._second_error()
+            found.append(Refused.apply(error, gradient, *leaves) if again else gradient)
+        return found
+
+    def _second_error(self) -> GradientError:
+        return GradientError(
+            f"second derivatives of `{self.name}` are not there for DTensors", self.kernel.span,
+            help="take them of plain tensors, x.full_tensor() say",
+        )  # fmt: skip
 
     def _backward(self, rule: Derivatives, grads: int, outs: int, wanted: Sequence[int]) -> Any:
         """The backward as an operator that returns a tensor for each that is ``wanted``: DTensor
@@ -286,11 +320,7 @@ class Sharded:
         overload = self.family.define(name, schema, run, fake)
 
         def refuse(*_: Any) -> Any:
-            raise GradientError(
-                f"second derivatives of `{self.name}` are not there for DTensors",
-                self.kernel.span,
-                help="take them of plain tensors, x.full_tensor() say",
-            )
+            raise self._second_error()
 
         self.family.differentiate(name, make_autograd_impl(
             overload, Info(refuse, lambda *_, **__: None)))  # fmt: skip
@@ -300,7 +330,11 @@ class Sharded:
             found: list[tuple[Sequence[Place], Sequence[Place]]] = []
             for r in self._rules(inputs):
                 floats = [p for p, f in zip(r.outputs, r.floats, strict=True) if f]
-                if not r.backwards or (made and not all(isinstance(p, int) for p in r.outputs)):
+                if (
+                    r.has_halo
+                    or not r.backwards
+                    or (made and not all(isinstance(p, int) for p in r.outputs))
+                ):
                     continue
                 given = [p if isinstance(p, int) else None for p in floats]
                 each = ["sum" if r.inputs[k] is None else r.inputs[k] for k in wanted]
@@ -312,15 +346,14 @@ class Sharded:
 
 
 def _has_neighbours(
-    rule: Rule, tensors: Sequence[tuple[str, DTensor, bool]], mesh: Any, dim: int
+    near: Neighbours, rule: Rule, tensors: Sequence[tuple[str, DTensor, bool]]
 ) -> bool:
     """Whether ranks have, and may exchange, the rows that ``rule`` needs. Tracers see no exchange
     between two ranks, and rows that are cut along several dimensions of a mesh have neighbours
     elsewhere."""
-    near = Neighbours(mesh, dim, *rule.halo)
     for (_, value, _), axis in zip(tensors, rule.inputs, strict=True):
-        if isinstance(axis, int):
-            others = [p for k, p in enumerate(value.placements) if k != dim]
+        if rule.has_halo and isinstance(axis, int):
+            others = [p for k, p in enumerate(value.placements) if k != near.dim]
             if any(not p.is_replicate() and p.is_shard(axis) for p in others):
                 return False
             if type(value._local_tensor) is not torch.Tensor or not near.suffice(value.shape[axis]):

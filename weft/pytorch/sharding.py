@@ -60,9 +60,9 @@ class Rule:
 
     @property
     def backwards(self) -> bool:
-        """Whether the derivative may run on the same parts: what is returned is put together from
-        what each rank has, or added up."""
-        return not self.has_halo and all(
+        """Whether the derivative may run on the same parts, with rows of neighbours where there is
+        a halo: what is returned is put together from what each rank has, or added up."""
+        return all(
             isinstance(p, int) or p == "sum" for p, f in zip(self.outputs, self.floats, strict=True)
             if f
         )  # fmt: skip

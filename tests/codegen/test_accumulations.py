@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import weft
-from weft.codegen.accumulations import accumulations
 from weft.ir.core import walk
 from weft.ir.parse import parse_function
+from weft.schedule.accumulations import accumulations
 
 INFINITIES = [math.inf, -math.inf]
 

@@ -244,7 +244,7 @@ def _float_binary(instruction: str) -> Rule:
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         a, b = operands
         # Sums of many terms may be reordered; products may not: they could overflow on the way.
-        any_order = op in e.module.accumulations or "reassociate" in op.attrs
+        any_order = "reassociate" in op.attrs
         flags = e.reordered if any_order else e.fast
         return [e.inst(f"{instruction} {flags}{e.type(op.result.scalar)} {a}, {b}")]
 

@@ -10,11 +10,14 @@ from weft import timing
 from weft.codegen.interface import Check, Slot
 from weft.codegen.machine import host_cpu, machine
 from weft.codegen.optimize import optimize
+from weft.codegen.tables import described, printed
 from weft.codegen.threads import CpuModule, argument_slots
+from weft.ir.builder import annotated
 from weft.ir.core import Function
 from weft.schedule import default_cpu, legal_cpu
 from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
 from weft.schedule.machine import CpuMachine
+from weft.schedule.marks import numbered, reassociated
 from weft.schedule.nest import axes_of
 from weft.schedule.own import OwnStep
 from weft.schedule.register_tile import all_vectors, register_tile
@@ -79,8 +82,7 @@ def compile_cpu(function: Function, schedule: Schedule | None = None, cpu: str =
         code = machine(cpu=cpu).emit_object(_optimize(text, simplified, cpu))
     return CpuCode(
         kernel.function, text, code, kernel.symbol, argument_slots(function),
-        kernel.cpu.tables.described(), kernel.cpu.tables.printed(), kernel.schedule, simplified,
-        cpu,
+        described(kernel.function), printed(kernel.function), kernel.schedule, simplified, cpu,
     )  # fmt: skip
 
 
@@ -98,6 +100,7 @@ def scheduled(function: Function, schedule: Schedule, machine: CpuMachine) -> Cp
             function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
         elif isinstance(step, OwnStep):
             function, parallel = step.apply(function, parallel)
+    function = annotated(function, numbered(function), reassociated(function))
     return CpuModule(function, machine, schedule)
 
 

@@ -9,7 +9,7 @@ from weft.codegen.arith import Rule, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.interface import word_shift
 from weft.codegen.lanes import parallel_loop
-from weft.codegen.tables import MOST_WORDS, Reports, Tables
+from weft.codegen.tables import MOST_WORDS, Reports
 from weft.codegen.vectormath import scalar_name, sleef_name, variants
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType, f32, i64
@@ -26,7 +26,7 @@ class CpuTarget(Reports):
     def __init__(self, function: Function, machine: CpuMachine | None = None) -> None:
         """Without a ``machine``, one that has no vectors."""
         self.machine = machine or CpuMachine()
-        super().__init__(Tables(function))
+        super().__init__([function])
         self.shadows: dict[Value, tuple[str, str]] = {}  # likewise: see ``interface.Slot``
         self.polled: dict[Op, int] = {}  # see ``interrupt.polled_loops``
         self.polls: tuple[str, str] = "", ""  # likewise, see ``interrupt.clock``
@@ -91,10 +91,10 @@ class CpuTarget(Reports):
         ends = [e.inst(f"ptrtoint ptr {p} to i64") for p in (pointer, begin)]
         cell = e.inst(f"lshr i64 {e.inst(f'sub i64 {ends[0]}, {ends[1]}')}, {shift}")
         cell = e.inst(f"mul i64 {cell}, {op.attrs['words']}")
-        e.declare(_MARK.replace("SIZE", str(1 << word_shift(len(self.checks)))))
+        e.declare(_MARK.replace("SIZE", str(1 << word_shift(self.checks))))
         raised = e.inst(f"add i64 {iteration}, 1")
-        raised = e.inst(f"shl i64 {raised}, {word_shift(len(self.checks))}")
-        own = e.inst(f"or i64 {raised}, {self.checks[op]}")
+        raised = e.inst(f"shl i64 {raised}, {word_shift(self.checks)}")
+        own = e.inst(f"or i64 {raised}, {op.attrs['number']}")
 
         def met(place: int, take: str) -> str:
             at = e.inst(f"add i64 {cell}, {place}")
@@ -120,7 +120,7 @@ class CpuTarget(Reports):
         for k, (value, name) in enumerate(zip(op.operands, operands, strict=True)):
             place = e.inst(f"getelementptr i64, ptr {words}, i64 {k}")
             e.line(f"store i64 {word(e, name, value.scalar)}, ptr {place}")
-        e.call_void("weft_print", ("i64", str(self.prints[op])), ("ptr", words))
+        e.call_void("weft_print", ("i64", str(op.attrs["number"])), ("ptr", words))
 
 
 # What another iteration left at a place, else 0. An empty place is taken by this iteration's word

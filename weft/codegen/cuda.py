@@ -11,9 +11,10 @@ from weft.codegen import ptx
 from weft.codegen.emit import symbol_of
 from weft.codegen.grid import GridEmitter
 from weft.codegen.launching import Facts
-from weft.codegen.tables import Tables
+from weft.codegen.tables import described, printed
 from weft.codegen.threads import argument_slots
 from weft.errors import ScheduleError
+from weft.ir.builder import annotated
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType
 from weft.ir.views import For, Parallel, is_constant, memory
@@ -52,6 +53,7 @@ from weft.schedule.language import (
     show,
     tiled,
 )
+from weft.schedule.marks import aggregated, numbered, reassociated
 from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of, loops_of
 from weft.schedule.own import OwnStep
 from weft.schedule.prefetch import serial_steps
@@ -138,10 +140,9 @@ def analyse(function: Function, asked: str | None = None) -> Facts:
             for name, op in loops_of(parallel).items() if op in splits
         ))  # fmt: skip
     made = (*first, *schedules(loop, nest, found, team, divisible, program.of))
-    tables = Tables(function)
     return Facts(
-        symbol_of(function.name), argument_slots(function), tables.described(),
-        tables.printed(), nest, tuple(map(str, made)), len(first),
+        symbol_of(function.name), argument_slots(function), described(function),
+        printed(function), nest, tuple(map(str, made)), len(first),
     )  # fmt: skip
 
 
@@ -193,6 +194,7 @@ def scheduled(function: Function, schedule: Schedule) -> GridEmitter:
     ``ScheduleError`` for what the loop does not allow."""
     if only(schedule, Scan) is None and not function.strict:
         function = reciprocal(function, carried=True)
+    function = annotated(function, numbered(function))  # before there are copies of any
     parallel = outermost(function)
     axes = axes_of(parallel) if parallel is not None else ()
     order = [axes.index(bind.axis) for bind in several(schedule, Bind)]
@@ -249,6 +251,12 @@ def scheduled(function: Function, schedule: Schedule) -> GridEmitter:
             function, parallel = stage_rows(function, parallel, order, schedule, limits)
             limits = _limits(function, schedule)
         function, parallel = register_window.register_window(function, parallel, limits)
+    last = [reassociated(function)]
+    if parallel is not None and only(schedule, Cooperate) is None:
+        last.append(aggregated(parallel, Parallel(parallel).indices[order[0]]))
+    place = function.body.ops.index(parallel) if parallel is not None else -1
+    function = annotated(function, *last)
+    parallel = function.body.ops[place] if parallel is not None else None
     return GridEmitter(function, parallel, order, schedule, len(divisors))
 
 

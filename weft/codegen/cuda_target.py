@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.codegen.arith import RULES, Rule, from_word, intrinsic, widen, word
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
-from weft.codegen.tables import MOST_WORDS, Reports, Tables
+from weft.codegen.tables import MOST_WORDS, Reports
 from weft.codegen.vectormath import FUNCTIONS
-from weft.ir.core import Op
+from weft.ir.core import Function, Op
 from weft.ir.types import ScalarType, f32, f64, i1
 from weft.ir.views import reported
 from weft.schedule.grid import WARP, cluster
@@ -148,7 +148,7 @@ def _handed(e: Emitter, value: str, t: ScalarType, place: str, mode: str, width:
 def _accumulated(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     """An atomic operation. Where lanes add to one element, and a whole warp does so at once, it
     adds up what it has by shuffles, in a fixed order, and one lane adds that."""
-    if op not in _cuda(e).met:
+    if "warp_aggregate" not in op.attrs:
         return RULES["memref.atomic_rmw"](e, op, operands)
     _, _, (value,) = e.access(op, operands)
     t = op.result.scalar
@@ -216,12 +216,11 @@ class CudaTarget(Reports):
         **{f"gpu.{name}": _register for name in ("thread_id", "block_id", "block_dim", "grid_dim")},
     }
 
-    def __init__(self, tables: Tables) -> None:
-        super().__init__(tables)
+    def __init__(self, functions: Iterable[Function]) -> None:
+        super().__init__(functions)
         self.functions: set[str] = set()
         self.reciprocals: list[tuple[str, str]] = []  # of divisors, by their numbers
         self.group = 0  # threads of a cluster, where its blocks are as one
-        self.met: set[Op] = set()  # additions to elements that neighbouring threads share
 
     def poll(self, e: Emitter, op: Op) -> None:
         """Nothing stops a GPU."""
@@ -248,7 +247,7 @@ class CudaTarget(Reports):
 
     def print(self, e: Emitter, op: Op, operands: Sequence[str]) -> None:
         """CUDA's printf: lines of the driver's buffer come out when the device is waited for."""
-        number = self.prints[op]
+        number = op.attrs["number"]
         form, words = "", []
         remaining = iter(zip(op.operands, operands, strict=True))
         for part in op.attrs["parts"]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -154,7 +154,6 @@ class Module:
     used: dict[str, None] = field(default_factory=dict)  # kept though nobody calls them yet
     attributes: dict[str, int] = field(default_factory=dict)
     metadata: list[str] = field(default_factory=list)
-    accumulations: Set[Op] = field(default_factory=set)  # see accumulations.py
 
     def attribute(self, text: str) -> str:
         """``#n`` for an attribute group, made at its first use."""

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.codegen.accumulations import accumulations
 from weft.codegen.arith import from_word, narrow
 from weft.codegen.cuda_target import ORDERING, CudaTarget
 from weft.codegen.emit import Emitter, Module, View, symbol_of
 from weft.codegen.llvm import emit_block
-from weft.codegen.tables import Tables
 from weft.codegen.threads import argument_slots
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType, f64
-from weft.ir.views import Parallel
 from weft.ir.writes import written
 from weft.schedule.apply import apply
-from weft.schedule.bind import met
 from weft.schedule.language import (
     Align,
-    Cooperate,
     FastDivision,
     IndexWidth,
     Schedule,
@@ -55,14 +50,8 @@ class GridEmitter:
         self.limits = {arrays.index(a.array): a.bytes for a in several(schedule, Align)}
         self.narrow = only(schedule, IndexWidth) is not None
         self.divisors = divisors if only(schedule, FastDivision) else 0
-        tables, copies, sums = Tables(function), self.bound.copies, accumulations(function)
-        for numbers in (tables.checks, tables.prints):
-            numbers |= {new: numbers[old] for new, old in copies.items() if old in numbers}
-        self.cuda = CudaTarget(tables)
-        if parallel is not None and not only(schedule, Cooperate):
-            shared = met(parallel, Parallel(parallel).indices[order[0]])
-            self.cuda.met = {new for new, old in copies.items() if old in shared}
-        self.module = Module(accumulations={new for new, old in copies.items() if old in sums})
+        self.cuda = CudaTarget(self.bound.stages)
+        self.module = Module()
         self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)
         self.written = written(function)

@@ -149,7 +149,7 @@ def _atomic_rmw(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     kind, value_type = op.attrs["kind"], op.result.scalar
     if view.private or not op.attrs["atomic"]:
         old = widen_element(e, element, value_type, load(e, view, pointer))
-        reorder = op in e.module.accumulations
+        reorder = "reassociate" in op.attrs
         new = combine(e, kind, value_type, old, value, reorder=reorder)
         store(e, view, pointer, narrow_element(e, value_type, element, new))
         return [old]

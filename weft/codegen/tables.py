@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from weft.codegen.arith import word
 from weft.codegen.emit import Emitter
@@ -10,32 +10,30 @@ from weft.codegen.interface import Check
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import ScalarType
 from weft.ir.views import CheckRace, reported
+from weft.schedule.marks import CHECKS
 
 MOST_WORDS = 15  # that a check reports: the record holds one more
 
 
-class Tables:
-    """``checks`` and ``prints``: the operations, each with its number, which the code has."""
+def described(function: Function) -> tuple[Check, ...]:
+    """``CpuCode.checks``."""
+    return tuple(_check(op) for op in walk(function.body) if op.name in CHECKS)
 
-    def __init__(self, function: Function) -> None:
-        self.checks = _numbered(function, "weft.assert", "weft.bounds", "weft.check_race")
-        self.prints = _numbered(function, "weft.print")
 
-    def described(self) -> tuple[Check, ...]:
-        """``CpuCode.checks``."""
-        return tuple(map(_check, self.checks))
-
-    def printed(self) -> tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]:
-        """``CpuCode.prints``."""
-        return tuple((tuple(op.attrs["parts"]), _kinds(op.operands)) for op in self.prints)
+def printed(function: Function) -> tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]:
+    """``CpuCode.prints``."""
+    prints = (op for op in walk(function.body) if op.name == "weft.print")
+    return tuple((tuple(op.attrs["parts"]), _kinds(op.operands)) for op in prints)
 
 
 class Reports:
-    """What a target knows of the checks and prints of the function that is being written."""
+    """What a target knows of the checks and prints of the functions that are being written: how
+    many different ones they have."""
 
-    def __init__(self, tables: Tables) -> None:
-        self.tables = tables
-        self.checks, self.prints = tables.checks, tables.prints
+    def __init__(self, functions: Iterable[Function]) -> None:
+        ops = [op for function in functions for op in walk(function.body)]
+        self.checks = len({op.attrs["number"] for op in ops if op.name in CHECKS})
+        self.prints = len({op.attrs["number"] for op in ops if op.name == "weft.print"})
         self.record = ""  # the error record's name
         self.leave = ""  # the label where a check that fails goes on
 
@@ -44,7 +42,7 @@ class Reports:
         good, bad, write = e.label("good"), e.label("bad"), e.label("record")
         e.branch(ok, good, bad)
         e.start(bad)
-        pair = e.inst(f"cmpxchg ptr {self.record}, i64 0, i64 {self.checks[op] + 1}"
+        pair = e.inst(f"cmpxchg ptr {self.record}, i64 0, i64 {op.attrs['number'] + 1}"
                       f" {e.ordering} monotonic")  # fmt: skip
         e.branch(e.inst(f"extractvalue {{ i64, i1 }} {pair}, 1"), write, self.leave)
         e.start(write)
@@ -53,12 +51,6 @@ class Reports:
             e.line(f"store i64 {word(e, name, type)}, ptr {place}")
         e.jump(self.leave)
         e.start(good)
-
-
-def _numbered(function: Function, *names: str) -> dict[Op, int]:
-    """The operations of these names, each with its place among them in program order."""
-    found = [op for op in walk(function.body) if op.name in names]
-    return {op: k for k, op in enumerate(found)}
 
 
 def _kinds(values: Sequence[Value]) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.codegen import pool, private
-from weft.codegen.accumulations import accumulations
 from weft.codegen.arith import from_word, word
 from weft.codegen.cpu_target import CpuTarget
 from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symbol_of
@@ -56,7 +55,7 @@ class CpuModule:
         self.function = function
         self.schedule = schedule
         self.cpu = CpuTarget(function, machine)
-        self.module = Module(accumulations=accumulations(function))
+        self.module = Module()
         self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)
         self.record = next(k for k, slot in enumerate(self.slots) if slot.kind == "record")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -234,6 +234,12 @@ def result_type(name: str, operands: Sequence[Value]) -> Type:
     raise ValueError(f"{name}: the result type must be given")
 
 
+def annotated(function: Function, *notes: Mapping[Op, Mapping[str, Any]]) -> Function:
+    """``function``, in which operations have the attributes of ``notes``, too: a copy of it, where
+    there are any."""
+    return _Annotating(notes).function(function) if any(notes) else function
+
+
 class Rewriter(Builder):
     """Rebuilds a function in one forward walk.
 
@@ -354,3 +360,15 @@ class Rewriter(Builder):
             if not after.name:
                 after.name = before.name
             self.replacement[before] = after
+
+
+class _Annotating(Rewriter):
+    def __init__(self, notes: Sequence[Mapping[Op, Mapping[str, Any]]]) -> None:
+        super().__init__()
+        self.notes = [each for each in notes if each]
+
+    def copy(self, op: Op) -> Op:
+        new = super().copy(op)
+        for each in self.notes:
+            new.attrs |= each.get(op, {})
+        return new

@@ -30,6 +30,16 @@ from weft.ir.types import (
 from weft.ir.uniform import GROUP, divergent_wait
 
 _STORAGE = (f16, bf16)
+_CHECKS = {"weft.assert", "weft.bounds", "weft.check_race"}
+# What schedules tell code generation of an operation (``schedule.marks``): which ones have it, and
+# with what values.
+_MARKS: dict[str, tuple[set[str], Callable[[Any], bool]]] = {
+    "number": ({*_CHECKS, "weft.print"}, lambda value: isinstance(value, int) and value >= 0),
+    "reassociate": (
+        {"arith.addf", "arith.subf", "memref.atomic_rmw"}, lambda value: value is True,
+    ),
+    "warp_aggregate": ({"memref.atomic_rmw"}, lambda value: value is True),
+}  # fmt: skip
 _PYTHON_TYPES = {"bool": bool, "int": int, "index": int, "float": float}
 
 
@@ -117,6 +127,10 @@ class _Checker:
             self.check(op, name in op.attrs, f"the attribute `{name}` is missing")
         self.signature(op, row.operands.split(), row.results.split())
         self.check(op, len(op.regions) == row.regions, f"must have {row.regions} regions")
+        for name in op.attrs.keys() & _MARKS.keys():
+            names, fits = _MARKS[name]
+            holds = op.name in names and fits(op.attrs[name])
+            self.check(op, holds, f"`{name}` = {op.attrs[name]!r} does not belong here")
         rule = _RULES.get(op.name)
         if rule:
             rule(self, op)

@@ -29,7 +29,7 @@ class AcrossThreads(TurnMaps):
     places: list[int]
 
     def __init__(self, function: Function, parallel: Op, step: Scan) -> None:
-        super().__init__(function, parallel, step, {})
+        super().__init__(function, parallel, step)
         self.step, self.turns_of, self.wide = step, step.turns, step.width
         self.warps = step.threads // WARP
         shared = (len(op.results) for op in walk(parallel.body) if "team" in op.attrs)

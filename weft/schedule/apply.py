@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.ir.core import Function, Op, walk
+from weft.ir.core import Function, Op
 from weft.ir.types import i32, index
 from weft.schedule.bind import Bound, bind, limits_of
 from weft.schedule.cooperate import cooperate
@@ -34,7 +34,7 @@ def apply(
     first; without ``parallel``, one thread runs all."""
     together, own = only(schedule, Cooperate), only(schedule, Privatize)
     if parallel is None:
-        return Bound((function,), {op: op for op in walk(function.body)})
+        return Bound((function,))
     if isinstance(together, SplitReduction):
         return split_reduction(function, parallel, order[0], together)
     if together is not None:

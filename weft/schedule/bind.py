@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.ir.builder import identity
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Function, Op, Value
 from weft.ir.trips import unravel
-from weft.ir.types import MemRefType, Type, f32, f64, i1, i32, i64, index
+from weft.ir.types import MemRefType, Type, i1, i32, i64, index
 from weft.ir.views import Parallel, constant_of, memory
 from weft.ir.writes import written
 from weft.schedule.language import (
@@ -29,7 +29,6 @@ from weft.schedule.language import (
 )
 from weft.schedule.nest import arrays_of
 from weft.schedule.spmd import Threads, from_word, to_word
-from weft.schedule.variation import Variation
 from weft.schedule.vectorize import Neighbours
 from weft.values import frozen
 
@@ -44,11 +43,9 @@ def limits_of(function: Function, schedule: Schedule) -> dict[Value, int]:
 class Bound:
     """``stages`` run one after the other, each in every thread of a grid. Where there are several,
     they have two arguments more: memory for what blocks leave (of a reduction, a word of each block
-    and reduction, which the second combines in one block), and how many of them do. ``copies``: of
-    operations, those they come from."""
+    and reduction, which the second combines in one block), and how many of them do."""
 
     stages: tuple[Function, ...]
-    copies: dict[Op, Op]
 
     @property
     def function(self) -> Function:
@@ -62,21 +59,9 @@ def bind(function: Function, parallel: Op, order: Sequence[int], schedule: Sched
     nest = _Nest(function, parallel, order, schedule)
     made = nest.rebuilt()
     if not nest.kinds:
-        return Bound((made,), nest.copies)
+        return Bound((made,))
     last = _Nest(function, parallel, order, schedule)
-    return Bound((made, last.finish()), nest.copies | last.copies)
-
-
-def met(parallel: Op, x: Value) -> set[Op]:
-    """The additions of floats, of which nobody asks what was there, to elements that iterations
-    share which differ in ``x`` only."""
-    every = list(walk(parallel.body))
-    found = [op for op in every if op.name == "memref.atomic_rmw" and op.attrs["kind"] == "addf"
-             and memory(op)[0].memref.element in (f32, f64) and op.attrs["atomic"]]  # fmt: skip
-    if not found:
-        return set()
-    along, used = Variation(parallel.body, {x: 1}), {v for op in every for v in op.operands}
-    return {op for op in found if along.uniform(*memory(op)[1]) and op.result not in used}
+    return Bound((made, last.finish()))
 
 
 class _Nest(Threads):

@@ -26,13 +26,12 @@ def cooperate(function: Function, parallel: Op, first: int, step: Cooperate) -> 
     these attributes: "team", the combiners of what a shared loop carries, () for a store of one
     member; "ordered" where others wait for it. ``first``: the index along which groups stand side
     by side, where they do."""
-    copies: dict[Op, Op] = {}
     if step.columns:
-        function, parallel, copies = expose(function, parallel)
-    members = Members(function, parallel, step, copies)
+        function, parallel = expose(function, parallel)
+    members = Members(function, parallel, step)
     made = members.start(0 if step.columns else step.threads)
     members.all(first)
-    return Bound((made,), members.copies)
+    return Bound((made,))
 
 
 class Members(Threads):
@@ -43,10 +42,8 @@ class Members(Threads):
     member: Value
     counts: list[Value]
 
-    def __init__(
-        self, function: Function, parallel: Op, step: Cooperate, copies: dict[Op, Op]
-    ) -> None:
-        super().__init__(function, copies)
+    def __init__(self, function: Function, parallel: Op, step: Cooperate) -> None:
+        super().__init__(function)
         self.outer = parallel
         self.count = step.threads
         self.columns = step.columns

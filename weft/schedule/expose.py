@@ -42,17 +42,15 @@ def _is_guard(op: Op, loops: Collection[Op]) -> bool:
     )  # fmt: skip
 
 
-def expose(function: Function, parallel: Op) -> tuple[Function, Op, dict[Op, Op]]:
-    """``function`` with the marked loops of ``parallel`` exposed; its loop that was ``parallel``;
-    of each operation the old one."""
+def expose(function: Function, parallel: Op) -> tuple[Function, Op]:
+    """``function`` with the marked loops of ``parallel`` exposed, and its loop that was
+    ``parallel``."""
     loops = [op for op in _arms(parallel.body) if "team" in op.attrs and op.name == "scf.for"]
     guards = {op for op in parallel.body.ops if _is_guard(op, loops)}
     if not guards:
-        return function, parallel, {}
-    exposing = _Exposing(function, guards)
-    made = exposing.function(function)
-    (outer,) = (op for op in made.body.ops if exposing.copies.get(op) is parallel)
-    return made, outer, exposing.copies
+        return function, parallel
+    made = _Exposing(function, guards).function(function)
+    return made, made.body.ops[function.body.ops.index(parallel)]
 
 
 def _arms(body: Block) -> list[Op]:

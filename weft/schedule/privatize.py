@@ -25,12 +25,12 @@ def privatize(bound: Bound, position: int, width: ScalarType) -> Bound:
         threads.rewrite(op)
     threads.flush()
     threads.do("func.return")
-    return Bound((made,), threads.copies)
+    return Bound((made,))
 
 
 class _Private(Threads):
     def __init__(self, bound: Bound, position: int) -> None:
-        super().__init__(bound.function, bound.copies)
+        super().__init__(bound.function)
         self.array = bound.function.args[position]
         updates = [op for op in walk(bound.function.body) if written_by(op) is self.array]
         self.kind: str = updates[0].attrs["kind"]

@@ -16,7 +16,7 @@ from dataclasses import field
 
 from weft.index.access import Extraction
 from weft.index.expression import Dim, Poly, atom
-from weft.ir.builder import Rewriter
+from weft.ir.builder import Rewriter, annotated
 from weft.ir.core import Function, Op, Value, slice_of, walk
 from weft.ir.ops import OPS
 from weft.ir.views import For, Parallel, memory
@@ -86,17 +86,10 @@ class Window:
 
 def marked(function: Function, loops: Mapping[Op, RegisterWindow]) -> Function:
     """A copy of ``function``, in which the loops say how many turns become one."""
-
-    def around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        if op not in loops:
-            return None
-        made = rewriter.copy(op)
-        made.attrs[MARK] = loops[op].turns
-        made.attrs |= {STAGED: loops[op].staged} if loops[op].staged else {}
-        rewriter.region(op.body, made.body)
-        return rewriter.append(made).results
-
-    return Rewriter(lambda op, rewriter: None, around).function(function)
+    return annotated(function, {
+        op: {MARK: step.turns} | ({STAGED: step.staged} if step.staged else {})
+        for op, step in loops.items()
+    })  # fmt: skip
 
 
 def windows(

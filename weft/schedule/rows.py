@@ -278,7 +278,7 @@ def by_row(
     members = _ByRow(function, parallel, step, how, limits)
     made = members.start(step.threads)
     members.all(0)
-    return Bound((made,), members.copies)
+    return Bound((made,))
 
 
 class _ByRow(Members):
@@ -289,7 +289,7 @@ class _ByRow(Members):
         self, function: Function, parallel: Op, step: Cooperate, how: KeepRow | StripMine,
         limits: Mapping[Value, int],
     ) -> None:  # fmt: skip
-        super().__init__(function, parallel, step, {})
+        super().__init__(function, parallel, step)
         self.how = how
         self.limits = limits
         keep = isinstance(how, KeepRow)

@@ -38,7 +38,7 @@ def scan(
     members = Scanning(function, parallel, step, limits)
     made = members.start(step.threads)
     members.all(0)
-    return Bound((made,), members.copies)
+    return Bound((made,))
 
 
 # -- rows
@@ -168,14 +168,11 @@ class Scanning(AcrossThreads):
         found = recalled(op)
         self.lay_out(found)
         self.wide = self.step.width if is_constant(For(op).lower, 0) else 1
-        before = {*self.copies}
         self.serial, self.found, self.along, self.loads = op, found, rows(op), ahead(self.old, op)
         ordered = self.waits(op)
         if ordered:
             self.wait()
         results = self.scanned()
-        # No sum of a turn may be reassociated: bits would depend on how it is written here.
-        self.copies = {new: old for new, old in self.copies.items() if new in before}
         if ordered or self.several:
             self.wait()
         return results
@@ -270,7 +267,6 @@ class Scanning(AcrossThreads):
             if limit is not None:
                 behind = offset * memref.memref.element.bytes
                 new.attrs["align"] = min(behind & -behind, limit) if behind else limit
-        self.copies[new] = self.before.get(op, op)
         return self.append(new)
 
     def rewrite(self, op: Op) -> None:

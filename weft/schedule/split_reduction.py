@@ -29,15 +29,13 @@ _MOST_SUMS = 16  # that it carries
 def split_reduction(function: Function, parallel: Op, first: int, step: SplitReduction) -> Bound:
     """``function`` as stages. Its operations are marked as for ``cooperate``. ``first``: the index
     along which groups stand side by side."""
-    function, parallel, before = expose(function, parallel)
+    function, parallel = expose(function, parallel)
     stages = _Stages(parallel)
     made: list[Function] = []
-    copies: dict[Op, Op] = {}
     for number in range(stages.last + 1):
-        stage = _Stage(function, parallel, step, before, stages, number)
+        stage = _Stage(function, parallel, step, stages, number)
         made.append(stage.rebuilt(first))
-        copies |= stage.copies
-    return Bound(tuple(made), copies)
+    return Bound(tuple(made))
 
 
 class _Stages:
@@ -84,10 +82,9 @@ class _Stage(Members):
     portion: tuple[Value, Value]
 
     def __init__(
-        self, function: Function, parallel: Op, step: SplitReduction, before: dict[Op, Op],
-        stages: _Stages, stage: int,
-    ) -> None:  # fmt: skip
-        super().__init__(function, parallel, step, before)
+        self, function: Function, parallel: Op, step: SplitReduction, stages: _Stages, stage: int
+    ) -> None:
+        super().__init__(function, parallel, step)
         self.stages = stages
         self.stage = stage
         self.several, self.columns, self.side = True, max(step.columns, 1), "y"

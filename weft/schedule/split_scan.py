@@ -30,13 +30,11 @@ def split_scan(
 ) -> Bound:  # fmt: skip
     """As ``scan``, in stages."""
     made: list[Function] = []
-    copies: dict[Op, Op] = {}
     loops = [op for op in parallel.body.ops if "scan" in op.attrs]
     for number in range(_LAUNCHES * len(loops)):
         work = _Stage(function, parallel, step, limits)
         made.append(work.staged(loops, number))
-        copies |= work.copies
-    return Bound(tuple(made), copies)
+    return Bound(tuple(made))
 
 
 class _Stage(Scanning):

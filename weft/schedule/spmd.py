@@ -22,14 +22,11 @@ _CHECKS = ("weft.assert", "weft.bounds")
 
 
 class Places(Rewriter):
-    """Rebuilds ``function``. ``copies``: of each new operation the old one (that of the function
-    which was rebuilt first, where one follows the other)."""
+    """Rebuilds ``function``."""
 
-    def __init__(self, function: Function, copies: dict[Op, Op] | None = None) -> None:
+    def __init__(self, function: Function) -> None:
         super().__init__(lambda op, rewriter: self.visited(op), self.entered)
         self.old = function
-        self.before = copies or {}
-        self.copies: dict[Op, Op] = {}
         self.checked = any(op.name in _CHECKS for op in walk(function.body))
         # What threads of a block hand over is in words of one kind, whose memory is used again.
         handed = (
@@ -45,11 +42,6 @@ class Places(Rewriter):
     def entered(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
         """See ``Rewriter.around``."""
         return None
-
-    def copy(self, op: Op) -> Op:
-        new = super().copy(op)
-        self.copies[new] = self.before.get(op, op)
-        return new
 
     def inline(self, old: Block, args: Sequence[Value]) -> list[Value]:
         for before, after in zip(old.args, args, strict=True):

@@ -1,0 +1,90 @@
+"""What scheduled functions say of single operations: what the verifier takes, what they mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weft.codegen import cpu, cuda
+from weft.errors import InternalError
+from weft.ir.core import Function, Op, walk
+from weft.ir.interp import run
+from weft.ir.parse import parse_function
+from weft.ir.text import print_function, same
+from weft.ir.verify import verify
+from weft.schedule.language import parse
+from weft.schedule.machine import CpuMachine
+
+TEXT = """
+func.func @f(%x: memref<?x?xf32>, %s: memref<?xf32>, %y: memref<?xf32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %rows = "weft.dim"(%x) {axis = 0} : (memref<?x?xf32>) -> index
+  %n = "weft.dim"(%x) {axis = 1} : (memref<?x?xf32>) -> index
+  %zero = arith.constant 0.0 : f32
+  scf.parallel (%i) = (%c0) to (%rows) step (%c1) {
+    %total = scf.for %j = %c0 to %n step %c1 iter_args(%sum = %zero) -> (f32) {
+      %v = memref.load %x[%i, %j] : memref<?x?xf32>
+      %next = arith.addf %sum, %v : f32
+      %twice = arith.addf %v, %v : f32
+      %ok = arith.cmpf oge, %twice, %zero : f32
+      "weft.assert"(%ok) {message = "negative"} : (i1) -> ()
+      scf.yield %next : f32
+    }
+    %old = memref.atomic_rmw addf %total, %s[%c0] {atomic = true} : (f32, memref<?xf32>) -> f32
+    memref.store %total, %y[%i] : memref<?xf32>
+    scf.reduce
+  }
+  func.return
+}
+"""
+
+
+def marked(function: Function, name: str) -> list[Op]:
+    return [op for op in walk(function.body) if name in op.attrs]
+
+
+def scheduled(device: str) -> Function:
+    function = parse_function(TEXT)
+    if device == "cpu":
+        return cpu.scheduled(function, (), CpuMachine(32)).function
+    return cuda.scheduled(function, parse("bind(i, x); block(256, 1)")).bound.function
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_code_is_told_is_in_the_ir(device: str) -> None:
+    function = scheduled(device)
+    verify(function)
+    assert same(parse_function(print_function(function)), function)
+    add, update = marked(function, "reassociate")
+    assert (add.name, update.name) == ("arith.addf", "memref.atomic_rmw")
+    assert add.operands[0] is not add.operands[1]  # not `twice`
+    assert [op.attrs["number"] for op in marked(function, "number")] == [0]
+    lanes = marked(function, "warp_aggregate")
+    assert [op.name for op in lanes] == ["memref.atomic_rmw"] * (device == "cuda")
+    assert not marked(parse_function(TEXT), "number"), "the function itself stays as it is"
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (5, 17)])
+def test_it_means_the_same(shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(sum(shape)).random(shape, np.float32)
+    found: list[np.ndarray] = []
+    for function in (parse_function(TEXT), scheduled("cpu")):
+        y, s = np.full(shape[0], np.nan, np.float32), np.zeros(1, np.float32)
+        run(function, [x, s, y])
+        found += [np.concatenate([y, s])]
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("addf %v, %v : f32", "mulf %v, %v {reassociate = true} : f32"),
+        ('{message = "negative"}', '{message = "negative", number = -1}'),
+        ("memref.store %total, %y[%i]", "memref.store %total, %y[%i] {warp_aggregate = true}"),
+    ],
+)  # fmt: skip
+def test_the_verifier_knows_where_it_belongs(before: str, after: str) -> None:
+    verify(parse_function(TEXT))
+    with pytest.raises(InternalError, match="does not belong here"):
+        verify(parse_function(TEXT.replace(before, after)))

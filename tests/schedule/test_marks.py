@@ -65,6 +65,21 @@ def test_what_code_is_told_is_in_the_ir(device: str) -> None:
     assert not marked(parse_function(TEXT), "number"), "the function itself stays as it is"
 
 
+@pytest.mark.parametrize(
+    ("end", "marks"),
+    [("%n", {}), ("%long", {"strips": 1 << 16}), ("%n step %long", {"poll": 4096})],
+    ids=["of a tensor", "of any length", "of any length, by steps"],
+)
+def test_loops_of_any_length_ask_whether_they_have_to_end(end: str, marks: dict[str, int]) -> None:
+    text = TEXT.replace("%y: memref<?xf32>)", "%y: memref<?xf32>, %long: index)")
+    text = text.replace("%x[%i, %j]", "%x[%i, %c0]")
+    text = text.replace("%n step %c1", end if "step" in end else f"{end} step %c1")
+    function = cpu.scheduled(parse_function(text), (), CpuMachine(32)).function
+    verify(function)
+    (loop,) = (op for op in walk(function.body) if op.name == "scf.for")
+    assert {k: v for k, v in loop.attrs.items() if k in ("poll", "strips")} == marks
+
+
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (5, 17)])
 def test_it_means_the_same(shape: tuple[int, int]) -> None:
     x = np.random.default_rng(sum(shape)).random(shape, np.float32)
@@ -82,6 +97,7 @@ def test_it_means_the_same(shape: tuple[int, int]) -> None:
         ("addf %v, %v : f32", "mulf %v, %v {reassociate = true} : f32"),
         ('{message = "negative"}', '{message = "negative", number = -1}'),
         ("memref.store %total, %y[%i]", "memref.store %total, %y[%i] {warp_aggregate = true}"),
+        ("memref.store %total, %y[%i]", "memref.store %total, %y[%i] {poll = 16}"),
     ],
 )  # fmt: skip
 def test_the_verifier_knows_where_it_belongs(before: str, after: str) -> None:

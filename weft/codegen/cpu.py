@@ -12,16 +12,12 @@ from weft.codegen.machine import host_cpu, machine
 from weft.codegen.optimize import optimize
 from weft.codegen.tables import described, printed
 from weft.codegen.threads import CpuModule, argument_slots
-from weft.ir.builder import annotated
 from weft.ir.core import Function
 from weft.schedule import default_cpu, legal_cpu
-from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
+from weft.schedule.apply_cpu import apply_cpu
+from weft.schedule.language import Schedule, Vectorize, only
 from weft.schedule.machine import CpuMachine
-from weft.schedule.marks import numbered, reassociated
-from weft.schedule.nest import axes_of
-from weft.schedule.own import OwnStep
-from weft.schedule.register_tile import all_vectors, register_tile
-from weft.schedule.unroll_jam import unroll_jam
+from weft.schedule.register_tile import all_vectors
 from weft.values import frozen
 
 # LLVM's loop vectoriser takes time that grows with the square of the instructions between two
@@ -88,20 +84,7 @@ def compile_cpu(function: Function, schedule: Schedule | None = None, cpu: str =
 
 def scheduled(function: Function, schedule: Schedule, machine: CpuMachine) -> CpuModule:
     """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
-    parallel = legal_cpu.outermost(function)
-    axes = axes_of(parallel) if parallel is not None else ()
-    tile = only(schedule, Vectorize)
-    for step in schedule if parallel is not None else ():
-        assert parallel is not None
-        if step is tile:
-            function, parallel = register_tile(function, parallel, schedule, machine)
-        elif isinstance(step, UnrollJam) and tile is None:
-            axis = axes.index(step.axis)
-            function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
-        elif isinstance(step, OwnStep):
-            function, parallel = step.apply(function, parallel)
-    function = annotated(function, numbered(function), reassociated(function))
-    return CpuModule(function, machine, schedule)
+    return CpuModule(apply_cpu(function, schedule, machine), machine, schedule)
 
 
 # -- LLVM's side

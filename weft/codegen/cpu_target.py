@@ -28,8 +28,7 @@ class CpuTarget(Reports):
         self.machine = machine or CpuMachine()
         super().__init__([function])
         self.shadows: dict[Value, tuple[str, str]] = {}  # likewise: see ``interface.Slot``
-        self.polled: dict[Op, int] = {}  # see ``interrupt.polled_loops``
-        self.polls: tuple[str, str] = "", ""  # likewise, see ``interrupt.clock``
+        self.polls: tuple[str, str] = "", ""  # see ``interrupt.clock``
 
     @property
     def scales(self) -> bool:
@@ -67,16 +66,15 @@ class CpuTarget(Reports):
         return e.inst(f"call {ty} @{name}({args}) {e.module.attribute(pure)}")
 
     def poll(self, e: Emitter, op: Op) -> None:
-        count = self.polled.get(op, interrupt.STRIP)
-        if count != interrupt.STRIP:
-            interrupt.poll_every(e, count, self.polls, self.leave)
+        if "poll" in op.attrs:
+            interrupt.poll_every(e, op.attrs["poll"], self.polls, self.leave)
 
     def strip(
         self, e: Emitter, op: Op, upper: str, run: Callable[[str, str, list[str]], Sequence[str]]
     ) -> Callable[[str, list[str]], Sequence[str]] | None:
-        if self.polled.get(op) != interrupt.STRIP:
+        if "strips" not in op.attrs:
             return None
-        return interrupt.in_strips(e, upper, self.polls, self.leave, run)
+        return interrupt.in_strips(e, op.attrs["strips"], upper, self.polls, self.leave, run)
 
     def check(self, e: Emitter, op: Op, ok: str, operands: Sequence[str]) -> None:
         pairs = zip(reported(op), operands, strict=True)

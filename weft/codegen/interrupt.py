@@ -14,13 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.codegen.emit import Emitter
-from weft.ir.bounded import LOOPS, serial_loops, unbounded
-from weft.ir.core import Op, walk
-from weft.ir.views import For, Parallel, constant_of, is_constant
-
-EVERY_OUTER = 16  # iterations of a loop of loops between two looks at the clock
-EVERY_INNER = 4096  # of a `while` without loops inside
-STRIP = 1 << 16  # iterations of a `for` without loops inside, which runs in strips of so many
 
 # What an object file asks of the process: CPython's functions, by name.
 FUNCTIONS = (
@@ -102,31 +95,6 @@ entry:
 """
 
 
-def runs_once(parallel: Op) -> bool:
-    """Whether a parallel loop has one iteration, whatever the call."""
-    bounds = [(constant_of(low), constant_of(high)) for low, high, _ in Parallel(parallel).axes]
-    return all(low is not None and high == low + 1 for low, high in bounds)
-
-
-def polled_loops(parallel: Op) -> dict[Op, int]:
-    """The loops of an iteration in which handlers are asked for, each with the number of its
-    iterations between two looks at the clock: those that may take long; and where an iteration runs
-    alone, loops of loops and the outermost, too."""
-    polled = [*unbounded(parallel.body)]
-    if runs_once(parallel):
-        polled += [op for op in walk(parallel.body) if _has_loops(op)]
-        polled += serial_loops(parallel.body)
-    found: dict[Op, int] = {}
-    for op in polled:
-        plain = op.name == "scf.for" and is_constant(For(op).step, 1)
-        found[op] = EVERY_OUTER if _has_loops(op) else STRIP if plain else EVERY_INNER
-    return found
-
-
-def _has_loops(op: Op) -> bool:
-    return op.name in LOOPS and any(o.name in LOOPS for r in op.regions for o in walk(r))
-
-
 def timed(text: str, intrinsic: tuple[str, int]) -> str:
     """``text`` with a machine's clock: see ``CpuMachine.clock``."""
     name, limit = intrinsic
@@ -165,14 +133,14 @@ def poll_every(e: Emitter, count: int, places: tuple[str, str], leave: str) -> N
 
 
 def in_strips(
-    e: Emitter, upper: str, places: tuple[str, str], leave: str,
+    e: Emitter, count: int, upper: str, places: tuple[str, str], leave: str,
     run: Callable[[str, str, list[str]], Sequence[str]],
 ) -> Callable[[str, list[str]], Sequence[str]]:  # fmt: skip
-    """The body of a loop with step ``STRIP``: ``run`` (from, to, carried values), and a ``poll``
+    """The body of a loop with step ``count``: ``run`` (from, to, carried values), and a ``poll``
     where there is a next one."""
 
     def strip(begin: str, carried: list[str]) -> Sequence[str]:
-        end = e.inst(f"add nsw i64 {begin}, {STRIP}")
+        end = e.inst(f"add nsw i64 {begin}, {count}")
         end = e.extreme("smin", end, upper)
         handed = run(begin, end, carried)
         more, on = e.label("more"), e.label("strip")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from weft.codegen.arith import RULES, combine, narrow, note_range, rule, widen
 from weft.codegen.collapse import nested, rows
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
-from weft.codegen.interrupt import STRIP
 from weft.codegen.pool import AVAILABLE
 from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
@@ -274,18 +273,19 @@ def stoppable(
     second time in strips where it may take so long that people stop it. Short ones are as fast as
     without, for LLVM knows less of a loop in strips."""
     lower, upper = ends
+    length = op.attrs.get("strips")
     strip = e.target.strip(e, op, upper, run)
     if strip is None:
         return run(lower, upper, inits)
     short, long, out = e.label("short"), e.label("long"), e.label("ran")
     distance = e.inst(f"sub i64 {upper}, {lower}")
-    e.branch(e.inst(f"icmp sle i64 {distance}, {STRIP}"), short, long)
+    e.branch(e.inst(f"icmp sle i64 {distance}, {length}"), short, long)
     e.start(short)
     whole = run(lower, upper, inits)
     before = e.block
     e.jump(out)
     e.start(long)
-    cut = loop(e, lower, upper, str(STRIP), inits, types, strip)
+    cut = loop(e, lower, upper, str(length), inits, types, strip)
     blocks = before, e.block
     e.jump(out)
     e.start(out)

@@ -16,7 +16,7 @@ from weft.codegen.cpu_target import CpuTarget
 from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symbol_of
 from weft.codegen.entry import Launch, combine_all
 from weft.codegen.interface import Slot
-from weft.codegen.interrupt import clock, polled_loops
+from weft.codegen.interrupt import clock
 from weft.codegen.llvm import emit_block, emit_op, loop
 from weft.ir.builder import identity
 from weft.ir.core import Function, Op, Value, walk
@@ -64,8 +64,6 @@ class CpuModule:
         self.split = function.body.ops.index(self.parallel) if self.parallel else 0
         self.shared = _shared_values(function, self.parallel) if self.parallel else []
         self.private = private.private_arrays(function, schedule)
-        if self.parallel is not None:
-            self.cpu.polled = polled_loops(self.parallel)
         # Runs (``passes/split_quotients.py``) are short: memcpy for each costs more than it saves.
         runs = any("independent" in op.attrs for op in walk(function.body))
         self.traits = self.module.attribute(
@@ -167,7 +165,7 @@ class CpuModule:
         trips = [e.load_word("%frame", pool.FIRST + k) for k in range(dims)]
         e.line("%last = sub nsw i64 %end, 1")
         self._bind_shared(e, pool.FIRST + dims)
-        if self.cpu.polled:
+        if any("poll" in inner.attrs or "strips" in inner.attrs for inner in walk(op.body)):
             stop = e.place("%frame", pool.STOP)
             self.cpu.polls = clock(e, self.cpu.machine.clock, stop)
         firsts, lasts = _prefixes(e, "%begin", trips), _prefixes(e, "%last", trips)

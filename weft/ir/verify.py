@@ -38,6 +38,8 @@ _MARKS: dict[str, tuple[set[str], Callable[[Any], bool]]] = {
     "reassociate": (
         {"arith.addf", "arith.subf", "memref.atomic_rmw"}, lambda value: value is True,
     ),
+    "poll": ({"scf.for", "scf.while"}, lambda value: value > 0 and value & (value - 1) == 0),
+    "strips": ({"scf.for"}, lambda value: value > 0),
     "warp_aggregate": ({"memref.atomic_rmw"}, lambda value: value is True),
 }  # fmt: skip
 _PYTHON_TYPES = {"bool": bool, "int": int, "index": int, "float": float}

@@ -2,8 +2,9 @@
 
 ``number``: which check or print of the function it is, copies of one alike. ``reassociate``: a sum
 may be taken in any order. ``warp_aggregate``: of an atomic addition, lanes of a whole warp that
-come to it at once first add up what they have. ``poll``: how often a loop asks whether it has to
-end. None of them changes what an operation means.
+come to it at once first add up what they have. ``poll``: a loop asks in one of so many iterations
+whether it has to end; ``strips``: between strips of so many. None of them changes what an operation
+means.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from weft.ir.bounded import LOOPS, serial_loops, unbounded
 from weft.ir.core import Function, Op, Value, below, walk
 from weft.ir.types import f32, f64
-from weft.ir.views import memory
+from weft.ir.views import For, Parallel, constant_of, is_constant, memory
 from weft.schedule.accumulations import accumulations
 from weft.schedule.variation import Variation
 
 Notes = Mapping[Op, Mapping[str, Any]]
 
+EVERY_OUTER = 16  # iterations of a loop of loops between two looks at the clock
+EVERY_INNER = 4096  # of a `while` without loops inside
+STRIP = 1 << 16  # iterations of a `for` without loops inside, which runs in strips of so many
 CHECKS = ("weft.assert", "weft.bounds", "weft.check_race")
 
 
@@ -50,3 +55,25 @@ def aggregated(parallel: Op, x: Value) -> Notes:
         op: {"warp_aggregate": True} for op in found
         if along.uniform(*memory(op)[1]) and op.result not in used
     }  # fmt: skip
+
+
+def polled(parallel: Op) -> Notes:
+    """The loops of an iteration that may take long; where an iteration runs alone, loops of loops
+    and the outermost, too."""
+    found = [*unbounded(parallel.body)]
+    bounds = [(constant_of(low), constant_of(high)) for low, high, _ in Parallel(parallel).axes]
+    if all(low is not None and high == low + 1 for low, high in bounds):
+        found += [op for op in walk(parallel.body) if _has_loops(op)]
+        found += serial_loops(parallel.body)
+    return {op: _interval(op) for op in found}
+
+
+def _interval(op: Op) -> Mapping[str, int]:
+    if _has_loops(op):
+        return {"poll": EVERY_OUTER}
+    plain = op.name == "scf.for" and is_constant(For(op).step, 1)
+    return {"strips": STRIP} if plain else {"poll": EVERY_INNER}
+
+
+def _has_loops(op: Op) -> bool:
+    return op.name in LOOPS and any(o.name in LOOPS for r in op.regions for o in walk(r))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.ir.blocks import launch
-from weft.codegen import ptx
-from weft.codegen.grid import GridEmitter
+from weft.codegen import cuda, ptx
 from weft.errors import RaceError
 from weft.ir.interp import run
 from weft.ir.text import parse_function, print_function
@@ -311,7 +310,7 @@ def test_shuffles_become_one_instruction(mode: str, width: int) -> None:
 }}
 """)
     verify(function)
-    text = GridEmitter(function, None, (), ()).emit()
+    text = cuda.scheduled(function, ()).emit()
     code = ptx.assemble(ptx.optimized(text, "sm_90", ()), "sm_90")
     # Lanes of other neighbours are not asked: the last lane, and the bits that neighbours share.
     clamp = 31 if mode == "xor" else (32 - width) * 256 + 31

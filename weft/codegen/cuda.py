@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from weft import timing
 from weft.codegen import ptx
@@ -14,55 +12,31 @@ from weft.codegen.launching import Facts
 from weft.codegen.tables import described, printed
 from weft.codegen.threads import argument_slots
 from weft.errors import ScheduleError
-from weft.ir.builder import annotated
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Function, Op, Value
 from weft.ir.types import MemRefType
-from weft.ir.views import For, Parallel, is_constant, memory
-from weft.ir.writes import loaded
-from weft.ir.writes import written as written_memrefs
+from weft.ir.views import For, Parallel, memory
 from weft.passes.reciprocal import reciprocal
-from weft.schedule import asked_cuda, register_window
+from weft.schedule import asked_cuda
+from weft.schedule.apply_cuda import apply_cuda, common_of, divisors_of, outermost
 from weft.schedule.choose import Candidate, candidate
-from weft.schedule.cooperative_loops import Team, find, marked
+from weft.schedule.cooperative_loops import Team, find
 from weft.schedule.default_cuda import Divisible, Picks, picks
 from weft.schedule.default_cuda import candidates as schedules
-from weft.schedule.divisibility import Common, common
-from weft.schedule.index_width import Program, candidates, divisions, narrow
-from weft.schedule.interleave import interleave
+from weft.schedule.index_width import Program, candidates, divisions
 from weft.schedule.language import (
-    Align,
-    Bind,
     Cooperate,
-    FastDivision,
-    IndexWidth,
     Prefetch,
     Privatize,
-    RegisterWindow,
-    Reverse,
     Scan,
     Schedule,
-    SharedArrays,
     SplitReduction,
-    Stage,
     StreamingStores,
-    Unroll,
     UnrollJam,
-    Vectorize,
     only,
-    several,
     show,
-    tiled,
 )
-from weft.schedule.marks import aggregated, numbered, reassociated
 from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of, loops_of
-from weft.schedule.own import OwnStep
-from weft.schedule.prefetch import serial_steps
-from weft.schedule.reverse import reverse
 from weft.schedule.rows import VECTOR_BYTES
-from weft.schedule.shared_arrays import shared_arrays
-from weft.schedule.stage import MOST_BYTES, stage
-from weft.schedule.stage_rows import stage_rows
-from weft.schedule.unroll_jam import unroll_jam
 from weft.values import frozen
 
 
@@ -110,7 +84,7 @@ def analyse(function: Function, asked: str | None = None) -> Facts:
         arrays_of(function), axes_of(parallel) if parallel is not None else (),
         tuple(program.steps), tuple(bounds),
         tuple((program.of(low), program.of(high)) for low, high in lengths), tuple(needed),
-        _divisors(program, divisions(program, function, chosen)),
+        divisors_of(program, divisions(program, function, chosen)),
         parallel.attrs["kinds"] if parallel is not None else (),
     )  # fmt: skip
     usual = ()
@@ -194,114 +168,7 @@ def scheduled(function: Function, schedule: Schedule) -> GridEmitter:
     ``ScheduleError`` for what the loop does not allow."""
     if only(schedule, Scan) is None and not function.strict:
         function = reciprocal(function, carried=True)
-    function = annotated(function, numbered(function))  # before there are copies of any
-    parallel = outermost(function)
-    axes = axes_of(parallel) if parallel is not None else ()
-    order = [axes.index(bind.axis) for bind in several(schedule, Bind)]
-    if parallel is not None:
-        function = _marked(LoopNest(function, parallel), schedule)
-    divisors: list[int] = []
-    if only(schedule, IndexWidth) is not None:
-        program = program_of(function)
-        chosen, _ = candidates(program)
-        notes: dict[Op, dict[str, Any]] = {op: {} for op in walk(function.body)}
-        if only(schedule, FastDivision) is not None:
-            found = divisions(program, function, chosen)
-            divisors = [step for step, _ in _divisors(program, found)]
-            for op, step in found.items():
-                notes[op]["divisor"] = divisors.index(step)
-        vector = only(schedule, Vectorize)
-        if vector is not None and vector.divisible:
-            outer = outermost(function)
-            shared = _common(outer, order[0], vector.width, program)
-            assert shared is not None
-            notes |= {op: notes[op] | {"even": "shared"} for op in shared.shared}
-            notes |= {op: notes[op] | {"even": "whole"} for op in shared.whole}
-        function = narrow(function, chosen, notes)
-    parallel = outermost(function)
-    if parallel is not None and (reversed_ := several(schedule, Reverse)):
-        serial = loops_of(parallel)
-        function, parallel = reverse(function, parallel, {serial[r.loop] for r in reversed_})
-    unrolled, pipelined = only(schedule, Unroll), several(schedule, Prefetch)
-    names, staged = unrolled.loops if unrolled else (), several(schedule, Stage)
-    if parallel is not None and staged:
-        function, parallel = stage(function, parallel, order[0], names, staged)
-        if only(schedule, SharedArrays) is not None:
-            threads = staged[0].threads
-            function, parallel = shared_arrays(function, parallel, threads, MOST_BYTES)
-        place = function.body.ops.index(parallel)
-        function = interleave(function)
-        parallel = function.body.ops[place]
-        register_window.align_stores(function, parallel, _limits(function, schedule))
-    elif parallel is not None and (unrolled or pipelined):
-        function, parallel = serial_steps(function, parallel, names, pipelined)
-    for step in schedule:
-        if parallel is None:
-            break
-        if isinstance(step, UnrollJam):
-            axis = axes.index(step.axis)
-            how = step.copies, step.stride, step.overlap, step.whole
-            function, parallel = unroll_jam(function, parallel, axis, *how)
-        elif isinstance(step, OwnStep):
-            function, parallel = step.apply(function, parallel)
-    if parallel is not None and only(schedule, RegisterWindow) is not None:
-        limits = _limits(function, schedule)
-        register_window.align_stores(function, parallel, limits)
-        if tiled(schedule):
-            function, parallel = stage_rows(function, parallel, order, schedule, limits)
-            limits = _limits(function, schedule)
-        function, parallel = register_window.register_window(function, parallel, limits)
-    last = [reassociated(function)]
-    if parallel is not None and only(schedule, Cooperate) is None:
-        last.append(aggregated(parallel, Parallel(parallel).indices[order[0]]))
-    place = function.body.ops.index(parallel) if parallel is not None else -1
-    function = annotated(function, *last)
-    parallel = function.body.ops[place] if parallel is not None else None
-    return GridEmitter(function, parallel, order, schedule, len(divisors))
-
-
-def _limits(function: Function, schedule: Schedule) -> dict[Value, int]:
-    """The bytes that arguments, and their rows, begin at multiples of."""
-    names = arrays_of(function)
-    return {function.args[names.index(a.array)]: a.bytes for a in several(schedule, Align)}
-
-
-def _marked(loop: LoopNest, schedule: Schedule) -> Function:
-    """The function, in which what threads share is marked, and loops with a register window are.
-    Raises ``ScheduleError``."""
-    if kept := several(schedule, RegisterWindow):
-        return register_window.marked(
-            loop.function, {loop.serial[step.loop]: step for step in kept}
-        )
-    together = only(schedule, Cooperate)
-    if together is None:
-        return loop.function
-    team = asked_cuda.team(loop, together)
-    if isinstance(team, str):
-        raise ScheduleError(f"`{show([together])}`: {team}", loop.parallel.span)
-    return marked(loop.function, team)
-
-
-def _divisors(
-    program: Program, divisions: Mapping[Op, int]
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Each divisor's step, in the order of their numbers, with the steps of what it divides."""
-    dividends: dict[int, set[int]] = {}
-    for op, step in divisions.items():
-        dividends.setdefault(step, set()).add(program.of(op.left))
-    return tuple((step, tuple(sorted(dividends[step]))) for step in sorted(dividends))
-
-
-def _common(parallel: Op | None, axis: int, width: int, program: Program) -> Common | None:
-    """What so many neighbours along ``axis`` have in common; None where a call cannot make them
-    whole vectors."""
-    if parallel is None:
-        return None
-    lower, _, step = Parallel(parallel).axes[axis]
-    if not is_constant(step, 1):
-        return None
-    body = parallel.body
-    return common(body, body.args[axis], lower, width, program.given)
+    return GridEmitter(apply_cuda(function, schedule, program_of), schedule)
 
 
 def _divisible(
@@ -309,7 +176,7 @@ def _divisible(
 ) -> Divisible | None:
     """What a call must satisfy for vectors of ``width`` along ``axis`` where subscripts have
     quotients."""
-    shared = _common(parallel, axis, width, program)
+    shared = common_of(parallel, axis, width, program)
     if shared is None:
         return None
     aligned: dict[int, int] = {}
@@ -321,44 +188,6 @@ def _divisible(
         tuple(sorted(map(program.of, shared.multiples))),
         tuple(sorted(map(program.of, shared.divisors))), tuple(sorted(aligned.items())),
     )  # fmt: skip
-
-
-# -- what runs on the grid
-
-_EFFECTS = {
-    "memref.store", "memref.atomic_rmw", "memref.atomic_cas", "memref.alloca", "weft.print",
-    "scf.parallel",
-}  # fmt: skip
-
-
-def outermost(function: Function) -> Op | None:
-    """The parallel loop that the grid runs; None if one thread has to run the function as written.
-
-    Every thread computes for itself what comes before the loop: that must write nothing, and read
-    nothing that the function writes.
-    """
-    ops = function.body.ops
-    places = [k for k, op in enumerate(ops) if op.name == "scf.parallel" and op.attrs["dims"]]
-    if len(places) != 1:
-        return None
-    place = places[0]
-    before = [inner for op in ops[:place] for inner in (op, *_below(op))]
-    after = [inner for op in ops[place + 1 :] for inner in (op, *_below(op))]
-    if any(op.name in _EFFECTS for op in before):
-        return None
-    if not ops[place].attrs["kinds"] and any(
-        op.name in _EFFECTS or op.name in ("weft.assert", "weft.bounds") for op in after
-    ):
-        return None
-    written = written_memrefs(function)
-    read = loaded(before)
-    if read & written or (read and written and not function.attrs.get("noalias", True)):
-        return None
-    return ops[place]
-
-
-def _below(op: Op) -> Sequence[Op]:
-    return [inner for region in op.regions for inner in walk(region)]
 
 
 def program_of(function: Function) -> Program:

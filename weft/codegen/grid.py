@@ -6,26 +6,16 @@ gets its arguments, and is written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from weft.codegen.arith import from_word, narrow
 from weft.codegen.cuda_target import ORDERING, CudaTarget
 from weft.codegen.emit import Emitter, Module, View, symbol_of
 from weft.codegen.llvm import emit_block
 from weft.codegen.threads import argument_slots
-from weft.ir.core import Function, Op, Value
+from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType, f64
 from weft.ir.writes import written
-from weft.schedule.apply import apply
-from weft.schedule.language import (
-    Align,
-    FastDivision,
-    IndexWidth,
-    Schedule,
-    only,
-    several,
-)
-from weft.schedule.launch_bounds import launch_bounds
+from weft.schedule.apply_cuda import OnGrid
+from weft.schedule.language import Align, IndexWidth, Schedule, only, several
 from weft.schedule.nest import arrays_of
 
 
@@ -38,24 +28,19 @@ def stage_names(symbol: str, count: int) -> list[str]:
 class GridEmitter:
     """The LLVM module of one kernel while it is written."""
 
-    def __init__(
-        self, function: Function, parallel: Op | None, order: Sequence[int], schedule: Schedule,
-        divisors: int = 0,
-    ) -> None:  # fmt: skip
-        """``divisors``: how many the argument block has reciprocals of."""
-        self.function = function
-        self.bound = apply(function, parallel, order, schedule)
-        arrays = arrays_of(function)
+    def __init__(self, grid: OnGrid, schedule: Schedule) -> None:
+        self.function, self.bound = grid.function, grid.bound
+        arrays = arrays_of(self.function)
         # Of each argument that is accessed in whole vectors, their bytes.
         self.limits = {arrays.index(a.array): a.bytes for a in several(schedule, Align)}
         self.narrow = only(schedule, IndexWidth) is not None
-        self.divisors = divisors if only(schedule, FastDivision) else 0
+        self.divisors = grid.divisors  # the argument block has reciprocals of so many
         self.cuda = CudaTarget(self.bound.stages)
         self.module = Module()
-        self.symbol = symbol_of(function.name)
-        self.slots = argument_slots(function)
-        self.written = written(function)
-        bounds = launch_bounds(function, parallel, schedule)
+        self.symbol = symbol_of(self.function.name)
+        self.slots = argument_slots(self.function)
+        self.written = written(self.function)
+        bounds = grid.bounds
         traits = f'nounwind "nvvm.maxntid"="{bounds.threads // bounds.cluster}"'
         if bounds.cluster > 1:
             self.cuda.group = bounds.threads

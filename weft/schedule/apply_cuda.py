@@ -1,0 +1,221 @@
+"""The steps of a schedule for GPUs, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weft.errors import ScheduleError
+from weft.ir.builder import annotated
+from weft.ir.core import Function, Op, below, walk
+from weft.ir.views import Parallel, is_constant
+from weft.ir.writes import loaded, written
+from weft.schedule import asked_cuda, register_window
+from weft.schedule.apply import apply
+from weft.schedule.bind import Bound, limits_of
+from weft.schedule.cooperative_loops import marked
+from weft.schedule.divisibility import Common, common
+from weft.schedule.index_width import Program, candidates, divisions, narrow
+from weft.schedule.interleave import interleave
+from weft.schedule.language import (
+    Bind,
+    Cooperate,
+    FastDivision,
+    IndexWidth,
+    Prefetch,
+    RegisterWindow,
+    Reverse,
+    Schedule,
+    SharedArrays,
+    Stage,
+    Unroll,
+    UnrollJam,
+    Vectorize,
+    only,
+    several,
+    show,
+    tiled,
+)
+from weft.schedule.launch_bounds import LaunchBounds, launch_bounds
+from weft.schedule.marks import aggregated, numbered, reassociated
+from weft.schedule.nest import LoopNest, axes_of, loops_of
+from weft.schedule.own import OwnStep
+from weft.schedule.prefetch import serial_steps
+from weft.schedule.reverse import reverse
+from weft.schedule.shared_arrays import shared_arrays
+from weft.schedule.stage import MOST_BYTES, stage
+from weft.schedule.stage_rows import stage_rows
+from weft.schedule.unroll_jam import unroll_jam
+from weft.values import frozen
+
+
+@frozen
+class OnGrid:
+    """``bound``: what threads run of ``function``, in which only the last steps, that put it on a
+    grid, are missing. ``divisors``: how many numbers of a call its code has reciprocals of."""
+
+    function: Function
+    bound: Bound
+    bounds: LaunchBounds
+    divisors: int = 0
+
+
+def apply_cuda(
+    function: Function, schedule: Schedule, index_program: Callable[[Function], Program]
+) -> OnGrid:
+    """``function`` after the steps of ``schedule``. ``index_program``: of a function, its index
+    arithmetic. Raises ``ScheduleError`` for what the loop does not allow."""
+    function = annotated(function, numbered(function))  # before there are copies of any
+    parallel = outermost(function)
+    axes = axes_of(parallel) if parallel is not None else ()
+    order = [axes.index(bind.axis) for bind in several(schedule, Bind)]
+    if parallel is not None:
+        function = _marked(LoopNest(function, parallel), schedule)
+    function, divisors = _narrowed(function, order, schedule, index_program)
+    parallel = outermost(function)
+    if parallel is not None:
+        function, parallel = _serial(function, parallel, order, schedule)
+    for step in schedule:
+        if parallel is None:
+            break
+        if isinstance(step, UnrollJam):
+            axis = axes.index(step.axis)
+            how = step.copies, step.stride, step.overlap, step.whole
+            function, parallel = unroll_jam(function, parallel, axis, *how)
+        elif isinstance(step, OwnStep):
+            function, parallel = step.apply(function, parallel)
+    if parallel is not None and only(schedule, RegisterWindow) is not None:
+        limits = limits_of(function, schedule)
+        register_window.align_stores(function, parallel, limits)
+        if tiled(schedule):
+            function, parallel = stage_rows(function, parallel, order, schedule, limits)
+            limits = limits_of(function, schedule)
+        function, parallel = register_window.register_window(function, parallel, limits)
+    last = [reassociated(function)]
+    if parallel is not None and only(schedule, Cooperate) is None:
+        last.append(aggregated(parallel, Parallel(parallel).indices[order[0]]))
+    place = function.body.ops.index(parallel) if parallel is not None else -1
+    function = annotated(function, *last)
+    parallel = function.body.ops[place] if parallel is not None else None
+    bounds = launch_bounds(function, parallel, schedule)
+    return OnGrid(function, apply(function, parallel, order, schedule), bounds, divisors)
+
+
+def _narrowed(
+    function: Function, order: Sequence[int], schedule: Schedule,
+    index_program: Callable[[Function], Program],
+) -> tuple[Function, int]:  # fmt: skip
+    """``function`` with indices of 32 bits where it has them, and the number of divisors that its
+    divisions go by then."""
+    if only(schedule, IndexWidth) is None:
+        return function, 0
+    program = index_program(function)
+    chosen, _ = candidates(program)
+    notes: dict[Op, dict[str, Any]] = {op: {} for op in walk(function.body)}
+    divisors: list[int] = []
+    if only(schedule, FastDivision) is not None:
+        found = divisions(program, function, chosen)
+        divisors = [step for step, _ in divisors_of(program, found)]
+        for op, step in found.items():
+            notes[op]["divisor"] = divisors.index(step)
+    vector = only(schedule, Vectorize)
+    if vector is not None and vector.divisible:
+        shared = common_of(outermost(function), order[0], vector.width, program)
+        assert shared is not None
+        notes |= {op: notes[op] | {"even": "shared"} for op in shared.shared}
+        notes |= {op: notes[op] | {"even": "whole"} for op in shared.whole}
+    return narrow(function, chosen, notes), len(divisors)
+
+
+def _serial(
+    function: Function, parallel: Op, order: Sequence[int], schedule: Schedule
+) -> tuple[Function, Op]:
+    """The steps of serial loops, but for register windows."""
+    if reversed_ := several(schedule, Reverse):
+        serial = loops_of(parallel)
+        function, parallel = reverse(function, parallel, {serial[r.loop] for r in reversed_})
+    unrolled, pipelined = only(schedule, Unroll), several(schedule, Prefetch)
+    names, staged = unrolled.loops if unrolled else (), several(schedule, Stage)
+    if staged:
+        function, parallel = stage(function, parallel, order[0], names, staged)
+        if only(schedule, SharedArrays) is not None:
+            threads = staged[0].threads
+            function, parallel = shared_arrays(function, parallel, threads, MOST_BYTES)
+        place = function.body.ops.index(parallel)
+        function = interleave(function)
+        parallel = function.body.ops[place]
+        register_window.align_stores(function, parallel, limits_of(function, schedule))
+    elif unrolled or pipelined:
+        function, parallel = serial_steps(function, parallel, names, pipelined)
+    return function, parallel
+
+
+def _marked(loop: LoopNest, schedule: Schedule) -> Function:
+    """The function, in which what threads share is marked, and loops with a register window are.
+    Raises ``ScheduleError``."""
+    if kept := several(schedule, RegisterWindow):
+        return register_window.marked(
+            loop.function, {loop.serial[step.loop]: step for step in kept}
+        )
+    together = only(schedule, Cooperate)
+    if together is None:
+        return loop.function
+    team = asked_cuda.team(loop, together)
+    if isinstance(team, str):
+        raise ScheduleError(f"`{show([together])}`: {team}", loop.parallel.span)
+    return marked(loop.function, team)
+
+
+def divisors_of(
+    program: Program, divisions: Mapping[Op, int]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Each divisor's step, in the order of their numbers, with the steps of what it divides."""
+    dividends: dict[int, set[int]] = {}
+    for op, step in divisions.items():
+        dividends.setdefault(step, set()).add(program.of(op.left))
+    return tuple((step, tuple(sorted(dividends[step]))) for step in sorted(dividends))
+
+
+def common_of(parallel: Op | None, axis: int, width: int, program: Program) -> Common | None:
+    """What so many neighbours along ``axis`` have in common; None where a call cannot make them
+    whole vectors."""
+    if parallel is None:
+        return None
+    lower, _, step = Parallel(parallel).axes[axis]
+    if not is_constant(step, 1):
+        return None
+    body = parallel.body
+    return common(body, body.args[axis], lower, width, program.given)
+
+
+# -- what runs on the grid
+
+_EFFECTS = {
+    "memref.store", "memref.atomic_rmw", "memref.atomic_cas", "memref.alloca", "weft.print",
+    "scf.parallel",
+}  # fmt: skip
+
+
+def outermost(function: Function) -> Op | None:
+    """The parallel loop that the grid runs; None if one thread has to run the function as written.
+
+    Every thread computes for itself what comes before the loop: that must write nothing, and read
+    nothing that the function writes.
+    """
+    ops = function.body.ops
+    places = [k for k, op in enumerate(ops) if op.name == "scf.parallel" and op.attrs["dims"]]
+    if len(places) != 1:
+        return None
+    place = places[0]
+    before = [inner for op in ops[:place] for inner in below(op)]
+    after = [inner for op in ops[place + 1 :] for inner in below(op)]
+    if any(op.name in _EFFECTS for op in before):
+        return None
+    if not ops[place].attrs["kinds"] and any(
+        op.name in _EFFECTS or op.name in ("weft.assert", "weft.bounds") for op in after
+    ):
+        return None
+    changed, read = written(function), loaded(before)
+    if read & changed or (read and changed and not function.attrs.get("noalias", True)):
+        return None
+    return ops[place]

@@ -1,6 +1,7 @@
 """Ordinary updates as a load, an operation and a store, which other passes know.
 
-Precondition: ``relax_atomics`` has said which updates are ordinary. Non-goals: elements whose
+Precondition: ``relax_atomics`` has said which updates of arguments are ordinary; those of local
+arrays are. Non-goals: elements whose
 arithmetic is carried out in another type (f16), and updates that are atomic.
 """
 
@@ -10,10 +11,11 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import compute_type
 from weft.ir.views import memory
+from weft.passes.memory import is_local
 
 
 def lower_updates(function: Function) -> Function:
-    """Replaces every ``memref.atomic_rmw`` that is not atomic."""
+    """Replaces every ``memref.atomic_rmw`` that need not be atomic."""
     if not any(map(_is_ordinary, walk(function.body))):
         return function
 
@@ -30,7 +32,8 @@ def lower_updates(function: Function) -> Function:
 
 
 def _is_ordinary(op: Op) -> bool:
-    if op.name != "memref.atomic_rmw" or op.attrs["atomic"]:
+    if op.name != "memref.atomic_rmw":
         return False
-    element = memory(op)[0].memref.element
-    return compute_type(element) is element
+    memref = memory(op)[0]
+    element = memref.memref.element
+    return (is_local(memref) or not op.attrs["atomic"]) and compute_type(element) is element

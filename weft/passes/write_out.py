@@ -7,6 +7,12 @@ from math import prod
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, walk
 from weft.ir.views import written_by
+from weft.passes.cse import cse
+from weft.passes.dce import dce
+from weft.passes.forward_stores import forward_stores
+from weft.passes.lower_updates import lower_updates
+from weft.passes.promote import promote
+from weft.passes.simplify import simplify
 from weft.schedule.nest import loops_of
 from weft.schedule.recurrences import MOST_JOINT
 from weft.schedule.unroll import for_registers, written_out
@@ -26,6 +32,19 @@ def small_loops(function: Function) -> dict[str, Op]:
         name: loops_of(op)[name] for op in function.body.ops if op.name == "scf.parallel"
         for name in for_registers(op, MOST_JOINT)
     }  # fmt: skip
+
+
+def as_numbers(function: Function) -> Function:
+    """What turns of a serial loop store to small local arrays, as numbers that the loop carries: of
+    these a gradient keeps one for each element and turn, and whole loops of them compose. Arrays
+    that are subscripted otherwise stay arrays.
+
+    Precondition: a verified function.
+    """
+    if not carries_small_arrays(function):
+        return function
+    function = forward_stores(cse(simplify(lower_updates(write_out(function)))))
+    return dce(simplify(forward_stores(promote(function, local=MOST_JOINT))))
 
 
 def write_out(function: Function) -> Function:

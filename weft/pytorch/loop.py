@@ -24,6 +24,7 @@ from weft.options import Options
 from weft.passes.batch import batch
 from weft.passes.collapse import collapse
 from weft.passes.forward_stores import forward_stores
+from weft.passes.write_out import as_numbers
 from weft.pytorch.workspaces import Workspaces
 from weft.runtime.function import CompiledFunction
 from weft.runtime.signature import layout
@@ -48,8 +49,9 @@ class Loop:
         function = copy.copy(function)
         function.attrs = {**function.attrs, "noalias": True}
         self.run = make(function) if make else CompiledFunction(function, options)
-        # Loops in loops that are a box need no tapes, nor does a load of what was just stored.
-        function = forward_stores(collapse(function))
+        # Loops in loops that are a box need no tapes, nor does a load of what was just stored; of
+        # what small arrays hold, tapes have a number for each element.
+        function = as_numbers(forward_stores(collapse(function)))
         self.function = function
         self.options = options
         self.make = make

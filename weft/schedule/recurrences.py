@@ -19,9 +19,6 @@ from weft.values import mutable
 
 LATE = -1  # as a carried value: what a turn stored before
 MOST_JOINT = 4  # values of a group
-# What a turn stores of its state, and a result. Gradients that keep more for later loops than that
-# are computed in segments (``pytorch/workspaces.py``), too short for threads to share.
-MOST_STORED = MOST_JOINT + 1
 Group = tuple[int, ...]
 _LINEAR = {"arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.negf", "math.fma",
            "arith.addi", "arith.subi", "arith.muli"}  # fmt: skip
@@ -149,14 +146,11 @@ def _joint(loop: Op, group: Group, depends: dict[Value, frozenset[int]]) -> str 
 
 
 def composes(function: Function) -> bool:
-    """Whether turns of a loop of ``function`` ask for what it carries, and compose; and no turn of
-    such a loop stores more than ``MOST_STORED`` numbers."""
-    found = [
-        op for op in walk(function.body) if op.name == "scf.for" and op.results
-        and isinstance(recurrences(op, strict=function.strict), Recurrences)
-    ]  # fmt: skip
-    stored = (sum(inner.name == "memref.store" for inner in walk(op.body)) for op in found)
-    return bool(found) and max(stored) <= MOST_STORED
+    """Whether turns of a loop of ``function`` ask for what it carries, and compose."""
+    return any(
+        isinstance(recurrences(op, strict=function.strict), Recurrences)
+        for op in walk(function.body) if op.name == "scf.for" and op.results
+    )  # fmt: skip
 
 
 def divisions(loop: Op) -> set[Op]:

@@ -17,6 +17,7 @@ from weft.frontend.lower import lower
 from weft.ir.core import Function
 from weft.kernel import Kernel
 from weft.options import Options
+from weft.passes.write_out import as_numbers
 from weft.pytorch.fake import fake_launchers
 from weft.runtime.inspection import visited
 from weft.runtime.launch import Launcher
@@ -132,10 +133,10 @@ def compiled(function: Function, target: str, options: Options, every_schedule: 
 def tangent_loops(function: Function) -> tuple[Function, ...]:
     """The loops with tangents of the floating tensors that ``function`` reads."""
     wanted, _ = read_and_written(function)
-    return forward_mode(function, wanted).steps
+    return forward_mode(as_numbers(function), wanted).steps
 
 
 def gradient_loops(function: Function) -> tuple[Function, ...]:
     """The loops of the gradient with respect to the floating tensors that ``function`` reads."""
     wanted, written = read_and_written(function)
-    return reverse(function, wanted, written).steps if wanted else ()
+    return reverse(as_numbers(function), wanted, written).steps if wanted else ()

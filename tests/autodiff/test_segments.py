@@ -14,7 +14,7 @@ import weft
 from tests.cuda.emulator import gradients
 from weft.autodiff import segments
 from weft.autodiff.adjoint import RUN
-from weft.pytorch import autograd, workspaces
+from weft.pytorch import autograd, sorted_rows, workspaces
 
 
 @pytest.fixture(autouse=True)
@@ -195,7 +195,7 @@ def test_memory_that_is_written_is_not_filled() -> None:
 @pytest.mark.parametrize("rows", [3, (1 << 16) - 2, (1 << 16) - 1])
 def test_keys_of_any_width_are_sorted(rows: int) -> None:
     keys = torch.tensor([[rows - 1, 0, -1, rows - 1], [rows // 2, -1, 0, rows - 1]])
-    order, starts = autograd._sorted(keys, torch.empty(2, rows, device="meta"), (1,))
+    order, starts = sorted_rows.order_of(keys, torch.empty(2, rows, device="meta"), (1,))
     assert order.tolist() == [2, 5, 1, 6, 4, 0, 3, 7]
     assert starts.dtype == torch.int64
     assert starts[[0, 1, rows // 2, rows // 2 + 1, -2, -1]].tolist() == [2, 4, 4, 5, 5, 8]
@@ -214,3 +214,39 @@ def test_small_gradients_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.autograd.grad(kernel(large, ids).sum(), large)
     assert any(n.startswith("sorted by rows") for n in notes(kernel))
     torch.autograd.grad(g.sum(), large)
+
+
+def by_default(monkeypatch: pytest.MonkeyPatch, threads: int, kernel: Any, *args: Any) -> Any:
+    """The gradient where determinism is not asked for, of sizes that count as large."""
+    torch.use_deterministic_algorithms(False)
+    monkeypatch.setattr(workspaces, "_LEAST_ADDITIONS", 0)
+    monkeypatch.setattr(workspaces.Workspaces, "private", lambda *_, **__: {})
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return gradient_by_torch(kernel, *args[:2], grad=args[2])[0]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("columns", "sums"), [(64, True), (16, False)])
+def test_long_rows_are_sorted_on_a_cpu(
+    columns: int, sums: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There sorting rows costs less than atomic additions to all of their elements. Not where they
+    are short; nor for one thread, which needs no atomics."""
+    torch.manual_seed(0)
+    ids, grad = torch.randint(0, 40, (300, 1)), torch.randn(300, columns)
+    w = torch.randn(40, columns, requires_grad=True)
+    kernel, alone = weft.kernel(embedding), weft.kernel(embedding)
+    first, second = (by_default(monkeypatch, 2, kernel, w, ids, grad) for _ in range(2))
+    assert any(n.startswith("sorted by rows") for n in notes(kernel))  # was tried, at least
+    derived = [s.derived for s in kernel.specializations if s.derived]
+    (launched,) = (d.launched for d in derived)
+    assert launched is not None
+    assert launched.notes["d.w"].startswith("sorted by rows" if sums else "atomic")
+    torch.testing.assert_close(first, second, rtol=0 if sums else 1e-5, atol=0 if sums else 1e-5)
+    by_default(monkeypatch, 1, alone, w, ids, grad)
+    assert not any(n.startswith("sorted") for n in notes(alone))
+    expected = torch.zeros_like(w).index_add_(0, ids[:, 0], 2 * w.detach()[ids[:, 0]] * grad)
+    torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-4)

@@ -67,9 +67,9 @@ class Form:
     """What is chosen by the sizes of a call. ``split``: the gradients, of ``Adjoint.sums``, whose
     sums are computed in chunks. ``wide``: a sum may have a workspace of the size of the whole
     iteration space where it needs what a sequential loop carries; it is accumulated atomically
-    otherwise. ``sort``: what would be accumulated atomically is listed instead
-    (``Adjoint.listed``), or, in ``segments``, summed for each element over the iterations that data
-    picks for its row (``Adjoint.sorted``), where these can be known. ``stored``: gradients of
+    otherwise. ``segments``: gradients that would be accumulated atomically, of which each element
+    sums the iterations that data picks for its row instead (``Adjoint.sorted``), where these can
+    be known. ``sort``: what else would be is listed (``Adjoint.listed``). ``stored``: gradients of
     ``Adjoint.dense`` that are stored. ``private``: gradients of ``Adjoint.private`` that have
     private copies. ``narrow``: gradients are in f16 or bf16 themselves where that is the same.
     ``alike``: those with private copies have one shape and dtype: one loop adds them up.
@@ -326,7 +326,7 @@ def _plan(name: str, group: list[Access], slicer: Slicer, form: Form) -> _Plan:
             slicer.check(access)
             slicer.check_symbols(one.symbols())
     except (NotAffine, Unavailable) as error:
-        found = _segmented(name, group, slicer) if form.sort and name in form.segments else None
+        found = _segmented(name, group, slicer) if name in form.segments else None
         if found is not None:
             return _Plan(name, "gather", f"sorted by rows ({error})", group, found)
         if form.sort and all(slicer.undoing(slicer.parents[a.op]) is not None for a in group):

@@ -8,7 +8,6 @@ launch launches the steps of its adjoint, in the same way: hence second derivati
 from __future__ import annotations
 
 import functools
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -42,6 +41,7 @@ from weft.pytorch.loop import NEVER, Loop, Make, Reversed
 from weft.pytorch.overwriting import Held, Referred
 from weft.pytorch.ownership import owned
 from weft.pytorch.references import REFERENCES
+from weft.pytorch.sorted_rows import added, order_of
 from weft.pytorch.workspaces import Workspaces, computed_in, numbers, unfilled
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
@@ -183,7 +183,7 @@ class Launch(torch.autograd.Function):
         for step in made.steps:
             for x in made.adjoint.sorted:
                 if x.order in step.names and x.order not in env:
-                    env[x.order], env[x.starts] = _sorted(env[x.keys], env[x.gradient], x.axes)
+                    env[x.order], env[x.starts] = order_of(env[x.keys], env[x.gradient], x.axes)
             values = made.values(step, env)
             if plain:
                 step.run(values)
@@ -192,7 +192,7 @@ class Launch(torch.autograd.Function):
             else:
                 launch(step, values)
         for x in made.adjoint.listed:
-            env[x.gradient] = _added(env[x.gradient], env[x.places], env[x.values])
+            env[x.gradient] = added(env[x.gradient], env[x.places], env[x.values])
         found: list[Any] = [None] * len(ctx.shapes)
         for k in call.wanted:
             n = places[k]
@@ -218,30 +218,6 @@ def on_samples(step: Loop, values: Sequence[Any]) -> dict[str, torch.Tensor]:
             tensors[k], levels[k] = expanded(tensors[k], levels[k], sizes), every
         launch(step.over_samples(tensors, levels), tensors)
     return {step.names[k]: wrapped(tensors[k], every) for k in step.written}
-
-
-def _added(gradient: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """``gradient`` with ``values`` added to the elements ``places``: by sorting them on CUDA, one
-    by one on the CPU (torch's ``index_put_``, where it is to be deterministic)."""
-    sums = values.new_zeros(gradient.numel() + 1)  # the last element is what -1 stands for
-    sums = sums.index_put((places.flatten(),), values.flatten(), accumulate=True)
-    return gradient + sums[:-1].view_as(gradient)
-
-
-def _sorted(
-    keys: torch.Tensor, gradient: torch.Tensor, axes: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The places of ``keys``, row numbers along ``axes`` of ``gradient``, in their order; where
-    in it each row begins, and where the last one ends."""
-    rows = math.prod(gradient.shape[axis] for axis in axes)
-    # Fewer bits are sorted sooner.
-    first, dtype = 0, torch.int32 if rows < 1 << 31 else torch.int64
-    if rows < (1 << 16) - 1:  # numbers from -1 to `rows` are 16 bits
-        first, dtype = 1 - (1 << 15), torch.int16
-    narrow = torch.empty(keys.numel(), dtype=dtype, device=keys.device)
-    keys, order = torch.sort(torch.add(keys.flatten(), first, out=narrow), stable=True)
-    all_rows = torch.arange(first, first + rows + 1, dtype=dtype, device=keys.device)
-    return order, torch.searchsorted(keys, all_rows)
 
 
 @mutable
@@ -298,10 +274,13 @@ class _Sizes:
                 if self.plain and form["chunk"] and not loop.options.strict_math:
                     form["rows"] = sizes.rows
         copies: dict[str, int] = {}
+        sums: dict[str, int] = {}
         if self.plain:
+            threads, strict = torch.get_num_threads(), loop.options.strict_math
             if "sort" not in form:
-                copies = sizes.private(loop.options.tape_bytes, torch.get_num_threads(),
-                                       strict=loop.options.strict_math)  # fmt: skip
+                copies = sizes.private(loop.options.tape_bytes, threads, strict=strict)
+                if sums := sizes.segments(threads, copies):
+                    form["segments"] = frozenset(sums)
             if copies:
                 form["private"] = frozenset(copies)
                 each = [self.env[name] for name in copies]
@@ -320,6 +299,10 @@ class _Sizes:
             sizes.copies = copies
             if form.get("rows") and sizes.too_long:
                 del form["rows"]
+                continue
+            if sums and sizes.sorted_in_vain(sums, torch.get_num_threads()):
+                sums.clear()
+                del form["segments"]
                 continue
             # This form may ask for more than the first one to store, or find more that it can.
             stored = form.get("stored", frozenset())

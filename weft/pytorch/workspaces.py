@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -36,6 +36,7 @@ REMEMBERED = 64  # sizes of calls for which it is known what fits them
 # fill an element of a copy and to add it up; fewer of them are not worth the second launch.
 _LEAST_ADDITIONS = 1 << 14
 _FILLED_PER_ATOMIC = 4
+_SORTED_PER_ATOMIC = 16  # what it takes to sort a key, on one thread, in atomic additions
 # A sum in a loop of its own reads again what the copies have at hand. These pay for long sums, in
 # so many chunks that any number of threads has some.
 _LONG_SUM = 512
@@ -201,6 +202,29 @@ class Workspaces:
                 found[x.atomic][name] = best
         names = found[True] or found[False]
         return dict.fromkeys(names, min(names.values(), default=0))
+
+    def segments(self, threads: int, copies: Collection[str]) -> dict[str, int]:
+        """The gradients without ``copies`` whose atomic additions may cost more than sorting them
+        by rows does, and how many these are: on a CPU. (One thread needs no atomics; on a GPU they
+        cost less.)"""
+        found: dict[str, int] = {}
+        for name, x in self.adjoint.private.items():
+            gradient = self.env[name]
+            usual = name in copies or gradient.device.type != "cpu"
+            if threads > 1 and x.atomic and not usual:
+                count = self._evaluate(x.count) if self._is_known(x.count) else 0
+                if count >= max(gradient.numel() // _FILLED_PER_ATOMIC, _LEAST_ADDITIONS):
+                    found[name] = count
+        return found
+
+    def sorted_in_vain(self, counts: Mapping[str, int], threads: int) -> bool:
+        """Whether keys of one of the gradients that have ``counts`` additions cost more to sort
+        than these take several threads: rows are short."""
+        keys = dict.fromkeys(counts, 0)
+        shapes = {w.name: self.shape(w) for w in self.adjoint.taped}
+        for x in self.adjoint.sorted:
+            keys[x.gradient] += math.prod(shapes[x.keys])
+        return any(_SORTED_PER_ATOMIC * threads * keys[name] > counts[name] for name in counts)
 
     def _is_known(self, poly: Poly) -> bool:
         """Whether the steps take all that ``poly`` is made of."""

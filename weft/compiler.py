@@ -9,11 +9,12 @@ from types import MappingProxyType
 
 from weft import timing
 from weft.codegen import cpu
+from weft.codegen.machine import host_cpu
 from weft.frontend.lower import lower
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
 from weft.index.bounds import check_negative
-from weft.index.describe import describe
+from weft.index.describe import describe, in_words
 from weft.index.races import check_races
 from weft.ir.core import Function
 from weft.ir.text import print_function
@@ -149,8 +150,7 @@ def _passed(
     first: Sequence[Pass] = (), other: Mapping[Pass, Pass] = MappingProxyType({}),
 ) -> Function:  # fmt: skip
     function = copy(function)
-    strict = {"strict_math": True} if options.strict_math else {}
-    function.attrs = {**function.attrs, "noalias": noalias, **strict}
+    function.attrs = {**function.attrs, "noalias": noalias, **options.attributes}
     # Where buffers overlap, accumulations into two of them may meet: they stay atomic.
     left_out = without if noalias else [*without, relax_atomics]
     passes = [*first, *(other.get(p, p) for p in PIPELINE if p not in left_out)]
@@ -187,31 +187,42 @@ def stages(
     shown.texts["source"] = lowered.typed_source
     shown.texts["ir"] = print_function(lowered.function, spans=True)
     shown.texts["index sets"] = describe(lowered.function)
+    shown.texts["index sets in words"] = in_words(lowered.function)
 
-    def listener(name: str, function: Function) -> None:
-        key, k = f"ir after {name}", 2
+    made = lowered.function
+
+    def listener(name: str, function: Function, what: str = "ir after") -> None:
+        nonlocal made
+        key, k = f"{what} {name}", 2
         while key in shown.texts:
-            key, k = f"ir after {name} ({k})", k + 1
-        shown.texts[key] = print_function(function)
+            key, k = f"{what} {name} ({k})", k + 1
+        shown.texts[key] = print_function(function, spans=options.lines)
+        made = function
+
+    def step(name: str, function: Function) -> None:
+        listener(name, function, "step")
 
     options = replace(options, verify=True)
     asked = None if options.debug else options.asked("cuda" if arch else "cpu", shown.name)
     if arch:
         function = optimize(lowered.function, options, listener=listener, asked=asked)
-        shown.texts.update(_gpu_texts(function, arch, asked))
+        shown.texts.update(_gpu_texts(function, arch, asked, step))
         return shown
     code = to_code(lowered.function, options, listener=listener, asked=asked)
     shown.texts["schedule"] = show(code.schedule) or "nothing: LLVM vectorises"
-    shown.texts["scheduled ir"] = print_function(code.function)
+    cpu.scheduled(made, code.schedule, host_cpu(), step)
+    shown.texts["scheduled ir"] = print_function(code.function, spans=options.lines)
     shown.texts["llvm"] = code.llvm
     shown.texts["llvm optimized"] = code.optimized()
     shown.texts["assembly"] = code.assembly()
     return shown
 
 
-def _gpu_texts(function: Function, arch: str, asked: str | None) -> dict[str, str]:
+def _gpu_texts(
+    function: Function, arch: str, asked: str | None, step: Callable[[str, Function], None]
+) -> dict[str, str]:
     """The stages behind the passes: of each candidate the IR after its steps, then the code by what
-    is asked for, or by the schedule that a large call takes."""
+    is asked for, or by the schedule that a large call takes, whose steps ``step`` is told of."""
     from weft.codegen import cuda, ptx  # code generation for GPUs is not needed without one
 
     facts = cuda.analyse(function, asked)
@@ -220,7 +231,10 @@ def _gpu_texts(function: Function, arch: str, asked: str | None) -> dict[str, st
     texts = {"schedule": f"{show(schedule)}\n\nfor {arch}, of these:\n{every}"}
     for k, text in enumerate(facts.candidates):
         made = cuda.scheduled(function, candidate(text).schedule)
-        texts[f"scheduled ir {k}"] = f"// {text}\n{print_function(made.bound.function)}"
+        texts[f"scheduled ir {k}"] = (
+            f"// {text}\n{print_function(made.bound.function, spans=function.lined)}"
+        )
+    cuda.scheduled(function, schedule, step)
     code = cuda.compile_cuda(function, schedule, arch)
     texts |= {"llvm": code.llvm, "llvm optimized": code.optimized(), "ptx": code.ptx}
     if ptx.ptxas() is None:

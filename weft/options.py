@@ -7,6 +7,7 @@ The only module that reads the environment:
     WEFT_FUSE=0           no loop is fused with PyTorch's own by Inductor
     WEFT_INTERPRET=1      run kernels as plain Python, with checks
     WEFT_VERIFY=1         verify the IR after each pass
+    WEFT_LINES=1          machine code has source lines, for profilers; it is not cached
     WEFT_CACHE=0          no disk cache
     WEFT_CACHE_DIR=...    where it is
     WEFT_CACHE_MB=512     its size limit
@@ -55,6 +56,7 @@ class Options:
     autocast: Any = None  # which arguments torch.autocast casts (see ``pytorch/autocast.py``)
     fuse: bool | None = None  # with Inductor's loops: False not at all, True also where slower
     verify: bool = False
+    lines: bool = False  # machine code says which source lines it comes from
     cache: bool = True
     cache_dir: Path | None = None  # None: the user's cache folder
     cache_bytes: int = 512 << 20
@@ -70,9 +72,9 @@ class Options:
         return next((text for d, name, text in self.schedules if (d, name) == (device, loop)), None)
 
     @property
-    def key(self) -> tuple[bool, bool]:
-        """What of the options changes the code that is made."""
-        return (self.debug, self.strict_math)
+    def attributes(self) -> dict[str, bool]:
+        """What of the options the function says that code is made of."""
+        return {name: True for name in ("strict_math", "lines") if getattr(self, name)}
 
 
 def _flag(name: str, default: bool) -> bool:
@@ -130,6 +132,7 @@ def default_options() -> Options:
         interpret=_flag("WEFT_INTERPRET", False),
         fuse=None if _flag("WEFT_FUSE", True) else False,
         verify=_flag("WEFT_VERIFY", False),
+        lines=_flag("WEFT_LINES", False),
         cache=_flag("WEFT_CACHE", True),
         cache_dir=_folder("WEFT_CACHE_DIR"),
         cache_bytes=_megabytes("WEFT_CACHE_MB", 512),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.index.make import Make
 from weft.errors import RaceError
-from weft.index.describe import describe
+from weft.index.describe import describe, in_words
 from weft.index.races import check_races, find_races
 from weft.ir.types import f32, i8, index
 
@@ -414,3 +414,21 @@ def test_description() -> None:
           [out_0] -> { S[i] -> out[i] : out_0 >= 0 and i >= 0 and i < out_0 }
           in range
         races on out: free""")
+
+
+def test_description_in_words() -> None:
+    k = Make(x=2, out=1, n="index")
+    end = k.dim(k.out, 0)
+    with k.parallel(i=end, j=k.n) as (i, j):
+        k.store(k.out, i, value=k.load(k.x, i // 2, 7 - 2 * j))
+    assert in_words(k.done()) == textwrap.dedent("""\
+        Reads x[((i) // (2)), 7 - 2*j]
+          for each i from 0 to out.shape[0] - 1, each j from 0 to n - 1
+          along j: every element 2 further back
+          not proven to stay inside of `x`
+        Writes out[i]
+          for each i from 0 to out.shape[0] - 1, each j from 0 to n - 1
+          along j: the same place of a row
+          the same elements whatever j
+          always inside of `out`
+        Two iterations of the loop meet on an element of `out`""")

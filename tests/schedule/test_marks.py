@@ -67,7 +67,7 @@ def test_what_code_is_told_is_in_the_ir(device: str) -> None:
 
 @pytest.mark.parametrize(
     ("end", "marks"),
-    [("%n", {}), ("%long", {"strips": 1 << 16}), ("%n step %long", {"poll": 4096})],
+    [("%n", {}), ("%long", {"strips": 1 << 16}), ("%long step %long", {"poll": 4096})],
     ids=["of a tensor", "of any length", "of any length, by steps"],
 )
 def test_loops_of_any_length_ask_whether_they_have_to_end(end: str, marks: dict[str, int]) -> None:

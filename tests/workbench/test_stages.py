@@ -31,7 +31,7 @@ def test_inspect_shows_the_usual_stages_and_names_the_others() -> None:
                  "=== cost ===\nmixed_0, line "):  # fmt: skip
         assert part in done.output
     last = done.output.splitlines()[-1]
-    assert last.startswith("other stages: ir, ir after simplify, ")
+    assert last.startswith("other stages: ir, index sets in words, ir after simplify, ")
     assert last.endswith("assembly, inductor, schedules, gradient, tangents")
 
 

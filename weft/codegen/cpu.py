@@ -16,6 +16,7 @@ from weft.ir.core import Function
 from weft.schedule import default_cpu, legal_cpu
 from weft.schedule.apply_cpu import apply_cpu
 from weft.schedule.language import Schedule, Vectorize, only
+from weft.schedule.listener import Listener, ignored
 from weft.schedule.machine import CpuMachine
 from weft.schedule.register_tile import all_vectors
 from weft.values import frozen
@@ -82,9 +83,11 @@ def compile_cpu(function: Function, schedule: Schedule | None = None, cpu: str =
     )  # fmt: skip
 
 
-def scheduled(function: Function, schedule: Schedule, machine: CpuMachine) -> CpuModule:
+def scheduled(
+    function: Function, schedule: Schedule, machine: CpuMachine, listener: Listener = ignored
+) -> CpuModule:
     """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
-    return CpuModule(apply_cpu(function, schedule, machine), machine, schedule)
+    return CpuModule(apply_cpu(function, schedule, machine, listener), machine, schedule)
 
 
 # -- LLVM's side

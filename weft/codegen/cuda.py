@@ -35,6 +35,7 @@ from weft.schedule.language import (
     only,
     show,
 )
+from weft.schedule.listener import Listener, ignored
 from weft.schedule.nest import LoopNest, Nest, arrays_of, axes_of, loops_of
 from weft.schedule.rows import VECTOR_BYTES
 from weft.values import frozen
@@ -163,12 +164,12 @@ def compile_cuda(function: Function, schedule: Schedule, arch: str) -> CudaCode:
     return CudaCode(arch, schedule, text, functions, assembly, grid.symbol)
 
 
-def scheduled(function: Function, schedule: Schedule) -> GridEmitter:
-    """``function`` after the steps of ``schedule``, to be written as LLVM IR. Raises
-    ``ScheduleError`` for what the loop does not allow."""
+def scheduled(function: Function, schedule: Schedule, listener: Listener = ignored) -> GridEmitter:
+    """``function`` after the steps of ``schedule``, to be written as LLVM IR. ``listener``: see
+    ``apply_cuda``. Raises ``ScheduleError`` for what the loop does not allow."""
     if only(schedule, Scan) is None and not function.strict:
         function = reciprocal(function, carried=True)
-    return GridEmitter(apply_cuda(function, schedule, program_of), schedule)
+    return GridEmitter(apply_cuda(function, schedule, program_of, listener), schedule)
 
 
 def _divisible(

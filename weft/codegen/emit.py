@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
-from weft.errors import InternalError
+from weft.codegen.lines import Lines
+from weft.errors import InternalError, Span
 from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType, ScalarType, Type, f16, f32, i1, index
 from weft.ir.views import memory, split_access
@@ -154,16 +155,17 @@ class Module:
     used: dict[str, None] = field(default_factory=dict)  # kept though nobody calls them yet
     attributes: dict[str, int] = field(default_factory=dict)
     metadata: list[str] = field(default_factory=list)
+    lines: Lines | None = None  # the source lines of instructions, where they are wanted
 
     def attribute(self, text: str) -> str:
         """``#n`` for an attribute group, made at its first use."""
         return f"#{self.attributes.setdefault(text, len(self.attributes))}"
 
-    def node(self, text: str) -> str:
+    def node(self, text: str, distinct: bool = False) -> str:
         """A new metadata node; ``{self}`` in ``text`` stands for itself (it is distinct then)."""
         name = f"!{len(self.metadata)}"
-        distinct = "distinct " if "{self}" in text or text == "!{}" else ""
-        self.metadata.append(f"{name} = {distinct}{text.replace('{self}', name)}")
+        word = "distinct " if distinct or "{self}" in text or text == "!{}" else ""
+        self.metadata.append(f"{name} = {word}{text.replace('{self}', name)}")
         return name
 
     def __str__(self) -> str:
@@ -176,6 +178,7 @@ class Module:
                          ', section "llvm.metadata"')  # fmt: skip
         parts += (f"attributes #{k} = {{ {text} }}" for text, k in self.attributes.items())
         parts += self.metadata
+        parts += self.lines.named if self.lines is not None else ()
         return "\n".join(parts) + "\n"
 
 
@@ -191,6 +194,8 @@ class Emitter:
         self.offset_type = "i64"  # of subscripts and what addresses are computed from
         self.ordering = "monotonic"  # of atomic operations
         self.lines: list[str] = []
+        self.spans: list[Span | None] = []  # of each line
+        self.span: Span | None = None  # of the operation that is being written
         self.allocas: list[str] = []  # go to the top of the function
         self.block = "entry"
         self.names: dict[Value, str] = {}
@@ -235,6 +240,7 @@ class Emitter:
 
     def line(self, text: str) -> None:
         self.lines.append(text)
+        self.spans.append(self.span)
 
     def fresh(self, hint: str = "v") -> str:
         self.counter += 1
@@ -243,7 +249,7 @@ class Emitter:
     def inst(self, text: str) -> str:
         """One instruction with a result."""
         name = self.fresh()
-        self.lines.append(f"{name} = {text}")
+        self.line(f"{name} = {text}")
         return name
 
     def place(self, block: str, k: int) -> str:
@@ -259,7 +265,7 @@ class Emitter:
 
     def start(self, label: str) -> None:
         """Begins the basic block ``label``."""
-        self.lines.append(f"{label}:")
+        self.line(f"{label}:")
         self.block = label
 
     def jump(self, label: str) -> None:
@@ -271,7 +277,7 @@ class Emitter:
     def phi(self, type: str) -> tuple[str, int]:
         """Reserves a phi at the current place: its name, and the slot for ``fill``."""
         name = self.fresh("p")
-        self.lines.append(f"{name} = phi {type}")
+        self.line(f"{name} = phi {type}")
         return name, len(self.lines) - 1
 
     def fill(self, slot: int, *incoming: tuple[str, str]) -> None:
@@ -302,6 +308,10 @@ class Emitter:
 
     def finish(self, header: str) -> None:
         """Adds ``header { entry: ... }`` with what was written to the module."""
+        if self.module.lines is not None:
+            header, self.lines = self.module.lines.located(
+                self.module.node, header, self.lines, self.spans
+            )
         body = "\n".join(f"  {line}" if not line.endswith(":") else line for line in self.lines)
         top = "".join(f"  {line}\n" for line in self.allocas)
         self.module.functions.append(f"{header} {{\nentry:\n{top}{body}\n}}")

@@ -15,6 +15,7 @@ from weft.codegen.arith import combine, from_word, word
 from weft.codegen.collapse import rows
 from weft.codegen.cpu_target import CpuTarget
 from weft.codegen.emit import Emitter, llvm_type
+from weft.codegen.interrupt import asks
 from weft.codegen.llvm import emit_op, loop, rows_follow
 from weft.ir import trips
 from weft.ir.core import Block, Op, Value
@@ -82,7 +83,7 @@ class Launch:
             pool.SLOTS: ("ptr", "%slots"), pool.TOTAL: ("i64", total),
             pool.PARTIALS: ("ptr", partials), pool.STOP: ("i64", "0"),
             pool.CHUNK: ("ptr", chunk[0]), pool.KINDS: ("i64", chunk[1]),
-            pool.RECORD: ("ptr", record), pool.WAITS: ("i64", str(int(bool(self.cpu.polled)))),
+            pool.RECORD: ("ptr", record), pool.WAITS: ("i64", str(int(asks(self.op)))),
         }  # fmt: skip
         words |= {k: ("i64", count) for k, count in enumerate(own, pool.FIRST)}
         for k, value in enumerate(self.shared, pool.FIRST + len(own)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from weft.codegen.arith import from_word, narrow
 from weft.codegen.cuda_target import ORDERING, CudaTarget
 from weft.codegen.emit import Emitter, Module, View, symbol_of
+from weft.codegen.lines import Lines
 from weft.codegen.llvm import emit_block
 from weft.codegen.threads import argument_slots
 from weft.ir.core import Function, Value
@@ -36,7 +37,8 @@ class GridEmitter:
         self.narrow = only(schedule, IndexWidth) is not None
         self.divisors = grid.divisors  # the argument block has reciprocals of so many
         self.cuda = CudaTarget(self.bound.stages)
-        self.module = Module()
+        lines = Lines(self.function.span, gpu=True) if self.function.lined else None
+        self.module = Module(lines=lines)
         self.symbol = symbol_of(self.function.name)
         self.slots = argument_slots(self.function)
         self.written = written(self.function)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.codegen.emit import Emitter
+from weft.ir.core import Op, walk
 
 # What an object file asks of the process: CPython's functions, by name.
 FUNCTIONS = (
@@ -93,6 +94,11 @@ entry:
   ret i32 -1
 }}
 """
+
+
+def asks(parallel: Op) -> bool:
+    """Whether handlers are asked for inside of an iteration: see ``schedule/marks.py``."""
+    return any("poll" in op.attrs or "strips" in op.attrs for op in walk(parallel.body))
 
 
 def timed(text: str, intrinsic: tuple[str, int]) -> str:

@@ -69,7 +69,9 @@ class VectorEmitter:
 
     def block(self, block: Block) -> None:
         """Writes a block's operations, its terminator excepted."""
+        outer = self.e.span
         for op in block.ops[:-1]:
+            self.e.span = op.span or outer
             match op.name:
                 case "scf.for":
                     self.loop(op)
@@ -87,6 +89,7 @@ class VectorEmitter:
                     made = {at: self.pure(op, at) for at in self.v.copies(op.result)}
                     self.v.names[op.result] = made
                     note_range(self.e, op)
+        self.e.span = outer
 
     def pure(self, op: Op, at: Instance) -> str:
         if self.v.slope(op.result) is not None:  # on the first lane it gives the first lane

@@ -30,7 +30,9 @@ def emit_op(e: Emitter, op: Op) -> None:
     """Emits one operation and notes the names of its results."""
     operands = [e.name(v) for v in op.operands]
     emit = e.target.rules.get(op.name) or RULES[op.name]
+    outer, e.span = e.span, op.span or e.span
     results = emit(e, op, operands)
+    e.span = outer
     for value, name in zip(op.results, results, strict=True):
         if value not in e.constants and value not in e.views:
             e.names[value] = name

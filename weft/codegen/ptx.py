@@ -171,6 +171,7 @@ def _assemble(ptx: str, arch: str) -> tuple[dict[str, Usage], bytes]:
         source, target = pathlib.Path(folder, "kernel.ptx"), pathlib.Path(folder, "kernel.cubin")
         source.write_text(ptx)
         command = [str(tool), "-v", f"-arch={arch}", "-o", str(target), str(source)]
+        command += ["-lineinfo"] if "\t.loc\t" in ptx else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise AssemblerError(f"ptxas for {arch}: {(done.stderr or done.stdout).strip()}")
@@ -198,8 +199,9 @@ def _read(log: str) -> dict[str, Usage]:
 
 
 def disassembly(ptx: str, arch: str) -> str | None:
-    """SASS, by nvdisasm or cuobjdump; None where neither is found."""
-    for name, options in (("nvdisasm", ["-c"]), ("cuobjdump", ["--dump-sass"])):
+    """SASS, by nvdisasm or cuobjdump; None where neither is found. Where the PTX says source lines,
+    nvdisasm's has them."""
+    for name, options in (("nvdisasm", ["-c", "-g"]), ("cuobjdump", ["--dump-sass"])):
         beside = ptxas()
         places = [shutil.which(name), str(beside.parent / name) if beside else None]
         tool = next((p for p in places if p and pathlib.Path(p).is_file()), None)

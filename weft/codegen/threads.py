@@ -16,7 +16,8 @@ from weft.codegen.cpu_target import CpuTarget
 from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symbol_of
 from weft.codegen.entry import Launch, combine_all
 from weft.codegen.interface import Slot
-from weft.codegen.interrupt import clock
+from weft.codegen.interrupt import asks, clock
+from weft.codegen.lines import Lines
 from weft.codegen.llvm import emit_block, emit_op, loop
 from weft.ir.builder import identity
 from weft.ir.core import Function, Op, Value, walk
@@ -55,7 +56,7 @@ class CpuModule:
         self.function = function
         self.schedule = schedule
         self.cpu = CpuTarget(function, machine)
-        self.module = Module()
+        self.module = Module(lines=Lines(function.span) if function.lined else None)
         self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)
         self.record = next(k for k, slot in enumerate(self.slots) if slot.kind == "record")
@@ -165,7 +166,7 @@ class CpuModule:
         trips = [e.load_word("%frame", pool.FIRST + k) for k in range(dims)]
         e.line("%last = sub nsw i64 %end, 1")
         self._bind_shared(e, pool.FIRST + dims)
-        if any("poll" in inner.attrs or "strips" in inner.attrs for inner in walk(op.body)):
+        if asks(op):
             stop = e.place("%frame", pool.STOP)
             self.cpu.polls = clock(e, self.cpu.machine.clock, stop)
         firsts, lasts = _prefixes(e, "%begin", trips), _prefixes(e, "%last", trips)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from weft.index.access import Access, accesses
+from weft.index.access import Access, Loop, accesses
 from weft.index.bounds import always_in_range
-from weft.index.expression import show
+from weft.index.expression import number, show, show_condition
 from weft.index.races import Witness, find_races
 from weft.index.relation import relation_text
 from weft.ir.core import Function
@@ -29,6 +29,62 @@ def describe(function: Function) -> str:
         if array.witness is not None:
             lines.append(f"  {_witness(array.witness)}")
     return "\n".join(lines)
+
+
+_MEET = {
+    "free": "No two iterations of the loop meet on an element of `{0}`",
+    "unknown": "Whether two iterations meet on an element of `{0}` depends on what is read, or on "
+    "sizes: debug mode checks it",
+    "conflict": "Two iterations of the loop meet on an element of `{0}`",
+}
+
+
+def in_words(function: Function) -> str:
+    """The same for people: of each access the iterations that make it, what neighbours touch and
+    what iterations share; then the verdicts on races."""
+    lines: list[str] = []
+    for access in accesses(function):
+        line = f" at line {access.op.span.line}" if access.op.span is not None else ""
+        lines.append(f"{_VERBS[access.kind].capitalize()} {_subscripted(access)}{line}")
+        if access.loops:
+            lines.append(f"  for {', '.join(map(_range, access.loops))}")
+        if access.guards:
+            lines.append(f"  where {' and '.join(map(show_condition, access.guards))}")
+        if not access.subscripts:
+            continue
+        if access.loops:
+            iv = access.loops[-1].iv
+            lines.append(f"  {_stride(access.stride(iv), iv.name or '?')}")
+        used = {leaf for p in access.subscripts if p is not None for leaf in p.leaves()}
+        shared = [loop.iv.name or "?" for loop in access.loops if loop.iv not in used]
+        if shared and None not in access.subscripts:
+            lines.append(f"  the same elements whatever {' and '.join(shared)}")
+        sure = all(always_in_range(access))
+        lines.append(f"  {'always inside of' if sure else 'not proven to stay inside of'} "
+                     f"`{access.memref.name or '?'}`")  # fmt: skip
+    for array in find_races(function).arrays:
+        lines.append(_MEET[array.verdict].format(array.memref.name or "?"))
+    return "\n".join(lines)
+
+
+def _range(loop: Loop) -> str:
+    name, lower, upper = loop.iv.name or "?", loop.lower, loop.upper
+    begin = "?" if lower is None else show(lower)
+    last = "?" if upper is None else show(upper - number(1))
+    step = "" if loop.step == number(1) else f" by {'?' if loop.step is None else show(loop.step)}"
+    return f"{'each ' if loop.parallel else ''}{name} from {begin} to {last}{step}"
+
+
+def _stride(stride: int | None, name: str) -> str:
+    match stride:
+        case None:
+            return f"along {name}: elements that are anywhere"
+        case 0:
+            return f"along {name}: the same place of a row"
+        case 1 | -1:
+            return f"along {name}: neighbours{', backwards' if stride < 0 else ''}"
+        case _:
+            return f"along {name}: every element {abs(stride)} further{' back' * (stride < 0)}"
 
 
 def _subscripted(access: Access) -> str:

@@ -329,7 +329,13 @@ class Rewriter(Builder):
         return known[value]
 
     def rewrite(self, op: Op) -> None:
-        """Rebuilds one old operation at the end of the current block."""
+        """Rebuilds one old operation at the end of the current block. What is built meanwhile is of
+        the same source text."""
+        outer, self.span = self.span, op.span or self.span
+        self._rewrite(op)
+        self.span = outer
+
+    def _rewrite(self, op: Op) -> None:
         values = None
         if not op.regions:
             copy = self.copy(op)
@@ -342,7 +348,6 @@ class Rewriter(Builder):
             copy = self.copy(op)
             for before, after in zip(op.regions, copy.regions, strict=True):
                 self.region(before, after)
-        self.span = op.span
         values = self.visit(copy, self) if self.visit else None
         if values is None:
             self.block.ops.append(copy)

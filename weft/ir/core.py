@@ -125,7 +125,7 @@ class Function:
     What a loop reduces into is a memref argument of rank 0. ``attrs`` may hold ``"kernel"`` (the
     Python function's name) and ``"float"`` (the kernel's own float, ``"f32"`` or ``"f64"``); of
     what is compiled, ``"noalias"`` (no memory written through one argument is accessed through
-    another) and ``"strict_math"`` (only where it is so).
+    another), ``"strict_math"`` and ``"lines"`` (only where it is so).
     """
 
     __slots__ = ("attrs", "body", "name", "span")
@@ -153,6 +153,11 @@ class Function:
     def strict(self) -> bool:
         """Whether arithmetic stays as it is written (``strict_math``)."""
         return bool(self.attrs.get("strict_math"))
+
+    @property
+    def lined(self) -> bool:
+        """Whether machine code says which source lines it comes from (``Options.lines``)."""
+        return bool(self.attrs.get("lines"))
 
     def without_body(self) -> Function:
         types, names = [a.type for a in self.args], [a.name for a in self.args]

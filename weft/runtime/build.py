@@ -64,6 +64,12 @@ class Loop:
         return self._lower()
 
 
+def kept(options: Options) -> DiskCache | None:
+    """Where code is kept. That with source lines is not: an edit above a loop changes these, and
+    nothing of what it is asked for by."""
+    return None if options.lines else disk(options)
+
+
 def loop_for(
     region: Region | None, source: FunctionSource | None, specs: dict[str, Spec], options: Options,
     lowered: Lowered | None,
@@ -87,7 +93,7 @@ def _loop_of(
 
         return lowering.lower(region, specs, source, debug=options.debug)
 
-    cache = disk(options)
+    cache = kept(options)
     places = known.Places(source.function)
     key = known.key_of(region, specs, source, options, places) if cache is not None else None
     if cache is None or key is None:
@@ -233,7 +239,7 @@ def compile_region(
         made_by = backend.name, backend.version, compiler(), backend.machine()
         key = hashed(*made_by, said, repr(asked), loop.digest)
         checked = options.debug and region is not None
-        made = _compiled(Job(backend, loop, options, noalias, key, disk(options), checked, asked))
+        made = _compiled(Job(backend, loop, options, noalias, key, kept(options), checked, asked))
     _finished(made, recording)
     told = ", ".join(f"{n}: {s}" for n, s in specs.items())
     log.debug("%s: %s for %s, (%s)", loop.summary.name, made.origin, backend.name, told)

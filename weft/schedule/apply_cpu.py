@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from weft.ir.builder import annotated
 from weft.ir.core import Function
-from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
+from weft.schedule.language import Schedule, UnrollJam, Vectorize, only, show
 from weft.schedule.legal_cpu import outermost
+from weft.schedule.listener import Listener, ignored
 from weft.schedule.machine import CpuMachine
 from weft.schedule.marks import numbered, polled, reassociated
 from weft.schedule.nest import axes_of
@@ -14,8 +15,11 @@ from weft.schedule.register_tile import register_tile
 from weft.schedule.unroll_jam import unroll_jam
 
 
-def apply_cpu(function: Function, schedule: Schedule, machine: CpuMachine) -> Function:
-    """``function`` after the steps of ``schedule``, which it allows."""
+def apply_cpu(
+    function: Function, schedule: Schedule, machine: CpuMachine, listener: Listener = ignored
+) -> Function:
+    """``function`` after the steps of ``schedule``, which it allows. ``listener`` is told of each
+    step that rewrites it, and what came of it."""
     parallel = outermost(function)
     axes = axes_of(parallel) if parallel is not None else ()
     tile = only(schedule, Vectorize)
@@ -28,6 +32,9 @@ def apply_cpu(function: Function, schedule: Schedule, machine: CpuMachine) -> Fu
             function, parallel = unroll_jam(function, parallel, axis, step.copies, step.stride)
         elif isinstance(step, OwnStep):
             function, parallel = step.apply(function, parallel)
+        else:
+            continue
+        listener(show([step]), function)
     parallel = outermost(function)
     polls = polled(parallel) if parallel is not None else {}
     return annotated(function, numbered(function), reassociated(function), polls)

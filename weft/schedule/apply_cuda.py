@@ -37,6 +37,7 @@ from weft.schedule.language import (
     tiled,
 )
 from weft.schedule.launch_bounds import LaunchBounds, launch_bounds
+from weft.schedule.listener import Listener, ignored, tell
 from weft.schedule.marks import aggregated, numbered, reassociated
 from weft.schedule.nest import LoopNest, axes_of, loops_of
 from weft.schedule.own import OwnStep
@@ -61,20 +62,26 @@ class OnGrid:
 
 
 def apply_cuda(
-    function: Function, schedule: Schedule, index_program: Callable[[Function], Program]
-) -> OnGrid:
+    function: Function, schedule: Schedule, index_program: Callable[[Function], Program],
+    listener: Listener = ignored,
+) -> OnGrid:  # fmt: skip
     """``function`` after the steps of ``schedule``. ``index_program``: of a function, its index
-    arithmetic. Raises ``ScheduleError`` for what the loop does not allow."""
+    arithmetic. ``listener`` is told of each step that rewrites it, and what came of it. Raises
+    ``ScheduleError`` for what the loop does not allow."""
     function = annotated(function, numbered(function))  # before there are copies of any
     parallel = outermost(function)
     axes = axes_of(parallel) if parallel is not None else ()
     order = [axes.index(bind.axis) for bind in several(schedule, Bind)]
     if parallel is not None:
         function = _marked(LoopNest(function, parallel), schedule)
-    function, divisors = _narrowed(function, order, schedule, index_program)
+    if only(schedule, IndexWidth) is not None:
+        function, divisors = _narrowed(function, order, schedule, index_program)
+        tell(listener, schedule, (IndexWidth, FastDivision), function)
+    else:
+        divisors = 0
     parallel = outermost(function)
     if parallel is not None:
-        function, parallel = _serial(function, parallel, order, schedule)
+        function, parallel = _serial(function, parallel, order, schedule, listener)
     for step in schedule:
         if parallel is None:
             break
@@ -84,6 +91,9 @@ def apply_cuda(
             function, parallel = unroll_jam(function, parallel, axis, *how)
         elif isinstance(step, OwnStep):
             function, parallel = step.apply(function, parallel)
+        else:
+            continue
+        listener(show([step]), function)
     if parallel is not None and only(schedule, RegisterWindow) is not None:
         limits = limits_of(function, schedule)
         register_window.align_stores(function, parallel, limits)
@@ -91,6 +101,7 @@ def apply_cuda(
             function, parallel = stage_rows(function, parallel, order, schedule, limits)
             limits = limits_of(function, schedule)
         function, parallel = register_window.register_window(function, parallel, limits)
+        tell(listener, schedule, (RegisterWindow,), function)
     last = [reassociated(function)]
     if parallel is not None and only(schedule, Cooperate) is None:
         last.append(aggregated(parallel, Parallel(parallel).indices[order[0]]))
@@ -98,7 +109,11 @@ def apply_cuda(
     function = annotated(function, *last)
     parallel = function.body.ops[place] if parallel is not None else None
     bounds = launch_bounds(function, parallel, schedule)
-    return OnGrid(function, apply(function, parallel, order, schedule), bounds, divisors)
+    bound = apply(function, parallel, order, schedule)
+    for k, made in enumerate(bound.stages):
+        binds = show(several(schedule, Bind)) or "one thread"
+        listener(f"{binds}, function {k + 1}" if k else binds, made)
+    return OnGrid(function, bound, bounds, divisors)
 
 
 def _narrowed(
@@ -107,8 +122,6 @@ def _narrowed(
 ) -> tuple[Function, int]:  # fmt: skip
     """``function`` with indices of 32 bits where it has them, and the number of divisors that its
     divisions go by then."""
-    if only(schedule, IndexWidth) is None:
-        return function, 0
     program = index_program(function)
     chosen, _ = candidates(program)
     notes: dict[Op, dict[str, Any]] = {op: {} for op in walk(function.body)}
@@ -128,12 +141,13 @@ def _narrowed(
 
 
 def _serial(
-    function: Function, parallel: Op, order: Sequence[int], schedule: Schedule
+    function: Function, parallel: Op, order: Sequence[int], schedule: Schedule, listener: Listener
 ) -> tuple[Function, Op]:
     """The steps of serial loops, but for register windows."""
     if reversed_ := several(schedule, Reverse):
         serial = loops_of(parallel)
         function, parallel = reverse(function, parallel, {serial[r.loop] for r in reversed_})
+        tell(listener, schedule, (Reverse,), function)
     unrolled, pipelined = only(schedule, Unroll), several(schedule, Prefetch)
     names, staged = unrolled.loops if unrolled else (), several(schedule, Stage)
     if staged:
@@ -145,8 +159,10 @@ def _serial(
         function = interleave(function)
         parallel = function.body.ops[place]
         register_window.align_stores(function, parallel, limits_of(function, schedule))
+        tell(listener, schedule, (Stage, SharedArrays, Unroll), function)
     elif unrolled or pipelined:
         function, parallel = serial_steps(function, parallel, names, pipelined)
+        tell(listener, schedule, (Unroll, Prefetch), function)
     return function, parallel
 
 

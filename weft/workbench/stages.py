@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from weft.codegen import ptx
+from weft import compiler
+from weft.codegen.launching import architecture
 from weft.frames import user_frames
 from weft.kernel import Kernel, kernel_inside
-from weft.tools.cross import GpuCode, compile_for
+from weft.pytorch.fake import fake_launchers
+from weft.pytorch.fusible import explained
+from weft.runtime.inspection import inspected, visited
+from weft.runtime.launch import Launcher
 from weft.values import frozen
 from weft.workbench.arguments import call_arguments
 from weft.workbench.report import UsageError
@@ -29,7 +34,7 @@ class Listing:
 
     @property
     def language(self) -> str:
-        ir = self.stage.startswith(("ir", "scheduled ir"))
+        ir = self.stage.startswith(("ir", "step", "scheduled ir"))
         return "llvm" if ir else _LANGUAGES.get(self.stage, "")
 
     @property
@@ -80,7 +85,8 @@ def inspect(
     if inner is None:
         raise UsageError(f"there is nothing to inspect in {type(kernel).__name__}")
     given = call_arguments(inner, args, names, sizes, "cpu" if gpu else device)
-    found = _for_gpu(inner, given, gpu) if gpu else _stages(inner, given)
+    loops = compiled_loops(inner, given, gpu)
+    found = [Listing(x.name, name, text) for x in loops for name, text in x.texts.items()]
     every = tuple(dict.fromkeys([*(x.stage for x in found), "cost", "schedules", "gradient",
                                  "tangents"]))  # fmt: skip
     wanted = every if "all" in stages else tuple(stages) or tuple(n for n in _USUAL if n in every)
@@ -94,22 +100,22 @@ def inspect(
     return Stages(inner.__name__, tuple(listings), every)
 
 
-def _stages(kernel: Kernel, given: tuple[Any, ...]) -> list[Listing]:
-    loops = kernel.inspect(*given).loops
-    return [Listing(loop.name, name, text) for loop in loops for name, text in loop.texts.items()]
+def compiled_loops(
+    kernel: Kernel, given: tuple[Any, ...], gpu: str = "", lines: bool = False
+) -> list[compiler.Stages]:
+    """Every stage of each loop that a call runs, on copies; for the GPU ``gpu``, which need not be
+    here, no loop runs. ``lines``: IR and code say which source lines they come from."""
+    options = replace(kernel.options, lines=lines)
+    launchers = [Launcher(r, kernel.source, options) for r in kernel.parts.regions]
+    if not gpu:
+        return inspected(kernel.parts.host, launchers, given, {}, explained).loops
+    arch = architecture(gpu)
 
+    def visit(launcher: Launcher, values: tuple[Any, ...]) -> compiler.Stages:
+        specs = launcher.forms.specs(values)
+        return compiler.stages(launcher.region, specs, launcher.source, options, arch=arch)
 
-def _for_gpu(kernel: Kernel, given: tuple[Any, ...], arch: str) -> list[Listing]:
-    found: list[Listing] = []
-    for loop in compile_for(arch, kernel, *given):
-        code = loop.codes[0]
-        texts = {"schedule": "\n".join(loop.facts.candidates), "llvm": code.llvm,
-                 "llvm optimized": code.optimized(), "ptx": code.ptx}  # fmt: skip
-        if ptx.ptxas() is not None:
-            texts["resources"] = str(GpuCode(code.arch, (loop,)))
-            texts["sass"] = ptx.disassembly(code.ptx, code.arch) or ""
-        found += [Listing(loop.name, name, text) for name, text in texts.items() if text]
-    return found
+    return visited(kernel.parts.host, launchers, fake_launchers(kernel), given, {}, visit)
 
 
 def _of_all(kernel: Kernel, given: tuple[Any, ...], stage: str) -> Listing | None:

@@ -130,6 +130,36 @@ def test_gradients_of_many_layouts_dtypes_and_orders(usual):
         torch.testing.assert_close(dy[::2], (3 * x).detach())
 
 
+def test_gradients_that_require_grad_are_as_others(usual):
+    x, y = leaf(5), leaf(5)
+    planned(multiply, x, y)
+    del usual[:]
+    for n in range(6):
+        weight = torch.randn(5, dtype=torch.float64, requires_grad=n % 2 == 0)
+        (dx,) = torch.autograd.grad(multiply(x, y), x, weight)
+        torch.testing.assert_close(dx, (weight * y).detach())
+        assert not dx.requires_grad
+    assert not usual
+
+
+def test_gradients_of_other_kinds_in_turn_are_rarely_learned(usual, monkeypatch):
+    x, y = leaf(1001), leaf(1001)
+    planned(multiply, x, y)
+    made = []
+    backward = history._backward
+    monkeypatch.setattr(history, "_backward", lambda *a: made.append(a) or backward(*a))
+    for n in range(60):
+        weight = torch.randn(1001, dtype=torch.float64)
+        weight = torch.nn.Parameter(weight, requires_grad=False) if n % 2 == 0 else weight
+        (dx,) = torch.autograd.grad(multiply(x, y), x, weight)
+        torch.testing.assert_close(dx, (weight * y).detach())
+    assert 1 < len(made) < 4
+    for _ in range(200):  # and those of one kind are planned in the end
+        del usual[:]
+        torch.autograd.grad(multiply(x, y), x, torch.ones(1001, dtype=torch.float64))
+    assert not usual
+
+
 def test_one_tensor_twice(usual):
     x = leaf(5)
     planned(multiply, x, x)

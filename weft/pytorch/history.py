@@ -35,6 +35,7 @@ from weft.runtime.overlap import dense, extent
 from weft.runtime.signature import TORCH_DTYPES
 
 _MOST = 64  # sets of whole numbers for which the backward of a plan is known
+_RARER = 4  # times as many gradients of another kind than a backward is for before it is made anew
 _PLAIN = (int, float, bool, torch.Size)
 
 
@@ -88,6 +89,8 @@ class _History:
                         if not isinstance(s, TensorSpec | ConstSpec)]  # fmt: skip
         self.whole = [n for n, k in enumerate(self.numbers) if type(args[k]) is not float]
         self.known: dict[tuple[Any, ...], Callable[..., Any]]  # backwards, by whole numbers
+        # How many gradients these are to refuse before they are made anew, and of these still.
+        self.refusing: dict[tuple[Any, ...], tuple[int, int]]
         self.lock = threading.Lock()
         scope = _executed("history", self._text(len(specs) + results), {})
         function: Any = type(loop.function.name, (torch.autograd.Function,),
@@ -122,6 +125,7 @@ def forward(ctx, {given}rest):
     def forget(self) -> None:
         """Nothing is known of backwards: at first, and when there are other records of tuning."""
         known = self.known = {}
+        self.refusing = {}
 
         def by_numbers(ctx: Any, *grads: Any) -> tuple[Any, ...]:
             backward = known.get(tuple(ctx.numbers[n] for n in self.whole))
@@ -151,13 +155,20 @@ def forward(ctx, {given}rest):
         self, numbers: tuple[Any, ...], made: Reversed, sizes: Workspaces, env: Mapping[str, Any]
     ) -> None:
         """Makes the backward for launches with these numbers, where nothing else decides on it."""
+        key = tuple(numbers[n] for n in self.whole)
+        most, left = self.refusing.get(key, (1, 0))
+        if left:
+            self.refusing[key] = most, left - 1
+            return
         backward = _backward(self, made, sizes, env)
         if backward is None:
             return
+        most *= _RARER
         with self.lock:
             if len(self.known) >= _MOST:
                 self.known.clear()
-            self.known[tuple(numbers[n] for n in self.whole)] = backward
+                self.refusing.clear()
+            self.known[key], self.refusing[key] = backward, (most, most)
             if not self.whole:
                 self._install(backward)
 
@@ -219,6 +230,8 @@ def _backward(
         if (name := prefix + loop.names[k]) in env:
             scope[f"wide{n}"], names[name] = env[name].dtype, f"h{n}"
             body.append(f"h{n} = g{n}{converted(k, f'wide{n}')}.contiguous()")
+            body.append(f"if h{n}.requires_grad:")  # and nobody asks for a derivative of this
+            body.append(f"    h{n} = h{n}.detach()")
     for n, k in enumerate(of.wanted):
         name = prefix + loop.names[k]
         allocate(name, f"d{n}", "empty_like" if name in adjoint.defined else "zeros_like")

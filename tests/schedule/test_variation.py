@@ -135,3 +135,50 @@ def _computed(b: Builder, chance: random.Random, x: Value, y: Value) -> Value:
             return b.op("arith.floordivsi", x, b.constant(2, index))
         case _:
             return b.op("arith.select", b.op("arith.cmpi", x, y, predicate="slt"), x, y)
+
+
+BRANCHES = BAND.replace(
+    "    memref.store %s, %out",
+    """    %some = arith.cmpi slt, %low, %high : index
+    %r = scf.if %some -> (f32) {
+      %far = arith.cmpi slt, %j, %m : index
+      %u = scf.for %k2 = %c0 to %n step %c1 iter_args(%t2 = %s) -> (f32) {
+        %q = scf.if %far -> (f32) {
+          %v = scf.for %k3 = %c0 to %m step %c1 iter_args(%t3 = %t2) -> (f32) {
+            %z = memref.load %b[%k3, %k2] : memref<?x?xf32>
+            scf.yield %z : f32
+          }
+          scf.yield %v : f32
+        } else {
+          scf.yield %t2 : f32
+        }
+        scf.yield %q : f32
+      }
+      scf.yield %u : f32
+    } else {
+      scf.yield %s : f32
+    }
+    memref.store %r, %out""",
+)
+
+
+def test_inside_of_a_branch_that_all_take_it_is_as_if_that_had_been_known() -> None:
+    function = parse_function(BRANCHES)
+    body = loop_of(function).body
+    outer, inner = (op for op in walk(body) if op.name == "scf.if")
+    column, masked = {body.args[1]: 1}, []
+    found = Variation(body, column, masked=True)
+    for known in ({outer}, {outer, inner}):
+        (branch,) = known - set(masked)
+        masked.append(branch)
+        found, whole = found.where_taken(branch), Variation(body, column, masked=True, whole=known)
+        inside = list(walk(branch.regions[0]))
+        values = [v for op in inside for v in (*op.operands, *op.results)]
+        assert values
+        for value in values:
+            if value.op not in known:  # a branch's own results are asked for where all may take it
+                assert found.growth(value) == whole.growth(value), value.name
+        assert found.divergent & set(inside) == whole.divergent & set(inside)
+    (load,) = (op for op in walk(inner.regions[0]) if op.name == "memref.load")
+    assert found.uniform(load.result), "which differed where some lanes only took a branch"
+    assert not Variation(body, column, masked=True).uniform(load.result)

@@ -6,7 +6,7 @@ ragged rest with them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 from weft.codegen.arith import RULES, note_range
 from weft.codegen.emit import INDEX_BITS, Emitter
@@ -34,18 +34,11 @@ class VectorEmitter:
         self.e, self.op = e, op
         jam, self.copies, width = op.attrs["vector"]
         self.reverse = "reverse" in op.attrs
-        varying = self.variations(frozenset())
-        self.v = LaneValues(e, varying, jam, self.copies // width, width)
+        *rows, column = op.body.args
+        down = Variation(op.body, dict.fromkeys(rows, 1), masked=True)
+        along = Variation(op.body, {column: -1 if self.reverse else 1}, beside=down)
+        self.v = LaneValues(e, (down, along), jam, self.copies // width, width)
         self.memory, self.bounds = LaneMemory(self.v), LaneBounds(self.v)
-        self.whole: frozenset[Op] = frozenset()  # branches whose first arm all iterations take
-
-    def variations(self, whole: Set[Op]) -> tuple[Variation, Variation]:
-        """Down the rows and along the columns, where all iterations take the first arm of the
-        branches ``whole``."""
-        *rows, column = self.op.body.args
-        down = Variation(self.op.body, dict.fromkeys(rows, 1), masked=True, whole=whole)
-        lane: dict[Value, int | None] = {column: -1 if self.reverse else 1}
-        return down, Variation(self.op.body, lane, beside=down, whole=whole)
 
     def emit(self) -> None:
         """Writes the loop."""
@@ -134,16 +127,16 @@ class VectorEmitter:
         places = [(r, end, at) for r, end in zip(op.results, then.terminator.operands, strict=True)
                   for at in v.copies(r)]  # fmt: skip
         alike = {r for r in op.results if v.slope(r) == 0}
-        splats, varying, certain = dict(v.splats), v.varying, self.whole
+        splats, (down, along) = dict(v.splats), v.varying
         e.start(whole)
-        self.whole |= {op}
-        v.vary(*self.variations(self.whole))
+        taken = down.where_taken(op)
+        v.vary(taken, along.where_taken(op, beside=taken))
         self.block(then)
         ends = [[(v.name if r in alike else v.vector)(end, at) for r, end, at in places]]
         blocks = [e.block]
         e.jump(join)
-        v.splats, self.whole = dict(splats), certain
-        v.vary(*varying)
+        v.splats = dict(splats)
+        v.vary(down, along)
         e.start(rest)
         self.apart(op, yes)
         ends.append([v.names[r][at] for r, _, at in places])

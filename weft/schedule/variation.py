@@ -7,10 +7,11 @@ varying. These are one domain: the interval of what it may grow by.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from copy import copy
 from math import inf
 from typing import NamedTuple
 
-from weft.ir.core import Block, Op, Value
+from weft.ir.core import Block, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import Type, i64, index
 from weft.ir.views import For, If, constant_of, memory
@@ -65,15 +66,32 @@ class Variation:
         self.divergent: set[Op] = set()
         self._changing, self._masked, self._beside = changing, masked, beside
         self._whole = whole
+        self._masks: set[Op] = set()  # branches that stand where iterations part
         self._exact, self._rule = (*exact, *(value.type for value in indices)), rule
         self._growth = {
             value: VARYING if step is None else Growth(step, step)
             for value, step in indices.items()
         }
+        self._settle(body, divergent=False)
+
+    def _settle(self, block: Block, *, divergent: bool) -> None:
         self._again = True  # something that a loop carries was found to vary
         while self._again:
             self._again = False
-            self._block(body, divergent=False)
+            self._block(block, divergent=divergent)
+
+    def where_taken(self, branch: Op, beside: Variation | None = None) -> Variation:
+        """The same inside of the first arm of ``branch``, where all iterations take that."""
+        found, then = copy(self), If(branch).then
+        inside = set(walk(then))
+        args = {v for op in inside for region in op.regions for v in region.args}
+        found._beside = beside
+        found.divergent, found._masks = self.divergent - inside, self._masks - inside
+        found._growth = {
+            v: growth for v, growth in self._growth.items() if v not in args and v.op not in inside
+        }
+        found._settle(then, divergent=branch in self._masks)
+        return found
 
     # -- what is asked
 
@@ -127,6 +145,7 @@ class Variation:
             if op.name == "scf.for":
                 self._loop(op, divergent=divergent)
             elif op.name == "scf.if":
+                self._masks |= {op} if divergent else set()
                 apart = self._diverges(op, [If(op).condition], divergent=divergent)
                 for region in op.regions:
                     self._block(region, divergent=apart)

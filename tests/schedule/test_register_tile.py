@@ -18,7 +18,8 @@ from weft.ir.interp import run
 from weft.ir.parse import parse_function
 from weft.ir.text import print_function, same
 from weft.ir.verify import verify
-from weft.schedule.language import parse
+from weft.schedule.default_cpu import candidates
+from weft.schedule.language import Vectorize, only, parse
 from weft.schedule.legal_cpu import check, outermost
 from weft.schedule.machine import CpuMachine
 from weft.schedule.register_tile import register_tile
@@ -119,3 +120,37 @@ def test_a_vector_loop_has_the_iterations_that_it_says() -> None:
     whole.attrs["vector"] = (2, 8, 4)
     with pytest.raises(InternalError, match="vectors are along one of 1 or 2 indices"):
         verify(copy.copy(made))
+
+
+@pytest.mark.parametrize(("loops", "taken"), [(1, True), (3, True), (9, False)])
+def test_a_tile_that_would_be_much_code_is_not_taken(loops: int, taken: bool) -> None:
+    """Each loop up to `%j` is written for the part that all lanes share, and for the rest."""
+    opened = [
+        f"%r{k} = scf.for %k{k} = %c0 to %j step %c1 "
+        f"iter_args(%s{k} = {f'%s{k - 1}' if k else '%x0'}) -> (f32) {{" for k in range(loops)
+    ]  # fmt: skip
+    closed = [f"scf.yield %r{k} : f32\n}}" for k in reversed(range(1, loops))]
+    text = f"""
+func.func @f(%x: memref<?xf32>, %y: memref<?xf32>) {{
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = "weft.dim"(%x) {{axis = 0}} : (memref<?xf32>) -> index
+  %x0 = arith.constant 0.0 : f32
+  scf.parallel (%j) = (%c0) to (%n) step (%c1) {{
+    {chr(10).join(opened)}
+    %v = memref.load %x[%j] : memref<?xf32>
+    %w = memref.load %x[%k{loops - 1}] : memref<?xf32>
+    %p = arith.mulf %v, %w : f32
+    %q = arith.addf %s{loops - 1}, %p : f32
+    scf.yield %q : f32
+    }}
+    {chr(10).join(closed)}
+    memref.store %r0, %y[%j] : memref<?xf32>
+    scf.reduce
+  }}
+  func.return
+}}
+"""
+    first, second = candidates(parse_function(text), MACHINE)
+    assert (only(first, Vectorize) is not None) == taken
+    assert (only(second, Vectorize) is not None) != taken

@@ -24,9 +24,6 @@ from weft.values import frozen
 # LLVM's loop vectoriser takes time that grows with the square of the instructions between two
 # branches (it asks of each operation what all are that it depends on): 5 s for so many.
 MOST_VECTORISED = 4000
-# Loops in a tile whose bounds differ between lanes are written twice, those inside them four times:
-# a tile of so many lines is left out. (Those of the examples have 3,200 at most.)
-MOST_TILED = 8_000
 
 
 @frozen
@@ -63,17 +60,14 @@ class CpuCode:
 def compile_cpu(function: Function, schedule: Schedule | None = None, cpu: str = "") -> CpuCode:
     """Machine code of ``function`` for this machine, or for the ``cpu`` that is one of
     ``machine.LEVELS``. Without a ``schedule``, the first candidate
-    whose text is not too long is taken. Raises ``ScheduleError`` where a schedule is not legal."""
+    is taken. Raises ``ScheduleError`` where a schedule is not legal."""
     if schedule is not None:
         legal_cpu.check(function, schedule, host_cpu(cpu))
     with timing.stage("emit"):
-        usual = default_cpu.candidates(function, host_cpu(cpu))
-        tried = usual if schedule is None else [schedule]
-        while True:
-            kernel = scheduled(function, tried.pop(0), host_cpu(cpu))
-            text = kernel.emit()
-            if not tried or text.count("\n") <= MOST_TILED:
-                break
+        if schedule is None:
+            schedule, *_ = default_cpu.candidates(function, host_cpu(cpu))
+        kernel = scheduled(function, schedule, host_cpu(cpu))
+        text = kernel.emit()
     with timing.stage("llvm"):
         simplified = all_vectors(kernel.function)
         code = machine(cpu=cpu).emit_object(_optimize(text, simplified, cpu))

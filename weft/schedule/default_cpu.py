@@ -18,11 +18,17 @@ from weft.schedule.language import Privatize, Schedule, UnrollJam, Vectorize, pa
 from weft.schedule.legal_cpu import allows, is_access, lanes, outermost
 from weft.schedule.machine import CpuMachine
 from weft.schedule.nest import LoopNest, axes_of
+from weft.schedule.register_tile import register_tile
+from weft.schedule.tile_size import tile_size
 from weft.schedule.variation import Variation
+
+# Operations as vectors, beyond which a tile is not taken: LLVM takes seconds for it. Those of the
+# examples have 960 at most.
+MOST_TILED = 1600
 
 
 def candidates(function: Function, machine: CpuMachine) -> list[Schedule]:
-    """The schedules to try, the best first. The last one has no tile: LLVM vectorises."""
+    """The schedules that pay, first the one that is taken. One has no tile: LLVM vectorises."""
     parallel = outermost(function)
     if parallel is None:
         return [()]
@@ -31,7 +37,10 @@ def candidates(function: Function, machine: CpuMachine) -> list[Schedule]:
         Privatize(name) for name in LoopNest(function, parallel).tensors
         if allows(function, (Privatize(name),), machine)
     )  # fmt: skip
-    return [tile, own] if tile else [own]
+    if not tile:
+        return [own]
+    tiled, _ = register_tile(function, parallel, tile, machine)
+    return [tile, own] if tile_size(tiled) <= MOST_TILED else [own, tile]
 
 
 def _tile(function: Function, parallel: Op, machine: CpuMachine) -> Schedule:

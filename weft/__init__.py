@@ -115,11 +115,12 @@ if TYPE_CHECKING:
     from weft.workbench.bench import bench as bench
     from weft.workbench.bench import benchmark as benchmark
     from weft.workbench.check import check as check
+    from weft.workbench.report_page import report as report
 
 
 _LATER = {
     "bench": "weft.workbench.bench", "benchmark": "weft.workbench.bench",
-    "check": "weft.workbench.check",
+    "check": "weft.workbench.check", "report": "weft.workbench.report_page",
     "export_library": "weft.pytorch.exported_program",
     "compile_for": "weft.tools.cross", "Config": "weft.tuning.autotune",
     "autotune": "weft.tuning.autotune", "tune": "weft.tuning.tune", "tuned": "weft.tuning.tune",

@@ -178,10 +178,11 @@ class Stages:
 
 def stages(
     region: Region, specs: dict[str, Spec], source: FunctionSource, options: Options, *,
-    arch: str = "",
+    arch: str = "", taken: str = "",
 ) -> Stages:  # fmt: skip
     """Compiles once more, for this machine or the GPU ``arch``, keeping what each stage made.
-    Nothing is loaded or cached."""
+    Nothing is loaded or cached. ``taken``: the text of the schedule for a GPU; "": what is
+    asked for, or what a large call takes."""
     lowered = lower(region, specs, source, debug=options.debug)
     shown = Stages(lowered.function.name)
     shown.texts["source"] = lowered.typed_source
@@ -206,7 +207,7 @@ def stages(
     asked = None if options.debug else options.asked("cuda" if arch else "cpu", shown.name)
     if arch:
         function = optimize(lowered.function, options, listener=listener, asked=asked)
-        shown.texts.update(_gpu_texts(function, arch, asked, step))
+        shown.texts.update(_gpu_texts(function, arch, asked, step, taken))
         return shown
     code = to_code(lowered.function, options, listener=listener, asked=asked)
     shown.texts["schedule"] = show(code.schedule) or "nothing: LLVM vectorises"
@@ -219,22 +220,23 @@ def stages(
 
 
 def _gpu_texts(
-    function: Function, arch: str, asked: str | None, step: Callable[[str, Function], None]
-) -> dict[str, str]:
-    """The stages behind the passes: of each candidate the IR after its steps, then the code by what
-    is asked for, or by the schedule that a large call takes, whose steps ``step`` is told of."""
+    function: Function, arch: str, asked: str | None, step: Callable[[str, Function], None],
+    taken: str,
+) -> dict[str, str]:  # fmt: skip
+    """The stages behind the passes: of each candidate the IR after its steps, then the code by the
+    schedule that is ``taken``, whose steps ``step`` is told of."""
     from weft.codegen import cuda, ptx  # code generation for GPUs is not needed without one
 
     facts = cuda.analyse(function, asked)
-    schedule = cuda.usual(facts)
+    schedule = parse(taken) if taken else cuda.usual(facts)
     every = "\n".join(facts.candidates)
     texts = {"schedule": f"{show(schedule)}\n\nfor {arch}, of these:\n{every}"}
-    for k, text in enumerate(facts.candidates):
+    run = cuda.scheduled(function, schedule, step).bound.function
+    if taken:
+        texts["scheduled ir"] = print_function(run, spans=function.lined)
+    for k, text in enumerate(facts.candidates if not taken else ()):
         made = cuda.scheduled(function, candidate(text).schedule)
-        texts[f"scheduled ir {k}"] = (
-            f"// {text}\n{print_function(made.bound.function, spans=function.lined)}"
-        )
-    cuda.scheduled(function, schedule, step)
+        texts[f"scheduled ir {k}"] = f"// {text}\n{print_function(made.bound.function)}"
     code = cuda.compile_cuda(function, schedule, arch)
     texts |= {"llvm": code.llvm, "llvm optimized": code.optimized(), "ptx": code.ptx}
     if ptx.ptxas() is None:

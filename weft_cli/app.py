@@ -57,6 +57,11 @@ Args = Annotated[
         "--args", help="Arguments as Python: 'torch.randn(8, 3), 2'. Names are the file's."
     ),
 ]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(help="Sizes: n=1000,2000 or, doubled each time, n=1024..65536. Repeatable."),
+]
+Beside = Annotated[str, typer.Option(help="Functions of the file, with commas.")]
 
 
 @app.command()
@@ -84,11 +89,8 @@ def check(
 def bench(
     kernel: Kernel,
     args: Args = "",
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(help="Sizes: n=1000,2000 or, doubled each time, n=1024..65536. Repeatable."),
-    ] = None,
-    beside: Annotated[str, typer.Option(help="Functions of the file, with commas.")] = "",
+    sweep: Sweep = None,
+    beside: Beside = "",
     compile: Annotated[bool, typer.Option(help="What torch.compile makes of each, too.")] = False,
     backward: Annotated[bool, typer.Option(help="Time the gradient.")] = False,
     cold: Annotated[bool, typer.Option(help="Empty the caches before each call.")] = False,
@@ -153,6 +155,35 @@ def inspect(
         given = source.evaluate(args)
         show(stages.inspect(source.kernel, *given, stages=stage or (), gpu=gpu, device=device,
                             sizes=parsed_sizes(size or []), names=source.names))  # fmt: skip
+
+
+@app.command()
+def report(
+    kernel: Kernel,
+    args: Args = "",
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="KERNEL.html by itself.")
+    ] = "",
+    gpu: Annotated[str, typer.Option(help="For a GPU that need not be here: sm_90.")] = "",
+    size: Size = None,
+    sweep: Sweep = None,
+    beside: Beside = "",
+    measure: Annotated[bool, typer.Option(help="Time it, and what this machine reaches.")] = True,
+    device: Device = "",
+    json: Json = False,
+) -> None:
+    """One HTML page: source beside IR, LLVM and machine code, what changed it, and times."""
+    with answer(json) as show:
+        from weft.workbench import bench, report_page  # imports torch
+        from weft.workbench.sources import load, parsed_sizes, parsed_sweep  # likewise
+
+        source = load(kernel)
+        others = [name for name in beside.split(",") if name]
+        show(report_page.report(
+            source.kernel, *source.evaluate(args), path=output, gpu=gpu, device=device,
+            beside=bench.beside_of(source.names, others, False), sizes=parsed_sizes(size or []),
+            sweep=parsed_sweep(sweep or []), measure=measure, names=source.names,
+        ))  # fmt: skip
 
 
 @app.command()

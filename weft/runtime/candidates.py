@@ -103,7 +103,7 @@ class Row:
     def described(self) -> list[str]:
         """The candidate in a few lines."""
         parts = [f"grid {_dims(self.grid)}, block {_dims(self.block)}"] if any(self.grid) else []
-        parts += [f"{_large(self.accessed, 'B')} accessed"] if self.accessed is not None else []
+        parts += [f"{large(self.accessed, 'B')} accessed"] if self.accessed is not None else []
         parts += [f"{self.registers} registers"] if self.registers is not None else []
         return [
             f"{'>' if self.taken else ' '} {self.schedule or _NOTHING}",
@@ -129,7 +129,7 @@ class Schedules(tuple[Row, ...]):
             if before is None or row.loop != before.loop:
                 later = 0
                 least = "" if row.exact else " at least"
-                spent = f"{_large(row.bytes, 'B')}, {_large(row.operations, ' operations')}{least}"
+                spent = f"{large(row.bytes, 'B')}, {large(row.operations, ' operations')}{least}"
                 lines += [
                     *[""] * bool(lines),
                     f"{row.loop}, line {row.line}, on {row.device}: {spent}",
@@ -152,9 +152,9 @@ class Schedules(tuple[Row, ...]):
         for row in self:
             cells = (
                 "▶" if row.taken else "", row.schedule or _NOTHING, row.why,
-                _dims(row.grid), _dims(row.block), _large(row.bytes, "B"),
-                "-" if row.accessed is None else _large(row.accessed, "B"),
-                _large(row.operations), "-" if row.registers is None else row.registers,
+                _dims(row.grid), _dims(row.block), large(row.bytes, "B"),
+                "-" if row.accessed is None else large(row.accessed, "B"),
+                large(row.operations), "-" if row.registers is None else row.registers,
             )  # fmt: skip
             parts += ["<tr>", *(f"<td>{html.escape(str(cell))}</td>" for cell in cells), "</tr>"]
         return "".join([*parts, "</table>"])
@@ -164,7 +164,7 @@ def _dims(dims: Dims) -> str:
     return " x ".join(map(str, dims)) if any(dims) else "-"
 
 
-def _large(number: int, of: str = "") -> str:
+def large(number: int, of: str = "") -> str:
     """A number to three digits."""
     for sign, unit in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= unit:

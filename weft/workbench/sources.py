@@ -28,7 +28,7 @@ class Source:
             return ()
         scope = {"torch": importlib.import_module("torch"), **self.names}
         try:
-            value = eval(expression, scope)
+            value = eval(f"({expression})", scope)  # in parentheses, for "*pair, 2"
         except Exception as error:
             raise UsageError(f"--args {expression!r}: {type(error).__name__}: {error}") from error
         return value if isinstance(value, tuple) else (value,)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from weft import compiler
 from weft.codegen.launching import architecture
@@ -12,6 +14,7 @@ from weft.frames import user_frames
 from weft.kernel import Kernel, kernel_inside
 from weft.pytorch.fake import fake_launchers
 from weft.pytorch.fusible import explained
+from weft.runtime.candidates import table
 from weft.runtime.inspection import inspected, visited
 from weft.runtime.launch import Launcher
 from weft.values import frozen
@@ -104,18 +107,30 @@ def compiled_loops(
     kernel: Kernel, given: tuple[Any, ...], gpu: str = "", lines: bool = False
 ) -> list[compiler.Stages]:
     """Every stage of each loop that a call runs, on copies; for the GPU ``gpu``, which need not be
-    here, no loop runs. ``lines``: IR and code say which source lines they come from."""
+    here, no loop runs. On a GPU the code is that of the schedule which the call takes. ``lines``:
+    IR and code say which source lines they come from."""
     options = replace(kernel.options, lines=lines)
     launchers = [Launcher(r, kernel.source, options) for r in kernel.parts.regions]
-    if not gpu:
+    device = next((v.device for v in given if isinstance(v, torch.Tensor) and v.is_cuda), None)
+    if not gpu and device is None:
         return inspected(kernel.parts.host, launchers, given, {}, explained).loops
-    arch = architecture(gpu)
+    arch = architecture(gpu or "sm_{}{}".format(*torch.cuda.get_device_capability(device)))
 
     def visit(launcher: Launcher, values: tuple[Any, ...]) -> compiler.Stages:
-        specs = launcher.forms.specs(values)
-        return compiler.stages(launcher.region, specs, launcher.source, options, arch=arch)
+        specs, rows = launcher.forms.specs(values), table(launcher, values, "cuda", None)
+        taken = next((row.schedule for row in rows if row.taken), "")
+        found = compiler.stages(
+            launcher.region, specs, launcher.source, options, arch=arch, taken=taken
+        )
+        found.texts["inductor"] = explained(launcher, values)
+        return found
 
-    return visited(kernel.parts.host, launchers, fake_launchers(kernel), given, {}, visit)
+    runs: list[Callable[..., Any]] = [
+        lambda *values, launcher=launcher: launcher.slow(values) for launcher in launchers
+    ]
+    copies = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in given)
+    runs = list(fake_launchers(kernel)) if gpu else runs
+    return visited(kernel.parts.host, launchers, runs, copies, {}, visit)
 
 
 def _of_all(kernel: Kernel, given: tuple[Any, ...], stage: str) -> Listing | None:

@@ -33,7 +33,7 @@ from weft.errors import (
 from weft.settings import rarely_collected
 
 with rarely_collected:  # this imports all the rest
-    from weft.kernel import Kernel, kernel
+    from weft.kernel import Definition, Kernel, kernel
 
 from weft.lang import math, types
 from weft.lang.atomics import (
@@ -108,6 +108,8 @@ from weft.version import VERSION as __version__
 if TYPE_CHECKING:
     from weft.pytorch.exported_program import export_library as export_library
     from weft.tools.cross import compile_for as compile_for
+    from weft.tools.foreign import c_source as c_source
+    from weft.tools.foreign import cuda_source as cuda_source
     from weft.tuning.autotune import Config as Config
     from weft.tuning.autotune import autotune as autotune
     from weft.tuning.tune import tune as tune
@@ -120,11 +122,19 @@ if TYPE_CHECKING:
 
 _LATER = {
     "bench": "weft.workbench.bench", "benchmark": "weft.workbench.bench",
-    "check": "weft.workbench.check", "report": "weft.workbench.report_page",
+    "c_source": "weft.tools.foreign", "check": "weft.workbench.check",
+    "cuda_source": "weft.tools.foreign", "report": "weft.workbench.report_page",
     "export_library": "weft.pytorch.exported_program",
     "compile_for": "weft.tools.cross", "Config": "weft.tuning.autotune",
     "autotune": "weft.tuning.autotune", "tune": "weft.tuning.tune", "tuned": "weft.tuning.tune",
 }  # fmt: skip
+
+
+def _implementing(kernel: Kernel) -> Any:
+    return importlib.import_module("weft.workbench.implementation").Implementations(kernel)
+
+
+Definition.implementing = staticmethod(_implementing)
 
 
 def __getattr__(name: str) -> Any:

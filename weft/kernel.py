@@ -8,7 +8,7 @@ import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, overload
 
 import torch
 from torch.autograd import profiler
@@ -25,9 +25,16 @@ from weft.lang import numbers
 from weft.options import Options, default_options
 from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.namespace import namespace_of
-from weft.pytorch.overrides import check_foreign, overridden, overrides, overriding, transformed
+from weft.pytorch.overrides import (
+    check_foreign,
+    connect,
+    overridden,
+    overrides,
+    overriding,
+    transformed,
+)
 from weft.runtime.entry import PLAIN, dispatched, make_entry, order_of
-from weft.runtime.launch import DirectEntry, Launcher, Tuning
+from weft.runtime.launch import DirectEntry, Implementations, Launcher, Tuning
 from weft.runtime.signature import check_argument
 from weft.runtime.specialize import Specialization
 from weft.settings import deep, rarely_collected
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
     from weft.runtime.scheduling import Given
     from weft.schedule.machine import GpuMachine
 
+F = TypeVar("F", bound=Callable[..., Any])
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch = torch.Tensor.__torch_dispatch__
 
@@ -61,6 +69,7 @@ class Definition:
     ) -> None:  # fmt: skip
         functools.update_wrapper(cast(Any, self), function)
         self.function, self.given, self.tuning = function, options, tuning
+        self.implementations: Implementations | None = None  # beside the loops
         self._op_name, self._namespace = name or function.__name__, namespace
         self._host: Any = None  # the host part, from the first call on
         self._seen: set[Any] = set()
@@ -132,6 +141,7 @@ class Definition:
         """What it was given besides its function, in words for its operators' names."""
         given = {name: value for name, value in self.given.items() if name != "schedule"}
         given |= {} if self.options.fuse is None else {"fuse": self.options.fuse}
+        given |= {"implementations": self.implementations.text} if self.implementations else {}
         return {**given, **({"autotune": self.tuning.text} if self.tuning else {})}
 
     @user_frames
@@ -174,7 +184,7 @@ class Definition:
         """Whether calls go to the host part as they are."""
         options = self.options
         special = self._convert or self._checked or options.interpret or options.autocast
-        return not special
+        return not special and self.implementations is None
 
     @functools.cached_property
     def _policy(self) -> Policy:
@@ -223,6 +233,28 @@ class Definition:
                 f"`{self.__name__}` is autotuned twice", self.span,
                 help="write one weft.autotune with all configs",
             )  # fmt: skip
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        kernel: Any = self
+        if instance is None:
+            return self
+        if _is_dynamo_compiling():  # which cannot make methods
+            return functools.partial(kernel, instance)
+        if self.__name__ == "forward" and isinstance(instance, torch.nn.Module):
+            from weft.pytorch.dynamo import BoundForward  # where a module has such a method
+
+            return BoundForward(kernel, instance)
+        return types.MethodType(kernel, instance)
+
+    implementing: ClassVar[Callable[[Any], Implementations]]  # of a layer above
+
+    def implementation(
+        self, device: str, *, dtypes: Sequence[torch.dtype] | None = None,
+        when: Callable[..., Any] | None = None,
+    ) -> Callable[[F], F]:  # fmt: skip
+        """Has the function below carry out calls: ``workbench.implementation.Implementations``."""
+        found = self.implementations or Definition.implementing(self)
+        return found.registration(device, dtypes, when)
 
     @user_frames
     def interpret(self, *args: Any, **kwargs: Any) -> Any:
@@ -329,6 +361,8 @@ class Kernel(Definition):
         """The same without what a return annotation asks for: results of loops are tensors."""
         if self.options.interpret:
             return self._watched(args, kwargs)
+        if self.implementations is not None:
+            return self.implementations.call(args, kwargs)
         return self.carry_out(self.current_launchers(), args, kwargs)
 
     def current_launchers(self) -> Sequence[Callable[..., Any]]:
@@ -348,17 +382,6 @@ class Kernel(Definition):
         except TypeError as error:
             self._explain(error, args, kwargs)
             raise
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self
-        if _is_dynamo_compiling():  # which cannot make methods
-            return functools.partial(self, instance)
-        if self.__name__ == "forward" and isinstance(instance, torch.nn.Module):
-            from weft.pytorch.dynamo import BoundForward  # where a module has such a method
-
-            return BoundForward(self, instance)
-        return types.MethodType(self, instance)
 
     @functools.cached_property
     def _torchdynamo_orig_callable(self) -> Callable[..., Any]:
@@ -385,7 +408,7 @@ class Kernel(Definition):
                 for region in parts.regions:
                     launcher = Launcher(region, self.source, self.options)
                     launcher.install = functools.partial(self._launchers.__setitem__, region.index)
-                    _connect(launcher)
+                    connect(launcher)
                     self._regions.append(launcher)
                     self._launchers.append(launcher)
                 if self._is_simple:
@@ -430,6 +453,14 @@ class Kernel(Definition):
                 launcher.forms.rescheduled(self.options)
         return self
 
+    def implemented(self, others: Implementations) -> None:
+        """Has calls ask ``others``, and torch know of another operator."""
+        with self._lock:
+            self.implementations, self._entry = others, self._special
+            self.__dict__.pop("operators", None)
+            for launcher in self._regions:
+                launcher.direct_entry = None
+
     @property
     def specializations(self) -> list[Specialization]:
         """What was compiled so far, loop by loop."""
@@ -445,7 +476,7 @@ class Kernel(Definition):
         self._prepare()
         operators = Operators(self, self._namespace, self._op_name)
         special = self._checked or self._convert or self.tuning or self.options.interpret
-        operators.loops = () if special else traced_loops(operators)
+        operators.loops = () if special or self.implementations else traced_loops(operators)
         operators.fills = any(loop.plain is not loop.recorded for loop in operators.loops)
         if not (special or operators.loops) and self.mutated:
             operators.recorded = traced_loops(operators, recorded=True)
@@ -508,26 +539,6 @@ class Kernel(Definition):
         return candidates.of_call(
             self.parts.host, self.launchers, fakes, args, kwargs, device, machine
         )
-
-
-def _connect(launcher: Launcher) -> None:
-    """Has autograd know of the launches of ``launcher``."""
-    launcher.differentiate = functools.partial(_differentiate, launcher)
-    launcher.history = functools.partial(_history, launcher)
-    launcher.connect = _connect
-
-
-def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
-    with rarely_collected:
-        from weft.pytorch.autograd import differentiate  # only where a gradient is asked for
-
-    return differentiate(launcher, args)
-
-
-def _history(launcher: Launcher, args: tuple[Any, ...]) -> Callable[..., object] | None:
-    from weft.pytorch.history import history  # where a gradient is asked for again
-
-    return history(launcher, args)
 
 
 def kernel_inside(function: Any) -> Kernel | None:

@@ -236,6 +236,8 @@ class LoopKernel:
     from sizes, strides, dtype and device, and ``copied``, of which it takes a copy first; then what
     the loop reduces into."""
 
+    implementations = None
+
     def __init__(
         self, of: Operators, region: Region, made: Sequence[int], copied: Sequence[int]
     ) -> None:

@@ -212,6 +212,7 @@ class Operators:
             shared = (
                 name, id(function.__globals__), *map(id, function.__closure__ or ()),
                 constant_key(function.__defaults__), constant_key(function.__kwdefaults__), key,
+                id(self.kernel.implementations),
             )  # fmt: skip
             make = functools.partial(form.make, name, schema, (*tags,))
             operator = self.made[key] = namespace_of(self.namespace).once(shared, make)
@@ -229,7 +230,7 @@ class Operators:
                     if schema_type(p, p.default) == kind and kind}  # fmt: skip
         return Form(
             self.kernel, self.returned, self.namespace, types, constants, defaults, written,
-            autocast, fuses,
+            autocast, fuses and self.kernel.implementations is None,
         )  # fmt: skip
 
     def name_for(

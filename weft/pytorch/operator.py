@@ -121,7 +121,7 @@ class Form:
 
     def _boxed(self, name: str) -> BoxedKernel | None:
         """Its kernel in machine code, where it is one loop over its parameters."""
-        if self.autocast or not all(self.types):
+        if self.autocast or not all(self.types) or self.kernel.implementations is not None:
             return None
         return boxed_kernel(self.kernel, self.types, name)
 
@@ -163,7 +163,8 @@ class Form:
         parameters = kernel.parts.parameters
         made = _made_items(returned)
         if (
-            self.autocast or not all(types) or any("[" in t or t == CHANGING for t in types)
+            kernel.implementations is not None  # which record no gradient
+            or self.autocast or not all(types) or any("[" in t or t == CHANGING for t in types)
             or any(p.position not in _POSITIONAL for p in parameters)
             or made not in (0, len(returned) if isinstance(returned, tuple) else 1)
             or (made and returned_types(kernel.function) is not None)

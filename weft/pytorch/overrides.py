@@ -119,3 +119,23 @@ def _with_batches(plain: list[Launch], launcher: Launcher, *args: Any) -> Any:
         from weft.pytorch.batching import with_batches  # only under vmap
 
     return with_batches(launcher, plain[launcher.region.index], *args)
+
+
+def connect(launcher: Launcher) -> None:
+    """Has autograd know of the launches of ``launcher``."""
+    launcher.differentiate = functools.partial(_differentiate, launcher)
+    launcher.history = functools.partial(_history, launcher)
+    launcher.connect = connect
+
+
+def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
+    with rarely_collected:
+        from weft.pytorch.autograd import differentiate  # only where a gradient is asked for
+
+    return differentiate(launcher, args)
+
+
+def _history(launcher: Launcher, args: tuple[Any, ...]) -> Callable[..., object] | None:
+    from weft.pytorch.history import history  # where a gradient is asked for again
+
+    return history(launcher, args)

@@ -71,12 +71,26 @@ class Tuning(Protocol):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
 
 
+class Implementations(Protocol):
+    """Other code that computes what a kernel's loops do (see ``Kernel.implementation``). ``text``
+    tells it from others."""
+
+    @property
+    def text(self) -> str: ...
+    def registration(
+        self, device: str, dtypes: Sequence[torch.dtype] | None, when: Callable[..., Any] | None
+    ) -> Callable[[Any], Any]: ...
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+
 class KernelLike(Protocol):
     """What is asked of a kernel below the layer that has them."""
 
     __name__: str
     function: Callable[..., Any]
 
+    @property
+    def implementations(self) -> Implementations | None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     @functools.cached_property

@@ -132,7 +132,8 @@ def bench(
     ``sweep`` lists. Every provider's results are compared with the kernel's in float64 before it is
     timed. ``device``: the GPU if there is one. ``cold``: caches are emptied before each call.
     ``backward``: the gradient by all floating-point arguments is timed, not the call.
-    ``seconds``: for each provider at each size. Raises ``UsageError``.
+    ``seconds``: for each provider at each size. Where the kernel has implementations, "weft" is the
+    loop, and each that applies to the arguments is a provider. Raises ``UsageError``.
     """
     inner = kernel_inside(kernel)
     if inner is None:
@@ -143,8 +144,10 @@ def bench(
     def make(**sizes: int) -> tuple[Any, ...]:
         return call_arguments(inner, args, scope, sizes, str(plan.where))
 
-    providers = {"weft": kernel, **(beside or {})}
     plan = Plan(device, cold, backward, seconds)
+    others: Any = inner.implementations  # a gradient is the loop's
+    own = {"weft": kernel} if others is None else others.providers(plan.where, backward)
+    providers = {**own, **(beside or {})}
     return Benchmark(inner.__name__, make, providers, dict(sweep or {}), plan).run()
 
 
@@ -194,6 +197,7 @@ class Benchmark:
                      for v in (made if isinstance(made, tuple) else (made,)))  # fmt: skip
         key, moved, computed = tuple(sizes.items()), *self._cost(args)
         expected = self._expected(args)
+        kept = _restoring(args, self._kernel, plan, where)
         calls: dict[str, Callable[[], Any]] = {}
         for name, provider in self.providers.items():
             try:
@@ -201,13 +205,13 @@ class Benchmark:
                 failure = unlike(expected, found)
                 count = 1 if plan.cold or where.type == "cuda" else repeats(calls[name])
                 calls[name] = repeated(calls[name], count)
+                kept()
             except Exception as error:  # whatever a provider raises is in its row
                 failure, count = brief(error), 1
             if failure:
                 calls.pop(name, None)
                 yield Row(key, name, failure=failure)
         counts = {name: getattr(call, "count", 1) for name, call in calls.items()}
-        kept = _restoring(args, self._kernel, plan, where)
         taken = samples([*calls.values()], where, kept, seconds=plan.seconds) if calls else []
         for (name, count), times in zip(counts.items(), taken, strict=True):
             lower, median, upper = statistics.quantiles([t / count for t in times], n=4)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+# pyright: reportPrivateUsage=false
 from weft.kernel import Kernel
 from weft.values import frozen
 from weft.workbench.arguments import Maker
@@ -140,14 +141,15 @@ def filled_memory() -> Generator[None]:
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     how: Any = torch.utils.deterministic
     fills = how.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not by ``torch.use_deterministic_algorithms``, which imports Inductor.
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
     how.fill_uninitialized_memory = True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=only_warns)
+        torch._C._set_deterministic_algorithms(before, warn_only=only_warns)
         how.fill_uninitialized_memory = fills
 
 

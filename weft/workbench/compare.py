@@ -105,10 +105,12 @@ def allowed(
 
 
 def described(
-    name: str, expected: torch.Tensor, found: torch.Tensor, good: torch.Tensor
-) -> Difference:
-    """Of the elements that are not ``good``, the one that is off most."""
+    name: str, expected: torch.Tensor, found: torch.Tensor, good: torch.Tensor,
+    first: bool = False,
+) -> Difference:  # fmt: skip
+    """Of the elements that are not ``good``, the one that is off most, or the ``first``."""
     off = (found.double() - expected.double()).abs().nan_to_num(math.inf)
+    off = torch.ones_like(off) if first else off
     flat = int(torch.where(good, -1.0, off).reshape(-1).argmax()) if good.dim() else 0
     place = tuple(int(n) for n in torch.unravel_index(torch.tensor(flat), good.shape))
     count = int((~good).sum())

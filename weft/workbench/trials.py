@@ -26,14 +26,23 @@ _UNORDERED = (
 
 @mutable
 class Trials:
-    """Of one kernel, or of another function in its place (``call``), with arguments that ``maker``
-    makes. ``rate``: seconds that the Python takes for one operation or byte."""
+    """Of one kernel, or of another function in its place (``call``, which errors call ``subject``),
+    with arguments that ``maker`` makes. ``oracle``, on the device ``where``, stands for the Python.
+    ``patience``: seconds that one run of the Python may take; ``rate``: that it takes for one
+    operation or byte, which are counted if ``counts``. ``first``: the first element that differs is
+    told, not the one that is off most."""
 
     kernel: Kernel
     maker: Maker
     call: Callable[..., Any]
     rate: float = 3e-5
     begun: bool = False  # whether there was a comparison
+    patience: float = _PYTHON_SECONDS
+    oracle: Callable[..., Any] | None = None
+    where: str = "cpu"
+    subject: str = "the kernel"
+    first: bool = False
+    counts: bool = True
 
     def arguments(self, case: Case) -> dict[str, Any]:
         return build(self.maker, case, self.kernel.mutated)
@@ -42,7 +51,7 @@ class Trials:
         """The result, and why: the kernel beside its Python."""
         arguments = self.arguments(case)
         work = self._work(arguments)
-        if work * self.rate > _PYTHON_SECONDS:
+        if work * self.rate > self.patience:
             return NOT_TRIED, f"the Python would take some {work * self.rate:.0f} seconds"
         begin = time.perf_counter()
         expected, why = self.python(arguments)
@@ -52,18 +61,32 @@ class Trials:
         first, self.begun = not self.begun, True
         if expected is None:
             return (WRONG if self._promised(why[0], first) else NOT_TRIED), why[1]
+        return self.beside(arguments, expected, case.device, case.dtype is None)
+
+    def beside(
+        self, arguments: dict[str, Any], expected: dict[str, torch.Tensor], device: str,
+        promised: bool = True,
+    ) -> Verdict:  # fmt: skip
+        """The result, and why: a call beside what is ``expected`` of it. ``promised``: the kernel
+        takes such arguments."""
         try:
-            found = outcome(self.kernel, self.call, copied(arguments, case.device))
+            found = outcome(self.kernel, self.call, copied(arguments, device))
         except CompileError as error:
-            return (WRONG if case.dtype is None else NOT_TRIED), f"refused: {told(error)}"
+            return (WRONG if promised else NOT_TRIED), f"refused: {told(error)}"
         except Exception as error:  # whatever the call raises and the Python does not
-            return WRONG, f"the Python runs, and the kernel raises {told(error)}"
+            return WRONG, f"the Python runs, and {self.subject} raises {told(error)}"
         difference = self._difference(arguments, expected, found)
         return (OK, "") if difference is None else (WRONG, str(difference))
+
+    def seconds(self, arguments: dict[str, Any]) -> float:
+        """What the Python may take for these arguments."""
+        return self._work(arguments) * self.rate
 
     def _work(self, arguments: dict[str, Any]) -> float:
         """What the time of the Python goes by: operations and bytes, as far as they are known."""
         elements = sum(v.numel() for v in arguments.values() if isinstance(v, torch.Tensor))
+        if not self.counts:
+            return max(elements, 1) ** 1.5
         hollow = {n: v.to("meta") if isinstance(v, torch.Tensor) else v
                   for n, v in arguments.items()}  # fmt: skip
         bound = self.kernel.signature.bind_partial()
@@ -78,7 +101,8 @@ class Trials:
         """What the Python computes; or None, and what it raised."""
         try:
             with filled_memory():
-                found = outcome(self.kernel, self.kernel.interpret, copied(arguments))
+                run = self.oracle or self.kernel.interpret
+                found = outcome(self.kernel, run, copied(arguments, self.where))
         except Exception as error:  # whatever a person's function raises
             return None, (error, f"the Python itself: {told(error)}")
         return found, (None, "")
@@ -112,7 +136,7 @@ class Trials:
                 exact, *moved = (run[name] for run in noisy())
                 good |= compare.allowed(exact, moved, other, most)
             if not good.all():
-                most_off = compare.described(name, value, other, good)
+                most_off = compare.described(name, value, other, good, self.first)
                 return compare.Difference(name, most_off.text + unwritten(value, good))
         return None
 
@@ -158,7 +182,7 @@ class Trials:
         except Exception as error:  # of subscripts, or told by the comparison
             return NOT_TRIED, told(error)
         for name, first in runs[0].items():
-            if any(not torch.equal(_bits(first), _bits(run[name])) for run in runs[1:]):
+            if any(not torch.equal(bits(first), bits(run[name])) for run in runs[1:]):
                 return VARIES, f"{name}: {_UNORDERED}"
         return OK, ""
 
@@ -174,7 +198,7 @@ def _largest(dtype: torch.dtype) -> int:
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
-def _bits(value: torch.Tensor) -> torch.Tensor:
+def bits(value: torch.Tensor) -> torch.Tensor:
     return value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else value
 
 

@@ -248,7 +248,8 @@ def test_operands_are_counted_in_one_place() -> None:
 
 
 EXAMPLES = {p.name for p in (ROOT / "examples").glob("[!_]*.py")}
-EXAMPLES -= {"photograph.py", "beside.py"}  # what they have in common
+# What they have in common, and what needs packages that need not be there.
+EXAMPLES -= {"photograph.py", "beside.py", "triton_kernels.py", "numba_kernels.py"}
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))

@@ -121,6 +121,8 @@ class Implementations:
         def register(function: F) -> F:
             name = getattr(function, "__name__", type(function).__name__)
             self._check_function(function, name)
+            if name in {one.name for one in self.registered}:
+                name = f"{name} of {function.__module__}, {len(self.registered)}"
             chosen = None if listed is None else tuple(listed)
             self.registered.append(Implementation(name, function, device, chosen, when))
             self.kernel.implemented(self)

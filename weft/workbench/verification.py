@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from weft.errors import WeftError
 from weft.kernel import Kernel
 from weft.pytorch.fake import hollow
-from weft.values import frozen
+from weft.values import mutable
 from weft.workbench.arguments import Maker, maker_of, random_tensor
 from weft.workbench.cases import LAYOUTS, Case, copied, filled_memory, shapes
 from weft.workbench.operator_checks import OK, WRONG, Verdict
@@ -29,15 +29,17 @@ _LARGE, _ITERATIONS = 300, 2e7  # of a size, and of the loop at such sizes
 _MOST = 1 << 24  # elements of a call's arguments, which are copied if there are no more
 
 
-@frozen
+@mutable
 class Verification:
     """Of the implementation ``call``, which ``applies`` to some arguments on ``device``. ``loop``:
-    the kernel without implementations."""
+    the kernel without implementations. ``rate``: seconds that it took for an element of its
+    arguments, lately: one that is interpreted may be slow."""
 
     loop: Kernel
     call: Callable[..., Any]
     applies: Callable[..., bool]
     device: torch.device
+    rate: float = 0.0
 
     def verdict(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Why it is wrong, with the first element that differs; "" where nothing was found.
@@ -49,8 +51,7 @@ class Verification:
             return next(filter(None, self._findings(given)), "")
 
     def _findings(self, given: dict[str, Any]) -> Iterator[str]:
-        elements = sum(v.numel() for v in given.values() if isinstance(v, torch.Tensor))
-        small = elements <= _MOST
+        small = _elements(given) <= _MOST
         end = time.perf_counter() + _SECONDS
         for maker in self._makers(given if small else {n: _cut(v) for n, v in given.items()}):
             trials = Trials(self.loop, maker, self.observed, patience=_PATIENCE, first=True,
@@ -126,7 +127,7 @@ class Verification:
 
     # --- those of a call -------------------------------------------------------------------------
     def _beside_loop(self, arguments: dict[str, Any], what: str) -> str:
-        if not self._takes(arguments):
+        if not self._takes(arguments) or self.rate * _elements(arguments) > _SECONDS:
             return ""
         maker = Maker({}, lambda sizes, seed: arguments, True, {})
         trials = Trials(self.loop, maker, self.observed, oracle=self.loop, first=True,
@@ -145,7 +146,9 @@ class Verification:
         tensors = {n: v for n, v in bound.arguments.items() if isinstance(v, torch.Tensor)}
         before = {n: v.clone() for n, v in tensors.items() if n not in self.loop.mutated}
         with filled_memory():
+            begin = time.perf_counter()
             out = self.call(*args, **kwargs)
+            self.rate = (time.perf_counter() - begin) / _elements(bound.arguments)
         for name, content in before.items():
             if not torch.equal(bits(content), bits(tensors[name])):
                 raise WeftError(f"it writes to `{name}`, which the loop only reads")
@@ -225,6 +228,10 @@ def _fitted(maker: Maker, given: dict[str, Any]) -> Maker:
         return {n: fit(n, v) for n, v in maker.make(sizes, seed).items()}
 
     return Maker(maker.sizes, make, maker.promised, maker.most)
+
+
+def _elements(arguments: Mapping[str, Any]) -> int:
+    return sum(v.numel() for v in arguments.values() if isinstance(v, torch.Tensor))
 
 
 def _cut(value: Any) -> Any:

@@ -258,16 +258,15 @@ class Definition:
 
     @user_frames
     def interpret(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the Python itself, with bounds and races checked."""
+        """Runs the Python itself, with bounds and races checked: see ``runtime.watch.run``, whose
+        ``only=`` and ``step=`` may be given."""
         result = self._watched(args, kwargs)
         return result if self._convert is None else self._convert(result)
 
     def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from weft.runtime import watch  # only where the Python itself is run
 
-        if self.tuning is not None:
-            args, kwargs = self.tuning.completed(self, args, {**kwargs})
-        return watch.run(self.function, args, kwargs, self.source)
+        return watch.interpreted(self, args, {**kwargs})
 
     @user_frames
     def cost(self, *args: Any, **kwargs: Any) -> Cost:

@@ -119,6 +119,11 @@ def full_traceback() -> bool:
     return os.environ.get("WEFT_TRACEBACK", "").strip().lower() not in ("", "short")
 
 
+def own_breakpoint() -> bool:
+    """Whether ``breakpoint()`` stops in pdb, as far as the environment says."""
+    return not os.environ.get("PYTHONBREAKPOINT")
+
+
 @cache
 def default_options() -> Options:
     """The options that the environment asks for; it is read once."""

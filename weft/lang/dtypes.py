@@ -72,8 +72,14 @@ class Scalar(torch.Tensor):
         return math.trunc(self.item())
 
     def __repr__(self) -> str:  # type: ignore[override]
+        """The shortest number that is this one in its dtype: debuggers show numbers."""
+        value = self.item()
+        if not isinstance(value, float) or not math.isfinite(value) or self.dtype == torch.float64:
+            return repr(value)
+        texts = (f"{value:.{digits}g}" for digits in range(1, 10))
         with quietly():
-            return repr(self.as_subclass(torch.Tensor))
+            texts = (t for t in texts if torch.tensor(float(t), dtype=self.dtype).item() == value)
+            return repr(float(next(texts, repr(value))))
 
 
 def _augmented(name: str) -> Callable[[Scalar, Any], Any]:

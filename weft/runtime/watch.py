@@ -22,7 +22,7 @@ import operator
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from typing import Any
@@ -38,6 +38,7 @@ from weft.lang.field import Array, Field, indices, is_number, subscripts
 from weft.lang.loops import Grouped, NDRange, Serial, is_func
 from weft.lang.vectors import MatrixType, VectorType
 from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject, subscript
+from weft.runtime.debugger import Debugger, is_asked_for
 from weft.runtime.rewrite import CAST, LOOP, instrument
 from weft.runtime.signature import check_argument
 from weft.settings import deep
@@ -85,9 +86,15 @@ class Access:
 class Watch:
     """What is known while a kernel is interpreted: the iteration, and who touched which element.
 
-    Elements are known by their address, so that views and tensors passed twice are one.
+    Elements are known by their address, so that views and tensors passed twice are one. ``only``:
+    the indices of the iteration that is run, of a loop and of those inside it, ``chosen`` so many
+    of them so far; ``steps``: the debugger stops at each iteration that runs.
     """
 
+    only: tuple[int, ...] = ()
+    steps: bool = False
+    chosen: int = 0
+    met: bool = False  # an iteration that ``only`` names
     active: bool = False
     iteration: Any = None
     now: dict[tuple[int, str], Access] = field(default_factory=dict)
@@ -103,12 +110,43 @@ class Watch:
         parallel = isinstance(iterable, range | NDRange | Grouped | torch.Tensor)
         if isinstance(iterable, torch.Tensor):
             iterable = indices(iterable)
+        if self.chosen < len(self.only) and (self.active or parallel):
+            iterable = self._chosen(iterable)
         return self._announced(iterable) if parallel and not self.active else iterable
+
+    def _chosen(self, iterable: Iterable[Any]) -> Iterator[Any]:
+        """The iterations that ``only`` names."""
+        before = self.chosen
+        left = self.only[before:]
+        for index in iterable:
+            own = tuple(map(operator.index, index if isinstance(index, tuple) else [index]))
+            if own[: len(left)] == left[: len(own)]:
+                self.chosen = before + len(own)
+                self.met = self.met or self.chosen >= len(self.only)
+                try:
+                    yield index
+                finally:
+                    self.chosen = before
+
+    @functools.cached_property
+    def debugger(self) -> Debugger:
+        def finish() -> None:
+            self.steps = False
+
+        return Debugger(lambda: self.iteration, finish)
+
+    @property
+    def hidden(self) -> dict[str, Any]:
+        """What takes part in a kernel's function by a name of its own."""
+        stop = {"breakpoint": self.debugger.stop} if is_asked_for() else {}
+        return {LOOP: self.loop, CAST: cast, **stop}
 
     def _announced(self, iterable: Iterable[Any]) -> Iterator[Any]:
         try:
             for index in iterable:
                 self.active, self.iteration = True, index
+                if self.steps:
+                    self.debugger.at_iteration(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
                 yield index
                 self._finish()
         finally:
@@ -189,7 +227,7 @@ class Watch:
         def call(*args: Any, **kwargs: Any) -> Any:
             if function not in self.callees:
                 refuse_references(function, None)
-                hidden = {LOOP: lambda iterable: iterable, CAST: cast}
+                hidden = {**self.hidden, LOOP: lambda iterable: iterable}
                 made: Callable[..., Any] = instrument(
                     function, read_function(function), hidden, self.wrap_constant
                 )
@@ -486,16 +524,39 @@ def run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     source: FunctionSource,
+    only: Sequence[int] | int = (),
+    step: bool = False,
 ) -> Any:
     """Runs the undecorated ``function`` (whose text is ``source``) with all checks on.
 
     The tensors among the arguments are written in place. Gives what the function returns, as plain
     tensors. Raises KernelIndexError, KernelTypeError and RaceError with the user's line.
+    ``breakpoint()`` stops in pdb, where ``iteration`` shows the indices, and ``s`` goes by weft's
+    own functions. ``only``: the indices of a parallel loop, and of loops inside it as far as there
+    are more, of which that iteration alone is run; raises KernelIndexError where there is none.
+    ``step``: pdb stops at each iteration that is run: ``c`` goes on to the next one, ``finish`` to
+    the end.
     """
     with watching() as watch:
-        hidden = {LOOP: watch.loop, CAST: cast}
+        watch.only = tuple(map(operator.index, only if isinstance(only, Sequence) else [only]))
+        watch.steps = step
         with deep(source.span(source.tree)):
-            made = instrument(function, source, hidden, watch.wrap_constant)
+            made = instrument(function, source, watch.hidden, watch.wrap_constant)
         bound = _arguments(function, watch, args, kwargs)
         result = made(*bound.args, **bound.kwargs)
+    if watch.only and not watch.met:
+        raise KernelIndexError(
+            f"no loop has the iteration {watch.only}", source.span(source.tree),
+            "only= takes the indices of a loop that runs in parallel, then those of loops in it",
+        )  # fmt: skip
     return watch.unwrap(result)
+
+
+def interpreted(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``run`` of a kernel's function: ``only`` and ``step`` are among ``kwargs``, unless parameters
+    of the kernel are called so."""
+    asked = {n: kwargs.pop(n) for n in ("only", "step")
+             if n in kwargs and n not in kernel.signature.parameters}  # fmt: skip
+    if kernel.tuning is not None:
+        args, kwargs = kernel.tuning.completed(kernel, args, kwargs)
+    return run(kernel.function, args, kwargs, kernel.source, **asked)

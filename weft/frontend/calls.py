@@ -61,6 +61,7 @@ from weft.frontend.names import KNOWN_MODULES
 from weft.frontend.scope import Guard
 from weft.lang import names
 from weft.lang.dtypes import ComplexType, DType, as_dtype, complex_type, f32
+from weft.lang.types import matrix, vector
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import adds_nothing
 
@@ -234,7 +235,7 @@ def _places(signature: inspect.Signature, node: ast.Call, before: int) -> dict[s
 
 
 # Functions that are evaluated by Python where all arguments are known at compile time.
-_OF_CONSTANTS = (ord, chr, str, *(f for f in vars(math).values() if callable(f)))
+_OF_CONSTANTS = (ord, chr, str, vector, matrix, *(f for f in vars(math).values() if callable(f)))
 
 
 def _to(dtype: Any) -> Handler:
@@ -479,6 +480,11 @@ def _of_method(name: str) -> Handler:
     return handler
 
 
+def _cast(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    span = cx.span(node)
+    return cast(cx, arguments[0], dtype_from(arguments[1], span), span)
+
+
 def _distance(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     span = cx.span(node)
     difference = expressions.binary(cx, "-", arguments[0], arguments[1], span)
@@ -558,7 +564,7 @@ HANDLERS: dict[str, Handler] = {
     "Matrix.one": _filled(1, 2), "Matrix.identity": _identity, "eye": _identity,
     "dot": _of_method("dot"), "cross": _of_method("cross"), "length": _of_method("norm"),
     "normalize": _of_method("normalized"), "determinant": _of_method("determinant"),
-    "inverse": _of_method("inverse"), "distance": _distance,
+    "inverse": _of_method("inverse"), "distance": _distance, "cast": _cast,
 }  # fmt: skip
 # weft.math.mix, step, smoothstep and reflect are written in Python: they are inlined as they stand.
 INLINED = frozenset({"mix", "step", "smoothstep", "reflect"})

@@ -39,7 +39,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "Matrix.zero": ("dtype dt", "n", "m"), "Matrix.one": ("dtype dt", "n", "m"),
     "Matrix.identity": ("dtype dt", "n"), "eye": ("n",), "zeros": ("shape", "dtype dt ="),
     "dot": ("a", "b"), "cross": ("a", "b"), "distance": ("a", "b"), "length": ("v",),
-    "normalize": ("v",), "determinant": ("m",), "inverse": ("m",),
+    "normalize": ("v",), "cast": ("value", "dtype"), "determinant": ("m",), "inverse": ("m",),
 }  # fmt: skip
 METHODS: dict[str, tuple[str, ...]] = {
     "cast": ("dtype",), "to": ("dtype",), "type": ("dtype",), "norm": ("eps =",),

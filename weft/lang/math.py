@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from weft.errors import KernelTypeError
-from weft.lang.dtypes import Scalar, i32, quietly, tensor_of
+from weft.lang.dtypes import Scalar, as_dtype, i32, quietly, tensor_of
 from weft.lang.elements import Elementwise
 from weft.lang.vectors import Matrix, MatrixType, Vector, VectorType
 
@@ -176,8 +176,8 @@ def fract(x: Any) -> Any:
 
 
 def cast(value: Any, dtype: Any) -> Any:
-    """``value`` as ``dtype``: Taichi's name for ``dtype(value)``."""
-    return dtype(value)
+    """``value`` as ``dtype``, weft's or torch's: Taichi's name for ``dtype(value)``."""
+    return (as_dtype(dtype) if isinstance(dtype, torch.dtype) else dtype)(value)
 
 
 def mix(x: Any, y: Any, a: Any) -> Any:

@@ -76,7 +76,7 @@ for _module, _words in (
     (operator, ("abs", "pow", "mod", "add", "sub", "mul", "truediv", "floordiv", "neg", "invert",
                 "xor", "lt", "le", "gt", "ge", "eq", "ne")),
     (loops, ("ndrange", "grouped", "serial", "static", "loop_config", "func")),
-    (field, ("zeros", "field")),
+    (field, ("zeros", "field")), (math, ("cast",)),
     (pending, ("sync",)),
     (torch.special, ("erf", "erfc", "expm1")),
     (torch, COMPLEX), (cmath, ("isnan", "isinf", "isfinite")),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from compiled import Compiled, poisoned
 
-from weft.codegen.collapse import rows
 from weft.ir.core import Function
 from weft.ir.text import parse_function
 from weft.ir.verify import verify
+from weft.schedule.collapse import rows
 
 CROP = """
 func.func @crop(

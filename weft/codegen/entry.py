@@ -12,7 +12,6 @@ from typing import ClassVar
 
 from weft.codegen import pool, private
 from weft.codegen.arith import combine, from_word, word
-from weft.codegen.collapse import rows
 from weft.codegen.cpu_target import CpuTarget
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.interrupt import asks
@@ -22,6 +21,7 @@ from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, index
 from weft.ir.views import If, Parallel, loop_of
+from weft.schedule.collapse import accessed
 from weft.schedule.cost import UNKNOWN_TRIPS
 
 
@@ -96,17 +96,13 @@ class Launch:
         return frame
 
     def _flatten(self, trips: list[str]) -> None:
-        """Makes ``trips`` count neighbouring indices as one where ``flat`` allows it."""
-        e, op = self.e, self.op
-        dims, body, loop = op.attrs["dims"], op.body, Parallel(op)
+        """Makes ``trips`` count neighbouring indices as one, where these may be collapsed."""
+        e, body = self.e, self.op.body
         allowed, deeper = "true", trips[-1]
-        for axis in reversed(range(dims - 1)):
-            if not all(e.constants.get(step) == 1 for step in loop.steps[axis : axis + 2]):
-                return
-            memrefs = rows(body, body.args[axis], body.args[axis + 1], behind=dims - 2 - axis)
-            if memrefs is None or e.constants.get(loop.lowers[axis + 1]) != 0:
-                return
-            same = rows_follow(e, memrefs, dims - 2 - axis, trips[axis + 1], deeper)
+        for behind in range(self.op.attrs.get("collapse", 0)):
+            axis = len(trips) - 2 - behind
+            memrefs = accessed(body, body.args[axis + 1])
+            same = rows_follow(e, memrefs, behind, trips[axis + 1], deeper)
             allowed = e.inst(f"and i1 {allowed}, {same}")
             deeper = e.inst(f"mul nsw i64 {deeper}, {trips[axis]}")
             one = e.inst(f"select i1 {allowed}, i64 1, i64 {trips[axis]}")

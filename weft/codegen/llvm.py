@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from weft.codegen.arith import RULES, combine, narrow, note_range, rule, widen
-from weft.codegen.collapse import nested, rows
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
 from weft.codegen.pool import AVAILABLE
 from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, bf16, f16, i1
 from weft.ir.views import CheckRace, For, Parallel, memory
+from weft.schedule.collapse import accessed, nested
 
 
 def emit_block(e: Emitter, block: Block) -> list[str]:
@@ -298,18 +298,14 @@ def stoppable(
 
 
 def _flatten(e: Emitter, op: Op, lower: str, upper: str) -> str | None:
-    """Where a loop and the ``independent`` one inside it may be counted as one (see ``flat``), the
-    upper bound of the outer one; that of the inner one is put aside."""
+    """Where a loop and the ``independent`` one inside it may be counted as one (see
+    ``schedule.collapse``), the upper bound of the outer one; that of the inner one is put aside."""
+    if "collapse" not in op.attrs:
+        return None
     inner = nested(op)
-    if inner is None or not inner.attrs.get("independent"):
-        return None
-    body, (first, count, step) = op.body, For(inner).bounds
-    if [e.constants.get(v) for v in (first, step, For(op).step)] != [0, 1, 1]:
-        return None
-    memrefs = rows(body, For(op).index, For(inner).index)
-    if memrefs is None or count.owner in body.ops:
-        return None
-    trips = e.name(count)
+    assert inner is not None
+    memrefs = accessed(op.body, For(inner).index)
+    trips = e.name(For(inner).upper)
     filled = e.inst(f"icmp slt i64 {lower}, {upper}")
     same = e.inst(f"and i1 {filled}, {rows_follow(e, memrefs, 0, trips, trips)}")
     product = e.inst(f"mul nsw i64 {e.inst(f'sub nsw i64 {upper}, {lower}')}, {trips}")
@@ -318,8 +314,8 @@ def _flatten(e: Emitter, op: Op, lower: str, upper: str) -> str | None:
 
 
 def rows_follow(e: Emitter, memrefs: Sequence[Value], behind: int, trips: str, deeper: str) -> str:
-    """Whether rows of ``memrefs`` follow each other: see ``flat.rows``. ``trips`` is the length of
-    the inner loop, ``deeper`` its product with those of the loops behind it."""
+    """Whether rows of ``memrefs`` follow each other: see ``collapse.rows``. ``trips`` is the length
+    of the inner loop, ``deeper`` its product with those of the loops behind it."""
     found = "true"
     for memref in memrefs:
         view = e.views[memref]

@@ -34,6 +34,7 @@ _CHECKS = {"weft.assert", "weft.bounds", "weft.check_race"}
 # What schedules tell code generation of an operation (``schedule.marks``): which ones have it, and
 # with what values.
 _MARKS: dict[str, tuple[set[str], Callable[[Any], bool]]] = {
+    "collapse": ({"scf.parallel", "scf.for"}, lambda value: value > 0),
     "number": ({*_CHECKS, "weft.print"}, lambda value: isinstance(value, int) and value >= 0),
     "reassociate": (
         {"arith.addf", "arith.subf", "memref.atomic_rmw"}, lambda value: value is True,

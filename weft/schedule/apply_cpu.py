@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft.ir.builder import annotated
 from weft.ir.core import Function
+from weft.schedule.collapse import collapsed
 from weft.schedule.language import Schedule, UnrollJam, Vectorize, only, show
 from weft.schedule.legal_cpu import outermost
 from weft.schedule.listener import Listener, ignored
@@ -37,4 +38,5 @@ def apply_cpu(
         listener(show([step]), function)
     parallel = outermost(function)
     polls = polled(parallel) if parallel is not None else {}
-    return annotated(function, numbered(function), reassociated(function), polls)
+    rows = collapsed(function, parallel)
+    return annotated(function, numbered(function), reassociated(function), polls, rows)

@@ -4,16 +4,52 @@ Where rows lie behind each other in memory, and a loop over ``j`` and ``k`` uses
 subscripts ``[..., j + s, k]``, element (j, k) of every access is n * j + k elements from the first:
 the loop may run with j = 0 alone and k up to the product of both lengths. That makes one long loop
 of many short ones (the channels of an image). It pays wherever the lengths agree, which is known at
-run time only: this module says what has to be asked, the callers ask. It only reads the IR.
+run time only: loops get the attribute `collapse`, and their code asks.
 """
 
 from __future__ import annotations
 
-from weft.ir.core import Block, Op, Value, walk
-from weft.ir.views import memory
+from collections.abc import Mapping
+
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.views import For, Parallel, is_constant, memory
 
 _ADDITIVE = ("arith.addi", "arith.subi")
 _ACCESSES = ("memref.load", "memref.store", "memref.atomic_rmw")
+
+
+def collapsed(function: Function, parallel: Op | None) -> Mapping[Op, Mapping[str, int]]:
+    """For each loop: how many of the loops inside of it may be counted as one with the one around
+    them, the innermost first; of the ``parallel`` loop, indices."""
+    found = {op: {"collapse": 1} for op in walk(function.body) if op.name == "scf.for"
+             and _over_runs(op)}  # fmt: skip
+    if parallel is not None and (depth := _depth(parallel)):
+        found[parallel] = {"collapse": depth}
+    return found
+
+
+def _over_runs(op: Op) -> bool:
+    inner = nested(op)
+    if inner is None or not inner.attrs.get("independent"):
+        return False
+    first, count, step = For(inner).bounds
+    fixed = is_constant(first, 0) and is_constant(step, 1) and is_constant(For(op).step, 1)
+    return (
+        fixed and count.owner not in op.body.ops
+        and bool(rows(op.body, For(op).index, For(inner).index))
+    )  # fmt: skip
+
+
+def _depth(parallel: Op) -> int:
+    loop, body = Parallel(parallel), parallel.body
+    last = len(loop.indices) - 1
+    for depth in range(last):
+        axis = last - 1 - depth
+        fixed = all(is_constant(step, 1) for step in loop.steps[axis : axis + 2])
+        memrefs = rows(body, loop.indices[axis], loop.indices[axis + 1], behind=depth)
+        if not fixed or memrefs is None or not is_constant(loop.lowers[axis + 1], 0):
+            return depth
+    return last
 
 
 def rows(body: Block, outer: Value, inner: Value, behind: int = 0) -> list[Value] | None:
@@ -47,6 +83,12 @@ def rows(body: Block, outer: Value, inner: Value, behind: int = 0) -> list[Value
             return None
         found[memref] = None
     return list(found) or None
+
+
+def accessed(body: Block, inner: Value) -> list[Value]:
+    """The memrefs of which ``body`` accesses elements by the index ``inner``."""
+    ops = (op for op in walk(body) if op.name in _ACCESSES and inner in op.operands)
+    return list(dict.fromkeys(memory(op)[0] for op in ops))
 
 
 def nested(loop: Op) -> Op | None:

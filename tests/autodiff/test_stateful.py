@@ -11,6 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import weft
 from benchmarks import recurrences
 from weft.autodiff import state as states
+from weft.passes import write_out
 from weft.pytorch import workspaces
 
 
@@ -145,6 +146,26 @@ def shifted(x):
     return out
 
 
+@weft.kernel
+def running(x, w):
+    """Elements are added to, of which the next turn asks; and which others add to the same."""
+    out = torch.empty_like(x)
+    for b in range(x.shape[0]):
+        s = weft.zeros((5,), weft.f64)
+        r = weft.zeros((5,), weft.f64)
+        for t in range(x.shape[1]):
+            for j in range(1, 5):
+                s[j] += s[j - 1] * w[j - 1] + 0.1 * x[b, t]
+                r[5 - j] += s[j] * s[j]
+                r[2] += w[j - 1] * x[b, t]
+            s[0] = 0.3 * r[2] + s[4] * r[4]
+            out[b, t] = s[2] * r[1]
+            for j in range(5):
+                r[j] *= 0.1
+                s[j] = math.sin(s[j])
+    return out
+
+
 CASES = {
     "cell": lambda n: (cell, draw(2, n, 3), 0.4 * draw(3, 3)),
     "linear attention": lambda n: (linear_attention, *(draw(2, n, 4) for _ in range(4))),
@@ -153,6 +174,7 @@ CASES = {
     "rwkv7": lambda n: (rwkv7, *(0.5 * draw(2, n, 2, 3) for _ in range(6))),
     "backwards": lambda n: (backwards, draw(2, n), draw(3)),
     "shifted": lambda n: (shifted, draw(2, n)),
+    "running": lambda n: (running, 0.5 * draw(2, n), draw(4)),
 }
 
 
@@ -160,6 +182,12 @@ def given(name, turns):
     torch.manual_seed(turns)
     kernel, *args = CASES[name](turns)
     return kernel, [a.requires_grad_() if isinstance(a, torch.Tensor) else a for a in args]
+
+
+@pytest.fixture(autouse=True)
+def arrays(monkeypatch):
+    """Small states, as quick to try, stay arrays, as larger ones are."""
+    monkeypatch.setattr(write_out, "MOST_JOINT", 0)
 
 
 @pytest.fixture(params=["tapes", "checkpoints", "columns"])
@@ -184,13 +212,26 @@ def test_gradients_of_recurrences(name, turns, form):
     assert gradcheck(lambda *a: kernel(*a), args)
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("turns", [1, 7])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_states_as_numbers(name, turns, form, monkeypatch):
+    monkeypatch.undo()
+    if form == "checkpoints":
+        monkeypatch.setattr(workspaces, "CHUNK", {"cpu": 3})
+        monkeypatch.setattr(workspaces, "_SHORT", 0)
+        monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+    kernel, args = given(name, turns)
+    assert gradcheck(weft.kernel(kernel.function), args)
+
+
 @pytest.mark.parametrize("name", ["cell", pytest.param("rwkv7", marks=pytest.mark.slow), "shifted"])
 def test_second_derivatives(name):
     kernel, args = given(name, 3)
     assert gradgradcheck(lambda *a: kernel(*a), args)
 
 
-@pytest.mark.parametrize("name", ["linear attention", "mamba", "rwkv7"])
+@pytest.mark.parametrize("name", ["cell", "linear attention", "mamba", "rwkv7"])
 def test_turns_that_have_elements_of_their_own_need_no_tape(name):
     """A state is written down at each turn of the outer loop, not of those through its elements."""
     kernel, args = given(name, 4)
@@ -199,6 +240,18 @@ def test_turns_that_have_elements_of_their_own_need_no_tape(name):
     tapes = [line for line in text.splitlines() if line.startswith("workspace tape")]
     assert len(tapes) == 1
     assert tapes[0].count("loop at line") == 1
+
+
+def test_the_adjoint_of_a_sum_asks_for_nothing_of_it():
+    """What elements of an array add up to on the way is neither kept nor computed once more, and
+    the loops through terms go forwards."""
+    kernel, args = given("cell", 4)
+    kernel(*args).sum().backward()
+    lines = str(kernel.backward.inspect(*args)).splitlines()
+    sums = [line for line in lines if "atomic_rmw addf" in line and "memref<3xf64>" in line]
+    assert len(sums) == 2  # in the loop, and in a turn that is carried out again
+    inner = [line for line in lines if "scf.for %j" in line]
+    assert len(inner) == 3
 
 
 def test_loops_through_elements_have_no_segments(monkeypatch):

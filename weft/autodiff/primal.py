@@ -50,6 +50,7 @@ class Primal:
         self._parents = parents(function.body) if self.versions else {}
         self.accesses = every
         self._owned: dict[Op, list[Value]] = {}
+        self._operands = {v for op in walk(function.body) for v in op.operands}
 
     def name(self, memref: Value) -> str:
         return self.names[self.function.args.index(memref)]
@@ -110,10 +111,31 @@ class Primal:
         )  # fmt: skip
 
     def locals_read(self, op: Op) -> list[Value]:
-        """The local arrays from outside of ``op`` in which it finds something."""
+        """The local arrays from outside of ``op`` in which it finds something that it asks for: not
+        what it only adds to."""
         inside = {*self.function.args, *defined(op.regions)}
-        found = dict.fromkeys(accessed_by(o) for o in below(op) if o.name != "memref.store")
+        found = dict.fromkeys(
+            accessed_by(o) for o in below(op) if o.name != "memref.store" and not self._adds(o)
+        )
         return [m for m in found if m is not None and m not in inside]
+
+    def unread(self, op: Op) -> list[Value]:
+        """The local arrays from outside of ``op`` that it writes, and in which it finds nothing."""
+        read = self.locals_read(op)
+        return [m for m in self.locals_stored(op) if m not in read]
+
+    def hands_on(self, op: Op) -> bool:
+        """Whether an iteration of the ``scf.for`` ``op`` leaves in local arrays what another one,
+        or its adjoint, depends on: other elements than its own, to which it does not only add."""
+        stored = {accessed_by(o) for o in below(op) if written_by(o) and not self._adds(o)}
+        left = {*self.owned(op), *(m for m in self.unread(op) if m not in stored)}
+        return any(m not in left for m in self.locals_stored(op))
+
+    def _adds(self, op: Op) -> bool:
+        """Whether ``op`` adds to an element, and nobody asks for what was there."""
+        if op.name != "memref.atomic_rmw" or op.attrs["kind"] not in ("addf", "addi"):
+            return False
+        return op.result not in self._operands
 
     def check(self) -> None:
         """Raises ``GradientError`` for what a reverse sweep cannot go through."""
@@ -123,10 +145,9 @@ class Primal:
                 "a function computes for its bounds", self.function.span,
                 help="compute the bounds in the host part, and give the device loop numbers",
             )  # fmt: skip
-        used = {v for op in walk(self.function.body) for v in op.operands}
         for op in walk(self.function.body):
             memref = written_by(op)
-            if memref in self.written and not used.isdisjoint(op.results):
+            if memref in self.written and not self._operands.isdisjoint(op.results):
                 raise GradientError(
                     f"what an atomic operation found in `{memref.name}` is different when the "
                     "loop is carried out again, as a gradient needs", op.span,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 
 from weft.autodiff.adjoint import Buffer
 from weft.autodiff.clean import clean
@@ -27,6 +28,7 @@ class Recomputation:
     ``env``: what stands for a value of the primal. ``indices``: the iteration of the parallel loop,
     each index counted from 0. ``number``: the iteration, likewise, of each sequential loop around.
     ``work``: the copies on which what overwrites elements is carried out, in place of arguments.
+    ``unread``: local arrays of which nothing is asked here, and in which nothing is written.
     """
 
     def __init__(self, primal: Primal, name: str, like: Recomputation | None = None) -> None:
@@ -43,6 +45,7 @@ class Recomputation:
         self.indices: list[Value] = []
         self.number: dict[Op, Value] = {}
         self.work: dict[Value, Value] = {}
+        self.unread: Collection[Value] = ()
         self.recorded: Collection[Op] = ()
         self.counted: dict[Op, Callable[[Value], None]] = {}  # told how many iterations there were
 
@@ -69,6 +72,13 @@ class Recomputation:
         """A workspace as large as the parallel loop, or of a single number."""
         rank = 0 if buffer.parallel is None else self.primal.parallel.attrs["dims"]
         return self.argument(buffer.name, MemRefType(SCALARS[buffer.element], rank))
+
+    @contextmanager
+    def without(self, arrays: Collection[Value]) -> Generator[None]:
+        """Leaves out what is written to these local ``arrays``."""
+        before, self.unread = self.unread, {*self.unread, *arrays}
+        yield
+        self.unread = before
 
     def stand(self, old: Sequence[Value], new: Sequence[Value]) -> None:
         """Lets ``new`` stand for ``old``."""
@@ -201,6 +211,8 @@ class Recomputation:
 
     def _write(self, op: Op) -> None:
         memref = array_of(op)
+        if memref in self.unread:
+            return
         if op in self.primal.contents and memref in self.work:
             self.seen(op)
         if memref not in self.primal.written or memref in self.work:  # a local array, or a copy

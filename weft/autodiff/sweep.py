@@ -119,17 +119,18 @@ class Sweep:
                 return [adjoints[v] for v in (*chain, *outer)]
 
         # Backwards, unless nothing is handed on from iteration to iteration.
-        if (
-            not chain
-            and op not in self.tapes.checkpoints
-            and self.primal.locals_stored(op) == self.primal.owned(op)
-            and not self.primal.overwrites(op)
-            and all(is_unread(v, op.body) for v in loop.carried if v not in apart)
-        ):
-            totals = self.loops.forwards(op, starts, reverse)
-        else:
-            trips = self.b.trip_bound(*self.new.values(loop.bounds))
-            totals = self.loops.backwards(op, trips, starts, reverse)
+        with self.new.without(self.primal.unread(op)):
+            if (
+                not chain
+                and op not in self.tapes.checkpoints
+                and not self.primal.hands_on(op)
+                and not self.primal.overwrites(op)
+                and all(is_unread(v, op.body) for v in loop.carried if v not in apart)
+            ):
+                totals = self.loops.forwards(op, starts, reverse)
+            else:
+                trips = self.b.trip_bound(*self.new.values(loop.bounds))
+                totals = self.loops.backwards(op, trips, starts, reverse)
         first = dict(zip(loop.carried, loop.inits, strict=True))
         self._after(outer, [first[c] for c in chain], totals)
         for c in sums:
@@ -202,6 +203,7 @@ class Sweep:
                 self.block(before)
                 return [adjoints[v] for v in (*carried, *outer)]
 
-        totals = self.loops.backwards(op, trips, starts, reverse)
+        with self.new.without(self.primal.unread(op)):
+            totals = self.loops.backwards(op, trips, starts, reverse)
         first = dict(zip(before.args, op.operands, strict=True))
         self._after(outer, [first[c] for c in carried], totals)

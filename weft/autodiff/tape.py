@@ -96,9 +96,9 @@ class Tapes:
     def _made(self, op: Op, part: Part, carried: Sequence[Value], chunk: int = 0) -> Tape:
         tape = Tape(Extent(op, part, chunk))
         tape.values = [(v, self._buffer(tape, v, v.scalar)) for v in carried]
-        owned = self._owned(op)
+        left = {*self._owned(op), *self.new.primal.unread(op)}  # see ``snapshot``
         for memref in self.new.primal.locals_stored(op):
-            if memref in owned:  # see ``snapshot``
+            if memref in left:
                 continue
             type = memref.memref
             tape.arrays.append((memref, self._buffer(tape, memref, type.element, type.shape or ())))

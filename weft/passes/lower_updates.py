@@ -1,26 +1,32 @@
 """Ordinary updates as a load, an operation and a store, which other passes know.
 
-Precondition: ``relax_atomics`` has said which updates of arguments are ordinary; those of local
-arrays are. Non-goals: elements whose
+Precondition: ``relax_atomics`` has said which updates are ordinary. Non-goals: elements whose
 arithmetic is carried out in another type (f16), and updates that are atomic.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import compute_type
 from weft.ir.views import memory
-from weft.passes.memory import is_local
 
 
 def lower_updates(function: Function) -> Function:
-    """Replaces every ``memref.atomic_rmw`` that need not be atomic."""
-    if not any(map(_is_ordinary, walk(function.body))):
+    """Replaces every ``memref.atomic_rmw`` that is not atomic."""
+    return lowered(function, {op for op in walk(function.body) if _is_ordinary(op)})
+
+
+def lowered(function: Function, updates: Collection[Op]) -> Function:
+    """Replaces ``updates``, which are ordinary, of elements whose arithmetic is in their type."""
+    if not updates:
         return function
+    order = (op in updates for op in walk(function.body) if op.name == "memref.atomic_rmw")
 
     def visit(op: Op, rewriter: Rewriter) -> list[Value] | None:
-        if not _is_ordinary(op):
+        if op.name != "memref.atomic_rmw" or not next(order):
             return None
         memref, subscripts, (value,) = memory(op)
         before = rewriter.load(memref, subscripts)
@@ -32,8 +38,7 @@ def lower_updates(function: Function) -> Function:
 
 
 def _is_ordinary(op: Op) -> bool:
-    if op.name != "memref.atomic_rmw":
+    if op.name != "memref.atomic_rmw" or op.attrs["atomic"]:
         return False
-    memref = memory(op)[0]
-    element = memref.memref.element
-    return (is_local(memref) or not op.attrs["atomic"]) and compute_type(element) is element
+    element = memory(op)[0].memref.element
+    return compute_type(element) is element

@@ -6,11 +6,13 @@ from math import prod
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, walk
-from weft.ir.views import written_by
+from weft.ir.types import compute_type
+from weft.ir.views import accessed_by, constant_of, memory, written_by
 from weft.passes.cse import cse
 from weft.passes.dce import dce
 from weft.passes.forward_stores import forward_stores
-from weft.passes.lower_updates import lower_updates
+from weft.passes.lower_updates import lowered
+from weft.passes.memory import is_local
 from weft.passes.promote import promote
 from weft.passes.simplify import simplify
 from weft.schedule.nest import loops_of
@@ -43,8 +45,23 @@ def as_numbers(function: Function) -> Function:
     """
     if not carries_small_arrays(function):
         return function
-    function = forward_stores(cse(simplify(lower_updates(write_out(function)))))
+    function = cse(simplify(write_out(function)))
+    function = forward_stores(lowered(function, _updates_of_numbers(function)))
     return dce(simplify(forward_stores(promote(function, local=MOST_JOINT))))
+
+
+def _updates_of_numbers(function: Function) -> set[Op]:
+    """Updates of small local arrays whose elements are all numbered."""
+    accesses = [op for op in walk(function.body) if accessed_by(op) is not None]
+    unknown = {accessed_by(op) for op in accesses if None in map(constant_of, memory(op)[1])}
+    found: set[Op] = set()
+    for op in accesses:
+        memref = memory(op)[0]
+        small = prod(memref.memref.shape or (MOST_JOINT + 1,)) <= MOST_JOINT
+        exact = compute_type(memref.memref.element) is memref.memref.element
+        if op.name == "memref.atomic_rmw" and is_local(memref) and memref not in unknown:
+            found |= {op} if small and exact else set()
+    return found
 
 
 def write_out(function: Function) -> Function:

@@ -42,6 +42,7 @@ LOG_NAMES = (
     "cache",  # hits of the disk cache, and what is stored
     "time",  # milliseconds of each stage
     "launch",  # each new exact set of arguments: device, threads or grid, bytes
+    "schedule",  # by which schedule each new exact set of arguments runs, and why not by others
     "tune",  # what was measured and chosen, and which records of tuning are not used
 )
 

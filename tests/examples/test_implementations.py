@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from examples import implementations
+with warnings.catch_warnings():  # of the peers, at import
+    warnings.simplefilter("ignore")
+    from examples import implementations
 
 ROOT = Path(__file__).parents[2]
 IN = {

@@ -90,6 +90,7 @@ LOGS = {
     "launch": r"""
 \[weft\.launch\] count, loop at line 5: on cpu with at most \d+ threads, 60 bytes in 4 tensors
 """,
+    "schedule": r"\n\[weft\.schedule\] count_0: by `[^`\n]*`(: LLVM vectorises)?\n",
     "time": r"\n\[weft\.time\] count_0, compiled\n(( *[a-z._]+ +\d+\.\d{3} ms)\n)+",
     "asm": r"\n\[weft\.asm\] (.*\n)+?weft_count_0:\n(.*\n)+\tret.?\n(.*\n)*",
 }  # fmt: skip

@@ -44,6 +44,7 @@ log = logging.getLogger("weft.specialize")
 log_llvm = logging.getLogger("weft.llvm")
 log_asm = logging.getLogger("weft.asm")
 log_time = logging.getLogger("weft.time")
+log_schedule = logging.getLogger("weft.schedule")
 
 
 class Loop:
@@ -296,6 +297,8 @@ class Compiled(Made):
         self, tensors: Sequence[torch.Tensor], error: Failure, *, brief: bool
     ) -> tuple[Callable[[bytes], object], native.Direct | None]:
         code = self.code
+        log_schedule.debug("%s: by `%s`%s", self.loop.summary.name, self.header.schedule,
+                           "" if self.header.schedule else ": LLVM vectorises")  # fmt: skip
         call = code.call_holding_gil if brief else code.call
         if self.header.checks:
             from weft.runtime.race_shadow import checked  # assertions, and debug mode

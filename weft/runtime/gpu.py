@@ -38,6 +38,7 @@ from weft.runtime.cuda import (
 )
 from weft.schedule.choose import Choice, alignments, candidate, choose
 from weft.schedule.grid import THREADS, Dims, left_by, roomier
+from weft.schedule.guards import judged
 from weft.schedule.language import (
     BlockDim,
     Cooperate,
@@ -402,6 +403,8 @@ class Call:
                 break
             most = fitting
         self.choice = choice
+        if build.log_schedule.isEnabledFor(logging.DEBUG):
+            self._tell(choice, sizes, machine, most)
         if not as_asked(facts, choice):
             log_launch.debug(
                 "%s: these sizes do not allow `%s`: by `%s`", self.compiled.loop.summary.name,
@@ -418,6 +421,17 @@ class Call:
 
     def _chosen(self, sizes: Sizes, machine: GpuMachine, most: int) -> Choice:
         return choose(self.facts.candidates, sizes, machine, most)
+
+    def _tell(self, choice: Choice, sizes: Sizes, machine: GpuMachine, most: int) -> None:
+        """Logs what is run, and of the candidates before it what does not hold."""
+        name, log = self.compiled.loop.summary.name, build.log_schedule
+        log.debug("%s: by `%s`, grid %s, block %s", name, show(choice.schedule), choice.grid,
+                  choice.block)  # fmt: skip
+        for text in self.facts.candidates[: choice.place]:
+            tried = candidate(text)
+            found = [(g, *judged(g, tried.schedule, sizes, machine, most)) for g in tried.guards]
+            told = "; ".join(f"not {show((g,))}: {why}" for g, holds, why in found if not holds)
+            log.debug("%s: not by `%s`: %s", name, show(tried.schedule), told)
 
     def _fitting(self, schedule: Schedule, function: Any, threads: int) -> int:
         """The threads of a block that leave most room for others, for the registers they take."""

@@ -72,12 +72,26 @@ def inner_kernel(x):
         x[i] = 5.0
 
 
+@weft.kernel
+def new_kernel(x):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] + 1.0
+    return out
+
+
+@weft.kernel
+def viewing_kernel(x):
+    return x[1:]
+
+
 NAMES = {
     "torch": torch, "weft": weft, "functools": functools, "operator": operator, "types": types,
     "CHOSEN": CHOSEN, "store": store, "store_value": store_value, "other_store": other_store,
     "read": read, "call": call, "call_once_more": call_once_more, "by_default": by_default,
     "apply": apply, "by_inner_function": by_inner_function, "viewed": viewed, "Model": Model,
-    "inner_kernel": inner_kernel, "writer": Writer(), "model": Model(),
+    "inner_kernel": inner_kernel, "new_kernel": new_kernel, "viewing_kernel": viewing_kernel,
+    "writer": Writer(), "model": Model(),
     "in_place": torch.nn.ReLU(inplace=True), "relu": torch.nn.ReLU(),
     "named": {"a": store, "b": read}, "pair": (store, read), "partly": functools.partial(store),
 }  # fmt: skip
@@ -149,7 +163,8 @@ IN_HOST = [
     "[by_inner_function(t) for t in (x,)]", "z = [t.view(-1) for t in (x,)]\nz[0].add_(1)",
     "z = []\nz.append(x)\nz[0].add_(1)", "z = {}\nz['x'] = x\nz['x'].add_(1)",
     "z = types.SimpleNamespace()\nz.x = x\nz.x.add_(1)", "z = [torch.ones(3), x]\nz[0].shape",
-    "inner_kernel(x)", "m = inner_kernel\nm(x)", "m = viewed\nz = m(x)\nz.add_(1)",
+    "inner_kernel(x)", "m = inner_kernel\nm(x)", "z = new_kernel(x)\nz[0] = 1.0",
+    "z = viewing_kernel(x)\nz[0] = 1.0", "m = viewed\nz = m(x)\nz.add_(1)",
     "m = x.view\nz = m(-1)\nz.add_(1)", "m = torch.Tensor.view\nz = m(x, -1)\nz.add_(1)",
     "for m in weft.serial((by_inner_function, viewed)):\n    m(x)", "model(x)", "m = model\nm(x)",
     "in_place(x)", "relu(x)", "x.data = x + 1", "y = x\ny = y.clone()\ny.add_(1)",

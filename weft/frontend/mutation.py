@@ -184,22 +184,18 @@ class Values:
         name = getattr(function, "__name__", name)
         if is_known(function) and function is not MISSING and not isinstance(function, type):
             return all_roots if name in VIEWS or name.endswith("_") else NONE
-        if (
-            isinstance(function, types.FunctionType)
-            and function not in self.at.active
-            and all_roots
-        ):
-            return self._returned_roots(node, function, all_roots)
+        inner = enclosed_function(function)  # also of another kernel
+        if all_roots and isinstance(inner, types.FunctionType) and inner not in self.at.active:
+            return self._returned_roots(node, inner, all_roots)
         return all_roots
 
     def _returned_roots(
         self, node: ast.Call, function: types.FunctionType, all_roots: frozenset[str]
     ) -> frozenset[str]:
         """What a function that is written in Python returns may share memory with."""
-        inner = enclosed_function(function)
         try:
-            bound = bound_arguments(node, inner)
-            names = _returned(inner, self.at.device, self.at.active, self.given(bound))
+            bound = bound_arguments(node, function)
+            names = _returned(function, self.at.device, self.at.active, self.given(bound))
         except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
             return all_roots
         return NONE.union(

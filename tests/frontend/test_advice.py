@@ -91,6 +91,30 @@ def assigned_from_the_right(x, out):
         out[i] = s
 
 
+def digits(x, out):
+    for i in out:
+        s, power = 0, 0
+        for j in range(x.shape[0]):
+            s = s * 10 + (x[j] - 48)
+        out[i] = s + power
+
+
+def hashed(x, out):
+    for i in out:
+        s = 7
+        for j in range(x.shape[0]):
+            s = s * 33 ^ x[j]
+        out[i] = s
+
+
+def masked(x, out):
+    for i in out:
+        s = 7
+        for j in range(x.shape[0]):
+            s = (s * 33 + x[j]) & 255
+        out[i] = s
+
+
 def of_a_vector(x, out):
     for i in out:
         s = weft.Vector([0, 0])
@@ -117,7 +141,8 @@ def counted_up(x, out):
 
 @pytest.mark.parametrize(
     ("kernel", "line"), [(assigned, 3), (assigned_from_the_right, 4), (of_a_vector, 4),
-                         (of_a_wide_vector, 0), (counted_up, 0)],
+                         (digits, 4), (hashed, 4), (masked, 0), (of_a_wide_vector, 0),
+                         (counted_up, 0)],
 )  # fmt: skip
 def test_other_forms_of_narrow_sums(kernel, line):
     x, out = torch.full((32,), 100, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)

@@ -97,9 +97,9 @@ def _sums(loop: ast.For, source: FunctionSource, dtypes: Mapping[str, str]) -> N
     literal = {
         target.id
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Assign) and _is_of_integers(node.value)
-        for target in node.targets
-        if isinstance(target, ast.Name)
+        if isinstance(node, ast.Assign)
+        for target, value in _pairs(node)
+        if isinstance(target, ast.Name) and _is_of_integers(value)
     }
     for node in ast.walk(loop):
         name, operation = _accumulation(node)
@@ -113,6 +113,18 @@ def _sums(loop: ast.For, source: FunctionSource, dtypes: Mapping[str, str]) -> N
             )  # fmt: skip
 
 
+def _pairs(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
+    """What is assigned to what: also of ``a, b = 0, 1``."""
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    for target in node.targets:
+        match target, node.value:
+            case ast.Tuple(elts=left), ast.Tuple(elts=right):
+                pairs += zip(left, right, strict=False)
+            case _:
+                pairs.append((target, node.value))
+    return pairs
+
+
 def _is_of_integers(value: ast.expr) -> bool:
     """Whether it is an integer, or a vector of such, as it is written."""
     if isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords:
@@ -123,21 +135,33 @@ def _is_of_integers(value: ast.expr) -> bool:
 
 
 def _accumulation(node: ast.AST) -> tuple[str, ast.operator | None]:
-    """The name that ``s += ...``, ``s[k] += ...`` or ``s = s + ...`` accumulates into, and how."""
+    """The name that ``s += ...``, ``s[k] += ...`` or ``s = 10 * s + ...`` accumulates into, and
+    how."""
     match node:
         case ast.AugAssign(
             target=ast.Name(id=name) | ast.Subscript(value=ast.Name(id=name)), op=op
         ):
             return name, op
-        case ast.Assign(
-            targets=[ast.Name(id=name)],
-            value=ast.BinOp(left=ast.Name(id=first), op=op, right=second),
-        ) if first == name and not isinstance(second, ast.Constant):
-            return name, op
-        case ast.Assign(
-            targets=[ast.Name(id=name)],
-            value=ast.BinOp(left=first, op=ast.Add() | ast.Mult() as op, right=ast.Name(id=second)),
-        ) if second == name and not isinstance(first, ast.Constant):
-            return name, op
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp() as value):
+            around, others = _operations(value, name)
+            wraps = [op for op in around if isinstance(op, (ast.Add, ast.Sub, ast.Mult))]
+            return (name, wraps[0]) if wraps and others else ("", None)
         case _:
             return "", None
+
+
+def _operations(value: ast.expr, name: str) -> tuple[list[ast.operator], bool]:
+    """The operations of ``value`` that have ``name`` within an operand, or that one within theirs;
+    and whether there is anything but ``name`` and constants. A mask says that wrapping is meant."""
+    found: list[ast.operator] = []
+    others = False
+    pending: list[tuple[ast.expr, list[ast.operator]]] = [(value, [])]
+    while pending:
+        node, around = pending.pop()
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.BitAnd):
+            pending += [(node.left, [*around, node.op]), (node.right, [*around, node.op])]
+        elif isinstance(node, ast.Name) and node.id == name:
+            found += around
+        else:
+            others |= not isinstance(node, ast.Constant)
+    return found, others

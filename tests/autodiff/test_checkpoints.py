@@ -12,9 +12,13 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import weft
 from tests.autodiff import kernels as k
+from weft.autodiff.activity import read_and_written
 from weft.autodiff.adjoint import Buffer, Extent, segment_length
+from weft.autodiff.reverse import reverse
 from weft.ir.core import Op
+from weft.passes.write_out import as_numbers
 from weft.pytorch import workspaces
+from weft.tools.cross import lowered_loops
 
 
 def draw(*shape):
@@ -39,6 +43,7 @@ def chunks(monkeypatch):
 def _always(monkeypatch):
     monkeypatch.setattr(workspaces, "_SHORT", 0)
     monkeypatch.setattr(workspaces, "_FEW", -1)  # no tape is afforded, on a GPU neither
+    monkeypatch.setattr(workspaces.Workspaces, "scans_rows", False)
     monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
     monkeypatch.setattr(workspaces, "REMEMBERED", 0)
     return record(monkeypatch)
@@ -265,7 +270,7 @@ def test_second_derivatives_keep_everything(always):
     assert gradgradcheck(lambda *args: states(*args), (x, a))
 
 
-def test_a_gpu_with_few_iterations_may_have_longer_tapes():
+def test_a_gpu_with_few_iterations_may_have_longer_tapes(monkeypatch):
     """Threads share a loop that is in one piece."""
     with FakeTensorMode():
         tensors = {"x": torch.empty(64, 1 << 20, device="cuda"), "n": 3}
@@ -276,7 +281,7 @@ def test_a_gpu_with_few_iterations_may_have_longer_tapes():
     def made(*tapes):
         kept = (Buffer(f"tape{k}", "f32", long, tuple(map(Extent, loops)), shape)
                 for k, (loops, shape) in enumerate(tapes))  # fmt: skip
-        return SimpleNamespace(taped=list(kept))
+        return SimpleNamespace(taped=list(kept), steps=())
 
     def afforded(*tapes, space=(64,), env=tensors):
         return workspaces.Workspaces(made(*tapes), env, [*space], trips).afforded
@@ -288,3 +293,48 @@ def test_a_gpu_with_few_iterations_may_have_longer_tapes():
     assert afforded(([long], ()), ([short], (2,))) == largest + 64 * 3 * 2 * 4
     assert afforded(([long], ()), space=(64, 1 << 20)) == 0
     assert afforded(([long], ()), env=on_cpu) == 0
+    sizes = workspaces.Workspaces(made(([long], ())), tensors, [64, 1 << 20], trips)
+    monkeypatch.setattr(workspaces.Workspaces, "scans_rows", True)
+    assert sizes.afforded == largest
+
+
+def along(x, c):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        h = weft.zeros(2)
+        for j in range(x.shape[1]):
+            t = c[0] * h[0] + c[1] * h[1] + x[i, j]
+            h[1] = h[0]
+            h[0] = t
+            out[i, j] = t
+    return out
+
+
+def down(x, c):
+    out = torch.empty_like(x)
+    for i in range(x.shape[1]):
+        s = 0.0
+        for j in range(x.shape[0]):
+            s = c[0] * s + x[j, i]
+            out[j, i] = s
+    return out
+
+
+def bent(x, c):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            s = c[0] * s * s + x[i, j]
+            out[i, j] = s
+    return out
+
+
+@pytest.mark.parametrize(("function", "scanned"), [(along, True), (down, False), (bent, False)])
+def test_turns_that_compose_along_rows_may_have_them_too(function, scanned):
+    """A thread for each of many rows would read a column of these at a time."""
+    x, c = torch.empty(9, 8, device="meta"), torch.empty(2, device="meta")
+    (loop,) = lowered_loops(weft.kernel(function), x, c)
+    wanted, kept = read_and_written(loop)
+    adjoint = reverse(as_numbers(loop), wanted, kept)
+    assert workspaces.Workspaces(adjoint, {}, [], {}).scans_rows == scanned

@@ -266,7 +266,9 @@ class _Sizes:
                         for name, note in made.adjoint.notes.items()
                         if note.startswith("atomic") and self.env[name].numel() >= _MANY
                     )
-        elif sizes.tape_bytes > max(loop.options.tape_bytes, sizes.afforded):
+        elif sizes.tape_bytes > max(
+            loop.options.tape_bytes, 0 if loop.options.strict_math else sizes.afforded
+        ):
             form["wide"] = False
             if not lasting:
                 form["checkpoints"] = sizes.long

@@ -12,8 +12,10 @@ import torch
 
 from weft.autodiff.adjoint import RUN, Adjoint, Buffer, segment_length
 from weft.index.expression import Dim, Poly, evaluate
-from weft.ir.core import Op, Value
+from weft.ir.core import Op, Value, walk
+from weft.ir.views import accessed_by
 from weft.runtime.signature import TORCH_DTYPES
+from weft.schedule.recurrences import Recurrences, recurrences
 from weft.values import mutable
 
 # A loop of fewer iterations gains nothing from checkpoints.
@@ -100,10 +102,13 @@ class Workspaces:
     @property
     def afforded(self) -> int:
         """How many bytes they may take in any case: on a GPU as many as the largest tensor for each
-        number that a turn keeps, up to four, where iterations are few. Threads share a loop then,
-        and segments are too short for that; they do not shorten tapes of short loops."""
+        number that a turn keeps, up to four, where iterations are few, or loops scan rows. Threads
+        share a loop then, and segments are too short for that; they do not shorten tapes of short
+        loops."""
         tensors = [v for v in self.env.values() if isinstance(v, torch.Tensor)]
-        if math.prod(self.space) > _FEW or not any(t.is_cuda for t in tensors):
+        if not any(t.is_cuda for t in tensors):
+            return 0
+        if math.prod(self.space) > _FEW and not self.scans_rows:
             return 0
         kept = short = 0
         for tape in (w for w in self.adjoint.taped if w.extents):
@@ -113,6 +118,19 @@ class Workspaces:
             else:
                 kept += math.prod(n for n in trips if n < _SHORT) * math.prod(tape.shape)
         return min(kept, _KEPT) * max(t.nbytes for t in tensors) + short
+
+    @property
+    def scans_rows(self) -> bool:
+        """Whether the loops that keep something go along rows of tapes, and their turns compose."""
+        tapes = {w.name: w for w in self.adjoint.taped if w.extents}
+        loops = [
+            op for step in self.adjoint.steps for op in walk(step.body) if op.name == "scf.for"
+            and any((m := accessed_by(o)) is not None and m.name in tapes for o in walk(op.body))
+        ]  # fmt: skip
+        return bool(loops) and not any(w.interleaved for w in tapes.values()) and all(
+            isinstance(recurrences(op), Recurrences)
+            for op in loops
+        )  # fmt: skip
 
     @property
     def rows(self) -> int:

@@ -117,13 +117,15 @@ if TYPE_CHECKING:
     from weft.workbench.bench import bench as bench
     from weft.workbench.bench import benchmark as benchmark
     from weft.workbench.check import check as check
+    from weft.workbench.profile import profile as profile
     from weft.workbench.report_page import report as report
 
 
 _LATER = {
     "bench": "weft.workbench.bench", "benchmark": "weft.workbench.bench",
     "c_source": "weft.tools.foreign", "check": "weft.workbench.check",
-    "cuda_source": "weft.tools.foreign", "report": "weft.workbench.report_page",
+    "cuda_source": "weft.tools.foreign", "profile": "weft.workbench.profile",
+    "report": "weft.workbench.report_page",
     "export_library": "weft.pytorch.exported_program",
     "compile_for": "weft.tools.cross", "Config": "weft.tuning.autotune",
     "autotune": "weft.tuning.autotune", "tune": "weft.tuning.tune", "tuned": "weft.tuning.tune",

@@ -340,9 +340,16 @@ class Kernel(Definition):
                 check_foreign(self, args, kwargs, error)
                 raise
         if profiler._is_profiler_enabled:
-            with torch._C._profiler._RecordFunctionFast(f"{self._namespace}::{self._op_name}"):
+            from weft.pytorch.profiled import recorded  # only where a profiler is
+
+            with recorded(self, self.profiled_name, args, kwargs):
                 return self.direct(*args, **kwargs)
         return self.direct(*args, **kwargs)
+
+    @property
+    def profiled_name(self) -> str:
+        """What profilers call it."""
+        return f"{self._namespace}::{self._op_name}"
 
     def _ready(self) -> bool:
         """Makes ``operators``. Dynamo, which cannot trace that, calls this as it is."""

@@ -186,6 +186,37 @@ def report(
         ))  # fmt: skip
 
 
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def profile(
+    program: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT [ARGS]...", help="train.py, a module, or FILE:FUNCTION."),
+    ],
+    range: Annotated[
+        str, typer.Option(help="Only what is inside of weft.profile.range(NAME).")
+    ] = "",
+    skip: Annotated[int, typer.Option(help="So many of these ranges are left out.")] = 1,
+    trace: Annotated[
+        str, typer.Option(metavar="FILE", help="Write a Chrome trace: .json or .json.gz")
+    ] = "",
+    ncu: Annotated[bool, typer.Option(help="Counters of the GPU by Nsight Compute.")] = False,
+    nsys: Annotated[bool, typer.Option(help="Kernels by Nsight Systems.")] = False,
+    perf: Annotated[bool, typer.Option(help="Source lines of the CPU by Linux's perf.")] = False,
+    rows: Annotated[int, typer.Option(help="Of each table.")] = 15,
+    json: Json = False,
+) -> None:
+    """Runs a program, and says which operators, kernels and source lines its time goes to.
+
+    Options come before SCRIPT. Exit code 1: the program ended with an error of its own.
+    """
+    with answer(json) as show:
+        from weft.workbench.profile_program import profile_program  # imports torch
+
+        tools = [name for name, on in (("ncu", ncu), ("nsys", nsys), ("perf", perf)) if on]
+        show(profile_program(program, range=range, skip=skip, trace=trace, tools=tools, rows=rows,
+                             quiet=json))  # fmt: skip
+
+
 @app.command()
 def tune(
     kernel: Kernel,

@@ -6,7 +6,6 @@ They cost time when LLVM reads the text, and are written where ``Options.lines``
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import field
@@ -41,16 +40,17 @@ class Lines:
             return known[text]
 
         def file(path: str) -> str:
-            folder, name = os.path.split(path)
-            return one(f'!DIFile(filename: "{_escaped(name)}", directory: "{_escaped(folder)}")')
+            return one(f'!DIFile(filename: "{_escaped(path)}", directory: "")')
 
         home = file(self.span.file)
         if not self.named:
             unit = node(f"!DICompileUnit(language: DW_LANG_C, file: {home}, emissionKind: "
                         f"{_DIRECTIVES if self.gpu else _TABLES})", distinct=True)  # fmt: skip
             known["unit"] = unit
-            version = one('!{i32 2, !"Debug Info Version", i32 3}')
-            self.named += [f"!llvm.dbg.cu = !{{{unit}}}", f"!llvm.module.flags = !{{{version}}}"]
+            flags = one('!{i32 2, !"Debug Info Version", i32 3}')
+            if not self.gpu:
+                flags += ", " + one('!{i32 7, !"Dwarf Version", i32 4}')  # see runtime/jitdump.py
+            self.named += [f"!llvm.dbg.cu = !{{{unit}}}", f"!llvm.module.flags = !{{{flags}}}"]
         symbol = _SYMBOL.search(header)
         assert symbol is not None
         type = one(f"!DISubroutineType(types: {one('!{null}')})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 import struct
@@ -11,10 +12,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from weft.codegen import libraries
 from weft.runtime.cache import DiskCache, hashed
-from weft.runtime.link import Linked, link
+from weft.runtime.link import Linked, jump, link
 from weft.runtime.maker import compiler, processor
 
 Prints = Sequence[tuple[Sequence[str | None], Sequence[str]]]
@@ -27,7 +29,7 @@ class LoadedFunction:
     bytes object or pointer; the latter keeps the interpreter's lock, for work of microseconds.
     ``address`` is the code's own, 0 where Python has to prepare a call (for prints)."""
 
-    __slots__ = ("_keep", "address", "call", "call_holding_gil")
+    __slots__ = ("__weakref__", "_keep", "address", "call", "call_holding_gil")
 
     def __init__(self, address: int, keep: object, prints: Prints = ()) -> None:
         self.address = 0 if prints else address
@@ -51,7 +53,47 @@ def load(
         if not _shared:
             _shared.update(_pool(cache))
         code = _link(object, [symbol], _shared)
-    return LoadedFunction(code.addresses[symbol], code.memory, prints)
+    loaded = LoadedFunction(code.addresses[symbol], code.memory, prints)
+    LOADED.tell(loaded, symbol, code, object)
+    return loaded
+
+
+class Loaded:
+    """The kernels that are in memory: profilers ask whose an address is. ``listeners`` are told of
+    each that comes, with its symbol, its code and the object file."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[str, Linked, bytes], None]] = []
+        self._known = WeakKeyDictionary[LoadedFunction, tuple[str, range]]()
+
+    def tell(self, loaded: LoadedFunction, symbol: str, code: Linked, object: bytes) -> None:
+        self._known[loaded] = symbol, code.extent
+        for listener in self.listeners:
+            listener(symbol, code, object)
+
+    def at(self, address: int) -> str:
+        """The symbol of the kernel whose code is at ``address``; "" where there is none."""
+        return next((s for s, there in self._known.values() if address in there), "")
+
+
+LOADED = Loaded()
+
+
+class Teams:
+    """OpenMP's function that has a team of threads run a loop, behind a jump that may be led to
+    another one: one that measures (see ``balance.py``). ``address``: of the jump, 0 where there is
+    none, and kernels call OpenMP itself."""
+
+    def __init__(self) -> None:
+        self.usual = libraries.address_of("GOMP_parallel")
+        self.cell = ctypes.c_uint64(self.usual)
+        self._jump = jump(ctypes.addressof(self.cell)) if self.usual else None
+        self.address = 0 if self._jump is None else self._jump.addresses["jump"]
+
+
+@functools.cache
+def teams() -> Teams:
+    return Teams()
 
 
 def load_shared(
@@ -94,7 +136,9 @@ _shared: dict[str, int] = {}  # addresses of functions for kernels that no share
 def _pool(cache: DiskCache | None) -> dict[str, int]:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_one_thread)
-    code = load_shared("pool", _pool_text, cache)
+    there = teams().address
+    needs = {"GOMP_parallel": there} if there and libraries.load().openmp else {}
+    code = load_shared("pool", _pool_text, cache, needs=needs)
     _keep.append(code.memory)
     printing = ctypes.cast(_print_callback, ctypes.c_void_p).value or 0
     return {"weft_print": printing, **code.addresses}

@@ -21,6 +21,7 @@ _WRITTEN, _LOADED = 1, 2  # flags of a section
 _RELATIVE, _CALL = 2, 4  # R_X86_64_PC32 and R_X86_64_PLT32: both are distances in 32 bits
 _JUMP = b"\xff\x25\x00\x00\x00\x00"  # jmp *[the next eight bytes]
 _FOURTH = b"\x48\xb9%b\x48\x8b\x09\xff\x21"  # mov rcx, eight bytes; mov rcx, [rcx]; jmp [rcx]
+_THERE = b"\x48\xb8%b\xff\x20"  # mov rax, eight bytes; jmp [rax]
 _STUB = 16
 _SPECIAL = 0xFF00  # numbers of sections from here on are none
 
@@ -35,6 +36,14 @@ class Linked(NamedTuple):
 
     addresses: dict[str, int]
     memory: object
+
+    @property
+    def extent(self) -> range:
+        """The addresses of the code; none where LLVM has linked it."""
+        if not isinstance(self.memory, mmap.mmap):
+            return range(0)
+        first = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        return range(first, first + len(self.memory))
 
 
 class _Section(NamedTuple):
@@ -73,9 +82,55 @@ def trampoline(cell: int) -> Linked | None:
     """A function "trampoline" of up to three arguments that is the one whose address stands where
     the word at ``cell`` points to, and that is given this place as its fourth argument; None where
     the processor is another one."""
+    return _stub("trampoline", _FOURTH, cell)
+
+
+def jump(cell: int) -> Linked | None:
+    """A function "jump" that is the one whose address stands at ``cell``; None where the processor
+    is another one."""
+    return _stub("jump", _THERE, cell)
+
+
+def _stub(name: str, code: bytes, cell: int) -> Linked | None:
     if platform.machine() != "x86_64":
         return None
-    return _executable(bytearray(_FOURTH % cell.to_bytes(8, "little")), {"trampoline": 0})
+    return _executable(bytearray(code % cell.to_bytes(8, "little")), {name: 0})
+
+
+def _sections(data: bytes) -> list[_Section]:
+    header = _FILE_HEADER.unpack_from(data)
+    offset, count = header[6], header[12]
+    return [_Section(*_SECTION.unpack_from(data, offset + k * _SECTION.size)) for k in range(count)]
+
+
+def _symbols(data: bytes, sections: Sequence[_Section]) -> list[tuple[str, int, int]]:
+    """Name, section and place in it of each symbol."""
+    table = next((s for s in sections if s.kind == _SYMBOLS), None)
+    if table is None:
+        raise _Unknown
+    names = sections[table.link].offset
+    found: list[tuple[str, int, int]] = []
+    for at in range(table.offset, table.offset + table.size, _SYMBOL.size):
+        name, _, _, home, value, _ = _SYMBOL.unpack_from(data, at)
+        start = names + name
+        found.append((data[start : data.index(b"\0", start)].decode(), home, value))
+    return found
+
+
+def section(data: bytes, wanted: str) -> bytes:
+    """The contents of a section of an object file, as they stand there; empty if it has none."""
+    sections = _sections(data)
+    names = sections[_FILE_HEADER.unpack_from(data)[13]].offset
+    for each in sections:
+        start = names + each.name
+        if data[start : data.index(b"\0", start)].decode() == wanted:
+            return data[each.offset : each.offset + each.size]
+    return b""
+
+
+def functions(data: bytes) -> dict[str, int]:
+    """Where the functions of an object file begin in their section."""
+    return {name: value for name, home, value in _symbols(data, _sections(data)) if name and home}
 
 
 def _laid_out(
@@ -86,9 +141,7 @@ def _laid_out(
     header = _FILE_HEADER.unpack_from(data)
     if data[:6] != _PREFIX or header[1:3] != (_RELOCATABLE, _X86_64):
         raise _Unknown
-    offset, count = header[6], header[12]
-    sections = [_Section(*_SECTION.unpack_from(data, offset + k * _SECTION.size))
-                for k in range(count)]  # fmt: skip
+    sections = _sections(data)
     image, places = bytearray(), dict[int, int]()
     for k, section in enumerate(sections):
         if section.flags & _LOADED and section.kind != _UNWIND:  # nothing unwinds through it
@@ -101,12 +154,7 @@ def _laid_out(
                 raise _Unknown
             image += contents
     image += bytes(-len(image) % _STUB)
-    table = next((s for s in sections if s.kind == _SYMBOLS), None)
-    if table is None:
-        raise _Unknown
-    symbols = [_SYMBOL.unpack_from(data, at)
-               for at in range(table.offset, table.offset + table.size, _SYMBOL.size)]  # fmt: skip
-    names = sections[table.link].offset
+    symbols = _symbols(data, sections)
     stubs = dict[int, int]()
     for section in sections:
         if section.kind != _RELOCATIONS or section.info not in places:
@@ -114,7 +162,7 @@ def _laid_out(
         for at in range(section.offset, section.offset + section.size, _RELOCATION.size):
             where, what, addend = _RELOCATION.unpack_from(data, at)
             kind, number = what & 0xFFFFFFFF, what >> 32
-            _, _, _, home, value, _ = symbols[number]
+            _, home, value = symbols[number]
             if kind not in (_RELATIVE, _CALL) or home >= _SPECIAL:
                 raise _Unknown
             if home:
@@ -128,14 +176,10 @@ def _laid_out(
             place = places[section.info] + where
             struct.pack_into("<i", image, place, target + addend - place)
 
-    def name(number: int) -> str:
-        start = names + symbols[number][0]
-        return data[start : data.index(b"\0", start)].decode()
-
-    entries = {name(k): places[s[3]] + s[4] for k, s in enumerate(symbols) if s[3] in places}
+    entries = {name: places[home] + value for name, home, value in symbols if home in places}
     return (
         image,
-        [(at + len(_JUMP), name(number)) for number, at in stubs.items()],
+        [(at + len(_JUMP), symbols[number][0]) for number, at in stubs.items()],
         {symbol: entries[symbol] for symbol in wanted},
     )
 

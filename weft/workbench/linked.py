@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 
@@ -56,7 +57,7 @@ def _llvm(text: str) -> Iterator[Line]:
             return None
         scope = nodes[fields["scope"].removeprefix("!")][1]
         file = nodes[scope["file"].removeprefix("!")][1]
-        return _path(file["directory"].strip('"'), file["filename"].strip('"')), int(fields["line"])
+        return _plain(file["filename"].strip('"')), int(fields["line"])
 
     for line in text.splitlines():
         if _NODE.match(line) or _FLAGS.match(line):
@@ -67,11 +68,9 @@ def _llvm(text: str) -> Iterator[Line]:
         yield Line(_DEBUG.sub("", line), place)
 
 
-def _path(folder: str, name: str) -> str:
-    def plain(text: str) -> str:
-        return re.sub(rb"\\([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), text.encode()).decode()
-
-    return plain(name) if not folder else f"{plain(folder).rstrip('/')}/{plain(name)}"
+def _plain(text: str) -> str:
+    """A string as LLVM writes it, without its escapes."""
+    return re.sub(rb"\\([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), text.encode()).decode()
 
 
 _FILE = re.compile(r'^\s*\.file\s+(\d+) "([^"]*)"(?: "([^"]*)")?', re.MULTILINE)
@@ -83,7 +82,7 @@ _SECTION = re.compile(r"^\s*\.section\s+(\S+)")
 
 def _assembly(text: str) -> Iterator[Line]:
     """An instruction stays of the line before, and is of none behind ``.loc ... 0``."""
-    files = {n: f"{a}/{b}" if b else a for n, a, b in _FILE.findall(text)}
+    files = {n: os.path.join(a, b) for n, a, b in _FILE.findall(text)}
     place: Place | None = None
     debug = False
     for line in text.splitlines():

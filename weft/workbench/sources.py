@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,18 @@ def load(text: str, *kinds: type) -> Source:
     if found is None:
         raise UsageError(f"{place} has no kernel {name!r}\nhelp: {listed}")
     return Source(found, names)
+
+
+def function_of(place: str, name: str) -> Callable[[], Any]:
+    """The function ``name`` of a file or a module, which takes no argument. Raises
+    ``UsageError``."""
+    names = vars(_module(place))
+    found = names.get(name)
+    if not callable(found):
+        there = [n for n, v in names.items() if inspect.isfunction(v)]
+        raise UsageError(f"{place} has no function {name!r}\n"
+                         f"help: there are {', '.join(there) or 'none'}")  # fmt: skip
+    return found
 
 
 def _plain(value: Any) -> Any:

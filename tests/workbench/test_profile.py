@@ -1,0 +1,451 @@
+"""``weft profile``: its tables, what it reads of other profilers, threads, and perf's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import struct
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import weft
+from weft.runtime import cpu
+from weft.runtime.balance import Balance
+from weft.runtime.jitdump import Jitdump, line_table
+from weft.runtime.launch import Launcher
+from weft.workbench import events, marked, profilers
+from weft.workbench.events import Costs, Event
+from weft.workbench.marked import Capture
+from weft.workbench.profile import profile
+from weft_cli.app import app
+
+
+@weft.kernel
+def decayed(x: torch.Tensor, a: float) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            s = s * a + x[i, j]
+            out[i, j] = s
+    return out
+
+
+LINE = decayed.span.line
+LOOP = LINE + 2
+
+
+def names(found: Any) -> dict[str, Any]:
+    return {e.name: e for e in found.entries if e.device == "cpu"}
+
+
+# --- torch's profiler ----------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    trace = tmp_path_factory.mktemp("profile") / "trace.json"
+    x = torch.rand(6, 17, requires_grad=True)
+
+    def step() -> None:
+        with weft.profile.range("step"):
+            decayed(x, 0.5).sum().backward()
+            decayed.op(x.detach(), 0.5)
+
+    return weft.profile(step, warmup=2, steps=3, trace=trace), trace
+
+
+def test_kernels_have_their_name_source_line_shapes_and_bytes(found: tuple[Any, Path]) -> None:
+    every = names(found[0])
+    mine = every["weft::decayed"]
+    assert (mine.calls, mine.shapes, mine.where) == (3, "[6, 17]", f"test_profile.py:{LINE}")
+    assert mine.moved == decayed.cost(torch.rand(6, 17), 0.5).bytes == 2 * 4 * 6 * 17
+    assert mine.allocated == 3 * 4 * 6 * 17
+    assert 0 < mine.own <= mine.total
+    assert every["decayed_0Backward"].where == mine.where
+    (op,) = (e for name, e in every.items() if name.startswith("weft::decayed_"))
+    assert (op.calls, op.where) == (3, mine.where), "by torch.ops"
+    assert every["aten::sum"].source == ""
+    assert every["step"].calls == 3
+    assert every["step"].total >= mine.total
+    assert found[0].of("decayed") == [mine]
+
+
+def test_the_table_has_a_row_each_and_json_all_of_it(found: tuple[Any, Path]) -> None:
+    profile, _ = found
+    text = str(profile)
+    assert "operators on the CPU: own time, without what they call\n" in text
+    assert f"test_profile.py:{LINE}" in text
+    told = profile.data()
+    assert {e["name"] for e in told["entries"]} == {e.name for e in profile.entries}
+    own = [e.own for e in profile.entries]
+    assert own == sorted(own, reverse=True)
+    short = replace(profile, rows=2).table("cpu")
+    assert len(short.rows) == 2
+
+
+def test_the_trace_says_where_kernels_are(found: tuple[Any, Path]) -> None:
+    told = json.loads(found[1].read_text())["traceEvents"]
+    mine = [e for e in told if e.get("name") == "weft::decayed"]
+    assert len(mine) == 3
+    assert all(e["args"]["source"] == f"{__file__}:{LINE}" for e in mine)
+    assert mine[0]["args"]["Input Dims"] == [[6, 17], []]
+    assert sum(e.get("name") == "step" and e["ph"] == "X" for e in told) == 3
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    def never() -> None:
+        raise AssertionError("it ran")
+
+    for path, told in (
+        (tmp_path / "x.txt", "is no trace"),
+        (tmp_path / "no" / "x.json", "written"),
+    ):
+        with pytest.raises(weft.WeftError, match=told):
+            weft.profile(never, warmup=0, trace=path)
+
+
+class Raw:
+    """An event as torch's profiler has it."""
+
+    def __init__(self, name: str, begin: int, end: int, *, thread: int = 1, kind: str = "cpu_op",
+                 device: str = "CPU", shapes: Any = (), bytes: int = 0) -> None:  # fmt: skip
+        self.told = {
+            "name": name, "start_ns": begin, "duration_ns": end - begin, "nbytes": bytes,
+            "start_thread_id": thread, "activity_type": kind, "shapes": shapes,
+            "device_type": SimpleNamespace(name=device), "is_user_annotation": False,
+        }  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self.told[name]
+
+
+def test_own_time_leaves_out_what_is_called_in_the_same_thread() -> None:
+    raw = [
+        Raw("outer", 0, 100), Raw("inner", 10, 40, shapes=[[2, 3], []]), Raw("leaf", 20, 25),
+        Raw("[memory]", 22, 22, bytes=64), Raw("[memory]", 30, 30, bytes=-64),
+        Raw("other", 5, 95, thread=2), Raw("kernel", 200, 260, device="CUDA", kind="kernel"),
+        Raw("outer", 0, 300, device="CUDA", kind="gpu_user_annotation"),
+        Raw("cudaLaunchKernel", 50, 60, kind="cuda_runtime"), Raw("next", 100, 101),
+    ]  # fmt: skip
+    made = events.events(SimpleNamespace(events=lambda: raw))
+    own = {e.name: (e.own, e.bytes, e.device) for e in made}
+    assert own == {
+        "outer": (70, 64, "cpu"), "inner": (25, 64, "cpu"), "leaf": (5, 64, "cpu"),
+        "other": (90, 0, "cpu"), "kernel": (60, 0, "cuda"), "next": (1, 0, "cpu"),
+    }  # fmt: skip
+    assert next(e.shapes for e in made if e.name == "inner") == "[2, 3]"
+
+
+def test_only_what_is_inside_of_the_ranges_behind_the_first_ones_counts() -> None:
+    def event(name: str, begin: int, device: str = "cpu") -> Event:
+        return Event(name, device, begin, 5, 1, "", 5, 0)
+
+    every = [replace(event("step", b), duration=10) for b in (0, 20, 40)]
+    every += [event("a", b) for b in (1, 21, 31, 41)]
+    every += [event("k", b, "cuda") for b in (2, 36)]
+    kept = events.within(every, "step", 1)
+    assert [(e.name, e.begin) for e in kept if e.name != "step"] == [
+        ("a", 21), ("a", 41), ("k", 36),
+    ]  # fmt: skip
+    assert events.within(every, "step", 3) == []
+    assert events.within(every, "stop", 0) == []
+
+
+def test_functions_of_a_gpu_are_those_of_loops() -> None:
+    costs = Costs({}, {"decayed_0": (4000, 4, "/x/model.py:7")}, {})
+    kernel = [Event("weft_decayed_0", "cuda", b, 2000, -1, "", 2000, 0) for b in (0, 9, 12)]
+    (entry,) = events.entries(kernel, costs)
+    assert (entry.where, entry.moved, entry.calls) == ("model.py:7", 1000, 3)
+    assert entry.bandwidth == pytest.approx(1000 / 2000)
+    (other,) = events.entries([replace(kernel[0], name="gemm")], costs)
+    assert (other.source, other.moved, other.later) == ("", None, None)
+
+
+# --- programs ------------------------------------------------------------------------------------
+SCRIPT = """
+import sys
+import torch
+import weft
+from beside import doubled
+
+for i in range(3):
+    with weft.profile.range("round"):
+        doubled(torch.rand(5 + int(sys.argv[1])))
+print("printed", sys.argv[1:], __name__)
+sys.exit(int(sys.argv[2]))
+"""
+BESIDE = """
+import torch
+import weft
+
+
+@weft.kernel
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = 2 * x[i]
+    return out
+
+
+def once():
+    return doubled(torch.rand(4))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "beside.py").write_text(BESIDE)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield str(tmp_path / "train.py")
+    sys.modules.pop("beside", None)
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["profile", *words])
+
+
+def test_a_program_runs_as_python_would_run_it(script: str) -> None:
+    before = [*sys.argv], [*sys.path]
+    done = run("--range", "round", "--json", script, "2", "0", "--rows")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert "printed ['2', '0', '--rows'] __main__" in done.stderr
+    (mine,) = (e for e in told["entries"] if e["name"] == "weft::doubled")
+    assert (mine["calls"], mine["shapes"]) == (2, "[7]"), "the first round is left out"
+    assert mine["source"].endswith("beside.py:7")
+    assert ([*sys.argv], [*sys.path]) == before
+
+
+def test_a_program_that_fails_and_one_that_is_not_there(script: str) -> None:
+    done = run("--range", "square", script, "1", "3")
+    assert done.exit_code == 1
+    assert "WRONG: the program ended with 3" in done.output
+    assert "no range 'square' was entered more than 1 times, so that all is listed" in done.output
+    assert "weft::doubled" in done.output
+    missing = run("absent.py")
+    assert missing.exit_code == 2
+    assert "there is no file absent.py" in missing.output
+
+
+def test_a_function_of_a_file(script: str) -> None:
+    beside = script.replace("train", "beside")
+    done = run("--json", f"{beside}:once")
+    assert done.exit_code == 0, done.output
+    (mine,) = (e for e in json.loads(done.stdout)["entries"] if e["name"] == "weft::doubled")
+    assert mine["calls"] == 10
+    assert "has no function 'twice'\nhelp: there are once" in run(f"{beside}:twice").output
+    assert "run a program, not a function" in run("--perf", f"{beside}:once").output
+
+
+# --- other profilers -----------------------------------------------------------------------------
+def test_what_is_not_installed_is_said_with_how_to_get_it(script: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(profilers.shutil, "which", lambda name: None)
+    done = run("--ncu", "--nsys", "--perf", script, "1", "0")
+    assert done.exit_code == 0, done.output
+    for name, told in (("ncu", "developer.nvidia.com/nsight-compute"),
+                       ("nsys", "developer.nvidia.com/nsight-systems"),
+                       ("perf", "apt-get install linux-perf")):  # fmt: skip
+        assert f"note: {name} is not installed: it comes with " in done.output
+        assert told in done.output
+
+
+RAW = """==PROF== Connected
+"ID","Process ID","Process Name","Host Name","Kernel Name","Block Size","Grid Size","Device","CC",\
+"dram__bytes.sum","dram__throughput.avg.pct_of_peak_sustained_elapsed","gpu__time_duration.sum",\
+"sm__warps_active.avg.pct_of_peak_sustained_active",\
+"smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio",\
+"smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"
+"","","","","","","","","","Mbyte","%","us","%","",""
+"0","9","python","h","weft_doubled_0","(1,1,1)","(1,1,1)","0","9.0","2","40","1,000.5","50","3","1"
+"1","9","python","h","weft_doubled_0","(1,1,1)","(1,1,1)","0","9.0","4","60","2,000.0","70","5","1"
+"2","9","python","h","weft_doubled_0","(1,1,1)","(1,1,1)","0","9.0","6","80","3,000.0","90","1","2"
+"3","9","python","h","gemm","(1,1,1)","(1,1,1)","0","9.0","1","10","9,000.0","90","1","2"
+"""
+SOURCE = """"Kernel Name","weft_doubled_0"
+"#","Source","Warp Stall Sampling (All Samples)","# Samples"
+"8","for i in range(x.shape[0]):","3","3"
+"9","out[i] = 2 * x[i]","40","40"
+"Kernel Name","gemm"
+"#","Source","Warp Stall Sampling (All Samples)","# Samples"
+"1","x","0","0"
+"""
+
+
+def test_ncus_pages_become_a_table() -> None:
+    hot = profilers.hot_lines(SOURCE)
+    assert hot == {"weft_doubled_0": "9: out[i] = 2 * x[i]"}
+    table = profilers.ncu_table(RAW, hot, {"weft_doubled_0": "beside.py:7"})
+    gemm, mine = table.data()
+    assert mine == {
+        "kernel": "weft_doubled_0", "where": "beside.py:7", "launches": 3,
+        "ms each": pytest.approx(2.0), "GB/s": pytest.approx(4e6 / 2e-3 / 1e9),
+        "% of peak bandwidth": 60, "% occupancy": 70, "waits for": "long scoreboard",
+        "hottest line": "9: out[i] = 2 * x[i]",
+    }  # fmt: skip
+    assert gemm["kernel"] == "gemm"
+    assert profilers.ncu_table("==ERROR== no kernels were profiled\n", {}, {}).rows == ()
+
+
+def fake(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!{sys.executable}\nimport sys, pathlib, subprocess\n{text}")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_ncu_runs_the_program_and_is_read_back(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(tmp_path, "ncu", f"""
+words = sys.argv[1:]
+if "--import" in words:
+    print({SOURCE!r} if "source" in words else {RAW!r}, end="")
+else:
+    pathlib.Path(words[words.index("-o") + 1] + ".ncu-rep").touch()
+    pathlib.Path({str(tmp_path / "words")!r}).write_text(repr(words))
+""")  # fmt: skip
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    done = run("--ncu", "--range", "round", "--json", script, "1", "0")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    (rows,) = (rows for name, rows in told.items() if name.startswith("ncu: "))
+    assert [row["where"] for row in rows] == ["", "beside.py:7"]
+    words = eval((tmp_path / "words").read_text())
+    assert words[words.index("--profile-from-start") + 1] == "off"
+    assert words[-8:] == ["-m", "weft.workbench.marked", "--range", "round", "--skip", "1", script,
+                          "1", "0"][-8:]  # fmt: skip
+
+
+def test_ncu_that_may_not_read_counters_is_explained(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(tmp_path, "ncu", "print('==ERROR== ERR_NVGPUCTRPERM'); sys.exit(1)")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    done = run("--ncu", script, "1", "0")
+    assert done.exit_code == 0, done.output
+    assert "note: ncu ended with 1: this user may not read the GPU's counters: " in done.output
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in done.output
+
+
+def test_nsys_sums_become_a_table() -> None:
+    text = (
+        "Processing [x.sqlite] with [cuda_gpu_kern_sum.py]...\n\n"
+        "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n"
+        '75.0,3000000,3,1,1,1,1,0,weft_doubled_0\n25.0,1000000,1,1,1,1,1,0,"gemm<a, b>"\n'
+    )
+    table = profilers.nsys_table([text, text], {"weft_doubled_0": "beside.py:7"})
+    assert table.rows == (
+        ("weft_doubled_0", "beside.py:7", 6, 6.0, 75.0, 1.0), ("gemm<a, b>", "", 2, 2.0, 25.0, 1.0),
+    )  # fmt: skip
+    assert profilers.nsys_table(["SKIPPED: no kernels"], {}).rows == ()
+
+
+def test_perfs_samples_are_put_on_lines() -> None:
+    text = " 11  7f00 [unknown]\n 12  7f08 [unknown]\n 11 aa _PyEval\n garbage\n 11  7f08 x\n"
+
+    def at(address: int) -> tuple[str, str] | None:
+        return ("doubled_0", f"/x/beside.py:{address & 15}") if address >> 8 == 0x7F else None
+
+    assert profilers.perf_table(text, at).rows == (
+        ("doubled_0", "beside.py:8", 2, 50.0, 2), ("doubled_0", "beside.py:0", 1, 25.0, 1),
+        ("_PyEval", "", 1, 25.0, 1),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("perf") is None, reason="perf is not installed")
+def test_perf_sees_lines_of_kernels(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text(BESIDE)
+    program = tmp_path / "train.py"
+    program.write_text("import torch\nfrom beside import doubled\nx = torch.rand(1 << 22)\n"
+                       "for _ in range(60):\n    doubled(x)\n")  # fmt: skip
+    told = profilers.external("perf", profilers.Asked((str(program),), "", 0, {}))
+    if told.table is None and "perf_event_paranoid" in told.note + profilers._GET["perf"]:
+        pytest.skip(told.note)
+    assert told.table is not None
+    assert ("doubled_0", "beside.py:10") in {row[:2] for row in told.table.rows}
+
+
+def test_the_capture_is_around_the_ranges_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(Capture, "tell", staticmethod(told.append))
+    capture = Capture("step", 1)
+    monkeypatch.setattr(profile, "watchers", [capture])
+    for _ in range(3):
+        with weft.profile.range("step"), weft.profile.range("other"), weft.profile.range("step"):
+            pass
+    assert told == [True, False, True, False], "not around the first, nor around those inside"
+
+
+def test_the_marked_program_gets_its_own_arguments(
+    script: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(profile, "watchers", [])
+    monkeypatch.setattr(sys, "argv", ["marked", "--range", "round", script, "1", "0", "--skip"])
+    with pytest.raises(SystemExit) as end:
+        marked.main()
+    assert end.value.code == 0
+    assert "printed ['1', '0', '--skip'] __main__" in capfd.readouterr().out
+
+
+# --- threads and perf's files --------------------------------------------------------------------
+def test_what_threads_were_busy_for() -> None:
+    if not cpu.teams().address:
+        pytest.skip("the jump to OpenMP is for x86-64")
+    x = torch.rand(400, 3000)
+    want = decayed(x, 0.5)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with Balance() as found:
+            got = [decayed(x, 0.5) for _ in range(2)]
+        decayed(x, 0.5)
+    finally:
+        torch.set_num_threads(threads)
+    (one,) = found.shared()
+    assert (one.loop, one.launches, one.threads, len(one.busy)) == ("decayed_0", 2, 3, 3)
+    assert 0 < one.balance <= 1.0
+    assert max(one.busy) <= one.elapsed
+    assert found.lost == 0
+    assert cpu.teams().cell.value == cpu.teams().usual, "it is as before"
+    for out in got:
+        torch.testing.assert_close(out, want)
+
+
+def test_perf_is_told_of_code_and_lines(tmp_path: Path) -> None:
+    options = replace(decayed.options, lines=True)
+    launcher = Launcher(decayed.parts.regions[0], decayed.source, options)
+    with Jitdump(tmp_path) as dump:
+        decayed.parts.host([lambda *values: launcher.slow(values)], torch.rand(2, 3), 0.5)
+    data = dump.path.read_bytes()
+    magic, version, header, machine, _, pid = struct.unpack_from("<6I", data)
+    assert (magic, version, machine, pid) == (0x4A695444, 1, 62, os.getpid())
+    kinds: list[int] = []
+    at = header
+    while at < len(data):
+        kind, size, _ = struct.unpack_from("<2IQ", data, at)
+        kinds.append(kind)
+        at += size
+    assert at == len(data)
+    assert kinds == [2, 0, 3], "lines, code, the end"
+    ((begin, end, name, lines),) = json.loads(dump.path.with_suffix(".json").read_text())
+    assert name == "decayed_0"
+    assert {f"{__file__}:{LOOP + k}" for k in (2, 3, 4)} <= {place for _, place in lines}
+    assert all(begin <= place < end for place, _ in lines)
+    assert cpu.LOADED.at(begin) == "weft_decayed_0"
+    assert cpu.LOADED.at(begin - 1) == ""
+    assert cpu.LOADED.listeners == []
+
+
+def test_an_object_without_lines_has_no_table() -> None:
+    from weft.runtime import jit
+
+    assert line_table(jit.emit("define void @f() { ret void }")) == []

@@ -1,0 +1,45 @@
+"""``weft profile PROGRAM``: a program or a function under torch's profiler, and under others."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from weft.codegen.emit import symbol_of
+from weft.workbench.marked import run
+from weft.workbench.profile import Profile, profile
+from weft.workbench.profilers import Asked, external
+from weft.workbench.report import UsageError
+from weft.workbench.sources import function_of
+
+
+def profile_program(
+    program: Sequence[str], *, range: str = "", skip: int = 1, trace: str = "",
+    tools: Sequence[str] = (), rows: int = 15, quiet: bool = False,
+) -> Profile:  # fmt: skip
+    """Runs ``program``, a file or a module with its arguments, as ``python`` would; or calls the
+    function of ``FILE:FUNCTION``, a few times before it counts. ``range``: only what is inside of
+    ``weft.profile.range(range)`` counts, without the first ``skip`` times. ``tools``: "ncu", "nsys"
+    and "perf", which run the program again. ``quiet``: what it prints goes to stderr. Raises
+    ``UsageError``."""
+    name, colon, function = program[0].rpartition(":")
+    if not colon and not Path(program[0]).is_file() and program[0].endswith(".py"):
+        raise UsageError(f"there is no file {program[0]}")
+    if tools and colon:
+        raise UsageError(f"{', '.join(tools)} run a program, not a function\nhelp: name the file")
+    with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
+        if colon:
+            found = profile(function_of(name, function), trace=trace, rows=rows)
+        else:
+            found = profile.recorded(lambda: run(program), trace=trace, rows=rows, name=range,
+                                     skip=skip)  # fmt: skip
+    if not tools or not found.ok:
+        return found
+    places = {f"{symbol_of(loop)}{end}": at for loop, at in found.loops for end in ("", "_finish")}
+    others = [external(tool, Asked(tuple(program), range, skip, places)) for tool in tools]
+    tables = tuple((o.title, o.table) for o in others if o.table is not None)
+    notes = tuple(o.note for o in others if o.note)
+    return replace(found, others=tables, notes=(*found.notes, *notes))

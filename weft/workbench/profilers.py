@@ -1,0 +1,275 @@
+"""Programs that profile others: NVIDIA's ncu and nsys, and Linux's perf. They run the program once
+more, and what they say of kernels is read back."""
+
+from __future__ import annotations
+
+import collections
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.values import frozen
+from weft.workbench.report import Table
+
+_CHILD = ("-m", "weft.workbench.marked")
+
+
+@frozen
+class Asked:
+    """The program with its arguments, and the ranges that count (see ``Profiler.recorded``).
+    ``places``: file and line of GPU functions and loops, by their names."""
+
+    program: tuple[str, ...]
+    name: str
+    skip: int
+    places: Mapping[str, str]
+
+    def command(self, *options: str) -> list[str]:
+        """What runs the program with its marks."""
+        ranges = ["--range", self.name, "--skip", str(self.skip)] if self.name else []
+        return [sys.executable, *_CHILD, *ranges, *options, *self.program]
+
+
+@frozen
+class Found:
+    """A table, or the reason why there is none."""
+
+    title: str
+    table: Table | None = None
+    note: str = ""
+
+
+_GET = {
+    "ncu": "it comes with NVIDIA's CUDA toolkit, or by itself as Nsight Compute "
+    "(apt-get install nsight-compute, conda install -c nvidia nsight-compute, "
+    "https://developer.nvidia.com/nsight-compute). Reading counters may need root, or the driver's "
+    "option NVreg_RestrictProfilingToAdminUsers=0",
+    "nsys": "it comes with NVIDIA's CUDA toolkit, or by itself as Nsight Systems "
+    "(apt-get install nsight-systems, conda install -c nvidia nsight-systems, "
+    "https://developer.nvidia.com/nsight-systems)",
+    "perf": "it comes with Linux (apt-get install linux-perf, or linux-tools-generic). "
+    "/proc/sys/kernel/perf_event_paranoid has to be 2 or less",
+}
+
+
+def external(tool: str, asked: Asked) -> Found:
+    """What ``tool`` ("ncu", "nsys" or "perf") says of the program."""
+    run = {"ncu": _ncu, "nsys": _nsys, "perf": _perf}[tool]
+    if shutil.which(tool) is None:
+        return Found(tool, note=f"{tool} is not installed: {_GET[tool]}")
+    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+        return run(asked, Path(folder))
+
+
+def _called(command: Sequence[str], what: str, lines: bool = True) -> tuple[str, str]:
+    """Standard output, and why it failed ("" where it did not). Kernels have source lines."""
+    environment = {**os.environ, **({"WEFT_LINES": "1"} if lines else {})}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if not done.returncode:
+        return done.stdout, ""
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
+    why = " ".join(said)
+    if "ERR_NVGPUCTRPERM" in done.stderr + done.stdout:
+        why = f"this user may not read the GPU's counters: {_GET['ncu'].rpartition('). ')[2]}"
+    return done.stdout, f"{what} ended with {done.returncode}: {why}"
+
+
+# --- ncu -----------------------------------------------------------------------------------------
+_TIME, _BYTES = "gpu__time_duration.sum", "dram__bytes.sum"
+_OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
+_PEAK = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
+_STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
+_SECTIONS = ("SpeedOfLight", "Occupancy", "WarpStateStats", "MemoryWorkloadAnalysis",
+             "SourceCounters")  # fmt: skip
+_SCALE = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1.0, "ms": 1.0,
+          "second": 1e3, "s": 1e3,
+          "byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}  # fmt: skip
+
+
+def _ncu(asked: Asked, folder: Path) -> Found:
+    """Each kernel a few times per size of its grid, behind the first two launches of it."""
+    file = folder / "report"
+    command = ["ncu", "-o", str(file), "--metrics", ",".join([_TIME, _BYTES, _OCCUPANCY, _PEAK]),
+               *(word for section in _SECTIONS for word in ("--section", section)),
+               "--filter-mode", "per-launch-config", "--launch-skip", "0" if asked.name else "2",
+               "--launch-count", "3", "--target-processes", "all", "--import-source", "yes",
+               *(["--profile-from-start", "off"] if asked.name else [])]  # fmt: skip
+    _, why = _called([*command, *asked.command()], "ncu")
+    saved = file.with_suffix(".ncu-rep")
+    if not saved.exists():
+        return Found("ncu", note=why or "ncu saw no kernel")
+    read = ["ncu", "--import", str(saved), "--csv", "--page"]
+    raw, why = _called([*read, "raw"], "ncu --page raw")
+    lines, _ = _called([*read, "source", "--print-source", "cuda"], "ncu --page source")
+    if why:
+        return Found("ncu", note=why)
+    return Found("ncu: medians of launches in the steady state",
+                 ncu_table(raw, hot_lines(lines), asked.places))  # fmt: skip
+
+
+def ncu_table(text: str, hot: Mapping[str, str], places: Mapping[str, str]) -> Table:
+    """The raw page of ncu as comma-separated values: a row of names, one of units, one a launch.
+    ``hot``: the line that waited most, by kernel."""
+    rows = [row for row in csv.reader(io.StringIO(text)) if "Kernel Name" in row or len(row) > 5]
+    start = next((k for k, row in enumerate(rows) if "Kernel Name" in row), None)
+    columns = ("kernel", "where", "launches", "ms each", "GB/s", "% of peak bandwidth",
+               "% occupancy", "waits for", "hottest line")  # fmt: skip
+    if start is None or len(rows) < start + 3:
+        return Table(columns, ())
+    names, units = rows[start], dict(zip(rows[start], rows[start + 1], strict=False))
+    launches: dict[str, list[dict[str, str]]] = {}
+    for row in rows[start + 2 :]:
+        values = dict(zip(names, row, strict=False))
+        launches.setdefault(values["Kernel Name"], []).append(values)
+
+    def median(found: list[dict[str, str]], name: str) -> float | None:
+        numbers = sorted(n for v in found if (n := _number(v.get(name, ""))) is not None)
+        scale = _SCALE.get(units.get(name, ""), 1.0)
+        return numbers[len(numbers) // 2] * scale if numbers else None
+
+    made: list[tuple[Any, ...]] = []
+    for kernel, found in launches.items():
+        time, moved = median(found, _TIME), median(found, _BYTES)
+        rate = moved / time / 1e6 if time and moved is not None else None
+        stalls = [(value, match[1]) for name in names if (match := _STALL.fullmatch(name))
+                  and (value := median(found, name)) is not None]  # fmt: skip
+        waits = max(stalls)[1].replace("_", " ") if stalls else ""
+        made.append((kernel[:60], places.get(kernel, ""), len(found), time, rate,
+                     median(found, _PEAK), median(found, _OCCUPANCY), waits,
+                     hot.get(kernel, "")))  # fmt: skip
+    return Table(columns, tuple(sorted(made, key=lambda row: -(row[3] or 0.0) * row[2])))
+
+
+def hot_lines(text: str) -> dict[str, str]:
+    """Of the source page: by kernel, the line with the most samples of warps that wait."""
+    found: dict[str, tuple[float, str]] = {}
+    kernel, names = "", list[str]()
+    for row in csv.reader(io.StringIO(text)):
+        if len(row) >= 2 and row[0] == "Kernel Name":
+            kernel, names = row[1], []
+        elif any("Sampl" in cell for cell in row):
+            names = row
+        elif names and len(row) == len(names):
+            values = dict(zip(names, row, strict=True))
+            samples = next((n for name, cell in values.items() if "Sampl" in name
+                            and (n := _number(cell)) is not None), 0.0)  # fmt: skip
+            line = values.get("#", "") or values.get("Line No", "")
+            source = values.get("Source", "").strip()
+            if samples > found.get(kernel, (0.0, ""))[0]:
+                found[kernel] = samples, f"{line}: {source}"[:60]
+    return {name: line for name, (_, line) in found.items()}
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+# --- nsys ----------------------------------------------------------------------------------------
+def _nsys(asked: Asked, folder: Path) -> Found:
+    file = folder / "report.nsys-rep"
+    command = ["nsys", "profile", "-o", str(file), "--force-overwrite", "true", "--trace",
+               "cuda,nvtx,osrt", *(["--capture-range", "cudaProfilerApi", "--capture-range-end",
+                                    "repeat-shutdown:10000"] if asked.name else [])]  # fmt: skip
+    _, why = _called([*command, *asked.command()], "nsys", lines=False)
+    files = sorted(folder.glob("report*.nsys-rep"))
+    if not files:
+        return Found("nsys", note=why or "nsys wrote nothing")
+    texts: list[str] = []
+    for saved in files:
+        text, why = _called(["nsys", "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv",
+                             "--output", "-", "--force-export", "true", str(saved)],
+                            "nsys stats", lines=False)  # fmt: skip
+        if why:
+            return Found("nsys", note=why)
+        texts.append(text)
+    return Found("nsys: kernels", nsys_table(texts, asked.places))
+
+
+def nsys_table(texts: Sequence[str], places: Mapping[str, str]) -> Table:
+    """The reports cuda_gpu_kern_sum as comma-separated values, with words in front."""
+    sums: dict[str, list[float]] = {}
+    for text in texts:
+        begin = text.find("Time (%)")
+        for row in csv.DictReader(io.StringIO(text[begin:] if begin >= 0 else "")):
+            if not row.get("Name"):
+                continue
+            total, calls = _number(row["Total Time (ns)"]), _number(row["Instances"])
+            old = sums.setdefault(row["Name"], [0.0, 0.0])
+            old[0], old[1] = old[0] + (total or 0.0), old[1] + (calls or 0.0)
+    every = sum(total for total, _ in sums.values()) or 1.0
+    longest = sorted(sums.items(), key=lambda item: -item[1][0])
+    rows = tuple((name[:60], places.get(name, ""), int(calls), total / 1e6, 100 * total / every,
+                  total / max(calls, 1) / 1e6) for name, (total, calls) in longest)  # fmt: skip
+    return Table(("kernel", "where", "launches", "ms", "%", "ms each"), rows)
+
+
+# --- perf ----------------------------------------------------------------------------------------
+def _perf(asked: Asked, folder: Path) -> Found:
+    """Samples of the program's threads, which kernels' lines they were in."""
+    data = folder / "perf.data"
+    command = ["perf", "record", "-q", "-k", "CLOCK_MONOTONIC", "-F", "997", "-o", str(data)]
+    _, why = _called([*command, "--", *asked.command("--jitdump", str(folder))], "perf")
+    if why:
+        return Found("perf", note=why)
+    text, why = _called(["perf", "script", "-i", str(data), "-F", "tid,ip,sym"], "perf script")
+    if why:
+        return Found("perf", note=why)
+    return Found("perf: where threads were, of 997 samples a second",
+                 perf_table(text, _lines_at(folder)))  # fmt: skip
+
+
+def _lines_at(folder: Path) -> Callable[[int], tuple[str, str] | None]:
+    """The loop and the line of an address, by what the program wrote of its kernels."""
+    known: list[tuple[int, int, str, list[tuple[int, str]]]] = []
+    for file in folder.glob("jit-*.json"):
+        known += [(a, b, name, [(x, y) for x, y in lines])
+                  for a, b, name, lines in json.loads(file.read_text())]  # fmt: skip
+
+    def at(address: int) -> tuple[str, str] | None:
+        for begin, end, name, lines in known:
+            if begin <= address < end:
+                below = [place for start, place in lines if start <= address]
+                return name, below[-1] if below else ""
+        return None
+
+    return at
+
+
+_SAMPLE = re.compile(r"^\s*(\d+)\s+([0-9a-f]+)(?:\s+(.*))?$")
+
+
+def perf_table(text: str, at: Callable[[int], tuple[str, str] | None]) -> Table:
+    """``perf script -F tid,ip,sym``: a line a sample. Lines of kernels come first, then the
+    functions in which the program was most."""
+    counts = collections.Counter[tuple[str, str]]()
+    kernels: set[tuple[str, str]] = set()
+    threads: dict[tuple[str, str], set[str]] = {}
+    for line in text.splitlines():
+        sample = _SAMPLE.match(line)
+        if sample is None:
+            continue
+        thread, address, symbol = sample.groups()
+        known = at(int(address, 16))
+        key = known or ((symbol or "[unknown]").strip()[:48], "")
+        kernels |= {key} if known else set()
+        counts[key] += 1
+        threads.setdefault(key, set()).add(thread)
+    every = sum(counts.values()) or 1
+    often = counts.most_common()
+    listed = [x for x in often if x[0] in kernels][:15]
+    listed += [x for x in often if x[0] not in kernels][:5]
+    rows = tuple((name, Path(place).name, count, 100 * count / every, len(threads[name, place]))
+                 for (name, place), count in listed)  # fmt: skip
+    return Table(("function", "where", "samples", "%", "threads"), rows)

@@ -1,4 +1,4 @@
-# Seven words: test, slow, lint, replay, bench, demo, fuzz. Each makes what it needs; Python 3.11+ must be there.
+# Eight words: test, slow, lint, replay, bench, demo, fuzz, docs. Each makes what it needs; Python 3.11+ must be there.
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -11,10 +11,10 @@ BENCH := .bench-venv
 PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(BENCH)/.installed
-PEERS := numba taichi quadrants warp-lang
+PEERS := numba taichi quadrants warp-lang triton
 
 .DEFAULT_GOAL := help
-.PHONY: help test slow lint replay bench demo fuzz
+.PHONY: help test slow lint replay bench demo fuzz docs
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo 'make replay        what the compiler makes of many kernels, against the record (ARGS=record)'
 	@echo 'make demo          the two examples on real input, checked and timed; writes out/'
 	@echo 'make bench         tables beside PyTorch, Numba, Taichi, Quadrants, Warp (ARGS=--quick)'
+	@echo 'make docs          the pages of docs/ as a site, and the reference from docstrings: site/'
 	@echo 'make fuzz N=5000   N random kernels, and derivatives of N, against the Python'
 
 # Threads that spin while they wait take the processors from the tests beside them. Each process has
@@ -48,6 +49,10 @@ fuzz: $(STAMP)
 	WEFT_FUZZ_EXAMPLES=$(N) OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest -n auto \
 		--dist worksteal -m fuzz -q $(ARGS)
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet $(ARGS)
+	@echo 'site/index.html'
+
 bench: $(BENCH_STAMP)
 	$(BENCH)/bin/python -m benchmarks $(ARGS)
 
@@ -56,6 +61,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo 'setting up $(VENV) (once)'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[cli,demo,plot,test,lint]'
+	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[slow-test]' \
+		|| echo 'Numba and notebooks cannot be installed here: their tests say so'
+	@touch $@
+
+$(VENV)/.docs: $(STAMP)
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[docs]'
 	@touch $@
 
 # Each peer is installed by itself: one that has no wheel for this Python must not stop the others.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import re
 import sys
 import types
@@ -18,6 +20,7 @@ from weft.runtime import tuned
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SLOW = {"tutorial.md"}  # profiles a model, and has torch export it
 FENCE = re.compile(r"^```python(?: raises=(\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -38,7 +41,10 @@ def blocks(document: Path) -> list[Block]:
     ]
 
 
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d)], ids=lambda d: d.name)
+@pytest.mark.parametrize("document", [
+    pytest.param(d, id=d.name, marks=[pytest.mark.slow] if d.name in SLOW else [])
+    for d in DOCUMENTS if blocks(d)
+])  # fmt: skip
 def test_every_python_block_runs(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,3 +91,22 @@ def test_links_between_documents_lead_somewhere() -> None:
     for document in [*DOCUMENTS, ROOT / "ARCHITECTURE.md"]:
         for target in re.findall(r"\]\(([^)#:\s]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_every_page_is_in_the_sites_navigation_once() -> None:
+    listed = re.findall(r": ([a-z-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(d.name for d in DOCUMENTS[1:])
+
+
+def test_the_reference_has_every_function_of_the_package_that_takes_kernels() -> None:
+    text = (ROOT / "docs/reference.md").read_text()
+    named = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    for dotted in named:
+        module, _, name = dotted.rpartition(".")
+        assert module == "weft" or hasattr(importlib.import_module(module), name), dotted
+    assert {*weft._LATER} <= {dotted.rpartition(".")[2] for dotted in named}
+    (members,) = re.findall(r"members: \[(interpret.*)\]", text)
+    for member in members.split(", "):
+        found = inspect.getattr_static(weft.Kernel, member)
+        function = getattr(found, "func", getattr(found, "fget", found))
+        assert inspect.getdoc(function), member

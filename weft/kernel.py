@@ -23,16 +23,9 @@ from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.split import HostPart, split
 from weft.lang import numbers
 from weft.options import Options, default_options
+from weft.pytorch import overrides
 from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.namespace import namespace_of
-from weft.pytorch.overrides import (
-    check_foreign,
-    connect,
-    overridden,
-    overrides,
-    overriding,
-    transformed,
-)
 from weft.runtime.entry import PLAIN, dispatched, make_entry, order_of
 from weft.runtime.launch import DirectEntry, Implementations, Launcher, Tuning
 from weft.runtime.signature import check_argument
@@ -102,9 +95,7 @@ class Definition:
         signature = inspect.signature(self.function)
         return signature if self.tuning is None else self.tuning.signature(signature)
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return self.signature
+    __signature__ = property(lambda self: self.signature)
 
     @property
     def span(self) -> Span:
@@ -200,7 +191,7 @@ class Definition:
         """Whether ``value`` is a tensor that only the dispatcher knows how to treat."""
         kind = type(value)
         if not isinstance(value, torch.Tensor) or kind.__torch_dispatch__ is _dispatch:
-            if not overrides(kind):
+            if not overrides.overrides(kind):
                 self._plain.add(kind)
             return False
         return True
@@ -329,15 +320,15 @@ class Kernel(Definition):
         args, kwargs = self.recast(args, kwargs)
         values = (*args, *kwargs.values())
         plain = self._plain.issuperset(map(type, values))
-        if not plain and overriding(values):
-            return overridden(self, args, kwargs)
+        if not plain and overrides.overriding(values):
+            return overrides.overridden(self, args, kwargs)
         if dispatched():
             return self.operators(args, kwargs)
         if not plain and any(map(self._is_foreign, values)):
             try:
                 return self.operators(args, kwargs)
             except (NotImplementedError, TypeError) as error:
-                check_foreign(self, args, kwargs, error)
+                overrides.check_foreign(self, args, kwargs, error)
                 raise
         if profiler._is_profiler_enabled:
             from weft.pytorch.profiled import recorded  # only where a profiler is
@@ -374,7 +365,7 @@ class Kernel(Definition):
     def current_launchers(self) -> Sequence[Callable[..., Any]]:
         """What launches each device loop in a call that does not go through the dispatcher."""
         self._prepare()
-        return transformed(self._launchers, self._regions)
+        return overrides.transformed(self._launchers, self._regions)
 
     def carry_out(
         self, launchers: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -414,7 +405,7 @@ class Kernel(Definition):
                 for region in parts.regions:
                     launcher = Launcher(region, self.source, self.options)
                     launcher.install = functools.partial(self._launchers.__setitem__, region.index)
-                    connect(launcher)
+                    overrides.connect(launcher)
                     self._regions.append(launcher)
                     self._launchers.append(launcher)
                 if self._is_simple:

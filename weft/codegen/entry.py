@@ -15,33 +15,31 @@ from weft.codegen.arith import combine, from_word, word
 from weft.codegen.cpu_target import CpuTarget
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.interrupt import asks
-from weft.codegen.llvm import emit_op, loop, rows_follow
+from weft.codegen.llvm import loop, rows_follow
 from weft.ir import trips
-from weft.ir.core import Block, Op, Value
-from weft.ir.ops import OPS
-from weft.ir.types import MemRefType, index
-from weft.ir.views import If, Parallel, loop_of
+from weft.ir.core import Op, Value
+from weft.ir.types import MemRefType
+from weft.ir.views import Parallel
 from weft.schedule.collapse import accessed
-from weft.schedule.cost import UNKNOWN_TRIPS
 
 
 class Launch:
     """The parallel loop ``op`` in the entry that ``e`` writes. ``shared``: values from before it
     that its iterations use; ``private``: arrays that chunks have copies of, with their combiners.
-    """
+    ``work``: how much there is."""
 
     def __init__(
         self, e: Emitter, op: Op, cpu: CpuTarget, shared: Sequence[Value],
-        private: Mapping[Value, str],
+        private: Mapping[Value, str], work: Value,
     ) -> None:  # fmt: skip
-        self.e, self.op, self.cpu = e, op, cpu
+        self.e, self.op, self.cpu, self.work = e, op, cpu, work
         self.shared, self.private = shared, private
 
     def emit(self) -> None:
         e, op = self.e, self.op
         trips = [trip_count(e, *bounds) for bounds in Parallel(op).axes]
         total = _product(e, trips)
-        work = self._work(trips, total)
+        work = e.name(self.work)
         self._flatten(trips)
         kinds: tuple[str, ...] = op.attrs["kinds"]
         partials, body, own = "null", "@body", str(len(kinds))
@@ -128,16 +126,6 @@ class Launch:
         results = loop(e, "0", chunks, "1", inits, names, body, metadata=metadata)
         e.names.update(zip(op.results, results, strict=True))
 
-    def _work(self, trips: list[str], total: str) -> str:
-        """A guess of the number of operations, as a double."""
-        e, body = self.e, self.op.body
-        for value, trip in zip(body.args, trips, strict=True):
-            e.names[value] = e.inst(f"ashr i64 {trip}, 1")  # the iteration in the middle
-        each = _cost(e, body)
-        for value in body.args:
-            del e.names[value]
-        return e.inst(f"fmul double {e.inst(f'sitofp i64 {total} to double')}, {each}")
-
 
 def combine_all(e: Emitter, op: Op, left: Sequence[str], right: Sequence[str]) -> list[str]:
     """Combines the values of a loop's reductions, pair by pair."""
@@ -147,53 +135,6 @@ def combine_all(e: Emitter, op: Op, left: Sequence[str], right: Sequence[str]) -
 
 def _product(e: Emitter, factors: Sequence[str]) -> str:
     return functools.reduce(lambda a, b: e.inst(f"mul nsw i64 {a}, {b}"), factors)
-
-
-def _cost(e: Emitter, block: Block) -> str:
-    """A guess of the operations in a block, as a double that the code computes."""
-    own, parts = 0.0, []
-    for op in block.ops:
-        if op.attrs.get("edge"):  # a tile, which has nothing else; ends are said at its edge
-            return _cost(e, If(op).otherwise)
-        for region in op.regions:
-            if op.name == "scf.parallel":
-                rows = zip(region.args, Parallel(op).lowers, strict=True)
-                e.names.update({iv: e.name(v) for iv, v in rows if _known(e, v)})
-            inside = _cost(e, region)
-            trips = _trips(e, op)
-            parts.append(inside if trips is None else e.inst(f"fmul double {inside}, {trips}"))
-        if op.name.startswith("math.") or op.name in ("memref.atomic_rmw", "arith.divf"):
-            own += 8.0
-        elif op.name not in ("arith.constant", "memref.dim") and not OPS[op.name].terminator:
-            own += 1.0
-    total = repr(own)
-    for part in parts:
-        total = e.inst(f"fadd double {total}, {part}")
-    return total
-
-
-def _trips(e: Emitter, op: Op) -> str | None:
-    """How often an operation's regions run, as a double; None: once."""
-    if op.name == "scf.if":
-        return None
-    axes = [] if op.name == "scf.while" else loop_of(op).axes
-    if not axes or not all(_known(e, v) for bounds in axes for v in bounds):
-        return repr(UNKNOWN_TRIPS)
-    trips = [trip_count(e, *bounds) for bounds in axes]
-    return e.inst(f"sitofp i64 {_product(e, trips)} to double")
-
-
-def _known(e: Emitter, value: Value) -> bool:
-    """Makes a value known in this function, if it follows from what is: index arithmetic only."""
-    if value in e.names or value in e.constants:
-        return True
-    op = value.op
-    if op is None or not OPS[op.name].pure or value.scalar is not index:
-        return False
-    if op.name != "memref.dim" and not all(_known(e, v) for v in op.operands):
-        return False
-    emit_op(e, op)
-    return True
 
 
 class Instructions:

@@ -467,6 +467,12 @@ def _threads(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
     return [e.inst(f"call i64 @{AVAILABLE}()")]
 
 
+@rule("weft.work")
+def _work(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    """The loop behind it asks for the operand."""
+    return ()
+
+
 @rule("weft.print")
 def _print(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     e.target.print(e, op, operands)

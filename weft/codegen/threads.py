@@ -128,7 +128,8 @@ class CpuModule:
         for op in ops[: self.split]:
             emit_op(e, op)
         if self.parallel is not None:
-            Launch(e, self.parallel, self.cpu, self.shared, self.private).emit()
+            work = next(op.operand for op in ops if op.name == "weft.work")
+            Launch(e, self.parallel, self.cpu, self.shared, self.private, work).emit()
             self.split += 1
         for op in ops[self.split :]:
             emit_op(e, op)

@@ -416,5 +416,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "weft.bounds": _bounds,
     "weft.check_race": _check_race,
     "weft.print": _print,
+    "weft.work": lambda m, op, amount: None,
     "weft.threads": lambda m, op: 1,
 }

@@ -239,6 +239,12 @@ _row(
     attrs=("kind", "words", "own", "against", "grouped"), pure=False,
 )  # fmt: skip
 _row(
+    "weft.work", "any", "",
+    "(an f64) in front of the outermost loop: some number of operations that it has, by which "
+    "threads share it; what a function computes does not depend on it",
+    pure=False,
+)  # fmt: skip
+_row(
     "weft.threads", "", "index",
     "how many threads share the iterations of the outermost loop, at least 1: what a function "
     "computes does not depend on it",

@@ -401,6 +401,10 @@ def _bounds(c: _Checker, op: Op) -> None:
     c.check(op, isinstance(op.attrs["axis"], int), "`axis` must be a number")
 
 
+def _work(c: _Checker, op: Op) -> None:
+    c.same_types(op, "the operations", op.operands, [f64])
+
+
 def _check_race(c: _Checker, op: Op) -> None:
     type = op.operands[0].memref
     count = len(op.operands) - 2 - type.rank
@@ -461,4 +465,5 @@ _RULES: dict[str, Rule] = {
     "weft.bounds": _bounds,
     "weft.check_race": _check_race,
     "weft.print": _print,
+    "weft.work": _work,
 }

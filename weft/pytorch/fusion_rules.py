@@ -156,6 +156,7 @@ OPAQUE: dict[str, str] = {
     "weft.print": "it prints",
     **dict.fromkeys(("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim",
                      "gpu.barrier", "gpu.shuffle"), _GRID),
+    "weft.work": "it is made by schedules, which Inductor has its own of",
     "weft.threads": "it is made by schedules, which Inductor has its own of",
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from weft.schedule.nest import axes_of
 from weft.schedule.own import OwnStep
 from weft.schedule.register_tile import register_tile
 from weft.schedule.unroll_jam import unroll_jam
+from weft.schedule.work import with_work
 
 
 def apply_cpu(
@@ -36,6 +37,8 @@ def apply_cpu(
         else:
             continue
         listener(show([step]), function)
+    if parallel is not None:
+        function = with_work(function, parallel)
     parallel = outermost(function)
     polls = polled(parallel) if parallel is not None else {}
     rows = collapsed(function, parallel)

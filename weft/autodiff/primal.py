@@ -127,7 +127,7 @@ class Primal:
     def hands_on(self, op: Op) -> bool:
         """Whether an iteration of the ``scf.for`` ``op`` leaves in local arrays what another one,
         or its adjoint, depends on: other elements than its own, to which it does not only add."""
-        stored = {accessed_by(o) for o in below(op) if written_by(o) and not self._adds(o)}
+        stored = written(o for o in below(op) if not self._adds(o))
         left = {*self.owned(op), *(m for m in self.unread(op) if m not in stored)}
         return any(m not in left for m in self.locals_stored(op))
 

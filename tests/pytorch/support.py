@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 import sys
 import tempfile
 import warnings
@@ -541,7 +542,9 @@ def outcome(row: str, device: str) -> str:
                 found = found.__cause__ or found.__context__
             if found is None:
                 raise
-            return f"refused: {found.message}".replace("|", "\\|")
+            # The digits of an operator's name are of the source and the interpreter.
+            message = re.sub(r"(`weft\.\w+)_[0-9a-f]{8}\b", r"\1", found.message)
+            return f"refused: {message}".replace("|", "\\|")
 
 
 def table() -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 
 import weft
+from weft.runtime.overlap import OverlapWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not support code generation for complex")
 WIDE = torch.complex128
@@ -150,6 +151,63 @@ def test_numbers_are_passed_and_never_compiled_in() -> None:
     assert len(scaled.specializations) == 2
     made = torch.compile(lambda x: (scaled(x, 3j, o := torch.empty_like(x)), o)[1], fullgraph=True)
     torch.testing.assert_close(made(x), x * 3j + 1j)
+
+
+@weft.kernel
+def onto(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, s: float) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i] * torch.conj(w[x.shape[0] - 1 - i]) * s
+
+
+def test_later_calls_are_planned() -> None:
+    launcher = onto.launchers[0]
+    slow = launcher.slow
+    seen: list[Any] = []
+
+    def counted(args: tuple[Any, ...]) -> Any:
+        seen.append(args)
+        return slow(args)
+
+    launcher.slow = counted  # type: ignore[method-assign]
+
+    def check(x: torch.Tensor, w: torch.Tensor, *, calls: int) -> None:
+        del seen[:]
+        out, s = torch.full(x.shape, complex("nan"), dtype=x.dtype), float(torch.rand(()))
+        version = 0 if out.is_inference() else out._version
+        onto(out, x, w, s)
+        torch.testing.assert_close(out, x * w.flip(0).conj() * s)
+        assert out.is_inference() or out._version > version
+        assert len(seen) == calls
+
+    for dtype in (torch.complex64, WIDE):
+        for n in (5, 1):
+            for k in range(5):
+                check(*torch.randn(2, n, dtype=dtype), calls=int(k < 2))
+        for k in range(3):
+            check(torch.randn(10, dtype=dtype)[::2], torch.randn(5, dtype=dtype), calls=int(k < 2))
+    x, w = drawn(5), drawn(5)
+    check(x.conj(), w, calls=1)  # whose memory has other numbers
+    check(x, w.conj(), calls=1)
+    check(torch._neg_view(x), w, calls=1)
+    check(x, w.real.clone(), calls=1)
+    own = x.clone()
+    with pytest.warns(OverlapWarning):  # its memory is shared: in order
+        onto(own, x, own, 2.0)
+    wanted = x.clone()
+    for i in range(5):
+        wanted[i] = x[i] * wanted[4 - i].conj() * 2.0
+    torch.testing.assert_close(own, wanted)
+    with torch.no_grad():
+        check(x.clone().requires_grad_(), w, calls=1)
+    leaf = x.clone().requires_grad_()
+    for _ in range(4):
+        out = torch.empty_like(x)
+        onto(out, leaf, w, 0.5)
+        (grad,) = torch.autograd.grad(out.abs().sum(), leaf)
+    (wanted,) = torch.autograd.grad((leaf * w.flip(0).conj() * 0.5).abs().sum(), leaf)
+    torch.testing.assert_close(grad, wanted)
+    with torch.inference_mode():
+        check(drawn(5), drawn(5), calls=1)
 
 
 def test_fake_and_meta_tensors() -> None:

@@ -91,9 +91,10 @@ class Generated:
         self.pairs = disjoint_pairs(self.writes, tensors_of(self.kinds))
 
     def for_plan(
-        self, plan: Plan, specs: Sequence[Spec], args: tuple[Any, ...]
+        self, plan: Plan, specs: Sequence[Spec], args: Sequence[Any]
     ) -> native.FastCall | None:
-        """What a builtin does for calls like this one; None where there is none."""
+        """What a builtin does for calls like this one, also where ``args`` are the complex tensors
+        whose parts ``specs`` are of; None where there is none."""
         tensors = tensors_of(self.kinds)
         check = tensor_check([args[k] for k in tensors])
         if check is None:

@@ -152,9 +152,10 @@ class Launcher:
         self.lock = self.forms.lock
         self.generated: dict[tuple[tuple[Any, ...], frozenset[int]], Generated] = {}
         self.promoted: list[native.FastCall] = []  # what builtins are made of, newest first
+        self.complex_calls: dict[tuple[Any, ...], int] = {}  # how many there were, by what they had
         self.direct_entry: DirectEntry | None = None
         self.boxed = weakref.WeakSet[Any]()  # operators that launch it from machine code
-        self._warned = False  # of arguments that share memory
+        self.warned = False  # of arguments that share memory
         self.current: Callable[..., Any] = self
         self.install: Callable[[Callable[..., Any]], None] = self._become
         self.pairs: dict[frozenset[int], Self] = {}  # by the positions of complex arguments
@@ -190,6 +191,7 @@ class Launcher:
         """Plans and what serves them are made anew; what runs in other threads keeps its own."""
         self.generated.clear()
         self.promoted.clear()
+        self.complex_calls.clear()
         for launcher in self.pairs.values():
             launcher.forget()
         for kernel in self.boxed:
@@ -274,7 +276,7 @@ class Launcher:
         values = [v for _, v in tensors]  # debug mode looks for races
         order = not self.options.debug and needs_order(special.compiled.function, values)
         if order:
-            self._warn_of_order(code.pairs[[d is not None for d in shared].index(True)])
+            _warn_of_order(self, code.pairs[[d is not None for d in shared].index(True)])
         special = self.forms.specialize(specs, aliased=True, place=place, in_order=order)
         return code, planned(code.alias_plans, (key, shared)), args
 
@@ -284,20 +286,6 @@ class Launcher:
         if plan is None or not holds(plan.guards):
             return self.slow(args)
         return code.run(plan, *args)
-
-    def _warn_of_order(self, pair: tuple[int, int]) -> None:
-        """Says once that the loop is slow for arguments that share memory."""
-        if self._warned:
-            return
-        self._warned = True
-        one, two = (self.forms.names[k] for k in pair)
-        warn(
-            OverlapWarning,
-            f"`{one}` and `{two}` share memory in which iterations may meet: the loop runs in "
-            "order, on one thread",
-            self.region.span,
-            f"pass a copy ({two}.clone()) to run it in parallel",
-        )
 
     def stale(self, args: tuple[Any, ...]) -> Any:
         """A guard of the plan that was found does not hold any more: compile again."""
@@ -367,16 +355,20 @@ class Launcher:
                 if recorded and not (plan.history or code.mutated) and holds(plan.guards):
                     found = self.history(args)
                     plan.history.extend([found] if found else [])
-                work = code.for_plan(plan, specs, args)
-                if work is not None:
-                    others = [w for w in self.promoted if w.call is not work.call or not w.grad]
-                    self.promoted = [work, *others][:MOST_BUILTINS]
-                    self._chain()
+                self.put(code.for_plan(plan, specs, args))
         return code.launch(*args)
+
+    def put(self, work: native.FastCall | None) -> None:
+        """Puts a builtin for ``work`` before the others."""
+        if work is not None:
+            others = [w for w in self.promoted if w.call is not work.call or not w.grad]
+            self.promoted = [work, *others][:MOST_BUILTINS]
+            self._chain()
 
     def _chain(self) -> None:
         """Installs what serves a call: the builtins in their order, then the exact key."""
-        entry: Callable[..., Any] = next(iter(self.generated.values())).launch
+        first = next(iter(self.generated.values()), None)
+        entry: Callable[..., Any] = self if first is None else first.launch
         options = self.options
         cache = disk(options)
         for work in reversed(self.promoted):
@@ -393,9 +385,30 @@ class Launcher:
 
 
 def _as_pairs(launcher: Launcher, args: tuple[Any, ...]) -> Any:
-    from weft.runtime.pairs import apart  # only where there are complex numbers
+    from weft.runtime.pairs import apart, work_of  # only where there are complex numbers
 
-    return apart(launcher, args, lambda own, given: own.current(*given))
+    def call(own: Launcher, given: tuple[Any, ...]) -> Any:
+        found = own.current(*given)
+        with launcher.lock:
+            launcher.put(work_of(launcher.complex_calls, args, own, given))
+        return found
+
+    return apart(launcher, args, call)
+
+
+def _warn_of_order(launcher: Launcher, pair: tuple[int, int]) -> None:
+    """Says once that the loop is slow for arguments that share memory."""
+    if launcher.warned:
+        return
+    launcher.warned = True
+    one, two = (launcher.forms.names[k] for k in pair)
+    warn(
+        OverlapWarning,
+        f"`{one}` and `{two}` share memory in which iterations may meet: the loop runs in "
+        "order, on one thread",
+        launcher.region.span,
+        f"pass a copy ({two}.clone()) to run it in parallel",
+    )
 
 
 def _plan(

@@ -17,6 +17,8 @@ from torch.autograd import forward_ad
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.errors import KernelValueError
 from weft.frontend.split import Region
+from weft.runtime.fastpath import kind_of
+from weft.runtime.native import FastCall
 from weft.runtime.signature import check_argument, is_pair
 
 
@@ -29,6 +31,7 @@ class Paired(Protocol):
 
 
 T = TypeVar("T", bound=Paired)
+_MOST = 4096  # kinds of calls that are counted
 
 
 def apart(launcher: T, args: Sequence[Any], call: Callable[[T, tuple[Any, ...]], Any]) -> Any:
@@ -59,6 +62,33 @@ def apart(launcher: T, args: Sequence[Any], call: Callable[[T, tuple[Any, ...]],
     for value, parts in copies:
         value.copy_(torch.view_as_complex(parts))
     return _joined(own.region, found)
+
+
+def work_of(
+    counts: dict[tuple[Any, ...], int], args: Sequence[Any], own: Any, given: Sequence[Any]
+) -> FastCall | None:
+    """What a builtin does for calls with complex tensors, of which the launcher ``own`` was
+    ``given`` the parts; None where there is none, and where calls with such have not just come
+    twice, four times, and so on. ``counts``: how often they came."""
+    key = tuple((v.shape, v.stride(), v.dtype, v.requires_grad) if isinstance(v, torch.Tensor)
+                else type(v) for v in args)  # fmt: skip
+    if len(counts) >= _MOST:
+        counts.clear()
+    count = counts[key] = counts.get(key, 0) + 1
+    if count == 1 or count & (count - 1) or _is_recorded(args) or own.region.complex_results:
+        return None
+    if len(given) != len(own.forms.names) or not all(
+        isinstance(v, torch.Tensor) and not v.is_conj() and not v.is_neg()
+        for v, part in zip(args, given, strict=True) if v is not part
+    ):  # fmt: skip
+        return None
+    specs = list(own.forms.specs(given).values())
+    kinds = tuple(map(kind_of, specs, given))
+    for code in own.generated.values():
+        plan = code.plans.get(code.key(*given)) if tuple(code.kinds) == kinds else None
+        if plan is not None and not plan.history:
+            return code.for_plan(plan, specs, args)
+    return None
 
 
 def _is_recorded(args: Sequence[Any]) -> bool:

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 import weft
 from tests.pytorch.test_boxed import by_python, needs_gpu
 from weft.pytorch.boxed import BoxedKernel
+from weft.pytorch.changing import CHANGING
 from weft.runtime import stable
 
 pytestmark = [
@@ -119,6 +120,74 @@ def test_backwards_run_no_python(function: Any, device: str) -> None:
         call = functools.partial(gradients, by_operators(k), args, weights, which)
         assert by_python(code, lambda call=call, found=found: found.extend(call())) == 0
         torch.testing.assert_close(found, [*gradients(k, args, weights, which)])
+
+
+def rotated(x: torch.Tensor, r: torch.Tensor, s: float) -> Any:
+    """Of complex numbers and floats; its gradient reads what it has returned."""
+    out = torch.zeros_like(x)
+    size = torch.empty_like(r)
+    for i, j in weft.ndrange(x.shape[0], x.shape[1]):
+        out[i, j] += torch.exp(x[i, j].conjugate() * r[i, j] * s) * x[i, j]
+        size[i, j] = r[i, j] * abs(x[i, j])
+    return out, size
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_backwards_of_complex_tensors_run_no_python(dtype: torch.dtype, device: str) -> None:
+    k = kernel(rotated)
+    real = torch.zeros((), dtype=dtype).real.dtype
+
+    def expected(x: torch.Tensor, r: torch.Tensor, s: float) -> Any:
+        return torch.exp(x.conj() * r * s) * x, r * x.abs()
+
+    def check(which: Any, n: int, lazily: bool = False) -> None:
+        args = [torch.randn(n, 5, dtype=d, device=device) for d in (dtype, real)]
+        weights = [torch.randn_like(a) for a in args]
+        weights[0] = weights[0].conj() if lazily else weights[0]
+
+        def of(call: Any) -> Any:
+            leaves = [a.clone().requires_grad_(k in which) for k, a in enumerate(args)]
+            return torch.autograd.grad(call(*leaves, 0.7), [leaves[k] for k in which], weights)
+
+        torch.testing.assert_close(of(by_operators(k)), of(expected))
+
+    for which in ((0, 1), (0,), (1,)):
+        for n in (3, 1):
+            for _ in range(3):
+                check(which, n)
+    (code,) = codes(k)
+    assert len(code._known) == 6
+    for which in ((0, 1), (0,), (1,)):
+        assert by_python(code, functools.partial(check, which, 3)) == 0
+    check((0, 1), 3, lazily=True)
+    check((0, 1), 0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_backwards_of_floats_that_change_run_no_python(device: str) -> None:
+    k = weft.kernel(namespace=f"weft_backward_{next(numbers)}", fuse=False)(steep)
+    call = torch.compile(k, fullgraph=True, dynamic=True, backend="aot_eager")
+
+    def check(s: float, n: int = 9) -> None:
+        x, g = torch.randn(n, device=device, requires_grad=True), torch.randn(n, device=device)
+        (found,) = torch.autograd.grad(call(x, s), x, g)
+        (wanted,) = torch.autograd.grad(torch.tanh(x * s) * s, x, g)
+        torch.testing.assert_close(found, wanted)
+
+    for s in (0.5, 0.25, 1.5, 2.5, 3.5):
+        check(s)
+    (code,) = (code for code in codes(k) if CHANGING in code.types)
+    for s in (-1.25, 0.0, 11.0):
+        assert by_python(code, functools.partial(check, s)) == 0
+    check(2.0, 4)
+
+
+def steep(x: torch.Tensor, s: float) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = math.tanh(x[i] * s) * s
+    return out
 
 
 def test_what_is_not_as_it_was_goes_by_python() -> None:

@@ -207,7 +207,6 @@ CHANGING = {  # with what they compute
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.skipif(TorchVersion(torch.__version__) < "2.13", reason="an older Dynamo")
 @pytest.mark.parametrize("name", CHANGING)
 @pytest.mark.parametrize("kind", [float, int])
 def test_numbers_that_change_compile_as_often_as_with_pytorchs_own_operators(name, kind):
@@ -230,7 +229,11 @@ def test_numbers_that_change_compile_as_often_as_with_pytorchs_own_operators(nam
     f, expected = CHANGING[name]
     if kind is int and name in ("kernel", "host part", "expression"):
         f = functools.partial(_as_float, f)
-    assert count(f, expected) == count(lambda x, f: x * f, lambda x, f: x * f) == 2
+    found = count(f, expected)
+    if TorchVersion(torch.__version__) < "2.13" and name in ("host part", "grad"):
+        assert found <= 5  # each number may be a constant: graphs do not hold the host part
+    else:
+        assert found == count(lambda x, f: x * f, lambda x, f: x * f) == 2
 
 
 def _as_float(f, x, number):

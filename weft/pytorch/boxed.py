@@ -86,6 +86,8 @@ class BoxedKernel:
     ``listed``: it gives a list."""
 
     listed = False
+    # What gives the same where a gradient is asked for, and nothing watches.
+    recorded: Callable[..., Any] | None = None
 
     def __init__(self, launcher: Launcher, types: Sequence[str], recipe: Recipe) -> None:
         self.launcher, self.types, self.recipe = launcher, types, recipe
@@ -109,7 +111,8 @@ class BoxedKernel:
             if quick is not None:
                 plain = self._quick(quick, plain, packet.default._schema.arguments)
             if name in family.direct:
-                plain = _recording(plain, family.direct[name], packet.default._schema.arguments)
+                own = self.recorded or family.direct[name]
+                plain = _recording(plain, own, packet.default._schema.arguments)
             called._op = _raising(plain)
         torch.jit._builtins._register_builtin(packet._op, f"{namespace}::{name}")
         self._python = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(
@@ -335,8 +338,6 @@ class BoxedBackward(BoxedKernel):
         cls, code: BoxedKernel, former: Callable[[BoxedKernel, Sequence[Any]], Found]
     ) -> BoxedBackward | None:
         missing = stable.missing_for_lists()
-        if CHANGING in code.types:
-            missing = "a number may change"
         if missing:
             log.debug("gradients of operators are in Python: %s", missing)
             return None

@@ -18,7 +18,7 @@ from weft.autodiff.names import adjoint_prefix, before_name
 from weft.frontend.specs import ConstSpec
 from weft.pytorch.autograd import Call, _Sizes, loop_of
 from weft.pytorch.boxed import BoxedKernel, Found, operands
-from weft.pytorch.boxed_program import Operand, Program, Unfit, constant
+from weft.pytorch.boxed_program import Operand, Program, Unfit, constant, parts
 from weft.pytorch.history import repeats
 from weft.pytorch.loop import NEVER, Loop, Reversed
 from weft.pytorch.recipe import Fresh
@@ -42,10 +42,10 @@ class _Steps:
     def __init__(self, kernel: BoxedKernel, program: Program, passed: Sequence[Any]) -> None:
         self.kernel, self.program, recipe = kernel, program, kernel.recipe
         *inputs, _, numbers, outs = passed
-        _, self.args, _, self.specs, self.compiled, self.guards = kernel.specialized(
+        launcher, self.args, fresh, self.specs, self.compiled, self.guards = kernel.specialized(
             inputs, program
         )
-        self.loop = loop = loop_of(kernel.launcher, self.specs, program.device.type)
+        self.loop = loop = loop_of(launcher, self.specs, program.device.type)
         self.prefix = adjoint_prefix(loop.function)
         self.values = given(self.specs, self.args)
         for _, dtype in self.compiled.results:
@@ -55,12 +55,15 @@ class _Steps:
         self.where: dict[str, Operand] = {}
         self.items: dict[int, int] = {}  # of the function's arguments that the operator has
         self.made: dict[int, int] = {}  # those that it makes: their places among what it returns
+        self.pairs = set[int]()  # those that are the parts of complex numbers
         first = program.starts[-1]
         held: list[Operand] = []
         for place, spec, value in zip(recipe.places, self.specs, self.args, strict=True):
             if not isinstance(spec, ConstSpec):
                 if isinstance(place, Fresh):
                     self.made[len(held)] = place.number
+                    if fresh[place.number].is_complex():
+                        self.pairs.add(len(held))
                 held += operands(place, program, value)
         for n in range(len(self.compiled.results)):
             self.made[len(held)] = len(recipe.made) + n
@@ -70,6 +73,8 @@ class _Steps:
                 self.where[name] = operand
                 if isinstance(operand, int):
                     self.items[k] = operand
+                    if program.values[operand].is_complex():
+                        self.pairs.add(k)
             elif self.made[k] in recipe.returned and outs:
                 self.where[name] = first + recipe.returned.index(self.made[k])
 
@@ -106,7 +111,7 @@ class _Steps:
         position = self.where.get(name)
         if not isinstance(position, int):
             raise Unfit
-        return self.program.values[position]
+        return parts(self.program.values[position])
 
     def _make(self, made: Reversed, sizes: Workspaces, wanted: frozenset[int]) -> None:
         """The gradients, given and wanted, and the workspaces."""
@@ -118,19 +123,19 @@ class _Steps:
             if not tensor.is_floating_point():
                 continue
             dtype = computed_in(tensor.dtype, name in adjoint.narrow)
-            new = functools.partial(torch.empty, tensor.shape, dtype=dtype, device=program.device)
+            new = functools.partial(self._new, k, dtype)
             if self.made[k] not in floats:
                 self.where[name] = program.make(new(), zeros=True)
                 continue
             item = program.starts[-3] + floats.index(self.made[k])
             grad = program.values[item]
-            fits = grad.dtype is dtype and grad.is_contiguous()
+            fits = parts(grad).dtype is dtype and grad.is_contiguous()
             self.where[name] = item if fits else program.make(new(), of=item)
         for k in wanted:
             name, tensor = self.prefix + loop.names[k], self.values[k]
             if computed_in(tensor.dtype, name in adjoint.narrow) is not tensor.dtype:
                 raise Unfit
-            new = torch.empty(tensor.shape, dtype=tensor.dtype, device=program.device)
+            new = self._new(k, tensor.dtype)
             self.where[name] = program.make(new, zeros=name not in adjoint.defined)
         for buffer in adjoint.taped:
             dtype = TORCH_DTYPES[buffer.element]
@@ -138,6 +143,11 @@ class _Steps:
             self.where[buffer.name] = program.make(new)
         for name, op in adjoint.segments:
             self.where[name] = constant(segment_length(sizes.trips[op]))
+
+    def _new(self, k: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor for the gradient of an argument of the loop, whose numbers are of this type."""
+        new = torch.empty(self.values[k].shape, dtype=dtype, device=self.program.device)
+        return torch.view_as_complex(new) if k in self.pairs else new
 
     def _result(self, number: int) -> torch.Tensor:
         return next(self.values[k] for k, n in self.made.items() if n == number)
@@ -150,11 +160,10 @@ class _Steps:
         values: list[Any] = []
         for name in step.names:
             if name in copies:
-                source = self._example(copies[name])
-                if copies[name] in made.writes:
+                position = self.where.get(copies[name])
+                if copies[name] in made.writes or not isinstance(position, int):
                     raise Unfit
-                position = self.where[copies[name]]
-                assert isinstance(position, int)
+                source = program.values[position]
                 held.append(program.make(torch.empty_like(source), of=position))
             elif name in self.where:
                 held.append(self.where[name])
@@ -162,7 +171,7 @@ class _Steps:
                 raise Unfit
             operand = held[-1]
             if isinstance(operand, int):
-                values.append(program.values[operand])
+                values.append(parts(program.values[operand]))
             else:
                 values.append(env.get(name, operand.arg))
         bound, _, _ = step.run.bound(values)

@@ -107,7 +107,7 @@ class Program:
                 self.arguments[k] = _SIZES
             else:
                 try:
-                    self.take(k, value_spec("", value))
+                    self.take(k, value_spec("", parts(value)))
                 except KernelTypeError:  # loops do not take it
                     raise Unfit from None
 
@@ -145,7 +145,7 @@ class Program:
     ) -> int:  # fmt: skip
         """A tensor like this one, of the words ``sizes`` and ``strides`` if not of its own. Gives
         its position."""
-        spec = value_spec("", torch.view_as_real(tensor) if tensor.is_complex() else tensor)
+        spec = value_spec("", parts(tensor))
         assert isinstance(spec, TensorSpec)
         form = self._tensor(tensor, spec, written=True)
         own = [[Slot("constant", n) for n in words] for words in (tensor.shape, tensor.stride())]
@@ -217,6 +217,16 @@ class Program:
             tuple(self.arguments), tuple(self.made), tuple(self.runs),  # type: ignore[arg-type]
             tuple(returned), bool(guards), tuple(self.lists), listed, device,
         )  # fmt: skip
+
+
+def parts(value: Any) -> Any:
+    """A complex tensor as the pairs of floats that loops know; other values as they are. Raises
+    ``Unfit`` where its memory has other numbers."""
+    if not isinstance(value, torch.Tensor) or not value.is_complex():
+        return value
+    if value.is_conj() or value.is_neg():
+        raise Unfit
+    return torch.view_as_real(value)
 
 
 def _is_number(tensor: torch.Tensor) -> bool:

@@ -10,11 +10,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.torch_version import TorchVersion
 
 CHANGING = "Changing"  # the type of such a parameter, where others have a schema type
-# Of parameters that may be of it: where Dynamo was seen to tell symbols from constants.
-LETTER = "c" if TorchVersion(torch.__version__) >= "2.13" else "-"
 
 
 class Unknown(float):

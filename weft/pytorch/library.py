@@ -33,7 +33,7 @@ from weft.frontend.split import Returned
 from weft.lang.dtypes import DType
 from weft.pytorch.ambient import Autocast, autocast_state
 from weft.pytorch.batches import direct, is_batched
-from weft.pytorch.changing import CHANGING, LETTER, as_tensor, changes
+from weft.pytorch.changing import CHANGING, as_tensor, changes
 from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.fake import hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
@@ -353,7 +353,7 @@ def _letters(kernel: KernelLike, loops: frozenset[ast.AST]) -> str:
     only loops read it, and nothing converts it: nothing else depends on such a float."""
     read = {root_name(chain) for chain in chains(kernel.source.tree, loops)}
     parameters = kernel.parts.parameters
-    return "".join("-" if p.name in read or p.dtype else LETTER for p in parameters)
+    return "".join("-" if p.name in read or p.dtype else "c" for p in parameters)
 
 
 def _is_tracing() -> bool:

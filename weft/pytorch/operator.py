@@ -198,6 +198,8 @@ class Form:
                 torch._C._set_fwd_grad_enabled(tangents)
                 torch._C._set_grad_enabled(grads)
 
+        if code is not None and made and callable(kernel):
+            code.recorded = kernel
         return direct if code is None else code.taught(direct)
 
     def implementation(self, launchers: Any, recording: bool = False) -> Callable[..., Any]:

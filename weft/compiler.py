@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import field, replace
+from functools import partial
 from types import MappingProxyType
 
 from weft import timing
@@ -47,6 +48,7 @@ from weft.source import FunctionSource
 from weft.values import mutable
 
 DEFAULTS = Options()
+Variants = Mapping[Pass, Sequence[Pass]]  # what stands in place of a pass
 
 
 def to_code(
@@ -88,27 +90,11 @@ def optimize(
     without = [widen, split_quotients, tile, reuse_output_as_scratch, *reordered]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
 
-    def collapsed(function: Function) -> Function:
-        return collapse(function, shared, ragged=True)
-
-    def merged(function: Function) -> Function:
-        return merge_updates(function, expensive=True)  # memory costs more there
-
-    def promoted(function: Function) -> Function:
-        return promote(function, local=MOST_JOINT)
-
-    def divided(function: Function) -> Function:
-        return reciprocal(function, carried=False)
-
-    def divided_scalars(function: Function) -> Function:
-        return divided(dce(function))  # arrays that are dead hide what composes
-
-    collapsed.__name__, merged.__name__ = collapse.__name__, merge_updates.__name__
-    promoted.__name__ = promote.__name__
-    divided.__name__ = divided_scalars.__name__ = reciprocal.__name__
-    other: dict[Pass, Pass] = {
-        collapse: collapsed, merge_updates: merged, reciprocal: divided,
-    }  # fmt: skip
+    other: Variants = {
+        collapse: [partial(collapse, stay=shared, ragged=True)],
+        merge_updates: [partial(merge_updates, expensive=True)],  # memory costs more there
+        reciprocal: [divided := partial(reciprocal, carried=False)],
+    }
     steps = parse(asked or "")
     named = {name for step in steps for name in (*getattr(step, "loops", ()),
                                                  *[getattr(step, "loop", "")])} - {""}  # fmt: skip
@@ -122,7 +108,8 @@ def optimize(
     )
     if carries_small_arrays(function) and not arrays_asked:
         scalars, carrying = write_out(function), {
-            **other, promote: promoted, reciprocal: divided_scalars,
+            **other, promote: [partial(promote, local=MOST_JOINT)],
+            reciprocal: [dce, divided],  # arrays that are dead hide what composes
         }  # fmt: skip
         made = _passed(scalars, options, noalias, None, without, other=carrying)
         if composes(made) and has_named(made):
@@ -147,13 +134,13 @@ def _checked(function: Function, options: Options) -> None:
 def _passed(
     function: Function, options: Options, noalias: bool,
     listener: Callable[[str, Function], None] | None, without: Sequence[Pass],
-    first: Sequence[Pass] = (), other: Mapping[Pass, Pass] = MappingProxyType({}),
+    first: Sequence[Pass] = (), other: Variants = MappingProxyType({}),
 ) -> Function:  # fmt: skip
     function = copy(function)
     function.attrs = {**function.attrs, "noalias": noalias, **options.attributes}
     # Where buffers overlap, accumulations into two of them may meet: they stay atomic.
     left_out = without if noalias else [*without, relax_atomics]
-    passes = [*first, *(other.get(p, p) for p in PIPELINE if p not in left_out)]
+    passes = [*first, *(q for p in PIPELINE if p not in left_out for q in other.get(p, [p]))]
     return run(function, passes, verify=options.verify, listener=listener)
 
 

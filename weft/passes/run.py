@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 
 from weft import timing
@@ -80,7 +81,8 @@ def run(
     """
     logging_on = log.isEnabledFor(logging.DEBUG)
     for step in passes:
-        name, before, begin = step.__name__, function, perf_counter()
+        made = step.func if isinstance(step, partial) else step
+        name, before, begin = made.__name__, function, perf_counter()
         with timing.stage(f"passes.{name}"):
             function = step(function)
         if logging_on:

@@ -276,9 +276,9 @@ COMPILED = """import torch, storing
 print(torch.compile(storing.program)(torch.ones(2)).tolist())
 """
 OLDER = """from weft.pytorch import library
-from weft.pytorch.operator import Form
+from weft.pytorch.operator import OperatorForm
 library._written = lambda kernel, constants: frozenset()
-Form._check_written = lambda *_: None
+OperatorForm._check_written = lambda *_: None
 """
 
 

@@ -26,7 +26,7 @@ from weft.pytorch.boxed import BoxedKernel, reaches_device
 from weft.pytorch.derivatives import Made, pushed, recorded
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.forward_level import has_dual, is_open, primal_of
-from weft.pytorch.inputs import Form
+from weft.pytorch.inputs import Structure
 from weft.pytorch.namespace import Family, without_defaults
 from weft.pytorch.samples_op import Samples, extra_arguments
 from weft.pytorch.transforms import is_float, items
@@ -128,7 +128,7 @@ class Rule:
 
         def fake(*passed: Any) -> list[torch.Tensor]:
             inputs, _, _, numbers = split(passed)
-            tensors, _ = Form.of(inputs)
+            tensors, _ = Structure.of(inputs)
             wanted = [tensors[k] for k in numbers]
             return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in wanted]
 
@@ -202,7 +202,7 @@ class Rule:
             return *samples.operator, samples.arguments(passed, dims, size, randomness, need)
         count = self.of.count
         inputs, (given, numbers, *outs) = passed[:count], passed[count:]
-        tensors = len(Form.of(inputs)[0])
+        tensors = len(Structure.of(inputs)[0])
         more = sorted({*numbers, *(k for k in need if k < tensors)})
         _, rule, args = self.of.sampled(inputs, dims[:count], size, randomness, more)
         args += [_batches(given, dims[count], size), numbers]
@@ -231,7 +231,7 @@ class Rule:
             if has_dual(passed) or (
                 torch._C._are_functorch_transforms_active() and torch._C._any_requires_grad(*passed)
             ):
-                tensors, form = Form.of(passed)
+                tensors, form = Structure.of(passed)
                 with enable_single_level_autograd_function():
                     found: Any = Dual.apply(keyset, overload, self, form, *tensors)
                 return found if self.of is None else [*found]
@@ -247,7 +247,7 @@ class Rule:
         self.family.differentiate(self.name, autograd)
 
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        tensors, ctx.form = Form.of(inputs)
+        tensors, ctx.form = Structure.of(inputs)
         made = items(output)
         outs = [o for o in made if isinstance(o, torch.Tensor)] if self.reads(inputs) else []
         ctx.save_for_backward(*tensors, *outs)
@@ -288,7 +288,7 @@ class Rule:
     @user_frames
     def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """As ``make_autograd_impl`` wants it: by input, lists of tensors being lists."""
-        form: Form = ctx.form
+        form: Structure = ctx.form
         needed: list[bool] = []
         for place, need in zip(form.places, ctx.needs_input_grad, strict=True):
             if place is not None:
@@ -319,7 +319,7 @@ class Dual(_SingleLevelFunction):
 
     @staticmethod
     def forward(
-        ctx: Any, keyset: Any, overload: Any, rule: Rule, form: Form, *tensors: torch.Tensor
+        ctx: Any, keyset: Any, overload: Any, rule: Rule, form: Structure, *tensors: torch.Tensor
     ) -> Any:
         inputs = form.inputs(tensors)
         outer = torch._C._are_functorch_transforms_active()  # whose levels below this one record
@@ -351,7 +351,7 @@ class Dual(_SingleLevelFunction):
 
 def transformed(overload: Any, rule: Rule, inputs: Sequence[Any]) -> Any:
     """``overload(*inputs)`` as ``torch.func`` wants a function to be."""
-    tensors, form = Form.of(inputs)
+    tensors, form = Structure.of(inputs)
     return Transformed.apply(overload, rule, form, *tensors)
 
 
@@ -359,7 +359,7 @@ class Transformed(torch.autograd.Function):
     """An operator with its rule. ``apply(overload, rule, form, *tensors)``."""
 
     @staticmethod
-    def forward(overload: Any, rule: Rule, form: Form, *tensors: torch.Tensor) -> Any:
+    def forward(overload: Any, rule: Rule, form: Structure, *tensors: torch.Tensor) -> Any:
         out = overload(*form.inputs(tensors))
         return tuple(out) if isinstance(out, list) else out
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.pytorch.ambient import autocast_state, under
-from weft.pytorch.inputs import Form
+from weft.pytorch.inputs import Structure
 from weft.pytorch.transforms import PLAIN, Pushed, gradients, is_float, items
 from weft.source import Span
 
@@ -41,7 +41,7 @@ def recorded(
     autocast = autocast_state()  # of the call; a backward pass has none
     watching = contextlib.nullcontext() if counter is None else counter.watching()
     with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.enable_grad(), watching:
-        tensors, form = Form.of(inputs)
+        tensors, form = Structure.of(inputs)
         for k in wanted:
             # A value of its own, with its tangent where there may be one.
             own = tensors[k].view_as(tensors[k]) if again else tensors[k].detach()
@@ -60,7 +60,7 @@ def pushed(
     """The tangents of what ``made(inputs, None)`` gives (a tensor of no meaning for what is not of
     floats), where those of its tensors whose numbers are ``which`` have ``tangents``. ``again`` and
     ``counter``: see ``recorded``."""
-    tensors, form = Form.of(inputs)
+    tensors, form = Structure.of(inputs)
     others: list[torch.Tensor | None] = []  # what is not of floats
     watching = contextlib.nullcontext() if counter is None else counter.watching()
 

@@ -29,7 +29,7 @@ from weft.pytorch.derivative_ops import BACKWARD
 from weft.pytorch.derivative_ops import Rule as Derivatives
 from weft.pytorch.forward_mode import Refused
 from weft.pytorch.halo import Neighbours, carried_out, pulled, widest
-from weft.pytorch.inputs import Form
+from weft.pytorch.inputs import Structure
 from weft.pytorch.namespace import Latest, without_defaults
 from weft.pytorch.operator import Operator
 from weft.pytorch.sharding import Meta, Place, Rule, Rules, meta
@@ -208,14 +208,14 @@ class Sharded:
 
     # --- derivatives -----------------------------------------------------------------------------
     def concerns(self, passed: Sequence[Any]) -> bool:
-        return any(isinstance(t, DTensor) for t in Form.of(passed)[0])
+        return any(isinstance(t, DTensor) for t in Structure.of(passed)[0])
 
     def gradients(
         self, rule: Derivatives, inputs: Sequence[Any], grads: Sequence[Any], wanted: Sequence[int],
         outs: Sequence[Any],
     ) -> list[Any]:  # fmt: skip
         """The gradients of those of the tensors among ``inputs`` whose numbers are ``wanted``."""
-        tensors, _ = Form.of(inputs)
+        tensors, _ = Structure.of(inputs)
         mesh = next(t for t in tensors if isinstance(t, DTensor)).device_mesh
         whole = [Replicate()] * mesh.ndim
         given = [
@@ -311,7 +311,7 @@ class Sharded:
             return tuple(found) if len(wanted) > 1 else found[0]
 
         def fake(*passed: Any) -> Any:
-            tensors, _ = Form.of(split(passed)[0])
+            tensors, _ = Structure.of(split(passed)[0])
             like = [tensors[k] for k in wanted]
             found = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in like]
             return tuple(found) if len(wanted) > 1 else found[0]

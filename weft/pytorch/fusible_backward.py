@@ -24,7 +24,7 @@ from weft.pytorch.fusible import (
 )
 from weft.pytorch.fusible import number as number_of
 from weft.pytorch.fusion import Opaque, prepared
-from weft.pytorch.inputs import Form
+from weft.pytorch.inputs import Structure
 from weft.pytorch.loop import Loop, Reversed
 from weft.pytorch.transforms import is_float, items
 from weft.pytorch.workspaces import computed_in
@@ -43,7 +43,7 @@ def recorder(
     def record(given: Sequence[Any], known: Callable[[Any], bool]) -> tuple[Recorded, Any]:
         check_host(kernel)
         inputs, outs, grads, wanted = split(given)
-        recorded = Recorded([*Form.of(inputs)[0], *grads, *(outs or ())], known)
+        recorded = Recorded([*Structure.of(inputs)[0], *grads, *(outs or ())], known)
         host = _Host(kernel, recorded, inputs, wanted)
         out = items(host.carried_out(run))
         recorded.check()
@@ -58,7 +58,7 @@ def explained(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any])
     ``kernel.backward.inspect``. Every float tensor counts as wanted."""
     bound = kernel.bind(args, kwargs)
     inputs = list(bound.arguments.values())
-    tensors, _ = Form.of(inputs)
+    tensors, _ = Structure.of(inputs)
 
     def run(launchers: Any, values: Sequence[Any]) -> Any:
         bound.arguments = dict(zip(bound.arguments, values, strict=True))
@@ -88,7 +88,7 @@ class _Host:
             raise Opaque("it has several loops")
         self.launcher: Launcher = kernel.launchers[0]
         self.recorded, self.wanted = recorded, wanted
-        self.tensors, self.form = Form.of(inputs)
+        self.tensors, self.form = Structure.of(inputs)
         self.leaves = [t.detach().requires_grad_() if k in wanted else t.detach()
                        for k, t in enumerate(self.tensors)]  # fmt: skip
         self.given = Recorded(self.leaves, recorded.known)

@@ -11,7 +11,7 @@ from weft.values import frozen
 
 
 @frozen
-class Form:
+class Structure:
     """Where tensors are among an operator's inputs: for each input 1, the length of a list of
     tensors as a tuple of one, or None; and the inputs that are no tensors."""
 
@@ -19,7 +19,7 @@ class Form:
     others: tuple[Any, ...]
 
     @staticmethod
-    def of(inputs: Sequence[Any]) -> tuple[list[torch.Tensor], Form]:
+    def of(inputs: Sequence[Any]) -> tuple[list[torch.Tensor], Structure]:
         """The tensors in ``inputs``, and where they were."""
         tensors: list[torch.Tensor] = []
         places: list[int | tuple[int] | None] = []
@@ -36,7 +36,7 @@ class Form:
             else:
                 others.append(value)
                 places.append(None)
-        return tensors, Form(tuple(places), tuple(others))
+        return tensors, Structure(tuple(places), tuple(others))
 
     def inputs(self, tensors: Sequence[Any], *, others: bool = True) -> list[Any]:
         """The inputs again, with ``tensors`` in their places; without ``others``, None for them."""

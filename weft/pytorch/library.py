@@ -39,7 +39,7 @@ from weft.pytorch.fake import hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
 from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.namespace import in_ascii, namespace_of
-from weft.pytorch.operator import Form, Operator, needs_grad
+from weft.pytorch.operator import Operator, OperatorForm, needs_grad
 from weft.pytorch.transforms import called, foreign_error
 from weft.runtime.launch import KernelLike
 
@@ -221,14 +221,14 @@ class Operators:
     def form(
         self, types: tuple[str, ...], fixed: Sequence[Any], autocast: Autocast = (),
         fuses: bool = True,
-    ) -> Form:  # fmt: skip
+    ) -> OperatorForm:  # fmt: skip
         absent = iter(fixed)
         pairs = list(zip(self.parameters, types, strict=True))
         constants = {p.name: next(absent) for p, kind in pairs if not kind}
         written = _written(self.kernel, constants)
         defaults = {p.name: p.default for p, kind in pairs
                     if schema_type(p, p.default) == kind and kind}  # fmt: skip
-        return Form(
+        return OperatorForm(
             self.kernel, self.returned, self.namespace, types, constants, defaults, written,
             autocast, fuses and self.kernel.implementations is None,
         )  # fmt: skip

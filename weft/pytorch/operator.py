@@ -53,11 +53,11 @@ class Operator:
     types: tuple[str, ...]
     fixed: dict[str, Any]
     rule: Rule | None  # its derivative
-    form: Form
+    form: OperatorForm
 
 
 @frozen
-class Form:
+class OperatorForm:
     """What an operator of a kernel is like. ``types``: the schema type of each parameter, "" where
     its value is fixed, in which case it is in ``constants``; ``defaults``: what parameters are that
     a caller leaves out; ``written``: the names of those that it writes to; ``autocast``: that under
@@ -309,7 +309,7 @@ class Form:
 
 
 def _offering(
-    form: Form, fake: Callable[..., Any], name: str, split: Callable[..., Any] | None = None
+    form: OperatorForm, fake: Callable[..., Any], name: str, split: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:  # fmt: skip
     """``fake``, which tells Inductor, where that is at work, what the operator ``name`` becomes:
     that of ``form``, or its backward, whose arguments ``split`` takes apart."""
@@ -332,7 +332,7 @@ def _offering(
     return offering
 
 
-def _defaults(form: Form) -> dict[str, str]:
+def _defaults(form: OperatorForm) -> dict[str, str]:
     """The defaults as schemas have them, behind an ``=``: those of the last parameters."""
     found: dict[str, str] = {}
     pairs = zip(form.kernel.parts.parameters, form.types, strict=True)
@@ -360,7 +360,7 @@ def _default(kind: str, value: Any) -> str:
 
 
 def _without_derivative(
-    form: Form, family: Family, overload: Any, direct: Callable[..., Any] | None = None,
+    form: OperatorForm, family: Family, overload: Any, direct: Callable[..., Any] | None = None,
     made: Made | None = None,
 ) -> None:  # fmt: skip
     """Tells autograd and ``vmap`` of an operator that writes to arguments or gives nothing."""

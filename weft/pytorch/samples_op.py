@@ -18,7 +18,7 @@ import torch
 from weft.pytorch import flops
 from weft.pytorch.batches import filled, in_front
 from weft.pytorch.derivatives import Made
-from weft.pytorch.inputs import Form
+from weft.pytorch.inputs import Structure
 from weft.pytorch.namespace import Family, without_defaults
 from weft.pytorch.transforms import PLAIN, Batched, items
 
@@ -34,7 +34,7 @@ def define_samples(family: Family, name: str, overload: Any, made: Made) -> tupl
 
     def run(passed: Sequence[Any], outs: Sequence[torch.Tensor] | None, *_: Any) -> Any:
         *inputs, size, have, randomness = passed
-        tensors, form = Form.of(inputs)
+        tensors, form = Structure.of(inputs)
 
         def one(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             out = made(form.inputs(tensors), None)
@@ -53,7 +53,7 @@ def define_samples(family: Family, name: str, overload: Any, made: Made) -> tupl
 
     def fake(*passed: Any) -> Any:
         *inputs, size, have, _ = passed
-        tensors, form = Form.of(inputs)
+        tensors, form = Structure.of(inputs)
         samples = [t.new_empty_strided(t.shape[1:], t.stride()[1:]) if k in have else t
                    for k, t in enumerate(tensors)]  # fmt: skip
         out = overload(*form.inputs(samples))
@@ -102,7 +102,7 @@ class Samples:
         """Its arguments, of those of the operator for one sample, and the dimensions of batches in
         them. ``need``: the numbers of tensors that have to be batches."""
         tensors, have = in_front(passed, dims)
-        _, form = Form.of(passed)
+        _, form = Structure.of(passed)
         for k in need:
             tensors[k] = filled(tensors[k], size, have[k])
             have[k] = True

@@ -30,7 +30,7 @@ from weft.ir.core import Value
 from weft.pytorch.batches import storage
 from weft.pytorch.cut_tensors import Asked, Host
 from weft.pytorch.fake import loose_spec
-from weft.pytorch.operator import Form
+from weft.pytorch.operator import OperatorForm
 from weft.pytorch.transforms import items
 from weft.runtime.backing import is_backed
 from weft.runtime.launch import Launcher, empty_results, one_or_all
@@ -238,7 +238,7 @@ class Rules:
 
     MOST = 256
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: OperatorForm) -> None:
         self.form = form
         self._known = functools.lru_cache(self.MOST)(self._of)
 

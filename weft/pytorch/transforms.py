@@ -25,7 +25,7 @@ from weft.pytorch.ambient import Draws, function_modes, under_modes
 from weft.pytorch.batches import Fresh, is_batched, level_of, unbatched, under_vmap, wrapped
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.forward_level import is_dual, level, primal_of
-from weft.pytorch.inputs import Form
+from weft.pytorch.inputs import Structure
 from weft.source import Span
 
 # pyright: reportPrivateUsage=false
@@ -98,7 +98,7 @@ def is_batch(tensor: torch.Tensor) -> bool:
 
 def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
     """``f(*values)`` under transforms of ``torch.func``: a tensor or a tuple of tensors."""
-    tensors, form = Form.of(values)
+    tensors, form = Structure.of(values)
     single = False
     draws: Draws | None = None
     # Torch takes modes (``torch.device``, say) away while it transforms.

@@ -98,7 +98,7 @@ class View:
 
 
 class Target(Protocol):
-    """What differs between machines: ``host.Cpu``, ``device.Cuda``. ``leave``: the label that a
+    """What differs between machines: ``CpuTarget``, ``CudaTarget``. ``leave``: the label that a
     check which fails goes on at."""
 
     leave: str

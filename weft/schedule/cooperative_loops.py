@@ -160,7 +160,7 @@ def marked(function: Function, team: Team) -> Function:
 
 class _Marking(Rewriter):
     def __init__(self, team: Team) -> None:
-        super().__init__(lambda op, rewriter: None, self.carrying)
+        super().__init__(None, self.carrying)
         self.team = team
 
     def carrying(self, op: Op, _: Rewriter) -> Sequence[Value] | None:

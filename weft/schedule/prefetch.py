@@ -83,7 +83,7 @@ class Serial(Rewriter):
     def __init__(
         self, function: Function, unrolled: Collection[Op], ahead_of: Mapping[Op, int]
     ) -> None:
-        super().__init__(lambda op, rewriter: None, self.entered)
+        super().__init__(None, self.entered)
         self.old, self.unrolled, self.ahead_of = function, unrolled, ahead_of
 
     def entered(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:

@@ -256,7 +256,7 @@ def register_window(
 
 class _Windows(Rewriter):
     def __init__(self, function: Function, limits: Mapping[Value, int]) -> None:
-        super().__init__(lambda op, rewriter: None, self._around)
+        super().__init__(None, self._around)
         self.old, self.limits = function, limits
         self.found = Extraction(function)
 

@@ -24,7 +24,7 @@ def reverse(function: Function, parallel: Op, loops: Collection[Op]) -> tuple[Fu
 
 class _Backwards(Rewriter):
     def __init__(self, loops: Collection[Op]) -> None:
-        super().__init__(lambda op, rewriter: None, self._around)
+        super().__init__(None, self._around)
         self.loops = loops
 
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:

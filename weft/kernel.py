@@ -95,6 +95,11 @@ class Definition:
         signature = inspect.signature(self.function)
         return signature if self.tuning is None else self.tuning.signature(signature)
 
+    @property
+    def profiled_name(self) -> str:
+        """What profilers call it."""
+        return f"{self._namespace}::{self._op_name}"
+
     __signature__ = property(lambda self: self.signature)
 
     @property
@@ -336,11 +341,6 @@ class Kernel(Definition):
             with recorded(self, self.profiled_name, args, kwargs):
                 return self.direct(*args, **kwargs)
         return self.direct(*args, **kwargs)
-
-    @property
-    def profiled_name(self) -> str:
-        """What profilers call it."""
-        return f"{self._namespace}::{self._op_name}"
 
     def _ready(self) -> bool:
         """Makes ``operators``. Dynamo, which cannot trace that, calls this as it is."""

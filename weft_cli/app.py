@@ -186,7 +186,7 @@ def report(
         ))  # fmt: skip
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(context_settings={"allow_interspersed_args": False})
 def profile(
     program: Annotated[
         list[str],

@@ -10,6 +10,8 @@ import torch
 
 import weft
 from weft.codegen import ptx
+from weft.codegen.lines import Lines, _escaped
+from weft.errors import Span
 from weft.runtime.inspection import inspected
 from weft.runtime.launch import Launcher
 from weft.tools.cross import compiled, lowered_loops
@@ -72,6 +74,13 @@ def test_ptx_has_directives_that_nvidias_assembler_takes() -> None:
 
 
 def test_names_of_files_are_escaped() -> None:
-    from weft.codegen.lines import _escaped
-
     assert _escaped('a "b"\\é') == "a \\22b\\22\\5C\\C3\\A9"
+    names: dict[bool, str] = {}
+    for gpu in (False, True):
+        nodes: list[str] = []
+        lines = Lines(Span('/a "b"/k.py', 3), gpu=gpu)
+        lines.located(lambda text, distinct=False, nodes=nodes: nodes.append(text) or "!0",
+                      "define void @f()", ["ret void"], [None])  # fmt: skip
+        names[gpu] = next(node for node in nodes if node.startswith("!DIFile"))
+    assert '"/a \\22b\\22/k.py"' in names[False]
+    assert '"/a _b_/k.py"' in names[True], "PTX cannot say it"

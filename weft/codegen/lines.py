@@ -40,7 +40,8 @@ class Lines:
             return known[text]
 
         def file(path: str) -> str:
-            return one(f'!DIFile(filename: "{_escaped(path)}", directory: "")')
+            name = re.sub(r'["\\]', "_", path) if self.gpu else path  # PTX has no escapes
+            return one(f'!DIFile(filename: "{_escaped(name)}", directory: "")')
 
         home = file(self.span.file)
         if not self.named:

@@ -239,7 +239,7 @@ class Sharded:
         tensors = [(n, v, False) for n, v in zip(self.names, inputs, strict=False)
                    if isinstance(v, DTensor)]  # fmt: skip
         rules = self._rules(inputs)
-        if len(tensors) < len(Form.of(inputs)[0]) or not any(r.has_halo for r in rules):
+        if len(tensors) < len(Structure.of(inputs)[0]) or not any(r.has_halo for r in rules):
             return None
         mesh = tensors[0][1].device_mesh
         whole = Rule("", (None,) * len(tensors), (None,) * len(rules[0].outputs))

@@ -44,8 +44,11 @@ class Profile:
         return [e for e in self.entries if name in (e.name, e.name.rpartition("::")[2])]
 
     def table(self, device: str) -> Table:
-        """The ``rows`` entries of a device that took the most own time."""
+        """The ``rows`` entries of a device that took the most own time, and kernels of weft behind
+        these."""
         mine = [e for e in self.entries if e.device == device]
+        listed = mine[: self.rows]
+        listed += [e for e in mine[self.rows :] if e.source][: self.rows]
         every = sum(e.own for e in mine)
         columns = ("kernel" if device == "cuda" else "operator", "where", "shapes", "calls",
                    "own ms", "%", "ms in all", "first call ms", "later ms each", "GB/s",
@@ -54,7 +57,7 @@ class Profile:
             (e.name[:60], e.where, e.shapes[:48], e.calls, e.own, 100 * e.own / (every or 1),
              e.total, e.first, e.later, e.bandwidth,
              e.allocated / 1e6 if e.allocated else None)
-            for e in mine[: self.rows]
+            for e in listed
         )  # fmt: skip
         kept = [k for k in range(len(columns)) if any(row[k] not in (None, "") for row in rows)]
         return Table(tuple(columns[k] for k in kept),
@@ -149,6 +152,8 @@ class Profiler:
                     f"write `with weft.profile.range({name!r}):` in the program"
                 )
             every = inside or every
+        if not every:
+            told.append("a program that uses torch.profiler itself ends this one: take it out")
         told += [balance.why] if balance.why else []
         told += [f"{balance.lost:,} records of threads were too many"] if balance.lost else []
         if trace:

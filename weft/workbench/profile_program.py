@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 
 from weft.codegen.emit import symbol_of
 from weft.workbench.marked import run
@@ -34,7 +36,7 @@ def profile_program(
         if colon:
             found = profile(function_of(name, function), trace=trace, rows=rows)
         else:
-            found = profile.recorded(lambda: run(program), trace=trace, rows=rows, name=range,
+            found = profile.recorded(lambda: _run(program), trace=trace, rows=rows, name=range,
                                      skip=skip)  # fmt: skip
     if not tools or not found.ok:
         return found
@@ -43,3 +45,20 @@ def profile_program(
     tables = tuple((o.title, o.table) for o in others if o.table is not None)
     notes = tuple(o.note for o in others if o.note)
     return replace(found, others=tables, notes=(*found.notes, *notes))
+
+
+def _run(program: Sequence[str]) -> None:
+    """Runs it. An error of its own is printed and ends it: what was recorded until then counts."""
+    try:
+        run(program)
+    except Exception as error:
+        traceback.print_exception(type(error), error, _own(error.__traceback__))
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+
+
+def _own(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the program's first frame on; all of it, where none is there."""
+    start = trace
+    while start is not None and start.tb_frame.f_globals.get("__name__") != "__main__":
+        start = start.tb_next
+    return start or trace

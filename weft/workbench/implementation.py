@@ -8,6 +8,7 @@ import functools
 import inspect
 import logging
 import threading
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -15,7 +16,9 @@ import torch
 
 from weft.errors import KernelTypeError, KernelValueError
 from weft.kernel import Kernel
+from weft.lang.dtypes import DType
 from weft.pytorch.forward_level import is_open
+from weft.pytorch.identity import may_draw, text_of
 from weft.pytorch.operator import needs_grad
 from weft.values import frozen
 from weft.workbench.verification import Verification
@@ -26,6 +29,8 @@ log = logging.getLogger("weft.launch")
 F = TypeVar("F", bound=Callable[..., Any])
 DEVICES = ("cpu", "cuda")
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+_SIMPLE = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, DType,
+           Kernel, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)  # fmt: skip
 _transforms = torch._C._are_functorch_transforms_active
 
 
@@ -57,8 +62,8 @@ class Implementations:
 
     None does where a tensor has no elements, is of a subclass, or under a transform of
     ``torch.func``, in debug mode, and where ``torch.use_deterministic_algorithms`` asks for an
-    order of sums: there the loop runs, as it does where a gradient is asked for and the kernel
-    writes to its arguments.
+    order of sums: there the loop runs, as it does where a kernel writes to its arguments, and a
+    gradient is asked for, or what is written shares memory.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -89,14 +94,22 @@ class Implementations:
                 found[one.name] = functools.partial(self._provided, one)
         return found
 
-    def _provided(self, one: Implementation, *args: Any, **kwargs: Any) -> Any:
-        given, named = self._given(args, kwargs)
-        tensors: list[torch.Tensor] = []
-        if given is None or not _add_plain((*given, *named.values()), tensors) or not one.applies(
-            (*given, *named.values()), tensors
-        ):  # fmt: skip
+    def _provided(self, one: Implementation, *args: Any, **named: Any) -> Any:
+        taken = self._taken(one, args, named)
+        if taken is None:
             raise KernelValueError("it is not for such arguments", self.kernel.span)
-        return run(one, self.kernel, given, named)
+        return self.run(one, *taken)
+
+    def _taken(
+        self, one: Implementation, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments as ``one`` takes them; None where it does not apply."""
+        given, named = self._given(args, named)
+        tensors: list[torch.Tensor] = []
+        values = (*(given or ()), *named.values())
+        if given is None or not _add_plain(values, tensors) or not one.applies(values, tensors):
+            return None
+        return given, named
 
     # --- registering -----------------------------------------------------------------------------
     def registration(
@@ -168,6 +181,8 @@ class Implementations:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of the kernel: by an implementation, or by the loop."""
         kernel = self.kernel
+        if kernel._checked:
+            kernel.check_arguments(args, kwargs)
         found, given, named = None, args, kwargs
         if kwargs or not self._positional or len(args) != len(self._parameters):
             given, named = self._given(args, kwargs)
@@ -175,11 +190,23 @@ class Implementations:
             found = self._found(given, named)
         if found is None or given is None:
             return kernel.carry_out(kernel.current_launchers(), args, kwargs)
-        if torch.is_grad_enabled() and needs_grad((*given, *named.values())):
-            if kernel.mutated:
+        if torch.is_grad_enabled():
+            values = (*given, *named.values())
+            asked = needs_grad(values)
+            hidden = self._reads_around or not all(map(_is_simple, values))  # who may ask for one
+            if hidden or (asked and kernel.mutated):
                 return kernel.carry_out(kernel.current_launchers(), args, kwargs)
-            return kernel.operators(args, kwargs)  # which comes back without the gradient
-        return run(found, kernel, given, named)
+            if asked:
+                return kernel.operators(args, kwargs)  # which comes back without the gradient
+        return self.run(found, given, named)
+
+    @functools.cached_property
+    def _reads_around(self) -> bool:
+        """Whether the kernel may read tensors that are no arguments."""
+        function = self.kernel.function
+        names = inspect.getclosurevars(function)
+        values = [*names.nonlocals.values(), *names.globals.values()]
+        return any(isinstance(v, torch.Tensor) or not _is_simple(v) for v in values)
 
     def _given(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -201,6 +228,8 @@ class Implementations:
             or self.kernel.options.debug or torch.are_deterministic_algorithms_enabled()
         ):  # fmt: skip
             return None
+        if self.kernel.mutated and _overlap(self._written(args, named), tensors):
+            return None
         for one in self.registered:
             if one.applies(values, tensors):
                 key = (one.name, one.function, *[(t.dtype, t.dim()) for t in tensors])
@@ -211,6 +240,13 @@ class Implementations:
                     raise self._error(one, why)
                 return None if why is None else one
         return None
+
+    def _written(self, args: tuple[Any, ...], named: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors that a call writes to."""
+        bound = self.kernel.signature.bind(*args, **named)
+        written: list[torch.Tensor] = []
+        _add_plain([v for n, v in bound.arguments.items() if n in self.kernel.mutated], written)
+        return written
 
     def _verdict(
         self, key: tuple[Any, ...], one: Implementation, args: tuple[Any, ...],
@@ -223,15 +259,49 @@ class Implementations:
             return None
 
         def call(*args: Any, **named: Any) -> Any:
-            return run(one, self.kernel, args, named)
+            return self._provided(one, *args, **named)
+
+        def applies(*args: Any, **named: Any) -> bool:
+            return self._taken(one, args, named) is not None
 
         with self._lock:
             why = self.verdicts.get(key)
+            if why is None and may_draw(text_of(self.kernel.source, {})):
+                why = self.verdicts[key] = (
+                    "the kernel draws random numbers, and others would be drawn: draw them outside"
+                )
             if why is None:
-                found = Verification(self.loop, call, one.applies, device)
+                found = Verification(self.loop, call, applies, device)
                 why = self.verdicts[key] = found.verdict(args, named)
                 log.debug("%s: %s: %s", self.kernel.__name__, one, why or "verified")
         return why
+
+    def run(self, one: Implementation, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What an implementation returns. It gets tensors that ask for no gradient, which other
+        libraries do not take, on the device that is current, and its writes are counted, which go
+        by addresses."""
+        given, passed = args, named
+        if needs_grad((*args, *named.values())):
+            given = tuple(map(_detached, args))
+            passed = {n: _detached(v) for n, v in named.items()}
+        recorded = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            if one.device == "cuda":
+                with torch.cuda.device(_device(args, named)):
+                    out = one.function(*given, **passed)
+            else:
+                out = one.function(*given, **passed)
+        finally:
+            torch._C._set_grad_enabled(recorded)
+        for tensor in self._written(args, named) if self.kernel.mutated else ():
+            if not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
+        if given is not args:  # an argument that it returns is the caller's
+            own = {id(a): b for a, b in zip(given, args, strict=True)}
+            several = isinstance(out, tuple | list)
+            return tuple(own.get(id(v), v) for v in out) if several else own.get(id(out), out)
+        return out
 
     def _error(self, one: Implementation, why: str) -> KernelValueError:
         return KernelValueError(
@@ -241,50 +311,40 @@ class Implementations:
         )  # fmt: skip
 
 
-def run(
-    one: Implementation, kernel: Kernel, args: tuple[Any, ...], named: dict[str, Any]
-) -> Any:  # fmt: skip
-    """What an implementation returns. It gets tensors that ask for no gradient, which other
-    libraries do not take, and its writes are counted, which go by addresses."""
-    given = args
-    if needs_grad((*args, *named.values())):
-        given = tuple(map(_detached, args))
-        named = {n: _detached(v) for n, v in named.items()}
-    recorded = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(False)
-    try:
-        out = one.function(*given, **named)
-    finally:
-        torch._C._set_grad_enabled(recorded)
-    if kernel.mutated:
-        bound = kernel.signature.bind(*args, **named)
-        written: list[torch.Tensor] = []
-        _add_plain([v for n, v in bound.arguments.items() if n in kernel.mutated], written)
-        for tensor in written:
-            if not tensor.is_inference():
-                torch.autograd.graph.increment_version(tensor)
-    if given is not args:  # an argument that it returns is the caller's
-        own = {id(a): b for a, b in zip(given, args, strict=True)}
-        several = isinstance(out, tuple | list)
-        return tuple(own.get(id(v), v) for v in out) if several else own.get(id(out), out)
-    return out
-
-
 def _detached(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach() if value.requires_grad else value
-    return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value
+    return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
+
+
+def _device(args: tuple[Any, ...], named: dict[str, Any]) -> torch.device:
+    tensors: list[torch.Tensor] = []
+    _add_plain((*args, *named.values()), tensors)
+    return tensors[0].device
+
+
+def _overlap(written: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether one of ``written`` may share memory with another of ``tensors``, or with itself."""
+    memory = [t.untyped_storage().data_ptr() for t in tensors]
+    return any(memory.count(w.untyped_storage().data_ptr()) > 1 or 0 in w.stride()
+               for w in written)  # fmt: skip
 
 
 def _add_plain(values: Sequence[Any], tensors: list[torch.Tensor]) -> bool:
-    """Adds the tensors among ``values``; False where one is of a subclass, or has no elements."""
+    """Adds the tensors among ``values``; False where one is of a subclass or in a list, or has no
+    elements."""
     for value in values:
         if value.__class__ in _TENSORS:
             if not value.numel():
                 return False
             tensors.append(value)
         elif isinstance(value, torch.Tensor) or (
-            isinstance(value, list | tuple) and not _add_plain(value, tensors)
+            isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
         ):
             return False
     return True
+
+
+def _is_simple(value: object) -> bool:
+    """Whether ``value`` holds no other tensor, by which a gradient may be asked for."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_simple, value))
+    return value.__class__ in _TENSORS or isinstance(value, _SIMPLE)

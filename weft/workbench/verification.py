@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from weft.errors import WeftError
+from weft.frontend.names import Scope
 from weft.kernel import Kernel
 from weft.pytorch.fake import hollow
 from weft.values import mutable
@@ -24,7 +26,7 @@ from weft.workbench.trials import Trials, bits
 
 _SIZES = (1, 3, 17, 127)
 _PATIENCE = 0.2  # seconds that the Python may take for one set of arguments
-_SECONDS = 3.0  # after which no further ones are generated
+_SECONDS = 3.0  # of the processor after which no further ones are generated
 _LARGE, _ITERATIONS = 300, 2e7  # of a size, and of the loop at such sizes
 _MOST = 1 << 24  # elements of a call's arguments, which are copied if there are no more
 
@@ -52,16 +54,17 @@ class Verification:
 
     def _findings(self, given: dict[str, Any]) -> Iterator[str]:
         small = _elements(given) <= _MOST
-        end = time.perf_counter() + _SECONDS
+        end = math.inf  # the first may import much
         for maker in self._makers(given if small else {n: _cut(v) for n, v in given.items()}):
             trials = Trials(self.loop, maker, self.observed, patience=_PATIENCE, first=True,
                             counts=False, subject="the implementation")  # fmt: skip
             results: set[str] = set()
             for case in _cases(maker):
-                if time.perf_counter() > end:
+                if time.thread_time() > end:
                     break
                 result, why = self._generated(trials, replace(case, device=str(self.device)))
                 results.add(result)
+                end = min(end, time.thread_time() + _SECONDS)
                 yield why
             if results == {OK}:  # what is made is good for the Python: compiled code may run
                 yield self._larger(trials)
@@ -76,8 +79,11 @@ class Verification:
 
     # --- generated arguments ---------------------------------------------------------------------
     def _makers(self, given: dict[str, Any]) -> Iterator[Maker]:
-        """What makes arguments like the given ones at other sizes."""
+        """What makes arguments like the given ones at other sizes: none where tensors of the same
+        size as before may be read besides, of objects or around the kernel."""
         loop, found = self.loop, []
+        if not all(map(_is_value, given.values())) or _reads_around(loop):
+            return
         with contextlib.suppress(UsageError):  # nothing says what they are like
             found.append(maker_of(loop, (), {}, loop.function.__globals__))
         bound = loop.signature.bind_partial()
@@ -117,13 +123,9 @@ class Verification:
         return self._beside_loop(arguments, "larger sizes")
 
     def _takes(self, arguments: dict[str, Any]) -> bool:
-        there = copied(arguments, str(self.device))
-        tensors = [v for v in there.values() if isinstance(v, torch.Tensor)]
         bound = self.loop.signature.bind_partial()
-        bound.arguments.update(there)
-        return all(t.numel() for t in tensors) and self.applies(
-            [*bound.args, *bound.kwargs.values()], tensors
-        )
+        bound.arguments.update(copied(arguments, str(self.device)))
+        return self.applies(*bound.args, **bound.kwargs)
 
     # --- those of a call -------------------------------------------------------------------------
     def _beside_loop(self, arguments: dict[str, Any], what: str) -> str:
@@ -197,6 +199,17 @@ class Verification:
                 f"it returns strides {list(one.stride())} in place of {list(other.stride())}: make "
                 "the result as the kernel does"
             )
+
+
+def _is_value(value: Any) -> bool:
+    return value is None or isinstance(value, torch.Tensor | int | float | complex | str)
+
+
+def _reads_around(kernel: Kernel) -> bool:
+    """Whether a loop reads a tensor that is no argument."""
+    scope = Scope.of(kernel.function)
+    captured = [a.expr for r in kernel.parts.regions for a in r.args if a.captured]
+    return any(isinstance(scope.resolve(e), torch.Tensor) for e in captured)
 
 
 def _cases(maker: Maker) -> Iterator[Case]:

@@ -74,9 +74,7 @@ class Implementations:
                            f"{kernel._namespace}_loops", kernel.tuning)  # fmt: skip
         # Why an implementation is wrong ("": it is not), by what it was compared for.
         self.verdicts: dict[tuple[Any, ...], str] = {}
-        self._parameters = [p for p in kernel.signature.parameters.values()
-                            if kernel.tuning is None or p.default is not None
-                            or p.kind is not p.KEYWORD_ONLY]  # fmt: skip
+        self._parameters = _parameters(kernel)
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._positional = all(p.kind in kinds for p in self._parameters)
         self._lock = threading.RLock()
@@ -129,11 +127,11 @@ class Implementations:
                 help="write dtypes=[torch.float32]: those that tensors of a call may have",
             )  # fmt: skip
         if when is not None:
-            self._check_signature(when, "`when`")
+            _check_signature(kernel, when, "`when`")
 
         def register(function: F) -> F:
             name = getattr(function, "__name__", type(function).__name__)
-            self._check_function(function, name)
+            _check_function(self.kernel, function, name)
             if name in {one.name for one in self.registered}:
                 name = f"{name} of {function.__module__}, {len(self.registered)}"
             chosen = None if listed is None else tuple(listed)
@@ -142,40 +140,6 @@ class Implementations:
             return function
 
         return register
-
-    def _check_function(self, function: Any, name: str) -> None:
-        if isinstance(function, str):
-            help = "give a function that launches it: weft.cuda_source and weft.c_source compile it"
-        elif type(function).__module__.partition(".")[0] in ("triton", "numba", "numba_cuda"):
-            help = (f"give its launcher: a function of {self.kernel.signature} that makes what is "
-                    f"returned and calls {name}[grid](...)")  # fmt: skip
-        elif isinstance(function, Kernel) or not callable(function):
-            help = f"give a function of {self.kernel.signature} that is no weft.kernel"
-        else:
-            self._check_signature(function, f"`{name}`")
-            return
-        raise KernelTypeError(
-            f"{type(function).__name__} is no implementation of `{self.kernel.__name__}`",
-            self.kernel.span, help=help,
-        )  # fmt: skip
-
-    def _check_signature(self, function: Callable[..., Any], name: str) -> None:
-        try:
-            signature = inspect.signature(function)
-        except ValueError:  # of a builtin, which has none
-            return
-        try:
-            signature.bind(
-                *[None for p in self._parameters if p.kind is not p.KEYWORD_ONLY],
-                **{p.name: None for p in self._parameters if p.kind is p.KEYWORD_ONLY},
-            )
-        except TypeError as error:
-            raise KernelTypeError(
-                f"{name}{signature} does not take the arguments of `{self.kernel.__name__}`: "
-                f"{error}", self.kernel.span,
-                help=f"they are passed as the kernel's: {self.kernel.__name__}"
-                f"{self.kernel.signature}",
-            ) from None  # fmt: skip
 
     # --- calling ---------------------------------------------------------------------------------
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -309,6 +273,51 @@ class Implementations:
             help="an implementation has to agree for all arguments that it is registered for: "
             "when=lambda x: x.is_contiguous() and dtypes=[torch.float32] leave calls to the loop",
         )  # fmt: skip
+
+
+def _parameters(kernel: Kernel) -> list[inspect.Parameter]:
+    """Those of a kernel, without those that configs give (``weft.autotune``)."""
+    found = kernel.signature.parameters.values()
+    if kernel.tuning is None:
+        return [*found]
+    return [p for p in found if p.default is not None or p.kind is not p.KEYWORD_ONLY]
+
+
+def _check_function(kernel: Kernel, function: Any, name: str) -> None:
+    if isinstance(function, str):
+        help = "give a function that launches it: weft.cuda_source and weft.c_source compile it"
+    elif type(function).__module__.partition(".")[0] in ("triton", "numba", "numba_cuda"):
+        help = (f"give its launcher: a function of {kernel.signature} that makes what is "
+                f"returned and calls {name}[grid](...)")  # fmt: skip
+    elif isinstance(function, Kernel) or not callable(function):
+        help = f"give a function of {kernel.signature} that is no weft.kernel"
+    else:
+        _check_signature(kernel, function, f"`{name}`")
+        return
+    raise KernelTypeError(
+        f"{type(function).__name__} is no implementation of `{kernel.__name__}`",
+        kernel.span, help=help,
+    )  # fmt: skip
+
+
+def _check_signature(kernel: Kernel, function: Callable[..., Any], name: str) -> None:
+    parameters = _parameters(kernel)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a builtin, which has none
+        return
+    try:
+        signature.bind(
+            *[None for p in parameters if p.kind is not p.KEYWORD_ONLY],
+            **{p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY},
+        )
+    except TypeError as error:
+        raise KernelTypeError(
+            f"{name}{signature} does not take the arguments of `{kernel.__name__}`: "
+            f"{error}", kernel.span,
+            help=f"they are passed as the kernel's: {kernel.__name__}"
+            f"{kernel.signature}",
+        ) from None  # fmt: skip
 
 
 def _detached(value: Any) -> Any:

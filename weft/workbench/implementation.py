@@ -19,7 +19,6 @@ from weft.kernel import Kernel
 from weft.lang.dtypes import DType
 from weft.pytorch.forward_level import is_open
 from weft.pytorch.identity import may_draw, text_of
-from weft.pytorch.operator import needs_grad
 from weft.values import frozen
 from weft.workbench.verification import Verification
 
@@ -156,7 +155,7 @@ class Implementations:
             return kernel.carry_out(kernel.current_launchers(), args, kwargs)
         if torch.is_grad_enabled():
             values = (*given, *named.values())
-            asked = needs_grad(values)
+            asked = torch._C._any_requires_grad(*values)
             hidden = self._reads_around or not all(map(_is_simple, values))  # who may ask for one
             if hidden or (asked and kernel.mutated):
                 return kernel.carry_out(kernel.current_launchers(), args, kwargs)
@@ -189,7 +188,7 @@ class Implementations:
         tensors: list[torch.Tensor] = []
         if (
             not _add_plain(values, tensors) or not tensors or _transforms() or is_open()
-            or self.kernel.options.debug or torch.are_deterministic_algorithms_enabled()
+            or self.kernel.options.debug or torch._C._get_deterministic_algorithms()
         ):  # fmt: skip
             return None
         if self.kernel.mutated and _overlap(self._written(args, named), tensors):
@@ -245,7 +244,7 @@ class Implementations:
         libraries do not take, on the device that is current, and its writes are counted, which go
         by addresses."""
         given, passed = args, named
-        if needs_grad((*args, *named.values())):
+        if torch._C._any_requires_grad(*args, *named.values()):
             given = tuple(map(_detached, args))
             passed = {n: _detached(v) for n, v in named.items()}
         recorded = torch.is_grad_enabled()

@@ -191,6 +191,42 @@ def test_types_that_do_not_join() -> None:
     )  # fmt: skip
 
 
+def test_one_name_for_two_local_arrays() -> None:
+    @weft.kernel
+    def f(x):
+        for i in range(4):
+            a, b = weft.zeros(2, weft.f32), weft.zeros(2, weft.f32)
+            if i > 2:
+                a = b
+            x[i] = a[0]
+
+    expect(
+        weft.KernelTypeError, lambda: f(x),
+        "`a` may be a local array of 1 dimension, or another one", "if i > 2:", "if i > 2:",
+        "what a name stands for is known when the kernel is compiled: write both cases out, or "
+        "use one with one more subscript that says which",
+    )  # fmt: skip
+
+
+def test_an_assigned_name_from_before_the_loop() -> None:
+    @weft.kernel
+    def f(x):
+        before = 0.0
+        for i in range(4):
+            x[i] = x[i] - before
+            before = x[i]
+
+    expect(
+        weft.KernelSyntaxError, lambda: f(x),
+        "`before` comes from before the parallel loop and is assigned in it", "before = x[i]",
+        "before = x[i]",
+        "only an accumulation may leave a parallel loop: `before += ...`, `before = max(before, "
+        "...)`; use another name for a temporary. Where each iteration needs the one before, keep "
+        "it in a tensor, s = torch.zeros(1), and let the loop run in order: "
+        "weft.loop_config(serialize=True) before it",
+    )  # fmt: skip
+
+
 def test_return_in_loop() -> None:
     @weft.kernel  # noqa: RET503
     def f(x):
@@ -289,8 +325,9 @@ def test_reduced_name_is_read() -> None:
     expect(
         weft.KernelSyntaxError, lambda: f(x),
         "`s` is read in the device loop that accumulates into it", "x[i] = s", "s",
-        "read it after the loop; or keep it in a tensor, s = torch.zeros(1), and let the loop run "
-        "in order: weft.loop_config(serialize=True) before it",
+        "read it after the loop. Where each iteration needs the one before, keep it in a tensor, "
+        "s = torch.zeros(1), and let the loop run in order: weft.loop_config(serialize=True) "
+        "before it",
     )  # fmt: skip
 
 

@@ -322,8 +322,9 @@ def test_refused_name_read_after_the_loop():
         f"in kernel `kernel`: `t` is read after the device loop that assigns it (line {line})\n"
         "    return t\n"
         "           ^\n"
-        "help: each iteration has a `t` of its own: store it in a tensor, or give `t` a value "
-        "before the loop and accumulate into it (`t += ...`)"
+        "help: each iteration has a `t` of its own: store it in a tensor, or accumulate into a "
+        "value from before the loop (`t += ...`; of a place, after the loop that finds the value "
+        "there: `t = min(t, i)`)"
     )
 
 

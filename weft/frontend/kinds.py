@@ -370,6 +370,12 @@ def join(a: Kind, b: Kind, name: str, span: Span) -> Kind:
         and same_operand(a.operand, b.operand)
     ):
         return a
+    if article(a) == article(b):
+        raise KernelTypeError(
+            f"{f'`{name}`' if name else 'this'} may be {article(a)}, or another one", span,
+            help="what a name stands for is known when the kernel is compiled: write both cases "
+            "out, or use one with one more subscript that says which",
+        )  # fmt: skip
     if name.endswith("()"):
         raise KernelTypeError(
             f"`{name[:-2]}` returns {article(a)} here and {article(b)} elsewhere", span,

@@ -21,6 +21,10 @@ _KINDS = {
     "max": ("maximumf", "maxsi", "maxui"), "min": ("minimumf", "minsi", "minui"),
     "and": ("", "andi", "andi"), "or": ("", "ori", "ori"), "xor": ("", "xori", "xori"),
 }  # fmt: skip
+IN_ORDER = (
+    "Where each iteration needs the one before, keep it in a tensor, s = torch.zeros(1), and let "
+    "the loop run in order: weft.loop_config(serialize=True) before it"
+)
 
 
 def kind(combiner: str, dtype: str) -> str:
@@ -89,8 +93,7 @@ def combiner(body: list[ast.stmt], name: str, source: FunctionSource) -> str:
                     f"`{name}` comes from before the parallel loop and is assigned in it",
                     source.span(node),
                     help=f"only an accumulation may leave a parallel loop: `{name} += ...`, "
-                    f"`{name} = max({name}, ...)`; use another name for a temporary, or "
-                    "`for ... in weft.serial(...)` where each iteration needs the one before",
+                    f"`{name} = max({name}, ...)`; use another name for a temporary. {IN_ORDER}",
                 )  # fmt: skip
             found.setdefault(way, node)
             if any(_reads(part, name) for part in rest):
@@ -151,8 +154,7 @@ def _refuse_read(node: ast.AST, name: str, source: FunctionSource) -> None:
     raise KernelSyntaxError(
         f"`{name}` is read in the device loop that accumulates into it",
         source.span(node),
-        help="read it after the loop; or keep it in a tensor, s = torch.zeros(1), and let the loop "
-        "run in order: weft.loop_config(serialize=True) before it",
+        help=f"read it after the loop. {IN_ORDER}",
     )
 
 

@@ -392,8 +392,9 @@ class _ReadsAfter:
             raise KernelNameError(
                 f"`{name}` is read after the device loop that assigns it "
                 f"(line {private[name].lineno})", self.source.span(chain),
-                help=f"each iteration has a `{name}` of its own: store it in a tensor, or give "
-                f"`{name}` a value before the loop and accumulate into it (`{name} += ...`)",
+                help=f"each iteration has a `{name}` of its own: store it in a tensor, or "
+                f"accumulate into a value from before the loop (`{name} += ...`; of a place, after "
+                f"the loop that finds the value there: `{name} = min({name}, i)`)",
             )  # fmt: skip
 
 

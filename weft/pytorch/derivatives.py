@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.pytorch.ambient import autocast_state, under
+from weft.pytorch.batches import storage
 from weft.pytorch.inputs import Structure
 from weft.pytorch.transforms import PLAIN, Pushed, gradients, is_float, items
 from weft.source import Span
@@ -50,7 +51,7 @@ def recorded(
             out = made(form.inputs(tensors), outs, counter)
         outs = [o for o in items(out) if is_float(o)]
         found = gradients(outs, [tensors[k] for k in wanted], grads, again=again)
-    return [g.contiguous().resolve_conj() for g in found]
+    return _apart([g.contiguous().resolve_conj() for g in found], [*tensors, *grads])
 
 
 def pushed(
@@ -74,4 +75,12 @@ def pushed(
         along = tangents_of(*tensors, *tangents)
         # Without ``again``, ``made`` may have recorded gradients of its own.
         found = iter(along if again else [t.detach() for t in along])
-    return [next(found).contiguous() if other is None else other for other in others]
+    made_of = [next(found).contiguous() if other is None else other for other in others]
+    return _apart(made_of, [*Form.of(inputs)[0], *tangents])
+
+
+def _apart(found: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """``found`` in memory that is not that of what was ``given``, which no operator may return: of
+    a sum, a gradient is that of the result as it is."""
+    taken = set(map(storage, given))
+    return [t.clone() if storage(t) in taken else t for t in found]

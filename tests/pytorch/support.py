@@ -294,6 +294,28 @@ def compiled_third(device: str) -> None:
     same(torch.compile(third(loop), fullgraph=True, backend="aot_eager")(x), third(BOTH[0][1])(x))
 
 
+def transforms_in_place(device: str) -> None:
+    x, _ = pair(device)
+
+    def loss(add: Callable[..., object]) -> Callable[[torch.Tensor], torch.Tensor]:
+        def f(x: torch.Tensor) -> torch.Tensor:
+            out = x.sin()
+            add(out, x)
+            return (out * out).sum()
+
+        return f
+
+    found, expected = loss(into), loss(lambda out, x: out.add_(x * x))
+    func = torch.func
+    for t in (func.grad, func.hessian, lambda f: lambda x: func.jvp(f, (x,), (x,)),
+              lambda f: lambda x: func.vmap(func.grad(f))(x.expand(2, -1)),
+              lambda f: lambda x: func.linearize(f, x)[1](x)):  # fmt: skip
+        same(t(found)(x), t(expected)(x))
+    torch._dynamo.reset()
+    compiled = torch.compile(func.grad(found), fullgraph=True, backend="aot_eager")
+    same(compiled(x), func.grad(expected)(x))
+
+
 def forward_over_forward(device: str) -> None:
     x, w = pair(device)
     for kernel, expected in BOTH:
@@ -502,6 +524,7 @@ ROWS: dict[str, Callable[[str], str | None]] = {
     "`torch.library.opcheck`": checked,
     **{f"`torch.func.{name}`": transform(name) for name in ("grad", "jacrev", "jacfwd", "hessian")},
     "`jacfwd(jacfwd)`, compiled too": forward_over_forward,
+    "`torch.func`, writing to an argument": transforms_in_place,
     "`torch.func.vjp`": vjp,
     "`torch.func.jvp`": jvp,
     "`torch.func.functional_call`": functional_call,

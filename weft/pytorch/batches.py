@@ -113,6 +113,16 @@ def active(floor: int) -> dict[int, int]:
             if isinstance(i, pyfunctorch.VmapInterpreter) and i.level() > floor}  # fmt: skip
 
 
+def differentiates() -> bool:
+    """Whether a transform around is a derivative: a constant to Dynamo."""
+    found = pyfunctorch.retrieve_all_functorch_interpreters()
+    return any(isinstance(i, pyfunctorch.GradInterpreter | pyfunctorch.JvpInterpreter)
+               for i in found)  # fmt: skip
+
+
+differentiates._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def under_vmap(call: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Sequence[Any]:
     """``call(*values)``, tensors or None, where batches among them may be those of torch's first
     ``vmap``, which ``is_grads_batched`` and ``vectorize`` go by and which knows few functions: in

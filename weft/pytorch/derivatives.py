@@ -76,7 +76,7 @@ def pushed(
         # Without ``again``, ``made`` may have recorded gradients of its own.
         found = iter(along if again else [t.detach() for t in along])
     made_of = [next(found).contiguous() if other is None else other for other in others]
-    return _apart(made_of, [*Form.of(inputs)[0], *tangents])
+    return _apart(made_of, [*Structure.of(inputs)[0], *tangents])
 
 
 def _apart(found: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -154,7 +154,8 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 @torch.library.custom_op("weft_graphs::copied", mutates_args=())
 def copied(x: torch.Tensor) -> torch.Tensor:
     """A copy of what a loop writes to, which its gradient may need. A compiled graph would make one
-    by ``clone`` again in the backward pass, of what an argument holds by then."""
+    by ``clone`` again in the backward pass, of what an argument holds by then. Not for transforms
+    and tangents: it has none."""
     return x.clone()
 
 
@@ -182,9 +183,10 @@ class TracedLoop:
 
     def __call__(self, *args: Any) -> Any:
         # Tensors of transforms do not say whether a derivative is wanted.
-        wanted = torch._C._functorch.get_dynamic_layer_stack_depth() > 0
+        inside = torch._C._functorch.get_dynamic_layer_stack_depth() > 0
         if not torch.compiler.is_dynamo_compiling():  # which follows no other dual tensors
-            wanted = wanted or is_open()
+            inside = inside or is_open()
+        wanted = inside
         recorded = torch.is_grad_enabled()
         for value, role in zip(args, self.roles, strict=True):
             if role == "c":  # which Dynamo must not look at, or it guards the value
@@ -200,7 +202,7 @@ class TracedLoop:
             if role == "m":
                 values += [list(value.shape), list(value.stride()), value.dtype, value.device]
             elif back == "r":  # it is written to, and saved for a gradient before
-                values.append(copied(value) if role == "w" else value.clone())
+                values.append(copied(value) if role == "w" and not inside else value.clone())
             elif role != "c":
                 values.append(value)
         found = operators.traced(tuple(values), {})

@@ -21,6 +21,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._guards import TracingContext
 
 from weft.errors import GradientError, KernelTypeError
@@ -32,7 +33,7 @@ from weft.frontend.specs import constant_key
 from weft.frontend.split import Returned
 from weft.lang.dtypes import DType
 from weft.pytorch.ambient import Autocast, autocast_state
-from weft.pytorch.batches import direct, is_batched
+from weft.pytorch.batches import differentiates, direct, is_batched
 from weft.pytorch.changing import CHANGING, as_tensor, changes
 from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.fake import hidden_write, of_samples
@@ -54,6 +55,7 @@ _FIXED = (str, type(None), bool, int, float, tuple, list, torch.dtype, torch.dev
           FunctionType, BuiltinFunctionType, MethodType)  # fmt: skip
 DTENSOR = "torch.distributed.tensor"
 TANGENTS = "tangents"  # around an operator whose tensors may have them
+_transforms = torch._C._are_functorch_transforms_active
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType)  # which may write to arguments
 _ANNOTATED = {"tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bool"}
 
@@ -84,8 +86,9 @@ class Operators:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the kernel through PyTorch's dispatcher."""
-        loops = self.loops or (self.recorded if _is_copied(args, kwargs) else ())
-        if loops and _is_tracing() and not any(isinstance(v, _CODE) for v in args):
+        loops = _followed(self, args, kwargs)
+        tracing = loops and (loops is self.recorded if _transforms() else _is_tracing())
+        if tracing and not any(isinstance(v, _CODE) for v in args):
             return self.host(loops, *args, **kwargs)
         self._check_captured()
         operator, values, passed = self.found(args, kwargs, autocast_state())
@@ -94,7 +97,7 @@ class Operators:
         batched = any(map(is_batched, passed))
         if batched and watched:
             out = operator.overload(*passed)
-        elif operator.rule is not None and torch._C._are_functorch_transforms_active():
+        elif operator.rule is not None and _transforms():
             out = (transformed(operator.overload, operator.rule, passed) if watched
                    else called(of_samples(operator.rule.plain, self.kernel), passed,
                                self.kernel.span))  # fmt: skip
@@ -121,7 +124,7 @@ class Operators:
         types: list[str] = []
         passed: list[Any] = []
         fixed: list[Any] = []
-        loops = self.loops or (self.recorded if _is_copied(args, kwargs) else ())
+        loops = _followed(self, args, kwargs)
         plain = len(loops) > 0
         every = False
         for number, parameter in enumerate(self.parameters):
@@ -359,23 +362,29 @@ def _letters(kernel: KernelLike, loops: frozenset[ast.AST]) -> str:
 def _is_tracing() -> bool:
     """Whether calls are recorded in a graph of operators: for ``torch.export``, say."""
     proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    return (
-        proxies is not None and proxies.get_proxy_mode() is not None
-        and not torch._C._are_functorch_transforms_active()
-    )  # fmt: skip
+    return proxies is not None and proxies.get_proxy_mode() is not None
+
+
+def _followed(operators: Operators, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+    """What stands for the loops of a call whose host part may be followed."""
+    recorded = operators.recorded and _is_copied(args, kwargs)
+    return operators.recorded if recorded else operators.loops
 
 
 def _is_copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether loops are to return copies of what they would write to, in a graph: where a gradient
-    is asked for; and of complex tensors, where Inductor has no operators that write to arguments
-    (torch 2.13). Dynamo traces this."""
+    or a tangent is asked for; and of complex tensors, where Inductor has no operators that write to
+    arguments (torch 2.13). Dynamo traces this."""
     recorded = torch.is_grad_enabled()
+    inside = torch._C._functorch.get_dynamic_layer_stack_depth() > 0 and differentiates()
+    traced = torch.compiler.is_dynamo_compiling()  # which cannot tell what is of a transform
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor) and (
             (recorded and value.requires_grad) or value.is_complex()
-        ):
+            or (inside and (traced or is_functorch_wrapped_tensor(value)))
+        ):  # fmt: skip
             return True
-    return False
+    return not traced and has_dual((*args, *kwargs.values()))
 
 
 def schema_type(parameter: Parameter, value: Any) -> str:

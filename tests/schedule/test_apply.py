@@ -11,7 +11,7 @@ from weft.errors import RaceError
 from weft.ir.interp import run
 from weft.ir.text import parse_function, print_function
 from weft.ir.verify import verify
-from weft.schedule.apply import apply
+from weft.schedule.apply_cuda import apply
 from weft.schedule.bind import Bound
 from weft.schedule.language import parse
 

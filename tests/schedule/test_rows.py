@@ -21,7 +21,7 @@ from weft.ir.core import walk
 from weft.ir.text import parse_function, print_function
 from weft.ir.verify import verify
 from weft.schedule import grid
-from weft.schedule.apply import apply
+from weft.schedule.apply_cuda import apply
 from weft.schedule.language import KeepRow, StripMine, only, parse
 
 SCALED = """func.func @scaled(%x: memref<?x?xf32>, %out: memref<?x?xf32>) {

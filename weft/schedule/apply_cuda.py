@@ -8,11 +8,12 @@ from typing import Any
 from weft.errors import ScheduleError
 from weft.ir.builder import annotated
 from weft.ir.core import Function, Op, below, walk
+from weft.ir.types import i32, index
 from weft.ir.views import Parallel, is_constant
 from weft.ir.writes import loaded, written
 from weft.schedule import asked_cuda, register_window
-from weft.schedule.apply import apply
-from weft.schedule.bind import Bound, limits_of
+from weft.schedule.bind import Bound, bind, limits_of
+from weft.schedule.cooperate import cooperate
 from weft.schedule.cooperative_loops import marked
 from weft.schedule.divisibility import Common, common
 from weft.schedule.index_width import Program, candidates, divisions, narrow
@@ -22,12 +23,17 @@ from weft.schedule.language import (
     Cooperate,
     FastDivision,
     IndexWidth,
+    KeepRow,
     Prefetch,
+    Privatize,
     RegisterWindow,
     Reverse,
+    Scan,
     Schedule,
     SharedArrays,
+    SplitReduction,
     Stage,
+    StripMine,
     Unroll,
     UnrollJam,
     Vectorize,
@@ -39,11 +45,16 @@ from weft.schedule.language import (
 from weft.schedule.launch_bounds import LaunchBounds, launch_bounds
 from weft.schedule.listener import Listener, ignored, tell
 from weft.schedule.marks import aggregated, numbered, reassociated
-from weft.schedule.nest import LoopNest, axes_of, loops_of
+from weft.schedule.nest import LoopNest, arrays_of, axes_of, loops_of
 from weft.schedule.own import OwnStep
 from weft.schedule.prefetch import serial_steps
+from weft.schedule.privatize import privatize
 from weft.schedule.reverse import reverse
+from weft.schedule.rows import by_row
+from weft.schedule.scan import scan
 from weft.schedule.shared_arrays import shared_arrays
+from weft.schedule.split_reduction import split_reduction
+from weft.schedule.split_scan import split_scan
 from weft.schedule.stage import MOST_BYTES, stage
 from weft.schedule.stage_rows import stage_rows
 from weft.schedule.unroll_jam import unroll_jam
@@ -114,6 +125,33 @@ def apply_cuda(
         binds = show(several(schedule, Bind)) or "one thread"
         listener(f"{binds}, function {k + 1}" if k else binds, made)
     return OnGrid(function, bound, bounds, divisors)
+
+
+def apply(
+    function: Function, parallel: Op | None, order: Sequence[int], schedule: Schedule
+) -> Bound:
+    """``function`` as each thread runs it. ``order``: the dimensions of ``parallel``, that along x
+    first; without ``parallel``, one thread runs all."""
+    together, own = only(schedule, Cooperate), only(schedule, Privatize)
+    if parallel is None:
+        return Bound((function,))
+    if isinstance(together, SplitReduction):
+        return split_reduction(function, parallel, order[0], together)
+    if together is not None:
+        how = only(schedule, KeepRow) or only(schedule, StripMine)
+        if how is None and not isinstance(together, Scan):
+            return cooperate(function, parallel, order[0], together)
+        limits = limits_of(function, schedule)
+        if how is not None:
+            return by_row(function, parallel, together, how, limits)
+        assert isinstance(together, Scan)
+        rewrite = scan if together.parts == 1 else split_scan
+        return rewrite(function, parallel, together, limits)
+    bound = bind(function, parallel, order, schedule)
+    if own is not None:
+        width = index if only(schedule, IndexWidth) is None else i32
+        bound = privatize(bound, arrays_of(function).index(own.array), width)
+    return bound
 
 
 def _narrowed(

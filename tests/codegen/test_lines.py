@@ -67,6 +67,7 @@ def test_ptx_has_directives_that_nvidias_assembler_takes() -> None:
     text = compiled(function, "sm_90", LINES, False).ptx
     loc = {int(n) for n in re.findall(r"^\t\.loc\t\d+ (\d+) ", text, re.MULTILINE)}
     assert {*INSIDE, FIRST} <= loc
+    assert f'\t.file\t1 "{__file__}"' in text
     assert ".target sm_90\n" in text, "not for debugging"
     if ptx.ptxas() is None:
         pytest.skip("there is no ptxas")
@@ -82,5 +83,5 @@ def test_names_of_files_are_escaped() -> None:
         lines.located(lambda text, distinct=False, nodes=nodes: nodes.append(text) or "!0",
                       "define void @f()", ["ret void"], [None])  # fmt: skip
         names[gpu] = next(node for node in nodes if node.startswith("!DIFile"))
-    assert '"/a \\22b\\22/k.py"' in names[False]
-    assert '"/a _b_/k.py"' in names[True], "PTX cannot say it"
+    assert 'filename: "/a \\22b\\22/k.py", directory: ""' in names[False]
+    assert 'filename: "k.py", directory: "/a _b_"' in names[True], "PTX cannot say it"

@@ -159,8 +159,12 @@ def test_a_page_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     path = tmp_path / "gpu.html"
     found = report(clipped, torch.randn(6, 40), 0.5, path=path, gpu="sm_90")
     lines = Structure(path.read_text()).lines
-    stores = [x for (name, _), parts in lines.items() if name == "PTX" for x in parts]
-    assert any("st.global" in line for line in stores)
+    source = {key: "".join(parts) for (name, key), parts in lines.items() if name == "source"}
+    assert not any("test_report.py" in text for text in source.values())
+    for stage in ("IR", "LLVM", "LLVM optimized", "PTX"):
+        (store,) = (k for k, text in source.items() if "out[i, j] = " in text)
+        assert lines[stage, store], stage
+    assert any("st.global" in line for line in lines["PTX", store])
     assert ("sass" in path.read_text()) == (not any("SASS" in why for why in found.missing))
 
 

@@ -6,6 +6,7 @@ They cost time when LLVM reads the text, and are written where ``Options.lines``
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import field
@@ -40,8 +41,10 @@ class Lines:
             return known[text]
 
         def file(path: str) -> str:
-            name = re.sub(r'["\\]', "_", path) if self.gpu else path  # PTX has no escapes
-            return one(f'!DIFile(filename: "{_escaped(name)}", directory: "")')
+            folder, name = "", path
+            if self.gpu:  # which puts a slash between the two, and has no escapes
+                folder, name = os.path.split(re.sub(r'["\\]', "_", path))
+            return one(f'!DIFile(filename: "{_escaped(name)}", directory: "{_escaped(folder)}")')
 
         home = file(self.span.file)
         if not self.named:

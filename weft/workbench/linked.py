@@ -57,7 +57,8 @@ def _llvm(text: str) -> Iterator[Line]:
             return None
         scope = nodes[fields["scope"].removeprefix("!")][1]
         file = nodes[scope["file"].removeprefix("!")][1]
-        return _plain(file["filename"].strip('"')), int(fields["line"])
+        parts = (_plain(file[name].strip('"')) for name in ("directory", "filename"))
+        return os.path.join(*parts), int(fields["line"])
 
     for line in text.splitlines():
         if _NODE.match(line) or _FLAGS.match(line):
@@ -82,7 +83,7 @@ _SECTION = re.compile(r"^\s*\.section\s+(\S+)")
 
 def _assembly(text: str) -> Iterator[Line]:
     """An instruction stays of the line before, and is of none behind ``.loc ... 0``."""
-    files = {n: os.path.join(a, b) for n, a, b in _FILE.findall(text)}
+    files = {n: os.path.join(a, b) if b else a for n, a, b in _FILE.findall(text)}
     place: Place | None = None
     debug = False
     for line in text.splitlines():

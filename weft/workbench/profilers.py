@@ -88,8 +88,7 @@ _TIME, _BYTES = "gpu__time_duration.sum", "dram__bytes.sum"
 _OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
 _PEAK = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
-_SECTIONS = ("SpeedOfLight", "Occupancy", "WarpStateStats", "MemoryWorkloadAnalysis",
-             "SourceCounters")  # fmt: skip
+_SECTIONS = ("WarpStateStats", "SourceCounters")
 _SCALE = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1.0, "ms": 1.0,
           "second": 1e3, "s": 1e3,
           "byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}  # fmt: skip
@@ -101,7 +100,7 @@ def _ncu(asked: Asked, folder: Path) -> Found:
     command = ["ncu", "-o", str(file), "--metrics", ",".join([_TIME, _BYTES, _OCCUPANCY, _PEAK]),
                *(word for section in _SECTIONS for word in ("--section", section)),
                "--filter-mode", "per-launch-config", "--launch-skip", "0" if asked.name else "2",
-               "--launch-count", "3", "--target-processes", "all", "--import-source", "yes",
+               "--launch-count", "2", "--target-processes", "all", "--import-source", "yes",
                *(["--profile-from-start", "off"] if asked.name else [])]  # fmt: skip
     _, why = _called([*command, *asked.command()], "ncu")
     saved = file.with_suffix(".ncu-rep")
@@ -109,7 +108,7 @@ def _ncu(asked: Asked, folder: Path) -> Found:
         return Found("ncu", note=why or "ncu saw no kernel")
     read = ["ncu", "--import", str(saved), "--csv", "--page"]
     raw, why = _called([*read, "raw"], "ncu --page raw")
-    lines, _ = _called([*read, "source", "--print-source", "cuda"], "ncu --page source")
+    lines, _ = _called([*read, "source", "--print-source", "cuda,sass"], "ncu --page source")
     if why:
         return Found("ncu", note=why)
     return Found("ncu: medians of launches in the steady state",
@@ -149,23 +148,24 @@ def ncu_table(text: str, hot: Mapping[str, str], places: Mapping[str, str]) -> T
     return Table(columns, tuple(sorted(made, key=lambda row: -(row[3] or 0.0) * row[2])))
 
 
+_SAMPLES = "Warp Stall Sampling (All Samples)"
+
+
 def hot_lines(text: str) -> dict[str, str]:
-    """Of the source page: by kernel, the line with the most samples of warps that wait."""
+    """Of the source page with "cuda,sass": by kernel, the line with the most samples of warps that
+    wait. A table a kernel and file; below each of its lines are the instructions, without a
+    number."""
     found: dict[str, tuple[float, str]] = {}
-    kernel, names = "", list[str]()
+    kernel, place = "", -1
     for row in csv.reader(io.StringIO(text)):
-        if len(row) >= 2 and row[0] == "Kernel Name":
-            kernel, names = row[1], []
-        elif any("Sampl" in cell for cell in row):
-            names = row
-        elif names and len(row) == len(names):
-            values = dict(zip(names, row, strict=True))
-            samples = next((n for name, cell in values.items() if "Sampl" in name
-                            and (n := _number(cell)) is not None), 0.0)  # fmt: skip
-            line = values.get("#", "") or values.get("Line No", "")
-            source = values.get("Source", "").strip()
+        if len(row) == 2 and row[0] == "Function Name":
+            kernel, place = row[1], -1
+        elif row[:2] == ["Line No", "Source"]:
+            place = row.index(_SAMPLES) if _SAMPLES in row else -1
+        elif 0 <= place < len(row) and row[0]:
+            samples = _number(row[place]) or 0.0
             if samples > found.get(kernel, (0.0, ""))[0]:
-                found[kernel] = samples, f"{line}: {source}"[:60]
+                found[kernel] = samples, f"{row[0]}: {row[1].strip()}"[:60]
     return {name: line for name, (_, line) in found.items()}
 
 

@@ -327,6 +327,16 @@ def test_tuples_are_unpacked_by_a_star_and_compared() -> None:
     assert x.tolist() == [0.0, 0.0, 7.0, 0.0]
 
 
+def test_calls_that_double_with_every_level_are_refused() -> None:
+    levels = ["def h0(v):\n    return v + 1.0\n"]
+    levels += [f"def h{k}(v):\n    return h{k - 1}(v) * h{k - 1}(v)\n" for k in range(1, 16)]
+    text = "\n\n".join([*levels, "def kernel(x):\n    for i in x:\n        x[i] = h15(x[i])\n"])
+    help = "functions that each call the one below twice double them with every level"
+    with pytest.raises(weft.KernelValueError, match="more than 10,000 calls") as error:
+        weft.kernel(function(text))(torch.ones(2))
+    assert error.value.help.startswith(help)
+
+
 def test_sums_of_many_terms_and_functions_of_many_levels(tmp_path) -> None:
     lines = ["def f0(v): return v + 1.0"]
     lines += [f"def f{k}(v): return f{k - 1}(v) + 1.0" for k in range(1, 100)]

@@ -63,6 +63,7 @@ class Lowering:
     debug: bool
     widened: bool = False
     discarded: ast.expr | None = None  # the statement that is lowered, if it is an expression
+    inlined: int = 0  # calls so far
     guards: list[Guard] = field(default_factory=list)
     notes: dict[int, dict[str, str]] = field(default_factory=dict)
     sources: dict[Any, FunctionSource] = field(default_factory=dict)

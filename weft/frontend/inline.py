@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from weft.errors import KernelSyntaxError, KernelTypeError, Span
+from weft.errors import KernelSyntaxError, KernelTypeError, KernelValueError, Span
 from weft.frontend import casts, loops
 from weft.frontend.context import Lowering
 from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
@@ -36,6 +36,9 @@ from weft.lang.vectors import MatrixType, VectorType
 from weft.source import read_function
 
 
+MOST_CALLS = 10_000  # of one loop: some ten seconds of compiling
+
+
 def inline(
     cx: Lowering, function: Any, arguments: dict[str, Operand], places: dict[str, ast.expr],
     node: ast.Call,
@@ -51,6 +54,14 @@ def inline(
         raise KernelSyntaxError(
             f"`{source.name}` calls itself: recursion cannot be compiled", span,
             help="write a loop, or a stack in a local array",
+        )  # fmt: skip
+    cx.inlined += 1
+    if cx.inlined > MOST_CALLS:
+        raise KernelValueError(
+            f"a loop with more than {MOST_CALLS:,} calls of Python functions, each of which is "
+            f"compiled where it stands: the last is one of `{source.name}`", span,
+            help="functions that each call the one below twice double them with every level: call "
+            "it once and pass what it gives on, or write a loop",
         )  # fmt: skip
     hints = annotations_of(function)
     body = desugar_function(source.tree.body, valued=node is not cx.discarded)

@@ -172,7 +172,9 @@ def test_narrow_floats_have_tangents_computed_in_float32(dtype):
     (out,), (found,) = jvp(k.softmax, [x], [t])
     (expected,) = jvp(lambda x: torch.softmax(x, 1), [x.double()], [t.double()])[1]
     assert found.dtype == out.dtype == dtype
-    assert (found.double() - expected).abs().max() <= torch.finfo(dtype).eps * expected.abs().max()
+    roundings = 4 if dtype is torch.float32 else 1  # of sums of 40; halves are rounded once
+    most = roundings * torch.finfo(dtype).eps * expected.abs().max()
+    assert (found.double() - expected).abs().max() <= most
 
 
 def test_ties_are_those_of_reverse_mode():

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import weft
+from tests.fuzz.check import function
 from weft.errors import InternalError, KernelTypeError, KernelValueError, WeftError
 from weft.frontend.calls import HANDLERS
 from weft.frontend.context import Lowering

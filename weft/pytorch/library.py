@@ -163,10 +163,7 @@ class Operators:
         if isinstance(returned, str):
             return values[names.index(returned)] if returned else out
         made = [out] if returned.count("") == 1 else list(out or ())
-        result = []
-        for item in returned:
-            result.append(values[names.index(item)] if item else made.pop(0))
-        return tuple(result)
+        return tuple([values[names.index(n)] if n else made.pop(0) for n in returned])
 
     def default(self) -> Any:
         """The operator by annotations, or the one that was made first."""

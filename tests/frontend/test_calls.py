@@ -328,14 +328,24 @@ def test_tuples_are_unpacked_by_a_star_and_compared() -> None:
     assert x.tolist() == [0.0, 0.0, 7.0, 0.0]
 
 
-def test_calls_that_double_with_every_level_are_refused() -> None:
-    levels = ["def h0(v):\n    return v + 1.0\n"]
-    levels += [f"def h{k}(v):\n    return h{k - 1}(v) * h{k - 1}(v)\n" for k in range(1, 16)]
-    text = "\n\n".join([*levels, "def kernel(x):\n    for i in x:\n        x[i] = h15(x[i])\n"])
+def doubling(levels: int) -> weft.Kernel:
+    """A kernel of functions that each call the one below twice."""
+    texts = ["def h0(v):\n    return v + 1.0\n"]
+    texts += [f"def h{k}(v):\n    return h{k - 1}(v) * h{k - 1}(v)\n" for k in range(1, levels)]
+    loop = f"def kernel(x):\n    for i in x:\n        x[i] = h{levels - 1}(x[i])\n"
+    return weft.kernel(function("\n\n".join([*texts, loop])))
+
+
+def test_calls_that_double_with_every_level_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr("weft.frontend.inline.MOST_CALLS", 100)
     help = "functions that each call the one below twice double them with every level"
-    with pytest.raises(weft.KernelValueError, match="more than 10,000 calls") as error:
-        weft.kernel(function(text))(torch.ones(2))
+    with pytest.raises(weft.KernelValueError, match="more than 100 calls") as error:
+        doubling(8)(torch.ones(2))
     assert error.value.help.startswith(help)
+
+
+def test_each_function_is_looked_at_once_for_what_it_writes() -> None:
+    assert doubling(60).mutated == {"x"}  # of 2**59 calls
 
 
 def test_sums_of_many_terms_and_functions_of_many_levels(tmp_path) -> None:

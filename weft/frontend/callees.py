@@ -185,6 +185,7 @@ class State:
     written: set[str] = field(default_factory=set)
     repeated: bool = False  # in statements that may run more than once, or in part
     applying: list[ast.AST] = field(default_factory=list)
+    inside: dict[Any, Any] = field(default_factory=dict)  # of functions: see ``mutation._inside``
 
     def is_local(self, name: str) -> bool:
         return name in self.held or (name in self.now and name not in self.captured)

@@ -195,7 +195,7 @@ class Values:
         """What a function that is written in Python returns may share memory with."""
         try:
             bound = bound_arguments(node, function)
-            names = _returned(function, self.at.device, self.at.active, self.given(bound))
+            names = _returned(function, self.at, self.given(bound))
         except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
             return all_roots
         return NONE.union(
@@ -346,7 +346,7 @@ class Calls:
         inner = enclosed_function(function)
         try:
             bound = bound_arguments(node, inner)
-            names = _written(inner, self.at.device, self.at.active, self.values.given(bound))
+            names = _written(inner, self.at, self.values.given(bound))
         except (SourceUnavailableError, TypeError, ValueError, SyntaxError):
             self._library_call(node, function, inner.__name__)
             return
@@ -502,25 +502,37 @@ def _is_in_place(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def _written(
-    function: Callable[..., Any], device: bool, active: frozenset[Any], given: dict[str, Objects]
-) -> frozenset[str]:
+def _written(function: Callable[..., Any], at: State, given: dict[str, Objects]) -> frozenset[str]:
     """Names of the parameters of ``function`` that it writes to, where what it may call among them
     is ``given``. Raises SourceUnavailableError."""
-    if function in active:
-        return frozenset()
-    tree, scope = read_function(function).tree, Scope.of(function)
-    return _found(tree, scope, (), active | {function}, device, given=given).written
+    return NONE if function in at.active else _inside(function, at, given)[1].written
 
 
-def _returned(
-    function: Callable[..., Any], device: bool, active: frozenset[Any], given: dict[str, Objects]
-) -> frozenset[str]:
+def _returned(function: Callable[..., Any], at: State, given: dict[str, Objects]) -> frozenset[str]:
     """Names of the parameters of ``function``, and of the tensors that it captures, whose memory
     its results may share. Raises SourceUnavailableError."""
-    tree, scope = read_function(function).tree, Scope.of(function)
-    found = _found(tree, scope, (), active | {function}, device, given=given)
+    tree, found, _ = _inside(function, at, given)
     return NONE.union(*map(found.roots, _returns(tree)))
+
+
+def _inside(
+    function: Callable[..., Any], at: State, given: dict[str, Objects]
+) -> tuple[ast.FunctionDef, Mutations, dict[str, Objects]]:
+    """The text of ``function``, what it may alias and write to, and ``given``: looked at once for
+    all calls from the same functions, or texts whose functions call the next twice would be looked
+    at twice as often with every level."""
+    objects = tuple((name, key, id(v)) for name in given for key, v in given[name].items())
+    key = function, at.device, at.active, objects
+    found = at.inside.get(key)
+    if found is None:
+        tree, scope, active = (
+            read_function(function).tree,
+            Scope.of(function),
+            at.active | {function},
+        )
+        inside = _found(tree, scope, (), active, at.device, given=given, inside=at.inside)
+        found = at.inside[key] = tree, inside, given
+    return found
 
 
 def _returns(tree: ast.FunctionDef) -> list[ast.expr | None]:
@@ -552,6 +564,7 @@ def mutations(
 def _found(
     tree: ast.FunctionDef, scope: Scope, regions: Container[ast.AST], active: frozenset[Any],
     device: bool, more: Iterable[str] | None = None, given: dict[str, Objects] | None = None,
+    inside: dict[Any, Any] | None = None,
 ) -> Mutations:  # fmt: skip
     parameters = parameter_names(tree.args)
     local = set(parameters) | {n for s in tree.body for n in bound_names(s)}
@@ -569,6 +582,7 @@ def _found(
         scope, active, device, now, held | (given or {}), frozenset(captured),
         frozenset(closed if more is None else closed | local),
         any(isinstance(word, str) and word == "out" for word in words), dict(now),
+        inside={} if inside is None else inside,
     )  # fmt: skip
     found = Mutations(state, regions)
     found.run(tree.body)

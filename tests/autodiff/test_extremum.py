@@ -136,6 +136,7 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_gradients(name: str) -> None:
     kernel, reference, make = CASES[name]
     for seed in range(3):

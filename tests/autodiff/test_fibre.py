@@ -238,6 +238,7 @@ def strided_by(x, w, stride: int, pad: int):
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3, 0, -1, -2])
+@pytest.mark.sampled(3)
 def test_strides_that_are_arguments(stride):
     check(strided_by, draw(7), draw(3), stride, 1 if stride > 0 else -6)
     assert all(form.startswith("gather") for form in forms(strided_by))

@@ -94,6 +94,7 @@ def test_interpreted_gradients_are_the_compiled_ones(name):
 @pytest.mark.parametrize(
     "name", ["softmax", "cholesky_left", "lu_batch", "until_small", "covariance"]
 )
+@pytest.mark.sampled(3)
 def test_on_cuda_in_the_emulator(name, monkeypatch):
     kernel = KERNELS[name]
     args = arguments(kernel, n=3)

@@ -92,6 +92,7 @@ def test_bounds_and_steps_of_parallel_loops() -> None:
      ("maxsi", i16, np.maximum), ("minsi", i64, np.minimum), ("xori", i32, np.bitwise_xor),
      ("andi", i8, np.bitwise_and), ("ori", i64, np.bitwise_or), ("mulf", f64, np.multiply)],
 )  # fmt: skip
+@pytest.mark.sampled(3)
 def test_reductions(kind: str, t: ScalarType, fold: np.ufunc, size: int) -> None:
     if t.is_float:
         x = RNG.uniform(0.9, 1.1, size).astype(t.name.replace("f", "float"))

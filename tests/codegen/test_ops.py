@@ -93,6 +93,7 @@ INTEGER_MEANING = {
 
 @pytest.mark.parametrize("t", INTEGERS, ids=str)
 @pytest.mark.parametrize("op", INTEGER_MEANING)
+@pytest.mark.sampled(3)
 def test_integer_arithmetic(op: str, t: ScalarType) -> None:
     a, b = random_integers(t, f"{op}a"), random_integers(t, f"{op}b")
     if op.startswith("sh"):
@@ -415,6 +416,7 @@ def test_tanh_is_within_two_units_in_the_last_place() -> None:
 
 @pytest.mark.parametrize("t", list(SCALARS.values()), ids=str)
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 17, 127])
+@pytest.mark.sampled(3)
 def test_copies_of_every_dtype_and_size(t: ScalarType, size: int) -> None:
     flags = np.random.default_rng(8).integers(0, 2, size).astype(np.bool_)
     x = (random_integers(i16, "copy", size + 8)[:size] >> 2).astype(NUMPY[t.name])

@@ -78,6 +78,7 @@ def test_the_tile_of_a_convolution_shares_the_weights_and_runs_backwards() -> No
     "sizes", [(1, 1, 1), (4, 8, 64), (5, 3, 65), (17, 40, 130), (3, 0, 70), (0, 2, 3)]
 )
 @pytest.mark.parametrize("element", [f32, f64, f16], ids=str)
+@pytest.mark.sampled(3)
 def test_matmul(element: ScalarType, sizes: tuple[int, int, int]) -> None:
     rows, inner, columns = sizes
     kind = element.name.replace("f", "float")

@@ -39,6 +39,7 @@ def test_only_elements_that_lanes_share_are_added_up() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("lanes", "n"), [(0, 64), (0, 7), (-1, 64), (-1, 128)])
+@pytest.mark.sampled(3)
 def test_sums_are_the_same(
     lanes: int, n: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

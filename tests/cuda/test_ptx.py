@@ -185,6 +185,7 @@ def test_a_state_stays_in_registers_while_its_rows_are_staged() -> None:
 @needs_ptxas
 @needs_libdevice
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.sampled(3)
 def test_ptxas_takes_the_loops_with_tangents(name: str) -> None:
     kernel, *args = DIFFERENTIABLE[name]
     code = weft.compile_for("sm_90", kernel, *args, jvp=True)
@@ -225,6 +226,7 @@ def atomics(x, where, out, low, high):
 
 @needs_ptxas
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.sampled(3)
 def test_atomics_in_every_type(arch: str) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8,
                   torch.int8, torch.int16, torch.int32, torch.int64):  # fmt: skip

@@ -154,6 +154,7 @@ def mapped(f: weft.template(), x: torch.Tensor, out: torch.Tensor) -> None:  # t
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.sampled(3)
 def test_functions_are_torchs_to_rounding(name: str) -> None:
     f, reference, ulps = FUNCTIONS[name]
     for dtype in DTYPES:

@@ -44,6 +44,7 @@ def test_random_recurrences(part: int, seed: int) -> None:
 
 @drawing
 @given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(3)
 def test_random_nests_of_ranges(part: int, seed: int) -> None:
     check(Random(seed), draw=nests.kernel)
 

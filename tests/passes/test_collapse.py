@@ -252,6 +252,7 @@ def test_a_loop_that_is_named_stays() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(3)
 def test_means_the_same_in_any_order_and_has_no_races(seed: int) -> None:
     random = Random(seed)
     drawn = nests.kernel(random)

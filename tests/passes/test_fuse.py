@@ -278,6 +278,7 @@ def reference(name: str, x: torch.Tensor, g: torch.Tensor, target: torch.Tensor)
 
 @pytest.mark.parametrize("cols", [16, 33, 64])
 @pytest.mark.parametrize("kernel", [softmax, log_sum_exp, cross_entropy], ids=lambda k: k.__name__)
+@pytest.mark.sampled(3)
 def test_gradients_on_a_gpu(kernel, cols):
     torch.manual_seed(cols)
     x, target = torch.randn(5, cols), torch.randint(0, cols, (5,))
@@ -347,6 +348,7 @@ def drawn(random: Random) -> str:
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.sampled(3)
 def test_random_gradients_keep_their_meaning(seed):
     wide = [torch.empty(s, dtype=torch.float64, device="meta") for s in ((3, 4), (4,))]
     (loop,) = lowered_loops(weft.kernel(written(drawn(Random(seed)))), *wide, 2)

@@ -142,6 +142,7 @@ def test_only_what_a_scan_may_carry(function: object, carried: int) -> None:
 
 @pytest.mark.parametrize("function", [mixed, alone, chosen], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("length", [3, 4, 5, 130])
+@pytest.mark.sampled(3)
 def test_as_python_does(function: Any, length: int) -> None:
     x = torch.randn(2, length)
     expected, found = torch.zeros_like(x), torch.zeros_like(x)

@@ -158,6 +158,7 @@ def by_sample(kernel: Any, args: tuple[Any, ...], dims: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(3)
 def test_each_sample_is_by_itself(case: str) -> None:
     kernel, make, dims = CASES[case]
     for n in (1, 3, 17):
@@ -272,6 +273,7 @@ DERIVATIVES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
+@pytest.mark.sampled(3)
 def test_derivatives(derivative: str) -> None:
     of_one = derivative in ("jacrev", "jacfwd", "hessian", "jacrev of jacrev")
     x, w = drawn(4) if of_one else drawn(3, 4), drawn(4)
@@ -298,6 +300,7 @@ def test_derivatives_of_loops(derivative: str) -> None:
     ],
     ids=["norm", "softmax", "scattered", "no vmap", "no vmap, loops"],
 )
+@pytest.mark.sampled(3)
 def test_batches_of_gradients_and_tangents(kernel: Any, args: tuple[Any, ...]) -> None:
     """``is_grads_batched``, ``vectorize`` in both modes, by torch's own checks."""
     args = tuple(a.clone().requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a

@@ -103,6 +103,7 @@ def codes(k: Any) -> list[BoxedKernel]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("function", SHAPES)
+@pytest.mark.sampled(3)
 def test_backwards_run_no_python(function: Any, device: str) -> None:
     k = kernel(function)
     args = [torch.randn(shape, device=device) for shape in SHAPES[function]]

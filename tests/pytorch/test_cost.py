@@ -184,6 +184,7 @@ def test_counts_are_those_of_the_python(n):
     [(conv, (draw(3, 5), draw(2, 3, 5), 0.5)), (twice, (draw(5),)), (banded, (draw(9), draw(9))),
      (softmax, (draw(4, 6),)), (positive, (draw(4) - 0.5,))],
 )  # fmt: skip
+@pytest.mark.sampled(3)
 def test_counts_are_those_of_what_is_carried_out(kernel, args):
     copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
     forward = carried_out(lambda watch: kernel.backward.interpreted((*copies,), {}, watch))

@@ -235,6 +235,7 @@ def test_opcheck(kernel, make):
 
 
 @pytest.mark.parametrize(("kernel", "make"), CASES, ids=lambda c: getattr(c, "__name__", ""))
+@pytest.mark.sampled(3)
 def test_compiled_with_fullgraph_and_dynamic_shapes(kernel, make):
     torch._dynamo.reset()
 

@@ -77,6 +77,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("form", BATCHES)
+@pytest.mark.sampled(3)
 def test_compiled_batches(form):
     x, w = torch.rand(2, 3, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
     if form == "vmap":

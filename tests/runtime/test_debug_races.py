@@ -215,6 +215,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.sampled(3)
 def test_every_dtype_and_layout(dtype):
     @debug
     def put(x, idx, out):

@@ -155,6 +155,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.sampled(3)
 def test_what_has_changed_is_lowered(process, what):
     body, top, change, expected = CHANGES[what]
     same(process, body, top=top)

@@ -97,6 +97,7 @@ LOGS = {
 
 
 @pytest.mark.parametrize("name", LOGS)
+@pytest.mark.sampled(3)
 def test_each_log_says_what_it_is_for(tmp_path, name):
     said = run(tmp_path, program=COUNT, WEFT_LOGS=name)
     assert said.stdout == ""

@@ -108,6 +108,7 @@ def made(body: str) -> weft.Kernel:
 
 
 @pytest.mark.parametrize("name", BODIES)
+@pytest.mark.sampled(3)
 def test_what_may_be_loaded_ahead(name: str) -> None:
     body, loads = BODIES[name]
     plain = made(body)

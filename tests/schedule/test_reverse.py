@@ -54,6 +54,7 @@ TEXTS = ["reverse(u)", "reverse(u); register_window(u, 4)", "reverse(u); unroll_
 
 @pytest.mark.parametrize("length", [1, 8, 33])
 @pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.sampled(3)
 def test_sums_have_the_same_terms(text: str, length: int) -> None:
     w, k = torch.randn(3, length), torch.randn(4, 3, length)
     kernel = weft.kernel(schedule={"cuda": text})(causal_conv.function)

@@ -212,6 +212,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.sampled(3)
 def test_threads_come_to_the_loop_together(loop: str) -> None:
     deep = "    " * (loop.count("\n"))
     kernel = weft.kernel(function_of(

@@ -61,6 +61,7 @@ def test_turns_are_written_out() -> None:
 
 @pytest.mark.parametrize("text", ["unroll((j))", "unroll((j)); prefetch(t, 2)", None])
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
+@pytest.mark.sampled(3)
 def test_bits_are_kept(n: int, text: str | None) -> None:
     w, x = torch.rand(5), torch.rand(3, n)
     kernel = weft.kernel(schedule={"cuda": text} if text else None)(state.function)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -337,6 +338,27 @@ def test_arguments_that_share_memory_go_through_the_loop() -> None:
     with pytest.warns(OverlapWarning):
         runs_loop(lambda: shifted(memory[:4], memory[1:]))
     assert memory.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    shared = np.ones(5, np.float32)  # of which each tensor is a storage of its own
+    runs_loop(lambda: shifted(torch.from_numpy(shared[:4]), torch.from_numpy(shared[1:])))
+    assert shared.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_written_memory_that_overlaps_itself_is_refused_as_by_the_loop() -> None:
+    @weft.kernel
+    def grown(y: torch.Tensor):
+        for i, j in weft.ndrange(*y.shape):
+            y[i, j] += 1.0
+
+    @grown.implementation("cpu")
+    def by_torch(y):
+        ran.append("by_torch")
+        y += 1.0
+
+    grown(torch.ones(2, 2))
+    ran.clear()
+    with pytest.raises(weft.KernelValueError, match="`y` is written, and its strides"):
+        grown(torch.ones(4).as_strided((2, 2), (1, 1)))
+    assert ran == []
 
 
 def test_configs_keywords_and_annotations_are_as_for_the_kernel() -> None:

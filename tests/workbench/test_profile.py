@@ -468,3 +468,17 @@ def test_an_error_of_the_program_is_printed_without_what_is_around_it(
     printed = done.stderr + capfd.readouterr().err
     assert "ValueError: of its own" in printed
     assert "runpy" not in printed
+
+
+def test_a_kernel_whose_bytes_cannot_be_counted_says_why() -> None:
+    @weft.kernel
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        n = int(x[0])
+        out = torch.zeros(n)
+        for i in range(n):
+            out[i] = x[i]
+        return out
+
+    found = weft.profile(chosen, torch.full((3,), 3.0), warmup=1, steps=2)
+    assert [e.moved for e in found.of("chosen")] == [None]
+    assert any(note.startswith("bytes of weft::chosen: ") for note in found.notes), found.notes

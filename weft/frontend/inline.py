@@ -35,7 +35,7 @@ from weft.lang.types import is_template
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import read_function
 
-MOST_CALLS = 10_000  # of one loop: some ten seconds of compiling
+MOST_CALLS = 10_000  # of one loop
 
 
 def inline(

@@ -102,7 +102,7 @@ def refuse_overlap_within(
         why = ""
         if tensor.numel() and any(s == 0 and n > 1 for n, s in steps):
             why = "it is expanded"
-        elif tensor.numel() and _overlaps_itself(tensor):
+        elif tensor.numel() and meets_itself(tensor):
             why = f"its strides {tuple(tensor.stride())} are smaller than what they step over"
         if why:
             raise KernelValueError(
@@ -160,7 +160,7 @@ def any_shared(args: Sequence[Any], pairs: Pairs) -> bool:
     return any(share_memory(_view(args[i]), _view(args[j])) for i, j in pairs)
 
 
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
+def meets_itself(tensor: torch.Tensor) -> bool:
     """Whether two indices are one place in memory. None are where each stride steps over all that
     the smaller ones reach."""
     reach = 1

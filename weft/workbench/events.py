@@ -8,6 +8,7 @@ import gc
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from weft.codegen.emit import symbol_of
 from weft.errors import WeftError
 from weft.kernel import Kernel
+from weft.pytorch.fake import hollow
 from weft.pytorch.profiled import place
 from weft.runtime.launch import KernelLike
 from weft.values import frozen, mutable
@@ -89,16 +91,21 @@ class Notes:
     def costs(self) -> Costs:
         """What each call, and each loop of it and of its gradient, has to move."""
         kernels = [k for k in gc.get_objects() if type(k) is Kernel]
-        loops = {name: (0, 0, place(k)) for k in kernels for name in _names(k)}
-        found = Costs({}, loops, {k.profiled_name: place(k) for k in kernels})
+        known = {name: (0, 0, place(k)) for k in kernels for name in _names(k)}
+        found = Costs({}, known, {k.profiled_name: place(k) for k in kernels})
         for key, (kernel, args, kwargs) in self.calls.items():
             count, source = self.counts[key], place(kernel)
             found.sources[key[0]] = source
-            for loops, whole in ((_loops(kernel, args, kwargs), True),
-                                 (_loops(_derived(kernel), args, kwargs), False)):  # fmt: skip
-                if whole and loops is not None:
+            for counted in (kernel, _derived(kernel)):
+                try:
+                    loops = _loops(counted, args, kwargs)
+                except (WeftError, RuntimeError, NotImplementedError) as error:
+                    if counted is kernel:  # others have no gradient, and none is in the profile
+                        found.uncounted[key[0]] = str(error).splitlines()[0]
+                    continue
+                if counted is kernel:
                     found.calls[key] = sum(bytes for _, bytes in loops)
-                for name, bytes in loops or ():
+                for name, bytes in loops:
                     old, many, _ = found.loops.get(name, (0, 0, source))
                     found.loops[name] = old + bytes * count, many + count, source
         return found
@@ -107,11 +114,12 @@ class Notes:
 @frozen
 class Costs:
     """Bytes of a call by name and shapes; of all launches of a loop by its name, with their number
-    and the kernel's place; places of kernels by name."""
+    and the kernel's place; places of kernels by name; why the bytes of some are not known."""
 
     calls: dict[tuple[str, str], int]
     loops: dict[str, tuple[int, int, str]]
     sources: dict[str, str]
+    uncounted: dict[str, str] = field(default_factory=dict)
 
 
 def _names(kernel: Kernel) -> Iterator[str]:
@@ -127,21 +135,15 @@ def _derived(kernel: KernelLike) -> Any:
     return kernel.backward  # type: ignore[attr-defined]
 
 
-def _loops(
-    counted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[str, int]] | None:
-    """Loops and the bytes of one launch; None where they cannot be counted."""
-    try:
-        return [(x.name, x.bytes.value // x.launches) for x in counted.cost(*args, **kwargs).loops]
-    except (WeftError, RuntimeError, NotImplementedError):  # a profile has times all the same
-        return None
+def _loops(counted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, int]]:
+    """Loops and the bytes of one launch. Raises what ``cost`` does where they cannot be counted."""
+    return [(x.name, x.bytes.value // x.launches) for x in counted.cost(*args, **kwargs).loops]
 
 
 def _hollow(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return made.requires_grad_(value.requires_grad)
+    """An argument without memory, whose gradient may be asked for as that of ``value`` is."""
+    made = hollow(value)
+    return made.requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else made
 
 
 def shown(shapes: Iterable[Sequence[Any]]) -> str:

@@ -19,6 +19,8 @@ from weft.kernel import Kernel
 from weft.lang.dtypes import DType
 from weft.pytorch.forward_level import is_open
 from weft.pytorch.identity import may_draw, text_of
+from weft.runtime.fastpath import disjoint_pairs
+from weft.runtime.overlap import distances, meets_itself
 from weft.values import frozen
 from weft.workbench.verification import Verification
 
@@ -330,10 +332,15 @@ def _device(args: tuple[Any, ...], named: dict[str, Any]) -> torch.device:
 
 
 def _overlap(written: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether one of ``written`` may share memory with another of ``tensors``, or with itself."""
+    """Whether one of ``written``, which are among ``tensors``, may share memory with another of
+    these, or with itself. Storages say not all: two may be of one array of NumPy's."""
     memory = [t.untyped_storage().data_ptr() for t in tensors]
-    return any(memory.count(w.untyped_storage().data_ptr()) > 1 or 0 in w.stride()
-               for w in written)  # fmt: skip
+    own = [k for k, t in enumerate(tensors) if any(t is w for w in written)]
+    pairs = disjoint_pairs(own, range(len(tensors)))
+    return (
+        any(memory.count(memory[k]) > 1 or 0 in tensors[k].stride() for k in own)
+        or any(meets_itself(tensors[k]) for k in own) or bool(distances(tensors, pairs))
+    )  # fmt: skip
 
 
 def _add_plain(values: Sequence[Any], tensors: list[torch.Tensor]) -> bool:

@@ -159,6 +159,7 @@ class Profiler:
         if trace:
             found.export_chrome_trace(str(trace))
         costs = notes.costs()
+        told += [f"bytes of {name}: {why}" for name, why in costs.uncounted.items()]
         listed = sorted(events.entries(every, costs), key=lambda e: -e.own)
         loops = tuple((name, Path(place).name) for name, (_, _, place) in costs.loops.items())
         return Profile(

@@ -133,7 +133,7 @@ _LATER = {
 
 
 def _implementing(kernel: Kernel) -> Any:
-    return importlib.import_module("weft.workbench.implementation").Implementations(kernel)
+    return importlib.import_module("weft.workbench.dispatch").Implementations(kernel)
 
 
 Definition.implementing = staticmethod(_implementing)

@@ -175,13 +175,6 @@ class Definition:
             check_annotations(self._checked, bound, self.span)
             self._seen.add(key)
 
-    @property
-    def _is_simple(self) -> bool:
-        """Whether calls go to the host part as they are."""
-        options = self.options
-        special = self._convert or self._checked or options.interpret or options.autocast
-        return not special and self.implementations is None
-
     @functools.cached_property
     def _policy(self) -> Policy:
         from weft.pytorch.autocast import Policy  # where a policy is asked for
@@ -248,7 +241,7 @@ class Definition:
         self, device: str, *, dtypes: Sequence[torch.dtype] | None = None,
         when: Callable[..., Any] | None = None,
     ) -> Callable[[F], F]:  # fmt: skip
-        """Has the function below carry out calls: ``workbench.implementation.Implementations``."""
+        """Has the function below carry out calls: ``workbench.dispatch.Implementations``."""
         found = self.implementations or Definition.implementing(self)
         return found.registration(device, dtypes, when)
 
@@ -408,14 +401,7 @@ class Kernel(Definition):
                     overrides.connect(launcher)
                     self._regions.append(launcher)
                     self._launchers.append(launcher)
-                if self._is_simple:
-                    self._entry = entry = make_entry(
-                        self.signature, parts.host, self._launchers, self._special, self._plain
-                    )
-                    order = order_of(self.source, parts)
-                    if order is not None:
-                        put = functools.partial(setattr, self, "_entry")
-                        self._regions[0].direct_entry = DirectEntry(entry, order, put)
+                _enter(self)
                 self._host = parts.host
             return self._host
 
@@ -453,10 +439,12 @@ class Kernel(Definition):
     def implemented(self, others: Implementations) -> None:
         """Has calls ask ``others``, and torch know of another operator."""
         with self._lock:
-            self.implementations, self._entry = others, self._special
+            self.implementations = others
             self.__dict__.pop("operators", None)
             for launcher in self._regions:
                 launcher.direct_entry = None
+            if self._host is not None:
+                _enter(self)
 
     @property
     def specializations(self) -> list[Specialization]:
@@ -536,6 +524,21 @@ class Kernel(Definition):
         return candidates.of_call(
             self.parts.host, self.launchers, fakes, args, kwargs, device, machine
         )
+
+
+def _enter(kernel: Kernel) -> None:
+    """Has calls that nothing is special to go to the host part, or to what stands in for it."""
+    others, options = kernel.implementations, kernel.options
+    if kernel._convert or kernel._checked or options.interpret or options.autocast:
+        return
+    host = kernel.parts.host if others is None else others.planned
+    kernel._entry = entry = make_entry(
+        kernel.signature, host, kernel._launchers, kernel._special, kernel._plain
+    )
+    order = order_of(kernel.source, kernel.parts) if others is None else None
+    if order is not None:
+        put = functools.partial(setattr, kernel, "_entry")
+        kernel._regions[0].direct_entry = DirectEntry(entry, order, put)
 
 
 def kernel_inside(function: Any) -> Kernel | None:

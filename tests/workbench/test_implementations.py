@@ -97,6 +97,101 @@ def test_the_first_that_applies_runs() -> None:
     runs_loop(lambda: kernel(x.double(), 5.0))
 
 
+def test_calls_that_are_alike_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What decides is remembered, for tensors of any size; conditions are asked at each call."""
+    kernel = registered(times_two(), when=lambda x, factor: factor == 2.0 and x.is_contiguous())
+
+    @kernel.implementation("cpu", dtypes=torch.float32)
+    def second(x: torch.Tensor, factor: float) -> torch.Tensor:
+        ran.append("second")
+        return x.clone().mul_(factor)
+
+    slow = type(kernel.implementations)._looked_up
+    slowly: list[Any] = []
+
+    def counted(self: Any, *args: Any) -> Any:
+        slowly.append(args)
+        return slow(self, *args)
+
+    x = torch.randn(3, 5)
+    wide = x.double()
+    weight = torch.nn.Parameter(x)
+    with torch.no_grad():
+        kernel(weight), kernel(x.requires_grad_(False))
+    for _ in range(2):  # verified, then remembered
+        kernel(x), kernel(x, 5.0), kernel(wide), kernel(wide.t())
+    monkeypatch.setattr(type(kernel.implementations), "_looked_up", counted)
+    for rows in (2, 3, 17):
+        x = torch.randn(rows, 5)
+        for given, expected in (((x,), "by_torch"), ((x.t(),), "second"), ((x, 5.0), "second"),
+                                ((x.double(),), "by_torch"), ((x.double().t(),), "")):  # fmt: skip
+            ran.clear()
+            factor = given[1] if len(given) > 1 else 2.0
+            torch.testing.assert_close(kernel(*given), factor * given[0])
+            assert "".join(ran) == expected
+    with torch.no_grad():
+        runs_once(lambda: kernel(weight))
+    assert slowly == []
+    runs_loop(lambda: kernel(torch.randn(0, 5)))
+    with pytest.raises(weft.KernelValueError, match="`x` is a lazily negated view"):
+        kernel(torch._neg_view(x))  # others would read memory as it is
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs_loop(lambda: kernel(x))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(slowly) == 3
+    kernel.implementation("cpu", dtypes=torch.float64)(lambda x, factor: x * factor)
+    kernel(x.double().t())  # verifies the new one
+    assert len(slowly) == 4
+
+
+def test_conditions_take_keywords_and_kernels_of_any_number_of_arguments_are_refused() -> None:
+    @weft.kernel
+    def scaled(x: torch.Tensor, *, factor: float = 2.0) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = factor * x[i]
+        return out
+
+    @scaled.implementation("cpu", when=lambda x, *, factor: factor == 2.0)
+    def by_torch(x, *, factor):
+        ran.append("by_torch")
+        return factor * x
+
+    x = torch.randn(4)
+    scaled(x)
+    torch.testing.assert_close(runs_once(lambda: scaled(x)), 2 * x)
+    torch.testing.assert_close(runs_loop(lambda: scaled(x, factor=3.0)), 3 * x)
+
+    @weft.kernel
+    def summed(x: torch.Tensor, *others: torch.Tensor):
+        (y,) = others
+        for i in range(x.shape[0]):
+            y[i] += x[i]
+
+    with pytest.raises(weft.KernelTypeError, match="`summed` takes any number of arguments"):
+        summed.implementation("cpu")(lambda x, *others: None)
+
+
+def test_an_argument_that_is_returned_is_the_callers() -> None:
+    @weft.kernel
+    def filled(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        for i in range(x.shape[0]):
+            out[i] = 2.0 * x[i]
+        return out
+
+    @filled.implementation("cpu")
+    def by_torch(x, *, out):
+        ran.append("by_torch")
+        return torch.mul(x, 2.0, out=out)
+
+    x, out = torch.randn(4), torch.nn.Parameter(torch.zeros(4))
+    with torch.no_grad():
+        filled(x, out=out)
+        assert runs_once(lambda: filled(x, out=out)) is out
+
+
 def test_gradients_graphs_operators_and_counts_are_those_of_the_loop() -> None:
     kernel = registered(times_two())
     x = torch.randn(3, 5, requires_grad=True)

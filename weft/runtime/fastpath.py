@@ -127,11 +127,13 @@ class Generated:
         return work
 
 
-def tensor_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """Whether others are as these in all that a plan rests on; None where builtins cannot ask."""
+def tensor_check(tensors: Sequence[torch.Tensor], sizes: bool = True) -> Callable[..., bool] | None:
+    """Whether others are as these in all that a plan rests on, or in all but ``sizes`` and strides;
+    None where builtins cannot ask. Nested tensors must not be asked about."""
     if _TensorGuards is None or not native.available():
         return None
-    of_these = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
+    any_size = None if sizes else [[None] * t.dim() for t in tensors]
+    of_these = {"dynamic_dims_sizes": any_size, "dynamic_dims_strides": any_size}
     check = _TensorGuards(*tensors, **of_these).check
     return check if check(*tensors) else None  # one of them may be there twice
 

@@ -81,6 +81,9 @@ class Implementations(Protocol):
         self, device: str, dtypes: Sequence[torch.dtype] | None, when: Callable[..., Any] | None
     ) -> Callable[[Any], Any]: ...
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def planned(
+        self, launchers: Sequence[Callable[..., Any]], *args: Any, **kwargs: Any
+    ) -> Any: ...
 
 
 class KernelLike(Protocol):

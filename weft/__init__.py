@@ -76,7 +76,20 @@ from weft.lang.dtypes import (
     u8,
     uint8,
 )
-from weft.lang.field import cpu, cuda, field, gpu, init, metal, opengl, var, vulkan, x64, zeros
+from weft.lang.field import (
+    cpu,
+    cuda,
+    field,
+    gpu,
+    init,
+    metal,
+    ndarray,
+    opengl,
+    var,
+    vulkan,
+    x64,
+    zeros,
+)
 from weft.lang.loops import data_oriented, func, grouped, loop_config, ndrange, serial, static
 from weft.lang.math import (
     abs,
@@ -106,6 +119,9 @@ from weft.lang.vectors import Matrix, Vector
 from weft.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from weft.lang.layout import Layout as Layout
+    from weft.lang.layout import axes as axes
+    from weft.lang.layout import root as root
     from weft.pytorch.exported_program import export_library as export_library
     from weft.tools.cross import compile_for as compile_for
     from weft.tools.foreign import c_source as c_source
@@ -143,6 +159,10 @@ def __getattr__(name: str) -> Any:
     """What is imported when it is first asked for."""
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
+    if name in ("root", "axes", "Layout"):
+        return getattr(importlib.import_module("weft.lang.layout"), name)
+    if 0 < len(name) < 5 and set(name) <= {*"ijkl"}:  # Taichi's axes
+        return importlib.import_module("weft.lang.layout").named(name)
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
 
 
@@ -156,7 +176,7 @@ __all__ = [
     "cast", "ceil", "complex64", "complex128", "cos", "cpu", "cuda", "data_oriented", "errors",
     "exp", "f16", "f32", "f64", "field", "float16", "float32", "float64", "floor", "func",
     "gpu", "grouped", "i8", "i16", "i32", "i64", "init", "int8", "int16", "int32", "int64",
-    "kernel", "log", "loop_config", "math", "max", "metal", "min", "ndrange", "opengl", "pow",
-    "round", "rsqrt", "select", "serial", "sin", "sqrt", "static", "sync", "tan", "tanh",
+    "kernel", "log", "loop_config", "math", "max", "metal", "min", "ndarray", "ndrange", "opengl",
+    "pow", "round", "rsqrt", "select", "serial", "sin", "sqrt", "static", "sync", "tan", "tanh",
     "template", "types", "u1", "u8", "uint8", "var", "vulkan", "x64", "zeros",
 ]  # fmt: skip

@@ -163,11 +163,13 @@ def test_fields():
     v[1, 0] += 1
     assert v[1].to_list() == [2, 2]
     assert v.shape == (3, 2)
+    w = v[1]
     with pytest.raises(KernelTypeError) as error:
-        v[1].x = 3
+        w.x = 3
     assert str(error.value) == (
-        "`x[i]` of a field of vectors is a copy: setting its elements would not reach the field\n"
-        "help: write x[i, k] = value, or x[i] = vector; Vector(x[i]) makes a copy that can be set"
+        "`v = x[i]` of a field of vectors is a copy: to set its elements would not reach the field"
+        "\n"
+        "help: write x[i][k] = value, or x[i] = vector; Vector(x[i]) makes a copy that can be set"
     )
     with pytest.raises(KernelValueError) as error:
         x.from_numpy(values.T)

@@ -12,6 +12,7 @@ from weft.errors import KernelIndexError, KernelTypeError, Span
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Operand,
+    Part,
     Scalar,
     Static,
     Tensor,
@@ -153,6 +154,8 @@ def matmul(cx: Lowering, a: Operand, b: Operand, span: Span) -> Operand:
 def swizzle(x: Operand, name: str) -> list[int] | None:
     """The elements that ``x.name`` names, where ``x`` is a vector, or one of the host part."""
     shape = x.element if isinstance(x, Tensor) and x.backing else ()
+    if isinstance(x, Part) and len(x.indices) == x.tensor.lattice:
+        shape = x.tensor.element
     shape = x.shape if isinstance(x, Vec) else shape
     return letters(name, shape[0]) if len(shape) == 1 else None
 
@@ -181,12 +184,16 @@ def _positions(cx: Lowering, x: Vec, node: ast.expr, span: Span) -> list[Operand
         _settled(cx.expression(n), extent) for n, extent in zip(nodes, x.shape, strict=False)
     ]
     for position, extent in zip(positions, x.shape, strict=False):
-        if isinstance(position, Static) and not (
-            isinstance(position.value, int) and -extent <= position.value < extent
-        ):
-            raise KernelIndexError(f"subscript {position.value!r} of {extent} elements", span,
-                                   help=f"the last one is {extent - 1}")  # fmt: skip
+        if isinstance(position, Static):
+            check_position(position, extent, span)
     return positions
+
+
+def check_position(position: Static, extent: int, span: Span) -> None:
+    """Refuses a subscript that none of ``extent`` elements has."""
+    if not (isinstance(position.value, int) and -extent <= position.value < extent):
+        raise KernelIndexError(f"subscript {position.value!r} of {extent} elements", span,
+                               help=f"the last one is {extent - 1}")  # fmt: skip
 
 
 def _settled(position: Operand, extent: int) -> Operand:

@@ -286,7 +286,7 @@ def _grouped(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     span = cx.span(node)
     (x,) = arguments
     if isinstance(x, Tensor):
-        return Box([(Static(0), elements.extent(cx, x, k)) for k in range(x.lattice)], grouped=True)
+        return Box(elements.subscripts_of(cx, x, span), grouped=True)
     if isinstance(x, Box):
         return Box(x.bounds, grouped=True)
     if isinstance(x, Range) and isinstance(x.step, Static) and x.step.value == 1:

@@ -36,7 +36,7 @@ def _place(
     span = cx.span(node)
     base: Operand | None = None
     if len(node.args) == count and isinstance(node.args[0], ast.Subscript):
-        base = elements.holder(cx, node.args[0].value)
+        base = expressions.holder(cx, node.args[0].value)
     if not isinstance(base, (Tensor, Part)):
         help = f"write weft.{name}(x[i], value)"
         if len(node.args) == count and isinstance(node.args[0], ast.Name):
@@ -53,7 +53,7 @@ def _of_complex(cx: Lowering, node: ast.Call, name: str) -> bool:
     """Adds a complex number to an element, part by part; False where the element is real."""
     span = cx.span(node)
     place = node.args[0] if len(node.args) == 2 else None
-    base = elements.holder(cx, place.value) if isinstance(place, ast.Subscript) else None
+    base = expressions.holder(cx, place.value) if isinstance(place, ast.Subscript) else None
     tensor = base.tensor if isinstance(base, Part) else base
     if not isinstance(place, ast.Subscript) or not isinstance(tensor, Tensor) or not tensor.pair:
         return False

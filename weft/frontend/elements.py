@@ -116,11 +116,35 @@ def extent(cx: Lowering, tensor: Tensor, axis: int) -> Scalar | Static:
     return Scalar(cx.builder.op("memref.dim", tensor.memref, axis=axis), "int")
 
 
+def subscripts_of(
+    cx: Lowering, tensor: Tensor, span: Span
+) -> list[tuple[Scalar | Static, Scalar | Static]]:
+    """The first subscript along each dimension that a loop goes through, and the one behind the
+    last."""
+    bounds: list[tuple[Scalar | Static, Scalar | Static]] = []
+    for axis in range(tensor.lattice):
+        begin, end = Static(_offset(tensor, axis)), extent(cx, tensor, axis)
+        if begin.value:
+            end = cx.scalars.binary("+", end, begin, span)
+        bounds.append((begin, end))
+    return bounds
+
+
+def _offset(tensor: Tensor, axis: int) -> int:
+    return tensor.offset[axis] if axis < len(tensor.offset) else 0
+
+
 def _subscript(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span) -> Value:
     b = cx.builder
+    begin = _offset(tensor, axis)
+    if begin:
+        item = cx.scalars.binary("-", cx.read_scalar(item, span), Static(begin), span)
+    inner = axis - tensor.lattice
+    if inner >= 0 and not tensor.backing and isinstance(item, Static):
+        aggregates.check_position(item, tensor.element[inner], span)
     if tensor.clamped:
         return _clamped(cx, tensor, axis, item, span)
-    if isinstance(item, Static) and isinstance(item.value, int) and item.value < 0:
+    if isinstance(item, Static) and isinstance(item.value, int) and item.value < 0 and not begin:
         end = cx.scalars.index(extent(cx, tensor, axis), span)
         value = b.op("arith.addi", end, b.constant(item.value, ir.index))
     else:
@@ -143,7 +167,9 @@ def _checked(cx: Lowering, tensor: Tensor, axis: int, value: Value, span: Span) 
     if cx.debug:
         end = cx.scalars.index(extent(cx, tensor, axis), span)
         cx.builder.span = span
-        cx.builder.do("weft.bounds", value, end, tensor=tensor.name, axis=axis)
+        begin = _offset(tensor, axis)
+        name = f"{tensor.name}, {begin} taken off" if begin else tensor.name
+        cx.builder.do("weft.bounds", value, end, tensor=name, axis=axis)
     return value
 
 
@@ -184,6 +210,12 @@ def places(cx: Lowering, part: Part) -> Iterator[list[Value]]:
 def load(cx: Lowering, part: Part, span: Span) -> Vec:
     items = [cx.load_real(part.tensor, place, span) for place in places(cx, part)]
     return Vec(list(items), part.tensor.element)
+
+
+def component(cx: Lowering, x: Tensor | Part, place: int) -> tuple[Tensor, list[Value]]:
+    """The tensor and the indices of a number of a field's vector, or of one of the host part."""
+    part = x if isinstance(x, Part) else Part(x, [])
+    return part.tensor, [*part.indices, cx.builder.constant(place, ir.index)]
 
 
 def numbers(cx: Lowering, part: Part, x: Operand, span: Span) -> list[Operand]:

@@ -177,9 +177,28 @@ def _tuple(cx: Lowering, node: ast.Tuple | ast.List) -> Operand:
     return Tup(items)
 
 
+def holder(cx: Lowering, node: ast.expr) -> Operand:
+    """As ``elements.holder``, and ``x[i]`` of a field of vectors, where ``x[i][k]`` or ``x[i].x``
+    is read or written, as its place."""
+    if not isinstance(node, ast.Subscript):
+        return elements.holder(cx, node)
+    base = holder(cx, node.value)
+    tensor = base.tensor if isinstance(base, Part) else base
+    if isinstance(tensor, Tensor) and tensor.element and not tensor.backing:
+        part = elements.subscripted(cx, base, node.slice, cx.span(node))  # type: ignore[arg-type]
+        if len(part.indices) < tensor.rank:
+            return part
+        return cx.load_element(part.tensor, part.indices, cx.span(node))
+    return _item(cx, node, base)
+
+
 def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
+    return _item(cx, node, holder(cx, node.value))
+
+
+def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
+    """``node``, of what is ``base``."""
     span = cx.span(node)
-    base = elements.holder(cx, node.value)
     if isinstance(base, Tensor) and base.backing and not _names_number(node, base):
         base = elements.vector_of(cx, base, span)
     if isinstance(base, (Tensor, Part)):
@@ -192,7 +211,7 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
     if isinstance(base, Vec):
         return aggregates.item(cx, base, node, span)
     if isinstance(base, Static) and isinstance(base.value, (tuple, list)):
-        base = Tup([Static(v) for v in base.value])
+        base = aggregates.static_tuple(base.value)
     if isinstance(base, Static) and isinstance(base.value, (dict, str, bytes)):
         return _constant_item(cx, base, cx.expression(node.slice), span)
     if isinstance(base, Tup):
@@ -213,7 +232,9 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
                         f"subscript {position.value} of a tuple of {len(base.items)}", span,
                         help=f"the last one is {len(base.items) - 1}",
                     )  # fmt: skip
-                return base.items[position.value]
+                found = base.items[position.value]
+                held = isinstance(found, Static) and isinstance(found.value, torch.Tensor)
+                return cx.reached("item", found) if held else found
             if isinstance(position, Scalar) and base.items and all(dtype_of(i) for i in base.items):
                 return aggregates.pick(cx, base.items, position, node.value, span)
         raise KernelTypeError("a tuple is subscripted by a constant", span,

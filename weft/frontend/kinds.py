@@ -139,6 +139,7 @@ class Tensor:
     clamped: bool = False  # subscripts are moved into its range
     backing: bool = False  # it is a vector of the host part, into which the loop stores
     pair: bool = False  # of complex numbers: their parts are one more dimension of the memref
+    offset: tuple[int, ...] = ()  # of a field: its first subscripts, where they are not 0
 
     @property
     def rank(self) -> int:

@@ -69,9 +69,9 @@ def space(
         vector = (lambda items: Vec(list(items), (n,))) if iterable.grouped else whole
         return lowers, uppers, [one] * n, vector
     if isinstance(iterable, Tensor) and iterable.lattice:
-        rank = iterable.lattice
-        dims = [index(elements.extent(cx, iterable, k), span) for k in range(rank)]
-        return [zero] * rank, dims, [one] * rank, whole
+        bounds = elements.subscripts_of(cx, iterable, span)
+        lowers, uppers = ([index(b, span) for b in side] for side in zip(*bounds, strict=True))
+        return lowers, uppers, [one] * len(lowers), whole
     raise KernelTypeError(
         f"a kernel cannot loop over {describe(iterable)}", span,
         help="loop over range(...), weft.ndrange(...) or a tensor; write weft.serial(...) around "

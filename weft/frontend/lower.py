@@ -139,7 +139,8 @@ def argument(cx: Lowering, name: str, spec: Spec, values: Iterator[Value]) -> Op
     value = next(values)
     if isinstance(spec, TensorSpec):
         return Tensor(value, spec.dtype, name, shape=spec.shape, element=spec.element,
-                      backing=spec.backing, clamped=spec.clamped, pair=spec.pair)  # fmt: skip
+                      backing=spec.backing, clamped=spec.clamped, pair=spec.pair,
+                      offset=spec.offset)  # fmt: skip
     assert isinstance(spec, ScalarSpec)
     if spec.dtype is not None:
         return Scalar(value, spec.dtype)
@@ -155,7 +156,11 @@ def _device_attributes(cx: Lowering) -> None:
         tensor = cx.frame.arguments.get(root)
         if attribute and isinstance(tensor, Tensor) and tensor.backing:
             del cx.frame.arguments[name]  # as it is when it is read
-        elif attribute and isinstance(tensor, Tensor) and attribute not in ("real", "imag"):
+        elif (
+            isinstance(tensor, Tensor)
+            and attribute not in ("real", "imag")
+            and not isinstance(cx.frame.arguments[name], Tensor)  # x.grad, x.T
+        ):
             cx.frame.arguments[name] = expressions.attribute(cx, tensor, attribute, cx.builder.span)
 
 

@@ -67,7 +67,6 @@ LACKING: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("solve", "eig", "sym_eig", "svd", "polar_decompose"), _SOLVE),
     **dict.fromkeys(("Struct", "struct", "dataclass", "StructField", "argpack"), _STRUCT),
     **dict.fromkeys(("u16", "u32", "u64", "uint16", "uint32", "uint64"), _WIDE),
-    "root": ("SNode layouts", "make tensors, or weft.field(dtype=, shape=)"),
     "GUI": ("a GUI", "show the tensor with another library"),
     "ui": ("a GUI", "show the tensor with another library"),
 }

@@ -26,7 +26,8 @@ class TensorSpec:
     (one of ``ir.types.LAYOUTS``). ``shape``: the sizes, where they are compiled in
     (``weft.template()``). ``element``: the shape of a field's vectors or matrices, which are the
     last dimensions. ``backing``: the tensor is a vector of the host part. ``clamped``: subscripts
-    are moved into its range. ``pair``: of complex numbers, whose parts are the last dimension."""
+    are moved into its range. ``pair``: of complex numbers, whose parts are the last dimension.
+    ``offset``: a field's first subscripts, where they are not 0."""
 
     dtype: str
     rank: int
@@ -36,6 +37,7 @@ class TensorSpec:
     backing: bool = False
     clamped: bool = False
     pair: bool = False
+    offset: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         dims = ", ".join([":"] * self.rank if self.shape is None else map(str, self.shape))

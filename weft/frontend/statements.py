@@ -26,7 +26,6 @@ from weft.frontend.kinds import (
     same_operand,
 )
 from weft.frontend.scope import assigned
-from weft.ir import types as ir
 from weft.ir.core import Op, Value
 
 
@@ -53,21 +52,21 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
     if symbol is None:
         expressions.no_operator(type(node.op).__name__, span)
     if isinstance(node.target, ast.Subscript):
-        base = elements.holder(cx, node.target.value)
+        base = expressions.holder(cx, node.target.value)
         if isinstance(base, (Tensor, Part)):
             _accumulate(cx, node, base, symbol, span)
             return
     if isinstance(node.target, ast.Attribute):
-        base = elements.holder(cx, node.target.value)
+        base = expressions.holder(cx, node.target.value)
         places = aggregates.swizzle(base, node.target.attr)
-        if isinstance(base, Tensor) and places is not None:
+        if isinstance(base, (Tensor, Part)) and places is not None:
             at, value = cx.span(node.target), cx.expression(node.value)
             count = len(places)
             each = dtype_of(value) is not None
             values = [value] * count if each else aggregates.unpack(value, count, span)
             for place, item in zip(places, values, strict=True):
-                index = [cx.builder.constant(place, ir.index)]
-                _accumulate_one(cx, base, index, item, symbol, at, span)
+                element = elements.component(cx, base, place)
+                _accumulate_one(cx, *element, item, symbol, at, span)
             return
     old = cx.expression(_as_load(node.target))
     value = expressions.binary(cx, symbol, old, cx.expression(node.value), span)
@@ -117,7 +116,7 @@ def _accumulate_one(
 
 
 def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> None:
-    base = elements.holder(cx, target.value)
+    base = expressions.holder(cx, target.value)
     at = cx.span(target)
     if isinstance(base, (Tensor, Part)):
         _store(cx, elements.subscripted(cx, base, target.slice, at), operand, at, span)
@@ -167,13 +166,13 @@ def bind_items(cx: Lowering, target: ast.Tuple | ast.List, operand: Operand, spa
 
 def set_attribute(cx: Lowering, target: ast.Attribute, value: Operand, span: Span) -> None:
     """``v.x = 1.0``, ``v.xy = w``: makes a new vector of ``v``."""
-    base = elements.holder(cx, target.value)
+    base = expressions.holder(cx, target.value)
     places = aggregates.swizzle(base, target.attr)
-    if isinstance(base, Tensor) and places is not None:
+    if isinstance(base, (Tensor, Part)) and places is not None:
         for place, item in _spread(places, value, span):
-            elements.check_fits(base, item, span)
-            index = [cx.builder.constant(place, ir.index)]
-            cx.store_element(base.memref, base.dtype, index, item, cx.span(target))
+            tensor, indices = elements.component(cx, base, place)
+            elements.check_fits(tensor, item, span)
+            cx.store_element(tensor.memref, tensor.dtype, indices, item, cx.span(target))
         return
     if places is None or not isinstance(target.value, ast.Name):
         raise KernelTypeError(

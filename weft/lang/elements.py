@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
@@ -79,6 +80,14 @@ class Elementwise:
 
     def __invert__(self) -> Self:
         return self.map(operator.invert)
+
+
+def is_named(value: Any) -> bool:
+    """Whether a variable of the code that called the language holds ``value``."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("weft.lang."):
+        frame = frame.f_back
+    return frame is not None and any(v is value for v in frame.f_locals.values())
 
 
 def _is_foreign(other: Any) -> bool:

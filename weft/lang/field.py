@@ -15,7 +15,7 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 import torch
 
-from weft.errors import KernelTypeError, KernelValueError
+from weft.errors import KernelIndexError, KernelTypeError, KernelValueError
 from weft.lang.dtypes import DType, Scalar, as_dtype, complex_type, f32, i32, quietly, tensor_of
 from weft.lang.elements import Elementwise
 from weft.values import frozen
@@ -47,9 +47,9 @@ def indices(array: torch.Tensor) -> Iterator[Any]:
     """
     element = getattr(array, "element", None)
     extents = array.shape[: array.dim() - (len(element.shape) if element is not None else 0)]
-    if len(extents) == 1:
-        return iter(range(extents[0]))
-    return itertools.product(*map(range, extents))
+    begins = getattr(element, "offset", ()) or (0,) * len(extents)
+    ranges = [range(begin, begin + n) for begin, n in zip(begins, extents, strict=True)]
+    return iter(ranges[0]) if len(ranges) == 1 else itertools.product(*ranges)
 
 
 def _tensor_of(value: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -75,7 +75,12 @@ class Array(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
     def __getitem__(self, index: Any) -> Any:
-        parts = self._parts(index)
+        return self._get(self._parts(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._set(self._parts(index), value)
+
+    def _get(self, parts: tuple[Any, ...]) -> Any:
         with quietly():
             plain = self.as_subclass(torch.Tensor)
             if len(parts) == self.dim() and all(map(is_number, parts)):
@@ -85,8 +90,7 @@ class Array(torch.Tensor):
                 return element
             return plain[parts].as_subclass(type(self))
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        parts = self._parts(index)
+    def _set(self, parts: tuple[Any, ...], value: Any) -> None:
         if isinstance(value, Elementwise | list | tuple | np.ndarray):
             value = self._numbers(value, parts)
         with quietly(), torch.set_grad_enabled(torch.is_grad_enabled() and not self.is_leaf):
@@ -108,6 +112,10 @@ class Array(torch.Tensor):
             )  # fmt: skip
         return made
 
+    def store(self, position: tuple[int, ...], value: Any) -> None:
+        """Sets the element that a scalar's ``home`` names."""
+        self._set(position, value)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
             if not self.is_leaf:
@@ -125,8 +133,8 @@ class Array(torch.Tensor):
         self, position: tuple[int, ...], function: Callable[[Any], Any], kind: str
     ) -> Scalar:
         """Replaces one element by ``function`` of it, as one step. Gives the element before."""
-        before = Array.__getitem__(self, position)
-        Array.__setitem__(self, position, function(before))
+        before = self._get(position)
+        self._set(position, function(before))
         before.home = None
         return before
 
@@ -136,6 +144,38 @@ class Array(torch.Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         with quietly():
             return repr(self.as_subclass(torch.Tensor))
+
+
+@frozen
+class Placed:
+    """The ``element`` of a field whose subscripts begin elsewhere than at 0: ``of`` is the type of
+    its vectors or matrices, None where elements are numbers."""
+
+    of: Any
+    offset: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape if self.of is not None else ()
+
+    def frozen(self, items: list[Any]) -> Any:
+        return self.of.frozen(items)
+
+    def taken_off(self, parts: tuple[Any, ...], shape: Sequence[int]) -> tuple[Any, ...]:
+        """Subscripts counted from 0. Raises ``KernelTypeError`` for slices, and ``IndexError``."""
+        if not all(map(is_number, parts)):
+            raise KernelTypeError(
+                "a slice of a field with an offset", help="slice x.to_torch(), from 0 on"
+            )
+        begins = [*self.offset, *(0 for _ in parts[len(self.offset) :])]
+        found = tuple(operator.index(p) - begin for p, begin in zip(parts, begins, strict=False))
+        for k, (place, n) in enumerate(zip(found, shape, strict=False)):
+            if not 0 <= place < n and k < len(self.offset):
+                raise KernelIndexError(
+                    f"subscript {place + begins[k]} of a field whose dimension {k} has those from "
+                    f"{begins[k]} to {begins[k] + n - 1}"
+                )
+        return found
 
 
 @frozen
@@ -151,24 +191,54 @@ class Field(Array):
     """A tensor with Taichi's methods. It is an ordinary tensor to everything else.
 
     A field of vectors or matrices has the element's dimensions last; ``x[i]`` then gives a
-    read-only copy of the vector, ``x[i] = v`` and ``x[i, 0] = a`` write.
+    copy of the vector. ``x[i] = v``, ``x[i, 0] = a``, ``x[i][0] = a`` and ``x[i].xy = w`` write.
+    Subscripts of a field with an offset begin there; a slice of it would have none, and is refused.
     """
 
-    element: Any = None  # the VectorType or MatrixType of a field of these
+    element: Any = None  # the VectorType or MatrixType of a field of these, or a Placed
     defaults: ClassVar[Defaults] = Defaults()  # as ``weft.init`` says
 
     def __getitem__(self, index: Any) -> Any:
-        parts = subscripts(index)
-        if self.element is None:
-            return super().__getitem__(index)
-        lattice = self.dim() - len(self.element.shape)
-        if lattice == 0 and parts == (None,):
-            parts = ()
-        if len(parts) != lattice or not all(map(is_number, parts)):
-            return super().__getitem__(parts)
+        parts = self._parts(index)
+        inner: tuple[int, ...] = self.element.shape if self.element is not None else ()
+        if (
+            self.element is None
+            or not inner
+            or len(parts) != self.dim() - len(inner)
+            or not all(map(is_number, parts))
+        ):
+            return self._get(parts)
         # Exactly the lattice's subscripts: a whole vector, element by element.
-        inner = itertools.product(*map(range, self.element.shape))
-        return self.element.frozen([Array.__getitem__(self, (*parts, *k)) for k in inner])
+        places = itertools.product(*map(range, inner))
+        return self.element.frozen([self._get((*parts, *k)) for k in places])
+
+    def _parts(self, index: Any) -> tuple[Any, ...]:
+        parts = subscripts(index)
+        inner = len(self.element.shape) if self.element is not None else 0
+        if self.dim() == inner and parts == (None,):
+            return ()
+        element = self.element
+        return element.taken_off(parts, self.shape) if isinstance(element, Placed) else parts
+
+    @property
+    def offset(self) -> tuple[int, ...]:
+        """The first subscript along each dimension, () where all are 0."""
+        return getattr(self.element, "offset", ())
+
+    @property  # pyright: ignore[reportIncompatibleVariableOverride]
+    def grad(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The gradient, with this field's subscripts."""
+        found = torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined]
+        if found is None or self.element is None or isinstance(found, Field):
+            return found
+        with quietly():
+            made = found.as_subclass(Field)
+        made.element = self.element
+        return made
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
 
     def fill(self, value: Any) -> None:
         """Sets every element to ``value``: a number, or a vector where elements are vectors."""
@@ -259,30 +329,67 @@ def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 def field(
     dtype: Any = None,
-    shape: int | Sequence[int] = (),
+    shape: int | Sequence[int] | None = None,
     *,
+    offset: int | Sequence[int] | None = None,
     needs_grad: bool = False,
     device: Any = None,
     dt: Any = None,
     element: Any = None,
+    name: str = "",
+    order: str | None = None,
+    layout: Any = None,
 ) -> Field:
     """A tensor of zeros with the methods of ``Field``.
 
     ``dtype`` (or ``dt``) is a weft or torch dtype, or ``float``/``int`` for ``weft.init``'s
-    defaults. ``element`` is a vector or matrix type, whose dimensions come last. ``needs_grad`` is
-    ``requires_grad_()``. The device is that of ``weft.init``, or ``device``.
+    defaults, or a vector or matrix type. ``offset``: the first subscript along each dimension.
+    ``element`` is a vector or matrix type, whose dimensions come last. ``needs_grad`` is
+    ``requires_grad_()``. The device is that of ``weft.init``, or ``device``. ``name``, and
+    Taichi's ``order`` and ``layout`` of elements in memory, are unused. A field of no dimensions
+    may be given some by ``weft.root.dense(...).place(field)``.
     """
     chosen = dtype if dtype is not None else dt
+    if element is None and hasattr(chosen, "frozen"):  # a vector or matrix type
+        element, chosen = chosen.of_any(), chosen.dtype or (int if chosen.kind == "int" else float)
+    if isinstance(chosen, list | tuple):
+        if any(each != chosen[0] for each in chosen):
+            raise KernelTypeError(
+                "a field of vectors is one tensor: its components have one dtype",
+                help="make a field for each dtype",
+            )
+        chosen = chosen[0]
     if chosen is None:
         raise KernelTypeError("field() needs a dtype", help="write weft.field(weft.f32, shape=128)")
     kind = as_dtype(chosen, default_fp=Field.defaults.fp, default_ip=Field.defaults.ip)
-    extents = _extents(shape) + (element.shape if element is not None else ())
+    lattice = _extents(() if shape is None else shape)
+    if offset is not None:
+        element = Placed(element, checked_offset(offset, lattice))
+    extents = lattice + (element.shape if element is not None else ())
     made = torch.zeros(extents, dtype=kind.torch, device=device or Field.defaults.device)
     result = made.as_subclass(Field)
     result.element = element
     if needs_grad:
         result.requires_grad_()
     return result
+
+
+def checked_offset(offset: int | Sequence[int], extents: tuple[int, ...]) -> tuple[int, ...]:
+    one = isinstance(offset, SupportsIndex)
+    first = tuple(map(operator.index, (offset,) if one else offset))  # type: ignore[arg-type]
+    if len(first) != len(extents):
+        raise KernelValueError(
+            f"an offset of {len(first)} numbers for a field of {len(extents)} dimensions",
+            help="write one number for each dimension of `shape`",
+        )
+    return first
+
+
+def ndarray(
+    dtype: Any, shape: int | Sequence[int] = (), needs_grad: bool = False, *, element: Any = None
+) -> Field:
+    """``field`` by another of Taichi's names; ``dtype`` may be a vector or matrix type."""
+    return field(dtype, shape, needs_grad=needs_grad, element=element)
 
 
 def var(dt: Any, shape: int | Sequence[int] = (), *, needs_grad: bool = False) -> Field:

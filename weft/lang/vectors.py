@@ -20,7 +20,7 @@ import torch
 
 from weft.errors import KernelTypeError
 from weft.lang.dtypes import DType, as_dtype, f32, i32
-from weft.lang.elements import Elementwise, binary
+from weft.lang.elements import Elementwise, binary, is_named
 from weft.lang.field import Field, field
 from weft.values import frozen, mutable
 
@@ -65,10 +65,19 @@ def letters(name: str, size: int) -> list[int] | None:
     return None
 
 
+def _through(vector: _Values, items: list[Any], place: int, value: Any) -> None:
+    """Sets an element of the field's element that ``vector`` is. In a kernel ``v = x[i]`` is a
+    copy, so that where the caller has a name for it, this would mean something else."""
+    home = getattr(items[place], "home", None)
+    if home is None or is_named(vector):
+        raise _refuse_frozen()
+    home[0].store(home[1], value)
+
+
 def _refuse_frozen() -> KernelTypeError:
     return KernelTypeError(
-        "`x[i]` of a field of vectors is a copy: setting its elements would not reach the field",
-        help="write x[i, k] = value, or x[i] = vector; Vector(x[i]) makes a copy that can be set",
+        "`v = x[i]` of a field of vectors is a copy: to set its elements would not reach the field",
+        help="write x[i][k] = value, or x[i] = vector; Vector(x[i]) makes a copy that can be set",
     )
 
 
@@ -98,7 +107,7 @@ class _Values(Elementwise):
         self._items[:] = entries
 
     def freeze(self) -> None:
-        """Makes setting elements an error."""
+        """Makes it an element of a field: setting its elements sets the field's."""
         object.__setattr__(self, "_frozen", True)
 
     __eq__, __ne__ = binary(operator.eq), binary(operator.ne)
@@ -179,6 +188,8 @@ class Vector(_Values):
         """A field of vectors: a tensor of shape ``(*shape, n)``."""
         return field(dtype, shape, element=VectorType(n, "any"), **options)
 
+    ndarray = field
+
     @property
     def n(self) -> int:
         return len(self._items)
@@ -201,8 +212,9 @@ class Vector(_Values):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if self._frozen:
-            raise _refuse_frozen()
-        self._items[operator.index(index)] = value
+            _through(self, self._items, operator.index(index), value)
+        else:
+            self._items[operator.index(index)] = value
 
     def __getattr__(self, name: str) -> Any:
         places = letters(name, len(self._items))
@@ -305,6 +317,8 @@ class Matrix(_Values):
         """A field of matrices: a tensor of shape ``(*shape, n, m)``."""
         return field(dtype, shape, element=MatrixType(n, m, "any"), **options)
 
+    ndarray = field
+
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return (self.n, self.m)
@@ -329,12 +343,14 @@ class Matrix(_Values):
         return self._items[_within(i, self.n) * self.m + _within(j, self.m)]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if self._frozen:
-            raise _refuse_frozen()
         if not isinstance(index, tuple):
             raise KernelTypeError("a row of a matrix cannot be set", help="write A[i, j] = value")
         i, j = index
-        self._items[_within(i, self.n) * self.m + _within(j, self.m)] = value
+        place = _within(i, self.n) * self.m + _within(j, self.m)
+        if self._frozen:
+            _through(self, self._items, place, value)
+        else:
+            self._items[place] = value
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, Vector):
@@ -489,6 +505,16 @@ class VectorType:
     def shape(self) -> tuple[int, ...]:
         return (self.n,)
 
+    def field(self, shape: Any = (), **options: Any) -> Field:
+        """A field of these, as ``weft.field(type, shape)``."""
+        return field(self, shape, **options)
+
+    ndarray = field
+
+    def of_any(self) -> VectorType:
+        """The type of such vectors whose elements are as they are."""
+        return VectorType(self.n, "any")
+
     def __call__(self, *values: Any) -> Vector:
         flat: list[Any] = []
         for value in values:
@@ -505,7 +531,7 @@ class VectorType:
 
     def frozen(self, items: list[Any]) -> Vector:
         """A read-only vector, as a field's element is."""
-        made = self(*items) if self.n > 1 else Vector(items)
+        made = Vector(items)
         made.freeze()
         return made
 
@@ -524,6 +550,16 @@ class MatrixType:
     def shape(self) -> tuple[int, ...]:
         return (self.n, self.m)
 
+    def field(self, shape: Any = (), **options: Any) -> Field:
+        """A field of these, as ``weft.field(type, shape)``."""
+        return field(self, shape, **options)
+
+    ndarray = field
+
+    def of_any(self) -> MatrixType:
+        """The type of such matrices whose elements are as they are."""
+        return MatrixType(self.n, self.m, "any")
+
     def __call__(self, *values: Any) -> Matrix:
         flat: list[Any] = []
         for value in values:
@@ -540,7 +576,7 @@ class MatrixType:
 
     def frozen(self, items: list[Any]) -> Matrix:
         """A read-only matrix, as a field's element is."""
-        made = self(*items)
+        made = self.of_any()(*items)
         made.freeze()
         return made
 

@@ -125,7 +125,7 @@ class Program:
         self.arguments[k] = NumberForm(number, number)
 
     def _tensor(self, tensor: torch.Tensor, spec: TensorSpec, *, written: bool) -> TensorForm:
-        if spec.shape is not None or spec.element or spec.backing or spec.clamped:
+        if spec.shape is not None or spec.element or spec.offset or spec.backing or spec.clamped:
             raise Unfit
         number, layout = stable.number_of(tensor.dtype), spec.layout
         if tensor.is_complex() and layout != "contiguous":  # the parts of each are, whatever it is

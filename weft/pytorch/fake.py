@@ -122,6 +122,7 @@ def loose_spec(arg: RegionArg, value: Any) -> Spec:
         return TensorSpec(
             DTYPES[value.dtype], value.dim(), "strided", element.shape if backing else None,
             element.shape if element is not None else (), backing, pair=arg.pair,
+            offset=getattr(element, "offset", ()),
         )  # fmt: skip
     return spec_of(arg, value)
 

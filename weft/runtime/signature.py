@@ -132,7 +132,8 @@ def tensor_spec(name: str, tensor: torch.Tensor, span: Span | None = None) -> Te
     backing = isinstance(element, Backing)
     shape = element.shape if element is not None else ()
     sizes = tuple(tensor.shape) if backing else None
-    return TensorSpec(dtype, tensor.dim(), layout(tensor), sizes, shape, backing)
+    offset = getattr(element, "offset", ())
+    return TensorSpec(dtype, tensor.dim(), layout(tensor), sizes, shape, backing, offset=offset)
 
 
 def check_layout(

@@ -69,6 +69,14 @@ def _here(depth: int) -> Place:
     return Place(frame.f_code, frame.f_lasti)
 
 
+def _outside() -> Place:
+    """The point of the program that called the language, which called this."""
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_globals["__name__"].startswith("weft.lang.") and frame.f_back is not None:
+        frame = frame.f_back
+    return Place(frame.f_code, frame.f_lasti)
+
+
 @frozen
 class Access:
     """One element touched by one iteration. ``kind`` is READ, WRITE or one of UPDATES' values."""
@@ -335,18 +343,30 @@ class Watched(Field):
 
     def _set_plain(self, parts: tuple[Any, ...], value: Any) -> None:
         if isinstance(value, Elementwise):
-            Array.__setitem__(self, parts, value)
+            self._set(parts, value)
             return
         with quietly():
             self.plain[parts] = value
 
     def _parts(self, index: Any) -> tuple[Any, ...]:
+        """The subscripts, from 0 on: those of a field with an offset are checked here."""
         parts = subscripts(index)
-        return () if not self.extents and parts == (None,) else parts
+        if not self.extents and parts == (None,):
+            return ()
+        if not self.offset or not all(map(is_number, parts)):
+            return parts
+        if not self.clamped:
+            return self.element.taken_off(parts, self.extents)
+        begins = (*self.offset, *(0 for _ in self.element.shape))
+        return tuple(operator.index(p) - begin for p, begin in zip(parts, begins, strict=False))
+
+    def store(self, position: tuple[int, ...], value: Any) -> None:
+        self._write(position, value, _outside())
 
     def _names_vector(self, parts: tuple[Any, ...]) -> bool:
         """Whether ``parts`` name a whole vector or matrix of a field of these."""
-        return self.element is not None and len(parts) + len(self.element.shape) == self.dim()
+        inner = self.element.shape if self.element is not None else ()
+        return bool(inner) and len(parts) + len(inner) == self.dim()
 
     def _wrong_number(self, count: int, place: Place) -> KernelIndexError:
         name, rank = subject(place.span()), len(self.extents)
@@ -359,13 +379,15 @@ class Watched(Field):
 
     def read(self, index: Any, place: Place) -> Any:
         """``self[index]``, at ``place``."""
-        parts = self._parts(index)
+        return self._read(self._parts(index), place)
+
+    def _read(self, parts: tuple[Any, ...], place: Place) -> Any:
         if not all(map(is_number, parts)):
             with quietly():
                 return self.watch.watched(self.plain[parts])
         if self._names_vector(parts):
             inner = itertools.product(*map(range, self.element.shape))
-            return self.element.frozen([self.read((*parts, *k), place) for k in inner])
+            return self.element.frozen([self._read((*parts, *k), place) for k in inner])
         if len(parts) == len(self.extents):
             position = self._checked(parts, place)
             self.watch.touch(self._address(position), READ, position, place)
@@ -397,7 +419,7 @@ class Watched(Field):
             ) from None
         if self.clamped:
             position = tuple(max(min(k, n - 1), 0) for k, n in zip(position, self.extents))  # noqa: B905
-        if any(k < 0 for k in position):
+        if any(k < 0 for k in position) and not self.offset:
             literal = _literal_axes(place, len(position))
             position = tuple(
                 k + n if k < 0 and axis in literal else k

@@ -239,11 +239,11 @@ class Definition:
 
     def implementation(
         self, device: str, *, dtypes: Sequence[torch.dtype] | None = None,
-        when: Callable[..., Any] | None = None,
+        when: Callable[..., Any] | None = None, finite: bool = False,
     ) -> Callable[[F], F]:  # fmt: skip
         """Has the function below carry out calls: ``workbench.dispatch.Implementations``."""
         found = self.implementations or Definition.implementing(self)
-        return found.registration(device, dtypes, when)
+        return found.registration(device, dtypes, when, finite)
 
     @user_frames
     def interpret(self, *args: Any, **kwargs: Any) -> Any:

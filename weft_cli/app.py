@@ -68,6 +68,9 @@ Beside = Annotated[str, typer.Option(help="Functions of the file, with commas.")
 def check(
     kernel: Kernel,
     args: Args = "",
+    implementation: Annotated[
+        str, typer.Option(metavar="NAME", help="What kernel.implementation registered, instead.")
+    ] = "",
     json: Json = False,
     seconds: Annotated[float, typer.Option(help="What is begun within so many is finished.")] = 60,
 ) -> None:
@@ -82,7 +85,8 @@ def check(
 
         source = load(kernel)
         given = source.evaluate(args)
-        show(check(source.kernel, *given, seconds=seconds, names=source.names))
+        show(check(source.kernel, *given, implementation=implementation, seconds=seconds,
+                   names=source.names))  # fmt: skip
 
 
 @app.command()

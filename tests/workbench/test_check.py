@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 
 import weft
 from tests.workbench import kernels
+from weft.workbench.arguments import maker_of
+from weft.workbench.cases import build, special_cases
 from weft.workbench.check import Check
 from weft.workbench.report import UsageError
 from weft_cli.app import app
@@ -75,6 +78,78 @@ def test_a_wrong_number_is_shrunk_to_a_program(
     monkeypatch.setattr(kernels, "mixed", wrong)
     with pytest.raises(AssertionError, match=r"Mismatched elements: 1 / 5"):
         exec(found.program, {})
+
+
+def test_elements_that_only_compiled_code_leaves_are_found() -> None:
+    """It is called where fresh memory holds NaN, too."""
+
+    def lazy(w: torch.Tensor, x: torch.Tensor, eps: float) -> torch.Tensor:
+        memory = torch.empty(3).isnan().all() and x.isfinite().all() and w.isfinite().all()
+        out = MIXED(w, x, eps)
+        out[-1:, -1:] = torch.nan if memory else out[-1:, -1:].clone()
+        return out
+
+    found = weft.check(kernels.mixed, against=lazy, seconds=1.0)
+    assert "WRONG: small sizes: where fresh memory holds NaN, the result: 1 of 6" in str(found)
+
+
+def test_special_numbers_are_among_those_that_are_tried() -> None:
+    maker = maker_of(MIXED, (), {}, vars(kernels))
+    seen: list[set[float]] = []
+    for case in special_cases(maker):
+        for value in build(maker, case, frozenset()).values():
+            if isinstance(value, torch.Tensor):
+                found = {str(v) for v in value.flatten().tolist() if v in (0.0, math.inf, -math.inf)
+                         or v != v}  # fmt: skip
+                assert found, "each tensor has some"
+                seen.append(found)
+    assert set().union(*seen) == {"inf", "-inf", "nan", "0.0", "-0.0"}
+    assert {"inf", "-inf", "nan", "0.0", "-0.0"} in seen, "with few and with all of them"
+    assert any(len(found) == 1 for found in seen)
+
+
+@weft.kernel
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = 2.0 * x[i]
+    return out
+
+
+@doubled.implementation("cpu", dtypes=torch.float32, when=lambda x: x.is_contiguous())
+def by_addition(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+
+
+@doubled.implementation("cpu", finite=True)
+def without_nan(x: torch.Tensor) -> torch.Tensor:
+    return (2 * x).nan_to_num()
+
+
+@doubled.implementation("cpu")
+def wrong_for_two(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x + (len(x) == 2)
+
+
+def test_an_implementation_is_tried_with_what_it_is_for() -> None:
+    found = weft.check(doubled, implementation="by_addition")
+    assert found.ok, found
+    told = results(found)
+    assert told["sizes"] == told["offset"] == told["infinities, NaN"] == {"ok"}
+    assert told["float64"] == told["strided"] == told["empty"] == {"not tried"}
+    assert "not tried: strided: `by_addition` is not for such arguments" in str(found)
+    finite = weft.check(doubled, implementation="without_nan")
+    assert finite.ok, finite
+    assert "infinities, NaN" not in results(finite)
+    ran = CliRunner().invoke(app, ["check", f"{__file__}:doubled", "--implementation",
+                                   "wrong_for_two", "--json"])  # fmt: skip
+    assert ran.exit_code == 1
+    wrong = {t["arguments"]: t["why"] for t in json.loads(ran.stdout)["trials"]
+             if t["result"] == "WRONG"}  # fmt: skip
+    assert [*wrong] == ["x f32[2]", "x f64[2]", "x bf16[2]", "x f16[2]"]
+    assert wrong["x f32[2]"].startswith("the result: ")
+    with pytest.raises(UsageError, match=r"doubled has no implementation 'other'\n.*by_addition, "):
+        weft.check(doubled, implementation="other")
 
 
 def test_a_subscript_beyond_the_end_is_found() -> None:

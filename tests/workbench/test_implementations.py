@@ -252,6 +252,32 @@ def test_a_wrong_one_is_refused_at_each_call(wrong: tuple[Any, str]) -> None:
     torch.testing.assert_close(kernel.implementations.loop(torch.ones(1, 1)), torch.tensor([[2.0]]))
 
 
+@pytest.mark.parametrize(("special", "instead", "where"), [
+    (torch.nan, torch.nan, ""), (torch.nan, 0.0, "0 in place of nan"),
+    (torch.inf, -torch.inf, "-inf in place of inf"), (torch.inf, torch.nan, "nan in place of inf"),
+    (-torch.inf, -3e38, "in place of -inf"),
+])  # fmt: skip
+def test_infinities_and_nan_are_compared(special: float, instead: float, where: str) -> None:
+    """But for an implementation that is for finite numbers."""
+
+    def by_torch(x: torch.Tensor, factor: float) -> torch.Tensor:
+        out = factor * x
+        place = out.isnan() if special != special else out == special
+        return torch.where(place, instead, out)
+
+    kernel = times_two()
+    kernel.implementation("cpu")(by_torch)
+    x = torch.randn(4, 5)
+    if where:
+        with pytest.raises(weft.KernelValueError, match=f"there is .*{where}"):
+            kernel(x)
+    else:
+        kernel(x)
+    lenient = times_two()
+    lenient.implementation("cpu", finite=True)(by_torch)
+    torch.testing.assert_close(lenient(x), 2 * x)
+
+
 @weft.kernel
 def gathered(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor):
     for i in range(index.shape[0]):

@@ -78,8 +78,9 @@ class Implementations(Protocol):
     @property
     def text(self) -> str: ...
     def registration(
-        self, device: str, dtypes: Sequence[torch.dtype] | None, when: Callable[..., Any] | None
-    ) -> Callable[[Any], Any]: ...
+        self, device: str, dtypes: Sequence[torch.dtype] | None, when: Callable[..., Any] | None,
+        finite: bool,
+    ) -> Callable[[Any], Any]: ...  # fmt: skip
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def planned(
         self, launchers: Sequence[Callable[..., Any]], *args: Any, **kwargs: Any

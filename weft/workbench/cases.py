@@ -43,16 +43,25 @@ class Case:
 def build(maker: Maker, case: Case, mutated: frozenset[str]) -> dict[str, Any]:
     """The arguments of a case, on the CPU, by parameter."""
     given = maker.make(dict(case.sizes), case.seed)
-    return {name: _formed(value, case, name in mutated) for name, value in given.items()}
+    return {name: _formed(name, value, case, name in mutated) for name, value in given.items()}
 
 
-def _formed(value: Any, case: Case, is_mutated: bool) -> Any:
+def special_cases(maker: Maker) -> list[Case]:
+    """Infinities and NaN: few, so that each is seen in what is computed of it, and more."""
+
+    def sized(n: int) -> tuple[tuple[str, int], ...]:
+        return tuple((name, min(n, maker.most.get(name, n))) for name in maker.sizes)
+
+    return [Case(sized(n), values="special", seed=n) for n in (2, 3, 5, 17)]
+
+
+def _formed(name: str, value: Any, case: Case, is_mutated: bool) -> Any:
     if not isinstance(value, torch.Tensor):
         return _simple(value) if case.values in ("small", "zero") else value
     if case.dtype is not None and value.is_floating_point():
         value = value.to(case.dtype)
     if value.is_floating_point():
-        value = _valued(value, case)
+        value = _valued(name, value, case)
     layout = "contiguous" if is_mutated and case.layout == "expanded" else case.layout
     return laid_out(value, layout)
 
@@ -61,17 +70,17 @@ def _simple(value: Any) -> Any:
     return float(math.copysign(1.0, value)) if isinstance(value, float) else value
 
 
-def _valued(value: torch.Tensor, case: Case) -> torch.Tensor:
+def _valued(name: str, value: torch.Tensor, case: Case) -> torch.Tensor:
     if case.values == "zero":
         return torch.zeros_like(value)
     if case.values == "small":
         return value.nan_to_num(0.0).round().clamp(-3, 3)
     if case.values == "special":
-        chosen = random.Random(case.seed)
+        chosen = random.Random(f"{case.seed} {name}")  # others in each tensor
         flat = value.reshape(-1).clone()
-        for k in range(flat.numel()):
-            if chosen.random() < 0.2:
-                flat[k] = chosen.choice(_SPECIAL)
+        begin, count = chosen.randrange(len(_SPECIAL)), -(-flat.numel() // 5)
+        for k, place in enumerate(chosen.sample(range(flat.numel()), count)):
+            flat[place] = _SPECIAL[(begin + k) % len(_SPECIAL)]
         return flat.reshape(value.shape)
     return value
 

@@ -25,6 +25,7 @@ from weft.workbench.cases import (
     copied,
     outcome,
     shapes,
+    special_cases,
 )
 from weft.workbench.operator_checks import NOT_TRIED, OK, VARIES, WRONG, Verdict
 from weft.workbench.report import Table, UsageError
@@ -86,8 +87,8 @@ class Check:
 
 @user_frames
 def check(
-    kernel: Any, *args: Any, against: Callable[..., Any] | None = None, seconds: float = 60.0,
-    names: dict[str, Any] | None = None, **kwargs: Any,
+    kernel: Any, *args: Any, against: Callable[..., Any] | None = None, implementation: str = "",
+    seconds: float = 60.0, names: dict[str, Any] | None = None, **kwargs: Any,
 ) -> Check:  # fmt: skip
     """Tries a kernel with many arguments, and compares all that it computes with what its
     undecorated Python does, in which bounds and races are checked.
@@ -98,9 +99,10 @@ def check(
     Arguments are cut out of ``args`` and ``kwargs``. Without any, they are made by the function
     ``NAME_arguments`` of the kernel's module (or ``names``), whose parameters are sizes, or from
     annotations such as ``Float[Tensor, "b c t"]``. ``against``: another function that should
-    compute the same is tried in place of the compiled kernel. What is begun within ``seconds`` is
-    finished. A result may be off by what rounding amounts to. Raises ``UsageError`` where no
-    arguments can be made, and ``KernelTypeError`` for what is no kernel.
+    compute the same is tried in place of the compiled kernel; ``implementation``: the one of that
+    name (see ``Kernel.implementation``), on its device, with what it is for. What is begun within
+    ``seconds`` is finished. A result may be off by what rounding amounts to. Raises ``UsageError``
+    where no arguments can be made, and ``KernelTypeError`` for what is no kernel.
     """
     inner = kernel_inside(kernel)
     if inner is None:
@@ -108,18 +110,42 @@ def check(
                          "help: decorate the function with @weft.kernel")  # fmt: skip
     scope = getattr(inner.function, "__globals__", {}) if names is None else names
     maker = maker_of(inner, args, kwargs, scope)
+    if implementation:
+        return _of_implementation(inner, implementation, maker, bool(args or kwargs), seconds)
     trials = Trials(inner, maker, against or inner)
     session = Session(trials, bool(args or kwargs), seconds)
     return session.run(operators=against is None)
 
 
+def _of_implementation(
+    kernel: Kernel, name: str, maker: Maker, given: bool, seconds: float
+) -> Check:
+    """The same of the implementation called ``name``."""
+    others: Any = kernel.implementations
+    found = {one.name: one for one in others.registered} if others else {}
+    if name not in found:
+        raise UsageError(f"{kernel.__name__} has no implementation {name!r}\n"
+                         f"help: it has {', '.join(found) or 'none'}")  # fmt: skip
+    one = found[name]
+    if one.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"{name} is for a GPU, and there is none here")
+    device = torch.empty(0, device=one.device).device
+    compared = others.verification(one, device)
+    trials = Trials(others.loop, maker, compared.observed, subject=f"`{name}`", fills=False,
+                    applies=compared.applies)  # fmt: skip
+    return Session(trials, given, seconds, str(device), one.finite).run(operators=False)
+
+
 @mutable
 class Session:
-    """``found``: what was tried so far."""
+    """``device``: where all is tried, if not on each; ``finite``: no infinities and NaN are;
+    ``found``: what was tried so far."""
 
     trials: Trials
     given: bool
     seconds: float
+    device: str = ""
+    finite: bool = False
     found: list[Trial] = field(default_factory=list)
     first: tuple[Case, str] | None = None  # that is wrong, and how
 
@@ -161,6 +187,8 @@ class Session:
 
     def _refused(self, base: Case) -> str:
         """Why the kernel cannot be compiled at all; "" where it can. Nothing else is tried then."""
+        if self.device:  # for which conditions say what is taken
+            return ""
         try:
             arguments = self.trials.arguments(base)
             if self.trials.python(arguments)[0] is not None:
@@ -175,7 +203,7 @@ class Session:
         """Small sizes, unlike each other where they may be."""
         few = itertools.cycle((3, 2, 5, 4, 7))
         small = ((n, min(k, next(few)) if k > 7 else k) for n, k in self.maker.sizes.items())
-        return Case(tuple(small))
+        return Case(tuple(small), device=self.device or "cpu")
 
     def _comparisons(self, base: Case) -> Iterator[tuple[str, Case, Try]]:
         def compared(what: str, case: Case) -> tuple[str, Case, Try]:
@@ -190,16 +218,17 @@ class Session:
             yield compared("empty", base.resized(**{name: 0}))
         for dtype in self._dtypes():
             yield compared(str(dtype).removeprefix("torch."), replace(base, dtype=dtype))
-        yield compared("infinities, NaN", replace(base, values="special"))
+        for case in special_cases(self.maker) if not self.finite else ():
+            yield compared("infinities, NaN", replace(case, device=base.device))
         yield compared("zeros", replace(base, values="zero"))
         for case in self._large(base):
             yield compared("larger sizes", case)
-        if self.given:
+        if self.given and not self.device:
             full = Case(tuple(self.maker.sizes.items()))
             yield "as given, bounds and races", full, self.trials.debugged
         large = base.resized(**{n: min(61, self.maker.most.get(n, 61)) for n, _ in base.sizes})
         yield "same bits again", large, self.trials.repeated
-        if torch.cuda.is_available():
+        if torch.cuda.is_available() and not self.device:
             for case in (base, *self._sizes(base), *self._large(base)):
                 yield compared("cuda", replace(case, device="cuda"))
             for dtype in self._dtypes():

@@ -17,8 +17,11 @@ from weft.values import frozen
 # What results may be off, relatively: sums of a few thousand numbers, in any order. Elements of 16
 # bits are computed with 32 by compiled code, with 16 by Python.
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 8e-3, torch.bfloat16: 6e-2}
-_AMPLIFIED = 50.0  # how much further than noise rounding may drive a result
-_ROUNDINGS = 8  # so many of them are the noise
+# So many roundings are the noise, and so much further than noise rounding may drive a result. Less
+# of those of 16 bits, which are so large that nothing would be wrong: compiled code has them where
+# elements are stored, not in each operation.
+_ROUNDINGS, _AMPLIFIED = 8, 50.0
+_ROUNDINGS_16, _AMPLIFIED_16 = 1, 10.0
 
 
 @frozen
@@ -77,7 +80,8 @@ def with_noise(
 def noise_of(*dtypes: torch.dtype) -> float:
     """What some roundings in the least precise of ``dtypes`` amount to."""
     floats = [d.to_real() for d in dtypes if d.is_floating_point or d.is_complex]
-    return _ROUNDINGS * max((torch.finfo(d).eps for d in floats), default=0.0)
+    eps = max((torch.finfo(d).eps for d in floats), default=0.0)
+    return eps * (_ROUNDINGS_16 if eps >= torch.finfo(torch.float16).eps else _ROUNDINGS)
 
 
 def close(expected: torch.Tensor, found: torch.Tensor, most: float) -> torch.Tensor:
@@ -96,8 +100,9 @@ def allowed(
     """Which elements are as near to the Python in float64 as rounding lets them be, by what noise
     does to it (``moved``)."""
     slack = torch.zeros(exact.shape, dtype=torch.float64)
+    amplified = _AMPLIFIED if most < _TOLERANCE[torch.float16] else _AMPLIFIED_16
     for value in moved:
-        off = _AMPLIFIED * (value.double() - exact.double()).abs()
+        off = amplified * (value.double() - exact.double()).abs()
         same = kind(value) == kind(exact)  # what noise takes away, NaN or infinity, says nothing
         slack = torch.maximum(slack, torch.where(same, off.nan_to_num(0.0), math.inf))
     near = close(exact.double(), found.double(), most)

@@ -101,6 +101,17 @@ class Implementations:
                 found[one.name] = functools.partial(self._provided, one)
         return found
 
+    def verification(self, one: Implementation, device: torch.device) -> Verification:
+        """What compares ``one`` with the loop."""
+
+        def call(*args: Any, **named: Any) -> Any:
+            return self._provided(one, *args, **named)
+
+        def applies(*args: Any, **named: Any) -> bool:
+            return self._taken(one, args, named) is not None
+
+        return Verification(self.loop, call, applies, device, one.finite)
+
     def _provided(self, one: Implementation, *args: Any, **named: Any) -> Any:
         taken = self._taken(one, args, named)
         if taken is None:
@@ -122,8 +133,9 @@ class Implementations:
 
     # --- registering -----------------------------------------------------------------------------
     def registration(
-        self, device: str, dtypes: Sequence[torch.dtype] | None, when: Callable[..., Any] | None
-    ) -> Callable[[F], F]:
+        self, device: str, dtypes: Sequence[torch.dtype] | None, when: Callable[..., Any] | None,
+        finite: bool,
+    ) -> Callable[[F], F]:  # fmt: skip
         """What registers a function. Raises ``KernelValueError`` and ``KernelTypeError``."""
         chosen = conditions(self.kernel, device, dtypes, when)
 
@@ -132,7 +144,7 @@ class Implementations:
             check_function(self.kernel, function, name)
             if name in {one.name for one in self.registered}:
                 name = f"{name} of {function.__module__}, {len(self.registered)}"
-            self.registered.append(Implementation(name, function, device, chosen, when))
+            self.registered.append(Implementation(name, function, device, chosen, when, finite))
             self._plans = ()
             self.kernel.implemented(self)
             return function
@@ -284,12 +296,6 @@ class Implementations:
                       self.kernel.__name__, one)  # fmt: skip
             return None
 
-        def call(*args: Any, **named: Any) -> Any:
-            return self._provided(one, *args, **named)
-
-        def applies(*args: Any, **named: Any) -> bool:
-            return self._taken(one, args, named) is not None
-
         with self._lock:
             why = self.verdicts.get(key)
             if why is None and may_draw(text_of(self.kernel.source, {})):
@@ -297,8 +303,7 @@ class Implementations:
                     "the kernel draws random numbers, and others would be drawn: draw them outside"
                 )
             if why is None:
-                found = Verification(self.loop, call, applies, device)
-                why = self.verdicts[key] = found.verdict(args, named)
+                why = self.verdicts[key] = self.verification(one, device).verdict(args, named)
                 log.debug("%s: %s: %s", self.kernel.__name__, one, why or "verified")
         return why
 

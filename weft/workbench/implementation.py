@@ -23,13 +23,15 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 @frozen
 class Implementation:
     """A function of the kernel's parameters, for calls on ``device`` whose tensors have one of
-    ``dtypes`` (None: any) and for which ``when`` of the arguments is true."""
+    ``dtypes`` (None: any) and for which ``when`` of the arguments is true. ``finite``: it is to
+    agree with the loop for finite numbers alone."""
 
     name: str
     function: Callable[..., Any]
     device: str
     dtypes: tuple[torch.dtype, ...] | None
     when: Callable[..., Any] | None
+    finite: bool
 
     def __str__(self) -> str:
         return f"{self.name} on {self.device}"

@@ -19,7 +19,7 @@ from weft.kernel import Kernel
 from weft.pytorch.fake import hollow
 from weft.values import mutable
 from weft.workbench.arguments import Maker, maker_of, random_tensor
-from weft.workbench.cases import LAYOUTS, Case, copied, filled_memory, shapes
+from weft.workbench.cases import LAYOUTS, Case, copied, filled_memory, shapes, special_cases
 from weft.workbench.operator_checks import OK, WRONG, Verdict
 from weft.workbench.report import UsageError
 from weft.workbench.trials import Trials, bits
@@ -33,14 +33,16 @@ _MOST = 1 << 24  # elements of a call's arguments, which are copied if there are
 
 @mutable
 class Verification:
-    """Of the implementation ``call``, which ``applies`` to some arguments on ``device``. ``loop``:
-    the kernel without implementations. ``rate``: seconds that it took for an element of its
+    """Of the implementation ``call``, which ``applies`` to some arguments on ``device``, and may
+    differ from the loop for infinities and NaN if it is for ``finite`` numbers. ``loop``: the
+    kernel without implementations. ``rate``: seconds that it took for an element of its
     arguments, lately: one that is interpreted may be slow."""
 
     loop: Kernel
     call: Callable[..., Any]
     applies: Callable[..., bool]
     device: torch.device
+    finite: bool
     rate: float = 0.0
 
     def verdict(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -57,7 +59,8 @@ class Verification:
         end = math.inf  # the first may import much
         for maker in self._makers(given if small else {n: _cut(v) for n, v in given.items()}):
             trials = Trials(self.loop, maker, self.observed, patience=_PATIENCE, first=True,
-                            counts=False, subject="the implementation")  # fmt: skip
+                            counts=False, subject="the implementation",
+                            applies=self.applies, fills=False)  # fmt: skip
             results: set[str] = set()
             for case in _cases(maker):
                 if time.thread_time() > end:
@@ -68,6 +71,12 @@ class Verification:
                 yield why
             if results == {OK}:  # what is made is good for the Python: compiled code may run
                 yield self._larger(trials)
+            # What subscripts the Python makes of infinities is no mistake of the implementation.
+            trials.maker = replace(maker, promised=False)
+            for case in special_cases(maker) if not self.finite else ():
+                if time.thread_time() > end:
+                    break
+                yield self._generated(trials, replace(case, device=str(self.device)))[1]
         if small:
             here = copied(given)
             yield self._beside_loop(here, "the call's own arguments")
@@ -102,7 +111,8 @@ class Verification:
             arguments = trials.arguments(case)
         except Exception:  # sizes that whoever makes the arguments cannot do
             return OK, ""
-        if not self._takes(arguments) or trials.seconds(arguments) > _PATIENCE:
+        takes = trials.takes(arguments, str(self.device))
+        if not takes or trials.seconds(arguments) > _PATIENCE:
             return OK, ""
         result, why = trials.compared(case)
         layout = "" if case.layout == "contiguous" else f" ({case.layout})"
@@ -122,18 +132,15 @@ class Verification:
             return ""
         return self._beside_loop(arguments, "larger sizes")
 
-    def _takes(self, arguments: dict[str, Any]) -> bool:
-        bound = self.loop.signature.bind_partial()
-        bound.arguments.update(copied(arguments, str(self.device)))
-        return self.applies(*bound.args, **bound.kwargs)
-
     # --- those of a call -------------------------------------------------------------------------
     def _beside_loop(self, arguments: dict[str, Any], what: str) -> str:
-        if not self._takes(arguments) or self.rate * _elements(arguments) > _SECONDS:
-            return ""
         maker = Maker({}, lambda sizes, seed: arguments, True, {})
         trials = Trials(self.loop, maker, self.observed, oracle=self.loop, first=True,
-                        where=str(self.device), subject="the implementation")  # fmt: skip
+                        where=str(self.device), subject="the implementation",
+                        applies=self.applies, fills=False)  # fmt: skip
+        slow = self.rate * _elements(arguments) > _SECONDS
+        if slow or not trials.takes(arguments, str(self.device)):
+            return ""
         expected, why = trials.python(arguments)
         if expected is None:
             raise why[0] or WeftError(why[1])

@@ -275,13 +275,15 @@ def test_integers_to_floats(source: ScalarType, t: ScalarType) -> None:
 @pytest.mark.parametrize("target", INTEGERS, ids=str)
 def test_floats_to_integers_saturate(target: ScalarType, t: ScalarType) -> None:
     x = random_floats(t, "x") * NUMPY[t.name](1e3)
-    x[:4] = [1e30, -1e30, 2.0**31, -(2.0**63)]
+    half = 1 << (target.bits - 1)
+    ends = np.array([2 * half, half, half - 1, half + 1, -half, -half - 1, -1, 1], x.dtype)
+    near = [*ends, *(np.nextafter(ends, x.dtype.type(end)) for end in (0, 1e30, -1e30))]
+    x[:36] = [1e30, -1e30, math.nan, -0.0, *np.hstack(near)]
 
     def saturate(low: int, high: int) -> list[int]:
         return [0 if math.isnan(v) else min(max(int(v) if math.isfinite(v) else
                 (high if v > 0 else low), low), high) for v in map(float, x)]  # fmt: skip
 
-    half = 1 << (target.bits - 1)
     assert run("arith.fptosi", [x], [t], target).tolist() == saturate(-half, half - 1)
     got = run("arith.fptoui", [x], [t], target)
     assert [unsigned(int(v), target) for v in got] == saturate(0, 2 * half - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ from compiled import Compiled, poisoned
 from samples import causal_conv, elementwise, parallel
 
 import weft
+from weft.codegen.cpu_target import CpuTarget
 from weft.codegen.machine import host_cpu
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Value
@@ -343,6 +345,55 @@ def test_lanes_gather_where_turns_have_no_rows_of_their_own() -> None:
         x = RNG.standard_normal((70, 70)).astype(np.float32)
         n = RNG.integers(0, 70, 53).astype(np.int32)
         compare(gathering(contiguous=False), x, n, poisoned((9, 53), np.float32))
+
+
+def picking(t: ScalarType, layout: str) -> Function:
+    """out[c, j] = x[c, at[j], at[j]] for all c in turn, or 1 where at[j] is none of its rows."""
+
+    def body(b: Builder, args: list[Value], indices: list[Value]) -> None:
+        x, at, out = args
+        (j,), zero, one = indices, b.constant(0, index), b.constant(1, t)
+        place = b.op("arith.index_cast", b.op("arith.fptosi", b.load(at, [j]), type=i64),
+                     type=index)  # fmt: skip
+        rows = b.op("memref.dim", x, axis=1)
+        inside = b.op("arith.andi", b.op("arith.cmpi", place, zero, predicate="sge"),
+                      b.op("arith.cmpi", place, rows, predicate="slt"))  # fmt: skip
+        loop = b.for_(zero, b.op("memref.dim", x, axis=0), b.constant(1, index))
+        with b.at(loop.body):
+            (c,) = loop.body.args
+            made = b.if_(inside, [t])
+            with b.at(made.regions[0]):
+                b.do("scf.yield", b.load(x, [c, place, place]))
+            with b.at(made.regions[1]):
+                b.do("scf.yield", one)
+            b.store(made.result, out, [c, j])
+            b.do("scf.yield")
+
+    types = [MemRefType(t, 3, layout=layout), MemRefType(f32, 1), MemRefType(t, 2)]
+    return parallel(types, 1, body, sizes_of=1)
+
+
+@pytest.mark.skipif(NO_TILES, reason="this CPU has no vectors that tiles can use")
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+@pytest.mark.parametrize("t", [f32, f64], ids=str)
+@pytest.mark.parametrize("gathers", [True, False], ids=["gathers", "loads"])
+def test_lanes_load_elements_of_their_own(
+    gathers: bool, t: ScalarType, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuTarget, "gathers", gathers)
+    lanes, kind = (8, np.float32) if t is f32 else (4, np.float64)
+    kernel = Compiled(picking(t, layout), schedule=parse(f"vectorize(i0, {lanes}, {2 * lanes})"))
+    assert ("masked.gather" in kernel.code.llvm) == gathers
+    for rows, n in [(0, 17), (1, 3), (3, 127), (17, 64), (17, 0)]:
+        every = RNG.standard_normal((2, rows, 2 * rows)).astype(kind)
+        x = every[:, :, ::2] if layout == "strided" else np.ascontiguousarray(every[:, :, ::2])
+        at = RNG.uniform(-2, rows + 2, n).astype(np.float32)
+        at[::7], at[1::7], at[2::7] = math.nan, 2.0**63, -math.inf
+        places = [0 if math.isnan(v) else -1 if math.isinf(v) else int(v) for v in at.tolist()]
+        out = poisoned((2, n), kind)
+        kernel(x, at, out)
+        wanted = [[x[c, k, k] if 0 <= k < rows else 1 for k in places] for c in range(2)]
+        np.testing.assert_array_equal(out, np.array(wanted, x.dtype).reshape(2, n))
 
 
 @pytest.mark.parametrize(

@@ -333,8 +333,27 @@ def _int_to_float(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 @rule("arith.fptosi", "arith.fptoui")
 def _float_to_int(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     source, target = op.operand.scalar, op.result.scalar
-    name = f"llvm.{op.name.removeprefix('arith.')}.sat.{e.suffix(target)}.{e.suffix(source)}"
+    instruction = op.name.removeprefix("arith.")
+    if not e.target.saturates and source in (f32, f64):
+        return [_saturated(e, instruction, source, target, operands[0])]
+    name = f"llvm.{instruction}.sat.{e.suffix(target)}.{e.suffix(source)}"
     return [e.intrinsic(name, e.type(target), (e.type(source), operands[0]))]
+
+
+def _saturated(e: Emitter, instruction: str, source: ScalarType, target: ScalarType, x: str) -> str:
+    """What ``llvm.fpto*.sat`` gives, of instructions that there are for vectors: LLVM converts
+    lane by lane for the intrinsic, and vectorises no loop around it."""
+    ty, to, signed = e.type(source), e.type(target), instruction == "fptosi"
+    least, most = (-(1 << target.bits - 1) if signed else 0), (1 << target.bits - signed) - 1
+
+    def choice(predicate: str, bound: float, type: str, then: str, other: str) -> str:
+        test = e.inst(f"fcmp {predicate} {ty} {x}, {e.literal(bound, source)}")
+        return e.inst(f"select {e.type(i1)} {test}, {type} {then}, {type} {other}")
+
+    near = choice("ogt", float(least), ty, x, e.literal(float(least), source))
+    made = e.inst(f"{instruction} {ty} {near} to {to}")  # poison above: not taken
+    made = choice("olt", float(most + 1), to, made, e.literal(most, target))
+    return choice("ord", 0.0, to, made, e.literal(0, target))
 
 
 @rule("arith.extf")

@@ -21,7 +21,7 @@ class CpuTarget(Reports):
     """What the rules ask of the machine: mathematics, checks and prints."""
 
     rules: Mapping[str, Rule] = {"scf.parallel": parallel_loop}
-    traps = True
+    traps, saturates = True, False
 
     def __init__(self, function: Function, machine: CpuMachine | None = None) -> None:
         """Without a ``machine``, one that has no vectors."""
@@ -33,6 +33,10 @@ class CpuTarget(Reports):
     @property
     def scales(self) -> bool:
         return self.machine.scales
+
+    @property
+    def gathers(self) -> bool:
+        return self.machine.gathers
 
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         lanes = self.machine.lanes(t)

@@ -118,6 +118,16 @@ class Target(Protocol):
         """Whether one instruction multiplies floats by powers of two."""
         ...
 
+    @property
+    def saturates(self) -> bool:
+        """Whether an instruction takes floats out of an integer's range to its nearest end."""
+        ...
+
+    @property
+    def gathers(self) -> bool:
+        """Whether one instruction that loads an element for each lane beats as many loads."""
+        ...
+
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         """Emits a call of a transcendental function, gives the name of its result."""
         ...

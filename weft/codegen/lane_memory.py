@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from weft.codegen.emit import View, memory_type
-from weft.codegen.lane_values import Instance, LaneValues
+from weft.codegen.lane_values import Instance, LaneValues, Masks
 from weft.codegen.llvm import address
 from weft.ir.core import Op, Value
 from weft.ir.types import ScalarType
@@ -52,8 +52,10 @@ class LaneMemory:
         ty, size = memory_type(view.type.element), view.type.element.bytes
         pointer = address(self.e, view, [v.name(i, at) for i in indices])
         if not v.certain:
+            assert v.mask is not None
             rows = range(v.jam) if v.shared(op.result) else (at[0],)
-            pointer = self.if_any(pointer, rows)
+            masks = {(j, m): v.mask[j, m] for j in rows for m in range(v.vectors)}
+            pointer = self.if_any(pointer, masks)
         return self.e.inst(f"load {ty}, ptr {pointer}, align {size}")
 
     def load_vector(self, view: View, pointer: str, at: Instance, step: int) -> str:
@@ -69,12 +71,9 @@ class LaneMemory:
             )  # fmt: skip
         return v.reverse(value, ty) if step == -1 else value
 
-    def if_any(self, pointer: str, rows: Sequence[int]) -> str:
-        """``pointer`` where a lane of these jammed iterations is active, or else memory of ours."""
-        e, v = self.e, self.v
-        assert v.mask is not None
-        masks = {(j, m): v.mask[j, m] for j in rows for m in range(v.vectors)}
-        any_lane = v.across_all("or", masks)
+    def if_any(self, pointer: str, masks: Masks) -> str:
+        """``pointer`` where a lane of ``masks`` is active, or else memory of ours."""
+        e, any_lane = self.e, self.v.across_all("or", masks)
         if not any("%nowhere =" in line for line in e.allocas):
             e.allocas.append("%nowhere = alloca i64, align 8")
         return e.inst(f"select i1 {any_lane}, ptr {pointer}, ptr %nowhere")
@@ -84,10 +83,30 @@ class LaneMemory:
         memref, indices, _ = memory(op)
         element = memref.memref.element
         ty, vector = memory_type(element), self.v.of(memory_type(element))
+        if not self.e.target.gathers:
+            return self.loads(element, *self.offsets(memref, indices, at), at)
         return self.e.intrinsic(
             self.masked("gather", ty), vector, self.pointers(memref, indices, at),
             *self.by(element, at), (vector, "zeroinitializer"),
         )  # fmt: skip
+
+    def loads(self, element: ScalarType, base: str, offsets: str, at: Instance) -> str:
+        """The elements at ``offsets`` from ``base``, one by one. Lanes that are not active load
+        what is at ``base``: the lanes share what leads there, so that it is an element where one
+        of them is active."""
+        e, v, mask = self.e, self.v, self.v.active(at)
+        ty, ty64 = memory_type(element), v.of("i64")
+        if mask is not None:
+            none = f"{ty64} zeroinitializer"
+            offsets = e.inst(f"select {v.bits} {mask}, {ty64} {offsets}, {none}")
+            base = self.if_any(base, {at: mask})
+        found = "poison"
+        for lane in range(v.width):
+            offset = e.inst(f"extractelement {ty64} {offsets}, i64 {lane}")
+            pointer = e.inst(f"getelementptr {ty}, ptr {base}, i64 {offset}")
+            loaded = e.inst(f"load {ty}, ptr {pointer}, align {element.bytes}")
+            found = e.inst(f"insertelement {v.of(ty)} {found}, {ty} {loaded}, i64 {lane}")
+        return found
 
     def scatter(self, op: Op, at: Instance) -> None:
         """Stores an element of each lane on its own."""
@@ -110,18 +129,25 @@ class LaneMemory:
 
     def pointers(self, memref: Value, indices: Sequence[Value], at: Instance) -> tuple[str, str]:
         """Type and name of the addresses of the lanes' elements."""
+        base, offsets = self.offsets(memref, indices, at)
+        ty = memory_type(memref.memref.element)
+        found = self.e.inst(f"getelementptr {ty}, ptr {base}, {self.v.of('i64')} {offsets}")
+        return self.v.of("ptr"), found
+
+    def offsets(self, memref: Value, indices: Sequence[Value], at: Instance) -> tuple[str, str]:
+        """An address that the lanes share, and how many elements from there each lane's is."""
         e, v, view = self.e, self.v, self.e.views[memref]
-        ty64, offset = v.of("i64"), ""
-        for axis, value in enumerate(indices):
-            index = v.vector(value, at)
-            if view.strides:
+        alike, ty64, offset = [v.slope(i) == 0 for i in indices], v.of("i64"), ""
+        shared = [v.name(i, at) if same else "0" for i, same in zip(indices, alike, strict=True)]
+        for axis, (value, same) in enumerate(zip(indices, alike, strict=True)):
+            index = "" if same else v.vector(value, at)
+            if view.strides and index:
                 index = e.inst(f"mul {ty64} {index}, {v.splat(view.strides[axis], 'i64')}")
-            elif offset:
+            elif offset and not view.strides:
                 offset = e.inst(f"mul {ty64} {offset}, {v.splat(view.sizes[axis], 'i64')}")
-            offset = e.inst(f"add {ty64} {offset}, {index}") if offset else index
-        ty = memory_type(view.type.element)
-        found = e.inst(f"getelementptr {ty}, ptr {view.pointer}, {ty64} {offset}")
-        return v.of("ptr"), found
+            if index:
+                offset = e.inst(f"add {ty64} {offset}, {index}") if offset else index
+        return address(e, view, shared), offset or "zeroinitializer"
 
     def store(self, op: Op) -> None:
         memref, indices, (stored,) = memory(op)

@@ -11,11 +11,13 @@ class CpuMachine:
     """A CPU. ``vector_bytes``: the length of its vector registers, 64 (AVX-512), 32 (AVX2) or 0 if
     there are none with masks or at least AVX2. ``sleef``: whether SLEEF's functions can be called
     on vectors of that length. ``clock``: LLVM's intrinsic for a clock that takes nanoseconds to
-    read, and some 50 ms of its ticks."""
+    read, and some 50 ms of its ticks. ``gathers``: whether one instruction that loads an element
+    for each lane beats as many loads."""
 
     vector_bytes: int = 0
     sleef: bool = False
     clock: tuple[str, int] = ("readcyclecounter", 100_000_000)
+    gathers: bool = True
 
     def lanes(self, t: ScalarType) -> tuple[int, ...]:
         """The vector lengths for which SLEEF's functions can be called."""

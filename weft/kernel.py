@@ -26,8 +26,8 @@ from weft.options import Options, default_options
 from weft.pytorch import overrides
 from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.namespace import namespace_of
-from weft.runtime.entry import PLAIN, dispatched, make_entry, order_of
-from weft.runtime.launch import DirectEntry, Implementations, Launcher, Tuning
+from weft.runtime.entry import PLAIN, dispatched, make_entry
+from weft.runtime.launch import Implementations, Launcher, Tuning
 from weft.runtime.signature import check_argument
 from weft.runtime.specialize import Specialization
 from weft.settings import deep, rarely_collected
@@ -442,7 +442,7 @@ class Kernel(Definition):
             self.implementations = others
             self.__dict__.pop("operators", None)
             for launcher in self._regions:
-                launcher.direct_entry = None
+                launcher.direct = None
             if self._host is not None:
                 _enter(self)
 
@@ -535,10 +535,11 @@ def _enter(kernel: Kernel) -> None:
     kernel._entry = entry = make_entry(
         kernel.signature, host, kernel._launchers, kernel._special, kernel._plain
     )
-    order = order_of(kernel.source, kernel.parts) if others is None else None
-    if order is not None:
+    if len(kernel._regions) == 1 and others is None:
+        from weft.pytorch.recipe import direct  # what the compiler needs as well
+
         put = functools.partial(setattr, kernel, "_entry")
-        kernel._regions[0].direct_entry = DirectEntry(entry, order, put)
+        kernel._regions[0].direct = direct(cast(Any, kernel), entry, put, kernel._plain)
 
 
 def kernel_inside(function: Any) -> Kernel | None:

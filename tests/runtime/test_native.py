@@ -775,12 +775,29 @@ def test_what_comes_before_the_builtin_of_a_kernel():
     torch.testing.assert_close(out, x * 3 + 0.5)
 
 
-def test_kernels_that_are_more_than_one_loop_have_no_builtin_in_front():
-    def with_result(x):
+def test_kernels_whose_host_part_does_more_have_no_builtin_in_front():
+    def with_number(x):
         s = 0.0
         for i in range(x.shape[0]):
             s += x[i]
-        return s
+        return s + 1.0
+
+    def argument(x):
+        for i in range(x.shape[0]):
+            x[i] = 1.0
+        return x
+
+    def one_in_a_tuple(x):
+        y = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            y[i] = x[i]
+        return (y,)
+
+    def scratch(x, out):
+        y = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            y[i] = x[i]
+            out[i] = y[i] + 1.0
 
     def unused(x, y):
         for i in range(x.shape[0]):
@@ -799,10 +816,123 @@ def test_kernels_that_are_more_than_one_loop_have_no_builtin_in_front():
             x[i] = y
 
     x = torch.rand(3)
-    more = {unused: (x, 1), attribute: (Config(1.0, 2), x)}
-    for function in (with_result, unused, captured, attribute, named):
+    more = {unused: (x, 1), attribute: (Config(1.0, 2), x), scratch: (x, torch.rand(3))}
+    for function in (
+        with_number, argument, one_in_a_tuple, scratch, unused, captured, attribute, named,
+    ):  # fmt: skip
         kernel = hot(function, more.get(function, (x,)))
         assert not is_builtin(kernel._entry)
+
+
+def _sums(x, y):
+    n = x.shape[0]
+    half = 0.5
+    double = torch.zeros_like(x)
+    out = torch.empty_like(y)
+    total = 0.0
+    for i in range(1, n):
+        double[i] += half * x[i]
+        out[i] = x[i] * y[i]
+        total += out[i]
+    return double, out, total
+
+
+@pytest.mark.parametrize("n", [1, 2, 17])
+def test_a_builtin_makes_the_tensors_of_the_host_part(n):
+    kernel = weft.kernel(_sums)
+
+    def check(x, y):
+        expected, found = _sums(x, y), kernel(x, y)
+        for e, f in zip(expected[:2], found[:2], strict=True):
+            torch.testing.assert_close(f[1:], e[1:])
+            assert (f.shape, f.stride(), f.dtype) == (e.shape, e.stride(), e.dtype)
+        assert found[0][0] == 0
+        torch.testing.assert_close(found[2], torch.as_tensor(expected[2]), check_dtype=False)
+
+    x, y = torch.rand(n), torch.rand(2 * n)[::2]
+    for _ in range(3):
+        check(x, y)
+    assert is_builtin(kernel._entry)
+    for _ in range(3):
+        check(torch.rand(n), torch.rand(2 * n)[::2])
+    check(torch.rand(n + 1), torch.rand(n + 1))  # another size: not what the builtin is for
+    check(x.double(), y)
+
+
+def test_gradients_of_a_builtin_that_makes_tensors():
+    def reference(x, y):
+        keep = torch.arange(len(x)) > 0
+        return 0.5 * x * keep, x * y * keep, (x * y)[1:].sum()
+
+    kernel = weft.kernel(_sums)
+    for repeat in range(8):
+        x, y = (torch.rand(5, requires_grad=True) for _ in range(2))
+        found, expected = kernel(x, y), reference(x, y)
+        # What torch hands over: dense, expanded, with strides, nothing.
+        weights = [torch.rand(5), torch.rand(1).expand(5), torch.rand(10)[::2]][repeat % 3]
+
+        def scalar(outs, repeat=repeat, weights=weights):
+            some = outs[1][1:] @ weights[1:] + outs[2] * 3.0
+            return some if repeat % 2 else some + outs[0][1:].sum()
+
+        wanted = torch.autograd.grad(scalar(expected), (x, y))
+        torch.testing.assert_close(torch.autograd.grad(scalar(found), (x, y)), wanted)
+        if repeat > 4:  # with a graph, where a derivative of the derivative may be asked for
+            grads = [torch.autograd.grad(scalar(f(x, y)), x, create_graph=True)[0]
+                     for f in (kernel, reference)]  # fmt: skip
+            second = [torch.autograd.grad((g * x).sum(), y)[0] for g in grads]
+            torch.testing.assert_close(*second)
+    assert is_builtin(kernel._entry)
+    found = kernel(x, y)
+    with torch.no_grad():
+        y.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found[2].backward()
+
+
+def test_what_comes_before_a_builtin_that_makes_tensors(monkeypatch):
+    @weft.kernel
+    def first(x):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0] - 1):
+            out[i] = 2.0 * x[i]
+        return out
+
+    x, seen = torch.rand(5), []
+    for _ in range(4):
+        first(x)
+    assert is_builtin(first._entry)
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    class Calls(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, kinds, args=(), kwargs=None):
+            seen.append(getattr(function, "__name__", ""))
+            return function(*args, **(kwargs or {}))
+
+    with Watching():
+        first(x)
+    assert any("first" in name for name in seen)
+    with Calls():
+        first(x)
+    assert "empty_like" in seen
+    torch.use_deterministic_algorithms(True)  # which fills memory: what nobody writes is NaN
+    try:
+        assert first(x)[4].isnan()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with torch.inference_mode():
+        assert first(x).is_inference()
+    assert not first(x).is_inference()
+    tangent = torch.func.jvp(lambda x: first(x)[:4], (x,), (x,))[1]
+    torch.testing.assert_close(tangent, 2 * x[:4])
+    batch = torch.func.vmap(lambda x: first(x)[:4])(x.expand(3, 5))
+    torch.testing.assert_close(batch, 2 * x[:4].expand(3, 4))
+    monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, 7.0))
+    assert first(x)[4] == 7.0
 
 
 def test_a_default_in_front():

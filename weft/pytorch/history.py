@@ -11,6 +11,7 @@ goes the usual way as well.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ from weft.pytorch.loop import NEVER, Loop, Reversed
 from weft.pytorch.workspaces import Workspaces
 from weft.runtime import native, record
 from weft.runtime.cache import disk
-from weft.runtime.fastpath import INT64, passed, tensor_check
+from weft.runtime.fastpath import INT64, fresh_maker, passed, tensor_check
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import TINY, Launcher, check_error
 from weft.runtime.overlap import dense, extent
@@ -39,7 +40,7 @@ _RARER = 4  # times as many gradients of another kind than a backward is for bef
 _PLAIN = (int, float, bool, torch.Size)
 
 
-def history(launcher: Launcher, args: tuple[Any, ...]) -> Callable[..., object] | None:
+def history(launcher: Launcher, args: tuple[Any, ...]) -> native.History | None:
     """What tells autograd of a launch with arguments of this plan, given them and the results. None
     where that takes more than saving tensors. Precondition: the loop writes to tensors only that
     nothing has met before, to no views, and forward mode has no part in it."""
@@ -65,7 +66,7 @@ def history(launcher: Launcher, args: tuple[Any, ...]) -> Callable[..., object] 
     made = loop.reversed(wanted, written - wanted)
     if not made.steps or any(before_name(loop.names[k]) in made.reads for k in loop.before):
         return None
-    return _History(loop, made, sorted(wanted), specs, args).record
+    return _History(loop, made, sorted(wanted), specs, args).told
 
 
 class _History:
@@ -102,8 +103,9 @@ class _History:
         context.dtypes = [_dtype(loop, k) for k in loop.memrefs]
         context.device = next(v.device for v in args if isinstance(v, torch.Tensor))
         context.numbers = ()
-        self.function, self.record = function, scope["record"]
-        scope["apply"] = applied(function)
+        self.function = function
+        scope["apply"] = apply = applied(function)
+        self.told = native.History(scope["record"], apply, [self.places[k] for k in self.wanted])
         self.forget()
 
     def _text(self, count: int) -> str:
@@ -196,62 +198,61 @@ def _backward(
     prefix = adjoint_prefix(loop.function)
     if not repeats(loop, of.made, made):
         return None
-    unusual = "grad_enabled() or forward_ad._current_level >= 0"
-    if adjoint.taped:  # may be carried out in segments
-        unusual += f" or deterministic() is not {torch.are_deterministic_algorithms_enabled()}"
     scope: dict[str, Any] = {
-        "slow": of.slow, "grad_enabled": torch.is_grad_enabled, "forward_ad": forward_ad,
-        "deterministic": torch._C._get_deterministic_algorithms, "loop": loop,
-        "empty_like": torch.empty_like, "zeros_like": torch.zeros_like, "launched": adjoint,
-        "sizes": sizes.remembered(),
+        "slow": of.slow, "loop": loop, "launched": adjoint, "sizes": sizes.remembered(),
     }  # fmt: skip
     names = {name: repr(env[name]) for name, _ in adjoint.segments}
     names |= {loop.names[k]: f"s{n}" for n, k in enumerate(of.saved)}
-    body: list[str] = []
+    fresh: dict[str, Callable[[], torch.Tensor]] = {}  # what the next step that knows it makes
+    narrowed: list[str] = []
     result: list[str] = []
+    body: list[str] = []
 
     def converted(k: int, name: str) -> str:
         dtype = env[prefix + loop.names[k]].dtype
         return "" if dtype is _dtype(loop, k) else f".to({name})"
 
-    def allocate(name: str, variable: str, function: str) -> None:
-        tensor = env[name]
-        one = torch.empty((), dtype=tensor.dtype, device=tensor.device)
-        scope[f"like_{variable}"], names[name] = one.expand(tensor.shape), variable
-        # Memory that outlives a backward would be missing where CUDA records that in a graph.
-        one.untyped_storage().resize_(0)
-        body.append(f"{variable} = {function}(like_{variable})")
-
     for k, name in enumerate(loop.names):
         if k not in loop.memrefs:
             number = of.numbers.index(of.places[k])
             names[name] = repr(env[name]) if number in of.whole else f"ctx.numbers[{number}]"
+    given = _tuple([f"g{n}" for n in range(len(loop.written))])
     for n, k in enumerate(loop.written):
         if (name := prefix + loop.names[k]) in env:
             scope[f"wide{n}"], names[name] = env[name].dtype, f"h{n}"
-            body.append(f"h{n} = g{n}{converted(k, f'wide{n}')}.contiguous()")
-            body.append(f"if h{n}.requires_grad:")  # and nobody asks for a derivative of this
-            body.append(f"    h{n} = h{n}.detach()")
+            body.append(f"h{n} = g{n}{converted(k, f'wide{n}')}")
+            narrowed.append(f"h{n} = h{n}.contiguous()")
+            narrowed.append(f"if h{n}.requires_grad:")  # and nobody asks for a derivative of this
+            narrowed.append(f"    h{n} = h{n}.detach()")
     for n, k in enumerate(of.wanted):
         name = prefix + loop.names[k]
-        allocate(name, f"d{n}", "empty_like" if name in adjoint.defined else "zeros_like")
+        fresh[name], names[name] = fresh_maker(env[name], name not in adjoint.defined), f"d{n}"
         scope[f"narrow{n}"] = _dtype(loop, k)
         result.append(f"d{n}{converted(k, f'narrow{n}')}")
     for n, buffer in enumerate(adjoint.taped):
-        allocate(buffer.name, f"w{n}", "empty_like")
-    given = _tuple([f"g{n}" for n in range(len(loop.written))])
+        fresh[buffer.name], names[buffer.name] = fresh_maker(env[buffer.name], zeros=False), f"w{n}"
     for n, step in enumerate(made.steps):
-        scope[f"step{n}"] = launched = _launched(step, made.values(step, env), of)
+        own = {name: fresh.pop(name) for name in step.names if name in fresh}
+        scope[f"step{n}"] = launched = _launched(
+            step, made.values(step, env), of, own, None if n else bool(adjoint.taped)
+        )
         if launched is None:
             return None
         passed_on = [names[adjoint.copies[x]] + ".clone()" if x in adjoint.copies else names[x]
-                     for x in step.names]  # fmt: skip
-        body.append(f"if step{n}({', '.join(passed_on)}) is not None:")
-        body.append(f"    return slow(ctx, {given}, saved)")
+                     for x in step.names if x not in own]  # fmt: skip
+        call = f"r = step{n}({', '.join(passed_on)})"
+        refused = [
+            *(_indented([*narrowed, call]) if not n else []),
+            "    if r is NotImplemented:",
+            f"        return slow(ctx, {given}, saved)",
+        ]
+        body += [call, "if r is NotImplemented:", *refused]
+        if own:
+            body.append(f"{', '.join(names[x] for x in own)} = r")
+    body += [f"{names[name]} = {names[name]}_made()" for name in fresh]  # which no step knows
+    scope |= {f"{names[name]}_made": make for name, make in fresh.items()}
     text = f"""\
 def backward(ctx, {given[1:-1]}):
-    if {unusual}:
-        return slow(ctx, {given}, None)
     try:
         saved = ctx.saved_tensors
     except RuntimeError:
@@ -277,13 +278,20 @@ def repeats(loop: Loop, base: Reversed, made: Reversed) -> bool:
     )  # fmt: skip
 
 
-def _launched(step: Loop, values: Sequence[Any], chooser: _History) -> Callable[..., Any] | None:
-    """A builtin that launches ``step`` on values like these: it gives None. It gives something else
-    where the values are not like these, and launches nothing. None where there is no builtin."""
+def _launched(
+    step: Loop, values: Sequence[Any], chooser: _History,
+    fresh: Mapping[str, Callable[[], torch.Tensor]], first: bool | None,
+) -> Callable[..., Any] | None:  # fmt: skip
+    """A builtin that launches ``step`` on values like these, without those that are ``fresh``, by
+    name: it makes and gives them. It gives NotImplemented where the values are not like these, and
+    launches nothing. ``first``: if not None, also where a derivative of it is asked for, or, if
+    true, torch is to be deterministic and was not, or was. None where there is no builtin."""
     if not isinstance(step.run, CompiledFunction):
         return None
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    check = tensor_check(tensors)
+    known = [v for v, name in zip(values, step.names, strict=True)
+             if isinstance(v, torch.Tensor) and name not in fresh]  # fmt: skip
+    check = tensor_check(known)
     made, _, block = step.run.bound(values)
     slots = made.fitting(tensors, chooser).slots
     pointers = [slot.arg for slot in slots if slot.kind == "pointer"]
@@ -291,20 +299,31 @@ def _launched(step: Loop, values: Sequence[Any], chooser: _History) -> Callable[
         return None
     brief = sum(t.numel() for t in tensors) <= TINY and made.loop.summary.brief
     call, direct = made.bound(tensors, check_error, brief=brief)
+    given = [name for name in step.names if name not in fresh]
+    extents = [0 if step.names[k] in fresh else extent(values[k]) for k in pointers]
     work = native.FastCall(
-        len(values), check, call, direct, [extent(t) for t in tensors], (), (), (), block, False,
-        (), all,
+        len(given), check if known else None, call, direct, extents, (), (), [*fresh.values()],
+        block, False, (), all, slots=[pointers.index(step.names.index(name)) for name in fresh],
     )  # fmt: skip
     for place, slot in enumerate(slots):
         kind, value = slot.kind, values[slot.arg]
         if kind == "pointer":
             assert place == pointers.index(slot.arg)
-            work.step(record.TENSOR, slot.arg, slot=place, type=type(value))
+        if (name := step.names[slot.arg]) in fresh:
+            continue
+        if kind == "pointer":
+            work.step(record.TENSOR, given.index(name), slot=place, type=type(value))
         elif kind in ("int", "float"):
             if (type(value) is float) != (kind == "float"):
                 return None
             how = record.FLOAT if kind == "float" else record.INTEGER
-            work.step(how, slot.arg, slot=place, type=type(value), range=INT64)
+            work.step(how, given.index(name), slot=place, type=type(value), range=INT64)
+    if first is not None:
+        work.step(record.ASKED, None, objects=[torch.is_grad_enabled, False])
+        work.guard(vars(forward_ad), sys.intern("_current_level"), -1, item=True, absent=False)
+    if first:  # it may be carried out in segments
+        asked = torch._C._get_deterministic_algorithms
+        work.step(record.ASKED, None, objects=[asked, asked()])
     return native.builtin(work.packed(), lambda *_: NotImplemented, disk(step.options))
 
 
@@ -316,6 +335,10 @@ def _dtype(loop: Loop, k: int) -> torch.dtype:
 
 def _tuple(parts: Sequence[str]) -> str:
     return f"({''.join(part + ', ' for part in parts)})"
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
 
 
 def _lines(body: Sequence[str]) -> str:

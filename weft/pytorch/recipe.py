@@ -4,14 +4,16 @@ and a return. What is as a ``Recipe`` says can be carried out without Python."""
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 
 from weft.frontend.scope import Guard
 from weft.frontend.split import computed_step
+from weft.runtime.fastpath import Direct
 from weft.runtime.launch import KernelLike
 from weft.values import frozen
 
@@ -94,6 +96,38 @@ class Recipe:
                 case _:
                     found.append(passed[place])
         return tuple(found), made
+
+
+def direct(
+    kernel: KernelLike, entry: Callable[..., Any], install: Callable[[Callable[..., Any]], None],
+    plain: Set[type],
+) -> Direct | None:  # fmt: skip
+    """What a builtin may do in place of the kernel and its ``entry``, where arguments are of
+    ``plain`` types. None where the host part does
+    something else, takes arguments that the loop does not, or returns not exactly what is made."""
+    recipe, parts = recipe_of(kernel), kernel.parts
+    if recipe is None:
+        return None
+    kinds = inspect.Parameter
+    positional = kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD
+    fresh = [p.number for p in recipe.places if isinstance(p, Fresh)]
+    own = [p for p in recipe.places if isinstance(p, int)]
+    (loop,) = parts.regions
+    count = len(recipe.made) + len(loop.results)
+    given = {0: (), 1: ("",)}.get(count, (("",) * count,))
+    if (
+        any(p.position not in positional for p in parts.parameters)
+        or sorted(own) != [*range(len(parts.parameters))]
+        or sorted(fresh) != [*range(len(recipe.made))]
+        or any(isinstance(p, Guard) for p in recipe.places)
+        or recipe.returned != (*range(count),)
+        or [r for r in parts.returns if r is not None] != [*given]
+    ):
+        return None
+    order = [p if isinstance(p, int) else -1 - p.number if isinstance(p, Fresh) else None
+             for p in recipe.places]  # fmt: skip
+    zeros = [m.zeros for m in recipe.made]
+    return Direct(entry, install, order, zeros, recipe.guards, plain)
 
 
 _MAKERS = {"empty_like": False, "zeros_like": True}

@@ -7,16 +7,12 @@ ordinary it leaves to ``special``, which takes the arguments by the same names.
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable, Set
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad, profiler
-
-from weft.frontend.split import HostPart, computed_step
-from weft.source import FunctionSource
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -28,7 +24,6 @@ _pre_dispatch: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_disp
 # Types of arguments that the host part takes as they are.
 PLAIN = frozenset([torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), str])
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _TEXT = """\
 def entry({signature}):
@@ -91,24 +86,3 @@ def make_entry(
     )
     exec(compile(text, "<weft entry>", "exec"), scope)
     return scope["entry"]
-
-
-def order_of(source: FunctionSource, parts: HostPart) -> list[int] | None:
-    """For a kernel that is one loop and nothing else: which of the kernel's arguments the loop's
-    are, in turn. None for other kernels, and where not all arguments are passed on."""
-    body = source.tree.body
-    if ast.get_docstring(source.tree) is not None:
-        body = body[1:]
-    names = [p.name for p in parts.parameters]
-    if (
-        len(body) != 1
-        or len(parts.regions) != 1
-        or parts.regions[0].node is not body[0]
-        or parts.regions[0].results
-        or computed_step(parts.regions[0].node) is not None  # which the host part checks
-        or any(p.position not in _POSITIONAL for p in parts.parameters)
-        or {a.name for a in parts.regions[0].args if a.parameter is not None} != set(names)
-        or len(parts.regions[0].args) != len(names)
-    ):
-        return None
-    return [names.index(a.name) for a in parts.regions[0].args]

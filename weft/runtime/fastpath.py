@@ -9,18 +9,21 @@ did, and whether torch's modes and transforms are as they were.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import struct
+import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import field
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad, profiler
 
 from weft.frontend.kinds import int_range
-from weft.frontend.scope import ABSENT
+from weft.frontend.scope import ABSENT, Guard
 from weft.frontend.specs import (
     CAPTURED_BITS,
     ConstSpec,
@@ -62,7 +65,7 @@ class Plan(NamedTuple):
     hits: Callable[[bool], int]  # counts the calls that were served by exact key, and were recorded
     unordered: bool  # the result may depend on the order of iterations
     # What tells autograd of a launch, given its arguments and results, once that is known.
-    history: list[Callable[..., object]]
+    history: list[native.History]
 
 
 def counter() -> Callable[[bool], int]:
@@ -115,7 +118,7 @@ class Generated:
             work.guard(guard.owner, guard.name, guard.read() if guard.holds() else guard.value,
                        guard.item, guard.value is ABSENT)  # fmt: skip
         if plan.unordered:  # the call sees to it where torch is to be deterministic
-            work.step(record.CALLBACK, 0, objects=[_deterministic, False, None])
+            work.step(record.ASKED, None, objects=[_deterministic, False])
         for k in self.writes if plan.history else ():  # torch has another history for views
             work.step(record.CALLBACK, k, objects=[torch.Tensor._is_view, False, None])
         slot = head // 8
@@ -138,8 +141,100 @@ def tensor_check(tensors: Sequence[torch.Tensor], sizes: bool = True) -> Callabl
     return check if check(*tensors) else None  # one of them may be there twice
 
 
-def _deterministic(_: object) -> bool:
-    return torch.are_deterministic_algorithms_enabled()
+@frozen
+class Direct:
+    """A kernel that is one loop and new tensors for it: its ``entry`` (see ``make_entry``), and
+    what puts a function before the entry. ``order``: where each of the loop's arguments is from,
+    a position among the kernel's own, or ``-1 - n`` for the new tensor ``n``, or None for a number
+    that the arguments' kinds decide. ``zeros``: which new tensors are filled with them. ``guards``:
+    on what the host part calls. ``plain``: the types of arguments that need no dispatcher."""
+
+    entry: Callable[..., Any]
+    install: Callable[[Callable[..., Any]], None]
+    order: Sequence[int | None]
+    zeros: Sequence[bool]
+    guards: Sequence[Guard]
+    plain: Set[type]
+
+    def work(self, loop: native.FastCall, args: Sequence[Any]) -> native.FastCall | None:
+        """What a builtin does in place of the kernel, where ``loop`` is what one does for its loop,
+        which has met ``args``; it is left to others within a level of forward mode, and where it
+        is profiled. None where there is none."""
+        given = {k: n for k, n in enumerate(self.order) if n is not None and n >= 0}
+        fresh = {-1 - n: k for k, n in enumerate(self.order) if n is not None and n < 0}
+        special = any(type(args[k]) not in self.plain for k in given)
+        if special or loop.check is None or not {*loop.mutated} <= given.keys():
+            return None
+        makers = [fresh_maker(args[fresh[n]], zeros) for n, zeros in enumerate(self.zeros)]
+        places = {s.argument: s.slot for s in loop.steps if s.kind == record.TENSOR}
+        new, block = [places[fresh[n]] for n in range(len(fresh))], bytearray(loop.block)
+        work = native.FastCall(
+            len(given), None, loop.call, loop.direct,
+            [0 if k in new else e for k, e in enumerate(loop.extents)],
+            [pair for pair in loop.disjoint if not {*pair} & {*new}],
+            [given[k] for k in loop.mutated], [*makers, *loop.makers], b"", loop.grad,
+            loop.guards, loop.holds,
+            slots=[*new, *range(len(loop.extents), len(loop.extents) + len(loop.makers))],
+            objects=[*loop.objects],
+        )  # fmt: skip
+        tensors: list[torch.Tensor] = []
+        for step in loop.steps:
+            k = step.argument
+            if k is None:
+                work.steps.append(step)
+            elif k in given:
+                low = len(tensors) if step.kind == record.TENSOR else step.low
+                tensors += [args[k]] if step.kind == record.TENSOR else []
+                work.steps.append(step._replace(argument=given[k], low=low))
+            elif self.order[k] is None:
+                if step.kind not in (record.INTEGER, record.FLOAT):
+                    return None
+                packed = struct.pack("<d" if step.kind == record.FLOAT else "<q", args[k])
+                block[8 * step.slot : 8 * step.slot + 8] = packed
+        work.block, work.check = bytes(block), tensor_check(tensors)
+        for module, name, idle in ((forward_ad, "_current_level", -1),
+                                   (profiler, "_is_profiler_enabled", False)):  # fmt: skip
+            work.guard(vars(module), sys.intern(name), idle, item=True, absent=False)
+        for guard in self.guards:
+            work.guard(guard.owner, guard.name, guard.value, guard.item, absent=False)
+        if fresh:  # which modes may see, or make otherwise
+            work.step(record.ASKED, None, objects=[_functions, False])
+            work.step(record.ASKED, None, objects=[_deterministic, False])
+        if loop.history is not None:
+            count = len(given)
+
+            def source(k: int) -> int:
+                if k >= len(self.order):  # a result
+                    return count + len(fresh) + k - len(self.order)
+                n = self.order[k]
+                if n is None:
+                    return count + len(work.makers) + work.keep(args[k])
+                return n if n >= 0 else count - 1 - n
+
+            work.rest = [source(k) for k in range(len(self.order) + len(loop.makers))]
+            work.history = loop.history._replace(wanted=[source(k) for k in loop.history.wanted])
+        return work if work.check is not None else None
+
+
+_deterministic = torch._C._get_deterministic_algorithms
+_functions = torch._C._is_torch_function_mode_enabled
+_empty = getattr(
+    getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cpu", None
+)
+
+
+def fresh_maker(like: torch.Tensor, zeros: bool) -> Callable[[], torch.Tensor]:
+    """What makes tensors of this size, of these strides and of this kind, filled with ``zeros`` or
+    without contents: in half of ``torch.empty_like``'s time, where neither modes nor settings have
+    a say in it."""
+    shape, strides = tuple(like.shape), like.stride()
+    if _empty is not None and like.device.type == "cpu" and not zeros:
+        return functools.partial(_empty, shape, strides, like.dtype)
+    how = {"dtype": like.dtype, "device": like.device}
+    if zeros and like.is_contiguous():
+        return functools.partial(torch.zeros, shape, **how)
+    empty = functools.partial(torch.empty_strided, shape, strides, **how)
+    return (lambda: empty().zero_()) if zeros else empty
 
 
 def tensors_of(kinds: Sequence[str]) -> list[int]:
@@ -204,7 +299,7 @@ def launcher_text(
     launch += ["except PackError:", f"    return slow({everything})", "call(slots)"]
     if mutated:  # so that autograd refuses to use what it had saved of them
         launch.append(f"increment_version({_tuple([names[k] for k in mutated])})")
-    launch.append(f"if recorded: history[0]({', '.join([*names, *outs])})")
+    launch.append(f"if recorded: history[0].record({', '.join([*names, *outs])})")
     if results:
         launch.append("return " + (outs[0] if results == 1 else f"({', '.join(outs)})"))
     ranges = [

@@ -13,7 +13,7 @@ import logging
 import struct
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -29,6 +29,7 @@ from weft.runtime.build import Made, compile_region
 from weft.runtime.cache import disk
 from weft.runtime.fastpath import (
     MOST_BUILTINS,
+    Direct,
     Generated,
     Plan,
     bounds,
@@ -124,15 +125,6 @@ class KernelLike(Protocol):
     ) -> Any: ...
 
 
-class DirectEntry(NamedTuple):
-    """A kernel that is one loop and nothing else: its ``entry`` (see ``make_entry``), where the
-    loop's arguments are among its own, and what puts a function before the entry."""
-
-    entry: Callable[..., Any]
-    order: Sequence[int]
-    install: Callable[[Callable[..., Any]], None]
-
-
 def one_or_all(results: Sequence[torch.Tensor]) -> Any:
     """What a launch gives that reduces into ``results``."""
     return (results[0] if len(results) == 1 else tuple(results)) if results else None
@@ -157,7 +149,7 @@ class Launcher:
         self.generated: dict[tuple[tuple[Any, ...], frozenset[int]], Generated] = {}
         self.promoted: list[native.FastCall] = []  # what builtins are made of, newest first
         self.complex_calls: dict[tuple[Any, ...], int] = {}  # how many there were, by what they had
-        self.direct_entry: DirectEntry | None = None
+        self.direct: Direct | None = None  # of its kernel
         self.boxed = weakref.WeakSet[Any]()  # operators that launch it from machine code
         self.warned = False  # of arguments that share memory
         self.current: Callable[..., Any] = self
@@ -168,7 +160,7 @@ class Launcher:
         # Has another launcher of the loop do the same where a gradient is asked for.
         self.connect: Callable[[Launcher], None] = lambda launcher: None
         # What tells autograd of launches with exactly such arguments, where that can be known.
-        self.history: Callable[[tuple[Any, ...]], Callable[..., object] | None] = lambda args: None
+        self.history: Callable[[tuple[Any, ...]], native.History | None] = lambda args: None
 
     def _become(self, entry: Callable[..., Any]) -> None:
         self.current = entry
@@ -201,8 +193,8 @@ class Launcher:
         for kernel in self.boxed:
             kernel.forget()
         self.install(self)
-        if self.direct_entry is not None:
-            self.direct_entry.install(self.direct_entry.entry)
+        if self.direct is not None:
+            self.direct.install(self.direct.entry)
 
     # --- the slow path ---------------------------------------------------------------------------
     def slow(self, args: tuple[Any, ...]) -> Any:
@@ -359,12 +351,14 @@ class Launcher:
                 if recorded and not (plan.history or code.mutated) and holds(plan.guards):
                     found = self.history(args)
                     plan.history.extend([found] if found else [])
-                self.put(code.for_plan(plan, specs, args))
+                self.put(code.for_plan(plan, specs, args), args)
         return code.launch(*args)
 
-    def put(self, work: native.FastCall | None) -> None:
-        """Puts a builtin for ``work`` before the others."""
+    def put(self, work: native.FastCall | None, args: tuple[Any, ...]) -> None:
+        """Puts a builtin for ``work``, which is for calls with such ``args``, before the others."""
         if work is not None:
+            if self.direct is not None and not self._reaches:
+                work.whole = self.direct.work(work, args)
             others = [w for w in self.promoted if w.call is not work.call or not w.grad]
             self.promoted = [work, *others][:MOST_BUILTINS]
             self._chain()
@@ -377,15 +371,17 @@ class Launcher:
         cache = disk(options)
         for work in reversed(self.promoted):
             entry = native.builtin(work.packed(), entry, cache)
-        reaches = any(arg.read is not None for arg in self.region.args)
-        self.install(self._extending(entry) if reaches else entry)
-        if self.direct_entry is not None:
-            entry = self.direct_entry.entry
+        self.install(self._extending(entry) if self._reaches else entry)
+        if self.direct is not None:
+            entry = self.direct.entry
             for work in reversed(self.promoted):
-                if work.check is not None and not reaches:  # the check sees torch's modes
-                    packed = work.reordered(self.direct_entry.order).packed()
-                    entry = native.builtin(packed, entry, cache)
-            self.direct_entry.install(entry)
+                if work.whole is not None:  # its check sees torch's modes
+                    entry = native.builtin(work.whole.packed(), entry, cache)
+            self.direct.install(entry)
+
+    @property
+    def _reaches(self) -> bool:
+        return any(arg.read is not None for arg in self.region.args)
 
 
 def _as_pairs(launcher: Launcher, args: tuple[Any, ...]) -> Any:
@@ -394,7 +390,7 @@ def _as_pairs(launcher: Launcher, args: tuple[Any, ...]) -> Any:
     def call(own: Launcher, given: tuple[Any, ...]) -> Any:
         found = own.current(*given)
         with launcher.lock:
-            launcher.put(work_of(launcher.complex_calls, args, own, given))
+            launcher.put(work_of(launcher.complex_calls, args, own, given), args)
         return found
 
     return apart(launcher, args, call)

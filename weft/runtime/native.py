@@ -13,11 +13,10 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad, profiler
 
 from weft.runtime import cpu, record
 from weft.runtime.cache import DiskCache
@@ -51,11 +50,32 @@ class Direct(NamedTuple):
     several: bool = False  # there are more devices than this one
 
 
+class History(NamedTuple):
+    """What tells autograd of a launch: ``record``, given the arguments and results, or ``apply``,
+    given the ``wanted`` of these and a tuple of all."""
+
+    record: Callable[..., object]
+    apply: Callable[..., object]
+    wanted: Sequence[int]
+
+
+class Step(NamedTuple):
+    """The words of a step; the argument is None where it looks at none."""
+
+    kind: int
+    argument: int | None
+    slot: int
+    type: int
+    low: int
+    high: int
+
+
 @mutable
 class FastCall:
     """What the calls of one plan are like, and what they do. ``history``: where a gradient is
-    asked for, what tells autograd of a launch, given its arguments and results; without it such
-    calls are left to others."""
+    asked for, what tells autograd of a launch; without it such calls are left to others.
+    ``slots``: where the results are in the block, if not behind the tensors. ``rest``: what a
+    launch is known by, as ``record.py`` numbers values, if not by the arguments and results."""
 
     arguments: int
     check: Callable[..., bool] | None  # of the tensors
@@ -69,56 +89,68 @@ class FastCall:
     grad: bool
     guards: tuple[Any, ...]
     holds: Callable[[Any], bool]
-    history: Callable[..., object] | None = None
-    steps: list[tuple[int, ...]] = field(default_factory=list)
+    history: History | None = None
+    slots: Sequence[int] | None = None
+    rest: Sequence[int] | None = None
+    whole: FastCall | None = None  # the same in place of the kernel
+    steps: list[Step] = field(default_factory=list)
     objects: list[object] = field(default_factory=list)
 
     def step(
-        self, kind: int, argument: int, *, slot: int = 0, type: type | None = None,
+        self, kind: int, argument: int | None, *, slot: int = 0, type: type | None = None,
         range: tuple[int, int] = (0, 0), objects: Sequence[object] = (),
     ) -> None:  # fmt: skip
-        """Adds a step (see ``record.py``)."""
+        """Adds a step (see ``record.py``). ``argument``: what it looks at, None for what looks at
+        none; there has to be one, which is read before kinds are told apart."""
         low, high = range
         if objects:
-            low = len(OBJECTS) + len(self.makers) + len(self.objects)
-            self.objects += objects
-        self.steps.append((kind, argument, slot, id(type) if type else 0, low, high))
+            low = self.keep(*objects)
+        if kind == record.TENSOR:
+            low = self.checked
+        self.steps.append(Step(kind, argument, slot, id(type) if type else 0, low, high))
+
+    @property
+    def checked(self) -> int:
+        """How many tensors are given to ``check``."""
+        return sum(step.kind == record.TENSOR for step in self.steps)
+
+    def keep(self, *objects: object) -> int:
+        """Where the first of these is among all objects."""
+        self.objects += objects
+        return len(OBJECTS) + len(self.objects) - len(objects)
 
     def guard(self, owner: object, name: str, value: object, item: bool, absent: bool) -> None:
         """Adds a step: the attribute (the ``item`` of a dict) is still this object, or ``absent``
-        still. Needs an argument, which steps read before they are told apart."""
+        still."""
         kind = record.MISSING if absent else record.ITEM if item else record.ATTRIBUTE
-        self.step(kind, 0, objects=[owner, name, object() if absent else value])
-
-    def reordered(self, order: Sequence[int]) -> FastCall:
-        """The same work in place of a kernel, whose arguments have their places in ``order``; it
-        is left to others within a level of forward mode, and where it is profiled."""
-        steps = [(kind, order[k], *rest) for kind, k, *rest in self.steps]
-        work = replace(self, mutated=[order[k] for k in self.mutated], steps=steps,
-                       objects=[*self.objects], history=None)  # fmt: skip
-        for module, name, idle in ((forward_ad, "_current_level", -1),
-                                   (profiler, "_is_profiler_enabled", False)):  # fmt: skip
-            work.guard(vars(module), sys.intern(name), idle, item=True, absent=False)
-        return work
+        self.step(kind, None, objects=[owner, name, object() if absent else value])
 
     def packed(self) -> tuple[object, ...]:
         """The objects of the builtin, without the fallback."""
         direct = self.direct or Direct(PYTHON, 0, None)
         flags = GRAD * self.grad | GUARDED * bool(self.guards) | SEVERAL * direct.several
         flags |= HISTORY * (self.history is not None)
+        tensors, results = len(self.extents), len(self.makers)
+        slots = range(tensors, tensors + results) if self.slots is None else self.slots
+        wanted, rest = (), ()
+        if self.history is not None:
+            wanted = self.history.wanted
+            rest = range(self.arguments + results) if self.rest is None else self.rest
         head = (
-            self.arguments, len(self.steps), len(self.extents), len(self.disjoint),
-            len(self.makers), len(self.mutated), len(self.block), flags, direct.way,
-            direct.address, id(True), id(None), id(Exception), export(),
+            self.arguments, len(self.steps), tensors, len(self.disjoint), results,
+            len(self.mutated), len(wanted), len(rest), len(self.block), flags, direct.way,
+            direct.address, id(True), id(None), id(Exception), export(), self.checked,
+            len(OBJECTS) + len(self.objects),
         )  # fmt: skip
-        words = [*head, *(w for step in self.steps for w in step), *self.extents]
-        words += [*(k for pair in self.disjoint for k in pair), *self.mutated]
+        words = [*head, *(w or 0 for step in self.steps for w in step), *self.extents]
+        words += [*(k for pair in self.disjoint for k in pair), *self.mutated, *slots]
+        words += [*wanted, *rest]
         packed = b"".join((w & _ALL).to_bytes(8, "little") for w in words) + self.block
         return (
             packed, None, self.check, torch.Tensor.data_ptr, torch._C._increment_version,
             torch.is_grad_enabled, self.holds, self.guards, self.call, _stream, direct.device,
-            _device, sys.intern("is_nested"), self.history, _transforms, *self.makers,
-            *self.objects, direct.keep,
+            _device, sys.intern("is_nested"), self.history and self.history.apply, _transforms,
+            *self.objects, *self.makers, direct.keep,
         )  # fmt: skip
 
 

@@ -7,10 +7,14 @@
     extents the bytes of each tensor from its first to the end of its last element
     disjoint two words for each pair of tensors that must not overlap
     mutated  the arguments that autograd is told of
+    slots    the place of each result in the block
+    wanted   the values whose gradients are asked for, and
+    rest     those that a launch is known by, where autograd is told: of the arguments, the results
+             and the objects, in this order
     block   the argument block: pointers of tensors and of results, scalars, all that is known
 
-and **objects**, which stand in a tuple together with the record (``OBJECTS``, then the makers of
-the results, then what the steps need). That tuple is the builtin's ``self``: it keeps everything
+and **objects**, which stand in a tuple together with the record (``OBJECTS``, then what the steps
+need, then the makers of the results). That tuple is the builtin's ``self``: it keeps everything
 alive.
 """
 
@@ -20,8 +24,8 @@ import ctypes
 import struct
 
 HEAD = (
-    "arguments", "steps", "tensors", "disjoint", "results", "mutated", "size", "flags", "way",
-    "code", "true", "none", "exception", "export",
+    "arguments", "steps", "tensors", "disjoint", "results", "mutated", "wanted", "rest", "size",
+    "flags", "way", "code", "true", "none", "exception", "export", "checked", "makers",
 )  # fmt: skip
 STEP = ("kind", "argument", "slot", "type", "low", "high")
 OBJECTS = (
@@ -29,8 +33,8 @@ OBJECTS = (
     "call", "stream", "device", "current", "nested", "history", "transforms",
 )  # fmt: skip
 # Kinds of steps. "type": the exact type that the argument has.
-TENSOR = 0  # the next tensor, whose address goes to "slot", its number among them, unless it is
-# nested: asked about such a tensor, ``check`` ends the process, and ``export`` raises
+TENSOR = 0  # the tensor "low" of those to check, whose address goes to "slot", unless it is nested:
+# asked about such a tensor, ``check`` ends the process, and ``export`` raises
 INTEGER = 1  # a number of that type from "low" to "high", to "slot" as an integer
 FLOAT = 2  # a number of that type, to "slot" as a double
 IDENTITY = 3  # the object "low"
@@ -42,6 +46,7 @@ CALLBACK = 6  # object "low" called with it gives what equals the next one; the 
 ITEM = 7  # a dict has this value under the name
 MISSING = 8  # a dict has nothing under the name
 ATTRIBUTE = 9  # an object has this value as its attribute
+ASKED = 10  # object "low" called with nothing gives the next one
 # Ways to call.
 HOLDING, RELEASING, PYTHON, DRIVER = range(4)
 GRAD, GUARDED, SEVERAL, HISTORY = 1, 2, 4, 8  # flags

@@ -195,7 +195,7 @@ Step = dict[str, str]
 
 
 def _tensor(w: _Writer, step: Step) -> None:
-    w.store("ptr", step["value"], w.at("%tensors", step["slot"], "ptr"))
+    w.store("ptr", step["value"], w.at("%tensors", step["low"], "ptr"))
     w.give("i1", w.points("%export", step["value"], step["place"]))
 
 
@@ -247,6 +247,13 @@ def _attribute(w: _Writer, step: Step) -> None:
     w.give("i1", w.test("eq", held, w.operand(step, 2), "ptr"))
 
 
+def _asked(w: _Writer, step: Step) -> None:
+    held = w.api("PyObject_Vectorcall", w.operand(step, 0), "null", 0, "null")
+    w.refuse(w.null(held))
+    w.api("Py_DecRef", held)
+    w.give("i1", w.test("eq", held, w.operand(step, 1), "ptr"))
+
+
 def _callback(w: _Writer, step: Step) -> None:
     answer = w.one(w.operand(step, 0), step["value"])
     w.refuse(w.null(answer))
@@ -266,7 +273,7 @@ def _callback(w: _Writer, step: Step) -> None:
 _STEPS: dict[int, Callable[[_Writer, Step], None]] = {
     record.TENSOR: _tensor, record.INTEGER: _integer, record.FLOAT: _float, record.IDENTITY: _same,
     record.EQUAL: _equal, record.SIZE: _size, record.CALLBACK: _callback, record.ITEM: _item,
-    record.MISSING: _missing, record.ATTRIBUTE: _attribute,
+    record.MISSING: _missing, record.ATTRIBUTE: _attribute, record.ASKED: _asked,
 }  # fmt: skip
 
 
@@ -333,24 +340,63 @@ def _drives(w: _Writer) -> None:
     w.give("i1", "false", at="no")
 
 
+def _value(w: _Writer) -> None:
+    """One of the arguments, the results and the objects, borrowed."""
+    arguments, results = (w.load(w.at("%record", record.HEAD.index(name)))
+                          for name in ("arguments", "results"))  # fmt: skip
+    with w.where(w.test("ult", "%which", arguments)):
+        w.give("ptr", w.load(w.at("%args", "%which", "ptr"), "ptr"))
+        w.start(w.label("never"))
+    left = w.inst(f"sub i64 %which, {arguments}")
+    inside = w.test("ult", left, results)
+    behind = w.inst(f"sub i64 {left}, {results}")
+    tuple = w.inst(f"select i1 {inside}, ptr %made, ptr %self")
+    number = w.inst(f"select i1 {inside}, i64 {left}, i64 {behind}")
+    w.give("ptr", w.api("PyTuple_GetItem", tuple, number))
+
+
+def _told(w: _Writer) -> None:
+    """Tells autograd of a launch; null with an error set."""
+    names = ("results", "wanted", "rest")
+    head = {name: w.load(w.at("%record", record.HEAD.index(name))) for name in names}
+    wanted = w.at("%slots", head["results"])
+    values = w.at(wanted, head["wanted"])
+    operands = "ptr %self, ptr %record, ptr %args, ptr %made, i64"
+    count = w.inst(f"add i64 {head['wanted']}, 1")
+    given = w.inst(f"alloca ptr, i64 {count}")
+    with w.each(head["wanted"]) as k:
+        value = w.inst(f"call ptr @value({operands} {w.load(w.at(wanted, k))})")
+        w.store("ptr", value, w.at(given, k, "ptr"))
+    rest = w.api("PyTuple_New", head["rest"])
+    w.refuse(w.null(rest))
+    with w.each(head["rest"]) as k:
+        value = w.inst(f"call ptr @value({operands} {w.load(w.at(values, k))})")
+        w.api("Py_IncRef", value)
+        w.api("PyTuple_SetItem", rest, k, value)
+    w.store("ptr", rest, w.at(given, head["wanted"], "ptr"))
+    told = w.api("PyObject_Vectorcall", w.object("history"), given, count, "null")
+    w.api("Py_DecRef", rest)
+    w.give("ptr", told)
+    w.give("ptr", "null", at="no")
+
+
 def _carries(w: _Writer) -> None:
     """Carries out a call whose arguments are packed: what the builtin gives."""
-    names = ("arguments", "tensors", "results", "mutated", "size", "flags", "way", "code", "none",
-             "export")  # fmt: skip
+    names = ("results", "mutated", "size", "flags", "way", "code", "none", "export", "makers")
     head = {name: w.load(w.at("%record", record.HEAD.index(name))) for name in names}
-    held = w.room("ptr")
+    held, slots = w.room("ptr"), w.at("%mutated", head["mutated"])
     w.store("ptr", "null", held)
     with w.where(w.test("ne", head["results"], 0)):
         made = w.api("PyTuple_New", head["results"])
         w.store("ptr", made, held)
         w.refuse(w.null(made), "fail")
         with w.each(head["results"]) as k:
-            number = w.inst(f"add i64 {k}, {len(record.OBJECTS)}")
+            number = w.inst(f"add i64 {k}, {head['makers']}")
             maker = w.api("PyTuple_GetItem", "%self", number)
             fresh = w.api("PyObject_Vectorcall", maker, "null", 0, "null")
             w.refuse(w.null(fresh), "fail")
             w.api("PyTuple_SetItem", made, k, fresh)
-            slot = w.at("%block", w.inst(f"add i64 {head['tensors']}, {k}"))
+            slot = w.at("%block", w.load(w.at(slots, k)))
             w.need(w.points(head["export"], fresh, slot), "fail")
     code = w.pointer(head["code"])
     ways = {record.HOLDING: "holding", record.RELEASING: "releasing", record.DRIVER: "driver"}
@@ -389,13 +435,8 @@ def _carries(w: _Writer) -> None:
         w.api("Py_DecRef", told)
     made = w.load(held, "ptr")
     with w.where(w.test("ne", "%recording", 0, "i32")):
-        whole = w.inst(f"add i64 {head['arguments']}, {head['results']}")
-        given = w.inst(f"alloca ptr, i64 {whole}")
-        w.copy(given, "%args", w.inst(f"mul i64 {head['arguments']}, 8"))
-        with w.each(head["results"]) as k:
-            place = w.at(given, w.inst(f"add i64 {head['arguments']}, {k}"), "ptr")
-            w.store("ptr", w.api("PyTuple_GetItem", made, k), place)
-        told = w.api("PyObject_Vectorcall", w.object("history"), given, whole, "null")
+        operands = f"ptr %self, ptr %record, ptr %args, ptr {made}, ptr {slots}"
+        told = w.inst(f"call ptr @told({operands})")
         w.refuse(w.null(told), "fail")
         w.api("Py_DecRef", told)
     w.switch(head["results"], "several", {0: "nothing", 1: "single"})
@@ -427,9 +468,11 @@ def _builtin(w: _Writer) -> None:
     extents = w.at(steps, head["steps"], step_words)
     disjoint = w.at(extents, head["tensors"])
     mutated = w.at(disjoint, head["disjoint"], "[2 x i64]")
-    template = w.at(mutated, head["mutated"])
+    template = mutated
+    for name in ("mutated", "results", "wanted", "rest"):
+        template = w.at(template, head[name])
     block = w.inst(f"alloca i8, i64 {head['size']}, align 16")
-    found = w.inst(f"alloca ptr, i64 {head['tensors']}")
+    found = w.inst(f"alloca ptr, i64 {head['checked']}")
     w.copy(block, template, head["size"])
     true, export = f"i64 {head['true']}", f"i64 {head['export']}"
     with w.each(head["steps"]) as k:
@@ -444,8 +487,8 @@ def _builtin(w: _Writer) -> None:
         answer = w.inst(f"call i32 @asks({operands})")
         w.need(w.test("eq", answer, wanted, "i32"), "unexpected")
 
-    with w.where(w.test("ne", head["tensors"], 0)):
-        answers(w.object("check"), found, head["tensors"], 1)
+    with w.where(w.test("ne", head["checked"], 0)):
+        answers(w.object("check"), found, head["checked"], 1)
     recording = w.room("i32")
     w.store("i32", 0, recording)
     with w.where(w.test("ne", w.inst(f"and i64 {head['flags']}, {record.GRAD}"), 0)):
@@ -497,6 +540,8 @@ _PARTS: dict[str, Callable[[_Writer], None]] = {
     "internal i1 @fits(ptr %self, ptr %step, ptr %args, ptr %block, ptr %tensors, i64 %export, "
     "i64 %true)": _fits,
     "internal i1 @drives(ptr %self, ptr %cell, ptr %block, i64 %flags)": _drives,
+    "internal ptr @value(ptr %self, ptr %record, ptr %args, ptr %made, i64 %which)": _value,
+    "internal ptr @told(ptr %self, ptr %record, ptr %args, ptr %made, ptr %slots)": _told,
     "internal ptr @carries(ptr %self, ptr %record, ptr %args, ptr %block, ptr %mutated, i64 %true, "
     "i32 %recording)": _carries,
     f"ptr @{SYMBOL}(ptr %self, ptr %args, i64 %given, ptr %names)": _builtin,

@@ -74,7 +74,13 @@ from weft.lang.dtypes import (
     int64,
     u1,
     u8,
+    u16,
+    u32,
+    u64,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 from weft.lang.field import (
     cpu,
@@ -178,5 +184,6 @@ __all__ = [
     "gpu", "grouped", "i8", "i16", "i32", "i64", "init", "int8", "int16", "int32", "int64",
     "kernel", "log", "loop_config", "math", "max", "metal", "min", "ndarray", "ndrange", "opengl",
     "pow", "round", "rsqrt", "select", "serial", "sin", "sqrt", "static", "sync", "tan", "tanh",
-    "template", "types", "u1", "u8", "uint8", "var", "vulkan", "x64", "zeros",
+    "template", "types", "u1", "u8", "u16", "u32", "u64", "uint8", "uint16", "uint32", "uint64",
+    "var", "vulkan", "x64", "zeros",
 ]  # fmt: skip

@@ -221,8 +221,8 @@ def test_what_a_function_takes(expression: str, text: str) -> None:
          "write a float, as 1e300, or compute it in the host part"),
         ("1 << 10 ** 9", "a constant of more than 65536 bits | "
          "write a float, as 1e300, or compute it in the host part"),
-        ("weft.i64(0xFFFFFFFFFFFFFFFF)", "18446744073709551615 does not fit in i64 | "
-         "weft has no unsigned 64 bits: for the same bits write -1"),
+        ("i + 0xFFFFFFFFFFFFFFFF", "18446744073709551615 does not fit in 64 bits | "
+         "write weft.u64(18446744073709551615); in i64, the same bits are -1"),
         ("weft.zeros(2_000_000)[0]", "a local array or vector of 2000000 elements: each iteration "
          "has one of its own, of at most 1048576 | make a tensor in the host part, with one more "
          "dimension for the iteration"),
@@ -301,8 +301,6 @@ def test_arguments_by_keyword_mean_what_they_mean_in_python() -> None:
          "check the spelling"),
         ("weft.random()", "weft has no random numbers: `random` | draw them in the host part, "
          "torch.rand(...), and pass the tensor; docs/language.md says what there is"),
-        ("weft.u32(1)", "weft has no unsigned integers beyond 8 bits: `u32` | use weft.i32 or "
-         "weft.i64: sums wrap alike; docs/language.md says what there is"),
         ("weft.atomic_max(n, 1)", "`atomic_max` works on an element of a tensor | write "
          "weft.atomic_max(x[i], value); of a variable, n = max(n, value)"),
         ("x[i].clamp(0)", "a scalar (f32) has no method `clamp` in a device loop | "

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import complexes, nests, rows, scans
+from tests.fuzz import complexes, nests, rows, scans, unsigned
 from tests.fuzz.check import check
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "150"))
@@ -53,3 +53,10 @@ def test_random_nests_of_ranges(part: int, seed: int) -> None:
 @given(seed=st.integers(0, 1 << 40))
 def test_random_kernels_of_complex_numbers(part: int, seed: int) -> None:
     complexes.check(Random(seed))
+
+
+@drawing
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+def test_random_kernels_of_unsigned_integers(part: int, seed: int) -> None:
+    unsigned.check(Random(seed))

@@ -255,6 +255,7 @@ class CudaTarget(Reports):
             if part is not None:
                 form += part.replace("%", "%%")
                 continue
+            unsigned = len(words) in op.attrs.get("unsigned", ())
             value, name = next(remaining)
             t = value.scalar
             if t is i1:
@@ -265,7 +266,7 @@ class CudaTarget(Reports):
                 form += "%.17g" if t is f64 else "%.9g"
                 words.append(("double", widen(e, t, f64, name)))
             else:
-                form += "%lld"
+                form += "%llu" if unsigned else "%lld"
                 words.append(("i64", word(e, name, t)))
         block = e.fresh("words")
         e.allocas.append(f"{block} = alloca [{max(len(words), 1)} x i64], align 8")

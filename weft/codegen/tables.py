@@ -23,7 +23,12 @@ def described(function: Function) -> tuple[Check, ...]:
 def printed(function: Function) -> tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]:
     """``CpuCode.prints``."""
     prints = (op for op in walk(function.body) if op.name == "weft.print")
-    return tuple((tuple(op.attrs["parts"]), _kinds(op.operands)) for op in prints)
+    return tuple((tuple(op.attrs["parts"]), _printed(op)) for op in prints)
+
+
+def _printed(op: Op) -> tuple[str, ...]:
+    marked = op.attrs.get("unsigned", ())
+    return tuple("unsigned" if k in marked else kind for k, kind in enumerate(_kinds(op.operands)))
 
 
 class Reports:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Set
 from weft.errors import warn
 from weft.source import FunctionSource
 
-_NARROW = {"i8": 8, "u8": 8, "i16": 16}
+_NARROW = {"i8": 8, "u8": 8, "i16": 16, "u16": 16}
 
 
 class LoopWarning(UserWarning):

@@ -8,6 +8,10 @@ from typing import Any
 
 from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.kinds import (
+    BITS,
+    INTS,
+    STORAGE,
+    UNSIGNED,
     Box,
     Complex,
     Method,
@@ -30,7 +34,8 @@ from weft.frontend.kinds import (
 from weft.ir import types as ir
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Value
-from weft.lang.numbers import Number, plain
+from weft.lang.dtypes import DTYPES
+from weft.lang.numbers import Number, converted, plain
 from weft.source import Span
 
 RING = {"+": "add", "-": "sub", "*": "mul"}
@@ -55,9 +60,11 @@ class Conversions:
             return self.float_type
         if dtype in ("f16", "bf16"):
             return ir.f32
-        return {"bool": ir.i1, "u8": ir.i8}.get(dtype) or ir.SCALARS[dtype]
+        return STORAGE[dtype]
 
     def constant(self, value: bool | int | float, dtype: str) -> Scalar:
+        if dtype in UNSIGNED and value >> (BITS[dtype] - 1):  # type: ignore[operator]
+            value -= 1 << BITS[dtype]  # the IR's integers have no sign of their own: its bits
         return Scalar(self.builder.constant(value, self.type(dtype)), dtype)
 
     def number(self, x: Operand, span: Span, what: str = "this") -> str:
@@ -92,6 +99,8 @@ class Conversions:
                 raise KernelValueError(f"{x.value} as {dtype}", span,
                                        help="write the number that is meant")  # fmt: skip
             x = Static(int(x.value))
+        elif isinstance(x, Static) and type(dtype_of(x)) is str and dtype in INTS:
+            x = x if isinstance(x, Varying) else Static(converted(x.value, DTYPES[dtype]))
         scalar = self.cast(x, dtype, span)
         if dtype in ("f16", "bf16"):
             b = self.builder
@@ -132,14 +141,14 @@ class Conversions:
             if is_float(target):
                 wider = type.bits > value.type.bits  # type: ignore[union-attr]
                 return b.op("arith.extf" if wider else "arith.truncf", value, type=type)
-            if target == "u8":
-                return b.op("arith.fptoui", value, type=ir.i8)
+            if target in UNSIGNED:
+                return b.op("arith.fptoui", value, type=type)
             if target == "int":
                 return b.op(
                     "arith.index_cast", b.op("arith.fptosi", value, type=ir.i64), type=ir.index
                 )
             return b.op("arith.fptosi", value, type=type)
-        unsigned = source in ("u8", "bool")
+        unsigned = source in UNSIGNED or source == "bool"
         if is_float(target):
             if source == "int":
                 value = b.op("arith.index_cast", value, type=ir.i64)
@@ -241,7 +250,7 @@ def does_not_fit(value: int, dtype: str, span: Span) -> KernelValueError:
     if dtype in ("int", "i64"):
         help = "write a float, as 1e300"
         if value >> 63 == 1:  # of a hash: it has 64 bits without a sign
-            help = f"weft has no unsigned 64 bits: for the same bits write {value - (1 << 64)}"
+            help = f"write weft.u64({value}); in i64, the same bits are {value - (1 << 64)}"
     return KernelValueError(
         f"{shown(value)} does not fit in {'64 bits' if dtype == 'int' else dtype}", span, help=help
     )

@@ -10,6 +10,7 @@ from weft.errors import KernelSyntaxError, KernelTypeError
 from weft.frontend import aggregates, elements, expressions, reductions
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
+    UNSIGNED,
     Complex,
     Operand,
     Part,
@@ -162,6 +163,7 @@ def _print(cx: Lowering, node: ast.Call) -> Operand:
         options[keyword.arg] = value.value
     parts: list[str | None] = []
     values: list[Any] = []
+    unsigned: list[int] = []
 
     def add(x: Operand) -> None:
         if isinstance(x, Static):
@@ -186,7 +188,10 @@ def _print(cx: Lowering, node: ast.Call) -> Operand:
             number = cx.read_scalar(x, span)
             assert isinstance(number, Scalar)
             parts.append(None)
-            wide = "int" if number.dtype == "u8" else number.dtype
+            narrow = number.dtype in UNSIGNED and number.dtype != "u64"
+            if number.dtype == "u64":
+                unsigned.append(len(values))
+            wide = "int" if narrow else number.dtype
             values.append(cx.scalars.cast(number, wide, span).value)
 
     for k, argument in enumerate(node.args):
@@ -208,7 +213,8 @@ def _print(cx: Lowering, node: ast.Call) -> Operand:
             add(cx.expression(argument))
     parts.append(options["end"])
     cx.builder.span = span
-    cx.builder.do("weft.print", *values, parts=tuple(parts))
+    marks = {"unsigned": tuple(unsigned)} if unsigned else {}
+    cx.builder.do("weft.print", *values, parts=tuple(parts), **marks)
     return Static(None)
 
 

@@ -9,7 +9,17 @@ from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, expressions
 from weft.frontend.casts import Handler, quotient, static_items
 from weft.frontend.context import Lowering
-from weft.frontend.kinds import Operand, Scalar, Static, Tensor, Vec, is_float, is_int, promote
+from weft.frontend.kinds import (
+    UNSIGNED,
+    Operand,
+    Scalar,
+    Static,
+    Tensor,
+    Vec,
+    is_float,
+    is_int,
+    promote,
+)
 from weft.frontend.signatures import argument
 
 
@@ -166,7 +176,9 @@ def _fmod(cx: Lowering, a: list[Operand], span: Span) -> Operand:
     s = cx.scalars
     dtype = promote(s.number(a[0], span), s.number(a[1], span))
     x, y = (s.cast(v, dtype, span).value for v in a)
-    name = "arith.remf" if is_float(dtype) else "arith.remui" if dtype == "u8" else "arith.remsi"
+    name = (
+        "arith.remf" if is_float(dtype) else "arith.remui" if dtype in UNSIGNED else "arith.remsi"
+    )
     return Scalar(cx.builder.op(name, x, y), dtype)
 
 

@@ -20,10 +20,12 @@ from weft.values import frozen, mutable
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 SIGNED = ("i8", "i16", "i32", "i64")
-INTS = (*SIGNED, "u8")
+UNSIGNED = ("u8", "u16", "u32", "u64")
+INTS = (*SIGNED, *UNSIGNED)
 STORAGE = {
     "f16": ir.f16, "bf16": ir.bf16, "f32": ir.f32, "f64": ir.f64, "i8": ir.i8, "i16": ir.i16,
-    "i32": ir.i32, "i64": ir.i64, "u8": ir.i8, "bool": ir.i1,
+    "i32": ir.i32, "i64": ir.i64, "u8": ir.i8, "u16": ir.i16, "u32": ir.i32, "u64": ir.i64,
+    "bool": ir.i1,
 }  # fmt: skip
 BITS = {name: STORAGE[name].bits for name in (*FLOATS, *INTS)}
 COMPLEX = {"f32": "c64", "f64": "c128", "float": "complex"}  # by the dtype of their parts
@@ -43,10 +45,15 @@ def is_weak(dtype: str) -> bool:
 
 
 def int_range(dtype: str) -> tuple[int, int]:
-    if dtype == "u8":
-        return 0, 255
     bits = BITS.get(dtype, 64)
+    if dtype in UNSIGNED:
+        return 0, (1 << bits) - 1
     return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+
+def passed_range(dtype: str) -> tuple[int, int]:
+    """Which integers of ``dtype`` a kernel is passed as numbers: PyTorch's have 64 bits."""
+    return int_range(dtype)[0], min(int_range(dtype)[1], (1 << 63) - 1)
 
 
 def promote(a: str, b: str) -> str:
@@ -66,10 +73,10 @@ def promote(a: str, b: str) -> str:
     for least in ("bool", "int"):
         if least in (a, b):
             return b if a == least else a
-    if "u8" in (a, b):
-        other = b if a == "u8" else a
-        return "i16" if other == "i8" else other
-    return max(a, b, key=lambda d: BITS[d])
+    if {a, b} == {"u8", "i8"}:
+        return "i16"
+    # torch refuses the wider unsigned ones beside others; Taichi: the wider, or the unsigned one.
+    return max(a, b, key=lambda d: (BITS[d], d in UNSIGNED))
 
 
 @mutable

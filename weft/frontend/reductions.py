@@ -7,7 +7,7 @@ import ast
 from weft.errors import KernelSyntaxError
 from weft.frontend.desugar import placed
 from weft.frontend.expressions import BINARY
-from weft.frontend.kinds import is_float
+from weft.frontend.kinds import UNSIGNED, is_float
 from weft.source import FunctionSource
 
 # The combiner that `x op= v` accumulates with.
@@ -29,7 +29,7 @@ IN_ORDER = (
 
 def kind(combiner: str, dtype: str) -> str:
     """The IR's combiner for values of ``dtype``."""
-    column = 0 if is_float(dtype) else 2 if dtype in ("u8", "bool") else 1
+    column = 0 if is_float(dtype) else 2 if dtype in (*UNSIGNED, "bool") else 1
     return _KINDS[combiner][column]
 
 

@@ -58,15 +58,10 @@ STATEMENTS: dict[type, tuple[str, str]] = {
 _RANDOM = ("random numbers", "draw them in the host part, torch.rand(...), and pass the tensor")
 _SOLVE = ("decompositions of matrices", "call torch.linalg in the host part, or write the loops")
 _STRUCT = ("structs", "use a tensor for each member, or weft.Vector")
-_WIDE = (
-    "unsigned integers beyond 8 bits",
-    "use weft.i32 or weft.i64: sums wrap alike",
-)
 LACKING: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("random", "randn", "rand"), _RANDOM),
     **dict.fromkeys(("solve", "eig", "sym_eig", "svd", "polar_decompose"), _SOLVE),
     **dict.fromkeys(("Struct", "struct", "dataclass", "StructField", "argpack"), _STRUCT),
-    **dict.fromkeys(("u16", "u32", "u64", "uint16", "uint32", "uint64"), _WIDE),
     "GUI": ("a GUI", "show the tensor with another library"),
     "ui": ("a GUI", "show the tensor with another library"),
 }

@@ -10,6 +10,7 @@ from typing import Any
 from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.conversions import RING, Captured, Conversions, does_not_fit
 from weft.frontend.kinds import (
+    UNSIGNED,
     NumberPinned,
     Operand,
     Scalar,
@@ -36,6 +37,7 @@ PYTHON: dict[str, Callable[[Any, Any], Any]] = {
 _SIGNED = {"==": "eq", "!=": "ne", "<": "slt", "<=": "sle", ">": "sgt", ">=": "sge"}
 _UNSIGNED = {"==": "eq", "!=": "ne", "<": "ult", "<=": "ule", ">": "ugt", ">=": "uge"}
 _ORDERED = {"==": "oeq", "!=": "une", "<": "olt", "<=": "ole", ">": "ogt", ">=": "oge"}
+_TURNED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _BITS = {"&": "andi", "|": "ori", "^": "xori"}
 MOST_BITS = 1 << 16  # of a compile-time integer: Python would compute for minutes
 _ROOTS = {0.5: "math.sqrt", -0.5: "math.rsqrt"}
@@ -102,14 +104,14 @@ class Scalars:
             # The low bits of an amount say less than the amount: 256 is not 0.
             width = self.builder.constant(self.type(dtype).bits, ir.index)
             b = Scalar(self.builder.op("arith.minui", b.value, width), "int")
-        name = "shli" if symbol == "<<" else "shrui" if dtype == "u8" else "shrsi"
+        name = "shli" if symbol == "<<" else "shrui" if dtype in UNSIGNED else "shrsi"
         return Scalar(self._op(name, a, b, dtype, span), dtype)
 
     def _int_divmod(self, symbol: str, a: Operand, b: Operand, dtype: str, span: Span) -> Scalar:
         # A run-time Python int may be wider than the tensor's integers: divide in 64 bits then.
         weak = any(isinstance(x, Scalar) and x.dtype == "int" for x in (a, b))
-        wide = "int" if weak else dtype
-        divide = "divui" if wide == "u8" else "floordivsi"
+        wide = "int" if weak and dtype != "u64" else dtype
+        divide = "divui" if wide in UNSIGNED else "floordivsi"
         x, y = self.cast(a, wide, span), self.cast(b, wide, span)
         quotient = self.builder.op(f"arith.{divide}", x.value, y.value)
         if symbol == "%":
@@ -198,13 +200,18 @@ class Scalars:
         dtype = promote(x, y)
         if is_float(dtype):
             return Scalar(self._op("cmpf", a, b, dtype, span, predicate=_ORDERED[symbol]), "bool")
-        # Compare in 64 bits where a Python int could lie outside the tensor's integer type.
-        if x != y and not is_weak(dtype) and any(is_weak(d) for d in (x, y)):
+        # Compare in 64 bits where one could lie outside the other's integer type.
+        if x != y and not is_weak(dtype):
             literal = next((v.value for v in (a, b) if isinstance(v, Static)), None)
             low, high = int_range(dtype)
-            if literal is None or not low <= literal <= high:
-                dtype = "int"
-        predicate = (_UNSIGNED if dtype in ("u8", "bool") else _SIGNED)[symbol]
+            if any(is_weak(d) for d in (x, y)):
+                beyond = literal is None or not low <= literal <= high
+            else:
+                beyond = dtype in UNSIGNED and not {x, y} <= {*UNSIGNED, "bool"}
+            if beyond and dtype == "u64":
+                return _compare_beyond(self, symbol, a, b, span)
+            dtype = "int" if beyond else dtype
+        predicate = (_UNSIGNED if dtype in (*UNSIGNED, "bool") else _SIGNED)[symbol]
         return Scalar(self._op("cmpi", a, b, dtype, span, predicate=predicate), "bool")
 
     def select(self, condition: Value, a: Operand, b: Operand, span: Span) -> Scalar:
@@ -218,7 +225,10 @@ class Scalars:
             return Static(max(a.value, b.value) if symbol == ">" else min(a.value, b.value))
         x, y = self.number(a, span), self.number(b, span)
         dtype = promote(x, y)
-        if is_float(dtype) or "bool" in (x, y):
+        mixed = dtype in UNSIGNED and x != y and not {x, y} <= {*UNSIGNED}  # one has a sign
+        run_time = not isinstance(a, Static) and not isinstance(b, Static)
+        by_value = mixed and run_time and (dtype == "u64" or "int" not in (x, y))
+        if is_float(dtype) or "bool" in (x, y) or by_value:
             better = self.compare(symbol, b, a, span)
             return self.select(self.truth(better, span), b, a, span)
         weak = any(isinstance(v, Scalar) and v.dtype == "int" for v in (a, b))
@@ -226,8 +236,10 @@ class Scalars:
         low, high = int_range(dtype)
         if (literal > high) if symbol == ">" else (literal < low):  # it is the result, always
             raise does_not_fit(literal, dtype, span)
+        if dtype == "u64" and not low <= literal <= high:  # it is the other one, always
+            return self.cast(b if isinstance(a, Static) else a, dtype, span)
         wide = "int" if weak or not low <= literal <= high else dtype
-        name = ("max" if symbol == ">" else "min") + ("ui" if wide == "u8" else "si")
+        name = ("max" if symbol == ">" else "min") + ("ui" if wide in UNSIGNED else "si")
         found = Scalar(self._op(name, a, b, wide, span), wide)
         return found if weak else self.cast(found, dtype, span)  # whichever of the two it is
 
@@ -266,7 +278,7 @@ class Scalars:
         if isinstance(x, Static):
             return Static(abs(x.value))
         dtype = self.number(x, span)
-        if dtype == "u8":
+        if dtype in UNSIGNED:
             return self.cast(x, dtype, span)
         dtype = "int" if dtype == "bool" else dtype
         name = "math.absf" if is_float(dtype) else "math.absi"
@@ -279,6 +291,21 @@ class Scalars:
         values = [self.cast(x, dtype, span).value for x in arguments]
         result = self.builder.op(f"math.{name}", *values)
         return Scalar(result, "bool" if result.type is ir.i1 else dtype)
+
+
+def _compare_beyond(s: Scalars, symbol: str, a: Operand, b: Operand, span: Span) -> Scalar | Static:
+    """A u64 compared with an integer that may be negative, or a literal out of its range."""
+    if s.number(b, span) == "u64":
+        return _compare_beyond(s, _TURNED[symbol], b, a, span)
+    if isinstance(b, Static) and not isinstance(b, Varying):
+        return Static(PYTHON[symbol](0 if b.value < 0 else -1, -1 if b.value < 0 else 0))
+    signed = s.cast(b, "int", span)
+    x, y = s.cast(a, "u64", span).value, s.cast(signed, "u64", span).value
+    unsigned = s.builder.op("arith.cmpi", x, y, predicate=_UNSIGNED[symbol])
+    zero = s.builder.constant(0, ir.index)
+    negative = s.builder.op("arith.cmpi", signed.value, zero, predicate="slt")
+    beyond = s.builder.constant(PYTHON[symbol](0, -1), ir.i1)
+    return Scalar(s.builder.op("arith.select", negative, beyond, unsigned), "bool")
 
 
 def _bits(symbol: str, a: Any, b: Any) -> int:

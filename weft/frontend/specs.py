@@ -14,7 +14,10 @@ from weft.lang.elements import Elementwise
 from weft.values import frozen
 
 # torch dtypes that a kernel can load and store, by weft's names.
-TENSOR_DTYPES = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool")
+TENSOR_DTYPES = (
+    "f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32",
+    "u64", "bool",
+)  # fmt: skip
 
 
 CAPTURED_BITS = 31  # captured ints that are passed, and what is computed of them, fit in 64

@@ -379,7 +379,8 @@ def _check_race(m: Machine, op: Op, memref: Any, iteration: int, *rest: int) -> 
 
 
 def _print(m: Machine, op: Op, *operands: Any) -> tuple[()]:
-    values = iter(operands)
+    marked = op.attrs.get("unsigned", ())
+    values = iter(v % (1 << 64) if k in marked else v for k, v in enumerate(operands))
     print("".join(shown(next(values)) if part is None else part for part in op.attrs["parts"]),
           end="")  # fmt: skip
     return ()

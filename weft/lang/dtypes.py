@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from weft.errors import KernelTypeError
+from weft.lang import unsigned
 from weft.lang.elements import Elementwise
 from weft.values import mutable
 
@@ -51,6 +52,10 @@ class Scalar(torch.Tensor):
         if not all(issubclass(t, Scalar) or t is torch.Tensor for t in types):
             return NotImplemented
         with quietly():
+            if unsigned.involved(args):
+                result = unsigned.computed(func, args)
+                if result is not NotImplemented:
+                    return _as_values(result)
             return _as_values(func(*args, **(kwargs or {})))
 
     def __divmod__(self, other: Any) -> Any:
@@ -149,11 +154,14 @@ class DType(_OfTorch):
             return value.map(self)
         if isinstance(value, bool | int | float | np.generic):
             # Through the widest type, so that integers that do not fit wrap instead of failing.
-            wide = torch.float64 if isinstance(value, float | np.floating) else torch.int64
             with quietly():
-                return (
-                    torch.tensor(value, dtype=wide, device="cpu").to(self.torch).as_subclass(Scalar)
-                )
+                if isinstance(value, float | np.floating):
+                    wide = torch.tensor(value, dtype=torch.float64, device="cpu")
+                else:
+                    wide = unsigned.wrapped(
+                        int(value), torch.int64 if self.signed else torch.uint64
+                    )
+                return self._converted(wide).as_subclass(Scalar)
         if isinstance(value, torch.Tensor):
             if value.dim() != 0:
                 raise KernelTypeError(
@@ -163,11 +171,18 @@ class DType(_OfTorch):
             with quietly():
                 # A copy also where the dtype fits already: a value must not share memory.
                 plain = value.as_subclass(torch.Tensor)
-                return plain.to(self.torch, copy=True).as_subclass(Scalar)
+                return self._converted(plain).as_subclass(Scalar)
         raise KernelTypeError(
             f"{self!r}(...) casts a number, not {type(value).__name__}",
             help="pass a number, an element of a tensor, or a vector",
         )
+
+    def _converted(self, value: torch.Tensor) -> torch.Tensor:
+        """A copy of a 0-d tensor in this dtype. Floats stop at the ends of an integer's range."""
+        if self.kind != "int" or not value.dtype.is_floating_point:
+            return value.to(self.torch, copy=True)
+        whole = unsigned.whole(value.item(), self.torch)
+        return torch.tensor(whole, dtype=self.torch, device=value.device)
 
 
 f16 = DType("f16", torch.float16, "f16", "float", 16, True)
@@ -179,6 +194,9 @@ i16 = DType("i16", torch.int16, "i16", "int", 16, True)
 i32 = DType("i32", torch.int32, "i32", "int", 32, True)
 i64 = DType("i64", torch.int64, "i64", "int", 64, True)
 u8 = DType("u8", torch.uint8, "i8", "int", 8, False)
+u16 = DType("u16", torch.uint16, "i16", "int", 16, False)
+u32 = DType("u32", torch.uint32, "i32", "int", 32, False)
+u64 = DType("u64", torch.uint64, "i64", "int", 64, False)
 bool_ = DType("bool", torch.bool, "i1", "bool", 1, False)
 
 # Other spellings.
@@ -186,10 +204,11 @@ half = float16 = f16
 bfloat16 = bf16
 float32 = f32
 float64 = double = f64
-int8, int16, int32, int64, uint8, u1 = i8, i16, i32, i64, u8, bool_
+int8, int16, int32, int64, u1 = i8, i16, i32, i64, bool_
+uint8, uint16, uint32, uint64 = u8, u16, u32, u64
 
 DTYPES: dict[str, DType] = {
-    t.name: t for t in (f16, bf16, f32, f64, i8, i16, i32, i64, u8, bool_)
+    t.name: t for t in (f16, bf16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool_)
 }  # fmt: skip
 _BY_TORCH = {t.torch: t for t in DTYPES.values()}
 _BY_NUMPY = {str(t.torch).removeprefix("torch."): t for t in DTYPES.values() if t is not bf16}

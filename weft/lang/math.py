@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from weft.errors import KernelTypeError
+from weft.lang import unsigned
 from weft.lang.dtypes import Scalar, as_dtype, i32, quietly, tensor_of
 from weft.lang.elements import Elementwise
 from weft.lang.vectors import Matrix, MatrixType, Vector, VectorType
@@ -102,9 +103,12 @@ sign = _unary(torch.sign, float_of_int=False, doc="-1, 0 or 1, in the type of x.
 
 def _pair(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Two scalars, at least one a tensor, as tensors of the dtype that torch's promotion gives."""
-    dtype = torch.result_type(a, b)
     anchor = a if isinstance(a, torch.Tensor) else b
     with quietly():
+        if unsigned.involved((a, b)) and not isinstance(a, float) and not isinstance(b, float):
+            plain = [x.as_subclass(Scalar) if isinstance(x, torch.Tensor) else x for x in (a, b)]
+            return plain[0], plain[1]
+        dtype = torch.result_type(a, b)
         plain = [tensor_of(x, anchor.device).to(dtype) for x in (a, b)]
     return plain[0], plain[1]
 

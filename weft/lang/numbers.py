@@ -16,6 +16,7 @@ import torch
 
 from weft.errors import KernelTypeError
 from weft.lang.dtypes import DTYPES, DType, as_dtype, bool_, from_torch
+from weft.lang.unsigned import promoted
 from weft.lang.vectors import Matrix, MatrixType, Vector, VectorType
 
 # Sizes under torch.compile: no numbers of their own, so that they have no range.
@@ -118,9 +119,7 @@ def _joined(a: Any, b: Any) -> type[Any] | None:
     """The class of the result of an operation; None for Python's own number."""
     classes = [type(v) for v in (a, b) if isinstance(v, Number)]
     if len(classes) == 2:
-        return NUMBERS[
-            from_torch(torch.promote_types(classes[0].dtype.torch, classes[1].dtype.torch))
-        ]
+        return NUMBERS[from_torch(promoted(classes[0].dtype.torch, classes[1].dtype.torch))]
     weak = b if isinstance(a, Number) else a
     return None if isinstance(weak, float) and issubclass(classes[0], int) else classes[0]
 

@@ -33,7 +33,13 @@ from weft.lang.dtypes import (
     to_numpy,
     u1,
     u8,
+    u16,
+    u32,
+    u64,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 from weft.lang.vectors import MatrixType, VectorType
 from weft.values import frozen
@@ -42,7 +48,8 @@ __all__ = [
     "DTYPES", "DType", "MatrixType", "NDArrayType", "Template", "VectorType", "as_dtype", "bf16",
     "bfloat16", "bool_", "double", "f16", "f32", "f64", "float16", "float32", "float64",
     "from_numpy", "from_torch", "half", "i8", "i16", "i32", "i64", "int8", "int16", "int32",
-    "int64", "matrix", "ndarray", "template", "to_numpy", "u1", "u8", "uint8", "vector",
+    "int64", "matrix", "ndarray", "template", "to_numpy", "u1", "u8", "u16",
+    "u32", "u64", "uint8", "uint16", "uint32", "uint64", "vector",
 ]  # fmt: skip
 
 

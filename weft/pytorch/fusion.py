@@ -52,6 +52,7 @@ PASSES = (simplify, widen, cse, relax_atomics, lower_updates, promote, forward_s
 MOST_OPERATIONS = 400  # of a body, which is compiled again in each kernel that it is fused into
 _NARROW = 2**31 - 1  # on GPUs Inductor's indices have 32 bits where sizes fit
 _HALVES = (torch.float16, torch.bfloat16)
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _LOOPS = ("scf.parallel", "scf.for")
 # Of comparisons of integers: whether the first is to be more, and by how much at least.
 _ORDERS = {"sge": (True, 0), "sgt": (True, 1), "sle": (False, 0), "slt": (False, 1)}
@@ -307,6 +308,8 @@ class Fusion:
 
     def _element(self, stored: Stored, body: Body) -> Any:
         dtype, value = self.values[stored.memref].dtype, body.chosen(stored.value)
+        if dtype in _UNSIGNED:
+            raise Opaque("it has unsigned integers, which Inductor computes otherwise")
         if dtype not in _HALVES:
             return value
         # Rounded here: what is fused with it may read it from a register. (Conversions that are
@@ -566,6 +569,8 @@ class Body:
         if not isinstance(tensor, Tensor):
             raise Opaque("it has an array of its own")
         index = [self.value(s) for s in subscripts]
+        if tensor.dtype in _UNSIGNED:
+            raise Opaque("it has unsigned integers, which Inductor computes otherwise")
         of.loads.append(list(index))
         for k, (found, size) in enumerate(zip(index, tensor.sizes, strict=True)):
             if of.probing:

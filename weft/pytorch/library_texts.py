@@ -92,6 +92,7 @@ inline {result} {cpp_name(name)}({parameters}) {{
 
 CPP_KINDS = {"float32": "Float", "float64": "Double", "float16": "Half", "int32": "Int",
           "int64": "Long", "int16": "Short", "int8": "Char", "uint8": "Byte",
+          "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
           "bool": "Bool", "bfloat16": "BFloat16"}  # fmt: skip
 
 

@@ -226,7 +226,8 @@ def _written_down(
 
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16,
-           torch.int32, torch.int64, torch.uint8, torch.bool)  # fmt: skip
+           torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+           torch.bool)  # fmt: skip
 
 
 def _level() -> str:

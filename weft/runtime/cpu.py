@@ -201,7 +201,8 @@ def _print(number: int, words: int) -> None:
     raw = ctypes.string_at(words, 8 * len(kinds))
     values: list[int | float | bool] = []
     for k, kind in enumerate(kinds):
-        value = struct.unpack_from("d" if kind == "float" else "q", raw, 8 * k)[0]
+        form = {"float": "d", "unsigned": "Q"}.get(kind, "q")
+        value = struct.unpack_from(form, raw, 8 * k)[0]
         values.append(bool(value) if kind == "bool" else value)
     remaining = iter(values)
     print("".join(str(next(remaining)) if part is None else part for part in parts), end="")

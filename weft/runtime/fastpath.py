@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad, profiler
 
-from weft.frontend.kinds import int_range
+from weft.frontend.kinds import is_int, passed_range
 from weft.frontend.scope import ABSENT, Guard
 from weft.frontend.specs import (
     CAPTURED_BITS,
@@ -418,8 +418,8 @@ def bounds(spec: Spec) -> tuple[int, int] | None:
     """The range that a strong integer has to be in (64 bits are checked by packing)."""
     if isinstance(spec, ScalarSpec) and spec.captured and spec.kind == "int":
         return 1 - (1 << CAPTURED_BITS), (1 << CAPTURED_BITS) - 1
-    if isinstance(spec, ScalarSpec) and spec.dtype in ("i8", "i16", "i32", "u8"):
-        return int_range(spec.dtype)
+    if isinstance(spec, ScalarSpec) and is_int(spec.dtype or "") and spec.dtype != "i64":
+        return passed_range(spec.dtype or "")
     return None
 
 

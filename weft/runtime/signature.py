@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from weft.errors import KernelTypeError, KernelValueError
-from weft.frontend.kinds import FLOATS, int_range
+from weft.frontend.kinds import FLOATS, passed_range
 from weft.frontend.parameters import Parameter, is_clamped
-from weft.frontend.specs import ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
+from weft.frontend.specs import TENSOR_DTYPES, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import Region, RegionArg
 from weft.lang import dtypes
 from weft.lang.numbers import Number
@@ -119,7 +119,7 @@ def tensor_spec(name: str, tensor: torch.Tensor, span: Span | None = None) -> Te
         )  # fmt: skip
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
-        help = "kernels take f16, bf16, f32, f64, i8, i16, i32, i64, u8 and bool tensors"
+        help = f"kernels take {', '.join(TENSOR_DTYPES[:-1])} and bool tensors"
         if tensor.dtype is torch.complex32:
             help = f"pass {name}.to(torch.complex64)"
         elif tensor.is_complex():
@@ -220,12 +220,15 @@ def _check_range(name: str, value: Any, dtype: str | None, span: Span | None) ->
         return
     if dtype in FLOATS:
         return
-    low, high = int_range(dtype or "i64")
+    low, high = passed_range(dtype or "i64")
     if not low <= value <= high:
+        help = f"it must be in {low}..{high}"
+        if dtype == "u64" and value > high:
+            help = "PyTorch's operators take integers of 64 bits with a sign: pass "
+            help += "torch.tensor(value, dtype=torch.uint64), and read its element"
         raise KernelValueError(
-            f"`{name}` is {value}, which does not fit in {dtype or '64 bits'}", span,
-            help=f"it must be in {low}..{high}",
-        )  # fmt: skip
+            f"`{name}` is {value}, which does not fit in {dtype or '64 bits'}", span, help=help
+        )
 
 
 def _annotation_name(parameter: Parameter) -> str:

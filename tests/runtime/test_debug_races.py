@@ -98,8 +98,20 @@ def own_elements(x, idx, out):
         out[idx[4 - i] // 4 + i] += out[i] * out[i + idx[0] // 4]
 
 
+def swapped(x, idx, out):
+    for i in range(x.shape[0]):
+        weft.atomic_cas(out[idx[i]], 0.0, x[i])
+        out[i] = 1.0
+
+
+def exchanged(x, idx, out):
+    for i in range(x.shape[0]):
+        weft.atomic_exchange(out[idx[i]], x[i])
+        out[i] = 1.0
+
+
 RACING = [
-    scatter, rows, lattice, stepped, gather_own, two_updates, divided, conditional, inner_loop,
+    swapped, exchanged, scatter, rows, lattice, stepped, gather_own, two_updates, divided, conditional, inner_loop,
 ]  # fmt: skip
 
 
@@ -108,6 +120,8 @@ def test_the_text_is_that_of_interpret(plain):
     args = torch.arange(5.0), torch.tensor([0, 1, 3, 1, 1]), torch.zeros(5)
     expected = outcome(weft.kernel(plain).interpret, args)
     assert "in a loop whose iterations run at once\n    " in expected
+    name = {"swapped": "atomic_cas", "exchanged": "atomic_exchange"}.get(plain.__name__)
+    assert name is None or f"updates (by {name})" in expected
     assert outcome(debug(plain), args) == expected
 
 

@@ -11,7 +11,7 @@ from weft.index.budget import Budget
 from weft.index.races import compatible, proven_apart
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.views import Parallel, is_constant, memory
+from weft.ir.views import Parallel, While, is_constant, memory
 
 log = logging.getLogger("weft.races")
 
@@ -57,13 +57,28 @@ def undecided(function: Function) -> list[Access]:
     return [a for a in shared if a.op in found]
 
 
-def kind_of(access: Access) -> str:
+def kind_of(access: Access, exchanges: set[Op]) -> str:
     """What an access does, as it is called where a person reads of it."""
     if access.kind == "rmw":
         combiner = str(access.combiner)
         name = f"atomic_{combiner[:3]}" if combiner.startswith(("max", "min")) else ""
         return name or _WORDS[combiner[:3]]
-    return {"load": "reads", "store": "writes", "cas": "atomic_exchange"}[access.kind]
+    if access.kind == "cas":
+        return "atomic_exchange" if access.op in exchanges else "atomic_cas"
+    return {"load": "reads", "store": "writes"}[access.kind]
+
+
+def exchanges(function: Function) -> set[Op]:
+    """Compare and swap in loops that expect first what they write: the frontend's
+    ``atomic_exchange``."""
+    found: set[Op] = set()
+    for loop in (op for op in walk(function.body) if op.name == "scf.while"):
+        first = dict(zip(While(loop).before.args, loop.operands, strict=True))
+        found |= {
+            op for op in While(loop).before.ops
+            if op.name == "memref.atomic_cas" and first.get(op.operands[0]) is op.operands[1]
+        }  # fmt: skip
+    return found
 
 
 class _Toucher(Rewriter):
@@ -73,7 +88,7 @@ class _Toucher(Rewriter):
 
     def __init__(self, function: Function, loop: Op, watched: list[Access]) -> None:
         super().__init__(self._visit, around=self._around)
-        self.loop = loop
+        self.loop, self.exchanges = loop, exchanges(function)
         self.watched = {a.op: a for a in watched}
         # The rewriter hands over copies, but in program order.
         self.order = iter([op for op in walk(function.body) if op.name in KINDS])
@@ -81,7 +96,7 @@ class _Toucher(Rewriter):
         self.samples: dict[str, Access] = {}
         self.words = 0
         for a in watched:
-            kind = kind_of(a)
+            kind = kind_of(a, self.exchanges)
             if kind not in self.places:
                 count = 1 if kind == "writes" else 2
                 self.places[kind] = tuple(range(self.words, self.words + count))
@@ -128,7 +143,7 @@ class _Toucher(Rewriter):
         assert self.iteration is not None
         memref = self.lookup(access.memref)
         _, subscripts, _ = memory(op)
-        own = kind_of(access)
+        own = kind_of(access, self.exchanges)
         against = tuple(
             place
             for kind, sample in self.samples.items()

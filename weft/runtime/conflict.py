@@ -9,13 +9,14 @@ from weft.errors import RaceError
 from weft.source import Span
 
 # What an iteration does with an element: one of these, or an update, called as in ``UPDATES``.
-READ, WRITE, EXCHANGE = "reads", "writes", "atomic_exchange"
+READ, WRITE = "reads", "writes"
+EXCHANGES = ("atomic_exchange", "atomic_cas")
 
 # Updates that may meet each other in any order, by the name of the operation: two iterations may
 # both do what has the same name here. Other augmented assignments (/=, //=, %=, **=) are writes.
 UPDATES = {
     "add": "+=", "sub": "+=", "mul": "*=", "and_": "&=", "or_": "|=", "xor": "^=",
-    "min": "atomic_min", "max": "atomic_max", "exchange": EXCHANGE, "cas": EXCHANGE,
+    "min": "atomic_min", "max": "atomic_max", "exchange": "atomic_exchange", "cas": "atomic_cas",
 }  # fmt: skip
 
 
@@ -24,9 +25,8 @@ def may_meet(first: str, second: str) -> bool:
     or an exchange and any update."""
     if first == second:
         return first != WRITE
-    return (
-        EXCHANGE in (first, second) and READ not in (first, second) and WRITE not in (first, second)
-    )
+    exchanged = first in EXCHANGES or second in EXCHANGES
+    return exchanged and not {READ, WRITE} & {first, second}
 
 
 def race(

@@ -125,9 +125,16 @@ from weft.lang.vectors import Matrix, Vector
 from weft.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from weft.lang import linalg as linalg
     from weft.lang.layout import Layout as Layout
     from weft.lang.layout import axes as axes
     from weft.lang.layout import root as root
+    from weft.lang.linalg import eig as eig
+    from weft.lang.linalg import polar_decompose as polar_decompose
+    from weft.lang.linalg import solve as solve
+    from weft.lang.linalg import sym_eig as sym_eig
+
+    svd = linalg.taichi_svd
     from weft.pytorch.exported_program import export_library as export_library
     from weft.tools.cross import compile_for as compile_for
     from weft.tools.foreign import c_source as c_source
@@ -154,6 +161,14 @@ _LATER = {
 }  # fmt: skip
 
 
+# Taichi's names, and what is written in the language, likewise: "module:name", or a module.
+_TAICHI = {
+    **{name: f"weft.lang.layout:{name}" for name in ("root", "axes", "Layout")},
+    **{name: f"weft.lang.linalg:{name}" for name in ("solve", "eig", "sym_eig", "polar_decompose")},
+    "svd": "weft.lang.linalg:taichi_svd", "linalg": "weft.lang.linalg",
+}  # fmt: skip
+
+
 def _implementing(kernel: Kernel) -> Any:
     return importlib.import_module("weft.workbench.dispatch").Implementations(kernel)
 
@@ -165,8 +180,10 @@ def __getattr__(name: str) -> Any:
     """What is imported when it is first asked for."""
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
-    if name in ("root", "axes", "Layout"):
-        return getattr(importlib.import_module("weft.lang.layout"), name)
+    if name in _TAICHI:
+        module, _, own = _TAICHI[name].partition(":")
+        found = importlib.import_module(module)
+        return getattr(found, own) if own else found
     if 0 < len(name) < 5 and set(name) <= {*"ijkl"}:  # Taichi's axes
         return importlib.import_module("weft.lang.layout").named(name)
     raise AttributeError(f"module 'weft' has no attribute {name!r}")

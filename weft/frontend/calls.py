@@ -392,6 +392,16 @@ def _divmod(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     return Tup([expressions.binary(cx, symbol, a, b, span) for symbol in ("//", "%")])
 
 
+def _needs(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    """Of a function of weft's own: ``inline`` says where it was called."""
+    condition, message = arguments
+    assert isinstance(condition, Static)
+    assert isinstance(message, Static)
+    if not condition.value:
+        raise KernelTypeError(message.value, cx.span(node))
+    return Static(None)
+
+
 def _nothing(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     return Static(None)
 
@@ -556,7 +566,7 @@ HANDLERS: dict[str, Handler] = {
     "int": _to(int), "float": _to(float), "bool": _to(bool),
     "range": _range, "ndrange": _ndrange, "grouped": _grouped, "static": _static,
     "serial": lambda cx, node, arguments: arguments[0],
-    "loop_config": _nothing, "sync": _nothing,
+    "loop_config": _nothing, "sync": _nothing, "needs": _needs,
     "len": _len, "sum": _sum, "any": _any("|"), "all": _any("&"), "tuple": _tuple, "list": _tuple,
     "enumerate": _enumerate, "zip": _zip,
     "Vector": _vector, "Matrix": _vector, "zeros": _zeros,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from weft.errors import KernelSyntaxError, KernelTypeError, KernelValueError, Span
+from weft.errors import CompileError, KernelSyntaxError, KernelTypeError, KernelValueError, Span
 from weft.frontend import casts, loops
 from weft.frontend.context import Lowering
 from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
@@ -48,7 +48,8 @@ def inline(
     if source is None:
         source = cx.sources[function] = read_function(function, cx.source.name)
     outer = cx.frame
-    site = (function, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+    place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+    site = (function, *place, outer.turns)
     if any(part[0] is function for part in outer.path):
         raise KernelSyntaxError(
             f"`{source.name}` calls itself: recursion cannot be compiled", span,
@@ -75,7 +76,12 @@ def inline(
                 cx.assign(name, operand, span)
             else:
                 cx.frame.env[name] = operand
-        cx.block(body)
+        try:
+            cx.block(body)
+        except CompileError as error:
+            if _is_own(function) and not _is_own(outer.source.function):
+                raise type(error)(error.message, span, error.help) from None
+            raise
         value = _value(cx, span)
         value = _returned(cx, value, returned_types(function), span)
         after = cx.frame.env
@@ -89,6 +95,11 @@ def inline(
             targets.append(target)
     _note(cx, node, targets)
     return value
+
+
+def _is_own(function: Any) -> bool:
+    """Whether a function is written in the language by weft: whose lines mean nothing to a user."""
+    return (getattr(function, "__module__", None) or "").startswith("weft.lang.")
 
 
 def _value(cx: Lowering, span: Span) -> Operand:

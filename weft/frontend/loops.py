@@ -346,9 +346,12 @@ def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
     span = cx.span(node)
     if flag:
         cx.assign(flag, Static(False), span)
-    for item in items:
+    outer = cx.frame.turns
+    for k, item in enumerate(items):
+        cx.frame.turns = (*outer, k)
         cx.bind(node.target, item, span)
         cx.block([unless(flag, node.body, node)] if flag else node.body)
+    cx.frame.turns = outer
 
 
 def while_loop(cx: Lowering, node: ast.While) -> None:

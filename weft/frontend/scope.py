@@ -13,6 +13,7 @@ import torch
 
 from weft.errors import KernelNameError
 from weft.frontend.kinds import Operand, RegionChanged, Static, Unbound
+from weft.frontend.names import dotted
 from weft.frontend.specs import constant_key
 from weft.lang import names
 from weft.lang.elements import Elementwise
@@ -90,6 +91,9 @@ class Frame:
     env: dict[str, Operand] = field(default_factory=dict)
     arguments: dict[str, Operand] = field(default_factory=dict)  # a region's arguments
     counts: dict[str, int] = field(default_factory=dict)  # how often each name is assigned
+    turns: tuple[
+        int, ...
+    ] = ()  # of the unrolled loops around: calls in each are sites of their own
 
     def lookup(self, name: str, span: Span, guards: list[Guard]) -> Operand:
         operand = self.env.get(name)
@@ -144,9 +148,15 @@ def _assigning(node: ast.expr) -> list[ast.expr]:
     return found
 
 
+def _is_static(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "static"
+
+
 def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
-    """The names that statements assign, in order of first appearance, with how often they do."""
+    """The names that statements assign, in order of first appearance, with how often they do. All
+    unrolled loops over ``weft.static(...)`` count as one: the index is known in each."""
     counts: dict[str, int] = {}
+    unrolled: set[str] = set()
 
     def target(node: ast.expr) -> None:
         if isinstance(node, ast.Name):
@@ -173,7 +183,11 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
             target(node.target)
             target(node.target)
         elif isinstance(node, ast.For):
-            target(node.target)
+            if not _is_static(node.iter) or not isinstance(node.target, ast.Name):
+                target(node.target)
+            elif node.target.id not in unrolled:
+                unrolled.add(node.target.id)
+                target(node.target)
         flag = getattr(node, "weft_break", "")
         if flag:
             counts[flag] = counts.get(flag, 0) + 2

@@ -29,6 +29,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "minimum": (_X, _Y + " =", "*"), "maximum": (_X, _Y + " =", "*"),
     "range": ("n -", "stop - =", "step - ="), "ndrange": ("n -", "*"), "grouped": ("over",),
     "serial": ("over",), "static": ("value -", "*"), "sync": (),
+    "needs": ("condition", "message"),
     "loop_config": ("*", "block_dim =", "serialize =", "parallelize =", "block_dim_adaptive =",
                     "bit_vectorize ="),
     "len": ("x -",), "sum": ("x -", "start ="), "any": ("x -",), "all": ("x -",),

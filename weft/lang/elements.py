@@ -82,6 +82,13 @@ class Elementwise:
         return self.map(operator.invert)
 
 
+def needs(condition: bool, message: str) -> None:
+    """Raises ``KernelTypeError`` with ``message`` where ``condition``, which is known when a kernel
+    is compiled, does not hold. Of functions that are written in the language."""
+    if not condition:
+        raise KernelTypeError(message)
+
+
 def is_named(value: Any) -> bool:
     """Whether a variable of the code that called the language holds ``value``."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]

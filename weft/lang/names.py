@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from weft.lang import atomics, field, loops, math, pending
+from weft.lang import atomics, elements, field, loops, math, pending
 from weft.lang.vectors import Matrix, Vector
 
 # One row a scalar function: the canonical name, what takes how many operands, and where it is found
@@ -77,7 +77,7 @@ for _module, _words in (
                 "xor", "lt", "le", "gt", "ge", "eq", "ne")),
     (loops, ("ndrange", "grouped", "serial", "static", "loop_config", "func")),
     (field, ("zeros", "field")), (math, ("cast",)),
-    (pending, ("sync",)),
+    (pending, ("sync",)), (elements, ("needs",)),
     (torch.special, ("erf", "erfc", "expm1")),
     (torch, COMPLEX), (cmath, ("isnan", "isinf", "isfinite")),
     (torch.nn.functional, ("relu", "sigmoid", "tanh")),

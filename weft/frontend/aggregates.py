@@ -26,7 +26,8 @@ from weft.frontend.kinds import (
 from weft.ir import types as ir
 from weft.ir.views import constant_of
 from weft.lang import elimination
-from weft.lang.vectors import CLOSED, letters
+from weft.lang.inverses import CLOSED
+from weft.lang.vectors import letters
 
 
 def rows(x: Vec) -> Iterator[Operand]:
@@ -78,11 +79,18 @@ def build(x: Operand, span: Span) -> Vec:
     )
 
 
+def is_nested(x: Operand) -> bool:
+    """Whether ``x`` is a tuple or a list, which beside a vector or matrix stands for one."""
+    return isinstance(x, Tup) or (isinstance(x, Static) and isinstance(x.value, (tuple, list)))
+
+
 def elementwise(f: Callable[..., Operand], arguments: Sequence[Operand], span: Span) -> Operand:
     """``f`` on each element; scalars stand for all elements, vectors must have one shape."""
     shapes = {a.shape for a in arguments if isinstance(a, Vec)}
     if not shapes:
         return f(*arguments)
+    arguments = [build(a, span) if is_nested(a) else a for a in arguments]
+    shapes |= {a.shape for a in arguments if isinstance(a, Vec)}
     if len(shapes) > 1:
         a, b = sorted(shapes)[:2]
         raise KernelTypeError(
@@ -97,10 +105,7 @@ def elementwise(f: Callable[..., Operand], arguments: Sequence[Operand], span: S
 
 
 def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
-    if isinstance(a, Tup):
-        a = build(a, span)
-    if isinstance(b, Tup):
-        b = build(b, span)
+    a, b = (build(x, span) if is_nested(x) else x for x in (a, b))
     if symbol == "@":
         return matmul(cx, a, b, span)
     return elementwise(lambda x, y: cx.scalars.binary(symbol, x, y, span), [a, b], span)
@@ -205,7 +210,10 @@ def _settled(position: Operand, extent: int) -> Operand:
 
 
 def item(cx: Lowering, x: Vec, node: ast.Subscript, span: Span) -> Operand:
-    """``v[i]``, ``m[i, j]``, ``m[i]`` (a row)."""
+    """``v[i]``, ``m[i, j]``, ``m[i]`` (a row), ``v[1:]``, ``m[0:2, j]``."""
+    nodes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    if any(isinstance(n, ast.Slice) for n in nodes):
+        return _part(cx, x, nodes, node.value, span)
     positions = _positions(cx, x, node.slice, span)
     items: list[Operand] = list(rows(x))
     chosen = pick(cx, items, positions[0], node.value, span)
@@ -213,6 +221,53 @@ def item(cx: Lowering, x: Vec, node: ast.Subscript, span: Span) -> Operand:
         assert isinstance(chosen, Vec)
         return pick(cx, list(chosen.items), positions[1], node.value, span, axis=1)
     return chosen
+
+
+def _part(cx: Lowering, x: Vec, nodes: list[ast.expr], owner: ast.expr, span: Span) -> Operand:
+    """What slices name: a vector of one, a matrix of two. Their bounds are constants."""
+    if len(nodes) > len(x.shape):
+        raise KernelIndexError(f"{len(nodes)} subscripts of {describe(x)}", span,
+                               help=f"write {len(x.shape)}")  # fmt: skip
+    kept: list[range] = []
+    for n, extent in zip(nodes, x.shape, strict=False):
+        if isinstance(n, ast.Slice):
+            kept.append(range(extent)[slice(*(_bound(cx, b) for b in (n.lower, n.upper, n.step)))])
+    kept += [range(extent) for extent in x.shape[len(nodes) :]]
+    if not all(map(len, kept)):
+        raise KernelIndexError(f"a slice of {describe(x)} that holds nothing", span,
+                               help="vectors have one element or more")  # fmt: skip
+    lines: list[Operand] = list(rows(x))
+    if len(x.shape) == 1:
+        return Vec([x.items[k] for k in kept[0]], (len(kept[0]),))
+    if isinstance(nodes[0], ast.Slice):
+        lines = [lines[k] for k in kept[0]]
+    else:
+        (position,) = _positions(cx, x, nodes[0], span)
+        lines = [pick(cx, lines, position, owner, span)]
+    taken: list[Operand] = []
+    for line in lines:
+        assert isinstance(line, Vec)
+        if len(nodes) == 2 and not isinstance(nodes[1], ast.Slice):
+            (position,) = _positions(cx, line, nodes[1], span)
+            taken.append(pick(cx, list(line.items), position, owner, span, axis=1))
+        else:
+            taken += [line.items[k] for k in kept[-1]]
+    return Vec(taken, tuple(map(len, kept)))  # type: ignore[arg-type]
+
+
+def _bound(cx: Lowering, node: ast.expr | None) -> int | None:
+    """A bound of a slice."""
+    if node is None:
+        return None
+    x = cx.expression(node)
+    value = x.value if isinstance(x, Static) else math.nan
+    if isinstance(x, Scalar):  # an unrolled loop's index, perhaps
+        known = constant_of(x.value)
+        value = math.nan if known is None else int(known)
+    if value is None or type(value) is int:
+        return value
+    raise KernelTypeError("a bound of a slice that is only known at run time", cx.span(node),
+                          help="vectors have a constant size: write constants")  # fmt: skip
 
 
 def pick(
@@ -283,6 +338,11 @@ def method(cx: Lowering, x: Vec, name: str, arguments: list[Operand], span: Span
     def plus(a: Operand, b: Operand) -> Operand:
         return s.binary("+", a, b, span)
 
+    if name == "norm_inv":
+        return s.binary("/", Static(1.0), method(cx, x, "norm", arguments, span), span)
+    if name == "fill":
+        raise KernelTypeError("`fill` of a vector in a device loop", span,
+                              help="assign a new one: v = weft.Vector([a, a, a])")  # fmt: skip
     if name in ("norm", "norm_sqr", "length"):
         square = dot(cx, Vec(x.items, (len(items),)), Vec(x.items, (len(items),)), span)
         for eps in arguments:
@@ -307,6 +367,8 @@ def method(cx: Lowering, x: Vec, name: str, arguments: list[Operand], span: Span
     if name == "transpose" and len(x.shape) == 2:
         n, m = x.shape
         return Vec([x.items[i * m + j] for j in range(m) for i in range(n)], (m, n))
+    if name == "transpose":
+        return Vec(x.items, (1, len(items)))
     if name == "trace" and len(x.shape) == 2:
         return reduce(plus, items[:: x.shape[1] + 1])
     if name == "outer_product":

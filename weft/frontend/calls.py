@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
-from weft.errors import KernelSyntaxError, KernelTypeError, KernelValueError, Span
+from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import (
     aggregates,
     complex_calls,
     complexes,
+    constructors,
     elements,
     expressions,
     signatures,
@@ -38,7 +39,6 @@ from weft.frontend.casts import (
     vector_type,
 )
 from weft.frontend.context import EXPRESSIONS, Lowering
-from weft.frontend.conversions import shown
 from weft.frontend.effects import LAZY
 from weft.frontend.functions import FUNCTIONS
 from weft.frontend.inline import inline
@@ -65,7 +65,6 @@ from weft.lang.types import matrix, vector
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import adds_nothing
 
-MOST_ELEMENTS = 1 << 20  # of a local array
 _CASTING = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16", "int": "i32",
             "long": "i64", "bool": "bool"}  # fmt: skip
 
@@ -409,64 +408,14 @@ def _nothing(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
 # --- vectors, local arrays ----------------------------------------------------------------------
 
 
-def _vector(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-    """``weft.Vector([a, b], dtype)`` and ``weft.Matrix([[a, b], [c, d]], dtype)``."""
-    span = cx.span(node)
-    made = aggregates.build(arguments[0], span)
-    dtype = signatures.argument(arguments, 2) or signatures.argument(arguments, 1)
-    return cast(cx, made, dtype_from(dtype, span), span) if dtype else made
-
-
-def _filled(value: int, ranks: int) -> Handler:
-    """``Vector.zero(dtype, n)``, ``Matrix.one(dtype, n, m)``."""
-
-    def handler(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-        span = cx.span(node)
-        dtype = dtype_from(arguments[0], span)
-        shape = tuple(_extent(a, span) for a in arguments[1 : 1 + ranks])
-        count = shape[0] * (shape[1] if ranks == 2 else 1)
-        return cast(cx, Vec([Static(value)] * count, shape), dtype, span)
-
-    return handler
-
-
-def _identity(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-    span = cx.span(node)
-    n = _extent(arguments[-1], span)
-    made = Vec([Static(float(i == j)) for i in range(n) for j in range(n)], (n, n))
-    return cast(cx, made, dtype_from(arguments[0], span), span) if len(arguments) > 1 else made
-
-
-def _extent(x: Operand, span: Span) -> int:
-    if not isinstance(x, Static) or type(x.value) is not int:
-        raise KernelTypeError(
-            "the shape of a local array or vector must be known at compile time",
-            span,
-            help="use constants or template() arguments",
-        )
-    if x.value < 1:
-        raise KernelValueError(f"a local array or vector of {shown(x.value)} elements", span,
-                               help="sizes are 1 or more")  # fmt: skip
-    if x.value > MOST_ELEMENTS:
-        raise _too_large(x.value, span)
-    return x.value
-
-
-def _too_large(count: int, span: Span) -> KernelValueError:
-    return KernelValueError(
-        f"a local array or vector of {shown(count)} elements: each iteration has one of its own, "
-        f"of at most {MOST_ELEMENTS}", span,
-        help="make a tensor in the host part, with one more dimension for the iteration",
-    )  # fmt: skip
-
-
 def _zeros(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     """``weft.zeros((4, 8), weft.f32)``: a local array."""
     span = cx.span(node)
     items = static_items(arguments[0])
-    shape = tuple(_extent(i, span) for i in (items if items is not None else arguments[:1]))
-    if math.prod(shape) > MOST_ELEMENTS:
-        raise _too_large(math.prod(shape), span)
+    sizes = items if items is not None else arguments[:1]
+    shape = tuple(constructors.extent(size, span) for size in sizes)
+    if math.prod(shape) > constructors.MOST_ELEMENTS:
+        raise constructors.too_large(math.prod(shape), span)
     given = signatures.argument(arguments, 1)
     kind = dtype_from(given, span) if given else f32
     if isinstance(kind, (VectorType, MatrixType)):
@@ -569,9 +518,7 @@ HANDLERS: dict[str, Handler] = {
     "loop_config": _nothing, "sync": _nothing, "needs": _needs,
     "len": _len, "sum": _sum, "any": _any("|"), "all": _any("&"), "tuple": _tuple, "list": _tuple,
     "enumerate": _enumerate, "zip": _zip,
-    "Vector": _vector, "Matrix": _vector, "zeros": _zeros,
-    "Vector.zero": _filled(0, 1), "Vector.one": _filled(1, 1), "Matrix.zero": _filled(0, 2),
-    "Matrix.one": _filled(1, 2), "Matrix.identity": _identity, "eye": _identity,
+    **constructors.FUNCTIONS, "zeros": _zeros,
     "dot": _of_method("dot"), "cross": _of_method("cross"), "length": _of_method("norm"),
     "normalize": _of_method("normalized"), "determinant": _of_method("determinant"),
     "inverse": _of_method("inverse"), "distance": _distance, "cast": _cast,

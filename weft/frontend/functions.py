@@ -28,6 +28,9 @@ def _each(f: Callable[[Lowering, list[Operand], Span], Operand]) -> Handler:
 
     def handler(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         span = cx.span(node)
+        if any(isinstance(a, Vec) for a in arguments):
+            arguments = [aggregates.build(a, span) if aggregates.is_nested(a) else a
+                         for a in arguments]  # fmt: skip
         read = [a if isinstance(a, Vec) else cx.read_scalar(a, span) for a in arguments]
         return aggregates.elementwise(lambda *items: f(cx, list(items), span), read, span)
 

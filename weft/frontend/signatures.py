@@ -38,12 +38,15 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "Vector": ("values arr", "dt =", "dtype ="), "Matrix": ("rows arr", "dt =", "dtype ="),
     "Vector.zero": ("dtype dt", "n"), "Vector.one": ("dtype dt", "n"),
     "Matrix.zero": ("dtype dt", "n", "m"), "Matrix.one": ("dtype dt", "n", "m"),
+    "Vector.unit": ("n", "axis", "dtype dt ="),
+    "Matrix.rows": ("rows",), "Matrix.cols": ("columns cols",), "Matrix.diag": ("dim", "val"),
     "Matrix.identity": ("dtype dt", "n"), "eye": ("n",), "zeros": ("shape", "dtype dt ="),
     "dot": ("a", "b"), "cross": ("a", "b"), "distance": ("a", "b"), "length": ("v",),
     "normalize": ("v",), "cast": ("value", "dtype"), "determinant": ("m",), "inverse": ("m",),
 }  # fmt: skip
 METHODS: dict[str, tuple[str, ...]] = {
     "cast": ("dtype",), "to": ("dtype",), "type": ("dtype",), "norm": ("eps =",),
+    "norm_inv": ("eps =",), "fill": ("value",),
     "normalized": ("eps =",), "dot": ("other",), "cross": ("other",), "outer_product": ("other",),
     "size": ("dim =",),
     **dict.fromkeys(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from weft.errors import KernelTypeError
@@ -113,12 +113,14 @@ def _matching(this: Elementwise, other: Any) -> list[Any]:
             )
         return other.entries()
     if isinstance(other, tuple | list):
-        if len(this.shape) != 1 or len(other) != count:
+        rows = [list(row) if isinstance(row, Iterable) else [row] for row in other]
+        shape = (len(rows), len(rows[0]) if rows else 0)[: len(this.shape)]
+        if shape != this.shape or sum(map(len, rows)) != count:
             raise KernelTypeError(
                 f"operands have {_size(this.shape)} and {len(other)} elements",
                 help="element-wise operations need equal shapes, or a scalar on one side",
             )
-        return list(other)
+        return [item for row in rows for item in row]
     return [other] * count
 
 

@@ -254,9 +254,12 @@ class Field(Array):
         with torch.no_grad():
             self.copy_(tensor_of(value, self.device).expand(self.shape))
 
-    def to_numpy(self) -> np.ndarray[Any, Any]:
-        """A numpy copy."""
-        return self.as_subclass(torch.Tensor).detach().cpu().numpy().copy()
+    def to_numpy(self, keep_dims: bool = False, dtype: Any = None) -> np.ndarray[Any, Any]:
+        """A NumPy copy. With ``keep_dims`` the elements of a field of vectors are (n, 1)."""
+        made = self.as_subclass(torch.Tensor).detach().cpu().numpy().copy()
+        vectors = self.element is not None and len(self.element.shape) == 1
+        made = made[..., None] if keep_dims and vectors else made
+        return made if dtype is None else made.astype(dtype)
 
     def from_numpy(self, array: np.ndarray[Any, Any]) -> None:
         """Copies ``array`` (of this shape) into the field."""

@@ -18,6 +18,7 @@ import torch
 from weft.errors import KernelTypeError
 from weft.lang.elements import Elementwise
 from weft.lang.field import indices
+from weft.lang.vectors import Vector
 from weft.source import FILES
 from weft.values import frozen
 
@@ -51,6 +52,10 @@ class Index(Elementwise, tuple):  # type: ignore[misc]
 
     def sum(self) -> Any:
         return sum(self.entries())
+
+    def cast(self, dtype: Any) -> Any:
+        """The elements cast to ``dtype``, as a vector."""
+        return Vector(self.entries(), dtype)
 
     def max(self) -> Any:
         return max(self.entries())

@@ -7,6 +7,7 @@ gives. Outside their domain functions give NaN or infinity, as torch does, and n
 
 from __future__ import annotations
 
+import importlib
 import math as python_math
 from collections.abc import Callable
 from functools import reduce
@@ -280,3 +281,16 @@ def inverse(m: Matrix) -> Matrix:
 def eye(n: int) -> Matrix:
     """The ``n`` by ``n`` identity, of weak floats."""
     return Matrix([[float(i == j) for j in range(n)] for i in range(n)])
+
+
+# Of geometry, by their module's names: imported where they are asked for.
+_GEOMETRY = (
+    "vdir", "rotation2d", "rotation3d", "rot_by_axis", "rot_yaw_pitch_roll", "translate", "scale",
+    "refract",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _GEOMETRY:
+        return getattr(importlib.import_module("weft.lang.geometry"), name)
+    raise AttributeError(f"module 'weft.math' has no attribute {name!r}")

@@ -14,28 +14,20 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 
 from weft.errors import KernelTypeError
-from weft.lang.dtypes import DType, as_dtype, f32, i32
+from weft.lang import inverses
+from weft.lang.dtypes import DType, as_dtype, i32
 from weft.lang.elements import Elementwise, binary, is_named
 from weft.lang.field import Field, field
+from weft.lang.inverses import to_float, total
 from weft.values import frozen, mutable
 
-if TYPE_CHECKING:
-    from weft.lang.elimination import Arithmetic
-
-CLOSED = 4  # matrices of up to so many rows have formulas without choices
 SWIZZLES = ("xyzw", "rgba", "stpq")
-
-
-def to_float(value: Any) -> Any:
-    """``value`` if it is a float; else as one: Python's of a weak int, f32 of a strong one."""
-    if isinstance(value, torch.Tensor):
-        return value if value.dtype.is_floating_point else f32(value)
-    return float(value)
 
 
 def square_root(value: Any) -> Any:
@@ -50,10 +42,6 @@ def _minimum(a: Any, b: Any) -> Any:
 
 def _maximum(a: Any, b: Any) -> Any:
     return b if b > a else a
-
-
-def _sum(items: Iterable[Any]) -> Any:
-    return reduce(operator.add, items)
 
 
 def letters(name: str, size: int) -> list[int] | None:
@@ -118,7 +106,7 @@ class _Values(Elementwise):
     __itruediv__ = _augmented(operator.itruediv, operator.truediv)
 
     def sum(self) -> Any:
-        return _sum(self._items)
+        return total(self._items)
 
     def min(self) -> Any:
         return reduce(_minimum, self._items)
@@ -134,12 +122,25 @@ class _Values(Elementwise):
 
     def norm_sqr(self) -> Any:
         """The sum of the squares of the elements."""
-        return _sum(item * item for item in self._items)
+        return total(item * item for item in self._items)
 
     def norm(self, eps: float = 0.0) -> Any:
         """The square root of ``norm_sqr() + eps``."""
         square = to_float(self.norm_sqr())
         return square_root(square + eps if eps else square)
+
+    def norm_inv(self, eps: float = 0.0) -> Any:
+        """One over ``norm(eps)``; infinite where that is 0."""
+        return inverses.quotient(1.0, self.norm(eps))
+
+    def fill(self, value: Any) -> None:
+        """Sets all elements to ``value``."""
+        self.store_entries([value] * len(self._items))
+
+    def to_numpy(self, keep_dims: bool = False) -> np.ndarray[Any, Any]:
+        """A NumPy array of this shape; with ``keep_dims`` that of a vector is ``(n, 1)``."""
+        made = np.array(self.to_list())
+        return made[:, None] if keep_dims and made.ndim == 1 else made
 
     def cast(self, dtype: Any) -> Any:
         """The elements cast to ``dtype``."""
@@ -201,6 +202,10 @@ class Vector(_Values):
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return (len(self._items),)
+
+    def transpose(self) -> Matrix:
+        """The matrix whose only row this is."""
+        return Matrix([self._items])
 
     def with_entries(self, entries: list[Any]) -> Vector:
         return Vector(entries)
@@ -265,11 +270,17 @@ class Vector(_Values):
 
 
 class Matrix(_Values):
-    """A matrix of scalars, given by rows: ``Matrix([[a, b], [c, d]])``; ``A[i, j]``, ``A[i]``."""
+    """A matrix of scalars, given by rows: ``Matrix([[a, b], [c, d]])``; ``A[i, j]``, ``A[i]``,
+    ``A[0:2, :]``. Of scalars, ``Matrix([a, b, c])`` is a vector."""
 
     __slots__ = ("m", "n")
     n: int
     m: int
+
+    def __new__(cls, rows: Iterable[Any], dt: Any = None, dtype: Any = None) -> Any:
+        if isinstance(rows, list | tuple) and rows and not isinstance(rows[0], Iterable):
+            return Vector(rows, dt, dtype)
+        return super().__new__(cls)
 
     def __init__(self, rows: Iterable[Iterable[Any]], dt: Any = None, dtype: Any = None) -> None:
         kind = dtype if dtype is not None else dt
@@ -337,10 +348,19 @@ class Matrix(_Values):
         return iter([self.row(i) for i in range(self.n)])
 
     def __getitem__(self, index: Any) -> Any:
-        if not isinstance(index, tuple):
-            return self.row(index)
-        i, j = index
+        i, j = index if isinstance(index, tuple) else (index, slice(None))
+        if isinstance(i, slice) or isinstance(j, slice):
+            return self._part(i, j)
         return self._items[_within(i, self.n) * self.m + _within(j, self.m)]
+
+    def _part(self, i: Any, j: Any) -> Vector | Matrix:
+        """The rows ``i`` and columns ``j``, one of them a slice."""
+        rows = range(self.n)[i] if isinstance(i, slice) else [_within(i, self.n)]
+        columns = range(self.m)[j] if isinstance(j, slice) else [_within(j, self.m)]
+        items = [[self._items[r * self.m + c] for c in columns] for r in rows]
+        if isinstance(i, slice) and isinstance(j, slice):
+            return Matrix(items)
+        return Vector([item for row in items for item in row])
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if not isinstance(index, tuple):
@@ -353,6 +373,8 @@ class Matrix(_Values):
             self._items[place] = value
 
     def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, list | tuple):
+            other = Matrix(other)
         if isinstance(other, Vector):
             _agree(self, other.n)
             return Vector([self.row(i).dot(other) for i in range(self.n)])
@@ -367,54 +389,18 @@ class Matrix(_Values):
 
     def trace(self) -> Any:
         _square(self, "trace")
-        return _sum(self[i, i] for i in range(self.n))
-
-    def _minor(self, i: int, j: int) -> Matrix:
-        keep = [[self[r, c] for c in range(self.m) if c != j] for r in range(self.n) if r != i]
-        return Matrix(keep)
-
-    def _cofactor(self, i: int, j: int) -> Any:
-        minor = self._minor(i, j).determinant() if self.n > 1 else 1
-        return -minor if (i + j) % 2 else minor
+        return total(self[i, i] for i in range(self.n))
 
     def determinant(self) -> Any:
         """By expansion along the first row; of larger matrices, by elimination."""
         _square(self, "determinant")
-        if self.n > CLOSED:
-            from weft.lang import elimination  # of large matrices alone
-
-            if any(map(_is_float, self._items)):
-                return elimination.determinant(_arithmetic(), self._float_rows())
-            return elimination.whole_determinant(_arithmetic(), [list(row) for row in self])
-        if self.n == 1:
-            return self[0, 0]
-        terms = (self[0, j] * self._minor(0, j).determinant() for j in range(self.n))
-        return _sum(-term if j % 2 else term for j, term in enumerate(terms))
+        return inverses.determinant(self)
 
     def inverse(self) -> Matrix:
         """The adjugate over the determinant; of larger matrices, by elimination. Infinite or NaN
         where the determinant is 0."""
         _square(self, "inverse")
-        if self.n > CLOSED:
-            from weft.lang import elimination  # likewise
-
-            return Matrix(elimination.inverse(_arithmetic(), self._float_rows()))
-        sides = range(self.n)
-        adjugate = Matrix([[self._cofactor(j, i) for j in sides] for i in sides])
-        scale = to_float(self.determinant())
-        if isinstance(scale, torch.Tensor):
-            return adjugate / scale
-        return adjugate * _quotient(1.0, scale)
-
-    def _float_rows(self) -> list[list[Any]]:
-        """The rows, all elements of one float dtype."""
-        items = list(map(to_float, self._items))
-        tensors = [item for item in items if isinstance(item, torch.Tensor)]
-        if tensors:
-            dtype = reduce(torch.promote_types, [item.dtype for item in tensors])
-            device = tensors[0].device
-            items = [torch.as_tensor(item, dtype=dtype, device=device) for item in items]
-        return [items[k : k + self.m] for k in range(0, len(items), self.m)]
+        return inverses.inverse(self)
 
     def __repr__(self) -> str:
         return f"Matrix({self.to_list()})"
@@ -437,43 +423,6 @@ def _agree(left: Matrix, rows: int) -> None:
 def _square(matrix: Matrix, what: str) -> None:
     if matrix.n != matrix.m:
         raise KernelTypeError(f"{what}() needs a square matrix, this is {matrix.n}x{matrix.m}")
-
-
-def _is_float(value: Any) -> bool:
-    return (
-        value.dtype.is_floating_point
-        if isinstance(value, torch.Tensor)
-        else isinstance(value, float)
-    )
-
-
-def _quotient(a: Any, b: Any) -> Any:
-    """``a / b`` as IEEE has it: Python's own raises where ``b`` is 0."""
-    if isinstance(b, torch.Tensor) or b:
-        return a / b
-    return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
-
-
-def _select(condition: Any, a: Any, b: Any) -> Any:
-    if isinstance(condition, torch.Tensor):
-        return torch.where(condition, a, b)
-    return a if condition else b
-
-
-_BINARY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": _quotient}
-
-
-def _arithmetic() -> Arithmetic:
-    from weft.lang import elimination  # likewise
-
-    return elimination.Arithmetic(
-        binary=lambda symbol, a, b: _BINARY[symbol](a, b),
-        negate=operator.neg,
-        magnitude=abs,
-        larger=operator.gt,
-        equal=operator.eq,
-        select=_select,
-    )
 
 
 @frozen

@@ -285,10 +285,6 @@ def test_arguments_by_keyword_mean_what_they_mean_in_python() -> None:
          "write max(a, b) + math.log1p(math.exp(-abs(a - b)))"),
         ("reversed(range(3))", "`reversed` cannot be called in a device loop: it is built into "
          "Python, and none of weft's | write for k in range(n - 1, -1, -1)"),
-        ("2 ** i", "an integer raised to an exponent that is only known at run time | "
-         "write 1 << n for 2 ** n"),
-        ("8 ** i", "an integer raised to an exponent that is only known at run time | "
-         "write 1 << 3 * n"),
         ("'abc'", "this must be a scalar, and is a string | pass a number for it; strings can be "
          "compared with each other, and printed"),
         ("None", "this must be a scalar, and is None | test `is None`, or let the function return "

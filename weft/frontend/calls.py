@@ -16,6 +16,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
@@ -29,6 +30,7 @@ from weft.frontend import (
     signatures,
     uncallable,
 )
+from weft.frontend.bits import BITS
 from weft.frontend.casts import (
     Handler,
     cast,
@@ -61,7 +63,7 @@ from weft.frontend.names import KNOWN_MODULES
 from weft.frontend.scope import Guard
 from weft.lang import names
 from weft.lang.dtypes import ComplexType, DType, as_dtype, complex_type, f32
-from weft.lang.types import matrix, vector
+from weft.lang.types import TYPE_QUESTIONS, matrix, vector
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import adds_nothing
 
@@ -163,6 +165,9 @@ def _inlined(cx: Lowering, node: ast.Call, function: Static, span: Span) -> Oper
         and all(isinstance(a, Static) for a in arguments)
     ):
         return of_constants(target, [a.value for a in arguments], node, span)  # type: ignore[union-attr]
+    if _is_of_numpy(target) and arguments and all(isinstance(a, Static) for a in arguments):
+        made = lambda *values: target(*values).item()  # noqa: E731
+        return of_constants(made, [a.value for a in arguments], node, span)  # type: ignore[union-attr]
     if target is breakpoint:
         raise KernelSyntaxError(
             "`breakpoint()` in compiled code", span,
@@ -234,7 +239,20 @@ def _places(signature: inspect.Signature, node: ast.Call, before: int) -> dict[s
 
 
 # Functions that are evaluated by Python where all arguments are known at compile time.
-_OF_CONSTANTS = (ord, chr, str, vector, matrix, *(f for f in vars(math).values() if callable(f)))
+_OF_CONSTANTS = (
+    ord,
+    chr,
+    str,
+    vector,
+    matrix,
+    *TYPE_QUESTIONS,
+    *(f for f in vars(math).values() if callable(f)),
+)
+
+
+def _is_of_numpy(target: Any) -> bool:
+    """Whether it is one of NumPy's types of scalars."""
+    return isinstance(target, type) and issubclass(target, np.generic)
 
 
 def _to(dtype: Any) -> Handler:
@@ -511,6 +529,7 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
 HANDLERS: dict[str, Handler] = {
     **FUNCTIONS,
     **complex_calls.FUNCTIONS,
+    **BITS,
     "divmod": _divmod,
     "int": _to(int), "float": _to(float), "bool": _to(bool),
     "range": _range, "ndrange": _ndrange, "grouped": _grouped, "static": _static,

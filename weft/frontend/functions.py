@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, expressions
-from weft.frontend.casts import Handler, quotient, static_items
+from weft.frontend.casts import Handler, cast, dtype_from, quotient, static_items
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     UNSIGNED,
@@ -68,7 +68,15 @@ def _rounding(name: str, to_int: bool) -> Handler:
         rounded = cx.scalars.function(name, a, span)
         return cx.scalars.cast(rounded, "int", span) if to_int else rounded
 
-    return _each(f)
+    each = _each(f)
+
+    def handler(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+        found = each(cx, node, arguments[:1])
+        kind = argument(arguments, 1)  # Taichi's: the dtype of what it gives
+        span = cx.span(node)
+        return found if kind is None else cast(cx, found, dtype_from(kind, span), span)
+
+    return handler
 
 
 def _round_int(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
@@ -175,14 +183,16 @@ def _scaled(factor: float) -> Handler:
     return _each(lambda cx, a, span: cx.scalars.binary("*", a[0], Static(factor), span))
 
 
-def _fmod(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+def remainder(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    """C's, with the sign of the dividend."""
     s = cx.scalars
     dtype = promote(s.number(a[0], span), s.number(a[1], span))
-    x, y = (s.cast(v, dtype, span).value for v in a)
-    name = (
-        "arith.remf" if is_float(dtype) else "arith.remui" if dtype in UNSIGNED else "arith.remsi"
-    )
-    return Scalar(cx.builder.op(name, x, y), dtype)
+    # A run-time Python int may be wider than the tensor's integers: in 64 bits then.
+    weak = any(isinstance(x, Scalar) and x.dtype == "int" for x in a)
+    wide = "int" if weak and is_int(dtype) and dtype != "u64" else dtype
+    x, y = (s.cast(v, wide, span).value for v in a)
+    name = "arith.remf" if is_float(dtype) else "arith.remui" if wide in UNSIGNED else "arith.remsi"
+    return s.cast(Scalar(cx.builder.op(name, x, y), wide), dtype, span)
 
 
 def _fract(cx: Lowering, a: list[Operand], span: Span) -> Operand:
@@ -243,7 +253,7 @@ FUNCTIONS: dict[str, Handler] = {
     "lt": _comparison("<"), "le": _comparison("<="), "eq": _comparison("=="),
     "gt": _comparison(">"), "ge": _comparison(">="), "ne": _comparison("!="),
     "logical_and": _logical("&"), "logical_or": _logical("|"),
-    "fmod": _each(_fmod), "fmin": _fminmax("<"), "fmax": _fminmax(">"),
+    "fmod": _each(remainder), "fmin": _fminmax("<"), "fmax": _fminmax(">"),
     "fma": _each(_fma), "select": _each(_select), "clamp": _clamp,
     "min": _extremes("<"), "max": _extremes(">"),
     "minimum": _propagating("minimum"), "maximum": _propagating("maximum"),

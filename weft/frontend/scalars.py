@@ -22,6 +22,7 @@ from weft.frontend.kinds import (
     is_weak,
     promote,
 )
+from weft.frontend.powers import integer_power
 from weft.ir import types as ir
 from weft.ir.builder import Builder
 from weft.ir.core import Value
@@ -167,13 +168,15 @@ class Scalars:
                     self.cast(a, "float", span), Static(float(exponent)), "float", span
                 )
         if not is_float(dtype):
-            help = "write float(x) ** n, or a loop of multiplications"
-            if isinstance(a, Static) and a.value > 1 and a.value.bit_count() == 1:
-                bits = a.value.bit_length() - 1
-                help = f"write 1 << n for {a.value} ** n" if bits == 1 else f"write 1 << {bits} * n"
-            raise KernelTypeError(
-                "an integer raised to an exponent that is only known at run time", span, help=help
+            base = self.cast(a, "int" if dtype == "bool" else dtype, span)
+            # An exponent beyond the base's type is one of 64 bits: its low bits say less.
+            exponent = self.cast(b, "u64" if self.number(b, span) == "u64" else "int", span)
+            may_be_negative = self.number(b, span) not in (*UNSIGNED, "bool")
+            self.builder.span = span
+            power = integer_power(
+                self.builder, base.value, exponent.value, may_be_negative=may_be_negative
             )
+            return Scalar(power, base.dtype)
         x, y = self.cast(a, dtype, span).value, self.cast(b, dtype, span).value
         # torch takes the root of an element, Python's float has pow: they differ for -inf and -0.0.
         root = None if dtype == "float" or exponent is None else _ROOTS.get(exponent)

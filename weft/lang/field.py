@@ -16,8 +16,17 @@ import numpy as np
 import torch
 
 from weft.errors import KernelIndexError, KernelTypeError, KernelValueError
-from weft.lang import unsigned
-from weft.lang.dtypes import DType, Scalar, as_dtype, complex_type, f32, i32, quietly, tensor_of
+from weft.lang.dtypes import (
+    DType,
+    Scalar,
+    as_dtype,
+    complex_type,
+    f32,
+    i32,
+    quietly,
+    stored,
+    tensor_of,
+)
 from weft.lang.elements import Elementwise
 from weft.values import frozen
 
@@ -95,7 +104,7 @@ class Array(torch.Tensor):
         if isinstance(value, Elementwise | list | tuple | np.ndarray):
             value = self._numbers(value, parts)
         with quietly(), torch.set_grad_enabled(torch.is_grad_enabled() and not self.is_leaf):
-            self.as_subclass(torch.Tensor)[parts] = unsigned.stored(value, self.dtype)
+            self.as_subclass(torch.Tensor)[parts] = stored(value, self.dtype)
 
     def _parts(self, index: Any) -> tuple[Any, ...]:
         """The subscripts: none of an array of no dimensions, which is read as ``x[None]``."""

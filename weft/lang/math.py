@@ -7,6 +7,7 @@ gives. Outside their domain functions give NaN or infinity, as torch does, and n
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import math as python_math
 from collections.abc import Callable
@@ -16,8 +17,16 @@ from typing import Any
 import torch
 
 from weft.errors import KernelTypeError
-from weft.lang import unsigned
-from weft.lang.dtypes import Scalar, as_dtype, i32, quietly, tensor_of
+from weft.lang.dtypes import (
+    DType,
+    Scalar,
+    as_dtype,
+    i32,
+    involves_unsigned,
+    quietly,
+    tensor_of,
+    wrapped,
+)
 from weft.lang.elements import Elementwise
 from weft.lang.vectors import Matrix, MatrixType, Vector, VectorType
 
@@ -93,11 +102,23 @@ degrees = _float_unary(torch.rad2deg, "Radians to degrees.")
 isnan = _float_unary(torch.isnan, "Whether x is NaN.")
 isinf = _float_unary(torch.isinf, "Whether x is an infinity.")
 
-_KEEPS = "Rounds {}. A float stays a float, an integer is kept."
-floor = _unary(torch.floor, float_of_int=False, doc=_KEEPS.format("down"))
-ceil = _unary(torch.ceil, float_of_int=False, doc=_KEEPS.format("up"))
-round = _unary(torch.round, float_of_int=False, doc=_KEEPS.format("to nearest, halves to even"))
-trunc = _unary(torch.trunc, float_of_int=False, doc=_KEEPS.format("towards zero"))
+_KEEPS = "Rounds {}. A float stays a float, an integer is kept; ``dtype`` converts it."
+
+
+def _rounding(torch_function: Callable[..., Any], how: str) -> Any:
+    plain = _unary(torch_function, float_of_int=False, doc=_KEEPS.format(how))
+
+    def function(x: Any, dtype: Any = None) -> Any:
+        return plain(x) if dtype is None else cast(plain(x), dtype)
+
+    function.__name__ = function.__qualname__ = plain.__name__
+    function.__doc__ = plain.__doc__
+    return function
+
+
+floor, ceil = _rounding(torch.floor, "down"), _rounding(torch.ceil, "up")
+round = _rounding(torch.round, "to nearest, halves to even")
+trunc = _rounding(torch.trunc, "towards zero")
 abs = _unary(torch.abs, float_of_int=False, doc="The absolute value.")
 sign = _unary(torch.sign, float_of_int=False, doc="-1, 0 or 1, in the type of x.")
 
@@ -106,7 +127,7 @@ def _pair(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Two scalars, at least one a tensor, as tensors of the dtype that torch's promotion gives."""
     anchor = a if isinstance(a, torch.Tensor) else b
     with quietly():
-        if unsigned.involved((a, b)) and not isinstance(a, float) and not isinstance(b, float):
+        if involves_unsigned((a, b)) and not isinstance(a, float) and not isinstance(b, float):
             plain = [x.as_subclass(Scalar) if isinstance(x, torch.Tensor) else x for x in (a, b)]
             return plain[0], plain[1]
         dtype = torch.result_type(a, b)
@@ -242,6 +263,20 @@ def bit_count(x: Any) -> Any:
 popcnt = bit_count
 
 
+def clz(x: Any) -> Any:
+    """The number of zero bits before the first one, in the type of x: of its width, or of the 64
+    bits of a Python int."""
+
+    def scalar(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return 64 - (int(x) & (2**64 - 1)).bit_length()
+        bits = 8 * x.element_size()
+        count = bits - (int(x) & (2**bits - 1)).bit_length()
+        return _value(torch.tensor(count, dtype=x.dtype, device=x.device))
+
+    return _spread(scalar, x)
+
+
 def dot(a: Vector, b: Vector) -> Any:
     return a.dot(b)
 
@@ -281,6 +316,111 @@ def inverse(m: Matrix) -> Matrix:
 def eye(n: int) -> Matrix:
     """The ``n`` by ``n`` identity, of weak floats."""
     return Matrix([[float(i == j) for j in range(n)] for i in range(n)])
+
+
+# --- types and bits, by their names in Taichi
+def _like(x: Any, value: int) -> Any:
+    if isinstance(x, Elementwise):
+        return x.map(lambda item: _like(item, value))
+    if isinstance(x, torch.Tensor):
+        with quietly():
+            return _value(torch.full_like(x, value))
+    return type(x)(value)
+
+
+def zero(x: Any) -> Any:
+    """0 of the type of ``x``; of a vector or matrix, for each element."""
+    return _like(x, 0)
+
+
+def one(x: Any) -> Any:
+    """1 of the type of ``x``; of a vector or matrix, for each element."""
+    return _like(x, 1)
+
+
+def _bits(x: Any) -> tuple[int, int, torch.dtype]:
+    """An integer's bits, how many they are, and its dtype."""
+    if isinstance(x, torch.Tensor) and not x.dtype.is_floating_point and not x.dtype.is_complex:
+        count = 1 if x.dtype is torch.bool else 8 * x.element_size()
+        with quietly():
+            return int(x.item()) & ((1 << count) - 1), count, x.dtype
+    if isinstance(x, int):
+        return x & ((1 << 64) - 1), 64, torch.int64
+    raise KernelTypeError("bits are those of integers, and this is a float",
+                          help="write int(...), or take its bits with weft.bit_cast")  # fmt: skip
+
+
+def bit_shr(x: Any, n: Any) -> Any:
+    """``x`` shifted right by ``n`` bits, with zeros from the left, whatever its sign."""
+
+    def scalar(x: Any, n: Any) -> Any:
+        bits, _, dtype = _bits(x)
+        found = wrapped(bits >> builtins.min(int(n), 64), dtype)
+        return _value(found) if isinstance(x, torch.Tensor) else found.item()
+
+    return _spread(scalar, x, n)
+
+
+def bit_cast(x: Any, dtype: Any) -> Any:
+    """The bits of ``x`` as a number of ``dtype``, which has as many. A number of Python is taken as
+    a float or integer of that width. Raises ``KernelTypeError`` where widths differ."""
+    kind = as_dtype(dtype)
+
+    def scalar(x: Any) -> Any:
+        own = x.dtype if isinstance(x, torch.Tensor) else _width(x, kind)
+        if 8 * own.itemsize != kind.bits:
+            raise KernelTypeError(
+                f"bit_cast of {8 * own.itemsize} bits to {kind!r}, which has {kind.bits}",
+                help="cast to a type of as many bits first",
+            )
+        with quietly():
+            value = x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=own, device="cpu")
+            return _value(value.as_subclass(torch.Tensor).clone().view(kind.torch))
+
+    return _spread(scalar, x)
+
+
+def _width(x: Any, kind: DType) -> torch.dtype:
+    floats = {16: torch.float16, 32: torch.float32, 64: torch.float64}
+    ints = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+    return (floats if isinstance(x, float) else ints).get(kind.bits, torch.float64)
+
+
+def _whole(x: Any) -> bool:
+    return isinstance(x, int) or (isinstance(x, torch.Tensor) and not x.dtype.is_floating_point)
+
+
+def raw_div(a: Any, b: Any) -> Any:
+    """C's division: of integers the quotient towards zero, else ``a / b``."""
+
+    def scalar(a: Any, b: Any) -> Any:
+        if not (_whole(a) and _whole(b)):
+            return a / b
+        rest = raw_mod(a, b)
+        return (a - rest) // b
+
+    return _spread(scalar, a, b)
+
+
+def raw_mod(a: Any, b: Any) -> Any:
+    """C's remainder, with the sign of ``a``."""
+
+    def scalar(a: Any, b: Any) -> Any:
+        if isinstance(a, int) and isinstance(b, int):
+            rest = builtins.abs(a) % builtins.abs(b)
+            return -rest if a < 0 else rest
+        return fmod(a, b)
+
+    return _spread(scalar, a, b)
+
+
+def frexp(x: Any) -> Any:
+    """(m, e) with ``x == m * 2 ** e`` and 0.5 <= abs(m) < 1; of 0, infinities and NaN (x, 0)."""
+    if isinstance(x, torch.Tensor):
+        with quietly():
+            mantissa, exponent = torch.frexp(x.as_subclass(torch.Tensor))
+            return _value(mantissa), _value(exponent)
+    return python_math.frexp(x)
 
 
 # Of geometry, by their module's names: imported where they are asked for.

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from weft.errors import KernelTypeError
-from weft.lang.dtypes import DTYPES, DType, as_dtype, bool_, from_torch
-from weft.lang.unsigned import promoted
+from weft.lang.dtypes import DTYPES, DType, as_dtype, bool_, from_torch, promoted
 from weft.lang.vectors import Matrix, MatrixType, Vector, VectorType
 
 # Sizes under torch.compile: no numbers of their own, so that they have no range.

@@ -48,7 +48,8 @@ __all__ = [
     "DTYPES", "DType", "MatrixType", "NDArrayType", "Template", "VectorType", "as_dtype", "bf16",
     "bfloat16", "bool_", "double", "f16", "f32", "f64", "float16", "float32", "float64",
     "from_numpy", "from_torch", "half", "i8", "i16", "i32", "i64", "int8", "int16", "int32",
-    "int64", "matrix", "ndarray", "template", "to_numpy", "u1", "u8", "u16",
+    "int64", "is_integral", "is_real", "is_signed", "is_tensor", "matrix", "ndarray", "template",
+    "to_numpy", "u1", "u8", "u16",
     "u32", "u64", "uint8", "uint16", "uint32", "uint64", "vector",
 ]  # fmt: skip
 
@@ -99,6 +100,30 @@ def ndarray(
         return NDArrayType(dtype.dtype, ndim, dtype.shape, **options)
     kind = None if dtype is None else as_dtype(dtype)
     return NDArrayType(kind, ndim, tuple(element_shape), **options)
+
+
+def is_integral(dtype: Any) -> bool:
+    """Whether ``dtype`` (weft's, torch's, ``int`` or ``float``) is one of integers."""
+    return as_dtype(dtype).kind in ("int", "bool")
+
+
+def is_real(dtype: Any) -> bool:
+    """Whether ``dtype`` is one of floats."""
+    return as_dtype(dtype).kind == "float"
+
+
+def is_signed(dtype: Any) -> bool:
+    """Whether ``dtype`` is one of integers with a sign."""
+    kind = as_dtype(dtype)
+    return kind.kind == "int" and kind.signed
+
+
+def is_tensor(dtype: Any) -> bool:
+    """Whether ``dtype`` is a vector or matrix type."""
+    return isinstance(dtype, VectorType | MatrixType)
+
+
+TYPE_QUESTIONS = (is_integral, is_real, is_signed, is_tensor)
 
 
 def vector(n: int, dtype: Any) -> VectorType:

@@ -32,8 +32,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.errors import KernelIndexError, KernelTypeError
 from weft.frontend.parameters import converting, converts, is_clamped, parameters, refuse_references
-from weft.lang import unsigned
-from weft.lang.dtypes import DType, Scalar, quietly
+from weft.lang.dtypes import DType, Scalar, quietly, stored
 from weft.lang.elements import Elementwise
 from weft.lang.field import Array, Field, indices, is_number, subscripts
 from weft.lang.loops import Grouped, NDRange, Serial, is_func
@@ -347,7 +346,7 @@ class Watched(Field):
             self._set(parts, value)
             return
         with quietly():
-            self.plain[parts] = unsigned.stored(value, self.plain.dtype)
+            self.plain[parts] = stored(value, self.plain.dtype)
 
     def _parts(self, index: Any) -> tuple[Any, ...]:
         """The subscripts, from 0 on: those of a field with an offset are checked here."""

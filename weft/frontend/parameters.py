@@ -169,6 +169,12 @@ def is_clamped(parameter: Parameter | None) -> bool:
     return getattr(parameter and parameter.annotation, "boundary", None) == "clamp"
 
 
+def element_shape(parameter: Parameter | None) -> tuple[int, ...]:
+    """The shape of the vectors or matrices that ``parameter`` is annotated to have as elements."""
+    annotation = parameter and parameter.annotation
+    return annotation.element_shape if isinstance(annotation, NDArrayType) else ()
+
+
 def is_jaxtyping(annotation: Any) -> bool:
     """True for jaxtyping's annotations, which are classes with these attributes."""
     return all(hasattr(annotation, name) for name in ("dtypes", "dim_str", "array_type"))

@@ -16,6 +16,7 @@ import torch
 
 from weft.errors import KernelValueError, warn
 from weft.frontend.lower import Lowered, lower
+from weft.frontend.parameters import element_shape
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import RegionArg
 from weft.ir.writes import written
@@ -119,9 +120,10 @@ def loose_spec(arg: RegionArg, value: Any) -> Spec:
     if isinstance(value, torch.Tensor) and value.dtype in DTYPES:
         element = getattr(value, "element", None)
         backing = isinstance(element, Backing)
+        inner = element.shape if element is not None else element_shape(arg.parameter)
+        shape = element.shape if element is not None and backing else None
         return TensorSpec(
-            DTYPES[value.dtype], value.dim(), "strided", element.shape if backing else None,
-            element.shape if element is not None else (), backing, pair=arg.pair,
+            DTYPES[value.dtype], value.dim(), "strided", shape, inner, backing, pair=arg.pair,
             offset=getattr(element, "offset", ()),
         )  # fmt: skip
     return spec_of(arg, value)

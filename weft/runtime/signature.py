@@ -12,7 +12,7 @@ import torch
 
 from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.kinds import FLOATS, passed_range
-from weft.frontend.parameters import Parameter, is_clamped
+from weft.frontend.parameters import Parameter, element_shape, is_clamped
 from weft.frontend.specs import TENSOR_DTYPES, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import Region, RegionArg
 from weft.lang import dtypes
@@ -51,6 +51,8 @@ def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
         if arg.parameter is not None:
             check_argument(arg.parameter, value, span)
         spec = tensor_spec(arg.name, value, span)
+        if element := element_shape(arg.parameter):
+            spec = replace(spec, element=element)
         if is_clamped(arg.parameter):
             spec = replace(spec, clamped=True)
         if arg.pair:

@@ -31,8 +31,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import KernelIndexError, KernelTypeError
-from weft.frontend.parameters import converting, converts, is_clamped, parameters, refuse_references
-from weft.lang.dtypes import DType, Scalar, quietly, stored
+from weft.frontend.parameters import (
+    converting,
+    converts,
+    element_shape,
+    is_clamped,
+    parameters,
+    refuse_references,
+)
+from weft.lang.dtypes import DType, Scalar, from_torch, quietly, stored
 from weft.lang.elements import Elementwise
 from weft.lang.field import Array, Field, indices, is_number, subscripts
 from weft.lang.loops import Grouped, NDRange, Serial, is_func
@@ -525,12 +532,17 @@ def _arguments(
     for parameter in parameters(function):
         if parameter.dtype is not None:
             check_argument(parameter, bound.arguments[parameter.name])
-    clamped = {p.name for p in parameters(function) if is_clamped(p)}
+    named = {p.name: p for p in parameters(function)}
     for name, value in bound.arguments.items():
-        annotation = annotations.get(name)
-        if name in clamped and isinstance(value, torch.Tensor):
+        annotation, parameter = annotations.get(name), named.get(name)
+        element = element_shape(parameter)
+        if isinstance(value, torch.Tensor) and (element or is_clamped(parameter)):
             bound.arguments[name] = value = watch.watched(value)
-            value.clamped = True
+            value.clamped = is_clamped(parameter)
+            if element and value.element is None:
+                kind = from_torch(value.dtype)
+                sides: Any = MatrixType if len(element) == 2 else VectorType
+                value.element = sides(*element, kind.kind, kind)
             continue
         if isinstance(annotation, DType) and isinstance(value, bool | int | float):
             bound.arguments[name] = annotation(value)

@@ -304,12 +304,12 @@ def test_slice() -> None:
     @weft.kernel
     def f(x):
         for i in range(3):
-            x[i, :] = 0.0
+            x[i, ::-1] = 0.0
 
     expect(
-        weft.KernelSyntaxError, lambda: f(x2),
-        "a slice in a device loop: elements are read and written one by one", "x[i, :] = 0.0", ":",
-        "loop over the elements, or take the view in the host part",
+        weft.KernelTypeError, lambda: f(x2),
+        "the step of a slice is a positive number that is known at compile time",
+        "x[i, ::-1] = 0.0", "::-1", "write the loop over range(start, stop, step)",
     )  # fmt: skip
 
 
@@ -660,15 +660,15 @@ def test_part_of_a_tensor_has_no_methods() -> None:
     @weft.kernel
     def f(x):
         for i in range(3):
-            x[i, 0] = x[i].sum()
+            x[i, 0] = x[i].cumsum(0)
 
     expect(
         weft.KernelTypeError,
         lambda: f(x2),
-        "a part of the tensor `x` has no `sum` in a device loop",
-        "x[i, 0] = x[i].sum()",
-        "x[i].sum",
-        "loop over its elements; whole-tensor methods belong in the host part",
+        "a part of the tensor `x` has no method `cumsum` in a device loop",
+        "x[i, 0] = x[i].cumsum(0)",
+        "x[i].cumsum(0)",
+        "write the loop over its elements",
     )
 
 
@@ -746,29 +746,11 @@ def test_a_subscript_that_is_negative_in_every_iteration() -> None:
 def test_host_statements_in_a_loop_over_time_name_weft_serial():
     """The loop over ``t`` is one of the host part: each says so, whatever it is refused for."""
 
-    def sliced(x, o, n: int):
+    def summed(x, o, n: int):
         for t in range(n):
             for i in range(x.shape[0]):
                 o[i] = x[i] + t
-            x[:] = o
-
-    def viewed(x, o, n: int):
-        for t in range(n):
-            for i in range(x.shape[0]):
-                o[i] = x[i] + t
-            y = x[1:]  # noqa: F841
-
-    def added(x, o, n: int):
-        for t in range(n):
-            for i in range(x.shape[0]):
-                o[i] = x[i] + t
-            y = x + o  # noqa: F841
-
-    def accumulated(x, o, n: int):
-        for t in range(n):
-            for i in range(x.shape[0]):
-                o[i] = x[i] + t
-            x += o
+            y = x.cumsum(0)  # noqa: F841
 
     def swapped(x, o, n: int):
         for t in range(n):
@@ -777,7 +759,7 @@ def test_host_statements_in_a_loop_over_time_name_weft_serial():
             x, o = o, x
 
     help = "if this is a loop of the host part: `for t in weft.serial(range(n))`"
-    for function in (sliced, viewed, added, accumulated, swapped):
+    for function in (summed, swapped):
         with pytest.raises(weft.CompileError) as caught:
             weft.kernel(function)(torch.ones(3), torch.ones(3), 2)
         assert caught.value.help.endswith(help)

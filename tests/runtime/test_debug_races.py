@@ -111,7 +111,8 @@ def exchanged(x, idx, out):
 
 
 RACING = [
-    swapped, exchanged, scatter, rows, lattice, stepped, gather_own, two_updates, divided, conditional, inner_loop,
+    swapped, exchanged, scatter, rows, lattice, stepped, gather_own, two_updates, divided,
+    conditional, inner_loop,
 ]  # fmt: skip
 
 

@@ -27,11 +27,15 @@ from weft.frontend import (
     constructors,
     elements,
     expressions,
+    row_calls,
+    rows,
+    sequences,
     signatures,
     uncallable,
 )
 from weft.frontend.bits import BITS
 from weft.frontend.casts import (
+    CASTING,
     Handler,
     cast,
     dtype_from,
@@ -67,9 +71,6 @@ from weft.lang.types import TYPE_QUESTIONS, matrix, vector
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import adds_nothing
 
-_CASTING = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16", "int": "i32",
-            "long": "i64", "bool": "bool"}  # fmt: skip
-
 
 # --- the call itself ----------------------------------------------------------------------------
 def call(cx: Lowering, node: ast.Call) -> Operand:
@@ -80,6 +81,8 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         given, named = _arguments(cx, node), _keywords(cx, node)
         return given if takes is None else signatures.bind(takes, text, given, named, span)
 
+    if isinstance(function, Method) and row_calls.has(function):
+        return row_calls.method(cx, node, function, bound)
     if isinstance(function, Method):
         takes = signatures.METHODS.get(function.name)
         return _method(cx, function, bound(takes, f".{function.name}"), span)
@@ -100,12 +103,16 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         return _inlined(cx, node, function, span)
     if name in LAZY:
         return LAZY[name](cx, node)
+    if name.startswith("torch."):
+        return row_calls.function(cx, node, name.removeprefix("torch."), bound)
     handler, text = HANDLERS.get(name), ast.unparse(node.func)
     if handler is None:
         raise KernelSyntaxError(
             f"`{text}` cannot be called in a device loop", span, help="call it in the host part"
         )
     given = bound(signatures.FUNCTIONS[name], text)
+    if any(map(rows.is_row, given)) and (name in FUNCTIONS or name in complex_calls.FUNCTIONS):
+        return row_calls.elementwise(cx, node, name, given)
     if name in FUNCTIONS and any(map(is_complex, given)):
         return complex_calls.of_complex(cx, name, text, given, span)
     return handler(cx, node, given)
@@ -344,6 +351,9 @@ def _len(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         return Static(len(x.value))
     if isinstance(x, Tensor) and x.rank:
         return elements.extent(cx, x, 0)
+    found = sequences.items(cx, x, cx.span(node))
+    if found is not None:
+        return found.count
     raise KernelTypeError(
         f"{describe(x)} has no len()", cx.span(node), help="use a tensor or a tuple"
     )
@@ -362,6 +372,9 @@ def _items(cx: Lowering, node: ast.Call, x: Operand) -> list[Operand]:
 
 def _sum(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     result: Operand = signatures.argument(arguments, 1) or Static(0)
+    row = rows.of(cx, arguments[0])
+    if row is not None:
+        return sequences.total(cx, row, result, cx.span(node))
     for item in _items(cx, node, arguments[0]):
         result = expressions.binary(cx, "+", result, item, cx.span(node))
     return result
@@ -370,6 +383,8 @@ def _sum(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
 def _any(symbol: str) -> Handler:
     def handler(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         span = cx.span(node)
+        if rows.is_row(arguments[0]):
+            return row_calls.call(cx, "all" if symbol == "&" else "any", arguments[:1], span)
         result: Operand = Static(symbol == "&")
         for item in _items(cx, node, arguments[0]):
             truth = cx.scalars.cast(cx.read_scalar(item, span), "bool", span)
@@ -386,15 +401,20 @@ def _tuple(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
 
 def _enumerate(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     start, span = signatures.argument(arguments, 1) or Static(0), cx.span(node)
+    if static_items(arguments[0]) is None:
+        return sequences.enumerated(cx, arguments[0], start, span)
     items = _items(cx, node, arguments[0])
     return Tup([Tup([expressions.binary(cx, "+", start, Static(k), span), x])
                 for k, x in enumerate(items)])  # fmt: skip
 
 
 def _zip(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    strict = [expressions.test(cx, k.value) for k in node.keywords]
+    if any(static_items(a) is None for a in arguments):
+        exact = any(isinstance(s, Static) and s.value for s in strict)
+        return sequences.zipped(cx, arguments, exact, cx.span(node))
     columns = [_items(cx, node, a) for a in arguments]
     lengths = {len(column) for column in columns}
-    strict = [expressions.test(cx, k.value) for k in node.keywords]
     if len(lengths) > 1 and any(isinstance(s, Static) and s.value for s in strict):
         raise KernelTypeError(
             f"zip(strict=True) of {' and '.join(map(str, sorted(lengths)))} items", cx.span(node),
@@ -489,8 +509,8 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
             return x
         if name in ("to", "type", "cast") and len(arguments) == 1:
             return cast(cx, x, dtype_from(arguments[0], span), span)
-        if name in _CASTING and not arguments:
-            return cx.scalars.cast_exactly(x, _CASTING[name], span)
+        if name in CASTING and not arguments:
+            return cx.scalars.cast_exactly(x, CASTING[name], span)
         if name in names.UNARY and name in HANDLERS and not arguments:
             return HANDLERS[name](
                 cx, ast.Call(ast.Name(name), [], [], lineno=span.line, col_offset=span.column), [x]
@@ -537,6 +557,7 @@ HANDLERS: dict[str, Handler] = {
     "loop_config": _nothing, "sync": _nothing, "needs": _needs,
     "len": _len, "sum": _sum, "any": _any("|"), "all": _any("&"), "tuple": _tuple, "list": _tuple,
     "enumerate": _enumerate, "zip": _zip,
+    "reversed": lambda cx, node, a: sequences.reverse(cx, a[0], cx.span(node)),
     **constructors.FUNCTIONS, "zeros": _zeros,
     "dot": _of_method("dot"), "cross": _of_method("cross"), "length": _of_method("norm"),
     "normalize": _of_method("normalized"), "determinant": _of_method("determinant"),

@@ -13,13 +13,16 @@ from weft.errors import KernelTypeError, KernelValueError, Span
 from weft.frontend import aggregates, complexes
 from weft.frontend.context import Lowering
 from weft.frontend.conversions import shown
-from weft.frontend.kinds import Operand, Scalar, Static, Tup, Vec, describe
+from weft.frontend.kinds import Operand, Scalar, Static, Tup, Vec, describe, dtype_of
 from weft.ir.core import Value
 from weft.ir.types import index
 from weft.ir.views import constant_of, made_by
 from weft.lang.dtypes import DTYPES, ComplexType, as_dtype, complex_type
 from weft.lang.vectors import MatrixType, VectorType
 
+# Methods that cast, and to what.
+CASTING = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16", "int": "i32",
+           "long": "i64", "bool": "bool"}  # fmt: skip
 Handler = Callable[[Lowering, ast.Call, list[Operand]], Operand]
 
 
@@ -145,6 +148,19 @@ def static_items(x: Operand) -> list[Operand] | None:
     if isinstance(x, Static) and isinstance(x.value, (tuple, list, range)):
         return [Tup([Static(i) for i in v]) if isinstance(v, tuple) else Static(v) for v in x.value]
     return None
+
+
+def picked(cx: Lowering, items: list[Operand], k: Scalar | Static, span: Span) -> Operand:
+    """``items[k]``, where a run-time ``k`` selects among numbers, or tuples of these."""
+    if isinstance(k, Static):
+        return items[k.value]
+    if all(isinstance(x, Tup) and len(x.items) == len(items[0].items) for x in items):  # type: ignore[union-attr]
+        columns = zip(*(x.items for x in items), strict=True)  # type: ignore[union-attr]
+        return Tup([picked(cx, list(column), k, span) for column in columns])
+    if not items or not all(dtype_of(x) for x in items):
+        raise KernelTypeError("items that are no numbers, chosen by a run-time index", span,
+                              help="write the cases out, or use a tensor")  # fmt: skip
+    return aggregates.pick(cx, items, k, ast.Name("items"), span)
 
 
 def vector_type(

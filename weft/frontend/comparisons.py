@@ -7,7 +7,7 @@ import operator
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates, casts, complexes, expressions
+from weft.frontend import aggregates, casts, complexes, expressions, rows
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import Operand, Scalar, Static, Vec, describe, dtype_of, is_complex
 
@@ -21,6 +21,9 @@ def compare(cx: Lowering, node: ast.Compare) -> Operand:
     span = cx.span(node)
     left = cx.expression(node.left)
     result: Operand = Static(True)
+    if len(node.ops) > 1 and rows.is_row(left):
+        raise KernelTypeError("a chain of comparisons of rows", span,
+                              help="write (a < x) & (x < b)")  # fmt: skip
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         right = cx.expression(right_node)
         result = aggregates.both(cx, result, _comparison(cx, op, left, right, span), span)
@@ -68,6 +71,10 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
             )
         return result if isinstance(op, ast.In) else cx.scalars.negation(result, span)
     symbol = COMPARE[type(op)]
+    if rows.is_row(left) or rows.is_row(right):
+        return rows.elementwise(
+            cx, lambda x: _numbers(cx, symbol, x[0], x[1], span), [left, right], span
+        )
     if isinstance(left, Vec) or isinstance(right, Vec):
         return aggregates.compare(cx, symbol, left, right, span)
     pair = [casts.static_items(x) for x in (left, right)]
@@ -82,14 +89,15 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
             )  # fmt: skip
     if isinstance(left, Static) and isinstance(right, Static):
         return Static(bool(_static_compare(symbol, left.value, right.value, span)))
-    if is_complex(left) or is_complex(right):
-        numbers = cx.read_number(left, span), cx.read_number(right, span)
-        return complexes.compare(cx.scalars, symbol, *numbers, span)
-    return cx.scalars.compare(
-        symbol,
-        cx.read_scalar(left, span),
-        cx.read_scalar(right, span),
-        span,
+    return _numbers(cx, symbol, cx.read_number(left, span), cx.read_number(right, span), span)
+
+
+def _numbers(cx: Lowering, symbol: str, left: Operand, right: Operand, span: Span) -> Operand:
+    f = complexes.compare if is_complex(left) or is_complex(right) else None
+    return (
+        f(cx.scalars, symbol, left, right, span)
+        if f
+        else (cx.scalars.compare(symbol, left, right, span))
     )
 
 

@@ -126,6 +126,13 @@ def _quotient(x: Pair, y: Pair) -> Pair:
     return (first + second * ratio) / whole, by_real.choose(imag, -imag) / whole
 
 
+def arithmetic(s: Scalars, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
+    """``a symbol b`` of two numbers of any sort."""
+    if (is_complex(a) or is_complex(b)) and not (isinstance(a, Static) and isinstance(b, Static)):
+        return binary(s, symbol, a, b, span)
+    return s.binary(symbol, a, b, span)
+
+
 def binary(s: Scalars, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
     """``a symbol b`` where one of the two is a complex number."""
     if symbol == "**":

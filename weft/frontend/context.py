@@ -44,6 +44,7 @@ from weft.frontend.split import Region, RegionArg
 from weft.ir import types as ir
 from weft.ir.builder import Builder
 from weft.ir.core import Value
+from weft.ir.views import constant_of
 from weft.source import FunctionSource
 from weft.values import mutable
 
@@ -67,6 +68,9 @@ class Lowering:
     guards: list[Guard] = field(default_factory=list)
     notes: dict[int, dict[str, str]] = field(default_factory=dict)
     sources: dict[Any, FunctionSource] = field(default_factory=dict)
+    naturals: set[Value] = field(default_factory=set)  # loop indices that are 0 or more
+    shared_rows: str = ""  # see rows.note_shared
+    row_uses: list[tuple[Any, ...]] = field(default_factory=list)  # see rows.used
     builder: Builder = field(init=False)
     scalars: Scalars = field(init=False)
     frame: Frame = field(init=False)
@@ -98,6 +102,12 @@ class Lowering:
             if self.key(arg) == found.key:
                 return self.operands[arg.name]
         raise TensorReached(name, found)
+
+    def counted(self, index: Value, lower: Value) -> None:
+        """Notes where the index of a loop that counts up starts."""
+        number = constant_of(lower)
+        if lower in self.naturals if number is None else number >= 0:
+            self.naturals.add(index)
 
     # --- names --------------------------------------------------------------------------------
     def span(self, node: ast.AST) -> Span:

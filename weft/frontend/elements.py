@@ -105,7 +105,7 @@ def subscripted(cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Sp
         for item in items:
             if len(indices) >= tensor.rank:
                 wrong_subscripts(tensor, len(indices) + 1, span)
-            indices.append(_subscript(cx, tensor, len(indices), item, cx.span(node)))
+            indices.append(subscript_of(cx, tensor, len(indices), item, cx.span(node)))
     return Part(tensor, indices)
 
 
@@ -134,7 +134,8 @@ def _offset(tensor: Tensor, axis: int) -> int:
     return tensor.offset[axis] if axis < len(tensor.offset) else 0
 
 
-def _subscript(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span) -> Value:
+def subscript_of(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: Span) -> Value:
+    """A subscript of one dimension: a negative constant counts from the end."""
     b = cx.builder
     begin = _offset(tensor, axis)
     if begin:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates, casts, complexes, elements, refused
+from weft.frontend import aggregates, casts, complexes, elements, refused, rows, slices
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import (
     Complex,
@@ -18,6 +18,7 @@ from weft.frontend.kinds import (
     OpaqueKind,
     Operand,
     Part,
+    Row,
     Scalar,
     Static,
     Tensor,
@@ -27,7 +28,6 @@ from weft.frontend.kinds import (
     describe,
     dtype_of,
     flatten,
-    is_complex,
     join,
     kind_of,
 )
@@ -49,22 +49,34 @@ _CHEAP_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXo
 
 
 def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
+    if rows.is_row(a) or rows.is_row(b):
+        return _of_rows(cx, symbol, a, b, span)
     if isinstance(a, Vec) or isinstance(b, Vec):
         return aggregates.binary(cx, symbol, a, b, span)
     if isinstance(a, Tup) and isinstance(b, Tup) and symbol == "+":
         return Tup([*a.items, *b.items])
     if symbol == "@":
         raise KernelTypeError(
-            "`@` needs small vectors or matrices",
+            "`@` needs rows of tensors, small vectors or matrices",
             span,
             help="write the loop of the product over the tensors' elements",
         )
-    if is_complex(a) or is_complex(b):
-        x, y = cx.read_number(a, span), cx.read_number(b, span)
-        if isinstance(x, Static) and isinstance(y, Static):
-            return cx.scalars.binary(symbol, x, y, span)
-        return complexes.binary(cx.scalars, symbol, x, y, span)
-    return cx.scalars.binary(symbol, cx.read_scalar(a, span), cx.read_scalar(b, span), span)
+    x, y = cx.read_number(a, span), cx.read_number(b, span)
+    return complexes.arithmetic(cx.scalars, symbol, x, y, span)
+
+
+def _of_rows(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
+    """``a symbol b`` where one of the two is a row."""
+    if symbol != "@":
+        return rows.elementwise(
+            cx, lambda x: complexes.arithmetic(cx.scalars, symbol, x[0], x[1], span), [a, b], span
+        )
+    left, right = rows.of(cx, a), rows.of(cx, b)
+    if left is None or right is None:
+        other = a if left is None else b
+        raise KernelTypeError(f"`@` of a row and {describe(other)}", span,
+                              help="multiply two rows, or a row and a tensor")  # fmt: skip
+    return rows.product(cx, left, right, span)
 
 
 def no_operator(name: str, span: Span) -> NoReturn:
@@ -123,14 +135,16 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         if name == "dtype":
             return Static(casts.dtype_object(x.dtype))
         return x if name == "real" else Method(x, name)
-    if isinstance(x, Part):
+    row = rows.of(cx, x)
+    if row is not None:
         if name == "shape":
-            rest = range(len(x.indices), x.tensor.rank)
-            return Tup([elements.extent(cx, x.tensor, k) for k in rest])
-        raise KernelTypeError(
-            f"{describe(x)} has no `{name}` in a device loop", span,
-            help="loop over its elements; whole-tensor methods belong in the host part",
-        )  # fmt: skip
+            return Tup(list(row.extents))
+        if name == "ndim":
+            return Static(len(row.extents))
+        if name == "dtype":
+            pair, dtype = isinstance(rows.probe(cx, row), Complex), rows.dtype(cx, row)
+            return Static(casts.complex_object(dtype) if pair else casts.dtype_object(dtype))
+        return Method(x, name)
     raise KernelTypeError(
         f"{describe(x)} has no attribute `{name}`", span, help="check the spelling"
     )
@@ -143,6 +157,9 @@ def _constant(cx: Lowering, node: ast.Constant) -> Operand:
 
 def _name(cx: Lowering, node: ast.Name) -> Operand:
     found = cx.frame.lookup(node.id, cx.span(node), cx.guards)
+    if isinstance(found, Row | Tup):
+        rows.used(cx, found, node.id, cx.span(node))
+        return found
     if isinstance(found, Varying) or not isinstance(found, Static):
         return elements.vector_of(cx, found, cx.span(node))
     if isinstance(found.value, torch.Tensor) or found.key in cx.region.varying:
@@ -201,6 +218,10 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
     span = cx.span(node)
     if isinstance(base, Tensor) and base.backing and not _names_number(node, base):
         base = elements.vector_of(cx, base, span)
+    if isinstance(base, Row) or slices.has_slice(node.slice):
+        row = rows.of(cx, base)
+        if row is not None:
+            return rows.subscript(cx, row, node.slice, span)
     if isinstance(base, (Tensor, Part)):
         part = elements.subscripted(cx, base, node.slice, span)
         if elements.is_whole(part):
@@ -290,14 +311,18 @@ def _unary(cx: Lowering, node: ast.UnaryOp) -> Operand:
     x = cx.expression(node.operand)
     if isinstance(x, Vec):
         return aggregates.unary(cx, node.op, x, span)
-    x = cx.read_number(x, span)
-    if isinstance(x, Complex) and isinstance(node.op, ast.USub):
+    if rows.is_row(x):
+        return rows.elementwise(cx, lambda items: _signed(cx, node.op, items[0], span), [x], span)
+    return _signed(cx, node.op, cx.read_number(x, span), span)
+
+
+def _signed(cx: Lowering, op: ast.unaryop, x: Operand, span: Span) -> Operand:
+    """``+x``, ``-x`` or ``~x`` of a number."""
+    if isinstance(x, Complex) and isinstance(op, ast.USub):
         return complexes.negate(cx.scalars, x, span)
-    if isinstance(node.op, ast.USub):
+    if isinstance(op, ast.USub):
         return cx.scalars.negate(x, span)
-    if isinstance(node.op, ast.Invert):
-        return cx.scalars.invert(x, span)
-    return x
+    return cx.scalars.invert(x, span) if isinstance(op, ast.Invert) else x
 
 
 def cheap(node: ast.expr) -> bool:
@@ -323,6 +348,9 @@ def test(cx: Lowering, node: ast.expr) -> Static | Scalar:
         return Static(bool(x.items))
     if isinstance(x, Vec):
         raise KernelTypeError("a vector is neither true nor false", span,
+                              help="write .any() or .all() on it")  # fmt: skip
+    if rows.is_row(x):
+        raise KernelTypeError("a row is neither true nor false", span,
                               help="write .any() or .all() on it")  # fmt: skip
     number = _truth(cx, cx.read_number(x, span), span)
     return Scalar(cx.scalars.truth(number, span), "bool")

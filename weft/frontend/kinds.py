@@ -166,6 +166,49 @@ class Part:
     indices: list[Value]
 
 
+@frozen
+class Along:
+    """A dimension of a tensor that a view goes along: its subscripts are start + step * k."""
+
+    start: Scalar | Static
+    step: int
+
+
+@frozen
+class View:
+    """The elements of a tensor where each dimension has one subscript, or goes along some."""
+
+    tensor: Tensor
+    axes: tuple[Value | Along, ...]
+
+
+@mutable
+class Row:
+    """Elements along one or more dimensions, whose sizes are known at run time: a part of a tensor
+    (then ``view`` says which), or what is computed of such, element by element.
+
+    A function from indices to an element, not memory: ``at`` makes the code that reads or computes
+    one. ``leaves``: the views that it reads, each with whether element k reads theirs at k.
+    ``heavy``: an element takes a loop. ``since``: the operation behind which it was computed, and
+    its block; of a view None.
+    """
+
+    extents: list[Scalar | Static]
+    at: Callable[[list[Any]], Any]
+    view: View | None = None
+    leaves: tuple[tuple[View, bool], ...] = ()
+    heavy: bool = False
+    since: tuple[Any, Any] | None = None
+
+
+@mutable
+class Items:
+    """What a loop goes over one by one: ``count`` of them, of which ``item`` makes the code."""
+
+    count: Scalar | Static
+    item: Callable[[Any], Any]
+
+
 @mutable
 class Vec:
     """A small vector (``shape`` is ``(n,)``) or matrix (``(n, m)``, row by row) in registers."""
@@ -235,7 +278,10 @@ class Unbound:
     reason: str
 
 
-Operand = Scalar | Static | Complex | Tensor | Part | Vec | Tup | Range | Box | Method | Unbound
+Operand = (
+    Scalar | Static | Complex | Tensor | Part | Row | Items | Vec | Tup | Range | Box | Method
+    | Unbound
+)  # fmt: skip
 
 
 class Keywords(dict[str, Operand]):
@@ -419,6 +465,11 @@ def describe(x: Any) -> str:
         return f"a local array of {rank}" if x.local else f"a tensor of {rank}"
     if isinstance(x, Part):
         return f"a part of the tensor `{x.tensor.name}`"
+    if isinstance(x, Row):
+        one = "a row of a tensor" if x.view else "a computed row"
+        return one if len(x.extents) == 1 else f"rows in {len(x.extents)} dimensions"
+    if isinstance(x, Items):
+        return "what a loop goes over"
     if isinstance(x, Static):
         if x.value is None:
             return "None"

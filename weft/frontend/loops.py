@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import casts, elements, expressions
+from weft.frontend import casts, elements, expressions, sequences
 from weft.frontend.context import STATEMENTS, Lowering
 from weft.frontend.desugar import RETURN_VALUE, unless
 from weft.frontend.kinds import (
     Box,
+    Items,
     Kind,
     OpaqueKind,
     Operand,
@@ -72,6 +73,8 @@ def space(
         bounds = elements.subscripts_of(cx, iterable, span)
         lowers, uppers = ([index(b, span) for b in side] for side in zip(*bounds, strict=True))
         return lowers, uppers, [one] * len(lowers), whole
+    if isinstance(iterable, Items):
+        return [zero], [index(iterable.count, span)], [one], lambda items: iterable.item(items[0])
     raise KernelTypeError(
         f"a kernel cannot loop over {describe(iterable)}", span,
         help="loop over range(...), weft.ndrange(...) or a tensor; write weft.serial(...) around "
@@ -248,13 +251,13 @@ def _refuse_else(cx: Lowering, node: ast.For | ast.While) -> None:
 
 def loop(cx: Lowering, node: ast.For) -> None:
     _refuse_else(cx, node)
-    iterable = cx.expression(node.iter)
+    iterable = sequences.loopable(cx, cx.expression(node.iter), cx.span(node.iter))
     items = casts.static_items(iterable)
     if items is not None:
         _unrolled(cx, node, items)
-    elif isinstance(iterable, (Range, Box, Tensor)):
+    elif isinstance(iterable, Range | Box | Tensor | Items):
         flag = getattr(node, "weft_break", "")
-        if flag and not isinstance(iterable, Range):
+        if flag and not isinstance(iterable, Range | Items):
             raise KernelSyntaxError("`break` out of a loop over several indices", cx.span(node),
                                     help="write nested `for ... in range(...)` loops")  # fmt: skip
         spaces = space(cx, node, iterable)
@@ -286,6 +289,7 @@ def _nest(
         op = b.for_(lowers[k], uppers[k], steps[k], inits)
         block = op.body
         block.args[0].name = names[k]
+        cx.counted(block.args[0], lowers[k])
         with b.at(block):
             _enter(cx, carried, block.args[1:])
             ivs.append(Scalar(block.args[0], "int"))

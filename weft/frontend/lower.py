@@ -23,6 +23,7 @@ from weft.frontend import (
     loops,
     reductions,
     refused,
+    rows,
     statements,
     uncallable,
 )
@@ -123,6 +124,8 @@ def _run(cx: Lowering) -> Lowered:
     _device_attributes(cx)
     results = _parallel(cx, node, function)
     cx.builder.do("func.return")
+    if not cx.widened:
+        rows.check_order(cx, function)
     guards = list({guard.place: guard for guard in cx.guards}.values())
     return Lowered(function, results, guards, _typed_source(cx))
 
@@ -216,6 +219,8 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         block.args, loops.target_names(node.target, len(block.args)), strict=True
     ):
         value.name = name
+    for value, lower in zip(block.args, lowers, strict=True):
+        cx.counted(value, lower)
     with b.at(block):
         for name, kind in zip(names, totals, strict=True):
             combined = reductions.kind(combiners[name], kind.dtype)

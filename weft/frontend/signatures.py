@@ -37,7 +37,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
                     "bit_vectorize ="),
     "len": ("x -",), "sum": ("x -", "start ="), "any": ("x -",), "all": ("x -",),
     "tuple": ("x - =",), "list": ("x - =",), "enumerate": ("iterable", "start ="),
-    "zip": ("*", "strict ="),
+    "zip": ("*", "strict ="), "reversed": ("x -",),
     "Vector": ("values arr", "dt =", "dtype ="), "Matrix": ("rows arr", "dt =", "dtype ="),
     "Vector.zero": ("dtype dt", "n"), "Vector.one": ("dtype dt", "n"),
     "Matrix.zero": ("dtype dt", "n", "m"), "Matrix.one": ("dtype dt", "n", "m"),

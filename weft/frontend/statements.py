@@ -6,12 +6,22 @@ import ast
 from collections.abc import Iterable
 
 from weft.errors import KernelTypeError, Span
-from weft.frontend import aggregates, casts, effects, elements, expressions, reductions
+from weft.frontend import (
+    aggregates,
+    casts,
+    effects,
+    elements,
+    expressions,
+    reductions,
+    rows,
+    slices,
+)
 from weft.frontend.context import STATEMENTS, TARGETS, Lowering
 from weft.frontend.kinds import (
     OpaqueKind,
     Operand,
     Part,
+    Row,
     Static,
     Tensor,
     Tup,
@@ -53,8 +63,10 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
         expressions.no_operator(type(node.op).__name__, span)
     if isinstance(node.target, ast.Subscript):
         base = expressions.holder(cx, node.target.value)
-        if isinstance(base, (Tensor, Part)):
-            _accumulate(cx, node, base, symbol, span)
+        if isinstance(base, Tensor | Part | Row):
+            at = cx.span(node.target)
+            target = _target(cx, base, node.target.slice, at)
+            _accumulate(cx, target, cx.expression(node.value), symbol, at, span)
             return
     if isinstance(node.target, ast.Attribute):
         base = expressions.holder(cx, node.target.value)
@@ -69,18 +81,44 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
                 _accumulate_one(cx, *element, item, symbol, at, span)
             return
     old = cx.expression(_as_load(node.target))
+    if rows.is_row(old):
+        _accumulate_row(cx, node, old, symbol, span)
+        return
     value = expressions.binary(cx, symbol, old, cx.expression(node.value), span)
     cx.bind(node.target, value, span)
 
 
+def _target(cx: Lowering, base: Tensor | Part | Row, subscript: ast.expr, at: Span) -> Part | Row:
+    """What ``base[subscript]`` names: an element, a whole vector of a field, or a row."""
+    row = rows.of(cx, base) if isinstance(base, Row) or slices.has_slice(subscript) else None
+    if row is not None:
+        return rows.place(cx, row, subscript, at)
+    assert isinstance(base, Tensor | Part)
+    part = elements.subscripted(cx, base, subscript, at)
+    if len(part.indices) == part.tensor.rank:
+        return part
+    return rows.of(cx, part) or part
+
+
+def _accumulate_row(
+    cx: Lowering, node: ast.AugAssign, old: Operand, symbol: str, span: Span
+) -> None:
+    """``row op= v`` changes what ``row`` is a part of, as in Python."""
+    row = rows.of(cx, old)
+    assert row is not None
+    _accumulate(cx, row, cx.expression(node.value), symbol, cx.span(node.target), span)
+
+
 def _accumulate(
-    cx: Lowering, node: ast.AugAssign, base: Tensor | Part, symbol: str, span: Span
+    cx: Lowering, target: Part | Row, operand: Operand, symbol: str, at: Span, span: Span
 ) -> None:
     """``x[i] op= v``: an accumulation where the operation has a combiner, else load and store."""
-    assert isinstance(node.target, ast.Subscript)
-    at = cx.span(node.target)
-    part = elements.subscripted(cx, base, node.target.slice, at)
-    operand = cx.expression(node.value)
+    if isinstance(target, Row):
+        rows.store(
+            cx, target, operand, lambda part, x: _accumulate(cx, part, x, symbol, at, span), span
+        )
+        return
+    part = target
     if part.tensor.pair and symbol not in "+-":  # no part of a product is one of parts
         old = cx.load_element(*elements.whole(part, at), at)
         operand = expressions.binary(cx, symbol, old, operand, span)
@@ -118,8 +156,8 @@ def _accumulate_one(
 def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> None:
     base = expressions.holder(cx, target.value)
     at = cx.span(target)
-    if isinstance(base, (Tensor, Part)):
-        _store(cx, elements.subscripted(cx, base, target.slice, at), operand, at, span)
+    if isinstance(base, Tensor | Part | Row):
+        _store(cx, _target(cx, base, target.slice, at), operand, at, span)
     elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
         elements.refuse_outer(cx, target.value, at)
         new = aggregates.replace(cx, base, target, operand, span)
@@ -135,7 +173,10 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
         )
 
 
-def _store(cx: Lowering, part: Part, operand: Operand, at: Span, span: Span) -> None:
+def _store(cx: Lowering, part: Part | Row, operand: Operand, at: Span, span: Span) -> None:
+    if isinstance(part, Row):
+        rows.store(cx, part, operand, lambda one, x: _store(cx, one, x, at, span), span)
+        return
     for tensor, indices, item in elements.stored(cx, part, operand, at, span):
         value = cx.read_scalar(item, span)
         elements.check_fits(tensor, value, span)

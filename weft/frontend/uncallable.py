@@ -20,7 +20,6 @@ _INSTEAD = {
     "logaddexp": "max(a, b) + math.log1p(math.exp(-abs(a - b)))",
     "gelu": "0.5 * x * (1 + math.erf(x * math.sqrt(0.5)))", "silu": "x * torch.sigmoid(x)",
     "softplus": "max(x, 0.0) + math.log1p(math.exp(-abs(x)))",
-    "reversed": "for k in range(n - 1, -1, -1)",
     "isclose": "abs(a - b) <= tolerance",
     "finfo": "its number as a global, FMAX = torch.finfo(...).max",
     "iinfo": "its number as a global, IMAX = torch.iinfo(...).max",

@@ -123,9 +123,10 @@ class Function:
     """One device loop: arguments (memrefs and scalars), a body, no results.
 
     What a loop reduces into is a memref argument of rank 0. ``attrs`` may hold ``"kernel"`` (the
-    Python function's name) and ``"float"`` (the kernel's own float, ``"f32"`` or ``"f64"``); of
-    what is compiled, ``"noalias"`` (no memory written through one argument is accessed through
-    another), ``"strict_math"`` and ``"lines"`` (only where it is so).
+    Python function's name), ``"float"`` (the kernel's own float, ``"f32"`` or ``"f64"``) and
+    ``"rows"`` (which arguments must not share memory: ``overlap.refuse_rows``); of what is
+    compiled, ``"noalias"`` (no memory written through one argument is accessed through another),
+    ``"strict_math"`` and ``"lines"`` (only where it is so).
     """
 
     __slots__ = ("attrs", "body", "name", "span")

@@ -83,6 +83,7 @@ class Array(torch.Tensor):
     """A tensor whose elements are values and which iterates over its indices, as in a kernel."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+    row: bool = False  # a part of a tensor, or computed in a loop: iterates over its elements
 
     def __getitem__(self, index: Any) -> Any:
         return self._get(self._parts(index))
@@ -98,7 +99,9 @@ class Array(torch.Tensor):
                 element = plain[position].clone().as_subclass(Scalar)
                 element.home = (self, position)
                 return element
-            return plain[parts].as_subclass(type(self))
+            part = plain[parts].as_subclass(type(self))
+            part.row = True
+            return part
 
     def _set(self, parts: tuple[Any, ...], value: Any) -> None:
         if isinstance(value, Elementwise | list | tuple | np.ndarray):
@@ -149,7 +152,7 @@ class Array(torch.Tensor):
         return before
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return indices(self)
+        return (self[k] for k in range(len(self))) if self.row else indices(self)
 
     def __repr__(self) -> str:  # type: ignore[override]
         with quietly():

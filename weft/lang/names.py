@@ -44,6 +44,11 @@ BINARY = (
 # Of complex numbers: torch's, and Python's cmath, whose functions give complex numbers of any.
 COMPLEX = ("conj", "angle", "sgn", "real", "imag", "polar", "complex")
 CMATH = ("exp", "log", "sqrt", "sin", "cos", "sinh", "cosh")
+# Of rows and whole tensors: torch's, which are called as functions and as methods.
+ROWS = (
+    "sum", "mean", "prod", "max", "min", "amax", "amin", "any", "all", "argmax", "argmin",
+    "logsumexp", "softmax", "log_softmax", "norm", "var", "std", "dot", "mv", "matmul", "numel",
+)
 CASTS = ("int", "float", "bool")
 ATOMICS = (
     "atomic_add", "atomic_sub", "atomic_mul", "atomic_min", "atomic_max", "atomic_and",
@@ -71,7 +76,7 @@ for _module, _except in _OTHERWISE.items():
 for _module, _words in (
     (builtins, (
         *CASTS, "range", "len", "print", "sum", "any", "all", "tuple", "list", "enumerate", "zip",
-        "isinstance", "abs", "min", "max", "pow", "divmod",
+        "reversed", "isinstance", "abs", "min", "max", "pow", "divmod",
     )),
     (operator, ("abs", "pow", "mod", "add", "sub", "mul", "truediv", "floordiv", "neg", "invert",
                 "xor", "lt", "le", "gt", "ge", "eq", "ne")),
@@ -85,11 +90,15 @@ for _module, _words in (
 ):  # fmt: skip
     for _word in _words:
         BUILTINS[getattr(_module, _word)] = _word
+for _word in ROWS:
+    BUILTINS[getattr(torch, _word)] = f"torch.{_word}"
 for _word in CMATH:
     BUILTINS[getattr(cmath, _word)] = f"c_{_word}"
 for _word in ATOMICS:
     BUILTINS[getattr(atomics, _word, None) or getattr(atomics, f"{_word}_")] = _word
 BUILTINS.update({
+    torch.nn.functional.softmax: "torch.softmax", torch.linalg.vector_norm: "torch.vector_norm",
+    torch.nn.functional.log_softmax: "torch.log_softmax", torch.linalg.norm: "torch.vector_norm",
     builtins.complex: "complex", cmath.phase: "phase", cmath.rect: "polar",
     torch.conj_physical: "conj",
     python_math.floor: "floor_int", python_math.ceil: "ceil_int", python_math.trunc: "trunc_int",

@@ -48,6 +48,7 @@ from weft.runtime.overlap import (
     extent,
     needs_order,
     refuse_overlap_within,
+    refuse_rows,
 )
 from weft.runtime.signature import TORCH_DTYPES, are_complex
 from weft.runtime.specialize import Forms, Specialization, holds
@@ -267,6 +268,7 @@ class Launcher:
 
         if not shared:
             return code, planned(code.plans, key), args
+        refuse_rows(special.compiled.function, args, code.pairs, shared, self.forms.names, span)
         if key not in code.plans:
             planned(code.plans, key)  # what finds, at later calls, that memory is shared
         values = [v for _, v in tensors]  # debug mode looks for races

@@ -111,6 +111,27 @@ def refuse_overlap_within(
             )  # fmt: skip
 
 
+def refuse_rows(
+    function: Function, args: Sequence[Any], pairs: Pairs, shared: Sequence[int | None],
+    names: Sequence[str], span: Span | None,
+) -> None:  # fmt: skip
+    """Raises ``KernelValueError`` where a statement on rows would read, through one argument, what
+    it has written through another: Python computes all of a row before it stores it. One tensor
+    passed twice is no harm where places that are read and stored are the same (``rows`` is
+    "alike")."""
+    kind = function.attrs.get("rows")
+    for (i, j), distance in zip(pairs, shared, strict=True):
+        if kind is None or distance is None:
+            continue
+        a, b = args[i], args[j]
+        same = distance == 0 and (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+        if not (same and kind == "alike") and any_shared(args, [(i, j)]):
+            raise KernelValueError(
+                f"`{names[i]}` and `{names[j]}` share memory, and the loop stores rows that are "
+                "computed of rows", span, help=f"pass {names[j]}.clone()",
+            )  # fmt: skip
+
+
 def needs_order(function: Function, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether iterations of ``function`` may meet where two of these arguments share memory."""
     return _meet(function, [_view(t) for t in tensors])

@@ -48,6 +48,7 @@ from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject,
 from weft.runtime.debugger import Debugger, is_asked_for
 from weft.runtime.rewrite import CAST, LOOP, instrument
 from weft.runtime.signature import check_argument
+from weft.runtime.watched_rows import inside, note, touch
 from weft.settings import deep
 from weft.source import FunctionSource, Span, read_function
 from weft.values import frozen, mutable
@@ -71,8 +72,11 @@ class Place:
         )  # fmt: skip
 
 
-def _here(depth: int) -> Place:
+def _here(depth: int, outside: str = "") -> Place:
+    """Where the caller so many calls up stands, or the next one that is not of a package."""
     frame = sys._getframe(depth + 1)  # pyright: ignore[reportPrivateUsage]
+    while outside and frame.f_back and frame.f_globals["__name__"].partition(".")[0] == outside:
+        frame = frame.f_back
     return Place(frame.f_code, frame.f_lasti)
 
 
@@ -123,7 +127,7 @@ class Watch:
         if isinstance(iterable, Serial):
             return iter(iterable)
         parallel = isinstance(iterable, range | NDRange | Grouped | torch.Tensor)
-        if isinstance(iterable, torch.Tensor):
+        if isinstance(iterable, torch.Tensor) and not getattr(iterable, "row", False):
             iterable = indices(iterable)
         if self.chosen < len(self.only) and (self.active or parallel):
             iterable = self._chosen(iterable)
@@ -202,7 +206,11 @@ class Watch:
         if not self.active:
             return self.watched(tensor)
         with quietly():
-            return tensor.as_subclass(Scalar if tensor.dim() == 0 else Array)
+            if tensor.dim() == 0:
+                return tensor.as_subclass(Scalar)
+            made = tensor.as_subclass(Array)
+        made.row = True
+        return made
 
     def watched(self, tensor: torch.Tensor) -> Watched:
         """``tensor``'s memory as a Watched tensor."""
@@ -299,23 +307,17 @@ class Watched(Field):
         """``self[index] = value``, at ``place``."""
         parts = self._parts(index)
         if not all(map(is_number, parts)):
-            if self.watch.active:
-                raise KernelIndexError(
-                    f"a kernel's loop writes single elements of `{subject(place.span())}`",
-                    place.span(),
-                    "write one integer subscript for each dimension",
-                )
-            self._set_plain(parts, value)
+            self._assign_row(parts, value, place)
         elif self._names_vector(parts) and isinstance(value, Elementwise):
             inner = itertools.product(*map(range, self.element.shape))
             for k, item in zip(inner, value.entries(), strict=True):
                 self._write((*parts, *k), item, place)
         elif len(parts) == len(self.extents):
             self._write(parts, value, place)
-        elif len(parts) > len(self.extents) or self.watch.active:
+        elif len(parts) > len(self.extents):
             raise self._wrong_number(len(parts), place)
         else:
-            self._set_plain(parts, value)
+            self._assign_row(self._checked(parts, place), value, place)
 
     def _write(self, parts: tuple[Any, ...], value: Any, place: Place) -> None:
         position = self._checked(parts, place)
@@ -328,6 +330,20 @@ class Watched(Field):
             self.watch.forget_read(address)
         self.watch.touch(address, kind, position, place)
         self._set_plain(position, value)
+
+    def _assign_row(self, parts: tuple[Any, ...], value: Any, place: Place) -> None:
+        """Writes to a part of the tensor; not where it is that part: ``x[i] += v`` has changed it
+        by then."""
+        if self.watch.active:
+            with quietly():
+                part = self.watch.watched(self.plain[parts])
+            same = isinstance(value, Watched) and value.start == part.start
+            if same and (value.extents, value.steps) == (part.extents, part.steps):
+                return
+            if isinstance(value, Watched):
+                touch(value, READ, place)
+            touch(part, WRITE, place)
+        self._set_plain(parts, value)
 
     def update(
         self, position: tuple[int, ...], function: Callable[[Any], Any], kind: str
@@ -391,7 +407,9 @@ class Watched(Field):
     def _read(self, parts: tuple[Any, ...], place: Place) -> Any:
         if not all(map(is_number, parts)):
             with quietly():
-                return self.watch.watched(self.plain[parts])
+                if self.watch.active:
+                    parts = inside(parts, self.extents, lambda at: self._checked(at, place))
+                return self._row(self.watch.watched(self.plain[parts]))
         if self._names_vector(parts):
             inner = itertools.product(*map(range, self.element.shape))
             return self.element.frozen([self._read((*parts, *k), place) for k in inner])
@@ -407,6 +425,11 @@ class Watched(Field):
         with quietly():
             part = self.watch.watched(self.plain[parts])
         part.clamped = self.clamped
+        return self._row(part)
+
+    def _row(self, part: Watched) -> Watched:
+        """A part of the tensor: in a loop it iterates over its elements."""
+        part.row = self.watch.active
         return part
 
     def _address(self, position: tuple[int, ...]) -> int:
@@ -469,6 +492,11 @@ def _literal_axes(place: Place, count: int) -> set[int]:
     }
 
 
+def is_part(value: Any) -> bool:
+    """Whether ``value`` has elements that are watched."""
+    return isinstance(value, Watched) and bool(value.extents)
+
+
 _SUBSCRIPTION = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
@@ -492,6 +520,10 @@ class _Adopting(TorchFunctionMode):
             if func is torch.Tensor.__getitem__:
                 return watched.read(args[1], _here(1))
             return watched.assign(args[1], args[2], _here(1))
+        if self.watch.active:
+            parts: list[Any] = []
+            _mapped((args, kwargs or {}), lambda t: parts.append(t) if is_part(t) else t)
+            note(func, parts, args[0] if args else None, lambda: _here(3, "torch"))
         return _mapped(func(*args, **(kwargs or {})), self._adopt)
 
     def _adopt(self, tensor: torch.Tensor) -> torch.Tensor:

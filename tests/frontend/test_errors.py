@@ -221,8 +221,8 @@ def test_an_assigned_name_from_before_the_loop() -> None:
         "`before` comes from before the parallel loop and is assigned in it", "before = x[i]",
         "before = x[i]",
         "only an accumulation may leave a parallel loop: `before += ...`, `before = max(before, "
-        "...)`; use another name for a temporary. Where each iteration needs the one before, keep "
-        "it in a tensor, s = torch.zeros(1), and let the loop run in order: "
+        "...)`; use another name for a temporary. Where each iteration needs the one before, let "
+        "the loop run in order: "
         "weft.loop_config(serialize=True) before it",
     )  # fmt: skip
 
@@ -325,9 +325,8 @@ def test_reduced_name_is_read() -> None:
     expect(
         weft.KernelSyntaxError, lambda: f(x),
         "`s` is read in the device loop that accumulates into it", "x[i] = s", "s",
-        "read it after the loop. Where each iteration needs the one before, keep it in a tensor, "
-        "s = torch.zeros(1), and let the loop run in order: weft.loop_config(serialize=True) "
-        "before it",
+        "read it after the loop. Where each iteration needs the one before, let the loop run in "
+        "order: weft.loop_config(serialize=True) before it",
     )  # fmt: skip
 
 

@@ -12,10 +12,12 @@ import copy
 from collections.abc import Callable
 
 from weft.errors import KernelSyntaxError
-from weft.frontend.names import Scope, parameter_names, statement_lists
+from weft.frontend.names import Scope, bound_names, parameter_names, statement_lists
 from weft.source import FunctionSource
 
 HOST_LOOPS = ("serial", "static")
+KEPT = "weft_kept"  # the attribute of a loop in order: the names that it hands on
+_NOTED = "weft_noted"  # the attribute of a ``return`` in it
 _HINTS = "weft_hints"  # the attribute of a loop that holds the calls before it
 
 
@@ -43,23 +45,28 @@ class _Hints:
         self.source = source
         self.scope = scope
         self.locals = locals
+        self.assigned = set(locals)  # certainly, by what stands before
 
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """A statement list of the host part. Hints hold for the next loop of the same list."""
         result: list[ast.stmt] = []
         pending: list[ast.Call] = []
+        outside = set(self.assigned)
         for node in body:
             call = self._hint(node)
             if call is not None:
                 pending.append(call)
             elif isinstance(node, ast.For):
-                result.append(self._loop(node, pending))
+                result += self._loop(node, pending)
                 pending = []
                 continue
             elif any(isinstance(inner, ast.For) for inner in ast.walk(node)):
                 self._refuse(pending)
             result.append(self._inside(node))
+            if not statement_lists(node):
+                self.assigned |= set(bound_names(node))
         self._refuse(pending)
+        self.assigned = outside
         return result
 
     def _hint(self, node: ast.stmt) -> ast.Call | None:
@@ -89,19 +96,32 @@ class _Hints:
             isinstance(call, ast.Call) and self.scope.called(call.func, self.locals) in HOST_LOOPS
         )
 
-    def _loop(self, node: ast.For, hints: list[ast.Call]) -> ast.stmt:
+    def _loop(self, node: ast.For, hints: list[ast.Call]) -> list[ast.stmt]:
         if not hints:
-            return self._inside(node)
+            return [self._inside(node)]
         loop = copy.copy(node)
         setattr(loop, _HINTS, hints)
         wanted = _serialize(hints)
         if wanted is None:
-            return self._inside(loop)
+            return [self._inside(loop)]
         if isinstance(wanted, ast.Constant):
-            return once(loop) if wanted.value else self._inside(loop)
+            return self._in_order(loop) if wanted.value else [self._inside(loop)]
         # Two loops that share no node: each is a region of its own.
-        choice = ast.If(copy.deepcopy(wanted), [once(copy.deepcopy(loop))], [self._inside(loop)])
-        return ast.copy_location(choice, hints[-1])
+        ordered = self._in_order(copy.deepcopy(loop))
+        choice = ast.If(copy.deepcopy(wanted), ordered, [self._inside(loop)])
+        return [ast.copy_location(choice, hints[-1])]
+
+    def _in_order(self, loop: ast.For) -> list[ast.stmt]:
+        """The loop in order: names that were assigned before and are read after it are handed on,
+        and a ``return`` in it leaves the kernel."""
+        end = loop.end_lineno or loop.lineno
+        later = {n.id for n in ast.walk(self.source.tree)
+                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.lineno > end}  # fmt: skip
+        kept = self.assigned.intersection(bound_names(loop), later)
+        before, after = returning(loop)
+        made = once(loop)
+        setattr(made, KEPT, kept | {name for s in before for name in bound_names(s)})
+        return [*before, made, *after]
 
 
 def _serialize(hints: list[ast.Call]) -> ast.expr | None:
@@ -120,9 +140,68 @@ def once(loop: ast.For) -> ast.stmt:
     once = ast.Call(ast.Name("range", ast.Load()), [ast.Constant(1)], [])
     new = ast.For(ast.Name("__weft_once__", ast.Store()), once, [loop], [])
     setattr(new, _HINTS, getattr(loop, _HINTS, []))
+    setattr(new, KEPT, frozenset[str]())
     for node in (new, once, *ast.walk(once), new.target):
         ast.copy_location(node, loop)
     return new
+
+
+def is_once(loop: ast.For) -> bool:
+    """Whether ``once`` made ``loop``."""
+    return hasattr(loop, KEPT)
+
+
+def returning(loop: ast.For) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """Has each ``return`` in ``loop`` know what a device loop does in its place (``noting``): it
+    says which one it is and what it gives. The statements in front of the loop and behind it return
+    that from the kernel. What a ``return`` gives that the loop does not assign is left to them."""
+    found = [node for node in ast.walk(loop) if isinstance(node, ast.Return)]
+    if not found:
+        return [], []
+    own = set(bound_names(loop))
+    flag, before, after = "__weft_return__", list[ast.stmt](), list[ast.stmt]()
+    made: list[ast.stmt] = []
+    for k, node in enumerate(found, 1):
+        items = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+        noted: list[ast.stmt] = []
+        given: list[ast.expr] = []
+        for place, item in enumerate(items):
+            read = {n.id for n in ast.walk(item) if isinstance(n, ast.Name)} if item else set()
+            if item is None or own.isdisjoint(read):
+                given.append(item or ast.Constant(None))
+                continue
+            name = f"__weft_value_{k}_{place}__"
+            before.append(_assigned(name, ast.Constant(False)))
+            noted.append(_assigned(name, item))
+            given.append(ast.Name(name, ast.Load()))
+        noted += [_assigned(flag, ast.Constant(k)), ast.Return(None)]
+        setattr(node, _NOTED, noted)
+        made += noted
+        value = ast.Tuple(given, ast.Load()) if isinstance(node.value, ast.Tuple) else given[0]
+        test = ast.Compare(ast.Name(flag, ast.Load()), [ast.Eq()], [ast.Constant(k)])
+        after.append(ast.If(test, [ast.Return(value)], []))
+    before.append(_assigned(flag, ast.Constant(0)))
+    for statement in (*before, *after, *made):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.stmt | ast.expr) and not hasattr(node, "lineno"):
+                ast.copy_location(node, loop)
+    return before, after
+
+
+def _assigned(name: str, value: ast.expr) -> ast.stmt:
+    return ast.Assign([ast.Name(name, ast.Store())], value)
+
+
+class _Noting(ast.NodeTransformer):
+    def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
+        return getattr(node, _NOTED, [node])
+
+
+def noting(body: list[ast.stmt]) -> list[ast.stmt]:
+    """``body`` of a loop in order, each ``return`` replaced by what a device loop does for it."""
+    if not any(isinstance(n, ast.Return) for statement in body for n in ast.walk(statement)):
+        return body
+    return [_Noting().visit(copy.deepcopy(statement)) for statement in body]
 
 
 Block = Callable[[list[ast.stmt]], list[ast.stmt]]

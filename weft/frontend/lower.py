@@ -30,7 +30,8 @@ from weft.frontend import (
 from weft.frontend.advice import advise
 from weft.frontend.config import block_dim
 from weft.frontend.context import Lowering
-from weft.frontend.desugar import desugar_body, leaving
+from weft.frontend.desugar import desugar_body, desugar_function, leaving
+from weft.frontend.hints import is_once, noting
 from weft.frontend.kinds import (
     STORAGE,
     Box,
@@ -169,7 +170,8 @@ def _device_attributes(cx: Lowering) -> None:
 
 def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str, str]]:
     b, names = cx.builder, list(cx.region.results)
-    for jump in (j for statement in node.body for j in leaving(statement)):
+    ordered = is_once(node)
+    for jump in (j for statement in node.body for j in leaving(statement) if not ordered):
         message, help = refused.STATEMENTS[type(jump)]
         raise KernelSyntaxError(message, cx.span(jump), help)
     for name in names:
@@ -180,9 +182,15 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
                 f"`{name}` is {describe(tensor)}: a device loop assigns its elements",
                 cx.span(found), help=f"write {name}[...] = ..." + uncallable.host_loop(cx),
             )  # fmt: skip
-    body = reductions.rewrite(node.body, names)
-    combiners = {n: reductions.combiner(body, n, cx.source) for n in names}
-    body = desugar_body(body)
+    if ordered:  # one iteration, which hands on what it has in the end
+        body, combiners = (
+            desugar_function(noting(node.body), valued=False),
+            dict.fromkeys(names, ""),
+        )
+    else:
+        body = reductions.rewrite(node.body, names)
+        combiners = {n: reductions.combiner(body, n, cx.source) for n in names}
+        body = desugar_body(body)
     cx.frame.counts = assigned(
         [*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)]
     )
@@ -192,6 +200,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     inits: list[Value] = []
     kinds: list[str] = []
     totals: list[ScalarKind | ComplexKind] = []
+    starts: list[Operand] = []
     for name in names:
         before = cx.frame.lookup(name, cx.span(node), cx.guards)
         is_scalar = dtype_of(before) is not None or is_complex(before)
@@ -206,9 +215,12 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         assert isinstance(kind, ScalarKind | ComplexKind)
         _check_total(cx, name, kind, combiners[name], cx.span(node))
         totals.append(kind)
-        values = flatten(cx.coerce(initial, kind, cx.span(node)))
-        inits += values
-        kinds += [reductions.kind(combiners[name], kind.dtype)] * len(values)
+        starts.append(cx.coerce(initial, kind, cx.span(node)))
+        combiners[name] = combiners[name] or ("or" if kind.dtype == "bool" else "add")
+        combined = reductions.kind(combiners[name], kind.dtype)
+        nothing = [b.constant(identity(combined, t), t) for t in cx.types(kind)]
+        inits += nothing if ordered else flatten(starts[-1])
+        kinds += [combined] * len(nothing)
     if block := block_dim(cx, len(lowers)):
         function.attrs["block_dim"] = tuple(block)
     loop = b.parallel(lowers, uppers, steps, inits, kinds)
@@ -222,10 +234,10 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     for value, lower in zip(block.args, lowers, strict=True):
         cx.counted(value, lower)
     with b.at(block):
-        for name, kind in zip(names, totals, strict=True):
+        for name, kind, start in zip(names, totals, starts, strict=True):
             combined = reductions.kind(combiners[name], kind.dtype)
-            starts = [b.constant(identity(combined, t), t) for t in cx.types(kind)]
-            cx.frame.env[name] = cx.rebuild(kind, iter(starts))
+            zeros = [b.constant(identity(combined, t), t) for t in cx.types(kind)]
+            cx.frame.env[name] = start if ordered else cx.rebuild(kind, iter(zeros))
         cx.bind(node.target, bind([Scalar(v, "int") for v in block.args]), cx.span(node))
         cx.block(body)
         finals = [v for n, kind in zip(names, totals, strict=True)
@@ -254,7 +266,7 @@ def _check_total(
             f"complex numbers are added to `{name}`, which is real before the loop", span,
             help=f"begin with a complex number: {name} = 0j",
         )  # fmt: skip
-    if combiner != "add":
+    if combiner not in ("add", ""):
         raise KernelTypeError(
             f"`{name}` accumulates complex numbers by {combiner}, and only sums of them are there",
             span, help="let the loop run in order: weft.loop_config(serialize=True) before it, "

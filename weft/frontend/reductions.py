@@ -22,8 +22,8 @@ _KINDS = {
     "and": ("", "andi", "andi"), "or": ("", "ori", "ori"), "xor": ("", "xori", "xori"),
 }  # fmt: skip
 IN_ORDER = (
-    "Where each iteration needs the one before, keep it in a tensor, s = torch.zeros(1), and let "
-    "the loop run in order: weft.loop_config(serialize=True) before it"
+    "Where each iteration needs the one before, let the loop run in order: "
+    "weft.loop_config(serialize=True) before it"
 )
 
 

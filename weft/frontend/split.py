@@ -17,7 +17,7 @@ from typing import Any
 
 from weft.errors import KernelNameError, KernelSyntaxError, KernelValueError
 from weft.frontend import host
-from weft.frontend.hints import HOST_LOOPS, with_lists
+from weft.frontend.hints import HOST_LOOPS, KEPT, is_once, with_lists
 from weft.frontend.mutation import mutated
 from weft.frontend.names import (
     MISSING,
@@ -178,8 +178,9 @@ class _Splitter:
 
     def tree(self) -> ast.FunctionDef:
         """The host function's syntax tree, its first parameter not yet added."""
+        inside = {n for region in self.region_nodes for n in ast.walk(region)}
         for statement in ast.walk(self.source.tree):
-            if isinstance(statement, ast.Return):
+            if isinstance(statement, ast.Return) and statement not in inside:
                 self.returns.append(self._returned(statement.value or ast.Constant(None)))
         new = copy.copy(self.source.tree)
         new.body = self._block(self.source.tree.body)
@@ -242,7 +243,7 @@ class _Splitter:
                 help="write the statements after the loop: it cannot be left by `break`",
             )  # fmt: skip
         for inner in ast.walk(node):
-            if isinstance(inner, ast.Return):
+            if isinstance(inner, ast.Return) and not is_once(node):
                 raise KernelSyntaxError(
                     "`return` inside a device loop", self.source.span(inner),
                     help="store the result in a tensor and return that after the loop",
@@ -251,9 +252,12 @@ class _Splitter:
         reads.statement(node, frozenset())
         stored = set(bound_names(node))
         read = {root_name(chain) for chain in reads.chains}
-        results = [n for n in dict.fromkeys(bound_names(node)) if n in self.locals and n in read]
+        kept: frozenset[str] = getattr(node, KEPT, frozenset())
+        results = [n for n in dict.fromkeys((*bound_names(node), *sorted(kept)))
+                   if n in self.locals and (n in read or n in kept)]  # fmt: skip
         args: dict[str, RegionArg] = {}
-        for chain in reads.chains:
+        unread = (ast.copy_location(ast.Name(n, ast.Load()), node) for n in kept - read)
+        for chain in (*reads.chains, *unread):
             self._check_clamped(chain)
             arg = self._arg(chain, stored)
             if arg is not None:

@@ -127,6 +127,7 @@ from weft.lang.math import (
     zero,
 )
 from weft.lang.pending import sync
+from weft.lang.random import randint, randn, random
 from weft.lang.types import template
 from weft.lang.vectors import Matrix, Vector
 from weft.version import VERSION as __version__
@@ -207,8 +208,8 @@ __all__ = [
     "data_oriented", "errors", "exp", "f16", "f32", "f64", "field", "float16", "float32",
     "float64", "floor", "frexp", "func", "gpu", "grouped", "i8", "i16", "i32", "i64", "init",
     "int8", "int16", "int32", "int64", "kernel", "log", "loop_config", "math", "max", "metal",
-    "min", "ndarray", "ndrange", "one", "opengl", "pow", "raw_div", "raw_mod", "round", "rsqrt",
-    "select", "serial", "sin", "sqrt", "static", "sync", "tan", "tanh", "template", "types",
-    "u1", "u8", "u16", "u32", "u64", "uint8", "uint16", "uint32", "uint64", "var", "vulkan",
-    "x64", "zero", "zeros",
+    "min", "ndarray", "ndrange", "one", "opengl", "pow", "randint", "randn", "random",
+    "raw_div", "raw_mod", "round", "rsqrt", "select", "serial", "sin", "sqrt", "static", "sync",
+    "tan", "tanh", "template", "types", "u1", "u8", "u16", "u32", "u64", "uint8", "uint16",
+    "uint32", "uint64", "var", "vulkan", "x64", "zero", "zeros",
 ]  # fmt: skip

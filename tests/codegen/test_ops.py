@@ -12,6 +12,7 @@ from compiled import Compiled, poisoned
 from samples import elementwise, parallel
 
 from weft.codegen import float32
+from weft.ir import philox
 from weft.ir.builder import Builder
 from weft.ir.core import Value
 from weft.ir.ops import CMPF, CMPI
@@ -240,6 +241,12 @@ def test_integer_functions(t: ScalarType) -> None:
     assert got.tolist() == [wrap(abs(int(v)), t) for v in x]
     got = run("math.ctpop", [x], [t], t)
     assert got.tolist() == [unsigned(int(v), t).bit_count() for v in x]
+
+
+def test_random_words_are_philox() -> None:
+    wide = [random_integers(i64, name) for name in "xyz"]
+    got = run("math.philox", wide, [i64] * 3, i32)
+    assert got.tolist() == [wrap(philox.word(*map(int, v)), i32) for v in zip(*wide, strict=True)]
 
 
 @pytest.mark.parametrize("source", [i1, *INTEGERS], ids=str)

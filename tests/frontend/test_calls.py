@@ -15,6 +15,7 @@ from tests.fuzz.check import function
 from weft.errors import InternalError, KernelTypeError, KernelValueError, WeftError
 from weft.frontend.calls import HANDLERS
 from weft.frontend.context import Lowering
+from weft.frontend.draws import Stream
 from weft.frontend.lower import argument
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame
@@ -70,6 +71,8 @@ class Attempts:
             operand = argument(self.lowering, name, spec, values)
             self.lowering.frame.arguments[name] = operand
         self.lowering.operands = dict(self.lowering.frame.arguments)
+        key = self.lowering.builder.constant(0, ir.i64)
+        self.lowering.stream = Stream(key, key)
         self.wrong: list[str] = []
 
     def attempt(self, text: str) -> bool:
@@ -293,8 +296,8 @@ def test_arguments_by_keyword_mean_what_they_mean_in_python() -> None:
          "element, v[0] or v.x, or what makes one number of it, as v.sum() or v.norm()"),
         ("x.undefined", "`x.undefined`: 'Tensor' object has no attribute 'undefined' | "
          "check the spelling"),
-        ("weft.random()", "weft has no random numbers: `random` | draw them in the host part, "
-         "torch.rand(...), and pass the tensor; docs/language.md says what there is"),
+        ("weft.rand()", "weft has no function of that name: `rand` | write weft.random(dtype), "
+         "uniform in [0, 1); docs/language.md says what there is"),
         ("weft.atomic_max(n, 1)", "`atomic_max` works on an element of a tensor | write "
          "weft.atomic_max(x[i], value); of a variable, n = max(n, value)"),
         ("x[i].clamp(0)", "a scalar (f32) has no method `clamp` in a device loop | "

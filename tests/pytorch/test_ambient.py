@@ -127,7 +127,7 @@ def test_the_derivative_of_other_random_numbers_is_refused():
     with pytest.raises(GradientError) as info:
         y.sum().backward()
     assert info.value.message == (
-        "the host part draws random numbers, and the derivative of the operator would be that of "
+        "the kernel draws random numbers, and the derivative of the operator would be that of "
         "other numbers"
     )
     assert info.value.help == (

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from weft.codegen.arith import RULES, combine, narrow, note_range, rule, widen
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
+from weft.codegen.philox import random_word
 from weft.codegen.pool import AVAILABLE
 from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
@@ -431,6 +432,7 @@ def _no_code(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 for _name, _row in OPS.items():
     if _row.terminator:
         RULES[_name] = _no_code
+RULES["math.philox"] = random_word
 
 
 # -- checks and prints

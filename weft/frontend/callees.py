@@ -110,6 +110,36 @@ def called(value: Any) -> Any:
     return types.MethodType(found, value) if isinstance(found, types.FunctionType) else value
 
 
+def mentions(tree: ast.AST, scope: Scope, wanted: frozenset[str]) -> bool:
+    """Whether ``tree`` calls, by names of ``scope``, one of the language's functions with these
+    canonical names, or a function of the user whose code has one in it."""
+    calls = (scope.resolve(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call))
+    return _any_mentions(calls, wanted, set())
+
+
+def _any_mentions(
+    values: Iterable[Any], wanted: frozenset[str], seen: set[types.CodeType]
+) -> bool:  # fmt: skip
+    return any(
+        names.canonical(v) in wanted
+        or (isinstance(v, types.FunctionType) and not is_known(v) and _code(v, wanted, seen))
+        for v in values
+    )
+
+
+def _code(
+    function: types.FunctionType, wanted: frozenset[str], seen: set[types.CodeType]
+) -> bool:  # fmt: skip
+    code, scope = function.__code__, Scope.of(function)
+    if code in seen:
+        return False
+    seen.add(code)
+    around = [scope.lookup(name) for name in (*code.co_names, *code.co_freevars)]
+    modules = [v for v in around if isinstance(v, types.ModuleType)]
+    members = (names.member(m, name, None) for m in modules for name in wanted & {*code.co_names})
+    return _any_mentions((*around, *members), wanted, seen)
+
+
 def applied(node: ast.Call, before: Iterable[Any], named: Iterable[str] = ()) -> ast.Call:
     """The call ``node`` with the objects ``before`` as its first arguments, and others by name."""
     first: list[ast.expr] = [ast.Constant(value) for value in before]

@@ -43,7 +43,7 @@ from weft.frontend.specs import Spec
 from weft.frontend.split import Region, RegionArg
 from weft.ir import types as ir
 from weft.ir.builder import Builder
-from weft.ir.core import Value
+from weft.ir.core import Op, Value
 from weft.ir.views import constant_of
 from weft.source import FunctionSource
 from weft.values import mutable
@@ -65,6 +65,8 @@ class Lowering:
     widened: bool = False
     discarded: ast.expr | None = None  # the statement that is lowered, if it is an expression
     inlined: int = 0  # calls so far
+    stream: Any = None  # of random numbers (see ``draws.Stream``); None outside of iterations
+    draws: dict[Op, tuple[Value, int]] = field(default_factory=dict)  # see ``draws.number``
     guards: list[Guard] = field(default_factory=list)
     notes: dict[int, dict[str, str]] = field(default_factory=dict)
     sources: dict[Any, FunctionSource] = field(default_factory=dict)

@@ -19,6 +19,7 @@ HOST_LOOPS = ("serial", "static")
 KEPT = "weft_kept"  # the attribute of a loop in order: the names that it hands on
 _NOTED = "weft_noted"  # the attribute of a ``return`` in it
 _HINTS = "weft_hints"  # the attribute of a loop that holds the calls before it
+ITERATION = "weft_iteration"  # that of a loop inside of a device loop that stands for one
 
 
 def hints_of(loop: ast.For) -> list[ast.Call]:
@@ -137,6 +138,8 @@ def _serialize(hints: list[ast.Call]) -> ast.expr | None:
 
 def once(loop: ast.For) -> ast.stmt:
     """The loop as the only iteration of a parallel one."""
+    loop = copy.copy(loop)
+    setattr(loop, ITERATION, True)
     once = ast.Call(ast.Name("range", ast.Load()), [ast.Constant(1)], [])
     new = ast.For(ast.Name("__weft_once__", ast.Store()), once, [loop], [])
     setattr(new, _HINTS, getattr(loop, _HINTS, []))

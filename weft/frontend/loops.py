@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import casts, elements, expressions, sequences
+from weft.frontend import casts, draws, elements, expressions, sequences
 from weft.frontend.context import STATEMENTS, Lowering
 from weft.frontend.desugar import RETURN_VALUE, unless
+from weft.frontend.hints import ITERATION
 from weft.frontend.kinds import (
     Box,
     Items,
@@ -282,7 +283,10 @@ def _nest(
     def level(k: int) -> list[Value]:
         """Opens loop k inside the loops before it; gives the values that are carried out."""
         if k == len(lowers):
-            cx.bind(node.target, bind(ivs), span)
+            indices = bind(ivs)
+            if getattr(node, ITERATION, False):
+                draws.begin(cx, flatten(indices), list(zip(lowers, uppers, strict=True)))
+            cx.bind(node.target, indices, span)
             cx.block(node.body)
             return _leave(cx, carried, span)
         inits = [v for n in carried for v in flatten(cx.frame.env[n])]
@@ -316,7 +320,10 @@ def _breakable(cx: Lowering, node: ast.For, spaces: tuple[Any, ...], flag: str) 
 
     def body(args: Sequence[Value]) -> list[Value]:
         args[0].name = target_names(node.target, 1)[0]
-        cx.bind(node.target, bind([Scalar(args[0], "int")]), span)
+        index = bind([Scalar(args[0], "int")])
+        if getattr(node, ITERATION, False):
+            draws.begin(cx, flatten(index), [])
+        cx.bind(node.target, index, span)
         cx.block(node.body)
         return [b.op("arith.addi", args[0], step)]
 

@@ -19,6 +19,7 @@ from weft.frontend import (
     calls,
     comparisons,
     complexes,
+    draws,
     expressions,
     loops,
     reductions,
@@ -125,6 +126,7 @@ def _run(cx: Lowering) -> Lowered:
     _device_attributes(cx)
     results = _parallel(cx, node, function)
     cx.builder.do("func.return")
+    draws.number(function, cx.draws)
     if not cx.widened:
         rows.check_order(cx, function)
     guards = list({guard.place: guard for guard in cx.guards}.values())
@@ -238,7 +240,9 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
             combined = reductions.kind(combiners[name], kind.dtype)
             zeros = [b.constant(identity(combined, t), t) for t in cx.types(kind)]
             cx.frame.env[name] = start if ordered else cx.rebuild(kind, iter(zeros))
-        cx.bind(node.target, bind([Scalar(v, "int") for v in block.args]), cx.span(node))
+        indices = bind([Scalar(v, "int") for v in block.args])
+        draws.begin(cx, flatten(indices), list(zip(lowers, uppers, strict=True)))
+        cx.bind(node.target, indices, cx.span(node))
         cx.block(body)
         finals = [v for n, kind in zip(names, totals, strict=True)
                   for v in flatten(cx.coerce(cx.frame.env[n], kind, cx.span(node)))]  # fmt: skip

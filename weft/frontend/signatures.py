@@ -35,6 +35,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "needs": ("condition", "message"),
     "loop_config": ("*", "block_dim =", "serialize =", "parallelize =", "block_dim_adaptive =",
                     "bit_vectorize ="),
+    "random": ("dtype dt =",), "randn": ("dtype dt =",), "randint": ("low", "high"),
     "len": ("x -",), "sum": ("x -", "start ="), "any": ("x -",), "all": ("x -",),
     "tuple": ("x - =",), "list": ("x - =",), "enumerate": ("iterable", "start ="),
     "zip": ("*", "strict ="), "reversed": ("x -",),

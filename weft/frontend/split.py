@@ -17,6 +17,7 @@ from typing import Any
 
 from weft.errors import KernelNameError, KernelSyntaxError, KernelValueError
 from weft.frontend import host
+from weft.frontend.callees import mentions
 from weft.frontend.hints import HOST_LOOPS, KEPT, is_once, with_lists
 from weft.frontend.mutation import mutated
 from weft.frontend.names import (
@@ -33,6 +34,7 @@ from weft.frontend.names import (
 )
 from weft.frontend.overwrites import Order
 from weft.frontend.parameters import Parameter, is_clamped, parameters
+from weft.lang.random import DRAWS, KEY, KEY_NAME, read_key
 from weft.source import FunctionSource, Span, recompiled
 from weft.values import frozen, mutable
 
@@ -271,10 +273,15 @@ class _Splitter:
             len(self.regions), node, list(args.values()), results, span, self.order, places
         )
         self.regions.append(region)
+        passed = [copy.deepcopy(a.expr) for a in region.args]
+        if mentions(node, self.scope, DRAWS):  # the launcher draws it
+            region.args.append(
+                RegionArg(KEY_NAME, ast.Constant(None), captured=True, key=KEY, read=read_key)
+            )
         function = ast.Subscript(
             ast.Name(LAUNCHERS, ast.Load()), ast.Constant(region.index), ast.Load()
         )
-        call = ast.Call(function, [copy.deepcopy(a.expr) for a in region.args], [])
+        call = ast.Call(function, passed, [])
         statement: ast.stmt = ast.Expr(call)
         if results:
             names: list[ast.expr] = [ast.Name(name, ast.Store()) for name in results]

@@ -57,7 +57,7 @@ _NAMES = {
     "math.roundeven math.isnan math.isinf",
     "integer": "arith.addi arith.subi arith.muli arith.floordivsi arith.divui arith.remsi "
     "arith.remui arith.andi arith.ori arith.xori arith.shli arith.shrsi arith.shrui arith.minsi "
-    "arith.maxsi arith.minui arith.maxui arith.cmpi math.absi math.ctpop",
+    "arith.maxsi arith.minui arith.maxui arith.cmpi math.absi math.ctpop math.philox",
 }
 _KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _SAME_CHAIN = {"addf": ("addf", "subf"), "addi": ("addi", "subi")}

@@ -98,6 +98,11 @@ class Op:
         """The second one of two operands."""
         return self.operands[1]
 
+    @property
+    def last(self) -> Value:
+        """The last operand."""
+        return self.operands[-1]
+
     def __repr__(self) -> str:
         return f"<{self.name}>"
 

@@ -135,6 +135,10 @@ _row("math.absi", "T:int", "T", "|a|, wrapping")
 _row("math.isnan", "T:float", "i1", "true where a is NaN")
 _row("math.isinf", "T:float", "i1", "true where a is an infinity")
 _row("math.ctpop", "T:int", "T", "number of one bits")
+_row(
+    "math.philox", "T:int T:int T:int", "?",
+    "(key, iteration, number), each an i64: a random word (i32), the same for the same three",
+)  # fmt: skip
 
 _row("memref.load", "memref index...", "?", "the element; its type is the memref's", pure=False)
 _row("memref.store", "any memref index...", "", "writes the element", pure=False)

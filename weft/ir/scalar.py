@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.ir import philox
 from weft.ir.core import Op
 from weft.ir.types import ScalarType, Type, bf16, i1
 
@@ -294,4 +295,5 @@ SCALAR_RULES: dict[str, Rule] = {
     "math.isnan": lambda op, a: bool(np.isnan(a)),
     "math.isinf": lambda op, a: bool(np.isinf(a)),
     "math.ctpop": lambda op, a: wrap(unsigned(a, _result(op)).bit_count(), _result(op)),
+    "math.philox": lambda op, *operands: wrap(philox.word(*operands), _result(op)),
 }  # fmt: skip

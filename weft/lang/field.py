@@ -313,8 +313,12 @@ metal = Arch("metal", "cuda")
 opengl = Arch("opengl", "cuda")
 
 
-def init(arch: Arch = cpu, *, default_fp: Any = f32, default_ip: Any = i32, **ignored: Any) -> None:
-    """Accepts Taichi's ``init``. It sets defaults for new fields and nothing else.
+def init(
+    arch: Arch = cpu, *, default_fp: Any = f32, default_ip: Any = i32,
+    random_seed: int | None = None, **ignored: Any,
+) -> None:  # fmt: skip
+    """Accepts Taichi's ``init``. It sets defaults for new fields, and ``torch.manual_seed`` where a
+    ``random_seed`` is given.
 
     weft needs no initialisation: a kernel runs where its tensors live. Without a GPU, fields are
     made on the CPU (with a warning where a GPU was named). Other options are accepted, unused.
@@ -325,6 +329,8 @@ def init(arch: Arch = cpu, *, default_fp: Any = f32, default_ip: Any = i32, **ig
             warnings.warn(f"no CUDA device for {arch.name}: fields are on the CPU", stacklevel=2)
         device = "cpu"
     Field.defaults = Defaults(device, as_dtype(default_fp), as_dtype(default_ip))
+    if random_seed is not None:
+        torch.manual_seed(random_seed)
 
 
 def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from weft.lang import atomics, elements, field, loops, math, pending
+from weft.lang import atomics, elements, field, loops, math, pending, random
 from weft.lang.vectors import Matrix, Vector
 
 # One row a scalar function: the canonical name, what takes how many operands, and where it is found
@@ -84,6 +84,7 @@ for _module, _words in (
     (field, ("zeros", "field")),
     (math, ("cast", "clz", "zero", "one", "bit_shr", "bit_cast", "raw_div", "raw_mod", "frexp")),
     (pending, ("sync",)), (elements, ("needs",)),
+     (random, ("random", "randn", "randint")),
     (torch.special, ("erf", "erfc", "expm1")),
     (torch, COMPLEX), (cmath, ("isnan", "isinf", "isfinite")),
     (torch.nn.functional, ("relu", "sigmoid", "tanh")),

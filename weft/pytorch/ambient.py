@@ -90,7 +90,7 @@ def drawing_nothing(tensors: Sequence[Any], span: Span) -> Generator[None]:
     yield
     if not before.unchanged():
         raise GradientError(
-            "the host part draws random numbers, and the derivative of the operator would be that "
+            "the kernel draws random numbers, and the derivative of the operator would be that "
             "of other numbers", span,
             help="draw them outside of the kernel and pass the tensor as an argument, or call the "
             "kernel in plain eager mode, not under torch.compile and dispatch modes",

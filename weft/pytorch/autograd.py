@@ -546,7 +546,7 @@ def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> 
     def call(given: tuple[Any, ...]) -> Any:
         if any(map(is_dual, given)):
             return differentiate(launcher, given)
-        return plain(*given[: len(args)])
+        return plain(*given)
 
     return extended(launcher, args, call)
 

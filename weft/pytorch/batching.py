@@ -40,7 +40,7 @@ def with_batches(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> A
             elif any(map(is_dual, given)):
                 return differentiate(launcher, given)
             else:
-                return plain(*given[: len(args)])
+                return plain(*given)
         return one_or_all([wrapped(t, tuple(sizes)) for t in found])
 
     return extended(launcher, args, call)

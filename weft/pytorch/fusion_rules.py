@@ -147,6 +147,7 @@ OPAQUE: dict[str, str] = {
     "math.cbrt": "Inductor has no cube root",
     "math.fma": "Inductor has no fused multiply-add on CPUs",
     "math.ctpop": "Inductor does not count bits",
+    "math.philox": "it draws random numbers, which Inductor would number otherwise",
     "memref.atomic_rmw": "iterations accumulate in one element",
     "memref.atomic_cas": "iterations accumulate in one element",
     "memref.alloca": "it has an array of its own",

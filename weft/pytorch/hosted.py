@@ -24,7 +24,8 @@ from torch.torch_version import TorchVersion
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.frontend.names import Scope, bound_names, root_name
 from weft.frontend.parameters import Parameter
-from weft.frontend.split import HostPart, Region, Returned
+from weft.frontend.split import HostPart, Region, RegionArg, Returned
+from weft.lang.random import KEY, read_key
 from weft.pytorch.ambient import Autocast
 from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
@@ -63,7 +64,8 @@ def traced_loops(operators: Operators, recorded: bool = False) -> tuple[TracedLo
         return ()  # Dynamo imports the module of what it follows
     nodes = [region.node for region in parts.regions]
     host = [s for s in kernel.source.tree.body if s not in nodes]
-    if len(parts.regions) == 1 and not any(map(_works, host)) and not recorded:
+    draws = any(_is_key(a) for r in parts.regions for a in r.args)
+    if len(parts.regions) == 1 and not any(map(_works, host)) and not recorded and not draws:
         return ()
     known = {p.name for p in parts.parameters} | {n for s in host for n in bound_names(s)}
     if not all(_is_followed(s, scope, known) for s in host):
@@ -134,9 +136,9 @@ def _is_separate(region: Region, scope: Scope, recorded: bool) -> bool:
     """Whether all that the loop writes to was made by the host part (or is an argument, if
     ``recorded``), which knows it by one name, and all that it takes from around the kernel are
     plain values."""
-    if any(a.read for a in region.args):
+    if any(a.read and not _is_key(a) for a in region.args):
         return False
-    captured = [scope.resolve(a.expr) for a in region.args if a.captured]
+    captured = [scope.resolve(a.expr) for a in region.args if a.captured and not a.read]
     if any(isinstance(v, torch.Tensor) or not isinstance(v, _PLAIN) for v in captured):
         return False
     stored = [region.args[k] for k in region.stored]
@@ -146,6 +148,11 @@ def _is_separate(region: Region, scope: Scope, recorded: bool) -> bool:
     ):
         return False
     return region.order.written(region.node, [a.name for a in region.args]) == {*region.stored}
+
+
+def _is_key(arg: RegionArg) -> bool:
+    """Whether it is the key of the loop's random numbers."""
+    return arg.key == KEY
 
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
@@ -172,9 +179,10 @@ class TracedLoop:
         others = tuple(k for k in region.stored if k not in made)
         # For each argument a letter: Dynamo may take the numbers of an object for symbols.
         self.roles = "".join(
-            "c" if a.captured else "m" if k in made else "-" if a.fresh or k not in others else "w"
+            "k" if _is_key(a) else "c" if a.captured else "m" if k in made
+            else "-" if a.fresh or k not in others else "w"
             for k, a in enumerate(region.args)
-        )
+        )  # fmt: skip
         # Where a gradient is asked for, and where none is: the operators, and what they return.
         self.recorded = LoopOperators(LoopKernel(operators, region, made, others))
         self.plain = self.recorded
@@ -182,6 +190,8 @@ class TracedLoop:
             self.plain = LoopOperators(LoopKernel(operators, region, made, ()))
 
     def __call__(self, *args: Any) -> Any:
+        if "k" in self.roles:  # a graph draws the key, and the loop is a function of it
+            args = (*args, read_key(args))
         # Tensors of transforms do not say whether a derivative is wanted.
         inside = torch._C._functorch.get_dynamic_layer_stack_depth() > 0
         if not torch.compiler.is_dynamo_compiling():  # which follows no other dual tensors
@@ -259,7 +269,7 @@ class LoopKernel:
                 parameters += [Parameter(f"{name}_size"), Parameter(f"{name}_stride"),
                                Parameter(f"{name}_dtype", "ScalarType"),
                                Parameter(f"{name}_device", "Device")]  # fmt: skip
-            elif not arg.captured:
+            elif not arg.captured or _is_key(arg):
                 kind = arg.parameter.kind if arg.parameter else ""
                 parameters.append(Parameter(name, "template" if arg.template else kind))
         outs = [names[k] for k in self.given] + region.results
@@ -287,9 +297,9 @@ class LoopKernel:
         given = iter(values)
         args: list[Any] = []
         for k, arg in enumerate(self.region.args):
-            if arg.read is not None:  # which the launcher adds
+            if arg.read is not None and not _is_key(arg):  # which the launcher adds
                 continue
-            if arg.captured:
+            if arg.captured and not arg.read:
                 args.append(self.scope.resolve(arg.expr))
             elif k in self.made:
                 size, stride, dtype, device = (next(given) for _ in range(4))
@@ -309,7 +319,7 @@ class LoopKernel:
         position = 0
         numbers = dict[int, int]()
         for k, arg in enumerate(self.region.args):
-            if arg.captured:
+            if arg.captured and not _is_key(arg):
                 if not isinstance(arg.expr, ast.Name):
                     return None
                 places.append(captured(arg.name, scope, cells))
@@ -348,7 +358,7 @@ class LoopOperators(Operators):
     def __init__(self, kernel: LoopKernel) -> None:
         # It has what an operator asks of a kernel, and is not called.
         super().__init__(cast(KernelLike, kernel), kernel.namespace, kernel.__name__)
-        self.stem = self.name
+        self.stem, self.draws = self.name, False  # the key of random numbers is an argument
         self.given = "".join("r" if k in kernel.given else "-"
                              for k in range(len(kernel.region.args)))  # fmt: skip
 

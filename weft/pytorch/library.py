@@ -32,6 +32,7 @@ from weft.frontend.parameters import EMPTY, Parameter
 from weft.frontend.specs import constant_key
 from weft.frontend.split import Returned
 from weft.lang.dtypes import DType
+from weft.lang.random import KEY
 from weft.pytorch.ambient import Autocast, autocast_state
 from weft.pytorch.batches import differentiates, direct, is_batched
 from weft.pytorch.changing import CHANGING, as_tensor, changes
@@ -65,6 +66,7 @@ class Operators:
 
     def __init__(self, kernel: KernelLike, namespace: str, name: str) -> None:
         self.kernel = kernel
+        self.draws = True  # random numbers, if the loops do
         self.namespace = namespace
         self.name = in_ascii(name)
         # Dynamo guards each string that it reads of an object: by this, which kernel it is.
@@ -205,7 +207,7 @@ class Operators:
             others = (types, tuple(fixed), around, autocast, schema, decided_by())
             text = text_of(self.kernel.source, self.kernel.described, *others)
             name = f"{self.name}_{fingerprint(text)}"
-            tags = [torch.Tag.nondeterministic_seeded] if may_draw(text) else []
+            tags = [torch.Tag.nondeterministic_seeded] if _draws(self, text) else []
             if CHANGING in types:  # the host reads the number at each call
                 tags.append(torch.Tag.cudagraph_unsafe)
             # A cell of a notebook that is run again defines the same kernel.
@@ -308,6 +310,12 @@ class Operators:
                     help="torch.compile and other transforms see arguments only: pass it as one, "
                     f"or {dotted}.detach()",
                 )  # fmt: skip
+
+
+def _draws(operators: Operators, text: str) -> bool:
+    """Whether a call may draw random numbers; ``text``: what the operator is made of."""
+    keys = (a.key for region in operators.kernel.parts.regions for a in region.args)
+    return operators.draws and (may_draw(text) or KEY in keys)
 
 
 def _written(kernel: KernelLike, constants: dict[str, Any]) -> frozenset[str]:

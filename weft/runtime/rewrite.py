@@ -13,10 +13,12 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from weft.frontend.hints import ITERATION
 from weft.lang.numbers import copied
 from weft.source import FunctionSource, recompiled
 
 LOOP = "__weft_loop__"
+INNER = "__weft_ordered__"  # of a device loop whose iterations run in order
 CAST = "__weft_cast__"
 COPY = "__weft_copy__"
 _FUNCTION = "__weft_interpreted__"  # while it is compiled: no name that its body may read
@@ -32,7 +34,8 @@ class _Instrument(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.AST:
         self.generic_visit(node)
-        node.iter = _call(LOOP, node.iter, node.iter)
+        inner = getattr(node, ITERATION, False)
+        node.iter = _call(INNER if inner else LOOP, node.iter, node.iter)
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
@@ -70,7 +73,7 @@ def instrument(
 ) -> types.FunctionType:
     """``function`` with its loops and annotated assignments announced.
 
-    ``hidden`` maps LOOP and CAST to functions. ``convert`` is applied to every global and
+    ``hidden`` maps LOOP, INNER and CAST to functions. ``convert`` is applied to every global and
     closed-over value that the function sees. The signature, defaults and name stay.
     """
     tree = copy.deepcopy(source.tree)

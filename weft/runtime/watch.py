@@ -43,10 +43,12 @@ from weft.lang.dtypes import DType, Scalar, from_torch, quietly, stored
 from weft.lang.elements import Elementwise
 from weft.lang.field import Array, Field, indices, is_number, subscripts
 from weft.lang.loops import Grouped, NDRange, Serial, is_func
+from weft.lang.random import drawing
 from weft.lang.vectors import MatrixType, VectorType
 from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject, subscript
 from weft.runtime.debugger import Debugger, is_asked_for
-from weft.runtime.rewrite import CAST, LOOP, instrument
+from weft.runtime.draws import Draws
+from weft.runtime.rewrite import CAST, INNER, LOOP, instrument
 from weft.runtime.signature import check_argument
 from weft.runtime.watched_rows import inside, note, touch
 from weft.settings import deep
@@ -127,11 +129,20 @@ class Watch:
         if isinstance(iterable, Serial):
             return iter(iterable)
         parallel = isinstance(iterable, range | NDRange | Grouped | torch.Tensor)
+        draw = self.draws.loop(iterable)
         if isinstance(iterable, torch.Tensor) and not getattr(iterable, "row", False):
             iterable = indices(iterable)
         if self.chosen < len(self.only) and (self.active or parallel):
             iterable = self._chosen(iterable)
-        return self._announced(iterable) if parallel and not self.active else iterable
+        return self._announced(iterable, draw) if parallel and not self.active else iterable
+
+    def ordered(self, iterable: Any) -> Iterator[Any]:
+        """What a device loop whose iterations run in order goes through, inside of the parallel
+        loop that it is."""
+        draw = self.draws.loop(iterable)
+        for index in self.loop(iterable):
+            draw(index)
+            yield index
 
     def _chosen(self, iterable: Iterable[Any]) -> Iterator[Any]:
         """The iterations that ``only`` names."""
@@ -148,6 +159,16 @@ class Watch:
                     self.chosen = before
 
     @functools.cached_property
+    def draws(self) -> Draws:
+        """The random numbers of loops, which are those of their tensors' device."""
+
+        def device() -> torch.device:
+            tensors = (watched.plain for watched in self.wrapped.values())
+            return next((t.device for t in tensors), torch.device("cpu"))
+
+        return Draws(device)
+
+    @functools.cached_property
     def debugger(self) -> Debugger:
         def finish() -> None:
             self.steps = False
@@ -158,18 +179,20 @@ class Watch:
     def hidden(self) -> dict[str, Any]:
         """What takes part in a kernel's function by a name of its own."""
         stop = {"breakpoint": self.debugger.stop} if is_asked_for() else {}
-        return {LOOP: self.loop, CAST: cast, **stop}
+        return {LOOP: self.loop, INNER: self.ordered, CAST: cast, **stop}
 
-    def _announced(self, iterable: Iterable[Any]) -> Iterator[Any]:
+    def _announced(self, iterable: Iterable[Any], draw: Callable[[Any], None]) -> Iterator[Any]:
         try:
             for index in iterable:
                 self.active, self.iteration = True, index
+                draw(index)
                 if self.steps:
                     self.debugger.at_iteration(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
                 yield index
                 self._finish()
         finally:
             self.active = False
+            self.draws.end()
             self.now.clear()
             self.reads.clear()
             self.before.clear()
@@ -534,7 +557,7 @@ class _Adopting(TorchFunctionMode):
 def watching() -> Generator[Watch]:
     """A Watch under which torch's factories and views give watched tensors."""
     watch = Watch()
-    with _Adopting(watch):
+    with _Adopting(watch), drawing(watch.draws.words):
         yield watch
 
 

@@ -132,7 +132,8 @@ def outcome(
     complex numbers as pairs."""
     bound = kernel.signature.bind_partial()
     bound.arguments.update(arguments)
-    result = call(*bound.args, **bound.kwargs)
+    with same_numbers():
+        result = call(*bound.args, **bound.kwargs)
     found = {n: arguments[n] for n in arguments if n in kernel.mutated}
     several = isinstance(result, tuple | list)
     for k, value in enumerate(result if several else [result]):
@@ -141,6 +142,14 @@ def outcome(
     # Two mutated arguments may share memory with a result.
     tensors = {n: t for n, t in found.items() if isinstance(t, torch.Tensor)}
     return {n: parts(t.detach().cpu()).clone() for n, t in tensors.items()}
+
+
+@contextlib.contextmanager
+def same_numbers() -> Generator[None]:
+    """Has what draws random numbers draw the same each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        yield
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import torch
 from weft.errors import CompileError, GradientError
 from weft.kernel import Kernel
 from weft.lang.types import NDArrayType
-from weft.workbench.cases import Case, as_float64
+from weft.workbench.cases import Case, as_float64, same_numbers
 from weft.workbench.compare import is_inexact
 
 Make = Callable[[Case], dict[str, Any]]
@@ -60,7 +60,8 @@ def _gradcheck(kernel: Kernel, make: Make, forward: bool, case: Case) -> Verdict
         given |= {n: given[n].clone() for n in kernel.mutated if isinstance(given[n], torch.Tensor)}
         bound = kernel.signature.bind_partial()
         bound.arguments.update(given)
-        result = kernel(*bound.args, **bound.kwargs)
+        with same_numbers():
+            result = kernel(*bound.args, **bound.kwargs)
         made = [*(result if isinstance(result, tuple | list) else [result]),
                 *(given[n] for n in given if n in kernel.mutated)]  # fmt: skip
         return tuple(t for t in made if is_inexact(t))

@@ -12,6 +12,7 @@ import torch
 
 from weft.errors import CompileError, KernelIndexError, RaceError
 from weft.kernel import Kernel
+from weft.pytorch.identity import may_draw, text_of
 from weft.values import mutable
 from weft.workbench import compare
 from weft.workbench.arguments import Maker
@@ -56,6 +57,8 @@ class Trials:
         arguments = self.arguments(case)
         if not self.takes(arguments, case.device):
             return NOT_TRIED, f"{self.subject} is not for such arguments"
+        if case.device != self.where and may_draw(text_of(self.kernel.source)):
+            return NOT_TRIED, f"it draws random numbers, and those of {case.device} are others"
         work = self._work(arguments)
         if work * self.rate > self.patience:
             return NOT_TRIED, f"the Python would take some {work * self.rate:.0f} seconds"

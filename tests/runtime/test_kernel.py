@@ -1,6 +1,8 @@
 """Calling kernels: arguments, specialisations, aliasing, errors, threads."""
 
+import re
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -459,3 +461,23 @@ def test_another_default_device_changes_nothing():
         assert found.tolist() == [2.0] * 5
         add(x.detach(), x.detach(), out)
     torch.testing.assert_close(out, 2 * x.detach())
+
+
+def stored_number(x: torch.Tensor, n: int):
+    for i in range(x.shape[0]):
+        x[i] = n * 2
+
+
+def added_number(x: torch.Tensor, n: int):
+    for i in range(x.shape[0]):
+        x[i] += n
+
+
+@pytest.mark.parametrize(("function", "n", "message"), [
+    (stored_number, 150, "300 does not fit in int8, the dtype of `x`\n        x[i] = n * 2"),
+    (stored_number, 1 << 62, "9223372036854775808 does not fit in int8, the dtype of `x`"),
+    (added_number, 1 << 70, f"`n` is {1 << 70}, which does not fit in 64 bits"),
+], ids=("stored", "more than 64 bits", "argument"))  # fmt: skip
+def test_interpret_says_which_integer_does_not_fit(function: Any, n: int, message: str) -> None:
+    with pytest.raises(weft.KernelValueError, match=re.escape(message)):
+        weft.kernel(function).interpret(torch.ones(2, dtype=torch.int8), n)

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from weft.errors import KernelIndexError, KernelTypeError
+from weft.errors import KernelIndexError, KernelTypeError, KernelValueError
 from weft.frontend.parameters import (
     converting,
     converts,
@@ -49,7 +49,7 @@ from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject,
 from weft.runtime.debugger import Debugger, is_asked_for
 from weft.runtime.draws import Draws
 from weft.runtime.rewrite import CAST, INNER, LOOP, instrument
-from weft.runtime.signature import check_argument
+from weft.runtime.signature import check_argument, value_spec
 from weft.runtime.watched_rows import inside, note, touch
 from weft.settings import deep
 from weft.source import FunctionSource, Span, read_function
@@ -352,7 +352,7 @@ class Watched(Field):
         if kind != WRITE:
             self.watch.forget_read(address)
         self.watch.touch(address, kind, position, place)
-        self._set_plain(position, value)
+        self._set_plain(position, value, place)
 
     def _assign_row(self, parts: tuple[Any, ...], value: Any, place: Place) -> None:
         """Writes to a part of the tensor; not where it is that part: ``x[i] += v`` has changed it
@@ -375,24 +375,37 @@ class Watched(Field):
         read = self.watch.forget_read(address)
         place = read.place if read is not None else _here(3)
         self.watch.touch(address, UPDATES[kind], position, place)
-        return self._update_plain(position, function)
+        return self._update_plain(position, function, place)
 
     def __repr__(self) -> str:  # type: ignore[override]
         with quietly():
             return repr(self.plain)
 
-    def _update_plain(self, position: tuple[int, ...], function: Callable[[Any], Any]) -> Scalar:
+    def _update_plain(
+        self, position: tuple[int, ...], function: Callable[[Any], Any], place: Place | None = None
+    ) -> Scalar:
         with quietly():
             before = self.plain[position].clone().as_subclass(Scalar)
-        self._set_plain(position, function(before))
+        self._set_plain(position, function(before), place)
         return before
 
-    def _set_plain(self, parts: tuple[Any, ...], value: Any) -> None:
+    def _set_plain(self, parts: tuple[Any, ...], value: Any, place: Place | None = None) -> None:
         if isinstance(value, Elementwise):
             self._set(parts, value)
             return
-        with quietly():
-            self.plain[parts] = stored(value, self.plain.dtype)
+        try:
+            with quietly():
+                self.plain[parts] = stored(value, self.plain.dtype)
+        except (RuntimeError, ValueError, OverflowError):
+            if place is None or not isinstance(value, int):
+                raise
+            dtype = str(self.plain.dtype).removeprefix("torch.")
+            raise KernelValueError(
+                f"{value} does not fit in {dtype}, the dtype of `{subject(place.span())}`",
+                place.span(),
+                "integers of a compiled kernel have 64 bits and wrap where they are stored: keep "
+                "them in range, or store them to a tensor of a wider dtype",
+            ) from None
 
     def _parts(self, index: Any) -> tuple[Any, ...]:
         """The subscripts, from 0 on: those of a field with an offset are checked here."""
@@ -648,4 +661,10 @@ def interpreted(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
              if n in kwargs and n not in kernel.signature.parameters}  # fmt: skip
     if kernel.tuning is not None:
         args, kwargs = kernel.tuning.completed(kernel, args, kwargs)
-    return run(kernel.function, args, kwargs, kernel.source, **asked)
+    try:
+        return run(kernel.function, args, kwargs, kernel.source, **asked)
+    except OverflowError:
+        for name, value in kernel.bind(args, kwargs).arguments.items():
+            if isinstance(value, int):
+                value_spec(name, value, kernel.span)  # says which integer is too large
+        raise

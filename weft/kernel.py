@@ -72,8 +72,11 @@ class Definition:
     @functools.cached_property
     def source(self) -> FunctionSource:
         """The parsed source. Raises ``SourceUnavailableError``."""
-        source = read_function(self.function, self.__name__)
-        source.tree = configured_loops(source, Scope.of(self.function))
+        from weft.frontend.accumulations import accumulating  # where a kernel is called
+
+        source, scope = read_function(self.function, self.__name__), Scope.of(self.function)
+        source.tree = accumulating(source, scope)
+        source.tree = configured_loops(source, scope)
         return source
 
     @functools.cached_property

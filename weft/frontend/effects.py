@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from weft.errors import KernelSyntaxError, KernelTypeError
+from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import aggregates, elements, expressions, reductions
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
@@ -86,27 +86,49 @@ def _accumulation(name: str, variable: str) -> str:
     return f"{variable} = {what}({variable}, value)" if what in ("min", "max") else "assign to it"
 
 
+def _of_vector(cx: Lowering, node: ast.Call, name: str) -> bool:
+    """Updates an element that is a vector, number by number; False where it is none."""
+    place = node.args[0] if len(node.args) == 2 else None
+    base = elements.holder(cx, place.value) if isinstance(place, ast.Subscript) else None
+    tensor = base.tensor if isinstance(base, Part) else base
+    if not isinstance(place, ast.Subscript) or not isinstance(base, Tensor | Part):
+        return False
+    if not isinstance(tensor, Tensor) or not tensor.element or cx.discarded is not node:
+        return False
+    span, at = cx.span(node), cx.span(place)
+    part = elements.subscripted(cx, base, place.slice, at)
+    value = cx.expression(node.args[1])
+    for each, indices, item in elements.stored(cx, part, value, at, span):
+        _update(cx, name, each, indices, cx.read_scalar(item, span), at, span)
+    return True
+
+
+def _update(
+    cx: Lowering, name: str, tensor: Tensor, indices: list[Any], value: Scalar | Static, at: Span,
+    span: Span,
+) -> Scalar:  # fmt: skip
+    """The number in an element before the atomic ``name`` updates it."""
+    if name == "atomic_sub":
+        value = cx.scalars.negate(value, span)
+    dtype = tensor.dtype
+    if dtype == "bool" and _RMW[name] in ("add", "mul"):
+        raise KernelTypeError(f"`{name}` on a tensor of booleans", span,
+                              help="use atomic_or or atomic_and")  # fmt: skip
+    if is_float(dtype) and _RMW[name] in ("and", "or", "xor"):
+        raise KernelTypeError(f"`{name}` on a tensor of floats", span, help="use an integer tensor")
+    stored = cx.scalars.cast(value, dtype, span)
+    with cx.builder.about(at):
+        kind = reductions.kind(_RMW[name], dtype)
+        return Scalar(cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices), dtype)
+
+
 def _atomic(name: str) -> Callable[[Lowering, ast.Call], Operand]:
     def handler(cx: Lowering, node: ast.Call) -> Operand:
         span = cx.span(node)
-        if _of_complex(cx, node, name):
+        if _of_complex(cx, node, name) or _of_vector(cx, node, name):
             return Static(None)
         tensor, indices, (value,) = _place(cx, node, 2, name)
-        if name == "atomic_sub":
-            value = cx.scalars.negate(value, span)
-        dtype = tensor.dtype
-        if dtype == "bool" and _RMW[name] in ("add", "mul"):
-            raise KernelTypeError(f"`{name}` on a tensor of booleans", span,
-                                  help="use atomic_or or atomic_and")  # fmt: skip
-        if is_float(dtype) and _RMW[name] in ("and", "or", "xor"):
-            raise KernelTypeError(
-                f"`{name}` on a tensor of floats", span, help="use an integer tensor"
-            )
-        stored = cx.scalars.cast(value, dtype, span)
-        kind = reductions.kind(_RMW[name], dtype)
-        with cx.builder.about(cx.span(node.args[0])):
-            before = cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices)
-        return Scalar(before, dtype)
+        return _update(cx, name, tensor, indices, value, cx.span(node.args[0]), span)
 
     return handler
 

@@ -117,7 +117,8 @@ class _Hints:
         and a ``return`` in it leaves the kernel."""
         end = loop.end_lineno or loop.lineno
         later = {n.id for n in ast.walk(self.source.tree)
-                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.lineno > end}  # fmt: skip
+                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+                 and n.lineno > end}  # fmt: skip
         kept = self.assigned.intersection(bound_names(loop), later)
         before, after = returning(loop)
         made = once(loop)

@@ -12,6 +12,7 @@ from typing import Any
 
 from weft.errors import CompileError, KernelSyntaxError, KernelTypeError, KernelValueError, Span
 from weft.frontend import casts, loops
+from weft.frontend.accumulations import atomics
 from weft.frontend.context import Lowering
 from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
 from weft.frontend.kinds import (
@@ -26,7 +27,7 @@ from weft.frontend.kinds import (
     dtype_of,
     is_complex,
 )
-from weft.frontend.names import root_name
+from weft.frontend.names import Scope, root_name
 from weft.frontend.parameters import annotations_of, assigned_references, returned_types
 from weft.frontend.scope import REFERENCES, Frame, assigned
 from weft.lang.dtypes import ComplexType, DType
@@ -47,6 +48,7 @@ def inline(
     source = cx.sources.get(function)
     if source is None:
         source = cx.sources[function] = read_function(function, cx.source.name)
+        source.tree = atomics(source, Scope.of(function))
     outer = cx.frame
     place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
     site = (function, *place, outer.turns)

@@ -28,6 +28,7 @@ from weft.frontend import (
     statements,
     uncallable,
 )
+from weft.frontend.accumulations import ATOMIC
 from weft.frontend.advice import advise
 from weft.frontend.config import block_dim
 from weft.frontend.context import Lowering
@@ -206,6 +207,12 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     for name in names:
         before = cx.frame.lookup(name, cx.span(node), cx.guards)
         is_scalar = dtype_of(before) is not None or is_complex(before)
+        atomic = next((n for s in node.body for n in ast.walk(s) if _is_atomic(n, name)), None)
+        if atomic is not None and isinstance(before, Tensor):
+            raise KernelTypeError(
+                f"an atomic on `{name}`, which is {describe(before)}", cx.span(atomic),
+                help=f"write {name}[None], its element",
+            )  # fmt: skip
         if not is_scalar and not (isinstance(before, Tensor) and before.rank == 0):
             raise KernelTypeError(
                 f"`{name}` is {describe(before)}, and a parallel loop accumulates into scalars",
@@ -256,6 +263,11 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         cx.store_element(out, storage, [], Scalar(value, dtype), cx.span(node))
         results.append((name, storage))
     return results
+
+
+def _is_atomic(node: ast.AST, name: str) -> bool:
+    """Whether it was written as an atomic on ``name``."""
+    return hasattr(node, ATOMIC) and name in bound_names(node)
 
 
 def _check_total(

@@ -112,12 +112,16 @@ def converting(function: Callable[..., Any], cast: Callable[[Any, Any], Any]) ->
 def refuse_references(function: Callable[..., Any], span: Span | None) -> None:
     """Refuses a call from Python of a function that assigns a ``template()``: Python's variables
     cannot be assigned by what is called."""
-    if not any(map(is_template, getattr(function, "__annotations__", {}).values())):
+    if not any(map(is_template, annotations_of(function).values())):
         return
+    from weft.frontend.accumulations import atomics  # of few kernels
+
     try:
-        found = assigned_references(read_function(function).tree, annotations_of(function))
+        source = read_function(function)
     except SourceUnavailableError:
         return
+    tree = atomics(source, Scope.of(function))
+    found = assigned_references(tree, annotations_of(function))
     for name in (name for name, bound in found.items() if bound):
         raise KernelSyntaxError(
             f"`{function.__name__}` assigns to `{name}`, a template(), and is called by Python",

@@ -6,6 +6,7 @@ where it came from: either way the element itself is written.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from weft.errors import KernelTypeError
 from weft.lang.dtypes import Scalar, quietly, tensor_of
+from weft.lang.elements import Elementwise
 
 
 def _update(name: str, element: Any, function: Callable[[Any], Any]) -> Scalar:
@@ -42,42 +44,64 @@ def _typed(element: Any, value: Any) -> Any:
         return tensor_of(value, element.device).to(element.dtype)
 
 
-def atomic_add(x: Any, v: Any) -> Scalar:
+def _elementwise(update: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """``update`` of an element, or of each number of one that is a vector."""
+
+    @functools.wraps(update)
+    def each(x: Any, v: Any) -> Any:
+        if not isinstance(x, Elementwise):
+            return update(x, v)
+        entries = x.entries()
+        values = v.entries() if isinstance(v, Elementwise) else [v] * len(entries)
+        return x.with_entries([update(a, b) for a, b in zip(entries, values, strict=True)])
+
+    return each
+
+
+@_elementwise
+def atomic_add(x: Any, v: Any) -> Any:
     """``x += v``. Gives the element before."""
     return _update("atomic_add", x, lambda old: old + v)
 
 
-def atomic_sub(x: Any, v: Any) -> Scalar:
+@_elementwise
+def atomic_sub(x: Any, v: Any) -> Any:
     """``x -= v``. Gives the element before."""
     return _update("atomic_sub", x, lambda old: old - v)
 
 
-def atomic_mul(x: Any, v: Any) -> Scalar:
+@_elementwise
+def atomic_mul(x: Any, v: Any) -> Any:
     """``x *= v``. Gives the element before."""
     return _update("atomic_mul", x, lambda old: old * v)
 
 
-def atomic_min(x: Any, v: Any) -> Scalar:
+@_elementwise
+def atomic_min(x: Any, v: Any) -> Any:
     """``x = min(x, v)``; NaN if either is. Gives the element before."""
     return _update("atomic_min", x, lambda old: torch.minimum(old, _typed(old, v)))
 
 
-def atomic_max(x: Any, v: Any) -> Scalar:
+@_elementwise
+def atomic_max(x: Any, v: Any) -> Any:
     """``x = max(x, v)``; NaN if either is. Gives the element before."""
     return _update("atomic_max", x, lambda old: torch.maximum(old, _typed(old, v)))
 
 
-def atomic_and_(x: Any, v: Any) -> Scalar:
+@_elementwise
+def atomic_and_(x: Any, v: Any) -> Any:
     """``x &= v``. Gives the element before."""
     return _update("atomic_and_", x, lambda old: old & v)
 
 
-def atomic_or_(x: Any, v: Any) -> Scalar:
+@_elementwise
+def atomic_or_(x: Any, v: Any) -> Any:
     """``x |= v``. Gives the element before."""
     return _update("atomic_or_", x, lambda old: old | v)
 
 
-def atomic_xor(x: Any, v: Any) -> Scalar:
+@_elementwise
+def atomic_xor(x: Any, v: Any) -> Any:
     """``x ^= v``. Gives the element before."""
     return _update("atomic_xor", x, lambda old: old ^ v)
 

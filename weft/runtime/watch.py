@@ -31,6 +31,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import KernelIndexError, KernelTypeError, KernelValueError
+from weft.frontend.accumulations import atomics
+from weft.frontend.names import Scope
 from weft.frontend.parameters import (
     converting,
     converts,
@@ -274,9 +276,9 @@ class Watch:
             if function not in self.callees:
                 refuse_references(function, None)
                 hidden = {**self.hidden, LOOP: lambda iterable: iterable}
-                made: Callable[..., Any] = instrument(
-                    function, read_function(function), hidden, self.wrap_constant
-                )
+                source = read_function(function)
+                source.tree = atomics(source, Scope.of(function))
+                made: Callable[..., Any] = instrument(function, source, hidden, self.wrap_constant)
                 self.callees[function] = converting(made, cast) if converts(made) else made
             return self.callees[function](*args, **kwargs)
 

@@ -1,0 +1,138 @@
+"""What accumulates into a variable though it is not written so: atomics on variables, flags."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from tests.frontend.test_language import same
+from weft import atomic_add
+
+
+@weft.kernel
+def reduced(x):
+    hi, lo, s, n, p, a, o, e = -100.0, 100.0, 0.0, 0, 1.0, 255, 0, 0
+    for i in x:
+        weft.atomic_max(hi, x[i])
+        weft.atomic_min(lo, x[i])
+        atomic_add(s, x[i])
+        weft.atomic_sub(n, 1)
+        weft.atomic_mul(p, 1.01)
+        weft.atomic_and(a, i + 5)
+        weft.atomic_or(o, i)
+        weft.atomic_xor(e, i)
+    return hi, lo, s, n, p, a, o, e
+
+
+@weft.func
+def helper(y):
+    acc = 1.0
+    weft.atomic_add(acc, y)
+    return acc
+
+
+@weft.func
+def by_reference(t: weft.template(), y):
+    weft.atomic_add(t, y)
+
+
+@weft.kernel
+def local(x, out):
+    for i in range(out.shape[0]):
+        s, old = 0.0, 0.0
+        v = weft.math.vec2(0.0, 1.0)
+        for j in range(i):
+            old = weft.atomic_add(s, x[j])
+            weft.atomic_max(v, weft.math.vec2(x[j], x[j] * 2))
+            if s > 2:
+                weft.atomic_sub(s, helper(1.0))
+        out[i] = s + old + v.sum()
+
+
+@weft.kernel
+def references(out):
+    for i in range(out.shape[0]):
+        t = 1.0
+        by_reference(t, i)
+        out[i] = t
+
+
+@weft.kernel
+def flags(x):
+    some, every, neither = False, True, False
+    found = False
+    positive = True
+    for i in x:
+        if x[i] > 2.0:
+            found = True
+        if x[i] < -1:
+            positive = False
+        elif x[i] == 0 and i > 3:
+            found = True
+    return found, positive, some, every, neither
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 17, 127])
+def test_accumulations(n: int) -> None:
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n))
+    same(reduced, x)
+    same(local, x, torch.full((n,), torch.nan))
+    for values in (x, x.abs(), 9 * x, x.new_zeros(n)):
+        same(flags, values)
+
+
+def test_templates_are_references() -> None:
+    out = torch.full((5,), torch.nan)
+    references(out)
+    assert out.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    with pytest.raises(weft.KernelSyntaxError, match=r"`by_reference` assigns to `t`"):
+        references.interpret(out)
+
+
+def test_empty_loops_leave_variables_as_they_are() -> None:
+    assert [float(v) for v in reduced(torch.empty(0))] == [-100, 100, 0, 0, 1, 255, 0, 0]
+    assert [bool(v) for v in flags(torch.empty(0))] == [False, True, False, True, False]
+
+
+def test_nan_is_the_maximum_of_an_atomic() -> None:
+    x = torch.tensor([1.0, torch.nan, 2.0])
+    assert reduced(x)[0].isnan()
+    assert reduced.interpret(x)[0].isnan()
+
+
+def test_the_gradient_of_an_atomic_sum() -> None:
+    x = torch.randn(5, requires_grad=True)
+    reduced(x)[2].backward()
+    assert x.grad.tolist() == [1.0] * 5
+
+
+@weft.kernel
+def of_vectors(f: weft.template(), x):
+    for i in x:
+        weft.atomic_add(f[i % 4], weft.math.vec3(x[i], 1, 2))
+    for i in range(9):
+        weft.atomic_max(f[0], weft.math.vec3(i, i, i))
+
+
+def test_atomics_on_vectors_in_fields() -> None:
+    found = []
+    for kernel in (of_vectors, of_vectors.interpret):
+        f = weft.Vector.field(3, weft.f32, shape=4)
+        kernel(f, torch.arange(9.0))
+        found.append(f.to_torch())
+    assert torch.equal(*found)
+    assert found[0].tolist() == [[12, 8, 8], [6, 2, 4], [8, 2, 4], [10, 2, 4]]
+
+
+@weft.kernel
+def of_tensor(x, s):
+    for i in x:
+        weft.atomic_add(s, x[i])
+
+
+def test_a_tensor_is_no_variable() -> None:
+    with pytest.raises(weft.KernelTypeError) as info:
+        of_tensor(torch.zeros(3), torch.zeros(()))
+    assert info.value.message == "an atomic on `s`, which is a tensor of 0 dimensions"
+    assert info.value.help == "write s[None], its element"

@@ -116,9 +116,8 @@ class _Hints:
         """The loop in order: names that were assigned before and are read after it are handed on,
         and a ``return`` in it leaves the kernel."""
         end = loop.end_lineno or loop.lineno
-        later = {n.id for n in ast.walk(self.source.tree)
-                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
-                 and n.lineno > end}  # fmt: skip
+        read = (n for n in ast.walk(self.source.tree) if isinstance(n, ast.Name))
+        later = {n.id for n in read if isinstance(n.ctx, ast.Load) and n.lineno > end}
         kept = self.assigned.intersection(bound_names(loop), later)
         before, after = returning(loop)
         made = once(loop)

@@ -60,7 +60,7 @@ from weft.frontend.specs import CAPTURED_BITS, ConstSpec, ScalarSpec, Spec, Tens
 from weft.frontend.split import Region
 from weft.ir import types as ir
 from weft.ir.builder import Builder, identity
-from weft.ir.core import Function, Value
+from weft.ir.core import Function, Op, Value
 from weft.lang.elements import Elementwise
 from weft.source import FunctionSource
 from weft.values import mutable
@@ -174,26 +174,7 @@ def _device_attributes(cx: Lowering) -> None:
 def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str, str]]:
     b, names = cx.builder, list(cx.region.results)
     ordered = is_once(node)
-    for jump in (j for statement in node.body for j in leaving(statement) if not ordered):
-        message, help = refused.STATEMENTS[type(jump)]
-        raise KernelSyntaxError(message, cx.span(jump), help)
-    for name in names:
-        if isinstance(tensor := cx.operands[name], Tensor) and tensor.rank:
-            assigns = (s for s in ast.walk(node) if isinstance(s, ast.Assign | ast.AugAssign))
-            found = next((s for s in assigns if name in bound_names(s)), node)
-            raise KernelSyntaxError(
-                f"`{name}` is {describe(tensor)}: a device loop assigns its elements",
-                cx.span(found), help=f"write {name}[...] = ..." + uncallable.host_loop(cx),
-            )  # fmt: skip
-    if ordered:  # one iteration, which hands on what it has in the end
-        body, combiners = (
-            desugar_function(noting(node.body), valued=False),
-            dict.fromkeys(names, ""),
-        )
-    else:
-        body = reductions.rewrite(node.body, names)
-        combiners = {n: reductions.combiner(body, n, cx.source) for n in names}
-        body = desugar_body(body)
+    body, combiners = _body(cx, node, names)
     cx.frame.counts = assigned(
         [*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)]
     )
@@ -254,13 +235,45 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         finals = [v for n, kind in zip(names, totals, strict=True)
                   for v in flatten(cx.coerce(cx.frame.env[n], kind, cx.span(node)))]  # fmt: skip
         b.do("scf.reduce", *finals)
+    return _handed_on(cx, function, totals, loop, cx.span(node))
+
+
+def _body(
+    cx: Lowering, node: ast.For, names: list[str]
+) -> tuple[list[ast.stmt], dict[str, str]]:  # fmt: skip
+    """The statements of an iteration, and how each of ``names`` is accumulated into: "" of a loop
+    in order, whose only iteration hands on what it has in the end."""
+    ordered = is_once(node)
+    for jump in (j for statement in node.body for j in leaving(statement) if not ordered):
+        message, help = refused.STATEMENTS[type(jump)]
+        raise KernelSyntaxError(message, cx.span(jump), help)
+    for name in names:
+        if isinstance(tensor := cx.operands[name], Tensor) and tensor.rank:
+            assigns = (s for s in ast.walk(node) if isinstance(s, ast.Assign | ast.AugAssign))
+            found = next((s for s in assigns if name in bound_names(s)), node)
+            raise KernelSyntaxError(
+                f"`{name}` is {describe(tensor)}: a device loop assigns its elements",
+                cx.span(found), help=f"write {name}[...] = ..." + uncallable.host_loop(cx),
+            )  # fmt: skip
+    if ordered:
+        body = desugar_function(noting(node.body), valued=False)
+        return body, dict.fromkeys(names, "")
+    body = reductions.rewrite(node.body, names)
+    combiners = {n: reductions.combiner(body, n, cx.source) for n in names}
+    return desugar_body(body), combiners
+
+
+def _handed_on(
+    cx: Lowering, function: Function, totals: list[ScalarKind | ComplexKind], loop: Op, span: Span
+) -> list[tuple[str, str]]:
+    """Stores the results of the loop into tensors that are arguments; their names and dtypes."""
     results = []
     dtypes = [kind.dtype for kind in totals for _ in cx.types(kind)]
     for name, dtype, value in zip(cx.region.totals, dtypes, loop.results, strict=True):
         storage = {"int": "i64", "float": cx.scalars.float_type.name}.get(dtype, dtype)
         out = Value(ir.MemRefType(STORAGE[storage], 0), name, function.body)
         function.body.args.append(out)
-        cx.store_element(out, storage, [], Scalar(value, dtype), cx.span(node))
+        cx.store_element(out, storage, [], Scalar(value, dtype), span)
         results.append((name, storage))
     return results
 

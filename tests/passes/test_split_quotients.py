@@ -12,6 +12,7 @@ from weft.ir.core import Function, Op, walk
 from weft.ir.text import parse_function
 from weft.ir.verify import verify
 from weft.passes import split_quotients as runs_module
+from weft.passes.dce import dce
 from weft.passes.split_quotients import split_quotients
 
 TILES = """
@@ -75,6 +76,34 @@ func.func @flat(%x: memref<?x?x?xi32>, %out: memref<?xi32>, %n: index, %d: index
     %w = arith.subi %i, %back : index
     %v = memref.load %x[%b, %h, %w] : memref<?x?x?xi32>
     memref.store %v, %out[%i] : memref<?xi32>
+    scf.reduce
+  }
+  func.return
+}
+"""
+
+# The quotient of 32-bit integers as a float.
+FLOATS = """
+func.func @floats(
+  %out: memref<?x?xi64>, %n: index, %m: index, %d: index, %s: index, %t: i32
+) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  scf.parallel (%i, %j) = (%c0, %c0) to (%n, %m) step (%c1, %c1) {
+    %shifted = arith.subi %j, %s : index
+    %narrow = arith.index_cast %shifted : index to i32
+    %moved = arith.subi %narrow, %t : i32
+    %a = arith.sitofp %moved : i32 to f32
+    %e = arith.index_cast %d : index to i32
+    %b = arith.sitofp %e : i32 to f32
+    %ratio = arith.divf %a, %b : f32
+    %whole = math.floor %ratio : f32
+    %q = arith.fptosi %whole : f32 to i32
+    %back = arith.muli %q, %e : i32
+    %r = arith.subi %moved, %back : i32
+    %place = arith.index_cast %r : i32 to index
+    %v = arith.index_cast %place : index to i64
+    memref.store %v, %out[%i, %j] : memref<?x?xi64>
     scf.reduce
   }
   func.return
@@ -164,6 +193,46 @@ def test_leaves_what_depends_on_an_index_inside() -> None:
     text = CHANNELS.replace("%moved = arith.subi %j, %s", "%moved = arith.subi %j, %k")
     before = parse_function(text)
     assert split_quotients(before) is before
+
+
+@pytest.mark.parametrize(
+    ("s", "t"),
+    [(-50, 9), (1 << 23, 0), ((1 << 24) + 1, 0), (1 << 31, 9), (7, 1 << 30), (-(1 << 62), 0)],
+)
+def test_quotients_of_floats_are_those_of_integers_where_a_call_says_so(s: int, t: int) -> None:
+    before, made = parse_function(FLOATS), dce(after(FLOATS))
+    assert independent(made) == [False, True, True]
+    for d in (17, 16, (1 << 24) + 1, 0, -16):
+        outs: list[np.ndarray] = []
+        counts: list[int] = []
+        for function in (before, made):
+            names: list[str] = []
+            outs.append(np.full((1, 20), -1, np.int64))
+            seen = lambda op, *_, names=names: names.append(op.name)  # noqa: E731
+            interp.run(function, [outs[-1], 1, 20, d, s, t], watch=seen)
+            counts.append(names.count("math.floor"))
+        np.testing.assert_array_equal(*outs)
+        exact = 16 <= d < 1 << 24 and abs(s) + abs(t) < (1 << 24) - 50
+        assert counts == [20, 0 if exact else 20]
+
+
+def test_compiled_with_quotients_of_floats() -> None:
+    @weft.kernel
+    def wall(image, tile, offset: int, ph: int, pw: int):
+        for row, col in image:
+            x1, y1 = col - pw, image.shape[0] - 1 - row + ph
+            v: weft.i32 = weft.floor(y1 / tile.shape[0])
+            u: weft.i32 = weft.floor((x1 - v * offset) / tile.shape[1])
+            x2, y2 = x1 - u * tile.shape[1] - v * offset, y1 - v * tile.shape[0]
+            image[row, col] = tile[tile.shape[0] - 1 - y2, x2]
+
+    for h, w, offset, ph, pw in ((5, 3, 1, 0, 0), (7, 33, 16, 2, 5), (16, 64, -100, 0, 1 << 20)):
+        tile = torch.randint(0, 1000, (h, w))
+        for height, width in ((61, 127), (1, 1), (0, 9)):
+            image = torch.full((height, width), -1)
+            wall(image, tile, offset, ph, pw)
+            y, x = torch.arange(height - 1 + ph, ph - 1, -1)[:, None], torch.arange(width) - pw
+            assert torch.equal(image, tile[h - 1 - y % h, (x - y // h * offset) % w])
 
 
 def test_compiled() -> None:

@@ -9,6 +9,7 @@ from weft.ir.core import Block, Function, Op, Value, slice_of, walk
 from weft.ir.ops import OPS
 from weft.ir.types import index
 from weft.ir.views import For, Parallel, constant_of, is_constant
+from weft.passes.widen import ByCall, widen_by_call
 from weft.schedule.variation import UNIFORM, Growth, Variation
 from weft.values import mutable
 
@@ -27,7 +28,8 @@ def split_quotients(function: Function) -> Function:
 
     Several such divisions (``i // (h * w)``, then ``i // w``) make loops in each other. The split
     is chosen at run time where every d is at least ``SHORTEST``, otherwise a block's loop is left
-    as it was. The innermost loop is marked ``independent``: its iterations are those of a parallel
+    as it was; with quotients of floats (``widen_by_call``), where besides these are the integers'
+    own. The innermost loop is marked ``independent``: its iterations are those of a parallel
     loop.
 
     Precondition: a verified function, after races were checked. j has step 1; s and d depend
@@ -37,9 +39,13 @@ def split_quotients(function: Function) -> Function:
     """
     for op in function.body.ops:
         if op.name == "scf.parallel" and not op.attrs["kinds"]:
-            split = _split(op)
+            split = _split(op, op.body)
             if split is not None:
                 return _Splitter(op, split).function(function)
+            wide = widen_by_call(op)
+            split = None if wide is None else _split(op, wide.body)
+            if split is not None:
+                return _Splitter(op, split, wide).function(function)
     return function
 
 
@@ -49,9 +55,9 @@ class _Split:
     divisions: list[Op]  # the first makes the outermost loop
 
 
-def _split(parallel: Op) -> _Split | None:
-    """The innermost index along which quotients have runs, if there is one."""
-    body, steps = parallel.body, Parallel(parallel).steps
+def _split(parallel: Op, body: Block) -> _Split | None:
+    """The innermost index along which quotients of ``body`` have runs, if there is one."""
+    steps = Parallel(parallel).steps
     loops = any(op.name in ("scf.for", "scf.while") for op in walk(body))
     for axis in reversed(range(len(steps))):
         if axis < len(steps) - 1 and loops:
@@ -96,13 +102,16 @@ def _is_pure(value: Value, body: Block, without: Sequence[Op]) -> bool:
 
 
 class _Splitter(Rewriter):
-    def __init__(self, parallel: Op, split: _Split) -> None:
+    """Splits ``parallel``. In runs its iterations are those of ``wide``, if there is that."""
+
+    def __init__(self, parallel: Op, split: _Split, wide: ByCall | None = None) -> None:
         super().__init__(around=self._around)
-        self.loop = parallel
+        self.loop, self.wide = parallel, wide
+        self.body = parallel.body if wide is None else wide.body
         self.axis = split.axis
         self.divisions = split.divisions
         self.split_index = parallel.body.args[split.axis]
-        self.inside = {v for op in parallel.body.ops for v in op.results}
+        self.inside = {v for op in self.body.ops for v in op.results}
 
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if op is not self.loop:
@@ -110,6 +119,8 @@ class _Splitter(Rewriter):
         axis = self.axis
         lowers, uppers, steps = (list(map(self.lookup, vs)) for vs in Parallel(op).ranges)
         self.span = op.span
+        for made in self.wide.front.ops if self.wide else ():
+            self.rewrite(made)
         inner = list(zip(lowers, uppers, steps, strict=True))[axis + 1 :]
         size = self.constant(NARROW_BLOCK if inner else BLOCK, index)
         new = self.parallel(lowers[: axis + 1], uppers[: axis + 1], [*steps[:axis], size])
@@ -119,15 +130,13 @@ class _Splitter(Rewriter):
         begin.name = "block"
         with self.at(block):
             end = self.op("arith.minsi", self.op("arith.addi", begin, size), uppers[axis])
-            self._choose(body, begin, end, inner)
+            self._choose(begin, end, inner)
             self.do("scf.reduce")
         return []
 
-    def _choose(
-        self, body: Block, begin: Value, end: Value, inner: list[tuple[Value, Value, Value]]
-    ) -> None:
+    def _choose(self, begin: Value, end: Value, inner: list[tuple[Value, Value, Value]]) -> None:
         """Runs where all of them are long, else the loop as it was."""
-        long = None
+        long = None if self.wide is None else self.lookup(self.wide.holds)
         memo: dict[Value, Value] = {self.split_index: self.constant(0, index)}
         shortest = self.constant(SHORTEST, index)
         for division in self.divisions:
@@ -136,17 +145,17 @@ class _Splitter(Rewriter):
             long = enough if long is None else self.op("arith.andi", long, enough)
         assert long is not None
         bounds = begin, end
-        split = lambda: self._runs(body, bounds, inner, self.divisions, memo)  # noqa: E731
-        self.either(long, split, lambda: self._loop(body, bounds, inner, {}))
+        split = lambda: self._runs(bounds, inner, self.divisions, memo)  # noqa: E731
+        self.either(long, split, lambda: self._loop(self.loop.body, bounds, inner, {}))
 
     def _runs(
-        self, body: Block, bounds: tuple[Value, Value], inner: list[tuple[Value, Value, Value]],
+        self, bounds: tuple[Value, Value], inner: list[tuple[Value, Value, Value]],
         divisions: list[Op], memo: dict[Value, Value],
     ) -> None:  # fmt: skip
         """A loop over the quotients of the first division, and so on. ``memo``: what is known of
         the body's values where the index is 0."""
         if not divisions:
-            self._loop(body, bounds, inner, memo)
+            self._loop(self.body, bounds, inner, memo)
             return
         division, *others = divisions
         begin, end = bounds
@@ -163,7 +172,7 @@ class _Splitter(Rewriter):
             low = self.op("arith.subi", self.op("arith.muli", quotient, length), start)
             high = self.op("arith.addi", low, length)
             run = self.op("arith.maxsi", low, begin), self.op("arith.minsi", high, end)
-            self._runs(body, run, inner, others, {**memo, division.result: quotient})
+            self._runs(run, inner, others, {**memo, division.result: quotient})
             self.do("scf.yield")
 
     def _loop(

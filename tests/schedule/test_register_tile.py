@@ -37,10 +37,11 @@ def shifted(x, out):
         out[i, j] = s
 
 
-def tiled(kernel, text, *arrays):
+def tiled(kernel, text, *arrays, **attributes):
     """The loop of ``kernel`` before and after the steps of ``text``."""
     (loop,) = lowered_loops(kernel, *arrays)
     function = optimize_for_cpu(loop)
+    function.attrs |= attributes
     schedule = parse(text)
     check(function, schedule, MACHINE)
     made, parallel = register_tile(function, outermost(function), schedule, MACHINE)
@@ -82,6 +83,57 @@ def test_a_tile_of_a_short_sum_means_what_it_means(columns: int) -> None:
     run(function, plain)
     run(made, by_tiles, races=True)
     np.testing.assert_array_equal(by_tiles[1], plain[1])
+
+
+@weft.kernel
+def two_sums(x, y, out, wide):
+    for j in range(x.shape[1]):
+        s, t = 0.5, weft.f64(0.25)
+        for i in range(1, x.shape[0]):
+            s += x[i, j] * x[0, j]
+            t += y[i, j]
+        out[j] = s
+        wide[j] = t
+
+
+@weft.kernel
+def running(x, y, out, wide):
+    for j in range(x.shape[1]):
+        s = 0.5
+        for i in range(1, x.shape[0]):
+            s = s * 0.5 + x[i, j] * y[i, j]
+        out[j] = s
+        wide[j] = 0.0
+
+
+@pytest.mark.parametrize("rows", [0, 1, 8, 9, 17, 127])
+@pytest.mark.parametrize("columns", [5, 8])
+def test_a_sum_of_one_vector_is_several(rows: int, columns: int) -> None:
+    x, y = torch.randn(rows, columns), torch.randn(rows, columns, dtype=torch.float64)
+    arrays = x, y, torch.full((columns,), 77.0), torch.full((columns,), 77.0, dtype=torch.float64)
+    function, made = tiled(two_sums, "vectorize(j, 8, 16)", *arrays)
+    parts = ", ".join(["f32, f64"] * 8)
+    assert print_function(made).count(f"-> ({parts})") == 3, "vectors, halves of them, with masks"
+    plain, by_tiles = arguments(function, arrays), arguments(function, arrays)
+    run(function, plain)
+    run(made, by_tiles, races=True)
+    np.testing.assert_allclose(by_tiles[2], plain[2], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(by_tiles[3], plain[3], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", [two_sums, running])
+def test_what_has_an_order_is_one_sum(kernel) -> None:
+    x, y = torch.randn(30, 5), torch.randn(30, 5, dtype=torch.float64)
+    arrays = x, y, torch.full((5,), 77.0), torch.full((5,), 77.0, dtype=torch.float64)
+    function, made = tiled(kernel, "vectorize(j, 8, 16)", *arrays, strict_math=True)
+    assert "-0.0" not in print_function(made)
+    if kernel is running:
+        assert "-0.0" not in print_function(tiled(kernel, "vectorize(j, 8, 16)", *arrays)[1])
+    plain, by_tiles = arguments(function, arrays), arguments(function, arrays)
+    run(function, plain)
+    run(made, by_tiles, races=True)
+    for got, wanted in zip(by_tiles, plain, strict=True):
+        np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.parametrize("columns", [12, 16, 31, 64, 65, 75])

@@ -9,15 +9,18 @@ is set where the first lane has the last iteration. What they mean is what such 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.views import Parallel, is_constant
+from weft.schedule.accumulations import accumulations
 from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
 from weft.schedule.legal_cpu import fits_lanes
 from weft.schedule.machine import CpuMachine
 from weft.schedule.nest import axes_of
+from weft.schedule.partial_sums import only_sums, partial_sums
 from weft.schedule.strips import FEWEST, Write, strip, strip_loop, tiles_of_strip
 
 FEW = 4  # iterations, below which lanes are worse than what LLVM makes of the loops inside
@@ -30,10 +33,11 @@ def register_tile(
     """``function`` by the register tile that ``schedule`` asks for, and its loop over tiles, which
     was ``parallel``. The step of both indices is 1, and the loop reduces nothing."""
     made: list[Op] = []
+    sums = frozenset[Op]() if function.strict else accumulations(function)
 
     def tiled(op: Op, rewriter: Rewriter) -> list[Value] | None:
         if op is parallel:
-            made.append(_Tile(rewriter, op, schedule, machine).loop())
+            made.append(_Tile(rewriter, op, schedule, machine, sums).loop())
         return made[0].results if op is parallel else None
 
     return Rewriter(None, tiled).function(function), made[0]
@@ -53,8 +57,9 @@ class _Tile:
     """The loop ``parallel``, which ``build`` rewrites."""
 
     def __init__(
-        self, build: Rewriter, parallel: Op, schedule: Schedule, machine: CpuMachine
-    ) -> None:
+        self, build: Rewriter, parallel: Op, schedule: Schedule, machine: CpuMachine,
+        sums: Collection[Op],
+    ) -> None:  # fmt: skip
         vector, rows = only(schedule, Vectorize), only(schedule, UnrollJam)
         assert vector is not None
         self.build, self.parallel, self.machine = build, parallel, machine
@@ -67,6 +72,7 @@ class _Tile:
         # Such loops may have few iterations; code for these is written where it is little.
         operations = sum(op.name != "arith.constant" for op in walk(parallel.body))
         self.narrow = len(axes) == 1 and not vector.reverse and operations <= SMALL
+        self.sums = {op for op in parallel.body.ops if op.name == "scf.for" and only_sums(op, sums)}
         self.begins: dict[int, Value] = {}
         self.ends: dict[int, Value] = {}
         self.lowers: list[Value] = []
@@ -207,20 +213,31 @@ class _Tile:
         def exact(widths: list[int]) -> None:
             if not widths:
                 part = self._compare("slt", left, build.index(self.lanes))
-                masked = partial(self._vectors, {column: upper}, self.lanes, self.lanes)
-                build.either(part, partial(masked, masked=True), self._rest, edge=True)
+                masked = partial(self._vectors, {column: upper}, self.lanes, self.lanes,
+                                 masked=True, write=self._single)  # fmt: skip
+                build.either(part, masked, self._rest, edge=True)
                 return
             width, *others = widths
             one = self._compare("eq", left, build.index(width))
             ends = {column: build.op("arith.addi", begin, build.index(width), overflow="nsw")}
-            build.either(one, partial(self._vectors, ends, width, width), partial(exact, others),
-                         edge=True)  # fmt: skip
+            vector = partial(self._vectors, ends, width, width, write=self._single)
+            build.either(one, vector, partial(exact, others), edge=True)
 
         left = build.op("arith.subi", upper, begin, overflow="nsw")
         # Of all columns, not of those that are left: a loop behind whole vectors is not worth it.
         every = build.op("arith.subi", upper, build.lookup(Parallel(self.parallel).lowers[column]))
         asked = self._compare("slt", every, build.index(FEW))
         build.either(asked, few, partial(exact, widths), edge=True)
+
+    def _single(self, indices: Sequence[Value]) -> None:
+        """The iteration of a tile that is one vector."""
+        build, old = self.build, self.parallel.body
+        build.replacement.update(zip(old.args, indices, strict=True))
+        for op in old.ops[:-1]:
+            if op in self.sums:
+                partial_sums(build, op)
+            else:
+                build.rewrite(op)
 
     def _vectors(
         self, ends: dict[int, Value], copies: int, lanes: int, *, masked: bool = False,

@@ -264,6 +264,29 @@ def test_sizes_that_are_met_once_are_not_learned() -> None:
     assert len(code._known) == 1
 
 
+def test_one_code_for_all_sizes() -> None:
+    """A size that is learned is an entry of a table: nothing is compiled for it."""
+    k = kernel(product)
+
+    def check(n: int) -> None:
+        args, weights = [torch.randn(n), torch.randn(n)], [torch.randn(n)]
+        found = gradients(by_operators(k), args, weights, (0, 1))
+        expected = gradients(lambda x, y, s: x * y * s, args, weights, (0, 1))
+        torch.testing.assert_close(found, expected)
+
+    check(16)
+    (code,) = codes(k)
+    for n in (16, 17, 1, 33):
+        for _ in range(4):
+            code._calls = 0  # calls by Python are looked at less and less often
+            check(n)
+    assert len(code._known) == 4
+    assert len({known.written for known in code._known.values()}) == 1
+    for n in (1, 33, 16, 17):  # the entries are told apart
+        assert by_python(code, functools.partial(check, n)) == 0
+    assert by_python(code, functools.partial(check, 5))
+
+
 def test_a_gradient_of_an_operator_is_recorded_as_that_of_the_kernel() -> None:
     k = kernel(exponentials)
     args = [torch.randn(9), torch.randn(9)]

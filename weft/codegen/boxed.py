@@ -9,7 +9,7 @@ compiled loops. What no ``Form`` covers goes to Python, which also words the err
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from weft.codegen.boxed_forms import (
     ANY,
@@ -22,7 +22,9 @@ from weft.codegen.boxed_forms import (
     RunForm,
     Size,
     TensorForm,
+    Word,
 )
+from weft.codegen.boxed_guards import GUARDS
 from weft.codegen.emit import Emitter, Module
 from weft.codegen.entry import Instructions
 from weft.codegen.interface import Slot
@@ -34,7 +36,8 @@ CONFIG, STREAM, EXTRA_POINTER, EXTRA_SIZE = 56, 32, 1, 2
 # The symbols of the kernels: at the key of the device, and at that of its autograd. Beside what
 # torch passes they take a record of words: the kernel's own address; ``python(stack, which)``,
 # which carries a call out (``which``: the position here) and gives the text of an error or null;
-# then for each form the address of its table of guards, and those of its loops.
+# then for each form how many entries it has, and their address. An entry is the address of a table
+# of guards, those of the loops, and numbers. (A library has the entry of each form itself there.)
 BELOW, AUTOGRAD = SYMBOLS = "weft_below", "weft_autograd"
 PYTHON, FORMS = 1, 2  # positions in the record
 
@@ -98,17 +101,17 @@ def text(forms: Sequence[Form], keys: Keys, exported: str = "") -> str:
     for form in forms:
         tensors = tuple(k for k, a in enumerate(form.arguments) if isinstance(a, TensorForm))
         groups.setdefault((form.lists, tensors), []).append((place, form))
-        place += form.words
+        place += form.words if exported else 2
     if forms:
         _looks(_Writer(module))
         _plain(_Writer(module))
     for number, group in enumerate(groups.values()):
-        _runs(_Writer(module), number, group, keys)
+        _runs(_Writer(module), number, group, keys, inside=bool(exported))
     if exported:
         _carried_out(_Writer(module), exported, len(groups))
     for which, symbol in enumerate(() if exported else SYMBOLS):
         _kernel(_Writer(module), symbol, which, len(groups))
-    return str(module) + _GUARDS * any(form.guarded for form in forms)
+    return str(module) + GUARDS * any(form.guarded for form in forms)
 
 
 class _Writer(Emitter):
@@ -220,68 +223,6 @@ def _plain(w: _Writer) -> None:
     w.ends("@plain(ptr %handle, i1 %grads)")
 
 
-# Asks CPython whether guards hold. A table is the number of steps, and four words for each: its
-# kind, where (a dict or an object), a name, and the object that is there.
-ITEM, MISSING, ATTRIBUTE = range(3)
-_GUARDS = f"""
-declare i32 @PyGILState_Ensure()
-declare void @PyGILState_Release(i32)
-declare ptr @PyDict_GetItemWithError(ptr, ptr)
-declare ptr @PyObject_GetAttr(ptr, ptr)
-declare void @Py_DecRef(ptr)
-declare void @PyErr_Clear()
-
-define internal i1 @guards(ptr %table) nounwind {{
-entry:
-  %count = load i64, ptr %table
-  %first = getelementptr i64, ptr %table, i64 1
-  %state = call i32 @PyGILState_Ensure()
-  br label %each
-each:
-  %k = phi i64 [ 0, %entry ], [ %next, %same ]
-  %more = icmp ult i64 %k, %count
-  br i1 %more, label %step, label %end
-step:
-  %at = getelementptr [4 x ptr], ptr %first, i64 %k
-  %kind = load i64, ptr %at
-  %p1 = getelementptr ptr, ptr %at, i64 1
-  %p2 = getelementptr ptr, ptr %at, i64 2
-  %p3 = getelementptr ptr, ptr %at, i64 3
-  %owner = load ptr, ptr %p1
-  %name = load ptr, ptr %p2
-  %wanted = load ptr, ptr %p3
-  %attribute = icmp eq i64 %kind, {ATTRIBUTE}
-  br i1 %attribute, label %ask, label %look
-look:
-  %item = call ptr @PyDict_GetItemWithError(ptr %owner, ptr %name)
-  %nothing = icmp eq i64 %kind, {MISSING}
-  %empty = icmp eq ptr %item, null
-  %absent = and i1 %nothing, %empty
-  %there = icmp eq ptr %item, %wanted
-  %fits = or i1 %absent, %there
-  br i1 %fits, label %same, label %no
-ask:
-  %held = call ptr @PyObject_GetAttr(ptr %owner, ptr %name)
-  %none = icmp eq ptr %held, null
-  br i1 %none, label %no, label %drop
-drop:
-  call void @Py_DecRef(ptr %held)
-  %equal = icmp eq ptr %held, %wanted
-  br i1 %equal, label %same, label %no
-same:
-  %next = add i64 %k, 1
-  br label %each
-no:
-  call void @PyErr_Clear()
-  br label %end
-end:
-  %holds = phi i1 [ true, %each ], [ false, %no ]
-  call void @PyGILState_Release(i32 %state)
-  ret i1 %holds
-}}
-"""
-
-
 class _Tensor:
     """A tensor while a form is tested: its handle, what torch says of it, and the names of its
     sizes, strides and, in bytes, of its extent."""
@@ -294,8 +235,11 @@ class _Tensor:
         self.strides: list[str] = []
         self.extent = "0"
 
-    def covered(self, w: _Writer, device: tuple[int, str | int], no: str) -> None:
-        """Goes to ``no`` where the tensor is not of the form."""
+    def covered(
+        self, w: _Writer, device: tuple[int, str | int], no: str,
+        number: Callable[[Word], str | int],
+    ) -> None:  # fmt: skip
+        """Goes to ``no`` where the tensor is not of the form. ``number``: what words are."""
         form, told = self.form, self.told
         w.need(w.test("eq", told["device"], device[0]), no)
         if device[0] != CPU:
@@ -312,8 +256,8 @@ class _Tensor:
             unit = w.test("eq", self.strides[-1], 1)
             w.need(unit if form.layout == "unit" else w.inst(f"xor i1 {unit}, true"), no)
         for found, known in ((self.sizes, form.shape), (self.strides, form.steps)):
-            for word, number in zip(found, known or (), strict=False):
-                w.need(w.test("eq", word, number), no)
+            for word, wanted in zip(found, known or (), strict=False):
+                w.need(w.test("eq", word, number(wanted)), no)
         self._reaches(w, no)
 
     def _reaches(self, w: _Writer, no: str) -> None:
@@ -359,8 +303,11 @@ class _Tensor:
         w.need(w.inst(f"or i1 {before[0]}, {before[1]}"), no)
 
 
-def _runs(w: _Writer, number: int, group: Sequence[tuple[int, Form]], keys: Keys) -> None:
-    """Carries the call out by the first form that covers it; false where none does."""
+def _runs(
+    w: _Writer, number: int, group: Sequence[tuple[int, Form]], keys: Keys, *, inside: bool
+) -> None:
+    """Carries the call out by the first entry that covers it; false where none does. ``inside``:
+    the entries are in the record, one for each form."""
     form = group[0][1]
     leaves = _leaves(w, form)
     handles = {k: w.load(w.at(leaves, k), "ptr")
@@ -379,7 +326,21 @@ def _runs(w: _Writer, number: int, group: Sequence[tuple[int, Form]], keys: Keys
     for k, handle in handles.items():
         w.need(w.inst(f"call i1 @looks(ptr {handle}, ptr {words[k]})"))
     for place, each in group:
-        _Run(w, each, place, leaves, keys).carry_out(handles, words)
+        if inside:
+            _Run(w, each, w.at("%record", place), leaves, keys).carry_out(handles, words)
+            continue
+        count, entries = w.load(w.at("%record", place)), w.load(w.at("%record", place + 1), "ptr")
+        head, one, after, before = w.label("head"), w.label("one"), w.label("after"), w.block
+        w.jump(head)
+        w.start(head)
+        k, slot = w.phi("i64")
+        w.branch(w.test("ult", k, count), one, after)
+        w.start(one)
+        entry = w.inst(f"getelementptr [{each.words} x i64], ptr {entries}, i64 {k}")
+        _Run(w, each, entry, leaves, keys).carry_out(handles, words)
+        w.fill(slot, ("0", before), (w.inst(f"add i64 {k}, 1"), w.block))
+        w.jump(head)
+        w.start(after)
     w.line("ret i1 false")
     w.start("no")
     w.line("ret i1 false")
@@ -415,9 +376,9 @@ def _leaves(w: _Writer, form: Form) -> str:
 class _Run:
     """One form of the arguments, and what is done where it is theirs."""
 
-    def __init__(self, w: _Writer, form: Form, place: int, leaves: str, keys: Keys) -> None:
-        """``place``: of its words in the record; ``leaves``: where the arguments are."""
-        self.w, self.form, self.place, self.leaves, self.keys = w, form, place, leaves, keys
+    def __init__(self, w: _Writer, form: Form, entry: str, leaves: str, keys: Keys) -> None:
+        """``entry``: of its words, the address; ``leaves``: where the arguments are."""
+        self.w, self.form, self.entry, self.leaves, self.keys = w, form, entry, leaves, keys
         self.other = w.label("other")  # where it is not theirs
         self.device: tuple[int, str | int] = form.device
         self.there: dict[int, _Tensor] = {}
@@ -441,20 +402,21 @@ class _Run:
         for k, argument in enumerate(form.arguments):
             if isinstance(argument, TensorForm):
                 self.there[k] = tensor = _Tensor(w, argument, handles[k], words[k])
-                tensor.covered(w, (CPU, 0) if argument.host else self.device, self.other)
+                device = (CPU, 0) if argument.host else self.device
+                tensor.covered(w, device, self.other, self._number)
             elif argument.low is not None:
                 value = w.load(w.at(self.leaves, k))
-                w.need(w.test("sge", value, argument.low), self.other)
-                w.need(w.test("sle", value, argument.high or 0), self.other)
+                w.need(w.test("sge", value, self._number(argument.low)), self.other)
+                w.need(w.test("sle", value, self._number(argument.high or 0)), self.other)
         self._writable()
         if form.guarded:
-            table = w.load(w.at("%record", self.place), "ptr")
+            table = w.load(self.entry, "ptr")
             w.need(w.inst(f"call i1 @guards(ptr {table})"), self.other)
         for made in form.made:
             self._make(made)
         blocks = [self._block(run) for run in form.runs]
         for number, (run, block) in enumerate(zip(form.runs, blocks, strict=True)):
-            code = w.load(w.at("%record", self.place + 1 + number), "ptr")
+            code = w.load(w.at(self.entry, 1 + number), "ptr")
             if form.device[0] == CUDA:
                 self._launch(run, code, block)
             else:
@@ -496,7 +458,7 @@ class _Run:
             w.succeeds(w.torch("aoti_torch_copy_", handle, self.there[made.of].handle, 0), self.no)
         w.need(w.inst(f"call i1 @looks(ptr {handle}, ptr {words})"), self.no)
         tensor = _Tensor(w, form, handle, words)
-        tensor.covered(w, self.device, self.no)
+        tensor.covered(w, self.device, self.no, self._number)
         if form.written:
             tensor.writable(w, self.keys, self.no)
         self.there[len(self.form.arguments) + len(self.made) - 1] = tensor
@@ -578,6 +540,9 @@ class _Run:
                 w.store(handle, w.at("%stack", n), "ptr")
         w.line("ret i1 true")
 
+    def _number(self, word: Word) -> str | int:
+        return word if isinstance(word, int) else self._word(word)
+
     def _word(self, slot: Slot) -> str:
         """What stands in a word of an argument block."""
         match slot.kind:
@@ -596,5 +561,7 @@ class _Run:
                 return self.w.load(data)
             case "constant":
                 return str(slot.arg)
+            case "kept":
+                return self.w.load(self.w.at(self.entry, 1 + len(self.form.runs) + slot.arg))
             case _:
                 return "0"  # the record of checks, of which there are none

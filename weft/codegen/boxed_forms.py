@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.codegen.interface import Slot
 from weft.values import frozen
 
@@ -19,6 +21,10 @@ class Keys:
     views: int
 
 
+# A number that the code has in it, or, of the kind "kept", one of the numbers of an entry.
+Word = int | Slot
+
+
 @frozen
 class TensorForm:
     """A tensor: torch's number of its dtype, the bytes of an element, what is known of its strides
@@ -30,8 +36,8 @@ class TensorForm:
     rank: int
     layout: str
     written: bool
-    shape: tuple[int, ...] | None = None
-    steps: tuple[int, ...] | None = None
+    shape: tuple[Word, ...] | None = None
+    steps: tuple[Word, ...] | None = None
     host: bool = False
 
 
@@ -39,8 +45,8 @@ class TensorForm:
 class NumberForm:
     """A number, from ``low`` to ``high`` where it is an integer."""
 
-    low: int | None = None
-    high: int | None = None
+    low: Word | None = None
+    high: Word | None = None
 
 
 @frozen
@@ -83,7 +89,8 @@ class Form:
     "item" that of a tensor whose only element, of 8 bytes, is the word; "pair stride" is one of a
     complex tensor, counted in floats).
     ``returned``: the positions of those that the operator gives, as a list if ``listed``.
-    ``device``: torch's numbers of its type, and its index."""
+    ``device``: torch's numbers of its type, and its index. ``kept``: how many numbers calls of
+    this form have each others of, of the kind "kept", which stand in the entry of a record."""
 
     arguments: tuple[TensorForm | NumberForm, ...]
     made: tuple[MadeForm, ...]
@@ -93,8 +100,44 @@ class Form:
     lists: tuple[tuple[int, bool] | None, ...]
     listed: bool = False
     device: tuple[int, int] = (CPU, 0)
+    kept: int = 0
 
     @property
     def words(self) -> int:
-        """How many words of a record are this form's."""
-        return 1 + len(self.runs)
+        """How many words an entry of this form has."""
+        return 1 + len(self.runs) + self.kept
+
+    def separated(self) -> tuple[Form, tuple[int, ...]]:
+        """The form without the numbers that other calls have others of: its code does for theirs,
+        too. On a CUDA device, whose grids are part of the code, the form itself."""
+        numbers: list[int] = []
+        if self.device[0] == CUDA:
+            return self, ()
+
+        def kept(number: Word) -> Slot:
+            assert isinstance(number, int)
+            numbers.append(number)
+            return Slot("kept", len(numbers) - 1)
+
+        def slots(found: tuple[Slot, ...]) -> tuple[Slot, ...]:
+            return tuple(kept(slot.arg) if slot.kind == "constant" else slot for slot in found)
+
+        def tensor(form: TensorForm) -> TensorForm:
+            shape, steps = (None if n is None else tuple(map(kept, n))
+                            for n in (form.shape, form.steps))  # fmt: skip
+            return replace(form, shape=shape, steps=steps)
+
+        def argument(form: TensorForm | NumberForm) -> TensorForm | NumberForm:
+            if isinstance(form, TensorForm):
+                return tensor(form)
+            if form.low is None or form.low != form.high:
+                return form
+            return NumberForm(*[kept(form.low)] * 2)
+
+        form = replace(
+            self, arguments=tuple(map(argument, self.arguments)),
+            made=tuple(replace(m, tensor=tensor(m.tensor), sizes=slots(m.sizes),
+                               strides=slots(m.strides)) for m in self.made),
+            runs=tuple(replace(run, slots=slots(run.slots)) for run in self.runs),
+        )  # fmt: skip
+        return replace(form, kept=len(numbers)), tuple(numbers)

@@ -144,10 +144,10 @@ def _kinds(form: Form) -> list[str]:
         match next(items):
             case TensorForm() as tensor:
                 rows.append(f"{{1, {form.device[0]}, {tensor.dtype}, {tensor.rank}, 0, 0}}")
-            case NumberForm(None, _):
-                rows.append("{0, 0, 0, 0, INT64_MIN, INT64_MAX}")
-            case NumberForm(low, high):
+            case NumberForm(int(low), int() | None as high):
                 rows.append(f"{{0, 0, 0, 0, {_number(low)}, {_number(high or 0)}}}")
+            case NumberForm():
+                rows.append("{0, 0, 0, 0, INT64_MIN, INT64_MAX}")
     return rows or ["{0}"]
 
 

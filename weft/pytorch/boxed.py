@@ -57,9 +57,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft.launch")
 
 FIRST, EVERY = 2, 8  # calls by Python that are looked at; later ones each time their number doubles
-MOST = 8  # forms of one operator
+MOST, MOST_ENTRIES = 8, 64  # forms of one operator whose code differs, and all of them
 _TYPES = ("Tensor", "SymInt", "float", "bool", "SymInt[]", "float[]", "bool[]",
           "ScalarType", "Device", CHANGING)  # of arguments  # fmt: skip
+_WORD = (1 << 64) - 1
 _errors = threading.local()  # what a thread's last call by Python has raised, and its text
 
 
@@ -74,11 +75,20 @@ class Found(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What carries out the calls of a form: its loops' addresses."""
+    """What carries out the calls of a form: its loops' addresses, the form that its code has, and
+    its numbers."""
 
     codes: tuple[int, ...]
     keep: object
     guards: stable.Guards
+    written: Form
+    numbers: tuple[int, ...]
+
+    @property
+    def entry(self) -> list[int]:
+        """Its words in a record."""
+        kept = [number & _WORD for number in self.numbers]
+        return [ctypes.addressof(self.guards.table), *self.codes, *kept]
 
 
 class BoxedKernel:
@@ -95,6 +105,7 @@ class BoxedKernel:
         self._met = deque[Any](maxlen=64)  # sizes of calls
         self._known = dict[Form, _Known]()
         self._forgotten = dict[Form, _Known]()
+        self._tables = dict[tuple[int, ...], Any]()
         self._kernels: list[tuple[str, stable.Registered]] = []
         launcher.boxed.add(self)
 
@@ -109,7 +120,7 @@ class BoxedKernel:
         for called in (packet, packet.default):
             plain = called._op
             if quick is not None:
-                plain = self._quick(quick, plain, packet.default._schema.arguments)
+                plain = _quick(self.types, quick, plain, packet.default._schema.arguments)
             if name in family.direct:
                 own = self.recorded or family.direct[name]
                 plain = _recording(plain, own, packet.default._schema.arguments)
@@ -129,36 +140,6 @@ class BoxedKernel:
     def _register(self, symbol: str, namespace: str, name: str, key: str) -> None:
         kernel = stable.Registered(namespace, name, key, self._record(symbol))
         self._kernels.append((symbol, kernel))
-
-    def _quick(
-        self, quick: Callable[..., Any], plain: Callable[..., Any], arguments: Sequence[Any]
-    ) -> Callable[..., Any]:
-        """``quick`` where nothing is symbolic, nothing watches and no derivative is asked for;
-        ``plain`` otherwise."""
-        count, own = len(self.types), stable.PLAIN
-        least = sum(not a.has_default_value() for a in arguments)
-        defaults = [a.default_value for a in arguments]
-        lists = [k for k, kind in enumerate(self.types) if kind.startswith("Tensor[]")]
-        tensors = [k for k, kind in enumerate(self.types) if kind in ("Tensor", CHANGING)]
-        transforms = torch._C._are_functorch_transforms_active
-        modes, functions = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-        recording = torch.is_grad_enabled
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if kwargs or not least <= len(args) <= count or modes() or functions() or transforms():
-                return plain(*args, **kwargs)
-            if len(args) < count:
-                args = (*args, *defaults[len(args) :])
-            recorded = recording()
-            found = [args[k] for k in tensors]
-            for k in lists:
-                found += args[k] or ()
-            for tensor in found:
-                if type(tensor) not in own or (recorded and tensor.requires_grad):
-                    return plain(*args)
-            return quick(*args)
-
-        return call
 
     def forget(self) -> None:
         """What the loop was compiled to is not what it is compiled to now."""
@@ -198,17 +179,22 @@ class BoxedKernel:
             if known is not None and known.codes == codes:
                 known.guards.refresh()
             else:
-                if known is None and len(self._known) == MOST:
+                written, numbers = form.separated()
+                while known is None and not self._has_room(written):
                     del self._known[next(iter(self._known))]  # the oldest
                 known = self._forgotten.pop(form, None)
                 places = [guard.place for guard in guards]
                 if known is None or known.codes != codes or known.guards.places != places:
-                    known = _Known(codes, keep, stable.Guards(guards))
+                    known = _Known(codes, keep, stable.Guards(guards), written, numbers)
                 known.guards.refresh()
                 self._known[form] = known
                 self._update()
                 log.debug("%s: %d form(s) of calls in machine code", self.name,
                           len(self._known))  # fmt: skip
+
+    def _has_room(self, written: Form) -> bool:
+        forms = {written, *(known.written for known in self._known.values())}
+        return len(self._known) < MOST_ENTRIES and len(forms) <= MOST
 
     def _update(self) -> None:
         for symbol, kernel in self._kernels:
@@ -216,14 +202,23 @@ class BoxedKernel:
 
     def _record(self, symbol: str) -> Any:
         """The record of the kernel for the forms that are known, the last one's first."""
-        known = list(self._known.items())[::-1]
-        code = _code(tuple(form for form, _ in known), disk(self.launcher.options))
+        entries = dict[Form, list[int]]()
+        for known in reversed(self._known.values()):
+            entries.setdefault(known.written, []).extend(known.entry)
+        code = _code(tuple(entries), disk(self.launcher.options))
         words = [code.addresses[symbol], ctypes.cast(self._python, ctypes.c_void_p).value or 0]
-        for _, what in known:
-            words += [ctypes.addressof(what.guards.table), *what.codes]
+        tables = [self._table(*entry) for entry in entries.values()]
+        for form, table in zip(entries, tables, strict=True):
+            words += [len(table) // form.words, ctypes.addressof(table)]
         record: Any = (ctypes.c_uint64 * len(words))(*words)
-        record.keep = [code, *(what for _, what in known)]
+        record.keep = [code, tables, *self._known.values()]
         return record
+
+    def _table(self, *words: int) -> Any:
+        """Memory with these words, the same for the same: so are the records that point to it."""
+        if words not in self._tables:
+            self._tables[words] = (ctypes.c_uint64 * len(words))(*words)
+        return self._tables[words]
 
     def specialized(
         self, inputs: Sequence[Any], program: Program
@@ -442,6 +437,38 @@ def _keys(passed: Sequence[Any]) -> Any:
     every = every - torch._C._dispatch_tls_local_exclude_set()
     key = torch._C.DispatchKey
     return every.remove(key.ADInplaceOrView).remove(key.BackendSelect)
+
+
+def _quick(
+    types: Sequence[str], quick: Callable[..., Any], plain: Callable[..., Any],
+    arguments: Sequence[Any],
+) -> Callable[..., Any]:  # fmt: skip
+    """``quick`` where nothing is symbolic, nothing watches and no derivative is asked for;
+    ``plain`` otherwise."""
+    count, own = len(types), stable.PLAIN
+    least = sum(not a.has_default_value() for a in arguments)
+    defaults = [a.default_value for a in arguments]
+    lists = [k for k, kind in enumerate(types) if kind.startswith("Tensor[]")]
+    tensors = [k for k, kind in enumerate(types) if kind in ("Tensor", CHANGING)]
+    transforms = torch._C._are_functorch_transforms_active
+    modes, functions = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+    recording = torch.is_grad_enabled
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or not least <= len(args) <= count or modes() or functions() or transforms():
+            return plain(*args, **kwargs)
+        if len(args) < count:
+            args = (*args, *defaults[len(args) :])
+        recorded = recording()
+        found = [args[k] for k in tensors]
+        for k in lists:
+            found += args[k] or ()
+        for tensor in found:
+            if type(tensor) not in own or (recorded and tensor.requires_grad):
+                return plain(*args)
+        return quick(*args)
+
+    return call
 
 
 def _recording(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from weft.codegen import boxed, libraries
+from weft.codegen.boxed_guards import ATTRIBUTE, ITEM, MISSING
 from weft.frontend.scope import ABSENT, Guard
 from weft.runtime import cuda, link
 from weft.runtime.signature import COMPLEX, DTYPES
@@ -275,7 +276,7 @@ class Guards:
         objects: list[Any] = []
         for k, guard in enumerate(self.guards):
             absent = guard.value is ABSENT
-            kind = boxed.MISSING if absent else boxed.ITEM if guard.item else boxed.ATTRIBUTE
+            kind = MISSING if absent else ITEM if guard.item else ATTRIBUTE
             there = object() if absent else guard.read()
             found = [guard.owner, guard.name, there]
             objects += found

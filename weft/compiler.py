@@ -12,13 +12,16 @@ from weft import timing
 from weft.codegen import cpu
 from weft.codegen.machine import host_cpu
 from weft.frontend.lower import lower
+from weft.frontend.sizes import Size, sizes
 from weft.frontend.specs import Spec
 from weft.frontend.split import Region
 from weft.index.bounds import check_negative
 from weft.index.describe import describe, in_words
+from weft.index.expression import Dim
 from weft.index.races import check_races
-from weft.ir.core import Function
+from weft.ir.core import Function, Value
 from weft.ir.text import print_function
+from weft.ir.types import MemRefType
 from weft.ir.verify import verify as check
 from weft.options import Options
 from weft.passes.advance import advance
@@ -163,6 +166,22 @@ class Stages:
         return self.text()
 
 
+def _equal_sizes(function: Function, equal: Mapping[str | Size, Size]) -> dict[Value | Dim, Dim]:
+    """``equal``, which is by name, of the arguments of ``function``."""
+    args = {arg.name: arg for arg in function.args}
+    arrays = {n: a for n, a in args.items() if isinstance(a.type, MemRefType)}
+    found: dict[Value | Dim, Dim] = {}
+    for one, (name, axis) in equal.items():
+        if name not in arrays or axis >= arrays[name].memref.rank:
+            continue
+        size = Dim(arrays[name], axis)
+        if isinstance(one, str) and one in args and one not in arrays:
+            found[args[one]] = size
+        elif isinstance(one, tuple) and one[0] in arrays and one[1] < arrays[one[0]].memref.rank:
+            found[Dim(arrays[one[0]], one[1])] = size
+    return found
+
+
 def stages(
     region: Region, specs: dict[str, Spec], source: FunctionSource, options: Options, *,
     arch: str = "", taken: str = "",
@@ -174,8 +193,9 @@ def stages(
     shown = Stages(lowered.function.name)
     shown.texts["source"] = lowered.typed_source
     shown.texts["ir"] = print_function(lowered.function, spans=True)
-    shown.texts["index sets"] = describe(lowered.function)
-    shown.texts["index sets in words"] = in_words(lowered.function)
+    equal = _equal_sizes(lowered.function, sizes(source.tree, region.node))
+    shown.texts["index sets"] = describe(lowered.function, equal)
+    shown.texts["index sets in words"] = in_words(lowered.function, equal)
 
     made = lowered.function
 

@@ -474,7 +474,7 @@ def added_number(x: torch.Tensor, n: int):
 
 
 @pytest.mark.parametrize(("function", "n", "message"), [
-    (stored_number, 150, "300 does not fit in int8, the dtype of `x`\n        x[i] = n * 2"),
+    (stored_number, 150, "300 does not fit in int8, the dtype of `x`\n    x[i] = n * 2"),
     (stored_number, 1 << 62, "9223372036854775808 does not fit in int8, the dtype of `x`"),
     (added_number, 1 << 70, f"`n` is {1 << 70}, which does not fit in 64 bits"),
 ], ids=("stored", "more than 64 bits", "argument"))  # fmt: skip

@@ -4,13 +4,15 @@ front of an array would be read or written."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from weft.errors import KernelIndexError
 from weft.index.access import Access, Extraction, accesses
 from weft.index.budget import Budget
 from weft.index.disjoint import inside
 from weft.index.expression import Dim, Poly, atom, extreme, number
 from weft.index.relation import Text
-from weft.ir.core import Function, Op
+from weft.ir.core import Function, Op, Value
 
 
 def in_range(access: Access, subscript: Poly | None, extent: Poly | None, *, isl: bool) -> bool:
@@ -36,10 +38,13 @@ def _isl_in_range(access: Access, subscript: Poly, extent: Poly) -> bool:
     return Budget().proves_empty(text.finish(f"[{', '.join(indices.values())}]", constraints))
 
 
-def always_in_range(access: Access, *, isl: bool = True) -> tuple[bool, ...]:
-    """For each dimension of ``access``: is the subscript proven to be within the array's extent?"""
+def always_in_range(
+    access: Access, change: Callable[[Value | Dim], Poly | None], *, isl: bool = True
+) -> tuple[bool, ...]:  # fmt: skip
+    """For each dimension of ``access``: is the subscript proven to be within the array's extent?
+    ``change``: what symbols in ``access`` were replaced by."""
     return tuple(
-        in_range(access, poly, _extent(access, axis), isl=isl)
+        in_range(access, poly, _extent(access, axis).substitute(change), isl=isl)
         for axis, poly in enumerate(access.subscripts)
     )
 

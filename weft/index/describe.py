@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from weft.index.access import Access, Loop, accesses
 from weft.index.bounds import always_in_range
-from weft.index.expression import number, show, show_condition
+from weft.index.expression import Dim, Poly, atom, number, show, show_condition
 from weft.index.races import Witness, find_races
 from weft.index.relation import relation_text
-from weft.ir.core import Function
+from weft.ir.core import Function, Value
 
 _VERBS = {"load": "reads", "store": "writes", "rmw": "accumulates into", "cas": "swaps"}
 
 
-def describe(function: Function) -> str:
+Equal = Mapping[Value | Dim, Dim]  # numbers, and sizes of arrays, that are sizes of others
+
+
+def describe(function: Function, equal: Equal | None = None) -> str:
     """One paragraph for each access (its subscripts, the relation in isl's notation, whether it is
-    in range), then the verdict on races for each array that is written."""
+    in range), then the verdict on races for each array that is written. ``equal``: what else is
+    known of sizes."""
+    change = _substitution(equal or {})
     lines = []
     for access in accesses(function):
         lines.append(f"{_VERBS[access.kind]} {_subscripted(access)}")
         lines.append(f"  {relation_text(access)}")
         notes = [] if access.exact else ["approximate"]
         if access.subscripts:
-            notes.append("in range" if all(always_in_range(access)) else "range not proven")
+            sure = all(always_in_range(access.substitute(change), change))
+            notes.append("in range" if sure else "range not proven")
         if notes:
             lines.append(f"  {', '.join(notes)}")
     for array in find_races(function).arrays:
@@ -39,9 +47,14 @@ _MEET = {
 }
 
 
-def in_words(function: Function) -> str:
+def _substitution(equal: Equal) -> Callable[[Value | Dim], Poly | None]:
+    return lambda symbol: atom(equal[symbol]) if symbol in equal else None
+
+
+def in_words(function: Function, equal: Equal | None = None) -> str:
     """The same for people: of each access the iterations that make it, what neighbours touch and
     what iterations share; then the verdicts on races."""
+    change = _substitution(equal or {})
     lines: list[str] = []
     for access in accesses(function):
         line = f" at line {access.op.span.line}" if access.op.span is not None else ""
@@ -59,7 +72,7 @@ def in_words(function: Function) -> str:
         shared = [loop.iv.name or "?" for loop in access.loops if loop.iv not in used]
         if shared and None not in access.subscripts:
             lines.append(f"  the same elements whatever {' and '.join(shared)}")
-        sure = all(always_in_range(access))
+        sure = all(always_in_range(access.substitute(change), change))
         lines.append(f"  {'always inside of' if sure else 'not proven to stay inside of'} "
                      f"`{access.memref.name or '?'}`")  # fmt: skip
     for array in find_races(function).arrays:

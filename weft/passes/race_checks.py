@@ -74,10 +74,10 @@ def exchanges(function: Function) -> set[Op]:
     found: set[Op] = set()
     for loop in (op for op in walk(function.body) if op.name == "scf.while"):
         first = dict(zip(While(loop).before.args, loop.operands, strict=True))
-        found |= {
-            op for op in While(loop).before.ops
-            if op.name == "memref.atomic_cas" and first.get(op.operands[0]) is op.operands[1]
-        }  # fmt: skip
+        for op in While(loop).before.ops:
+            if op.name == "memref.atomic_cas":
+                expected, desired = memory(op)[2]
+                found |= {op} if first.get(expected) is desired else set()
     return found
 
 

@@ -574,10 +574,8 @@ def kernel(
     ``Kernel.schedule`` says, ``{"cuda": "unroll_jam(t, 4)"}``, or, by the number of the loop,
     ``{"cuda": {0: "unroll_jam(t, 4)", 2: "persist(32)"}}``. ``fuse``: whether Inductor may fuse
     loops with PyTorch's own; True: also those that are expected to be slower so.
-    ``autocast``: what ``torch.autocast`` does to arguments of floats. Nothing, if it is not given;
-    a dtype: all go to it; names of parameters: these go to autocast's own; True: those that loops
-    use for contractions alone do. Gradients have the dtypes that were passed.
-    """
+    ``autocast``: what ``torch.autocast`` does to floats. a dtype: all go to it; names
+    of parameters: these go to autocast's own; True: those of contractions alone do."""
     given = {"debug": debug, "strict_math": strict_math, "schedule": schedule,
              "fuse": fuse, "autocast": autocast}  # fmt: skip
     options = {key: value for key, value in given.items() if value is not None}
@@ -590,10 +588,8 @@ def kernel(
         if inner is not None:
             return inner.changed(options) if options else inner
         if not inspect.isfunction(function):
-            raise KernelTypeError(
-                f"weft.kernel decorates a function, not {type(function).__name__}",
-                help="put it directly above the `def`, below @staticmethod and the like",
-            )
+            what = f"weft.kernel decorates a function, not {type(function).__name__}"
+            raise KernelTypeError(what, help="put it directly above the `def`, below @staticmethod")
         if hasattr(function, "__wrapped__"):
             raise KernelTypeError(
                 f"`{function.__name__}` is decorated below weft.kernel, and the loops are compiled "

@@ -231,7 +231,10 @@ def _part(cx: Lowering, x: Vec, nodes: list[ast.expr], owner: ast.expr, span: Sp
     kept: list[range] = []
     for n, extent in zip(nodes, x.shape, strict=False):
         if isinstance(n, ast.Slice):
-            kept.append(range(extent)[slice(*(_bound(cx, b) for b in (n.lower, n.upper, n.step)))])
+            part = slice(*(_bound(cx, b) for b in (n.lower, n.upper, n.step)))
+            if part.step == 0:
+                raise KernelIndexError("the step of a slice is 0", span, help="write another step")
+            kept.append(range(extent)[part])
     kept += [range(extent) for extent in x.shape[len(nodes) :]]
     if not all(map(len, kept)):
         raise KernelIndexError(f"a slice of {describe(x)} that holds nothing", span,

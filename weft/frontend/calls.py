@@ -433,10 +433,11 @@ def _divmod(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
 def _needs(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     """Of a function of weft's own: ``inline`` says where it was called."""
     condition, message = arguments
-    assert isinstance(condition, Static)
-    assert isinstance(message, Static)
+    if not isinstance(condition, Static) or not isinstance(message, Static):
+        raise KernelTypeError("a condition that is only known at run time", cx.span(node),
+                              help="write assert")  # fmt: skip
     if not condition.value:
-        raise KernelTypeError(message.value, cx.span(node))
+        raise KernelTypeError(str(message.value), cx.span(node))
     return Static(None)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from weft.errors import KernelNameError, KernelSyntaxError, KernelValueError
 from weft.frontend import host
-from weft.frontend.callees import mentions
 from weft.frontend.hints import HOST_LOOPS, KEPT, is_once, with_lists
 from weft.frontend.mutation import mutated
 from weft.frontend.names import (
@@ -274,6 +273,8 @@ class _Splitter:
         )
         self.regions.append(region)
         passed = [copy.deepcopy(a.expr) for a in region.args]
+        from weft.frontend.callees import mentions  # where a kernel is split
+
         if mentions(node, self.scope, DRAWS):  # the launcher draws it
             region.args.append(
                 RegionArg(KEY_NAME, ast.Constant(None), captured=True, key=KEY, read=read_key)

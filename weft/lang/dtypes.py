@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -395,3 +396,14 @@ def complex_type(dtype: Any) -> ComplexType | None:
     if isinstance(dtype, torch.dtype):
         return COMPLEX.get(dtype)
     return dtype if isinstance(dtype, ComplexType) else None
+
+
+def to_float(value: Any) -> Any:
+    """``value`` if it is a float; else as one: Python's of a weak int, f32 of a strong one."""
+    if isinstance(value, torch.Tensor):
+        return value if value.dtype.is_floating_point else f32(value)
+    return float(value)
+
+
+def total(items: Iterable[Any]) -> Any:
+    return reduce(operator.add, items)

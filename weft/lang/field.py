@@ -151,10 +151,10 @@ class Array(torch.Tensor):
         before.home = None
         return before
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # pyright: ignore
         return (self[k] for k in range(len(self))) if self.row else indices(self)
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self) -> str:  # type: ignore[override]  # pyright: ignore
         with quietly():
             return repr(self.as_subclass(torch.Tensor))
 
@@ -238,7 +238,7 @@ class Field(Array):
         """The first subscript along each dimension, () where all are 0."""
         return getattr(self.element, "offset", ())
 
-    @property  # pyright: ignore[reportIncompatibleVariableOverride]
+    @property  # type: ignore[override]
     def grad(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The gradient, with this field's subscripts."""
         found = torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined]

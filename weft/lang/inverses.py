@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
 import torch
 
-from weft.lang import elimination
-from weft.lang.dtypes import f32
+from weft.lang.dtypes import to_float, total
 
 CLOSED = 4  # matrices of up to so many rows have formulas without choices
-
-
-def to_float(value: Any) -> Any:
-    """``value`` if it is a float; else as one: Python's of a weak int, f32 of a strong one."""
-    if isinstance(value, torch.Tensor):
-        return value if value.dtype.is_floating_point else f32(value)
-    return float(value)
-
-
-def total(items: Iterable[Any]) -> Any:
-    return reduce(operator.add, items)
 
 
 def _minor(a: Any, i: int, j: int) -> Any:
@@ -41,8 +28,8 @@ def determinant(a: Any) -> Any:
     """By expansion along the first row; of larger matrices, by elimination."""
     if a.n > CLOSED:
         if any(map(_is_float, a.entries())):
-            return elimination.determinant(_ARITHMETIC, _float_rows(a))
-        return elimination.whole_determinant(_ARITHMETIC, [list(row) for row in a])
+            return _elimination().determinant(_arithmetic(), _float_rows(a))
+        return _elimination().whole_determinant(_arithmetic(), [list(row) for row in a])
     if a.n == 1:
         return a[0, 0]
     terms = (a[0, j] * determinant(_minor(a, 0, j)) for j in range(a.n))
@@ -52,7 +39,7 @@ def determinant(a: Any) -> Any:
 def inverse(a: Any) -> Any:
     """The adjugate over the determinant; of larger matrices, by elimination."""
     if a.n > CLOSED:
-        return type(a)(elimination.inverse(_ARITHMETIC, _float_rows(a)))
+        return type(a)(_elimination().inverse(_arithmetic(), _float_rows(a)))
     sides = range(a.n)
     adjugate = type(a)([[_cofactor(a, j, i) for j in sides] for i in sides])
     scale = to_float(determinant(a))
@@ -94,7 +81,16 @@ def _select(condition: Any, a: Any, b: Any) -> Any:
 
 
 _BINARY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": quotient}
-_ARITHMETIC = elimination.Arithmetic(
-    binary=lambda symbol, a, b: _BINARY[symbol](a, b), negate=operator.neg, magnitude=abs,
-    larger=operator.gt, equal=operator.eq, select=_select,
-)  # fmt: skip
+
+
+def _elimination() -> Any:
+    from weft.lang import elimination  # of large matrices
+
+    return elimination
+
+
+def _arithmetic() -> Any:
+    return _elimination().Arithmetic(
+        binary=lambda symbol, a, b: _BINARY[symbol](a, b), negate=operator.neg, magnitude=abs,
+        larger=operator.gt, equal=operator.eq, select=_select,
+    )  # fmt: skip

@@ -46,8 +46,27 @@ COMPLEX = ("conj", "angle", "sgn", "real", "imag", "polar", "complex")
 CMATH = ("exp", "log", "sqrt", "sin", "cos", "sinh", "cosh")
 # Of rows and whole tensors: torch's, which are called as functions and as methods.
 ROWS = (
-    "sum", "mean", "prod", "max", "min", "amax", "amin", "any", "all", "argmax", "argmin",
-    "logsumexp", "softmax", "log_softmax", "norm", "var", "std", "dot", "mv", "matmul", "numel",
+    "sum",
+    "mean",
+    "prod",
+    "max",
+    "min",
+    "amax",
+    "amin",
+    "any",
+    "all",
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "softmax",
+    "log_softmax",
+    "norm",
+    "var",
+    "std",
+    "dot",
+    "mv",
+    "matmul",
+    "numel",
 )
 CASTS = ("int", "float", "bool")
 ATOMICS = (

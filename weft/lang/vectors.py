@@ -20,11 +20,9 @@ import numpy as np
 import torch
 
 from weft.errors import KernelTypeError
-from weft.lang import inverses
-from weft.lang.dtypes import DType, as_dtype, i32
+from weft.lang.dtypes import DType, as_dtype, i32, to_float, total
 from weft.lang.elements import Elementwise, binary, is_named
 from weft.lang.field import Field, field
-from weft.lang.inverses import to_float, total
 from weft.values import frozen, mutable
 
 SWIZZLES = ("xyzw", "rgba", "stpq")
@@ -131,7 +129,7 @@ class _Values(Elementwise):
 
     def norm_inv(self, eps: float = 0.0) -> Any:
         """One over ``norm(eps)``; infinite where that is 0."""
-        return inverses.quotient(1.0, self.norm(eps))
+        return _inverses().quotient(1.0, self.norm(eps))
 
     def fill(self, value: Any) -> None:
         """Sets all elements to ``value``."""
@@ -394,13 +392,13 @@ class Matrix(_Values):
     def determinant(self) -> Any:
         """By expansion along the first row; of larger matrices, by elimination."""
         _square(self, "determinant")
-        return inverses.determinant(self)
+        return _inverses().determinant(self)
 
     def inverse(self) -> Matrix:
         """The adjugate over the determinant; of larger matrices, by elimination. Infinite or NaN
         where the determinant is 0."""
         _square(self, "inverse")
-        return inverses.inverse(self)
+        return _inverses().inverse(self)
 
     def __repr__(self) -> str:
         return f"Matrix({self.to_list()})"
@@ -536,3 +534,9 @@ def _flatten(value: Any) -> list[Any]:
     if isinstance(value, Elementwise | list | tuple):
         return [item for part in value for item in _flatten(part)]
     return [value]
+
+
+def _inverses() -> Any:
+    from weft.lang import inverses  # where one is asked for
+
+    return inverses

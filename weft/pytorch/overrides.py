@@ -21,6 +21,7 @@ from torch.fx.node import has_side_effect
 
 from weft.errors import KernelTypeError, WeftError
 from weft.lang.dtypes import quietly
+from weft.runtime import native
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.signature import check_layout
 from weft.settings import rarely_collected
@@ -135,7 +136,7 @@ def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
     return differentiate(launcher, args)
 
 
-def _history(launcher: Launcher, args: tuple[Any, ...]) -> Callable[..., object] | None:
+def _history(launcher: Launcher, args: tuple[Any, ...]) -> native.History | None:
     from weft.pytorch.history import history  # where a gradient is asked for again
 
     return history(launcher, args)

@@ -7,17 +7,14 @@ one element, at least one writing, raise ``RaceError``. ``x[i] += v`` and the at
 
 Not watched: loops of functions that the kernel calls from its host part. Annotated locals cast in
 the kernel and in functions marked by ``weft.func``, in others not. What a read conflicts with is
-known at the end of its iteration (it may turn out to be half of ``x[i] += v``), so a race is
-reported there, with the line that it is about.
+known at the end of its iteration (it may be half of ``x[i] += v``): a race is reported there.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import itertools
-import linecache
 import operator
 import sys
 import types
@@ -31,78 +28,25 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import KernelIndexError, KernelTypeError, KernelValueError
+from weft.frontend import parameters as declared
 from weft.frontend.accumulations import atomics
 from weft.frontend.names import Scope
-from weft.frontend.parameters import (
-    converting,
-    converts,
-    element_shape,
-    is_clamped,
-    parameters,
-    refuse_references,
-)
 from weft.lang.dtypes import DType, Scalar, from_torch, quietly, stored
 from weft.lang.elements import Elementwise
 from weft.lang.field import Array, Field, indices, is_number, subscripts
 from weft.lang.loops import Grouped, NDRange, Serial, is_func
 from weft.lang.random import drawing
 from weft.lang.vectors import MatrixType, VectorType
-from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject, subscript
+from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject
 from weft.runtime.debugger import Debugger, is_asked_for
 from weft.runtime.draws import Draws
+from weft.runtime.places import Access, Place, here, literal_axes, outside
 from weft.runtime.rewrite import CAST, INNER, LOOP, instrument
 from weft.runtime.signature import check_argument, value_spec
 from weft.runtime.watched_rows import inside, note, touch
 from weft.settings import deep
-from weft.source import FunctionSource, Span, read_function
-from weft.values import frozen, mutable
-
-
-@frozen
-class Place:
-    """A point of a program: enough to find the line and columns later."""
-
-    code: types.CodeType
-    instruction: int
-
-    def span(self) -> Span:
-        at = next(itertools.islice(self.code.co_positions(), self.instruction // 2, None))
-        line, end_line, column, end_column = at
-        line = line or self.code.co_firstlineno
-        text = linecache.getline(self.code.co_filename, line).rstrip("\n")
-        return Span(
-            self.code.co_filename, line, column or 0, end_line or line, end_column or 0, text,
-            self.code.co_name,
-        )  # fmt: skip
-
-
-def _here(depth: int, outside: str = "") -> Place:
-    """Where the caller so many calls up stands, or the next one that is not of a package."""
-    frame = sys._getframe(depth + 1)  # pyright: ignore[reportPrivateUsage]
-    while outside and frame.f_back and frame.f_globals["__name__"].partition(".")[0] == outside:
-        frame = frame.f_back
-    return Place(frame.f_code, frame.f_lasti)
-
-
-def _outside() -> Place:
-    """The point of the program that called the language, which called this."""
-    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_globals["__name__"].startswith("weft.lang.") and frame.f_back is not None:
-        frame = frame.f_back
-    return Place(frame.f_code, frame.f_lasti)
-
-
-@frozen
-class Access:
-    """One element touched by one iteration. ``kind`` is READ, WRITE or one of UPDATES' values."""
-
-    kind: str
-    iteration: Any
-    position: tuple[int, ...]
-    place: Place
-
-    def side(self) -> tuple[str, Any, Span]:
-        return self.kind, self.iteration, self.place.span()
+from weft.source import FunctionSource, read_function
+from weft.values import mutable
 
 
 @mutable
@@ -264,7 +208,7 @@ class Watch:
         """A captured value. Tensors and marked functions are replaced, containers stay."""
         if isinstance(value, torch.Tensor):
             return self._wrap_tensor(value)
-        if isinstance(value, types.FunctionType) and (is_func(value) or converts(value)):
+        if isinstance(value, types.FunctionType) and (is_func(value) or declared.converts(value)):
             return self._callee(value)
         return value
 
@@ -274,12 +218,14 @@ class Watch:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if function not in self.callees:
-                refuse_references(function, None)
+                declared.refuse_references(function, None)
                 hidden = {**self.hidden, LOOP: lambda iterable: iterable}
                 source = read_function(function)
                 source.tree = atomics(source, Scope.of(function))
                 made: Callable[..., Any] = instrument(function, source, hidden, self.wrap_constant)
-                self.callees[function] = converting(made, cast) if converts(made) else made
+                self.callees[function] = (
+                    declared.converting(made, cast) if declared.converts(made) else made
+                )
             return self.callees[function](*args, **kwargs)
 
         return call
@@ -323,10 +269,10 @@ class Watched(Field):
     clamped: bool = False  # subscripts are moved into the range
 
     def __getitem__(self, index: Any) -> Any:
-        return self.read(index, _here(1))
+        return self.read(index, here(1))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self.assign(index, value, _here(1))
+        self.assign(index, value, here(1))
 
     def assign(self, index: Any, value: Any, place: Place) -> None:
         """``self[index] = value``, at ``place``."""
@@ -375,7 +321,7 @@ class Watched(Field):
     ) -> Scalar:
         address = self._address(position)
         read = self.watch.forget_read(address)
-        place = read.place if read is not None else _here(3)
+        place = read.place if read is not None else here(3)
         self.watch.touch(address, UPDATES[kind], position, place)
         return self._update_plain(position, function, place)
 
@@ -422,7 +368,7 @@ class Watched(Field):
         return tuple(operator.index(p) - begin for p, begin in zip(parts, begins, strict=False))
 
     def store(self, position: tuple[int, ...], value: Any) -> None:
-        self._write(position, value, _outside())
+        self._write(position, value, outside())
 
     def _names_vector(self, parts: tuple[Any, ...]) -> bool:
         """Whether ``parts`` name a whole vector or matrix of a field of these."""
@@ -488,7 +434,7 @@ class Watched(Field):
         if self.clamped:
             position = tuple(max(min(k, n - 1), 0) for k, n in zip(position, self.extents))  # noqa: B905
         if any(k < 0 for k in position) and not self.offset:
-            literal = _literal_axes(place, len(position))
+            literal = literal_axes(place, len(position))
             position = tuple(
                 k + n if k < 0 and axis in literal else k
                 for axis, (k, n) in enumerate(zip(position, self.extents, strict=False))
@@ -510,24 +456,6 @@ class Watched(Field):
             place.span(),
             f"{help}; else write {name}.shape[{axis}] - {-k}" if k < 0 else "",
         )
-
-
-def _literal_axes(place: Place, count: int) -> set[int]:
-    """The axes whose subscript is a negative literal in the source."""
-    node = subscript(place.span())
-    if node is None:
-        return set()
-    many = isinstance(node.slice, ast.Tuple)
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    if many and len(parts) != count:
-        return set()  # an index vector among them: the places do not match
-    return {
-        axis
-        for axis, part in enumerate(parts)
-        if isinstance(part, ast.UnaryOp)
-        and isinstance(part.op, ast.USub)
-        and isinstance(part.operand, ast.Constant)
-    }
 
 
 def is_part(value: Any) -> bool:
@@ -556,12 +484,12 @@ class _Adopting(TorchFunctionMode):
             # An element of a tensor that is held by an object: it is met here first.
             watched = self.watch.wrap(args[0])
             if func is torch.Tensor.__getitem__:
-                return watched.read(args[1], _here(1))
-            return watched.assign(args[1], args[2], _here(1))
+                return watched.read(args[1], here(1))
+            return watched.assign(args[1], args[2], here(1))
         if self.watch.active:
             parts: list[Any] = []
             _mapped((args, kwargs or {}), lambda t: parts.append(t) if is_part(t) else t)
-            note(func, parts, args[0] if args else None, lambda: _here(3, "torch"))
+            note(func, parts, args[0] if args else None, lambda: here(3, "torch"))
         return _mapped(func(*args, **(kwargs or {})), self._adopt)
 
     def _adopt(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -599,16 +527,16 @@ def _arguments(
         annotations = inspect.get_annotations(function, eval_str=True)
     except NameError:  # an annotation of names that exist for type checkers only
         annotations = {}
-    for parameter in parameters(function):
+    for parameter in declared.parameters(function):
         if parameter.dtype is not None:
             check_argument(parameter, bound.arguments[parameter.name])
-    named = {p.name: p for p in parameters(function)}
+    named = {p.name: p for p in declared.parameters(function)}
     for name, value in bound.arguments.items():
         annotation, parameter = annotations.get(name), named.get(name)
-        element = element_shape(parameter)
-        if isinstance(value, torch.Tensor) and (element or is_clamped(parameter)):
+        element = declared.element_shape(parameter)
+        if isinstance(value, torch.Tensor) and (element or declared.is_clamped(parameter)):
             bound.arguments[name] = value = watch.watched(value)
-            value.clamped = is_clamped(parameter)
+            value.clamped = declared.is_clamped(parameter)
             if element and value.element is None:
                 kind = from_torch(value.dtype)
                 sides: Any = MatrixType if len(element) == 2 else VectorType

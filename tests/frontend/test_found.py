@@ -856,3 +856,47 @@ def test_subscripts_of_unrolled_loops_select_nothing():
     kernel(x, out)
     assert torch.equal(out, x.T)
     assert "arith.select" not in kernel.inspect(x, out)["ir"]
+
+
+def test_the_index_of_an_unrolled_loop_that_is_left_keeps_its_value() -> None:
+    """It had the last one, whatever the iteration that `break` left."""
+
+    @weft.kernel
+    def left(out: torch.Tensor):
+        for t in out:
+            s = 0.0
+            for i in weft.static(range(4)):
+                s += 1 + 0 * i
+                if s > 1.0 + t:
+                    break
+            for v, w in weft.static(((1, 2), (3, 4))):
+                s += v + 0 * w
+                if s > 3:
+                    break
+            out[t] = s + 100 * i + 1000 * v + 10000 * w
+
+    out, expected = torch.zeros(6), torch.zeros(6)
+    left(out)
+    left.interpret(expected)
+    assert out.tolist() == expected.tolist()
+
+
+def test_the_index_of_several_unrolled_loops_is_known_in_each() -> None:
+    @weft.kernel
+    def known(out: torch.Tensor):
+        for t in out:
+            v = weft.Vector([1.0, 2.0, 3.0])
+            s = 0.0
+            if t > 1:
+                for i in weft.static(range(3)):
+                    s += v[i] if weft.static(i < 2) else 10.0
+            else:
+                for i in weft.static(range(2)):
+                    for j in weft.static(range(i + 1)):
+                        s += v[j]
+            out[t] = s + 100 * i
+
+    out, expected = torch.zeros(4), torch.zeros(4)
+    known(out)
+    known.interpret(expected)
+    assert out.tolist() == expected.tolist()

@@ -191,8 +191,9 @@ def _inlined(cx: Lowering, node: ast.Call, function: Static, span: Span) -> Oper
         receiver = [Static(target.__self__), *receiver]
         target = target.__func__
     while adds_nothing(target):
-        cx.guards.append(Guard(target, "__wrapped__", target.__wrapped__))
-        target = target.__wrapped__
+        wrapped = inspect.getattr_static(target, "__wrapped__")
+        cx.guards.append(Guard(target, "__wrapped__", wrapped))
+        target = wrapped
     why, help = uncallable.reason(target)
     if not isinstance(target, types.FunctionType) or why:
         name = ast.unparse(node.func)

@@ -352,6 +352,16 @@ def _while(
     _enter(cx, carried, op.results[count:])
 
 
+class _Turn(ast.Assign):
+    """The assignment of ``operand`` to an unrolled loop's target."""
+
+    operand: Operand
+
+
+def _begin(cx: Lowering, node: _Turn) -> None:
+    cx.bind(node.targets[0], node.operand, cx.span(node))
+
+
 def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
     flag = getattr(node, "weft_break", "")
     span = cx.span(node)
@@ -360,8 +370,15 @@ def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
     outer = cx.frame.turns
     for k, item in enumerate(items):
         cx.frame.turns = (*outer, k)
-        cx.bind(node.target, item, span)
-        cx.block([unless(flag, node.body, node)] if flag else node.body)
+        # After a `break` the target keeps what it had. What no branch can choose (a function, say)
+        # is bound in any case.
+        if not flag or isinstance(kind_of(item), OpaqueKind):
+            cx.bind(node.target, item, span)
+            cx.block([unless(flag, node.body, node)] if flag else node.body)
+        else:
+            turn = ast.copy_location(_Turn([node.target], node.iter), node)
+            turn.operand = item
+            cx.block([unless(flag, [turn, *node.body], node)])
     cx.frame.turns = outer
 
 
@@ -404,4 +421,4 @@ def _names(target: ast.expr) -> list[str]:
     return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
 
 
-STATEMENTS.update({ast.For: loop, ast.While: while_loop})
+STATEMENTS.update({ast.For: loop, ast.While: while_loop, _Turn: _begin})

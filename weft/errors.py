@@ -132,3 +132,8 @@ def warn(
     kernel = f"kernel `{span.kernel}`: " if span.kernel else ""
     text = f"{kernel}{message}\nhelp: {help}"
     warnings.warn_explicit(text, category, span.file, span.line, registry=registry)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first; its type where it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -329,15 +329,12 @@ def test_a_change_of_schedule_is_seen():
 def test_a_first_backward_takes_less_than_a_fifth_of_a_second(monkeypatch):
     monkeypatch.setenv("WEFT_CACHE", "0")
     multiply(leaf(4), leaf(4)).sum().backward()  # what it imports
-    spent = []
-    for _ in range(3):  # the least of three: what else the machine does takes its part of each
-        kernel = weft.kernel(multiply.function)
-        x, y = leaf(4), leaf(4)
-        out = kernel(x, y).sum()
-        begin = time.thread_time()
-        out.backward()
-        spent.append(time.thread_time() - begin)
-    assert min(spent) < 0.2
+    kernel = weft.kernel(multiply.function)
+    x, y = leaf(4), leaf(4)
+    out = kernel(x, y).sum()
+    begin = time.thread_time()
+    out.backward()
+    assert time.thread_time() - begin < 0.2
 
 
 def test_what_is_known_of_gradients_holds_no_memory():

@@ -13,6 +13,7 @@ import torch
 import weft
 from tests.fuzz.check import function
 from weft.errors import InternalError, KernelTypeError, KernelValueError, WeftError
+from weft.frontend import inline
 from weft.frontend.calls import HANDLERS
 from weft.frontend.context import Lowering
 from weft.frontend.draws import Stream
@@ -332,7 +333,8 @@ def doubling(levels: int) -> weft.Kernel:
 
 
 def test_calls_that_double_with_every_level_are_refused(monkeypatch) -> None:
-    monkeypatch.setattr("weft.frontend.inline.MOST_CALLS", 100)
+    assert inline.MOST_CALLS == 10_000
+    monkeypatch.setattr(inline, "MOST_CALLS", 100)  # the message in a hundredth of the time
     help = "functions that each call the one below twice double them with every level"
     with pytest.raises(weft.KernelValueError, match="more than 100 calls") as error:
         doubling(8)(torch.ones(2))

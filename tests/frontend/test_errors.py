@@ -822,3 +822,8 @@ def test_shapes_that_are_none(shape):
         weft.field(weft.f32, shape=shape)
     assert caught.value.message.endswith(f"integers from 0 on, and this is {shape!r}")
     assert caught.value.help == "write shape=128, or shape=(4, 128)"
+
+
+def test_the_first_line_of_an_error_without_words_is_its_type() -> None:
+    assert weft.errors.first_line(NotImplementedError()) == "NotImplementedError"
+    assert weft.errors.first_line(ValueError("one\ntwo")) == "one"

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from weft.errors import KernelTypeError, WeftError, warn
+from weft.errors import KernelTypeError, WeftError, first_line, warn
 from weft.frontend.names import Scope
 from weft.frontend.specs import constant_key
 from weft.frontend.split import HostPart
@@ -305,7 +305,7 @@ class Autotuning:
         except (WeftError, RuntimeError) as error:
             if not results:
                 raise
-            why = str(error).splitlines()[0]
+            why = first_line(error)
         else:
             found = [t.detach().clone() for t in [*tensors_in(result), *written]]
             first = results[0] if results else None

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from weft.errors import KernelTypeError, WeftError
+from weft.errors import KernelTypeError, WeftError, first_line
 from weft.frames import user_frames
 from weft.frontend.names import Scope
 from weft.ir.core import Function, walk
@@ -250,7 +250,7 @@ class Session:
                 asked = (made.job.backend.name, function.name, text)
                 _, run, ran, _ = self._run(function, scratch.values, asked)
             except (WeftError, RuntimeError) as error:  # illegal, or too large for the machine
-                log.debug("%s: not by `%s`: %s", function.name, text, str(error).splitlines()[0])
+                log.debug("%s: not by `%s`: %s", function.name, text, first_line(error))
                 continue
             if ran in seen:  # these sizes do not allow it, or it is as one that was there
                 continue

@@ -15,7 +15,7 @@ import torch
 
 from weft.codegen import libdevice, libraries, ptx
 from weft.codegen.machine import host_cpu
-from weft.errors import WeftError
+from weft.errors import WeftError, first_line
 from weft.options import default_options
 from weft.runtime import cuda, stable
 from weft.runtime.cache import disk
@@ -182,7 +182,7 @@ def _gpus() -> Iterator[Finding]:
     except WeftError as error:
         yield Finding(
             "CUDA driver",
-            str(error).splitlines()[0],
+            first_line(error),
             MISSING,
             "kernels run on the CPU (they can still be compiled for GPUs: weft.compile_for)",
             "a machine with an NVIDIA GPU and its driver",

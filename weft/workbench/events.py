@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from weft.codegen.emit import symbol_of
-from weft.errors import WeftError
+from weft.errors import WeftError, first_line
 from weft.kernel import Kernel
 from weft.pytorch.fake import hollow
 from weft.pytorch.profiled import place
@@ -101,7 +101,7 @@ class Notes:
                     loops = _loops(counted, args, kwargs)
                 except (WeftError, RuntimeError, NotImplementedError) as error:
                     if counted is kernel:  # others have no gradient, and none is in the profile
-                        found.uncounted[key[0]] = str(error).splitlines()[0]
+                        found.uncounted[key[0]] = first_line(error)
                     continue
                 if counted is kernel:
                     found.calls[key] = sum(bytes for _, bytes in loops)

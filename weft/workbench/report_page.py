@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from weft.errors import WeftError
+from weft.errors import WeftError, first_line
 from weft.frames import user_frames
 from weft.kernel import Kernel, kernel_inside
 from weft.runtime.candidates import large
@@ -107,7 +107,7 @@ def _sections(
         try:
             return make()
         except (WeftError, NotImplementedError) as error:
-            missing.append(f"{what}: {str(error).splitlines()[0]}")
+            missing.append(f"{what}: {first_line(error)}")
             return None
 
     loops = compiled_loops(kernel, given, gpu, lines=True)

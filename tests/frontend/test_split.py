@@ -404,7 +404,7 @@ REFUSED = {
         "a class defined inside a kernel", "class A: pass", "define it outside of the kernel"),
     "def f(): pass": (
         "a function defined inside a kernel", "def f(): pass",
-        "define it outside of the kernel: it is inlined where a device loop calls it"),
+        "define it in the device loop that calls it, or outside of the kernel: it is inlined"),
 }  # fmt: skip
 
 

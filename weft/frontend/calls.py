@@ -22,12 +22,15 @@ import torch
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import (
     aggregates,
+    closures,
     complex_calls,
     complexes,
+    comprehensions,
     constructors,
     draws,
     elements,
     expressions,
+    lists,
     row_calls,
     rows,
     sequences,
@@ -37,14 +40,18 @@ from weft.frontend import (
 from weft.frontend.bits import BITS
 from weft.frontend.casts import (
     CASTING,
+    MOST_ELEMENTS,
     Handler,
     cast,
     dtype_from,
     dtype_name,
+    extent,
     of_constants,
     static_items,
+    too_large,
     vector_type,
 )
+from weft.frontend.closures import LocalFunction
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.effects import LAZY
 from weft.frontend.functions import FUNCTIONS
@@ -92,6 +99,9 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
             f"{describe(function)} cannot be called", span, help="call a function"
         )
     target = function.value
+    if isinstance(target, LocalFunction):
+        given, named = _arguments(cx, node), _keywords(cx, node)
+        return closures.call(cx, target, given, named, node)
     if isinstance(target, torch.dtype):  # `x.dtype(v)` casts, too
         target = complex_type(target) or as_dtype(target)
     if isinstance(target, DType | ComplexType):
@@ -100,6 +110,10 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if isinstance(target, (VectorType, MatrixType)):
         return vector_type(cx, target, bound(("x -", "*"), ast.unparse(node.func)), span)
     name = names.canonical(target)
+    if name in ("sum", "min", "max", "any", "all"):
+        found = comprehensions.of_generator(cx, name, node)
+        if found is not None:
+            return found
     if name is None or name in INLINED:
         return _inlined(cx, node, function, span)
     if name in LAZY:
@@ -454,9 +468,9 @@ def _zeros(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     span = cx.span(node)
     items = static_items(arguments[0])
     sizes = items if items is not None else arguments[:1]
-    shape = tuple(constructors.extent(size, span) for size in sizes)
-    if math.prod(shape) > constructors.MOST_ELEMENTS:
-        raise constructors.too_large(math.prod(shape), span)
+    shape = tuple(extent(size, span) for size in sizes)
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise too_large(math.prod(shape), span)
     given = signatures.argument(arguments, 1)
     kind = dtype_from(given, span) if given else f32
     if isinstance(kind, (VectorType, MatrixType)):
@@ -561,6 +575,7 @@ HANDLERS: dict[str, Handler] = {
     "loop_config": _nothing, "sync": _nothing, "needs": _needs,
     "len": _len, "sum": _sum, "any": _any("|"), "all": _any("&"), "tuple": _tuple, "list": _tuple,
     "enumerate": _enumerate, "zip": _zip,
+    "sorted": lists.ordered, "array": lists.of_torch,
     "reversed": lambda cx, node, a: sequences.reverse(cx, a[0], cx.span(node)),
     **constructors.FUNCTIONS, "zeros": _zeros,
     "dot": _of_method("dot"), "cross": _of_method("cross"), "length": _of_method("norm"),

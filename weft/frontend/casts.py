@@ -23,6 +23,7 @@ from weft.lang.vectors import MatrixType, VectorType
 # Methods that cast, and to what.
 CASTING = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16", "int": "i32",
            "long": "i64", "bool": "bool"}  # fmt: skip
+MOST_ELEMENTS = 1 << 20  # of a local array
 Handler = Callable[[Lowering, ast.Call, list[Operand]], Operand]
 
 
@@ -161,6 +162,30 @@ def picked(cx: Lowering, items: list[Operand], k: Scalar | Static, span: Span) -
         raise KernelTypeError("items that are no numbers, chosen by a run-time index", span,
                               help="write the cases out, or use a tensor")  # fmt: skip
     return aggregates.pick(cx, items, k, ast.Name("items"), span)
+
+
+def extent(x: Operand, span: Span) -> int:
+    """A size of a local array or vector, which is known at compile time."""
+    if not isinstance(x, Static) or type(x.value) is not int:
+        raise KernelTypeError(
+            "the shape of a local array or vector must be known at compile time",
+            span,
+            help="use constants or template() arguments",
+        )
+    if x.value < 1:
+        raise KernelValueError(f"a local array or vector of {shown(x.value)} elements", span,
+                               help="sizes are 1 or more")  # fmt: skip
+    if x.value > MOST_ELEMENTS:
+        raise too_large(x.value, span)
+    return x.value
+
+
+def too_large(count: int, span: Span) -> KernelValueError:
+    return KernelValueError(
+        f"a local array or vector of {shown(count)} elements: each iteration has one of its own, "
+        f"of at most {MOST_ELEMENTS}", span,
+        help="make a tensor in the host part, with one more dimension for the iteration",
+    )  # fmt: skip
 
 
 def vector_type(

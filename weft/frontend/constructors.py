@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from weft.errors import KernelTypeError, KernelValueError, Span
+from weft.errors import KernelTypeError
 from weft.frontend import aggregates, signatures
-from weft.frontend.casts import Handler, cast, dtype_from
+from weft.frontend.casts import Handler, cast, dtype_from, extent
 from weft.frontend.context import Lowering
-from weft.frontend.conversions import shown
 from weft.frontend.kinds import Operand, Static, Vec
 from weft.lang.dtypes import i32
-
-MOST_ELEMENTS = 1 << 20  # of a local array
 
 
 def vector(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
@@ -62,29 +59,6 @@ def _unit(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
                               help="write weft.Vector.unit(3, 0)")  # fmt: skip
     made = Vec([Static(int(k == axis.value)) for k in range(n)], (n,))
     return cast(cx, made, dtype_from(dtype, span) if dtype else i32, span)
-
-
-def extent(x: Operand, span: Span) -> int:
-    if not isinstance(x, Static) or type(x.value) is not int:
-        raise KernelTypeError(
-            "the shape of a local array or vector must be known at compile time",
-            span,
-            help="use constants or template() arguments",
-        )
-    if x.value < 1:
-        raise KernelValueError(f"a local array or vector of {shown(x.value)} elements", span,
-                               help="sizes are 1 or more")  # fmt: skip
-    if x.value > MOST_ELEMENTS:
-        raise too_large(x.value, span)
-    return x.value
-
-
-def too_large(count: int, span: Span) -> KernelValueError:
-    return KernelValueError(
-        f"a local array or vector of {shown(count)} elements: each iteration has one of its own, "
-        f"of at most {MOST_ELEMENTS}", span,
-        help="make a tensor in the host part, with one more dimension for the iteration",
-    )  # fmt: skip
 
 
 FUNCTIONS: dict[str, Handler] = {

@@ -234,6 +234,8 @@ class Lowering:
             value = self.builder.load(tensor.memref, indices)
         if tensor.dtype in ("f16", "bf16"):
             value = self.builder.op("arith.extf", value, type=ir.f32)
+        elif tensor.dtype == "int":  # of a list
+            value = self.builder.op("arith.index_cast", value, type=ir.index)
         return Scalar(value, tensor.dtype)
 
     def store_element(
@@ -244,6 +246,8 @@ class Lowering:
         value = self.scalars.cast(x, dtype, span).value
         if dtype in ("f16", "bf16"):
             value = b.op("arith.truncf", value, type=STORAGE[dtype])
+        elif dtype == "int":
+            value = b.op("arith.index_cast", value, type=ir.i64)
         with b.about(span):
             b.store(value, memref, indices)
 

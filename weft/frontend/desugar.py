@@ -18,6 +18,8 @@ import itertools
 from dataclasses import field
 from typing import TypeVar
 
+from weft.frontend.matching import without_match
+from weft.frontend.names import own_nodes
 from weft.values import mutable
 
 RETURN_VALUE = ".value"
@@ -38,13 +40,14 @@ class _Loop:
 def desugar_body(body: list[ast.stmt]) -> list[ast.stmt]:
     """The body of a device loop's iteration: ``continue`` ends the iteration."""
     scope = _Loop()
-    statements = _statements(body, scope, None)
+    statements = _statements(without_match(body), scope, None)
     return _with_flags(statements, scope)
 
 
 def desugar_function(body: list[ast.stmt], *, valued: bool = True) -> list[ast.stmt]:
     """The body of an inlined function: its value is what ``.value`` holds at the end, None where
     there is no such name. ``valued``: whether anything asks for it."""
+    body = without_match(body)
     valued = valued and any(not _nothing(node.value) for node in returns(body))
     function = _Loop(in_loop=False, valued=valued)
     if valued and not _always(body):
@@ -55,7 +58,8 @@ def desugar_function(body: list[ast.stmt], *, valued: bool = True) -> list[ast.s
 
 def returns(body: list[ast.stmt]) -> list[ast.Return]:
     """The Return statements of a function's body."""
-    return [n for node in body for n in ast.walk(node) if isinstance(n, ast.Return)]
+    return [n for node in body if not isinstance(node, ast.FunctionDef)
+            for n in own_nodes(node) if isinstance(n, ast.Return)]  # fmt: skip
 
 
 def _nothing(value: ast.expr | None) -> bool:
@@ -79,6 +83,8 @@ def jumps(node: ast.AST) -> set[type]:
     elif isinstance(node, (ast.For, ast.While)):
         for child in node.body:
             found |= jumps(child) & {ast.Return}
+        for child in node.orelse:  # it stands behind the loop
+            found |= jumps(child)
     elif isinstance(node, ast.If):
         for child in (*node.body, *node.orelse):
             found |= jumps(child)
@@ -89,9 +95,11 @@ def leaving(node: ast.AST, nested: bool = False) -> list[ast.stmt]:
     """The ``break`` and ``return`` statements in ``node`` that leave the loop around it."""
     if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and not nested):
         return [node]
-    inside = nested or isinstance(node, (ast.For, ast.While))
+    if isinstance(node, ast.FunctionDef):
+        return []
+    inside = set[ast.AST](node.body) if isinstance(node, (ast.For, ast.While)) else set[ast.AST]()
     return [j for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)
-            for j in leaving(child, inside)]  # fmt: skip
+            for j in leaving(child, nested or child in inside)]  # fmt: skip
 
 
 def _always(body: list[ast.stmt]) -> bool:
@@ -153,9 +161,15 @@ def _statements(
             set_flag = [_set(flag, True, node)] if flag else []
             return [*result, *_jump(node, scope, function), *set_flag]
         if isinstance(node, (ast.For, ast.While)):
-            result.append(_loop(node, scope, function))
-            if ast.Return in jumps(node):
+            loop = _loop(node, scope, function)
+            result.append(loop)
+            if node.orelse:
+                broken = getattr(loop, "weft_break", "")
+                rest = [*([unless(broken, node.orelse, node)] if broken else node.orelse), *rest]
+            if any(ast.Return in jumps(child) for child in node.body):
                 return result + _after_return(rest, scope, function, node, flag)
+            if node.orelse:
+                return result + _statements(rest, scope, function, flag)
         elif isinstance(node, ast.If) and jumps(node):
             return result + _branch(node, rest, scope, function, flag)
         elif isinstance(node, ast.If):  # loops inside of it may jump
@@ -229,6 +243,7 @@ def _loop(node: ast.For | ast.While, outer: _Loop, function: _Loop | None) -> as
     new = copy.copy(node)
     body = _statements(node.body, inner, function)
     new.body = _with_flags(body, inner) or [ast.copy_location(ast.Pass(), node)]
+    new.orelse = []
     new.weft_break = inner.broken  # type: ignore[union-attr]
     return new
 

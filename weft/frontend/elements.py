@@ -179,8 +179,9 @@ def local_array(cx: Lowering, shape: tuple[int, ...], dtype: str, pair: bool = F
     with parts of ``dtype``."""
     own, shape = shape, (*shape, 2) if pair else shape
     b = cx.builder
-    memref = b.alloca(STORAGE[dtype], shape)
-    zero = b.constant(0, STORAGE[dtype])
+    storage = {"int": ir.i64, "float": cx.scalars.float_type}.get(dtype) or STORAGE[dtype]
+    memref = b.alloca(storage, shape)
+    zero = b.constant(0, storage)
 
     def fill(indices: list[Value]) -> None:
         if len(indices) == len(shape):

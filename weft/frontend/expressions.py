@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates, casts, complexes, elements, refused, rows, slices
+from weft.frontend import aggregates, casts, complexes, elements, lists, refused, rows, slices
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import (
     Complex,
@@ -53,6 +53,8 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
         return _of_rows(cx, symbol, a, b, span)
     if isinstance(a, Vec) or isinstance(b, Vec):
         return aggregates.binary(cx, symbol, a, b, span)
+    if symbol == "*" and isinstance(a, Tup) != isinstance(b, Tup):
+        return lists.repeated(a, b, span) if isinstance(a, Tup) else lists.repeated(b, a, span)  # type: ignore[arg-type]
     if isinstance(a, Tup) and isinstance(b, Tup) and symbol == "+":
         return Tup([*a.items, *b.items])
     if symbol == "@":

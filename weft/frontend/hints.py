@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable
 
 from weft.errors import KernelSyntaxError
-from weft.frontend.names import Scope, bound_names, parameter_names, statement_lists
+from weft.frontend.names import Scope, bound_names, own_nodes, parameter_names, statement_lists
 from weft.source import FunctionSource
 
 HOST_LOOPS = ("serial", "static")
@@ -158,7 +158,7 @@ def returning(loop: ast.For) -> tuple[list[ast.stmt], list[ast.stmt]]:
     """Has each ``return`` in ``loop`` know what a device loop does in its place (``noting``): it
     says which one it is and what it gives. The statements in front of the loop and behind it return
     that from the kernel. What a ``return`` gives that the loop does not assign is left to them."""
-    found = [node for node in ast.walk(loop) if isinstance(node, ast.Return)]
+    found = [node for node in own_nodes(loop) if isinstance(node, ast.Return)]
     if not found:
         return [], []
     own = set(bound_names(loop))
@@ -202,7 +202,7 @@ class _Noting(ast.NodeTransformer):
 
 def noting(body: list[ast.stmt]) -> list[ast.stmt]:
     """``body`` of a loop in order, each ``return`` replaced by what a device loop does for it."""
-    if not any(isinstance(n, ast.Return) for statement in body for n in ast.walk(statement)):
+    if not any(isinstance(n, ast.Return) for statement in body for n in own_nodes(statement)):
         return body
     return [_Noting().visit(copy.deepcopy(statement)) for statement in body]
 

@@ -27,7 +27,7 @@ from weft.frontend.kinds import (
     dtype_of,
     is_complex,
 )
-from weft.frontend.names import Scope, root_name
+from weft.frontend.names import Scope, root_name, stored_into
 from weft.frontend.parameters import annotations_of, assigned_references, returned_types
 from weft.frontend.scope import REFERENCES, Frame, assigned
 from weft.lang.dtypes import ComplexType, DType
@@ -37,6 +37,7 @@ from weft.lang.vectors import MatrixType, VectorType
 from weft.source import read_function
 
 MOST_CALLS = 10_000  # of one loop
+MOST_LEVELS = 32  # of a function that calls itself
 
 
 def inline(
@@ -52,23 +53,11 @@ def inline(
     outer = cx.frame
     place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
     site = (function, *place, outer.turns)
-    if any(part[0] is function for part in outer.path):
-        raise KernelSyntaxError(
-            f"`{source.name}` calls itself: recursion cannot be compiled", span,
-            help="write a loop, or a stack in a local array",
-        )  # fmt: skip
-    cx.inlined += 1
-    if cx.inlined > MOST_CALLS:
-        raise KernelValueError(
-            f"a loop with more than {MOST_CALLS:,} calls of Python functions, each of which is "
-            f"compiled where it stands: the last is one of `{source.name}`", span,
-            help="functions that each call the one below twice double them with every level: call "
-            "it once and pass what it gives on, or write a loop",
-        )  # fmt: skip
+    limit_calls(cx, function, source.name, span)
     hints = annotations_of(function)
     body = desugar_function(source.tree.body, valued=node is not cx.discarded)
     cx.frame = Frame(source, (*outer.path, site))
-    cx.frame.counts = assigned(body)
+    cx.frame.counts, cx.frame.stored = assigned(body), stored_into(source.tree)
     cx.frame.counts[RETURN_VALUE] = len(returns(source.tree.body))  # its end, if reached, is none
     try:
         for name, operand in arguments.items():
@@ -84,7 +73,7 @@ def inline(
             if _is_own(function) and not _is_own(outer.source.function):
                 raise type(error)(error.message, span, error.help) from None
             raise
-        value = _value(cx, span)
+        value = returned_value(cx, span)
         value = _returned(cx, value, returned_types(function), span)
         after = cx.frame.env
     finally:
@@ -104,7 +93,25 @@ def _is_own(function: Any) -> bool:
     return (getattr(function, "__module__", None) or "").startswith("weft.lang.")
 
 
-def _value(cx: Lowering, span: Span) -> Operand:
+def limit_calls(cx: Lowering, function: Any, name: str, span: Span) -> None:
+    """Refuses recursion without a bound that is known at compile time, and too many calls."""
+    if sum(part[0] is function for part in cx.frame.path) > MOST_LEVELS:
+        raise KernelSyntaxError(
+            f"`{name}` calls itself, more than {MOST_LEVELS} levels deep", span,
+            help="recursion is written out: it has to end by what is known at compile time; write "
+            "a loop, or a stack in a local array",
+        )  # fmt: skip
+    cx.inlined += 1
+    if cx.inlined > MOST_CALLS:
+        raise KernelValueError(
+            f"a loop with more than {MOST_CALLS:,} calls of Python functions, each of which is "
+            f"compiled where it stands: the last is one of `{name}`", span,
+            help="functions that each call the one below twice double them with every level: call "
+            "it once and pass what it gives on, or write a loop",
+        )  # fmt: skip
+
+
+def returned_value(cx: Lowering, span: Span) -> Operand:
     """What the function that was lowered returns."""
     value = cx.frame.env.get(RETURN_VALUE, Static(None))
     if not isinstance(value, Unbound):

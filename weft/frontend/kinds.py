@@ -147,6 +147,8 @@ class Tensor:
     backing: bool = False  # it is a vector of the host part, into which the loop stores
     pair: bool = False  # of complex numbers: their parts are one more dimension of the memref
     offset: tuple[int, ...] = ()  # of a field: its first subscripts, where they are not 0
+    listed: bool = False  # a loop over it goes over its elements
+    key: str = ""  # of a list: the name that its elements' kind is known by
 
     @property
     def rank(self) -> int:

@@ -244,14 +244,7 @@ def _after(cx: Lowering, node: ast.For | ast.While, before: dict[str, Operand]) 
             cx.join(kind_of(before[name]), kind_of(operand), name, cx.span(node))
 
 
-def _refuse_else(cx: Lowering, node: ast.For | ast.While) -> None:
-    if node.orelse:
-        help = "set a flag before `break` and test it after the loop"
-        raise KernelSyntaxError("a loop's `else` is not compiled", cx.span(node.orelse[0]), help)
-
-
 def loop(cx: Lowering, node: ast.For) -> None:
-    _refuse_else(cx, node)
     iterable = sequences.loopable(cx, cx.expression(node.iter), cx.span(node.iter))
     items = casts.static_items(iterable)
     if items is not None:
@@ -383,7 +376,6 @@ def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
 
 
 def while_loop(cx: Lowering, node: ast.While) -> None:
-    _refuse_else(cx, node)
     span, flag = cx.span(node), getattr(node, "weft_break", "")
 
     def goes_on(_: Sequence[Value]) -> Value:

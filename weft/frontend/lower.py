@@ -53,7 +53,7 @@ from weft.frontend.kinds import (
     flatten,
     is_complex,
 )
-from weft.frontend.names import bound_names
+from weft.frontend.names import bound_names, stored_into
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame, Guard, assigned
 from weft.frontend.specs import CAPTURED_BITS, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
@@ -175,6 +175,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     b, names = cx.builder, list(cx.region.results)
     ordered = is_once(node)
     body, combiners = _body(cx, node, names)
+    cx.frame.stored = stored_into(node)
     cx.frame.counts = assigned(
         [*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)]
     )
@@ -208,9 +209,11 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         starts.append(cx.coerce(initial, kind, cx.span(node)))
         combiners[name] = combiners[name] or ("or" if kind.dtype == "bool" else "add")
         combined = reductions.kind(combiners[name], kind.dtype)
-        nothing = [b.constant(identity(combined, t), t) for t in cx.types(kind)]
-        inits += nothing if ordered else flatten(starts[-1])
-        kinds += [combined] * len(nothing)
+        values = flatten(starts[-1])
+        if ordered:  # the start is carried into the iteration, whose end is all
+            values = [b.constant(identity(combined, t), t) for t in cx.types(kind)]
+        inits += values
+        kinds += [combined] * len(values)
     if block := block_dim(cx, len(lowers)):
         function.attrs["block_dim"] = tuple(block)
     loop = b.parallel(lowers, uppers, steps, inits, kinds)

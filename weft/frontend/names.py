@@ -115,6 +115,14 @@ def parameter_names(arguments: ast.arguments) -> list[str]:
     return [a.arg for a in (*single, arguments.vararg, arguments.kwarg) if a is not None]
 
 
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """``node`` and what is in it, without the bodies of functions that are defined in it."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.Lambda):
+            yield from own_nodes(child)
+
+
 def statement_lists(node: ast.AST) -> list[list[ast.stmt]]:
     """The statement lists inside a statement."""
     lists = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
@@ -138,6 +146,9 @@ def _bind(node: ast.AST, names: list[str]) -> None:
             return
         case ast.alias(name=name, asname=asname):
             names.append(asname or name.partition(".")[0])
+        case ast.FunctionDef(name=name):
+            names.append(name)
+            return
         case ast.ExceptHandler(name=str(name)) | ast.MatchMapping(rest=str(name)):
             names.append(name)
         case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
@@ -210,6 +221,23 @@ class Reads:
                 if node.orelse and _leaves(node.orelse):
                     return then
                 return then & otherwise
+            case ast.FunctionDef():
+                for default in (*node.args.defaults, *node.args.kw_defaults):
+                    if default is not None:
+                        self.expression(default, assigned)
+                inner = {n for s in node.body for n in bound_names(s)}
+                own = frozenset({*parameter_names(node.args), *inner})
+                self.statements(node.body, assigned | own)
+                return assigned | {node.name}
+            case ast.Match():
+                self.expression(node.subject, assigned)
+                for case in node.cases:
+                    inside = assigned | frozenset(bound_names(case.pattern))
+                    self.expression(case.pattern, assigned)
+                    if case.guard is not None:
+                        self.expression(case.guard, inside)
+                    self.statements(case.body, inside)
+                return assigned
             case ast.Assign():
                 self.expression(node.value, assigned)
                 for target in node.targets:

@@ -6,14 +6,8 @@ import ast
 
 _LOOP = "write a for loop"
 EXPRESSIONS: dict[type, tuple[str, str]] = {
-    ast.Lambda: (
-        "`lambda` cannot be compiled",
-        "define a function outside of the kernel: it will be inlined",
-    ),
-    ast.ListComp: ("a list comprehension cannot be compiled", _LOOP),
     ast.SetComp: ("a set comprehension cannot be compiled", _LOOP),
     ast.DictComp: ("a dict comprehension cannot be compiled", _LOOP),
-    ast.GeneratorExp: ("a generator expression cannot be compiled", _LOOP),
     ast.Yield: ("`yield` cannot be compiled", "store the values in a tensor"),
     ast.YieldFrom: ("`yield from` cannot be compiled", "store the values in a tensor"),
     ast.Await: ("`await` cannot be compiled", "do it in the host part"),
@@ -31,10 +25,6 @@ STATEMENTS: dict[type, tuple[str, str]] = {
     ast.Raise: ("`raise` cannot be compiled", "use `assert condition, message`"),
     ast.Global: ("`global` cannot be compiled", "return the value, or write it into a tensor"),
     ast.Nonlocal: ("`nonlocal` cannot be compiled", "return the value, or write it into a tensor"),
-    ast.FunctionDef: (
-        "a function defined inside a kernel cannot be compiled",
-        "define it outside of the kernel: it will be inlined",
-    ),
     ast.ClassDef: (
         "a class defined inside a kernel cannot be compiled",
         "define it outside of the kernel",

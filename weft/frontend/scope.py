@@ -91,14 +91,16 @@ class Frame:
     env: dict[str, Operand] = field(default_factory=dict)
     arguments: dict[str, Operand] = field(default_factory=dict)  # a region's arguments
     counts: dict[str, int] = field(default_factory=dict)  # how often each name is assigned
-    turns: tuple[
-        int, ...
-    ] = ()  # of the unrolled loops around: calls in each are sites of their own
+    turns: tuple[int, ...] = ()  # of unrolled loops around: calls in each are sites of their own
+    stored: set[str] = field(default_factory=set)  # names into whose elements is stored
+    around: Frame | None = None  # of a function that is defined in a device loop
 
     def lookup(self, name: str, span: Span, guards: list[Guard]) -> Operand:
         operand = self.env.get(name)
         if operand is None:
             operand = self.arguments.get(name)
+        if operand is None and self.around is not None:
+            return self.around.lookup(name, span, guards)
         if operand is None:
             return self._outer(name, span, guards)
         if isinstance(operand, Unbound):
@@ -188,6 +190,9 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
             elif node.target.id not in unrolled:
                 unrolled.add(node.target.id)
                 target(node.target)
+        elif isinstance(node, ast.FunctionDef):
+            counts[node.name] = counts.get(node.name, 0) + 1
+            return
         flag = getattr(node, "weft_break", "")
         if flag:
             counts[flag] = counts.get(flag, 0) + 2

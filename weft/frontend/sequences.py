@@ -40,7 +40,7 @@ def items(cx: Lowering, x: Operand, span: Span) -> Items | None:
 
 def loopable(cx: Lowering, x: Operand, span: Span) -> Operand:
     """What a ``for`` statement goes over: a row's elements. Of a whole tensor it is the indices."""
-    if isinstance(x, Tensor) or not rows.is_row(x):
+    if (isinstance(x, Tensor) and not x.listed) or not rows.is_row(x):
         return x
     return items(cx, x, span) or x
 

@@ -27,6 +27,7 @@ from weft.frontend.names import (
     dotted,
     is_known,
     is_known_module,
+    own_nodes,
     root_name,
     statement_lists,
     stored_into,
@@ -164,8 +165,8 @@ class _Splitter:
         self.regions: list[Region] = []
         self.returns: list[Returned] = []
         self.region_nodes: set[ast.AST] = set()
-        _refuse(source)
         body = source.tree.body
+        _refuse(source, body, self.is_region)
         self.stored = set(self._host_names(body))
         self.locals = frozenset(self.stored | set(self.by_name))
         for parameter in self.parameters:
@@ -243,7 +244,7 @@ class _Splitter:
                 "`else` of a device loop", self.source.span(node.orelse[0]),
                 help="write the statements after the loop: it cannot be left by `break`",
             )  # fmt: skip
-        for inner in ast.walk(node):
+        for inner in own_nodes(node):
             if isinstance(inner, ast.Return) and not is_once(node):
                 raise KernelSyntaxError(
                     "`return` inside a device loop", self.source.span(inner),
@@ -442,19 +443,25 @@ _REFUSED: dict[type[ast.AST], tuple[str, str]] = {
     ast.Nonlocal: ("`nonlocal` in a kernel", "return the value, or write it into a tensor"),
     ast.FunctionDef: (
         "a function defined inside a kernel",
-        "define it outside of the kernel: it is inlined where a device loop calls it",
+        "define it in the device loop that calls it, or outside of the kernel: it is inlined",
     ),
     ast.AsyncFunctionDef: ("a function defined inside a kernel", "define it outside of the kernel"),
     ast.ClassDef: ("a class defined inside a kernel", "define it outside of the kernel"),
 }
 
 
-def _refuse(source: FunctionSource) -> None:
-    for statement in source.tree.body:
-        for node in ast.walk(statement):
-            if type(node) in _REFUSED:
-                message, help = _REFUSED[type(node)]
-                raise KernelSyntaxError(message, source.span(node), help=help)
+def _refuse(
+    source: FunctionSource, body: Iterable[ast.AST], is_region: Callable[[ast.stmt], bool],
+    inside: bool = False,
+) -> None:  # fmt: skip
+    """Refuses what no part of a kernel may hold; functions are defined ``inside`` device loops."""
+    for node in body:
+        function = isinstance(node, ast.FunctionDef)
+        if type(node) in _REFUSED and not (function and inside):
+            message, help = _REFUSED[type(node)]
+            raise KernelSyntaxError(message, source.span(node), help=help)
+        loop = not inside and isinstance(node, ast.For) and is_region(node)
+        _refuse(source, ast.iter_child_nodes(node), is_region, inside or loop)
 
 
 def _host_function(

@@ -12,6 +12,7 @@ from weft.frontend import (
     effects,
     elements,
     expressions,
+    lists,
     reductions,
     rows,
     slices,
@@ -43,6 +44,7 @@ def assignment(cx: Lowering, node: ast.Assign) -> None:
     span = cx.span(node)
     operand = cx.expression(node.value)
     for target in node.targets:
+        operand = lists.assigned(cx, target, node.value, operand, span)
         cx.bind(target, operand, span)
 
 
@@ -134,6 +136,7 @@ def _accumulate_one(
 ) -> None:  # fmt: skip
     value = cx.read_scalar(operand, span)
     elements.check_fits(tensor, value, span)
+    lists.check_stored(cx, tensor, value, span)
     if is_int(tensor.dtype) and is_float(promote("bool", dtype_of(value) or "bool")):
         raise KernelTypeError(
             f"`{tensor.name}` holds {tensor.dtype} and a float is accumulated into it", span,
@@ -180,6 +183,7 @@ def _store(cx: Lowering, part: Part | Row, operand: Operand, at: Span, span: Spa
     for tensor, indices, item in elements.stored(cx, part, operand, at, span):
         value = cx.read_scalar(item, span)
         elements.check_fits(tensor, value, span)
+        lists.check_stored(cx, tensor, value, span)
         cx.store_element(tensor.memref, tensor.dtype, indices, value, at)
 
 

@@ -119,7 +119,9 @@ for _word in ATOMICS:
 BUILTINS.update({
     torch.nn.functional.softmax: "torch.softmax", torch.linalg.vector_norm: "torch.vector_norm",
     torch.nn.functional.log_softmax: "torch.log_softmax", torch.linalg.norm: "torch.vector_norm",
-    builtins.complex: "complex", cmath.phase: "phase", cmath.rect: "polar",
+    **{getattr(torch, word): "array" for word in ("zeros", "ones", "empty", "full")},
+    builtins.complex: "complex", builtins.sorted: "sorted",
+    cmath.phase: "phase", cmath.rect: "polar",
     torch.conj_physical: "conj",
     python_math.floor: "floor_int", python_math.ceil: "ceil_int", python_math.trunc: "trunc_int",
     builtins.round: "round_int", torch.fix: "trunc", torch.frexp: "frexp",

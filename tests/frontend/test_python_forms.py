@@ -1,0 +1,239 @@
+"""Forms of Python in device loops: the undecorated function says what each means."""
+
+# ruff: noqa: B023, B905 -- functions that are called where they are made; zip as people write it
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+
+
+def generators(x, out):
+    n, m = x.shape
+    for i in range(n):
+        out[i, 0] = sum(x[i, j] * j for j in range(m)) + sum((k for k in range(i)), 0.5)
+        out[i, 1] = max(x[i, j] for j in range(m)) - min(abs(v) for v in x[i])
+        out[i, 2] = any(x[i, j] > 1 for j in range(m)) + 2 * all(v < 1 for v in x[i])
+        out[i, 3] = sum(v for v in x[i] if v > 0) + sum(1 for v in x[i] if v > 0)
+        out[i, 4] = sum(x[i, j] * x[i, k] for j in range(m) for k in range(j) if k != 1)
+        out[i, 5] = max(v * w for v in x[i] if v < 9 for w in x[i])
+        j = 7  # a generator's names are its own
+        out[i, 6] = sum(j for j in range(3)) + j + sum([a * b for a, b in zip((1, 2), x[i])])
+
+
+def comprehensions(x, out):
+    for i in range(x.shape[0]):
+        a = [x[i, j] * 2 for j in range(3)]
+        b = [v + k for k, v in enumerate(a) if k != 1]
+        k = i % 3
+        out[i, 0] = a[k] + b[0] - b[1] + len(b)
+        out[i, 1] = sum([p * q for p in a for q in (1, 2)])
+
+
+def lists(x, out):
+    for i in range(x.shape[0]):
+        a, counts, flags = [0.0] * 4, [0] * 3, [False, True] * 2
+        for j in range(x.shape[1]):
+            a[j % 4] += x[i, j]
+            counts[j % 3] += 1
+            flags[j % 4] = x[i, j] > 0
+        b = a
+        b[0] = 7.0  # the same list
+        s = [1, 2, 3]
+        s[i % 3] = 0.5  # no longer of ints
+        t = torch.zeros(3)
+        t[1:] = x[i, :2]
+        t[0] = t.sum()
+        u = torch.full((2, 2), 3)
+        u[i % 2, 1] += 4
+        for v in t:
+            u[0, 0] += int(v)
+        out[i, 0] = a[0] + a[1] * a[3] + max(a) + sum(a)
+        out[i, 1] = counts[0] * 100 + counts[1] * 10 + counts[2] + sum(counts)
+        out[i, 2] = flags[0] + flags[1] * 2 + flags[2] * 4 + flags[3] * 8
+        out[i, 3] = s[0] + s[1] * 10 + s[2] * 100 + u[0, 0] + u[0, 1] + u[1, 1]
+        out[i, 4] = t[0] + t.max()
+        low, mid, high = sorted((x[i, 0], x[i, 1], 0.5))
+        out[i, 5] = low + 10 * mid + 100 * high + sorted([3, 1, 2], reverse=True)[0]
+
+
+def functions(x, out):
+    for i in range(x.shape[0]):
+        scale = 2.0
+
+        def f(v, k=1, *rest, bias=0.5, **named):
+            for r in rest:
+                if r > 2:
+                    return -r
+            return v * scale + k + bias + len(named)
+
+        def clipped(v):
+            def inside(w):
+                return w if w > -1 else -1.0
+
+            return inside(v) + i
+
+        g = lambda v, w=scale: f(v) * w  # noqa: E731
+        out[i, 0] = f(x[i, 0])
+        scale = 3.0  # read when it is called
+        out[i, 1] = f(x[i, 1], 2, 1, 3) + f(x[i, 1], bias=1.0, more=2)
+        out[i, 2] = g(x[i, 0]) + (lambda v: v * v)(x[i, 1])
+        out[i, 3] = clipped(x[i, 0])
+
+
+def matched(x, out):
+    for i in range(x.shape[0]):
+        match i % 5:
+            case 0:
+                out[i, 0] = 1.0
+            case 1 | 2:
+                out[i, 0] = 2.0
+                if i > 5:
+                    continue
+            case k if k == 3:
+                out[i, 0] = k * 10
+            case _:
+                out[i, 0] = 4.0
+        match (i % 2, i % 3):
+            case (0, k) if k > 0:
+                out[i, 1] = k
+            case (a, 0):
+                out[i, 1] = 10 + a
+            case (first, *rest):
+                out[i, 1] = first + len(rest) * 100
+        s = 0
+        for j in range(4):
+            match j:
+                case 1:
+                    continue
+                case 3:
+                    break
+            s += 1 + j
+        out[i, 2] = s
+
+
+def else_of(x):
+    for k in range(3):
+        for v in x:
+            if v > k:
+                break
+        else:
+            return k
+        if k == 7:
+            return -1
+    else:
+        k = 50
+    return k + 100
+
+
+def loops(x, out):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            if x[i, j] > 1:
+                out[i, 0] = j
+                break
+        else:
+            out[i, 0] = -1
+        j, found = 0, 0
+        while j < x.shape[1]:
+            j += 1
+            if x[i, j - 1] < -1:
+                break
+            for k in range(2):
+                if x[i, j - 1] > k:
+                    break
+            else:
+                found += 1
+                continue
+            found += 10
+        else:
+            found += 100
+        for k in reversed(range(1, 8, 3)):
+            found = found * 2 + k
+        out[i, 1] = found
+        out[i, 2] = else_of(x[i])
+
+
+def power(v, n):
+    if n == 0:
+        return 1.0
+    half = power(v, n // 2)
+    return half * half * (v if n % 2 else 1.0)
+
+
+def recursive(x, out):
+    for i in range(x.shape[0]):
+        out[i, 0] = power(x[i, 0], 5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [generators, comprehensions, lists, functions, matched, loops, recursive],
+    ids=lambda f: f.__name__,
+)
+def test_it_means_what_it_means_in_python(function) -> None:
+    kernel = weft.kernel(function)
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(11, 5, dtype=dtype)
+        expected, compiled, interpreted = (torch.full((11, 7), 7.0, dtype=dtype) for _ in range(3))
+        function(x, expected)
+        kernel(x, compiled)
+        torch.testing.assert_close(compiled, expected)
+        kernel.interpret(x[:3], interpreted[:3])
+        torch.testing.assert_close(interpreted[:3], expected[:3])
+
+
+def test_gradients_of_generators_lists_and_functions() -> None:
+    @weft.kernel
+    def f(x):
+        out = x.new_empty(x.shape[0])
+        for i in range(x.shape[0]):
+            a = [0.0] * 3
+            for j in range(x.shape[1]):
+                a[j % 3] += x[i, j] ** 2
+            g = lambda v: v * a[0]  # noqa: E731
+            out[i] = sum(g(v) for v in x[i]) + max(v for v in x[i]) * a[1]
+        return out
+
+    x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(f, (x,))
+
+
+def test_what_is_refused() -> None:
+    def unbounded(x):
+        for i in range(x.shape[0]):
+            x[i] = power(x[i], i)
+
+    def empty(x):
+        for i in range(x.shape[0]):
+            x[i] = max(v for v in (1.0, 2.0) if x[i] > 5)
+
+    def long(x):
+        for i in range(x.shape[0]):
+            a = [v for v in range(i)]  # noqa: C416, F841
+
+    def classes(x):
+        for i in range(x.shape[0]):
+            match i:
+                case int(k):
+                    x[i] = k
+
+    def left(x):
+        for i in range(x.shape[0]):
+            for _ in range(3):
+                x[i] += 1
+            else:
+                break
+
+    expected = {
+        unbounded: "`power` calls itself, more than 32 levels deep",
+        empty: "`max` of no items",
+        long: "a comprehension whose length is known when it runs only",
+        classes: "`match` cannot be compiled",
+        left: "`break` out of a parallel loop",
+    }
+    for function, message in expected.items():
+        with pytest.raises(weft.WeftError) as caught:
+            weft.kernel(function)(torch.zeros(3))
+        assert message in str(caught.value)

@@ -1,0 +1,193 @@
+"""Generators in ``sum``, ``min``, ``max``, ``any`` and ``all``, and comprehensions of a length that
+is known at compile time.
+
+A generator of one ``for`` and no ``if`` is a row: a function from an index to an item. Others
+become the statements that they stand for. Names that a comprehension assigns are its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Sequence
+
+from weft.errors import KernelSyntaxError, Span
+from weft.frontend import casts, expressions, sequences
+from weft.frontend.context import EXPRESSIONS, Lowering
+from weft.frontend.desugar import desugar_body, placed
+from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup, describe
+from weft.frontend.names import bound_names
+
+MOST_ITEMS = 256  # of a comprehension, which is written out
+_Comprehension = ast.GeneratorExp | ast.ListComp
+
+
+class _Renaming(ast.NodeTransformer):
+    def __init__(self, names: dict[str, str]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        if node.id not in self.names:
+            return node
+        return ast.copy_location(ast.Name(self.names[node.id], node.ctx), node)
+
+
+def _own(node: _Comprehension) -> _Comprehension:
+    """A copy of ``node`` whose own names are no others'. What it first goes over is read outside of
+    it."""
+    found: _Comprehension | None = getattr(node, "weft_own", None)
+    if found is None:
+        targets = (g.target for g in node.generators)
+        own = {name: f"{name} {node.lineno}:{node.col_offset}"
+               for target in targets for name in bound_names(target)}  # fmt: skip
+        first = node.generators[0].iter
+        found = _Renaming(own).visit(copy.deepcopy(node))
+        assert found is not None
+        found.generators[0].iter = first
+        node.weft_own = found  # type: ignore[union-attr]
+    return found
+
+
+def of_generator(cx: Lowering, name: str, node: ast.Call) -> Operand | None:
+    """``sum(... for ...)`` and the like; None of another call."""
+    if not node.args or not isinstance(node.args[0], _Comprehension):
+        return None
+    start = [*node.args[1:], *(k.value for k in node.keywords if k.arg == "start")]
+    others = len(node.args) + len(node.keywords) - 1
+    if others > (1 if name == "sum" else 0) or len(start) != others:
+        raise KernelSyntaxError(
+            f"`{name}` of a generator takes nothing else in a device loop", cx.span(node),
+            help="write the loop",
+        )  # fmt: skip
+    made, span = _own(node.args[0]), cx.span(node)
+    if name in ("sum", "min", "max") and len(made.generators) == 1 and not made.generators[0].ifs:
+        row = _as_row(cx, made, span)
+        if row is not None and name == "sum":
+            first = cx.expression(start[0]) if start else Static(0)
+            return sequences.total(cx, row, first, span)
+        if row is not None:
+            return sequences.extreme(cx, row, "<" if name == "min" else ">", span)
+    return _in_statements(cx, name, made, start, node)
+
+
+def _as_row(cx: Lowering, node: _Comprehension, span: Span) -> Row | None:
+    (generator,) = node.generators
+    found = _items(cx, generator.iter)
+    if found is None:
+        return None
+
+    def at(place: list[Scalar | Static]) -> Operand:
+        cx.bind(generator.target, found.item(place[0]), span)
+        x = cx.expression(node.elt)
+        return x if isinstance(x, Static) else cx.read_number(x, span)
+
+    return Row([found.count], at)
+
+
+def _items(cx: Lowering, node: ast.expr) -> Items | None:
+    """What a comprehension goes over, where it has a number of items that is known at run time."""
+    over = cx.expression(node)
+    if casts.static_items(over) is not None:
+        return None
+    return sequences.items(cx, over, cx.span(node))
+
+
+def _in_statements(
+    cx: Lowering, name: str, node: _Comprehension, start: Sequence[ast.expr], at: ast.Call
+) -> Operand:
+    """The loops and branches that a generator stands for, around what is done with each item."""
+    mark = f"{at.lineno}:{at.col_offset}"
+    found, some, item = (f"{word} {mark}" for word in ("found", "some", "item"))
+    test = {"any": node.elt, "all": ast.UnaryOp(ast.Not(), node.elt)}.get(name)
+    if test is not None:
+        leave: list[ast.stmt] = [_set(found, ast.Constant(name == "any")), ast.Break()]
+        body: list[ast.stmt] = [ast.If(test, leave, [])]
+        begin: list[ast.stmt] = [_set(found, ast.Constant(name == "all"))]
+    elif name == "sum":
+        body = [_set(found, ast.BinOp(_get(found), ast.Add(), node.elt))]
+        begin = [_set(found, start[0] if start else ast.Constant(0))]
+    else:
+        beyond = ast.Compare(_get(item), [ast.Lt() if name == "min" else ast.Gt()], [_get(found)])
+        new = ast.BoolOp(ast.Or(), [ast.UnaryOp(ast.Not(), _get(some)), beyond])
+        body = [
+            _set(item, node.elt), ast.If(new, [_set(found, _get(item))], []),
+            _set(some, ast.Constant(True)),
+        ]  # fmt: skip
+        begin = [_set(some, ast.Constant(False)), _set(found, ast.Constant(0))]
+    for generator in reversed(node.generators):
+        for condition in reversed(generator.ifs):
+            body = [ast.If(condition, body, [])]
+        loop = ast.For(generator.target, generator.iter, body, [])
+        body = [loop]
+        if test is not None:
+            over = _get(found) if name == "any" else ast.UnaryOp(ast.Not(), _get(found))
+            body.append(ast.If(over, [ast.Break()], []))
+    statements = [*begin, *(body[:1] if test is not None else body)]
+    if name in ("min", "max"):
+        none = ast.Constant(f"`{name}` of no items")
+        statements.append(ast.Assert(_get(some), none))
+    known: list[ast.stmt] | None = getattr(at, "weft_statements", None)
+    if known is None:
+        known = desugar_body([placed(statement, at) for statement in statements])
+        at.weft_statements = known  # type: ignore[attr-defined]
+    for word in (found, some, item):
+        cx.frame.counts[word] = 2
+        cx.frame.env.pop(word, None)
+    cx.block(known)
+    return cx.frame.lookup(found, cx.span(at), cx.guards)
+
+
+def _get(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
+
+
+def _set(name: str, value: ast.expr) -> ast.stmt:
+    return ast.Assign([ast.Name(name, ast.Store())], value)
+
+
+def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
+    """A comprehension over what is known at compile time."""
+    made, items = _own(node), list[Operand]()
+
+    def level(k: int) -> None:
+        if k == len(made.generators):
+            items.append(cx.expression(made.elt))
+            if len(items) > MOST_ITEMS:
+                raise _too_long(f"of more than {MOST_ITEMS} items", node, cx)
+            return
+        generator = made.generators[k]
+        for item in _fixed(cx, generator.iter, node):
+            cx.bind(generator.target, item, cx.span(generator.target))
+            tests = [expressions.test(cx, condition) for condition in generator.ifs]
+            if not all(isinstance(t, Static) for t in tests):
+                raise _too_long("whose length depends on data", node, cx)
+            if all(t.value for t in tests):
+                level(k + 1)
+
+    level(0)
+    return Tup(items)
+
+
+def _fixed(cx: Lowering, node: ast.expr, at: _Comprehension) -> list[Operand]:
+    over = cx.expression(node)
+    known = casts.static_items(over)
+    if known is not None:
+        return known
+    found = sequences.items(cx, over, cx.span(node))
+    if found is None:
+        raise KernelSyntaxError(f"a comprehension over {describe(over)}", cx.span(node),
+                                help="go over a range, a tuple or a row")  # fmt: skip
+    if not isinstance(found.count, Static):
+        raise _too_long("whose length is known when it runs only", at, cx)
+    return [found.item(Static(k)) for k in range(found.count.value)]
+
+
+def _too_long(what: str, node: _Comprehension, cx: Lowering) -> KernelSyntaxError:
+    return KernelSyntaxError(
+        f"a comprehension {what}", cx.span(node),
+        help="use a generator in sum, min, max, any or all, or a tensor of the host part",
+    )  # fmt: skip
+
+
+EXPRESSIONS[ast.ListComp] = _written_out
+EXPRESSIONS[ast.GeneratorExp] = _written_out

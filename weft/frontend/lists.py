@@ -1,0 +1,143 @@
+"""Lists that a device loop stores into, and torch's small tensors: arrays of the iteration.
+
+``a = [0.0] * 6``, ``a = [x[i, j] for j in range(5)]`` and ``a = torch.zeros(6)`` make one where an
+element of ``a`` is assigned anywhere in the function; other lists are tuples. The elements of a
+list have one type, the join of all that is stored.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+
+import torch
+
+from weft.errors import KernelTypeError, Span
+from weft.frontend import elements
+from weft.frontend.casts import dtype_from, dtype_name, extent, static_items
+from weft.frontend.context import Lowering
+from weft.frontend.kinds import (
+    Operand,
+    ScalarKind,
+    Static,
+    Tensor,
+    Tup,
+    dtype_of,
+    is_complex,
+    promote,
+)
+from weft.ir import types as ir
+from weft.ir.core import Value
+from weft.lang.dtypes import as_dtype
+
+MOST_ITEMS = 1 << 12  # of a list that is written as a product
+
+
+def repeated(x: Tup, times: Operand, span: Span) -> Tup:
+    """``[a] * n``."""
+    count = times.value if isinstance(times, Static) else None
+    if type(count) is not int or len(x.items) * count > MOST_ITEMS:
+        raise KernelTypeError(
+            f"a list is repeated by a constant, to at most {MOST_ITEMS} items", span,
+            help="use weft.zeros(n, weft.f32), or a tensor of the host part",
+        )  # fmt: skip
+    return Tup(x.items * max(count, 0))
+
+
+def assigned(
+    cx: Lowering, target: ast.expr, value: ast.expr, x: Operand, span: Span
+) -> Operand:  # fmt: skip
+    """What ``target = value`` assigns, where ``value`` is ``x``: an array of a list whose elements
+    are assigned."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and isinstance(x, Tup):
+        parts = zip(target.elts, value.elts, x.items, strict=False)
+        made = [assigned(cx, *part, span) for part in parts]
+        return Tup(made) if len(made) == len(x.items) else x
+    name = target.id if isinstance(target, ast.Name) else ""
+    if name not in cx.frame.stored or not _is_list(value) or not isinstance(x, Tup) or not x.items:
+        return x
+    if not all(dtype_of(item) for item in x.items):
+        return x
+    made = _array(cx, name, x, span)
+    zeros = all(isinstance(item, Static) and item.value == 0 for item in x.items)
+    if not zeros:
+        for k, item in enumerate(x.items):
+            place = [cx.builder.constant(k, ir.index)]
+            cx.store_element(made.memref, made.dtype, place, item, span)
+    return made
+
+
+def _is_list(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return _is_list(node.left) or _is_list(node.right)
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return isinstance(node, ast.List | ast.ListComp) or (called and node.func.id == "list")  # type: ignore[union-attr]
+
+
+def _array(cx: Lowering, name: str, x: Tup, span: Span) -> Tensor:
+    key = f"{name}[]"
+    for item in x.items:
+        cx.widen(key, item, span)
+    kind = cx.widen(key, x.items[0], span)
+    assert isinstance(kind, ScalarKind)
+    made = elements.local_array(cx, (len(x.items),), kind.dtype)
+    made.listed, made.key = True, key
+    return made
+
+
+def check_stored(cx: Lowering, tensor: Tensor, value: Operand, span: Span) -> None:
+    """Notes what is stored into a list: its elements have the join of all types."""
+    if tensor.key:
+        cx.widen(tensor.key, value, span)
+
+
+def of_torch(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    """``torch.zeros(6)``, ``torch.ones((2, 3), dtype=...)``, ``torch.full((3,), v)``."""
+    span, name = cx.span(node), ast.unparse(node.func).rpartition(".")[2]
+    given = {k.arg: cx.expression(k.value) for k in node.keywords}
+    sizes, fill = list(arguments), Static(0 if name in ("zeros", "empty") else 1)
+    if name == "full":
+        *sizes, fill = sizes
+    if len(sizes) == 1 and static_items(sizes[0]) is not None:
+        sizes = static_items(sizes[0]) or []
+    if not sizes:
+        raise KernelTypeError(f"`torch.{name}` of no sizes in a device loop", span,
+                              help="write the sizes: torch.zeros(6)")  # fmt: skip
+    shape = tuple(extent(size, span) for size in sizes)
+    chosen = given.get("dtype")
+    if name == "full" and chosen is None and dtype_of(fill) in ("int", "bool"):
+        chosen = Static(torch.int64 if dtype_of(fill) == "int" else torch.bool)
+    default = as_dtype(torch.get_default_dtype())
+    dtype = dtype_name(dtype_from(chosen, span) if chosen is not None else default)
+    made = elements.local_array(cx, shape, dtype)
+    made.listed = True
+    if not (isinstance(fill, Static) and fill.value == 0):
+        value = cx.scalars.cast(cx.read_scalar(fill, span), dtype, span)
+
+        def store(place: list[Value]) -> None:
+            cx.store_element(made.memref, dtype, place, value, span)
+
+        cx.builder.each_element(made.memref, store)
+    return made
+
+
+def ordered(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    """``sorted`` of a tuple or a vector: by comparing neighbours, from the front."""
+    span, items = cx.span(node), static_items(arguments[0])
+    down = [cx.expression(k.value) for k in node.keywords if k.arg == "reverse"]
+    if items is None or any(is_complex(x) or dtype_of(x) is None for x in items):
+        raise KernelTypeError("`sorted` of what is no tuple of numbers", span,
+                              help="sort the tensor in the host part: torch.sort")  # fmt: skip
+    if not items:
+        return Tup([])
+    falls = bool(down and isinstance(down[0], Static) and down[0].value)
+    dtype = functools.reduce(promote, [dtype_of(x) or "" for x in items])
+    values: list[Operand] = [cx.scalars.cast(x, dtype, span) for x in items]
+    for end in range(1, len(values)):
+        for k in range(end, 0, -1):
+            a, b = values[k - 1], values[k]
+            less = cx.scalars.compare(">" if falls else "<", b, a, span)
+            swap = cx.scalars.truth(less, span)
+            values[k - 1] = cx.scalars.select(swap, b, a, span)
+            values[k] = cx.scalars.select(swap, a, b, span)
+    return Tup(values)

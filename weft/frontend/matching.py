@@ -1,0 +1,119 @@
+"""``match`` as ``if``, ``elif`` and ``else``. One with patterns of classes or mappings is left as
+it is, and refused where it is lowered.
+
+What a pattern captures is written in place of its name in the case's guard, and assigned where the
+case's body begins.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+
+
+def without_match(body: list[ast.stmt]) -> list[ast.stmt]:
+    """``body`` with ``if`` statements for ``match``. The statements given are not changed."""
+    if not any(isinstance(n, ast.Match) for statement in body for n in ast.walk(statement)):
+        return body
+    visitor = _Matching()
+    result: list[ast.stmt] = []
+    for statement in body:
+        made = visitor.visit(copy.deepcopy(statement))
+        result += made if isinstance(made, list) else [made]
+    return result
+
+
+class _Matching(ast.NodeTransformer):
+    def visit_Match(self, node: ast.Match) -> list[ast.stmt] | ast.Match:
+        self.generic_visit(node)
+        patterns = (n for case in node.cases for n in ast.walk(case.pattern))
+        return node if any(map(_is_foreign, patterns)) else self._branches(node)
+
+    def _branches(self, node: ast.Match) -> list[ast.stmt]:
+        name = f"subject {node.lineno}:{node.col_offset}"
+        subject = ast.Name(name, ast.Load())
+        begin = ast.Assign([ast.Name(name, ast.Store())], node.subject)
+        rest: list[ast.stmt] = []
+        for case in reversed(node.cases):
+            captured: dict[str, ast.expr] = {}
+            tests = _tests(case.pattern, subject, captured)
+            if case.guard is not None:
+                tests.append(_Capturing(captured).visit(case.guard))
+            assigned: list[ast.stmt] = [
+                ast.Assign([ast.Name(n, ast.Store())], value) for n, value in captured.items()
+            ]
+            body = [*assigned, *case.body]
+            if not tests:
+                rest = body
+                continue
+            test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests)
+            rest = [ast.copy_location(ast.If(test, body, rest), case.pattern)]
+        for statement in (begin, *rest):
+            for child in ast.walk(statement):
+                if isinstance(child, ast.stmt | ast.expr) and not hasattr(child, "lineno"):
+                    ast.copy_location(child, node.subject)
+        return [begin, *rest]
+
+
+class _Capturing(ast.NodeTransformer):
+    def __init__(self, captured: dict[str, ast.expr]) -> None:
+        self.captured = captured
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.captured.get(node.id, node)
+
+
+def _is_foreign(node: ast.AST) -> bool:
+    """Whether a pattern is none of what is compiled."""
+    if isinstance(node, ast.MatchOr):
+        return any(isinstance(n, ast.MatchAs | ast.MatchStar) and n.name for n in ast.walk(node))
+    true = isinstance(node, ast.MatchSingleton) and node.value is not None
+    return true or isinstance(node, ast.MatchClass | ast.MatchMapping)
+
+
+def _tests(
+    pattern: ast.pattern, subject: ast.expr, captured: dict[str, ast.expr]
+) -> list[ast.expr]:
+    """What holds where ``subject`` matches. Notes what names are assigned."""
+    match pattern:
+        case ast.MatchAs(pattern=inner, name=name):
+            tests = [] if inner is None else _tests(inner, subject, captured)
+            if name is not None:
+                captured[name] = subject
+            return tests
+        case ast.MatchValue(value=value):
+            return [ast.Compare(subject, [ast.Eq()], [value])]
+        case ast.MatchSingleton(value=None):
+            return [ast.Compare(subject, [ast.Is()], [ast.Constant(None)])]
+        case ast.MatchOr(patterns=patterns):
+            either = [_tests(p, subject, captured) for p in patterns]
+            if not all(either):
+                return []
+            joined = [t[0] if len(t) == 1 else ast.BoolOp(ast.And(), t) for t in either]
+            return [ast.BoolOp(ast.Or(), joined)]
+        case ast.MatchSequence(patterns=patterns):
+            return _sequence(patterns, subject, captured)
+        case _:
+            raise AssertionError(pattern)
+
+
+def _sequence(
+    patterns: list[ast.pattern], subject: ast.expr, captured: dict[str, ast.expr]
+) -> list[ast.expr]:
+    star = next((k for k, p in enumerate(patterns) if isinstance(p, ast.MatchStar)), None)
+    count = len(patterns) - (star is not None)
+    length = ast.Call(ast.Name("len", ast.Load()), [subject], [])
+    way = ast.Eq() if star is None else ast.GtE()
+    tests: list[ast.expr] = [ast.Compare(length, [way], [ast.Constant(count)])]
+    for k, inner in enumerate(patterns):
+        if isinstance(inner, ast.MatchStar):
+            after = len(patterns) - k - 1
+            upper = ast.UnaryOp(ast.USub(), ast.Constant(after)) if after else None
+            if inner.name is not None:
+                part = ast.Slice(ast.Constant(k), upper)
+                captured[inner.name] = ast.Subscript(subject, part, ast.Load())
+            continue
+        place = k if star is None or k < star else k - len(patterns)
+        item = ast.Subscript(subject, ast.Constant(place), ast.Load())
+        tests += _tests(inner, item, captured)
+    return tests

@@ -96,7 +96,19 @@ from weft.lang.field import (
     x64,
     zeros,
 )
-from weft.lang.loops import data_oriented, func, grouped, loop_config, ndrange, serial, static
+from weft.lang.loops import (
+    data_oriented,
+    func,
+    grouped,
+    loop_config,
+    loop_unique,
+    ndrange,
+    serial,
+    static,
+    static_assert,
+    static_print,
+    stop_grad,
+)
 from weft.lang.math import (
     abs,
     acos,
@@ -128,7 +140,7 @@ from weft.lang.math import (
 )
 from weft.lang.pending import sync
 from weft.lang.random import randint, randn, random
-from weft.lang.types import template
+from weft.lang.types import ref, template
 from weft.lang.vectors import Matrix, Vector
 from weft.version import VERSION as __version__
 
@@ -207,9 +219,10 @@ __all__ = [
     "bool_", "c64", "c128", "cast", "ceil", "complex64", "complex128", "cos", "cpu", "cuda",
     "data_oriented", "errors", "exp", "f16", "f32", "f64", "field", "float16", "float32",
     "float64", "floor", "frexp", "func", "gpu", "grouped", "i8", "i16", "i32", "i64", "init",
-    "int8", "int16", "int32", "int64", "kernel", "log", "loop_config", "math", "max", "metal",
-    "min", "ndarray", "ndrange", "one", "opengl", "pow", "randint", "randn", "random",
-    "raw_div", "raw_mod", "round", "rsqrt", "select", "serial", "sin", "sqrt", "static", "sync",
-    "tan", "tanh", "template", "types", "u1", "u8", "u16", "u32", "u64", "uint8", "uint16",
-    "uint32", "uint64", "var", "vulkan", "x64", "zero", "zeros",
+    "int8", "int16", "int32", "int64", "kernel", "log", "loop_config", "loop_unique", "math",
+    "max", "metal", "min", "ndarray", "ndrange", "one", "opengl", "pow", "randint", "randn",
+    "random", "raw_div", "raw_mod", "ref", "round", "rsqrt", "select", "serial", "sin", "sqrt",
+    "static", "static_assert", "static_print", "stop_grad", "sync", "tan", "tanh", "template",
+    "types", "u1", "u8", "u16", "u32", "u64", "uint8", "uint16", "uint32", "uint64", "var",
+    "vulkan", "x64", "zero", "zeros",
 ]  # fmt: skip

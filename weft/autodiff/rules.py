@@ -252,7 +252,7 @@ ZERO = frozenset((
     "arith.cmpi", "arith.cmpf", "arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast",
     "arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.fptoui", "math.floor", "math.ceil",
     "math.trunc", "math.roundeven", "math.absi", "math.isnan", "math.isinf", "math.ctpop",
-    "math.philox",
+    "math.philox", "math.detach",
     "memref.dim",
 ))  # fmt: skip
 

@@ -269,6 +269,11 @@ def _negf(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return [e.inst(f"fneg {e.fast}{e.type(op.result.scalar)} {operands[0]}")]
 
 
+@rule("math.detach")
+def _detach(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    return operands
+
+
 @rule("math.isnan")
 def _isnan(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     a = operands[0]

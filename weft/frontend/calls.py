@@ -35,6 +35,7 @@ from weft.frontend import (
     rows,
     sequences,
     signatures,
+    statics,
     uncallable,
 )
 from weft.frontend.bits import BITS
@@ -316,9 +317,6 @@ def _ndrange(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
             bounds.append((a.items[0], a.items[1]))
         else:
             bounds.append((Static(0), cx.read_scalar(a, cx.span(node))))
-    if not bounds:
-        raise KernelTypeError("`ndrange` needs at least one extent", cx.span(node),
-                              help="write weft.ndrange(n)")  # fmt: skip
     return Box(bounds)
 
 
@@ -568,6 +566,7 @@ HANDLERS: dict[str, Handler] = {
     **complex_calls.FUNCTIONS,
     **BITS,
     **draws.HANDLERS,
+    **statics.HANDLERS,
     "divmod": _divmod,
     "int": _to(int), "float": _to(float), "bool": _to(bool),
     "range": _range, "ndrange": _ndrange, "grouped": _grouped, "static": _static,

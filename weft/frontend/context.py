@@ -65,6 +65,7 @@ class Lowering:
     widened: bool = False
     discarded: ast.expr | None = None  # the statement that is lowered, if it is an expression
     inlined: int = 0  # calls so far
+    printed: list[str] = field(default_factory=list)  # by ``static_print``
     stream: Any = None  # of random numbers (see ``draws.Stream``); None outside of iterations
     draws: dict[Op, tuple[Value, int]] = field(default_factory=dict)  # see ``draws.number``
     guards: list[Guard] = field(default_factory=list)

@@ -57,6 +57,9 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
         return lists.repeated(a, b, span) if isinstance(a, Tup) else lists.repeated(b, a, span)  # type: ignore[arg-type]
     if isinstance(a, Tup) and isinstance(b, Tup) and symbol == "+":
         return Tup([*a.items, *b.items])
+    for x, y in ((a, b), (b, a)):
+        if symbol == "*" and isinstance(x, Tup) and isinstance(y, Static) and type(y.value) is int:
+            return Tup(x.items * y.value)
     if symbol == "@":
         raise KernelTypeError(
             "`@` needs rows of tensors, small vectors or matrices",
@@ -455,6 +458,12 @@ def choose(
             if isinstance(x, Tensor) and x.rank == 0:
                 x = cx.read_number(x, span)
             sides.append(x)
+    vectors = [x for x in sides if isinstance(x, Vec)]
+    if len(vectors) == 1:  # `0 if c else v`: the number in each place
+        like = vectors[0]
+        sides = [Vec([x] * len(like.items), like.shape)
+                 if isinstance(x, Scalar | Static) and dtype_of(x) else x
+                 for x in sides]  # fmt: skip
     kind = join(kind_of(sides[0]), kind_of(sides[1]), "", span)
     if isinstance(kind, OpaqueKind):
         _end(op, b, [[], []])

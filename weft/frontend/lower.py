@@ -92,6 +92,7 @@ def lower(
         lowered = _run(lowering)
         if not lowering.widened:
             _advise(lowering)
+            print(*lowering.printed, sep="", end="")
             return lowered
     raise AssertionError("types did not settle")
 

@@ -54,7 +54,7 @@ _NAMES = {
     "square root": "math.sqrt math.rsqrt",
     "compare": "arith.cmpf arith.maximumf arith.minimumf arith.maxnumf arith.minnumf",
     "sign and rounding": "arith.negf math.absf math.copysign math.floor math.ceil math.trunc "
-    "math.roundeven math.isnan math.isinf",
+    "math.roundeven math.isnan math.isinf math.detach",
     "integer": "arith.addi arith.subi arith.muli arith.floordivsi arith.divui arith.remsi "
     "arith.remui arith.andi arith.ori arith.xori arith.shli arith.shrsi arith.shrui arith.minsi "
     "arith.maxsi arith.minui arith.maxui arith.cmpi math.absi math.ctpop math.philox",

@@ -36,8 +36,8 @@ DIVISIONS = ("arith.floordivsi", "arith.divui", "arith.remsi", "arith.remui")
 
 # Functions that take about as long as an addition; the others take many times longer.
 _QUICK = {
-    "math.absf", "math.absi", "math.ceil", "math.copysign", "math.ctpop", "math.floor", "math.fma",
-    "math.isinf", "math.isnan", "math.roundeven", "math.trunc",
+    "math.absf", "math.absi", "math.ceil", "math.copysign", "math.ctpop", "math.detach",
+    "math.floor", "math.fma", "math.isinf", "math.isnan", "math.roundeven", "math.trunc",
 }  # fmt: skip
 
 
@@ -131,6 +131,7 @@ for _name in (
 for _name in ("powf", "atan2", "hypot", "copysign"):
     _row(f"math.{_name}", "T:float T:float", "T", f"{_name}(a, b)")
 _row("math.fma", "T:float T:float T:float", "T", "a * b + c, rounded once")
+_row("math.detach", "T:float", "T", "a, as a constant: its derivative is 0")
 _row("math.absi", "T:int", "T", "|a|, wrapping")
 _row("math.isnan", "T:float", "i1", "true where a is NaN")
 _row("math.isinf", "T:float", "i1", "true where a is an infinity")

@@ -276,6 +276,7 @@ SCALAR_RULES: dict[str, Rule] = {
             "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
         )
     },
+    "math.detach": lambda op, a: a,
     "math.absf": _float(np.abs),
     "math.sqrt": _float(np.sqrt),
     "math.rsqrt": _wide(lambda a: 1.0 / np.sqrt(a)),

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from weft.errors import KernelTypeError
+from weft.errors import KernelAssertionError, KernelTypeError
 from weft.lang.elements import Elementwise
 from weft.lang.field import indices
 from weft.lang.vectors import Vector
@@ -24,6 +24,7 @@ from weft.values import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
+T = TypeVar("T")
 _MARK = "__weft_func__"
 
 
@@ -97,10 +98,9 @@ class NDRange:
 def ndrange(*bounds: Any) -> NDRange:
     """The integers below each argument: ``for i, j in ndrange(n, (1, m))``.
 
-    An argument is an end, or a pair (begin, end). Gives ints for one dimension, else tuples.
+    An argument is an end, or a pair (begin, end). Gives ints for one dimension, else tuples: for
+    none, one empty tuple.
     """
-    if not bounds:
-        raise KernelTypeError("ndrange() needs at least one extent", help="write weft.ndrange(n)")
     return NDRange(tuple(map(_bound, bounds)))
 
 
@@ -162,6 +162,28 @@ def static(*values: Any) -> Any:
         return values
     value = values[0]
     return tuple(value) if isinstance(value, range | NDRange | Grouped) else value
+
+
+def static_assert(condition: Any, message: object = "") -> None:
+    """Raises ``KernelAssertionError`` unless ``condition``, which a loop knows when it is compiled,
+    holds."""
+    if not condition:
+        raise KernelAssertionError(str(message) or "a static assertion failed")
+
+
+def static_print(*values: Any, sep: str = " ", end: str = "\n") -> None:
+    """Prints when the loop is compiled: values that are known then, of others what they are."""
+    print(*values, sep=sep, end=end)
+
+
+def loop_unique(value: T, covers: Any = None) -> T:
+    """``value``: Taichi's promise that no other iteration has it, which weft finds out itself."""
+    return value
+
+
+def stop_grad(value: T) -> T:
+    """``value``, whose derivative is 0: ``torch.Tensor.detach``."""
+    return value.detach() if isinstance(value, torch.Tensor) else value  # type: ignore[return-value]
 
 
 @frozen

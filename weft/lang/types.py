@@ -148,6 +148,11 @@ def template(*_: Any, **__: Any) -> Template:
     return Template()
 
 
+def ref(dtype: Any) -> Template:
+    """Annotates a parameter of a function that loops call: the caller's variable itself."""
+    return Template()
+
+
 def is_template(annotation: object) -> bool:
     """Whether ``annotation`` is ``template()``, ``template`` or ``Template``."""
     return annotation is template or annotation is Template or isinstance(annotation, Template)

@@ -146,6 +146,7 @@ OPAQUE: dict[str, str] = {
     "arith.bitcast": "bits are taken for another type",
     "math.cbrt": "Inductor has no cube root",
     "math.fma": "Inductor has no fused multiply-add on CPUs",
+    "math.detach": "its derivative is declared to be 0",
     "math.ctpop": "Inductor does not count bits",
     "math.philox": "it draws random numbers, which Inductor would number otherwise",
     "memref.atomic_rmw": "iterations accumulate in one element",

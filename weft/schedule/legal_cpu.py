@@ -35,9 +35,9 @@ MOST = 8  # vectors side by side, and iterations along the other index, of a reg
 
 # Operations of mathematics that are instructions for vectors of any length; others are calls.
 _INSTRUCTIONS = {
-    "math.absf", "math.absi", "math.ceil", "math.copysign", "math.ctpop", "math.floor", "math.fma",
-    "math.isinf", "math.isnan", "math.philox", "math.roundeven", "math.rsqrt", "math.sqrt",
-    "math.trunc",
+    "math.absf", "math.absi", "math.ceil", "math.copysign", "math.ctpop", "math.detach",
+    "math.floor", "math.fma", "math.isinf", "math.isnan", "math.philox", "math.roundeven",
+    "math.rsqrt", "math.sqrt", "math.trunc",
 }  # fmt: skip
 _OVERLAP = "the loop's arguments may overlap in memory"
 

@@ -1,0 +1,74 @@
+"""What is said to the compiler: ``static_assert``, ``static_print``, ``func(f)``, ``loop_unique``,
+``stop_grad``."""
+
+from __future__ import annotations
+
+import ast
+
+from weft.errors import KernelAssertionError, KernelTypeError
+from weft.frontend import aggregates
+from weft.frontend.casts import Handler
+from weft.frontend.context import Lowering
+from weft.frontend.kinds import Operand, Scalar, Static, Tensor, Tup, describe, dtype_of, is_float
+from weft.frontend.signatures import argument
+
+
+def _same(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    return arguments[0]
+
+
+def _static_assert(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    span, condition = cx.span(node), arguments[0]
+    if not isinstance(condition, Static):
+        raise KernelTypeError(
+            "`static_assert` of what is known at run time only", cx.span(node.args[0]),
+            help="write assert",
+        )  # fmt: skip
+    if not condition.value:
+        message = argument(arguments, 1)
+        shown = _shown(message) if message is not None else ast.unparse(node.args[0])
+        raise KernelAssertionError(shown, span, help="this is known when the loop is compiled")
+    return Static(None)
+
+
+def _static_print(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    options = {"sep": " ", "end": "\n"}
+    for keyword in node.keywords:
+        value = cx.expression(keyword.value)
+        if isinstance(value, Static) and keyword.arg in options:
+            options[keyword.arg] = str(value.value)
+    cx.printed.append(options["sep"].join(map(_shown, arguments)) + options["end"])
+    return Static(None)
+
+
+def _shown(x: Operand) -> str:
+    """A value that is known, or what another is."""
+    if isinstance(x, Static):
+        return str(x.value)
+    if isinstance(x, Tup):
+        return f"({', '.join(map(_shown, x.items))})"
+    return describe(x)
+
+
+def _stop_grad(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    span, (x,) = cx.span(node), arguments
+    if isinstance(x, Tensor) and x.rank:
+        raise KernelTypeError(
+            f"`stop_grad` of {describe(x)}", span,
+            help=f"write stop_grad({x.name}[...]) where its elements are read, or "
+            f"{x.name}.detach() in the host part",
+        )  # fmt: skip
+
+    def detached(item: Operand) -> Operand:
+        number = cx.read_scalar(item, span)
+        if not isinstance(number, Scalar) or not is_float(dtype_of(number) or ""):
+            return number
+        return Scalar(cx.builder.op("math.detach", number.value), number.dtype)
+
+    return aggregates.elementwise(detached, [x], span)
+
+
+HANDLERS: dict[str, Handler] = {
+    "func": _same, "loop_unique": _same, "stop_grad": _stop_grad,
+    "static_assert": _static_assert, "static_print": _static_print,
+}  # fmt: skip

@@ -153,6 +153,9 @@ if TYPE_CHECKING:
     from weft.lang.linalg import polar_decompose as polar_decompose
     from weft.lang.linalg import solve as solve
     from weft.lang.linalg import sym_eig as sym_eig
+    from weft.lang.structs import Struct as Struct
+    from weft.lang.structs import StructField as StructField
+    from weft.lang.structs import dataclass as dataclass
 
     svd = linalg.taichi_svd
     from weft.pytorch.exported_program import export_library as export_library
@@ -172,7 +175,8 @@ if TYPE_CHECKING:
 
 _LATER = {
     "bench": "weft.workbench.bench", "benchmark": "weft.workbench.bench",
-    "c_source": "weft.tools.foreign", "check": "weft.workbench.check",
+    "c_source": "weft.tools.foreign",
+    "check": "weft.workbench.check",
     "cuda_source": "weft.tools.foreign", "profile": "weft.workbench.profile",
     "report": "weft.workbench.report_page",
     "export_library": "weft.pytorch.exported_program",
@@ -184,6 +188,7 @@ _LATER = {
 # Taichi's names, and what is written in the language, likewise: "module:name", or a module.
 _TAICHI = {
     **{name: f"weft.lang.layout:{name}" for name in ("root", "axes", "Layout")},
+    **{name: f"weft.lang.structs:{name}" for name in ("Struct", "StructField", "dataclass")},
     **{name: f"weft.lang.linalg:{name}" for name in ("solve", "eig", "sym_eig", "polar_decompose")},
     "svd": "weft.lang.linalg:taichi_svd", "linalg": "weft.lang.linalg",
 }  # fmt: skip

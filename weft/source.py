@@ -218,8 +218,11 @@ def enclosed(tree: ast.stmt, function: Callable[..., Any]) -> ast.Module:
     if owner.isidentifier():
         inner = ast.ClassDef(owner, [], [], [tree], [], type_params=[])  # pyright: ignore[reportCallIssue]
     free = [ast.arg(name) for name in code.co_freevars if name != "__class__" or inner is tree]
+    body = [inner]
+    if inner is not tree and owner not in code.co_freevars:
+        body.insert(0, ast.Global([owner]))  # a method that names its own class of the module
     outer = ast.FunctionDef(
-        "__weft_outer__", ast.arguments([], free, None, [], [], None, []), [inner], [],
+        "__weft_outer__", ast.arguments([], free, None, [], [], None, []), body, [],
         type_params=[],  # pyright: ignore[reportCallIssue]
     )  # fmt: skip
     return _located(ast.Module([outer], []), tree)

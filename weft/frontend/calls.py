@@ -31,6 +31,8 @@ from weft.frontend import (
     elements,
     expressions,
     lists,
+    named,
+    records,
     row_calls,
     rows,
     sequences,
@@ -87,9 +89,11 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     function = cx.expression(node.func)
 
     def bound(takes: tuple[str, ...] | None, text: str) -> list[Operand]:
-        given, named = _arguments(cx, node), _keywords(cx, node)
-        return given if takes is None else signatures.bind(takes, text, given, named, span)
+        given, by_name = _arguments(cx, node), _keywords(cx, node)
+        return given if takes is None else signatures.bind(takes, text, given, by_name, span)
 
+    if isinstance(function, Method) and (own := named.method(function.receiver, function.name)):
+        return _inlined(cx, node, Static(own), span, [function.receiver])
     if isinstance(function, Method) and row_calls.has(function):
         return row_calls.method(cx, node, function, bound)
     if isinstance(function, Method):
@@ -101,8 +105,7 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         )
     target = function.value
     if isinstance(target, LocalFunction):
-        given, named = _arguments(cx, node), _keywords(cx, node)
-        return closures.call(cx, target, given, named, node)
+        return closures.call(cx, target, _arguments(cx, node), _keywords(cx, node), node)
     if isinstance(target, torch.dtype):  # `x.dtype(v)` casts, too
         target = complex_type(target) or as_dtype(target)
     if isinstance(target, DType | ComplexType):
@@ -110,6 +113,8 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         return cast(cx, x, target, span)
     if isinstance(target, (VectorType, MatrixType)):
         return vector_type(cx, target, bound(("x -", "*"), ast.unparse(node.func)), span)
+    if records.makes_records(target):
+        return records.make(cx, target, _arguments(cx, node), _keywords(cx, node), span)
     name = names.canonical(target)
     if name in ("sum", "min", "max", "any", "all"):
         found = comprehensions.of_generator(cx, name, node)
@@ -178,9 +183,10 @@ def _held(made: Static, name: str, place: int | str) -> Static:
     return Static(value, (*made.key, name, place), read)
 
 
-def _inlined(cx: Lowering, node: ast.Call, function: Static, span: Span) -> Operand:
+def _inlined(
+    cx: Lowering, node: ast.Call, function: Static, span: Span, receiver: Sequence[Operand] = ()
+) -> Operand:
     target: Any = function.value
-    receiver: list[Operand] = []
     arguments = _arguments(cx, node)
     if (
         any(target is f for f in _OF_CONSTANTS)
@@ -323,6 +329,7 @@ def _ndrange(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
 def _grouped(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     span = cx.span(node)
     (x,) = arguments
+    x = records.over(cx, x, span)
     if isinstance(x, Tensor):
         return Box(elements.subscripts_of(cx, x, span), grouped=True)
     if isinstance(x, Box):

@@ -160,7 +160,8 @@ class Lowering:
             return Vec([self.scalars.cast(item, kind.dtype, span) for item in x.items], x.shape)
         if isinstance(kind, TupKind):
             assert isinstance(x, Tup)
-            return Tup([self.coerce(i, k, span) for i, k in zip(x.items, kind.items, strict=True)])
+            items = [self.coerce(i, k, span) for i, k in zip(x.items, kind.items, strict=True)]
+            return Tup(items, kind.names, kind.struct)
         return x
 
     # --- the syntax tree ------------------------------------------------------------------------
@@ -272,7 +273,8 @@ class Lowering:
         if isinstance(kind, VecKind):
             return Vec([Scalar(next(values), kind.dtype) for _ in self.types(kind)], kind.shape)
         if isinstance(kind, TupKind):
-            return Tup([self.rebuild(item, values) for item in kind.items])
+            items = [self.rebuild(item, values) for item in kind.items]
+            return Tup(items, kind.names, kind.struct)
         assert isinstance(kind, OpaqueKind)
         return kind.operand
 

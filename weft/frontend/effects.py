@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates, elements, expressions, reductions
+from weft.frontend import aggregates, elements, expressions, records, reductions
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     UNSIGNED,
@@ -38,12 +38,16 @@ def _place(
     base: Operand | None = None
     if len(node.args) == count and isinstance(node.args[0], ast.Subscript):
         base = expressions.holder(cx, node.args[0].value)
-    if not isinstance(base, (Tensor, Part)):
+    member = records.place(cx, node.args[0]) if len(node.args) == count else None
+    if isinstance(member, records.Spot):
+        tensor, indices = elements.whole(member.part(cx, span), span)
+    elif not isinstance(base, (Tensor, Part)):
         help = f"write weft.{name}(x[i], value)"
         if len(node.args) == count and isinstance(node.args[0], ast.Name):
             help += f"; of a variable, {_accumulation(name, node.args[0].id)}"
         raise KernelTypeError(f"`{name}` works on an element of a tensor", span, help=help)
-    tensor, indices = elements.element(cx, base, node.args[0].slice, span)  # type: ignore[attr-defined]
+    else:
+        tensor, indices = elements.element(cx, base, node.args[0].slice, span)  # type: ignore[attr-defined]
     if tensor.pair:
         raise KernelTypeError(f"`{name}` of complex numbers", span, help="use atomic_add")
     values = [cx.read_scalar(cx.expression(a), span) for a in node.args[1:]]

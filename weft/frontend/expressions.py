@@ -9,7 +9,17 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates, casts, complexes, elements, lists, refused, rows, slices
+from weft.frontend import (
+    aggregates,
+    casts,
+    complexes,
+    elements,
+    lists,
+    named,
+    refused,
+    rows,
+    slices,
+)
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import (
     Complex,
@@ -49,6 +59,10 @@ _CHEAP_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXo
 
 
 def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
+    if isinstance(a, Tup) or isinstance(b, Tup):
+        found = named.binary(cx, symbol, a, b, span, binary)
+        if found is not None:
+            return found
     if rows.is_row(a) or rows.is_row(b):
         return _of_rows(cx, symbol, a, b, span)
     if isinstance(a, Vec) or isinstance(b, Vec):
@@ -57,9 +71,6 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
         return lists.repeated(a, b, span) if isinstance(a, Tup) else lists.repeated(b, a, span)  # type: ignore[arg-type]
     if isinstance(a, Tup) and isinstance(b, Tup) and symbol == "+":
         return Tup([*a.items, *b.items])
-    for x, y in ((a, b), (b, a)):
-        if symbol == "*" and isinstance(x, Tup) and isinstance(y, Static) and type(y.value) is int:
-            return Tup(x.items * y.value)
     if symbol == "@":
         raise KernelTypeError(
             "`@` needs rows of tensors, small vectors or matrices",
@@ -140,6 +151,8 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         if name == "dtype":
             return Static(casts.dtype_object(x.dtype))
         return x if name == "real" else Method(x, name)
+    if isinstance(x, Tup) and (found := named.member(x, name)) is not None:
+        return found
     row = rows.of(cx, x)
     if row is not None:
         if name == "shape":
@@ -252,6 +265,8 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
                 return Tup(base.items[slice(*known)])
         else:
             position = cx.expression(node.slice)
+            if isinstance(position, Static) and position.value in base.names:
+                return base.items[base.names.index(position.value)]
             if isinstance(position, Static) and isinstance(position.value, int):
                 if not -len(base.items) <= position.value < len(base.items):
                     raise KernelIndexError(

@@ -58,6 +58,7 @@ def inline(
     body = desugar_function(source.tree.body, valued=node is not cx.discarded)
     cx.frame = Frame(source, (*outer.path, site))
     cx.frame.counts, cx.frame.stored = assigned(body), stored_into(source.tree)
+    cx.frame.given = frozenset(arguments)
     cx.frame.counts[RETURN_VALUE] = len(returns(source.tree.body))  # its end, if reached, is none
     try:
         for name, operand in arguments.items():

@@ -234,9 +234,12 @@ class Complex:
 
 @mutable
 class Tup:
-    """A Python tuple of anything."""
+    """A Python tuple of anything. ``names``: of a struct's or a named tuple's items; ``struct``:
+    the type of it, whose methods it has."""
 
     items: list[Any]
+    names: tuple[str, ...] = ()
+    struct: Any = None
 
 
 @mutable
@@ -319,6 +322,8 @@ class VecKind:
 @frozen
 class TupKind:
     items: tuple[Any, ...]
+    names: tuple[str, ...] = ()
+    struct: Any = None
 
     def __str__(self) -> str:
         return f"({', '.join(map(str, self.items))})"
@@ -382,7 +387,7 @@ def kind_of(x: Operand) -> Kind:
             dtype = d if k == 0 else promote(dtype, d)
         return VecKind(x.shape, dtype)
     if isinstance(x, Tup):
-        return TupKind(tuple(kind_of(item) for item in x.items))
+        return TupKind(tuple(kind_of(item) for item in x.items), x.names, x.struct)
     return OpaqueKind(x)
 
 
@@ -418,8 +423,11 @@ def join(a: Kind, b: Kind, name: str, span: Span) -> Kind:
         return ComplexKind(dtype if dtype in COMPLEX else "f32")
     if isinstance(a, VecKind) and isinstance(b, VecKind) and a.shape == b.shape:
         return VecKind(a.shape, promote(a.dtype, b.dtype))
-    if isinstance(a, TupKind) and isinstance(b, TupKind) and len(a.items) == len(b.items):
-        return TupKind(tuple(join(x, y, name, span) for x, y in zip(a.items, b.items, strict=True)))
+    if isinstance(a, TupKind) and isinstance(b, TupKind) and (
+        (len(a.items), a.names, a.struct) == (len(b.items), b.names, b.struct)
+    ):  # fmt: skip
+        items = tuple(join(x, y, name, span) for x, y in zip(a.items, b.items, strict=True))
+        return TupKind(items, a.names, a.struct)
     if (
         isinstance(a, OpaqueKind)
         and isinstance(b, OpaqueKind)
@@ -454,6 +462,9 @@ def article(kind: Kind) -> str:
     if isinstance(kind, VecKind):
         return f"a {'matrix' if len(kind.shape) == 2 else 'vector'} ({kind})"
     if isinstance(kind, TupKind):
+        if kind.names:
+            what = getattr(kind.struct, "__name__", "struct")
+            return f"a struct, {what}({', '.join(kind.names)})"
         return f"a tuple of {len(kind.items)}"
     return str(kind)
 

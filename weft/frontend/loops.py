@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import casts, draws, elements, expressions, sequences
+from weft.frontend import casts, draws, elements, expressions, records, sequences
 from weft.frontend.context import STATEMENTS, Lowering
 from weft.frontend.desugar import RETURN_VALUE, unless
 from weft.frontend.hints import ITERATION
@@ -70,6 +70,7 @@ def space(
         n = len(lowers)
         vector = (lambda items: Vec(list(items), (n,))) if iterable.grouped else whole
         return lowers, uppers, [one] * n, vector
+    iterable = records.over(cx, iterable, span)
     if isinstance(iterable, Tensor) and iterable.lattice:
         bounds = elements.subscripts_of(cx, iterable, span)
         lowers, uppers = ([index(b, span) for b in side] for side in zip(*bounds, strict=True))
@@ -245,7 +246,8 @@ def _after(cx: Lowering, node: ast.For | ast.While, before: dict[str, Operand]) 
 
 
 def loop(cx: Lowering, node: ast.For) -> None:
-    iterable = sequences.loopable(cx, cx.expression(node.iter), cx.span(node.iter))
+    iterable = records.over(cx, cx.expression(node.iter), cx.span(node.iter))
+    iterable = sequences.loopable(cx, iterable, cx.span(node.iter))
     items = casts.static_items(iterable)
     if items is not None:
         _unrolled(cx, node, items)

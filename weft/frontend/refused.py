@@ -45,10 +45,8 @@ STATEMENTS: dict[type, tuple[str, str]] = {
 }
 
 # What Taichi has and weft has not, by attribute of the package: (what it is, what to write).
-_STRUCT = ("structs", "use a tensor for each member, or weft.Vector")
 LACKING: dict[str, tuple[str, str]] = {
     "rand": ("function of that name", "write weft.random(dtype), uniform in [0, 1)"),
-    **dict.fromkeys(("Struct", "struct", "dataclass", "StructField", "argpack"), _STRUCT),
     "GUI": ("a GUI", "show the tensor with another library"),
     "ui": ("a GUI", "show the tensor with another library"),
 }

@@ -94,6 +94,7 @@ class Frame:
     turns: tuple[int, ...] = ()  # of unrolled loops around: calls in each are sites of their own
     stored: set[str] = field(default_factory=set)  # names into whose elements is stored
     around: Frame | None = None  # of a function that is defined in a device loop
+    given: frozenset[str] = frozenset()  # the parameters of an inlined function
 
     def lookup(self, name: str, span: Span, guards: list[Guard]) -> Operand:
         operand = self.env.get(name)

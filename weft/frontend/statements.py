@@ -13,6 +13,7 @@ from weft.frontend import (
     elements,
     expressions,
     lists,
+    records,
     reductions,
     rows,
     slices,
@@ -44,6 +45,8 @@ def assignment(cx: Lowering, node: ast.Assign) -> None:
     span = cx.span(node)
     operand = cx.expression(node.value)
     for target in node.targets:
+        if isinstance(operand, Static) and cx.frame.counts.get(getattr(target, "id", ""), 0) > 1:
+            operand = records.of_constant(cx, operand, span) or operand  # it changes in the loop
         operand = lists.assigned(cx, target, node.value, operand, span)
         cx.bind(target, operand, span)
 
@@ -63,6 +66,15 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
     symbol = expressions.BINARY.get(type(node.op))
     if symbol is None:
         expressions.no_operator(type(node.op).__name__, span)
+    if isinstance(node.target, ast.Attribute | ast.Subscript):
+        part = records.updated(cx, node, symbol, span)
+        if part is True:
+            return
+        if isinstance(part, Part):
+            at, value = cx.span(node.target), cx.expression(node.value)
+            for tensor, indices, item in elements.stored(cx, part, value, at, span):
+                _accumulate_one(cx, tensor, indices, item, symbol, at, span)
+            return
     if isinstance(node.target, ast.Subscript):
         base = expressions.holder(cx, node.target.value)
         if isinstance(base, Tensor | Part | Row):
@@ -157,6 +169,8 @@ def _accumulate_one(
 
 
 def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> None:
+    if records.store(cx, target, operand, span):
+        return
     base = expressions.holder(cx, target.value)
     at = cx.span(target)
     if isinstance(base, Tensor | Part | Row):
@@ -211,6 +225,8 @@ def bind_items(cx: Lowering, target: ast.Tuple | ast.List, operand: Operand, spa
 
 def set_attribute(cx: Lowering, target: ast.Attribute, value: Operand, span: Span) -> None:
     """``v.x = 1.0``, ``v.xy = w``: makes a new vector of ``v``."""
+    if records.store(cx, target, value, span):
+        return
     base = expressions.holder(cx, target.value)
     places = aggregates.swizzle(base, target.attr)
     if isinstance(base, (Tensor, Part)) and places is not None:

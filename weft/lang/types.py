@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from weft.errors import KernelValueError
@@ -124,6 +125,13 @@ def is_tensor(dtype: Any) -> bool:
 
 
 TYPE_QUESTIONS = (is_integral, is_real, is_signed, is_tensor)
+
+
+def __getattr__(name: str) -> Any:
+    """``struct`` and ``argpack``, which are imported when they are asked for."""
+    if name in ("struct", "argpack"):
+        return getattr(importlib.import_module("weft.lang.structs"), name)
+    raise AttributeError(f"module 'weft.types' has no attribute {name!r}")
 
 
 def vector(n: int, dtype: Any) -> VectorType:

@@ -1,0 +1,363 @@
+"""Structs in device loops: tuples whose items have names, and elements of fields of structs."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from weft.errors import KernelTypeError, Span
+from weft.frontend import aggregates, elements, expressions
+from weft.frontend.context import EXPRESSIONS, Lowering
+from weft.frontend.kinds import Operand, Part, Static, Tensor, Tup, Varying, Vec, describe, dtype_of
+from weft.frontend.named import cast_member, is_record
+from weft.frontend.names import Scope, dotted
+from weft.ir.core import Value
+from weft.lang.structs import Struct, StructField, StructType
+from weft.lang.vectors import letters
+from weft.values import mutable
+
+
+@mutable
+class Slot:
+    """An element of a field of structs, which is written ``field[subscript]``. ``indices``: what
+    the subscript is, once it was evaluated."""
+
+    field: Static
+    subscript: ast.expr
+    indices: list[Value] | None = None
+
+    def part(self, cx: Lowering, tensor: Tensor, span: Span) -> Part:
+        """The element there of the field of one member."""
+        if self.indices is None:
+            self.indices = elements.subscripted(cx, tensor, self.subscript, span).indices
+        return Part(tensor, list(self.indices))
+
+
+@mutable
+class Spot:
+    """A member of an element, or what further subscripts and letters choose of that."""
+
+    slot: Slot
+    tensor: Tensor
+    subscripts: tuple[ast.expr, ...] = ()
+
+    def part(self, cx: Lowering, span: Span) -> Part:
+        """All of it evaluated."""
+        found = self.slot.part(cx, self.tensor, span)
+        for subscript in self.subscripts:
+            found = elements.subscripted(cx, found, subscript, span)
+        return found
+
+
+# --- making structs ------------------------------------------------------------------------------
+def makes_records(target: Any) -> bool:
+    """Whether calling ``target`` makes a struct, a dataclass's object or a named tuple."""
+    if isinstance(target, StructType) or target is Struct:
+        return True
+    plain = isinstance(target, type) and dataclasses.is_dataclass(target)
+    return (plain and "__post_init__" not in vars(target)) or (
+        isinstance(target, type) and issubclass(target, tuple) and hasattr(target, "_fields")
+    )
+
+
+def make(
+    cx: Lowering, target: Any, given: list[Operand], named: dict[str, Operand], span: Span
+) -> Operand:
+    """``target(*given, **named)``. Raises ``KernelTypeError``."""
+    if target is Struct:
+        (members,) = given or [Tup([])]
+        if isinstance(members, Static) and isinstance(members.value, dict):
+            members = _of_dict(members.value)
+        items = dict(zip(members.names, members.items, strict=True)) if is_record(members) else {}  # type: ignore
+        items = {name: _named(x) for name, x in {**items, **named}.items()}
+        return Tup(list(items.values()), tuple(items))
+    if isinstance(target, StructType):
+        return _typed(cx, target, given, named, span)
+    if issubclass(target, tuple):
+        names, defaults = list(target._fields), dict(target._field_defaults)  # type: ignore[attr-defined]
+    else:
+        fields = {f.name: f for f in dataclasses.fields(target) if f.init}
+        defaults = {n: f.default for n, f in fields.items() if f.default is not dataclasses.MISSING}
+        names = list(fields)
+    values: dict[str, Operand] = dict(zip(names, given, strict=False))
+    wrong = [n for n in named if n in values or n not in names]
+    values = {**{n: Static(v) for n, v in defaults.items()}, **values, **named}
+    if wrong or len(given) > len(names) or any(n not in values for n in names):
+        raise KernelTypeError(f"`{target.__name__}` takes {', '.join(names)}", span,
+                              help="give each of them once")  # fmt: skip
+    return Tup([values[n] for n in names], tuple(names), target)
+
+
+def dictionary(cx: Lowering, node: ast.Dict) -> Tup:
+    """``{"a": x, "b": y}``: a value with items by constant keys."""
+    items: list[Operand] = []
+    names: list[str] = []
+    for key, value in zip(node.keys, node.values, strict=True):
+        name = cx.expression(key) if key is not None else None
+        if not isinstance(name, Static) or not isinstance(name.value, str) or name.value in names:
+            raise KernelTypeError("a dict of a device loop has strings as keys, each once",
+                                  cx.span(node), help="use a tensor, or a struct")  # fmt: skip
+        names.append(name.value)
+        items.append(cx.expression(value))
+    return Tup(items, tuple(names), dict)
+
+
+def _named(x: Operand) -> Operand:
+    """A dict as the members of a struct; dicts in it are structs, too."""
+    if isinstance(x, Tup) and x.struct is dict:
+        return Tup([_named(item) for item in x.items], x.names)
+    return x
+
+
+EXPRESSIONS[ast.Dict] = dictionary
+
+
+def _of_dict(values: dict[str, Any]) -> Tup:
+    items = [_of_dict(v) if isinstance(v, dict) else Static(v) for v in values.values()]
+    return Tup(items, tuple(values))
+
+
+def _typed(
+    cx: Lowering, kind: StructType, given: list[Operand], named: dict[str, Operand], span: Span
+) -> Tup:
+    if len(given) == 1 and not named:
+        whole = of_constant(cx, given[0], span)
+        first = next(iter(kind.members.values()), None)
+        inner = isinstance(first, StructType) and {*getattr(whole, "names", ())} <= {*first.members}
+        if whole is not None and not inner:
+            given, named = [], dict(zip(whole.names, whole.items, strict=True))
+    try:
+        values = kind.arguments(tuple(given), named)
+    except KernelTypeError as error:
+        raise KernelTypeError(error.message, span, help=error.help) from None
+    items = [convert(cx, t, values.get(n, Static(0)), span) for n, t in kind.members.items()]
+    return Tup(items, tuple(kind.members), kind)
+
+
+def convert(cx: Lowering, kind: Any, x: Operand, span: Span) -> Operand:
+    """``x`` as a member of type ``kind``."""
+    if isinstance(kind, StructType):
+        zero = isinstance(x, Static) and dtype_of(x) is not None and x.value == 0
+        return _typed(cx, kind, [] if zero else [x], {}, span)
+    return cast_member(cx, kind, x, span)
+
+
+def of_constant(cx: Lowering, x: Operand, span: Span) -> Tup | None:
+    """A struct, dataclass's object or named tuple that is known at compile time as one of the loop;
+    ``x`` if it is one; else None."""
+    if is_record(x):
+        return x  # type: ignore[return-value]
+    value = x.value if isinstance(x, Static) else None
+    if isinstance(value, Struct):
+        names, kind = value.keys, value._type  # pyright: ignore[reportPrivateUsage]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names, kind = [f.name for f in dataclasses.fields(value)], type(value)
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        names, kind = list(type(value)._fields), type(value)  # type: ignore[attr-defined]
+    else:
+        return None
+    items = [expressions.attribute(cx, x, name, span) for name in names]
+    return Tup([of_constant(cx, i, span) or i for i in items], tuple(names), kind)
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether ``of_constant`` makes a struct of it."""
+    plain = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return plain or isinstance(value, Struct) or hasattr(value, "_fields")
+
+
+# --- elements of fields --------------------------------------------------------------------------
+def place(cx: Lowering, node: ast.expr) -> Spot | Slot | None:
+    """The element of a field of structs, or part of it, that ``node`` writes; None of others.
+    Subscripts are not evaluated yet."""
+    if isinstance(node, ast.Subscript):
+        inner = place(cx, node.value)
+        if isinstance(inner, Spot):
+            return replace(inner, subscripts=(*inner.subscripts, node.slice))
+        field = _field(cx, node.value) if inner is None and dotted(node.value) else None
+        return None if field is None else Slot(field, node.slice)
+    if isinstance(node, ast.Attribute) and not dotted(node):
+        inner = place(cx, node.value)
+        if isinstance(inner, Slot) and node.attr in inner.field.value.members:
+            return _member_place(cx, inner, node.attr, cx.span(node))
+        if isinstance(inner, Spot) and not inner.subscripts and len(inner.tensor.element) == 1:
+            at = letters(node.attr, inner.tensor.element[0])
+            if at is not None and len(at) == 1:
+                index = ast.copy_location(ast.Constant(at[0]), node)
+                return replace(inner, subscripts=(index,))
+    return None
+
+
+def _field(cx: Lowering, node: ast.expr) -> Static | None:
+    """The field of structs that a dotted name stands for."""
+    root, _, rest = dotted(node).partition(".")
+    known = cx.frame.env.get(root) or cx.frame.arguments.get(root)
+    if dotted(node) in cx.frame.arguments and root not in cx.frame.env:
+        known, rest = cx.frame.arguments[dotted(node)], ""
+    if known is None:
+        value = Scope.of(cx.frame.source.function).lookup(root)
+    elif isinstance(known, Static) and not isinstance(known, Varying):
+        value = known.value
+    else:
+        return None
+    for name in filter(None, rest.split(".")):
+        held = value.members if isinstance(value, StructField) else getattr(value, "__dict__", {})
+        value = held.get(name)
+    if not isinstance(value, StructField):
+        return None
+    found = cx.expression(node)
+    return found if isinstance(found, Static) else None
+
+
+def _member_place(cx: Lowering, slot: Slot, name: str, span: Span) -> Spot | Slot:
+    found = expressions.attribute(cx, slot.field, name, span)
+    if isinstance(found, Static):
+        return Slot(found, slot.subscript, slot.indices)
+    assert isinstance(found, Tensor)
+    return Spot(slot, found)
+
+
+def load(cx: Lowering, x: Spot | Slot, span: Span) -> Operand:
+    """The element of a field, or a member of it, as a value."""
+    if isinstance(x, Spot):
+        part = x.part(cx, span)
+        if elements.is_whole(part):
+            return elements.load(cx, part, span)
+        return cx.load_element(*elements.whole(part, span), span)
+    kind: StructField = x.field.value
+    items = [load(cx, member, span) for member in _members(cx, x, span)]
+    return Tup(items, tuple(kind.members), kind.type)
+
+
+def _members(cx: Lowering, slot: Slot, span: Span) -> Iterator[Spot | Slot]:
+    """The members of an element, whose subscript is evaluated once."""
+    if slot.indices is None:
+        first = over(cx, slot.field, span)
+        assert isinstance(first, Tensor)
+        slot.part(cx, first, span)
+    for name in slot.field.value.members:
+        yield _member_place(cx, slot, name, span)
+
+
+def over(cx: Lowering, x: Operand, span: Span) -> Operand:
+    """What a loop over ``x`` goes over: of a field of structs, the field of its first member."""
+    while isinstance(x, Static) and not isinstance(x, Varying) and isinstance(x.value, StructField):
+        x = expressions.attribute(cx, x, next(iter(x.value.members)), span)
+    return x
+
+
+_others = EXPRESSIONS[ast.Attribute], EXPRESSIONS[ast.Subscript]
+
+
+def _attribute(cx: Lowering, node: ast.Attribute) -> Operand:
+    found = None if dotted(node) else place(cx, node)
+    return _others[0](cx, node) if found is None else load(cx, found, cx.span(node))
+
+
+def _subscript(cx: Lowering, node: ast.Subscript) -> Operand:
+    found = place(cx, node)
+    return _others[1](cx, node) if found is None else load(cx, found, cx.span(node))
+
+
+EXPRESSIONS[ast.Attribute], EXPRESSIONS[ast.Subscript] = _attribute, _subscript
+
+
+# --- assignments ---------------------------------------------------------------------------------
+def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span: Span) -> bool:
+    """Assigns to a member of a struct, or an element of a field of structs. False where ``target``
+    is neither."""
+    found = place(cx, target)
+    if found is not None:
+        _store(cx, found, x, cx.span(target), span)
+        return True
+    root: ast.expr = target
+    while isinstance(root, ast.Attribute | ast.Subscript):
+        root = root.value
+    item = isinstance(target, ast.Subscript) and target.value is root  # of a plain vector
+    if not isinstance(root, ast.Name) or item:
+        return False
+    known = cx.frame.env.get(root.id)
+    if not (is_record(known) or isinstance(known, Static)):
+        return False
+    base = cx.expression(target.value)
+    if not isinstance(base, Static | Tup | Vec):  # a tensor that an object has
+        return False
+    if isinstance(known, Static) and not _is_constant(known.value):
+        return False
+    if root.id in cx.frame.given:
+        raise KernelTypeError(
+            f"`{root.id}` is what the function was called with, and a copy of it", cx.span(target),
+            help="return a new struct, or copy it to another name before",
+        )  # fmt: skip
+    record = of_constant(cx, base, span) if isinstance(base, Static | Tup) else None
+    if record is not None and isinstance(target, ast.Attribute) and target.attr in record.names:
+        kinds = record.struct.members if isinstance(record.struct, StructType) else {}
+        if target.attr in kinds:
+            x = convert(cx, kinds[target.attr], x, span)
+        items = list(record.items)
+        items[record.names.index(target.attr)] = x
+        cx.bind(_target(target.value), replace(record, items=items), span)
+        return True
+    if isinstance(base, Vec):
+        if isinstance(target, ast.Subscript):
+            new: Operand = aggregates.replace(cx, base, target, x, span)
+        else:
+            places = aggregates.swizzle(base, target.attr)
+            if places is None:
+                return False
+            many = [x] if len(places) == 1 else aggregates.unpack(x, len(places), span)
+            entries = list(base.items)
+            for k, item in zip(places, many, strict=True):
+                entries[k] = item  # type: ignore[assignment]
+            new = Vec(entries, base.shape)
+        cx.bind(_target(target.value), new, span)
+        return True
+    raise KernelTypeError(f"{describe(base)} has no member that can be assigned here", span,
+                          help="assign to a member of the struct")  # fmt: skip
+
+
+def _target(node: ast.expr) -> ast.expr:
+    """The same place, assigned."""
+    new = copy.copy(node)
+    new.ctx = ast.Store()  # type: ignore[attr-defined]
+    return new
+
+
+def _store(cx: Lowering, found: Spot | Slot, x: Operand, at: Span, span: Span) -> None:
+    if isinstance(found, Spot):
+        for tensor, indices, item in elements.stored(cx, found.part(cx, at), x, at, span):
+            value = cx.read_scalar(item, span)
+            cx.store_element(tensor.memref, tensor.dtype, indices, value, at)
+        return
+    names = list(found.field.value.members)
+    record = of_constant(cx, x, span)
+    if record is None and dtype_of(x) is None:
+        raise KernelTypeError(
+            f"an element of this field has {', '.join(names)}, and this is {describe(x)}", span,
+            help="store a struct with these members",
+        )  # fmt: skip
+    if record is not None and list(record.names) != names:
+        raise KernelTypeError(
+            f"an element of this field has {', '.join(names)}, and this struct "
+            f"{', '.join(record.names)}", span, help="store a struct with these members",
+        )  # fmt: skip
+    for k, member in enumerate(_members(cx, found, at)):
+        _store(cx, member, x if record is None else record.items[k], at, span)
+
+
+def updated(cx: Lowering, node: ast.AugAssign, symbol: str, span: Span) -> Part | bool:
+    """The number or vector of a field of structs that ``node`` accumulates into; True where it was
+    a whole struct, which is done; False where it is none."""
+    found = place(cx, node.target)
+    if found is None:
+        return False
+    at = cx.span(node.target)
+    if isinstance(found, Spot):
+        return found.part(cx, at)
+    value = expressions.binary(cx, symbol, load(cx, found, at), cx.expression(node.value), span)
+    _store(cx, found, value, at, span)
+    return True

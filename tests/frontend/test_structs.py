@@ -278,3 +278,53 @@ def test_subscripts_of_elements_are_evaluated_once() -> None:
     assert top.tolist() == [5, 5]
     assert field.radius.tolist() == [2.0] * 5 + [0.0] * 3
     assert field.center[:5].eq(1).all()
+
+
+@dataclasses.dataclass
+class Doubled:
+    x: float
+
+    def __post_init__(self) -> None:
+        self.x *= 2
+
+
+@dataclasses.dataclass
+class Derived(Doubled):
+    y: float = 0.0
+
+
+class Shifted(Pair):
+    def __new__(cls, a: float) -> Any:
+        return super().__new__(cls, a + 1, 0)
+
+
+@dataclasses.dataclass
+class Helped(Point):
+    @staticmethod
+    def twice(v: Any) -> Any:
+        return v * 2
+
+
+def _made(what: str) -> Any:
+    @ti.kernel
+    def post(out: torch.Tensor) -> None:
+        for i in range(out.shape[0]):
+            out[i] = Derived(i).x
+
+    @ti.kernel
+    def new(out: torch.Tensor) -> None:
+        for i in range(out.shape[0]):
+            out[i] = Shifted(i).a
+
+    @ti.kernel
+    def static(out: torch.Tensor) -> None:
+        for i in range(out.shape[0]):
+            out[i] = Helped(i * 1.0).twice(3.0)
+
+    return {"post": post, "new": new, "static": static}[what]
+
+
+@pytest.mark.parametrize("what", ["post", "new", "static"])
+def test_objects_that_do_more_than_hold_members_are_refused(what: str) -> None:
+    with pytest.raises(ti.KernelTypeError):
+        _made(what)(torch.zeros(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +32,11 @@ def method(x: Any, name: str) -> Any:
     if not is_record(x) or x.struct is None:
         return None
     kind = x.struct
-    found = kind.methods.get(name) if isinstance(kind, StructType) else getattr(kind, name, None)
+    found = (
+        kind.methods.get(name)
+        if isinstance(kind, StructType)
+        else inspect.getattr_static(kind, name, None)
+    )
     return found if isinstance(found, types.FunctionType) else None
 
 

@@ -58,10 +58,15 @@ def makes_records(target: Any) -> bool:
     """Whether calling ``target`` makes a struct, a dataclass's object or a named tuple."""
     if isinstance(target, StructType) or target is Struct:
         return True
-    plain = isinstance(target, type) and dataclasses.is_dataclass(target)
-    return (plain and "__post_init__" not in vars(target)) or (
-        isinstance(target, type) and issubclass(target, tuple) and hasattr(target, "_fields")
-    )
+    if not isinstance(target, type):
+        return False
+    if dataclasses.is_dataclass(target):  # whose objects its fields alone make
+        own = target.__dataclass_params__.init and not hasattr(target, "__post_init__")  # type: ignore
+        return own and not any(f.kw_only for f in dataclasses.fields(target))
+    return (
+        issubclass(target, tuple) and hasattr(target, "_fields")
+        and target.__new__.__module__.startswith("namedtuple_")
+    )  # fmt: skip
 
 
 def make(
